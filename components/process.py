@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from podscale import env, processes
 from podscale.errors import ExitCode, PodscaleError
-from podscale.files import write_json
 from podscale.rundir.outcome import StageName
-from podscale.stopping import preempt_on_sigterm
+from podscale.util import env, processes
+from podscale.util.files import write_json
+from podscale.util.processes import preempt_on_sigterm
 
 
 @contextmanager

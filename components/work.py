@@ -11,14 +11,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from podscale import ensemble, env, progress, resume, stages
+from podscale import ensemble, resume, stages
 from podscale.components.process import stage_process
 from podscale.config import RunConfig, loads
 from podscale.config.data import DataSection
 from podscale.errors import InputError, PodscaleError
-from podscale.files import write_json
 from podscale.rundir import RunDirectory, StageOutcome
 from podscale.study import StudyDocument
+from podscale.util import env, progress_reports
+from podscale.util.files import write_json
 from podscale.version import VERSION
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def shard(data: str, workspace: str, shard_set: Any) -> None:
             DataSection.model_validate_json(data),
             workspace,
             workers=_worker_count(),
-            progress=progress.progress_from_env(),
+            progress=progress_reports.progress_from_env(),
             telemetry=stages.ExportedTelemetry.from_env(),
         )
         assert result is not None, "a component packs the whole set"

@@ -18,13 +18,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from podscale import devices, env
 from podscale.config import RunConfig
 from podscale.config.preflight import local_directory
 from podscale.errors import InputError
 from podscale.pipelines.runners import set_environment
-from podscale.processes import hold_lock_file
 from podscale.rundir import RunDirectory
+from podscale.util import env, host_info
+from podscale.util.processes import hold_lock_file
 
 DOCKER_HOST_VARIABLE = "DOCKER_HOST"
 LEASE_LABEL = "podscale.dev/lease"
@@ -117,7 +117,7 @@ class ContainerRunner:
         resources, here = self._config.launch.resources, str(Path.cwd())
         security = self._client.info().get("SecurityOptions") or []
         rootless = any("rootless" in option for option in security)  # there, root inside is the user outside
-        gpus = [self._docker.types.DeviceRequest(count=-1, capabilities=[["gpu"]])] if devices.visible_gpus() else []
+        gpus = [self._docker.types.DeviceRequest(count=-1, capabilities=[["gpu"]])] if host_info.visible_gpus() else []
         inside = any(Path(here).is_relative_to(path) for path in self._volumes())
         return {
             "labels": {"app.kubernetes.io/name": "podscale", LEASE_LABEL: self._lease},

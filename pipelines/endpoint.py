@@ -16,8 +16,8 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, HTTPSHandler, Request, build_opener
 
-from podscale import env
 from podscale.errors import InputError, PodscaleError
+from podscale.util import env
 
 HOST_VARIABLE = "KF_PIPELINES_ENDPOINT"
 UI_VARIABLE = "KF_PIPELINES_UI_ENDPOINT"

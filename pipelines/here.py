@@ -25,14 +25,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
-from podscale import env, resume, stages
+from podscale import resume, stages
 from podscale.components import process
 from podscale.config import RunConfig
 from podscale.errors import ExitCode
 from podscale.pipelines.runners import ProcessRunner, StageRunner
 from podscale.rundir import Lease, RunDirectory, StageOutcome
 from podscale.rundir.outcome import EXIT_INTERRUPTED
-from podscale.stopping import DUPLICATE_SIGNAL_SECONDS, STOP_MESSAGE
+from podscale.util import env
+from podscale.util.processes import DUPLICATE_SIGNAL_SECONDS, STOP_MESSAGE
 
 POLL_SECONDS = 0.1
 SHOWN_STAGES = (*resume.STAGES, "collapse")
@@ -68,7 +69,7 @@ class LocalLaunch:
 
     @property
     def progress_file(self) -> Path:
-        """How far the running stage is (see podscale.progress)."""
+        """How far the running stage is (see podscale.util.progress_reports)."""
         return self.scratch / "progress.json"
 
 

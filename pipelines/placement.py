@@ -8,13 +8,13 @@ small resources of its own. KFP gives the service account and the rest of the se
 from collections.abc import Mapping
 from typing import Any
 
-from podscale import env
 from podscale.config import RunConfig
 from podscale.errors import InputError
 from podscale.launch.jobspec import StageName, build_job_spec, pod_telemetry
 from podscale.launch.render import render_job
 from podscale.pipelines.training import PlaceTask, TaskRole
 from podscale.stages import ExportedTelemetry
+from podscale.util import env
 
 STAGE_OF_ROLE: Mapping[TaskRole, StageName] = {
     "shard": "shard",

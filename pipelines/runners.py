@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from podscale import env
+from podscale.util import env
 
 
 class StageRunner(Protocol):

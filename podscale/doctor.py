@@ -10,9 +10,9 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from podscale import devices, env
-from podscale.findings import CheckResult, print_check_results
-from podscale.text import format_bytes
+from podscale.util import env, host_info
+from podscale.util.formatting import format_bytes
+from podscale.util.terminal import CheckResult, print_check_results
 from podscale.version import VERSION, installed
 
 PYTHON = (3, 11)
@@ -85,15 +85,15 @@ def _check_system() -> Iterator[CheckResult]:
         platform.platform(),
         "" if linux else "training runs on Linux; use WSL or a container",
     )
-    yield CheckResult("processor", "ok", f"{devices.cpu_count()} cores for this process, {devices.cpu_name()}")
+    yield CheckResult("processor", "ok", f"{host_info.cpu_count()} cores for this process, {host_info.cpu_name()}")
 
 
 def _check_gpus() -> Iterator[CheckResult]:
-    gpus = devices.visible_gpus()
+    gpus = host_info.visible_gpus()
     if gpus:
-        yield CheckResult("GPUs", "ok", f"{gpus} visible: {', '.join(devices.gpu_names())}")
+        yield CheckResult("GPUs", "ok", f"{gpus} visible: {', '.join(host_info.gpu_names())}")
         return
-    hidden = "; CUDA_VISIBLE_DEVICES hides them" if devices.gpu_names() else ""
+    hidden = "; CUDA_VISIBLE_DEVICES hides them" if host_info.gpu_names() else ""
     here = "small runs work on the CPU (try `podscale run`)"
     in_gpu_image = os.environ.get(env.IMAGE) == "podscale-gpu"
     yield CheckResult("GPUs", "note", f"none{hidden}", GPUS_IN_A_CONTAINER if in_gpu_image else here)
@@ -101,7 +101,7 @@ def _check_gpus() -> Iterator[CheckResult]:
 
 def _check_tpus() -> Iterator[CheckResult]:
     """Nothing where neither a chip nor its library is here: that is every other machine."""
-    chips, library = devices.tpu_chips(), installed("libtpu")
+    chips, library = host_info.tpu_chips(), installed("libtpu")
     if chips:
         yield CheckResult("TPUs", "ok", f"{len(chips)} chips of {', '.join(sorted(set(chips)))}")
     elif library is not None:
@@ -110,7 +110,7 @@ def _check_tpus() -> Iterator[CheckResult]:
 
 def _check_jax() -> Iterator[CheckResult]:
     """The engine of TPUs; nothing where nobody has asked for it."""
-    chips, library = devices.tpu_chips(), installed("libtpu")
+    chips, library = host_info.tpu_chips(), installed("libtpu")
     if installed("jax") is None:
         if chips:
             yield CheckResult("JAX", "missing", "needed for training on TPUs", "pip install 'jax[tpu]' 'podscale[tpu]'")
@@ -132,7 +132,7 @@ def _check_jax() -> Iterator[CheckResult]:
 
 
 def _check_memory() -> Iterator[CheckResult]:
-    memory = devices.memory_info()
+    memory = host_info.memory_info()
     enough = memory.available >= COMFORTABLE_MEMORY_BYTES
     yield CheckResult(
         "memory",
@@ -212,7 +212,7 @@ def _check_engine() -> Iterator[CheckResult]:
 
     found = capabilities.probe()
     yield CheckResult("PyTorch", "ok", f"{found.version}, CUDA {found.cuda or 'not built in'}")
-    gpus = devices.visible_gpus()
+    gpus = host_info.visible_gpus()
     if gpus and not found.gpus:
         yield CheckResult(
             "CUDA", "missing", f"{gpus} GPUs, none usable by PyTorch", "install a PyTorch build for your driver"

@@ -29,7 +29,7 @@ import numpy.typing as npt
 
 from podscale.errors import InputError
 from podscale.keyed import derive_key, permute
-from podscale.text import join_words
+from podscale.util.formatting import join_words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

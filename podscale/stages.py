@@ -16,13 +16,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from podscale import ensemble, env, resume
+from podscale import ensemble, resume
 from podscale.config import RunConfig
 from podscale.config.data import DataSection
 from podscale.config.preflight import preflight
 from podscale.config.telemetry import TelemetrySection
 from podscale.errors import ExitCode, InputError, error_from_exit_code
-from podscale.progress import ProgressCallback
 from podscale.rundir import (
     Lease,
     RunDirectory,
@@ -35,6 +34,8 @@ from podscale.rundir import (
 )
 from podscale.shards.manifest import ShardSetManifest
 from podscale.shards.watch import NULL_OBSERVER, BuildObserver
+from podscale.util import env
+from podscale.util.progress_reports import ProgressCallback
 
 if TYPE_CHECKING:
     from podscale.launch.outcomes import StageResult

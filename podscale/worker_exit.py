@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from podscale.files import write_json
+from podscale.util.files import write_json
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from podscale.devices import cpu_count
+from podscale.util.host_info import cpu_count
 
 if TYPE_CHECKING:
     from tests.support.digits_run import DigitsRun

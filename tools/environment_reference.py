@@ -1,14 +1,14 @@
-"""Write docs/environment.md from the table in podscale/env.py: `python tools/environment_reference.py`."""
+"""Write docs/environment.md from the table in podscale/util/env.py: `python tools/environment_reference.py`."""
 
 from pathlib import Path
 
-from podscale.env import VARIABLES, Variable
+from podscale.util.env import VARIABLES, Variable
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "environment.md"
 
 HEAD = """# Environment variables
 
-Generated from `podscale/env.py` by `tools/environment_reference.py`; a test keeps it true. Podscale sets all of them
+Generated from `podscale/util/env.py` by `tools/environment_reference.py`; a test keeps it true. Podscale sets all of them
 itself, in processes and pods that it starts or in its images. Only the last two are for users. `launch.cluster.env`
 refuses names that begin with `PODSCALE_`.
 

@@ -12,8 +12,8 @@ import torch
 
 from benchmarks.network.lab import Lab
 from benchmarks.network.wire import enter
-from podscale.processes import exit_with_parent
 from podscale.pytorch import world
+from podscale.util.processes import exit_with_parent
 
 PORT = 29500
 

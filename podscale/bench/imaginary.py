@@ -4,9 +4,9 @@ from pathlib import Path
 
 import numpy as np
 
-from podscale.files import write_json
 from podscale.shards import index
 from podscale.shards.manifest import SCHEMA_VERSION, Shard, ShardSetManifest, SplitSummary, classes_sha256
+from podscale.util.files import write_json
 
 WIDTH, HEIGHT = 500, 375
 """The most frequent size among ImageNet's photographs, in pixels."""

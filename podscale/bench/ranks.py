@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from podscale import devices
+from podscale.util import host_info
 
 EXIT_GRACE_SECONDS = 2.0
 """Seconds that the others get to say what they know, once a rank has failed."""
@@ -55,9 +55,9 @@ def worker_environment(rank: int, ranks: int, port: int, threads: int = 0) -> di
     Ranks that share a GPU pass for hosts of their own: NCCL allows one rank a device and host, and takes NCCL_HOSTID
     for the host; they then talk through sockets.
     """
-    gpus = devices.visible_gpus()
+    gpus = host_info.visible_gpus()
     found = {
-        "OMP_NUM_THREADS": str(threads or max(1, devices.cpu_count() // ranks)),
+        "OMP_NUM_THREADS": str(threads or max(1, host_info.cpu_count() // ranks)),
         **os.environ,
         "RANK": str(rank),
         "WORLD_SIZE": str(ranks),

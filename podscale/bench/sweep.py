@@ -12,14 +12,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from podscale import devices
 from podscale.bench.imaginary import write_synthetic_shard_set
 from podscale.bench.ranks import run_workers
 from podscale.config import RunConfig
 from podscale.errors import InputError
-from podscale.files import write_json
 from podscale.shards.manifest import MANIFEST_FILE as MANIFEST
 from podscale.shards.manifest import ShardSetManifest
+from podscale.util import host_info
+from podscale.util.files import write_json
 
 BENCHMARK_MODULE = "podscale.pytorch.throughput"
 SYNTHETIC_EPOCHS = 4
@@ -115,13 +115,13 @@ def variant_document(base: BaseDocument, variant: BenchVariant, settings: SweepS
         raise InputError(f"missing, and {variant.name} reads real images", field="--shard-set")
     plain = base([])
     processes = (
-        variant.changes.get("launch.processes") or plain.launch.processes or devices.default_processes_per_node()
+        variant.changes.get("launch.processes") or plain.launch.processes or host_info.default_processes_per_node()
     )
     changes = ["telemetry.enabled=false", f"launch.processes={processes}"]
     if variant.real_images and plain.input.loader == "synthetic":
         changes.append("input.loader=auto")
     if variant.real_images and plain.input.workers == 1:
-        changes.append(f"input.workers={max(1, devices.cpu_count() // processes)}")
+        changes.append(f"input.workers={max(1, host_info.cpu_count() // processes)}")
     changes += [f"{name}={json.dumps(value)}" for name, value in variant.changes.items()]
     if not variant.real_images:
         changes.append("input.loader=synthetic")

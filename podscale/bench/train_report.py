@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from podscale import devices
 from podscale.bench.sweep import SweepRow
-from podscale.files import write_atomically
 from podscale.hardware import find_gpu_chip
-from podscale.text import format_bytes
+from podscale.util import host_info
+from podscale.util.files import write_atomically
+from podscale.util.formatting import format_bytes
 
 REFERENCE_RATE = ("H200", 7960.0)
 """NVIDIA's MXNet submission to MLPerf Training v4.0: 8 x H200, 400 images each, communication included."""
@@ -50,7 +50,7 @@ def _conditions(command: str, measured: Sequence[SweepRow]) -> list[str]:
     lines = [
         f"Command: `{command}`  ",
         f"Device: {', '.join(devices_seen)}; ranks: {', '.join(map(str, ranks))}; "
-        f"{devices.cpu_count()} cores of {devices.cpu_name()}  ",
+        f"{host_info.cpu_count()} cores of {host_info.cpu_name()}  ",
         f"Model: {', '.join(models)}  ",
         f"Versions: {', '.join(sorted(versions))}  ",
         f"Date: {time.strftime('%Y-%m-%d')}",

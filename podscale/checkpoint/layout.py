@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from podscale.checkpoint.arrayfile import WrittenFile, read_arrays
 from podscale.checkpoint.identity import RunIdentity
-from podscale.files import write_atomically
+from podscale.util.files import write_atomically
 
 MANIFEST_FILE = "manifest.json"
 SCHEMA_VERSION = 1

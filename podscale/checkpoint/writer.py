@@ -14,7 +14,7 @@ from podscale.checkpoint.arrayfile import write_arrays
 from podscale.checkpoint.identity import RunIdentity
 from podscale.checkpoint.layout import MANIFEST_FILE, CheckpointManifest, Snapshot, step_directory, write_manifest
 from podscale.errors import PodscaleError
-from podscale.files import fsync_directory
+from podscale.util.files import fsync_directory
 
 DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 """What a file system answers that has no room left for this user."""

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from podscale import env
 from podscale.cli.options import Json, Set, complete_run
+from podscale.util import env
 
 app = typer.Typer(help="Measure this machine, with the code that runs use.", no_args_is_help=True)
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from podscale import env
 from podscale.cli.groups import expand_option_groups
 from podscale.cli.options import Defaults, Json, Kfp, Run, Set
+from podscale.util import env
 
 if TYPE_CHECKING:
     from podscale.pipelines.endpoint import KfpEndpoint

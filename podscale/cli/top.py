@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from podscale import env
 from podscale.cli import bench, cluster, documents, monitoring, pipeline, stages, study, tpu
 from podscale.errors import ExitCode, PodscaleError
-from podscale.stopping import preempt_on_sigterm
+from podscale.util import env
+from podscale.util.processes import preempt_on_sigterm
 from podscale.version import VERSION
 
 EXIT_CODES = (

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from podscale import devices, env
 from podscale.bench import allreduce
 from podscale.config.train import AllReduceSection
 from podscale.errors import InputError
-from podscale.files import write_json
+from podscale.util import env, host_info
+from podscale.util.files import write_json
 
 ALGORITHMS = ("flat", "ring", "tree", "hierarchical", "torus2d", "hybrid")
 ALGORITHMS_WITHOUT_ROWS = ("flat", "ring", "tree")
@@ -55,7 +55,7 @@ def run_bench_allreduce(options: AllReduceBenchOptions) -> None:
     lines = allreduce.format_tables(found)
     if options.out is not None:
         command = f"Command: `{os.environ.get(env.COMMAND, '')}`  "
-        machine = f"Machine: {devices.cpu_count()} cores of {devices.cpu_name()}  "
+        machine = f"Machine: {host_info.cpu_count()} cores of {host_info.cpu_name()}  "
         text = ["# Speed of all-reduce", "", command, machine, f"Date: {time.strftime('%Y-%m-%d')}", "", *lines, ""]
         (options.out / "allreduce.md").write_text("\n".join(text), encoding="utf-8")
         (options.out / "allreduce.svg").write_text(allreduce.bandwidth_chart(found), encoding="utf-8")

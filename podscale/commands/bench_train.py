@@ -6,13 +6,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from podscale import config, devices
+from podscale import config
 from podscale.bench.sweep import SweepRow, SweepSettings, run_sweep
 from podscale.bench.train_report import format_report, write_report
 from podscale.bench.variants import named_sweep, variant_grid
 from podscale.config import RunConfig
 from podscale.errors import InputError
 from podscale.pipelines import presets
+from podscale.util import host_info
 
 RESNET50 = (
     "model.name=resnet50",
@@ -63,6 +64,6 @@ def run_bench_train(
 
 def device_slug() -> str:
     """The first device of this machine as part of a file's name."""
-    names = devices.gpu_names()
+    names = host_info.gpu_names()
     name = names[0].removeprefix("NVIDIA ") if names else "cpu"
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")

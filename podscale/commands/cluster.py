@@ -12,7 +12,6 @@ from podscale.commands.render import parse_stages
 from podscale.config import RunConfig
 from podscale.config.preflight import preflight
 from podscale.errors import ExitCode, InputError, PodscaleError, error_from_exit_code
-from podscale.findings import CheckResult, print_check_results
 from podscale.launch.cluster import patience
 from podscale.launch.cluster.api import ClusterClient, connect_cluster
 from podscale.launch.cluster.carry import JobResult, LinePrinter, build_manifests, run_stage, submit_stage
@@ -27,8 +26,8 @@ from podscale.launch.cluster.stop import is_resubmitted, job_title, stop_jobs
 from podscale.launch.cluster.submit import dry_run_job
 from podscale.launch.jobspec import StageName
 from podscale.pipelines import presets
-from podscale.terminal import paint, terminal_width
-from podscale.text import format_duration, printable
+from podscale.util.formatting import format_duration, printable
+from podscale.util.terminal import CheckResult, paint, print_check_results, terminal_width
 
 PHASE_STYLES = {"succeeded": "green", "running": "green", "failed": "bold red", "gone": "dim", "stopped": "yellow"}
 

@@ -4,8 +4,8 @@ import importlib.resources
 from pathlib import Path
 
 from podscale.errors import InputError
-from podscale.files import write_atomically
 from podscale.monitoring.rule import fill_tokens
+from podscale.util.files import write_atomically
 
 
 def export_dashboards(folder: Path, runbooks: str) -> None:

@@ -6,12 +6,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from podscale import config, env
+from podscale import config
 from podscale.config import Defaults, RunConfig
 from podscale.config.document import peek, read_text
 from podscale.config.preflight import find_problems
 from podscale.errors import InputError
 from podscale.pipelines import presets
+from podscale.util import env
 
 CLUSTER_DEFAULTS = "cluster"
 """For `resolved`: the defaults that the chart left in the document's namespace."""

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from podscale.monitoring.local import FiringAlert, LocalPrometheus, run_prometheus
 from podscale.monitoring.scraping import DEFAULT_INTERVALS
-from podscale.stopping import SigtermReceived
 from podscale.telemetry.endpoint import ClientCertFiles
-from podscale.text import format_count
+from podscale.util.formatting import format_count
+from podscale.util.processes import SigtermReceived
 
 POLL_SECONDS = 1.0
 

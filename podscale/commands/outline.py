@@ -1,11 +1,12 @@
 """`podscale run --dry-run`: what a run would do, said before anything is started."""
 
-from podscale import devices, models, resume, schedules
+from podscale import models, resume, schedules
 from podscale.blocks import preconditioner_elements
 from podscale.config import RunConfig, TrainSection
 from podscale.config.preflight import find_problems, processes_per_node, shard_set_counts
 from podscale.rundir import RunDirectory, dataset_directory, read_outcomes
-from podscale.text import format_bytes, format_count
+from podscale.util import host_info
+from podscale.util.formatting import format_bytes, format_count
 
 FLOAT_BYTES = {"fp32": 4, "bf16": 2, "bf16-pure": 2, "fp16": 2}
 MOMENTS = {"sgd": 1, "lars": 1, "lamb": 2, "adam": 2, "rmsprop": 2, "nlcg": 3, "neumann": 2, "shampoo": 1}
@@ -72,8 +73,8 @@ def _model_row(config: RunConfig, classes: int | None) -> str:
 def _process_row(config: RunConfig) -> str:
     per_node = processes_per_node(config)
     ranks = per_node * config.launch.nodes
-    gpus = devices.visible_gpus()
-    place = f"{gpus} GPUs" if gpus else f"{devices.cpu_count()} CPU cores"
+    gpus = host_info.visible_gpus()
+    place = f"{gpus} GPUs" if gpus else f"{host_info.cpu_count()} CPU cores"
     parts = ranks * config.train.accumulation
     per_rank = config.train.global_batch // parts
     again = f" x {config.train.accumulation} accumulation" if config.train.accumulation > 1 else ""
@@ -111,8 +112,8 @@ def _memory_row(config: RunConfig, classes: int | None) -> str:
         f"about {format_bytes(weights + kept_beside + kept)} per process: weights and gradients {format_bytes(weights)}, "
         f"optimizer {format_bytes(kept_beside)}, activations {format_bytes(kept)}"
     )
-    available = devices.memory_info().available
-    if not devices.visible_gpus() and available:
+    available = host_info.memory_info().available
+    if not host_info.visible_gpus() and available:
         text += f"; {format_bytes(available)} of main memory is free"
     return text
 

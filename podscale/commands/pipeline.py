@@ -13,8 +13,8 @@ from podscale.config.preflight import preflight
 from podscale.errors import ExitCode, InputError
 from podscale.pipelines.endpoint import KfpEndpoint
 from podscale.resume import STAGES
-from podscale.terminal import paint
-from podscale.text import format_duration
+from podscale.util.formatting import format_duration
+from podscale.util.terminal import paint
 
 if TYPE_CHECKING:
     from podscale.pipelines.backend import KfpBackend, PipelineProgress, PipelineVersion, StartedRun

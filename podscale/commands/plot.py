@@ -6,7 +6,7 @@ from podscale.config import RunConfig
 from podscale.config.preflight import shard_set_counts
 from podscale.errors import InputError
 from podscale.evaluate.report.charts.schedule import COLUMN_TITLES, Curves, schedule_curves, schedule_svg
-from podscale.terminal import terminal_width
+from podscale.util.terminal import terminal_width
 
 IMAGENET_IMAGES = 1_281_167
 """Training images assumed while no shards are made; only momentum corrections depend on it."""

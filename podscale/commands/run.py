@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from podscale import ensemble, progress, resume
+from podscale import ensemble, resume
 from podscale.commands.display import pipeline_seconds, stage_seconds, stage_table
 from podscale.commands.documents import load_run_document
 from podscale.config import RunConfig
@@ -18,8 +18,9 @@ from podscale.telemetry.endpoint import Endpoint
 from podscale.telemetry.events import parse_record
 from podscale.telemetry.follower import FileTail
 from podscale.telemetry.steplog import StepLog
-from podscale.terminal import ProgressLine, paint
-from podscale.text import format_count, format_duration
+from podscale.util import progress_reports
+from podscale.util.formatting import format_count, format_duration
+from podscale.util.terminal import ProgressLine, paint
 from podscale.version import VERSION
 
 RUNNERS = ("process", "docker")
@@ -150,7 +151,7 @@ class LaunchView:
 
     def _draw_progress(self, launch: LocalLaunch) -> None:
         """How far the work is; where that is not told, how long it has been going on."""
-        update = progress.read_progress(launch.progress_file)
+        update = progress_reports.read_progress(launch.progress_file)
         if update is not None and not update.done:
             self._bar(update)
         else:

@@ -13,8 +13,8 @@ from podscale.config.preflight import preflight
 from podscale.errors import InputError, PodscaleError
 from podscale.launch import termination
 from podscale.rundir import RunDirectory, StageOutcome, dataset_directory
-from podscale.terminal import ProgressLine
-from podscale.text import format_bytes, format_count
+from podscale.util.formatting import format_bytes, format_count
+from podscale.util.terminal import ProgressLine
 
 if TYPE_CHECKING:
     from podscale.evaluate.evaluation import Evaluation

@@ -7,12 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from podscale import devices
 from podscale.config import RunConfig
 from podscale.config.document import parse_overrides
 from podscale.errors import InputError, PodscaleError, Preempted
 from podscale.pipelines import presets
-from podscale.stopping import SigtermReceived
 from podscale.study import StudyDocument, read_study
 from podscale.study.budget import StudyPlan, plan_study
 from podscale.study.cells import Trial, TrialGrid
@@ -20,8 +18,10 @@ from podscale.study.findings import study_results
 from podscale.study.publish import write_study_results
 from podscale.study.records import RecordStore, TrialRecord
 from podscale.study.runner import StudyRunner
-from podscale.terminal import paint
-from podscale.text import format_count, format_duration
+from podscale.util import host_info
+from podscale.util.formatting import format_count, format_duration
+from podscale.util.processes import SigtermReceived
+from podscale.util.terminal import paint
 
 
 @dataclass(frozen=True)
@@ -71,10 +71,10 @@ def run_study(document: str, changes: Sequence[str], options: StudyOptions, *, d
 
 def default_jobs(config: RunConfig) -> int:
     """Cells that this machine carries at a time: one where it has a GPU, else by cores."""
-    if devices.visible_gpus():
+    if host_info.visible_gpus():
         return 1
-    each = (config.launch.processes or devices.default_processes_per_node()) * (config.launch.threads or 1)
-    return max(1, devices.cpu_count() // each)
+    each = (config.launch.processes or host_info.default_processes_per_node()) * (config.launch.threads or 1)
+    return max(1, host_info.cpu_count() // each)
 
 
 def _run_and_write(runner: StudyRunner, options: StudyOptions) -> None:

@@ -20,7 +20,7 @@ from podscale.jax.ahead.findings import compile_findings
 from podscale.jax.ahead.report import format_compile_report, format_sweep_report
 from podscale.jax.ahead.request import CompileRequest, cached_result, compile_aot, default_cache
 from podscale.jax.ahead.sweep import FitResult, find_largest_batch
-from podscale.text import format_bytes
+from podscale.util.formatting import format_bytes
 
 DEFAULT_CLASSES = 1000
 """Assumed while no shards are made and the document names no classes."""

@@ -12,7 +12,7 @@ from podscale.config.optimizer import check_optimizer_options, optimizers_with
 from podscale.config.run import RunDocument
 from podscale.config.spans import batch_norm_group, check_batch_norm_span, devices_per_rank
 from podscale.config.train import TrainSection
-from podscale.text import join_words
+from podscale.util.formatting import join_words
 
 
 def check_sections(config: RunDocument) -> None:

@@ -7,7 +7,7 @@ from pydantic import ConfigDict, StringConstraints, model_validator
 from podscale.config.conflict import conflict_error
 from podscale.config.fields import placement_field as option  # a field here is named placement
 from podscale.config.section import Section
-from podscale.env import PREFIX
+from podscale.util.env import PREFIX
 
 DNS_LABEL_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 """A DNS label (RFC 1123), as most objects of Kubernetes are named."""

@@ -7,7 +7,7 @@ from podscale.config.optimizer import JAX_OPTIMIZERS
 from podscale.config.run import RunDocument
 from podscale.config.spans import devices_per_rank
 from podscale.errors import format_error
-from podscale.text import join_words
+from podscale.util.formatting import join_words
 
 TPU_RESOURCE = "google.com/tpu"
 """Name of TPU chips as a cluster counts them."""

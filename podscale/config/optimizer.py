@@ -16,7 +16,7 @@ from podscale.config.neumann import NeumannSection
 from podscale.config.nlcg import NlcgSection
 from podscale.config.section import Section
 from podscale.config.shampoo import ShampooSection
-from podscale.text import join_words
+from podscale.util.formatting import join_words
 
 OptimizerName = Literal["sgd", "lars", "lamb", "adam", "rmsprop", "nlcg", "neumann", "shampoo"]
 OPTIMIZER_NAMES: tuple[OptimizerName, ...] = get_args(OptimizerName)

@@ -13,14 +13,14 @@ from typing import Literal
 
 from pydantic_core import PydanticCustomError
 
-from podscale import devices, env
 from podscale.config.checks import check_ranks
 from podscale.config.conflict import refusal
 from podscale.config.engines import TPU_RESOURCE, requests_tpus
 from podscale.config.identity import data_fingerprint
 from podscale.config.run_config import RunConfig
 from podscale.errors import InputError, InputErrors
-from podscale.text import format_bytes
+from podscale.util import env, host_info
+from podscale.util.formatting import format_bytes
 
 PreflightTarget = Literal["here", "containers", "pod", "job", "cluster"]
 
@@ -69,7 +69,7 @@ def find_problems(document: RunConfig, target: PreflightTarget, shard_set: str |
 
 def processes_per_node(document: RunConfig) -> int:
     """Training processes on this node: as the document says, else one per GPU, else one."""
-    return document.launch.processes or devices.default_processes_per_node()
+    return document.launch.processes or host_info.default_processes_per_node()
 
 
 def local_device_count(document: RunConfig) -> int:
@@ -78,8 +78,8 @@ def local_device_count(document: RunConfig) -> int:
         return 0
     processes = processes_per_node(document)
     simulated = re.search(r"xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
-    gpus = devices.visible_gpus() if processes == 1 else 0  # of several processes each takes one
-    return len(devices.tpu_chips()) or gpus or processes * (int(simulated[1]) if simulated else 0)
+    gpus = host_info.visible_gpus() if processes == 1 else 0  # of several processes each takes one
+    return len(host_info.tpu_chips()) or gpus or processes * (int(simulated[1]) if simulated else 0)
 
 
 def local_directory(location: str) -> Path | None:
@@ -268,13 +268,13 @@ def _jax_problems(document: RunConfig) -> Iterator[InputError]:
     advice = _install_hint("Install 'jax[tpu]' on a TPU host, 'podscale[tpu]' elsewhere", "podscale-tpu")
     if find_spec("jax") is None:
         yield InputError("the JAX engine needs jax, which is not installed", field="train.engine", hint=advice)
-    elif find_spec("libtpu") is None and (devices.tpu_chips() or requests_tpus(document)):
+    elif find_spec("libtpu") is None and (host_info.tpu_chips() or requests_tpus(document)):
         yield InputError(
             "JAX does not find the TPUs of this machine without libtpu, which is not installed",
             field="train.engine",
             hint=advice,
         )
-    if requests_tpus(document) and not devices.tpu_chips():
+    if requests_tpus(document) and not host_info.tpu_chips():
         yield InputError(
             "this machine has no TPU",
             field="launch.hardware",
@@ -324,7 +324,7 @@ def is_dali_installed() -> bool:
 
 def _device_problems(document: RunConfig, target: PreflightTarget) -> Iterator[InputError]:
     processes, nodes = processes_per_node(document), document.launch.nodes
-    gpus = devices.visible_gpus()
+    gpus = host_info.visible_gpus()
     if gpus and processes > gpus:
         yield InputError(
             f"only {gpus} GPUs are visible here",
@@ -353,7 +353,7 @@ def _device_problems(document: RunConfig, target: PreflightTarget) -> Iterator[I
         check_ranks(document, nodes * max(processes, local_device_count(document)))
     except PydanticCustomError as error:
         yield refusal(error)
-    available = devices.memory_info().available
+    available = host_info.memory_info().available
     if available and processes * MIN_PROCESS_BYTES > available:
         yield InputError(
             f"needs about {format_bytes(processes * MIN_PROCESS_BYTES)} of memory, {format_bytes(available)} are free",
@@ -379,7 +379,7 @@ def _shared_memory_problems(document: RunConfig, processes: int) -> Iterator[Inp
     if not Path("/dev/shm").exists():
         return
     needed = shared_memory_bytes(document, processes)
-    free = devices.memory_info().shared_free
+    free = host_info.memory_info().shared_free
     if free < needed:
         yield InputError(
             f"{format_bytes(free)} free, the batches in flight need about {format_bytes(needed)}",

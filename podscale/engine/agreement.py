@@ -22,7 +22,7 @@ from podscale.engine.meeting import RankGroup
 from podscale.errors import HangDetected, InputError, PodscaleError
 from podscale.shards.shardset import ShardSet
 from podscale.store import StoreError, StoreTimeout
-from podscale.text import format_ranks
+from podscale.util.formatting import format_ranks
 from podscale.version import VERSION
 
 StartupFacts = Mapping[str, str]

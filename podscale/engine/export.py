@@ -14,7 +14,7 @@ from podscale.config import RunConfig
 from podscale.engine.progress import RunProgress
 from podscale.ensemble import MODEL_JSON
 from podscale.evaluate.models import preprocessing_of
-from podscale.files import write_atomically, write_json
+from podscale.util.files import write_atomically, write_json
 
 MODEL_FORMAT = "podscale-model-1"
 

@@ -3,9 +3,9 @@
 import socket
 from dataclasses import dataclass, field
 
-from podscale import processes
 from podscale.telemetry.hang import HangLimit
 from podscale.telemetry.phases import PHASES
+from podscale.util import processes
 
 UNTIMED_PHASES = ("start", "checkpoint", "evaluation")
 """Phases whose length says nothing about updates."""

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from podscale import env
 from podscale.config import RunConfig
 from podscale.errors import PodscaleError
 from podscale.rundir import RunDirectory
 from podscale.rundir.lease import lease_fence
+from podscale.util import env
 from podscale.worker_exit import WorkerReport, report_and_exit
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-from podscale import env
 from podscale.checkpoint import CheckpointStore
 from podscale.engine.checkpoints import open_checkpoint_store
 from podscale.engine.monitor import TrainingLogger, open_training_logger
@@ -14,6 +13,7 @@ from podscale.engine.world import World
 from podscale.errors import InputError, Preempted
 from podscale.rundir import RunDirectory
 from podscale.shards.shardset import ShardSet
+from podscale.util import env
 
 TrainerBuilder = Callable[[CheckpointStore, TrainingLogger], Trainer]
 """An engine's session, of what this rank saves and tells."""

@@ -5,9 +5,9 @@ from pathlib import Path
 from podscale.evaluate.evaluation import Claim
 from podscale.evaluate.report import figures
 from podscale.evaluate.report.gather import ReportData, read_report_data
-from podscale.files import write_atomically
 from podscale.shards.shardset import ShardSet
-from podscale.text import printable
+from podscale.util.files import write_atomically
+from podscale.util.formatting import printable
 
 LISTED_CLASSES = 50
 WEAKEST_CLASSES = 5

@@ -9,13 +9,12 @@ import numpy as np
 from pydantic import Field
 
 from podscale.config import RunConfig
-from podscale.evaluate import predictions
 from podscale.evaluate.models import EvaluatedModel, EvaluatedModels
 from podscale.evaluate.part import SchemaBase
 from podscale.evaluate.passes import COMBINE_METHODS, CombineMethod, EvaluationPass, pass_predictions_path, read_passes
-from podscale.evaluate.predictions import Predictions
+from podscale.evaluate.predictions import Predictions, read_predictions
 from podscale.evaluate.scores import wilson_interval
-from podscale.text import printable
+from podscale.util.formatting import printable
 
 
 class ScoreSummary(SchemaBase):
@@ -73,7 +72,7 @@ def build_ensemble_scores(config: RunConfig, models: EvaluatedModels, directory:
     """The figures of what an evaluation left in `directory`."""
     passes = read_passes(directory)
     found = {
-        name: predictions.read_predictions(pass_predictions_path(directory, name))
+        name: read_predictions(pass_predictions_path(directory, name))
         for name in [*passes, *_derived_methods(directory)]
     }
     names = [f"member-{number}" for number in range(len(models.members))]

@@ -20,11 +20,11 @@ from podscale.evaluate.history import RunHistory, finite_number, read_history
 from podscale.evaluate.models import read_evaluated_models
 from podscale.evaluate.part import SchemaBase
 from podscale.evaluate.scores import CALIBRATION_SOURCE, Scores, compute_scores
-from podscale.files import write_atomically
 from podscale.rundir import RunDirectory
 from podscale.shards.manifest import ShardSetManifest
 from podscale.shards.shardset import ShardSet
-from podscale.text import printable
+from podscale.util.files import write_atomically
+from podscale.util.formatting import printable
 
 SCHEMA_VERSION = 1
 MATRIX_CLASSES = 20

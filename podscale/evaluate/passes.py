@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 from podscale.errors import InputError
 from podscale.evaluate import predictions
 from podscale.evaluate.predictions import Predictions
-from podscale.files import write_json
+from podscale.util.files import write_json
 
 CombineMethod = Literal["probabilities", "logits", "weights"]
 """Mean of the probabilities, mean of the logits, one model of the mean weights."""

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from podscale.errors import InputError
-from podscale.files import write_atomically
+from podscale.util.files import write_atomically
 
 PREDICTIONS_FORMAT = "podscale-predictions-1"
 

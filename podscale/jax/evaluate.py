@@ -12,7 +12,6 @@ from jax import Array, lax, nn
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from podscale import progress
 from podscale.config import RunConfig
 from podscale.engine.evaluation import BATCHES_PER_STOP_CHECK, TOP_K, EvaluationResult, evaluation_result
 from podscale.engine.phase import PhaseTimer
@@ -31,6 +30,7 @@ from podscale.jax.precision import compute_dtype, exact_products
 from podscale.jax.step import NamedArrays
 from podscale.jax.world import World
 from podscale.order import evaluation_steps
+from podscale.util import progress_reports
 
 Values = npt.NDArray[Any]
 EVALUATION_BATCH_SPECS: Any = GlobalBatches(PartitionSpec(None, RANKS), PartitionSpec(None, RANKS))  # type: ignore[arg-type]
@@ -75,7 +75,7 @@ class Evaluator:
         self._no_stop, self._stop_asked = (_stop_flags(mesh, self._prefetcher.local_ranks, value) for value in (0, 1))
         self._steps, self._images = evaluation_steps(count, ranks, config.evaluate.batch), config.evaluate.batch * ranks
         self.count = count
-        self._report = progress.progress_from_env() if world.is_rank0 else progress.ignore_progress
+        self._report = progress_reports.progress_from_env() if world.is_rank0 else progress_reports.ignore_progress
 
     @waiting_for(EVALUATION)
     def evaluate(
@@ -120,7 +120,7 @@ class Evaluator:
         self, buckets: Buckets, statistics: NamedArrays, phase: PhaseTimer, stop_requested: Callable[[], bool]
     ) -> Iterator[tuple[Batch, dict[str, Values] | None]]:
         """Each batch with what the model says about it, read when the next one is on its way; None: all stop."""
-        ticker = progress.ProgressReporter("evaluate", self._report, self.count)
+        ticker = progress_reports.ProgressReporter("evaluate", self._report, self.count)
         waiting: list[tuple[DeviceBatches, BatchPredictions]] = []
         step = 0
 

@@ -9,7 +9,7 @@ from podscale.config import RunConfig
 from podscale.config.checks import fits_devices
 from podscale.errors import InputError
 from podscale.jax.ahead.shortage import MemoryShortage, parse_memory_shortage
-from podscale.text import format_bytes
+from podscale.util.formatting import format_bytes
 
 
 @contextmanager

@@ -8,7 +8,6 @@ runs.
 import logging
 import os
 
-from podscale import devices
 from podscale.engine.meeting import RankGroup, join_rank_group
 from podscale.engine.notes import ProgressTracker
 from podscale.engine.place import WorkerEnv
@@ -20,6 +19,7 @@ from podscale.errors import Preempted
 from podscale.jax.failure import watch_jax_peers
 from podscale.jax.libraries import library_versions
 from podscale.rundir import RunDirectory
+from podscale.util import host_info
 
 
 def main() -> None:
@@ -67,7 +67,7 @@ def device_kind() -> str:
     asked = os.environ.get("JAX_PLATFORMS", "").partition(",")[0]
     if asked:
         return asked
-    return "tpu" if devices.tpu_chips() else "cuda" if devices.visible_gpus() else "cpu"
+    return "tpu" if host_info.tpu_chips() else "cuda" if host_info.visible_gpus() else "cpu"
 
 
 if __name__ == "__main__":

@@ -12,14 +12,14 @@ from typing import Any
 
 import jax
 
-from podscale.deadline import call_with_timeout
 from podscale.engine.meeting import RankGroup, join_rank_group, leave_rank_group
 from podscale.engine.seat import RankEnv, read_rank_env
 from podscale.engine.waits import BARRIER, waiting_for
 from podscale.errors import HangDetected, InputError
 from podscale.jax.abort import delay_abort
 from podscale.store import StoreTimeout
-from podscale.text import format_ranks
+from podscale.util.formatting import format_ranks
+from podscale.util.processes import call_with_timeout
 
 NO_TIMEOUT_SECONDS = 2**30
 """Seconds after which JAX itself would find a process missing: the pulse does, and says who and where."""

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
 
-from podscale import devices, env, processes
 from podscale.errors import ExitCode
 from podscale.launch import joining, local, orphans
 from podscale.launch.follow import LogDisplay
@@ -17,7 +16,8 @@ from podscale.launch.outcomes import GroupExit, LostWorker
 from podscale.launch.podtask import WorkerSpec
 from podscale.launch.tracking import TrackerProcesses
 from podscale.rundir import Lease, RunDirectory
-from podscale.stopping import DUPLICATE_SIGNAL_SECONDS
+from podscale.util import env, host_info, processes
+from podscale.util.processes import DUPLICATE_SIGNAL_SECONDS
 from podscale.worker_exit import read_exit_status, read_worker_reports, registered_workers
 
 POLL_SECONDS = 0.1
@@ -75,7 +75,7 @@ class WorkerGroup:
         )
         self._variables |= variables
         self._lost_worker: LostWorker | None = None
-        self._oom_kills_before = devices.oom_kill_count()
+        self._oom_kills_before = host_info.oom_kill_count()
         self._forwarded = 0
         self._killed = False
         self._failed_since: float | None = None
@@ -180,7 +180,7 @@ class WorkerGroup:
         if lost is None:
             return None
         how = status if self._spec.single_process else read_exit_status(self._rank_dir, lost.pid)
-        return LostWorker(lost.rank, lost.pid, how, devices.oom_kill_count() > self._oom_kills_before)
+        return LostWorker(lost.rank, lost.pid, how, host_info.oom_kill_count() > self._oom_kills_before)
 
     def _launcher_output(self) -> str:
         with self._launcher_log.open("rb") as file:

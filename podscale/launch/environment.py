@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from podscale import devices, env
-from podscale.files import write_json
 from podscale.launch.podtask import WorkerSpec
+from podscale.util import env, host_info
+from podscale.util.files import write_json
 from podscale.version import VERSION, installed
 
 RECORDED_PACKAGES = (
@@ -44,10 +44,10 @@ def describe_environment(spec: WorkerSpec) -> dict[str, Any]:
         "platform": platform.platform(),
         "python": platform.python_version(),
         "packages": {name: version for name in RECORDED_PACKAGES if (version := installed(name))},
-        "cpu": devices.cpu_name(),
-        "cores": devices.cpu_count(),
+        "cpu": host_info.cpu_name(),
+        "cores": host_info.cpu_count(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "gpus": devices.gpu_names(),
+        "gpus": host_info.gpu_names(),
         "nodes": spec.rendezvous.nodes,
         "processes": spec.processes_per_node,
         "threads": spec.threads_per_process,

@@ -14,7 +14,7 @@ from podscale.hardware import Hardware
 from podscale.launch.demand import GIB, PodResources
 from podscale.order import check_shard_groups
 from podscale.rundir import local_path
-from podscale.text import format_count
+from podscale.util.formatting import format_count
 
 
 def validate_job(

@@ -4,12 +4,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
-from podscale import progress
 from podscale.telemetry.events import parse_record
 from podscale.telemetry.follower import FileTail
 from podscale.telemetry.steplog import StepLog
-from podscale.terminal import ProgressLine
-from podscale.text import printable
+from podscale.util import progress_reports
+from podscale.util.formatting import printable
+from podscale.util.terminal import ProgressLine
 
 
 class LogDisplay:
@@ -40,7 +40,7 @@ class LogDisplay:
             if record is not None:
                 self._bar.clear()
                 self._steplog.write(record)
-        if (update := progress.read_progress(self._progress_file)) is not None:
+        if (update := progress_reports.read_progress(self._progress_file)) is not None:
             self._bar(update)
 
     def print_line(self, line: str) -> None:

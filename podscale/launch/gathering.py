@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from podscale.launch.rendezvous import Rendezvous
 from podscale.store import FAILED_KEY, Store, StoreError, StoreTimeout
-from podscale.text import format_ranks
+from podscale.util.formatting import format_ranks
 
 BARRIER_TIMEOUT_SECONDS = 900.0
 """How long the pods of a job wait for each other, as torchrun does: machines may come up minutes apart."""

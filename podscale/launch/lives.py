@@ -5,12 +5,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
-from podscale import env, processes
 from podscale.errors import ExitCode
 from podscale.launch.podtask import WorkerSpec
 from podscale.rundir import Lease, LeaseLost, RunDirectory
 from podscale.telemetry.goodput import GoodputState, after_launch
 from podscale.telemetry.heartbeat import read_goodput_state, write_goodput_state
+from podscale.util import env, processes
 
 logger = logging.getLogger(__name__)
 

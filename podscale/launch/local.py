@@ -8,9 +8,9 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from podscale import env
 from podscale.launch.podtask import WorkerSpec
 from podscale.rundir.lease import lease_wait_seconds
+from podscale.util import env
 
 
 def launch_command(spec: WorkerSpec, rank_dir: Path) -> list[str]:

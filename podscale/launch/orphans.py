@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from podscale import env, processes
+from podscale.util import env, processes
 
 
 def exit_with_supervisor() -> None:

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from podscale import env
 from podscale.config import RunConfig
 from podscale.errors import InputError
 from podscale.launch.rendezvous import Rendezvous, read_rendezvous_env
+from podscale.util import env
 
 WorkerStage = Literal["train", "evaluate"]
 EngineName = Literal["pytorch", "jax"]

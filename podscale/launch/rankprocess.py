@@ -10,11 +10,11 @@ import sys
 import traceback
 from pathlib import Path
 
-from podscale import env
 from podscale.errors import ExitCode, PodscaleError
 from podscale.launch.orphans import exit_with_supervisor
 from podscale.rundir.lease import Lease
-from podscale.stopping import SigtermReceived, raise_on_sigterm
+from podscale.util import env
+from podscale.util.processes import SigtermReceived, raise_on_sigterm
 from podscale.worker_exit import WorkerReport, register_worker, report_and_exit, report_path
 
 

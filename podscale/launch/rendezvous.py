@@ -7,8 +7,8 @@ somebody set it by hand or that the wrong launcher is at work, and is an error t
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from podscale import env
 from podscale.errors import InputError
+from podscale.util import env
 
 C10D_PORT = 29400
 """Where torchrun's c10d rendezvous is when its endpoint names no port."""

@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
-from podscale import devices
 from podscale.config import RunConfig
 from podscale.errors import ExitCode
 from podscale.launch import comeback, local
@@ -29,6 +28,7 @@ from podscale.rundir import Lease, LeaseLost, RunDirectory, local_path
 from podscale.telemetry.events import EventLog
 from podscale.telemetry.stage import StageTelemetry
 from podscale.telemetry.steplog import StepLog
+from podscale.util import host_info
 
 RESTARTABLE = (int(ExitCode.PEER_LOST), int(ExitCode.HANG))
 
@@ -46,7 +46,7 @@ def supervise_stage(
     it cannot even start (port in use).
     """
     task = build_worker_spec(
-        config, stage, shard_set, os.environ, gpus=devices.visible_gpus(), cores=devices.cpu_count()
+        config, stage, shard_set, os.environ, gpus=host_info.visible_gpus(), cores=host_info.cpu_count()
     )
     task = replace(task, worker_module=worker_module or task.worker_module)
     return supervise_worker_spec(config, task, RunDirectory.for_config(config).create(), lease)

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from podscale import env
 from podscale.errors import ExitCode
 from podscale.rundir.outcome import exit_code_and_message
+from podscale.util import env
 
 TERMINATION_PATH = "/dev/termination-log"
 MAX_MESSAGE_BYTES = 4096

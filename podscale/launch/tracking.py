@@ -8,14 +8,14 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from podscale import env
 from podscale.config import RunConfig
 from podscale.launch.orphans import kill_launch_processes
 from podscale.launch.outcomes import StageResult
 from podscale.launch.podtask import WorkerSpec
 from podscale.telemetry.trackers import trainjob
 from podscale.telemetry.trackers.tracker import FAILURE_PREFIX, LaunchExit
-from podscale.text import one_line
+from podscale.util import env
+from podscale.util.formatting import one_line
 
 FINISH_SECONDS = 60.0
 """For what is still to be sent once the training has ended by itself; a client that was just started takes its time."""

@@ -18,7 +18,6 @@ from typing import Any
 import yaml
 
 from podscale.errors import InputError, PodscaleError
-from podscale.files import write_atomically
 from podscale.monitoring.render import RuleSettings, rule_file
 from podscale.monitoring.scraping import (
     DEFAULT_INTERVALS,
@@ -28,8 +27,9 @@ from podscale.monitoring.scraping import (
     find_endpoints,
     prometheus_configuration,
 )
-from podscale.processes import exit_with_parent
 from podscale.telemetry.endpoint import ClientCertFiles
+from podscale.util.files import write_atomically
+from podscale.util.processes import exit_with_parent
 
 PROGRAM = "prometheus"
 DIRECTORY_NAME = ".prometheus"

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn import functional as F
 
-from podscale import progress
 from podscale.engine.evaluation import BATCHES_PER_STOP_CHECK, TOP_K, EvaluationResult, evaluation_result
 from podscale.engine.phase import PhaseTimer
 from podscale.engine.waits import EVALUATION, waiting_for
@@ -22,6 +21,7 @@ from podscale.pytorch.feed import DeviceBatch, DevicePrefetcher
 from podscale.pytorch.normalise import Normalise
 from podscale.pytorch.precision import Precision
 from podscale.pytorch.world import World
+from podscale.util import progress_reports
 
 PredictionColumns = dict[str, np.ndarray]
 """Rows of some samples, by the names of `Predictions`."""
@@ -62,7 +62,7 @@ class Evaluator:
         self._precision, self._world = precision, world
         self._steps = evaluation_steps(count, world.size, batch)
         self.count, self._batch = count, batch
-        self._report = progress.progress_from_env() if world.is_rank0 else progress.ignore_progress
+        self._report = progress_reports.progress_from_env() if world.is_rank0 else progress_reports.ignore_progress
 
     @waiting_for(EVALUATION)
     def evaluate(
@@ -121,7 +121,7 @@ class Evaluator:
     def logits(self, model: nn.Module, phase: PhaseTimer) -> Iterator[tuple[DeviceBatch, Tensor]]:
         """What the model says of each batch of this rank: [n, classes]; the same batches every time."""
         with eval_mode(model), torch.inference_mode():
-            ticker = progress.ProgressReporter("evaluate", self._report, self.count)
+            ticker = progress_reports.ProgressReporter("evaluate", self._report, self.count)
             for step, batch in enumerate(self._prefetcher(self._loader.batches(0, self._steps), phase), start=1):
                 with self._precision.autocast():
                     logits = self._logits(model, self._normalise(batch.images))

@@ -18,8 +18,6 @@ from torch import Tensor, nn
 
 from podscale.config.network import ModelSection
 from podscale.config.train import AllReduceSection
-from podscale.files import write_json
-from podscale.processes import exit_with_parent
 from podscale.pytorch.allreduce import AllReduce, build_all_reduce
 from podscale.pytorch.allreduce.base import WIRE_DTYPES
 from podscale.pytorch.allreduce.collectives import build_collectives
@@ -29,6 +27,8 @@ from podscale.pytorch.models import build_model
 from podscale.pytorch.reducer import BucketedReducer
 from podscale.pytorch.timing import time_slowest_rank
 from podscale.pytorch.world import World, join_world, leave_world
+from podscale.util.files import write_json
+from podscale.util.processes import exit_with_parent
 
 MIN_MAX_ROUNDS = (3, 50)
 CHECKED_ELEMENTS = 2**14

@@ -25,9 +25,7 @@ from podscale.engine.checkpoints import open_checkpoint_store
 from podscale.engine.monitor import open_training_logger
 from podscale.engine.phase import PhaseTimer
 from podscale.engine.stop import StopRequest
-from podscale.files import write_json
 from podscale.input.build import open_shard_set
-from podscale.processes import exit_with_parent
 from podscale.pytorch.allreduce.auto import resolve_all_reduce
 from podscale.pytorch.build import build_trainer
 from podscale.pytorch.graph import CudaGraphStep
@@ -35,6 +33,8 @@ from podscale.pytorch.session import PyTorchTrainer
 from podscale.pytorch.timing import DeviceTimer, record_mark, seconds_between
 from podscale.pytorch.world import World, join_world, leave_world
 from podscale.rundir import RunDirectory
+from podscale.util.files import write_json
+from podscale.util.processes import exit_with_parent
 
 
 def main() -> None:

@@ -28,7 +28,6 @@ from podscale.ensemble import MODEL_JSON
 from podscale.evaluate.models import EvaluatedModel, EvaluatedModels, read_evaluated_models
 from podscale.evaluate.passes import EvaluationPass, write_passes
 from podscale.evaluate.predictions import Predictions
-from podscale.files import write_atomically, write_json
 from podscale.input.batch import Loader
 from podscale.pytorch.build import build_evaluator, build_model_on_device
 from podscale.pytorch.checkpoints import as_array
@@ -41,6 +40,7 @@ from podscale.pytorch.votes import LogitAverage
 from podscale.pytorch.world import World
 from podscale.rundir import RunDirectory
 from podscale.shards.shardset import ShardSet
+from podscale.util.files import write_atomically, write_json
 
 
 def evaluate_ensemble(worker_env: WorkerEnv, world: World, shard_set: ShardSet, run: RunDirectory) -> None:

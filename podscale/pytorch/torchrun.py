@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from podscale.env import RANK_DIR
+from podscale.util.env import RANK_DIR
 from podscale.worker_exit import write_exit_status
 
 

@@ -20,9 +20,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from podscale import env
 from podscale.errors import InputError, PodscaleError
-from podscale.processes import start_ticks
+from podscale.util import env
+from podscale.util.processes import start_ticks
 
 RECORD_BYTES = 512
 POLL_SECONDS = 0.5

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Literal
 
 from podscale.errors import ExitCode, PodscaleError
-from podscale.files import write_json
 from podscale.rundir.lease import LeaseLost
-from podscale.stopping import SigtermReceived
+from podscale.util.files import write_json
+from podscale.util.processes import SigtermReceived
 
 EXIT_INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells expect it."""

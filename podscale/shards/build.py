@@ -8,11 +8,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from podscale import devices
 from podscale.config.data import DataSection
 from podscale.config.identity import data_fingerprint
 from podscale.errors import InputError
-from podscale.progress import ProgressCallback, ignore_progress
 from podscale.shards.convert import ImageRules
 from podscale.shards.manifest import MANIFEST_FILE, ShardSetManifest
 from podscale.shards.merge import RecordsBySplit, check_rejects, merge_shards, write_rejects
@@ -22,6 +20,8 @@ from podscale.shards.record import find_record
 from podscale.shards.sources import SourceMissing, open_source
 from podscale.shards.verify import file_matches
 from podscale.shards.watch import NULL_OBSERVER, BuildObserver
+from podscale.util import host_info
+from podscale.util.progress_reports import ProgressCallback, ignore_progress
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def build_shard_set(
     """
     assert 0 <= packer_index < packer_count
     report = progress or ignore_progress
-    workers = workers or devices.cpu_count()
+    workers = workers or host_info.cpu_count()
     with explain_write_errors(directory):
         for folder in [directory / name for name in SPLITS] + [directory / "records" / name for name in SPLITS]:
             folder.mkdir(parents=True, exist_ok=True)

@@ -32,11 +32,11 @@ import numpy as np
 import numpy.typing as npt
 
 from podscale.errors import InputError, PodscaleError
-from podscale.files import write_atomically
 from podscale.shards.manifest import MANIFEST_FILE, Shard, ShardSetManifest
 from podscale.shards.memory import MemoryCache
 from podscale.shards.remote import ReadRetryPolicy, RemoteFiles
 from podscale.shards.shardset import ShardSet, map_file
+from podscale.util.files import write_atomically
 
 log = logging.getLogger("podscale.shards")
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from podscale.errors import InputError
-from podscale.files import write_atomically
+from podscale.util.files import write_atomically
 
 COLUMN_FILE_MAGIC = b"PODSCOL\0"
 COLUMN_ALIGNMENT = 64

@@ -4,9 +4,9 @@ import time
 from collections.abc import Callable, Mapping
 from multiprocessing.sharedctypes import Synchronized
 
-from podscale.progress import ProgressReporter
 from podscale.shards.plan import SPLITS
 from podscale.shards.watch import BuildObserver, PackProgress
+from podscale.util.progress_reports import ProgressReporter
 
 SharedTotals = Mapping[str, "list[Synchronized[int]]"]
 """By split, a number for each field of Progress, shared with the packing processes."""

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from podscale.errors import InputError
-from podscale.files import write_atomically
+from podscale.util.files import write_atomically
 
 INDEX_MAGIC = b"PODSIDX\0"
 INDEX_VERSION = 1

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from podscale.progress import ProgressCallback, ignore_progress
 from podscale.shards.index import JPEG, ImageFlag
 from podscale.shards.merge import DUPLICATES_FILE, REJECTS_FILE
 from podscale.shards.shardset import ShardSet, Split
 from podscale.shards.verify import verify_shard_set as verify_files
-from podscale.text import format_bytes
+from podscale.util.formatting import format_bytes
+from podscale.util.progress_reports import ProgressCallback, ignore_progress
 
 MAX_EXAMPLES = 20
 """Rejects and duplicates shown; the files hold all of them."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from podscale.errors import InputError
-from podscale.files import write_json
+from podscale.util.files import write_json
 
 MANIFEST_FILE = "manifest.json"
 SCHEMA_VERSION = 1

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from podscale.errors import InputError, PodscaleError
 from podscale.shards.shardset import ShardMapper
-from podscale.text import format_bytes
+from podscale.util.formatting import format_bytes
 
 log = logging.getLogger("podscale.shards")
 

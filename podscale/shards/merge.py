@@ -18,7 +18,6 @@ from podscale.config.data import DataSection
 from podscale.config.fields import FieldClass
 from podscale.config.identity import data_fingerprint, field_values
 from podscale.errors import InputError
-from podscale.files import write_atomically, write_json
 from podscale.shards import index
 from podscale.shards.index import JPEG, ImageFlag
 from podscale.shards.manifest import SCHEMA_VERSION, Shard, ShardSetManifest, SplitSummary, classes_sha256
@@ -26,6 +25,7 @@ from podscale.shards.pack import explain_write_errors
 from podscale.shards.plan import SPLITS, ShardPlan
 from podscale.shards.record import RECORD_COLUMNS, ShardRecord
 from podscale.shards.sources.base import decode_name
+from podscale.util.files import write_atomically, write_json
 
 REJECTS_FILE, DUPLICATES_FILE, CLASSES_FILE = "rejects.jsonl", "duplicates.jsonl", "classes.json"
 

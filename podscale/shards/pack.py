@@ -20,11 +20,8 @@ from typing import Any, NamedTuple
 
 import xxhash
 
-from podscale import processes
 from podscale.config.data import DataSection
 from podscale.errors import InputError
-from podscale.files import fsync_directory
-from podscale.progress import ProgressCallback, ProgressReporter
 from podscale.shards import ustar
 from podscale.shards.convert import ImageRules, prepare_image
 from podscale.shards.counting import PackerCounter, SharedTotals, SplitProgressReporter, add_to_totals
@@ -35,6 +32,9 @@ from podscale.shards.sources import Source, open_source
 from podscale.shards.sources.base import Where
 from podscale.shards.validate import InvalidImage
 from podscale.shards.watch import NULL_OBSERVER, BuildObserver, PackProgress
+from podscale.util import processes
+from podscale.util.files import fsync_directory
+from podscale.util.progress_reports import ProgressCallback, ProgressReporter
 
 FLUSH_BYTES = 2**20
 """Every write is this long and begins at a multiple of it, which costs a file system least: its page cache then works

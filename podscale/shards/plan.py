@@ -20,10 +20,10 @@ import xxhash
 
 from podscale.config.data import DataSection
 from podscale.errors import InputError
-from podscale.progress import ProgressCallback, ProgressReporter, ignore_progress
 from podscale.shards import columnar, ustar
 from podscale.shards.sources import Source, SourceItem
 from podscale.shards.sources.base import TRAIN, VALIDATION, decode_name
+from podscale.util.progress_reports import ProgressCallback, ProgressReporter, ignore_progress
 
 PLAN_FILE = "plan"
 PLAN_FORMAT = 1

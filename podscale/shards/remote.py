@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 import fsspec
 
-from podscale.deadline import call_with_timeout
 from podscale.errors import InputError, PodscaleError
+from podscale.util.processes import call_with_timeout
 
 log = logging.getLogger("podscale.shards")
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from podscale.errors import InputError
-from podscale.progress import ProgressCallback, ProgressReporter, ignore_progress
 from podscale.shards import index
 from podscale.shards.manifest import ShardSetManifest
+from podscale.util.progress_reports import ProgressCallback, ProgressReporter, ignore_progress
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from podscale.evaluate.report.charts.scale import round_outwards
 from podscale.evaluate.report.figures import format_percent
 from podscale.study.findings import ResultGroup, StudyResults
 from podscale.study.statistics import mean_deviation, mean_deviation_percent, mean_difference
-from podscale.text import format_count
+from podscale.util.formatting import format_count
 
 COLOURS = 8
 """In the palette of reports; lines beyond it have them once more, dashed."""

@@ -15,10 +15,10 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from podscale import devices
 from podscale.config import RunConfig
 from podscale.study.cells import PendingTrial, SweepSeries, Trial, TrialGrid
 from podscale.study.records import GetRecord, TrialRecord
+from podscale.util import host_info
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class TrialCosts:
         cores: int | None = None,
     ) -> None:
         if cores is None:
-            cores = 0 if devices.visible_gpus() or devices.tpu_chips() else devices.cpu_count()
+            cores = 0 if host_info.visible_gpus() or host_info.tpu_chips() else host_info.cpu_count()
         found = [(cell, record) for cell in cells if (record := get(cell.key)) is not None and record.seconds > 0]
         whole = [(cell, record) for cell, record in found if _is_complete(record)]
         here = [record for cell, record in whole if cell.key in ended]

@@ -6,10 +6,11 @@ Trains as `podscale train` does; ends with the study that started it, and with t
 import sys
 from pathlib import Path
 
-from podscale import processes, stages
+from podscale import stages
 from podscale.config import RunConfig
 from podscale.errors import ExitCode, PodscaleError
-from podscale.stopping import preempt_on_sigterm
+from podscale.util import processes
+from podscale.util.processes import preempt_on_sigterm
 
 
 def run_trial(arguments: list[str]) -> int:

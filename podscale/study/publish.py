@@ -11,19 +11,19 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from podscale import devices, env
 from podscale.evaluate.report.charts.dots import dots_chart
 from podscale.evaluate.report.charts.lines import line_chart
 from podscale.evaluate.report.charts.standalone import dots_chart_svg, line_chart_svg
 from podscale.evaluate.report.page import render_framed_page
 from podscale.evaluate.report.sections.parts import section_tag
 from podscale.evaluate.report.svg import Markup, tag
-from podscale.files import write_atomically
 from podscale.study.blocks import BulletBlock, ChartBlock, DotBlock, ResultBlock, TableBlock, TextBlock, result_blocks
 from podscale.study.cells import TrialGrid
 from podscale.study.document import StudyDocument
 from podscale.study.findings import StudyResults, study_results
 from podscale.study.records import RecordStore
+from podscale.util import env, host_info
+from podscale.util.files import write_atomically
 from podscale.version import VERSION, installed
 
 
@@ -61,7 +61,7 @@ def measurement_conditions() -> list[str]:
     words = shlex.split(os.environ.get(env.COMMAND, "podscale study"))
     return [
         f"Command: `{shlex.join(_strip_paths(word) for word in words)}`",
-        f"Machine: {devices.cpu_count()} cores of {devices.cpu_name()}",
+        f"Machine: {host_info.cpu_count()} cores of {host_info.cpu_name()}",
         f"Versions: {', '.join(versions)}",
         f"Date: {time.strftime('%Y-%m-%d')}",
     ]

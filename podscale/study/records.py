@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from podscale.config import RunConfig, result_values
 from podscale.config.identity import fingerprint
-from podscale.files import write_json
 from podscale.rundir import local_path
+from podscale.util.files import write_json
 
 TrialOutcome = Literal["done", "diverged"]
 

@@ -19,12 +19,12 @@ from podscale import stages
 from podscale.config import RunConfig, data_fingerprint
 from podscale.config.preflight import preflight
 from podscale.errors import ExitCode, InputError, PodscaleError
-from podscale.files import write_atomically
 from podscale.rundir import RunDirectory, read_outcomes
 from podscale.study.budget import TrialCosts
 from podscale.study.cells import SweepSeries, Trial, TrialGrid
 from podscale.study.measure import build_record, read_trial_history, trial_outcome
 from podscale.study.records import RecordStore, TrialRecord
+from podscale.util.files import write_atomically
 
 POLL_SECONDS = 0.05
 MAX_CONSECUTIVE_FAILURES = 3
@@ -202,10 +202,10 @@ def _defer_signals() -> Iterator[None]:
 
 def _config_for_machine(config: RunConfig, jobs: int) -> RunConfig:
     """The document of a cell as one of several on this machine: no port to quarrel about, and a share of the cores."""
-    from podscale import devices
+    from podscale.util import host_info
 
-    processes = config.launch.processes or devices.default_processes_per_node()
-    threads = config.launch.threads or max(1, devices.cpu_count() // (jobs * processes))
+    processes = config.launch.processes or host_info.default_processes_per_node()
+    threads = config.launch.threads or max(1, host_info.cpu_count() // (jobs * processes))
     launch = config.launch.model_copy(update={"backend": "local", "threads": threads})
     telemetry = config.telemetry.model_copy(update={"enabled": False, "trackers": ()})
     return config.model_copy(update={"launch": launch, "telemetry": telemetry})

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from podscale.config.telemetry import TelemetrySection
 from podscale.errors import InputError
-from podscale.files import write_atomically
+from podscale.util.files import write_atomically
 
 LOOPBACK_ADDRESSES = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
 """What a server listens on, and where it is found."""

@@ -12,7 +12,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from podscale.telemetry.catalogue import CATALOGUE
-from podscale.text import printable
+from podscale.util.formatting import printable
 
 MAX_LABEL_LENGTH = 120
 """Characters of a label's value; what is longer ends in an ellipsis."""

@@ -16,13 +16,13 @@ from prometheus_client import CollectorRegistry
 
 from podscale.config.telemetry import TelemetrySection
 from podscale.errors import InputError
-from podscale.files import write_json
 from podscale.telemetry.access import read_endpoint_auth
 from podscale.telemetry.endpoint import Endpoint
 from podscale.telemetry.exposition import MergedMetrics
 from podscale.telemetry.pod import PodMetrics
 from podscale.telemetry.server import CONTENT_TYPE, ListenError, MetricsServer
 from podscale.telemetry.summary import series_values
+from podscale.util.files import write_json
 
 PUSHED_STAGES = ("shard", "evaluate")
 """Stages that may be over before Prometheus has found them."""

@@ -6,8 +6,8 @@ from typing import Any, Literal, TextIO
 
 from podscale.telemetry.events import EventRecord
 from podscale.telemetry.phases import phase_fractions
-from podscale.terminal import paint, terminal_width
-from podscale.text import format_bytes, format_count, format_duration, one_line
+from podscale.util.formatting import format_bytes, format_count, format_duration, one_line
+from podscale.util.terminal import paint, terminal_width
 
 StyledText = tuple[str, str]
 """A piece of a line and its style (see terminal.STYLES)."""

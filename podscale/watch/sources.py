@@ -8,7 +8,6 @@ from typing import Protocol
 
 import yaml
 
-from podscale import env
 from podscale.config.telemetry import TelemetrySection
 from podscale.errors import PodscaleError
 from podscale.launch.cluster import patience
@@ -25,7 +24,8 @@ from podscale.rundir import RunDirectory, is_held, read_outcomes
 from podscale.telemetry.endpoint import ClientCertFiles, Endpoint, EndpointError
 from podscale.telemetry.events import EventRecord, parse_record
 from podscale.telemetry.follower import FileTail
-from podscale.text import printable
+from podscale.util import env
+from podscale.util.formatting import printable
 
 SCRAPE_TIMEOUT_SECONDS = 2.0
 """Time limit of one look at an endpoint."""

@@ -13,7 +13,7 @@ from rich.text import Text
 from podscale.telemetry.goodput import goodput_fraction
 from podscale.telemetry.phases import phase_fractions
 from podscale.telemetry.steplog import format_record
-from podscale.text import format_bytes, format_count, format_duration, one_line
+from podscale.util.formatting import format_bytes, format_count, format_duration, one_line
 from podscale.watch.figures import RankStats
 from podscale.watch.standing import RunStatus
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from podscale.processes import hold_lock_file
+from podscale.util.processes import hold_lock_file
 from tests.support.commands import SMALL_DIGITS, podscale
 from tests.support.supervised import Launch, launching
 

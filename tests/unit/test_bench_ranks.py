@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from podscale import devices
 from podscale.bench import ranks
 from podscale.bench.ranks import run_workers, worker_environment
+from podscale.util import host_info
 
 PROGRAM = """import os, sys, time
 rank = os.environ["RANK"]
@@ -41,7 +41,7 @@ def test_time_is_limited(program: str, tmp_path: Path) -> None:
 
 
 def test_ranks_that_share_a_gpu_pass_for_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "visible_gpus", lambda: 2)
+    monkeypatch.setattr(host_info, "visible_gpus", lambda: 2)
     found = [worker_environment(rank, 4, 1234) for rank in range(4)]
     assert [one["LOCAL_RANK"] for one in found] == ["0", "1", "0", "1"]
     assert len({one["NCCL_HOSTID"] for one in found}) == 4

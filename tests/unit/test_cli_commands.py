@@ -15,10 +15,10 @@ import pytest
 import typer
 import yaml
 
-from podscale import env
 from podscale.cli import main
 from podscale.config import loads
 from podscale.errors import ExitCode
+from podscale.util import env
 from podscale.version import VERSION
 from tests.support.outcomes import assert_error
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from podscale import devices
 from podscale.config import RunConfig, data_fingerprint, loads
 from podscale.config import preflight as config_preflight
 from podscale.config.preflight import find_problems, preflight
 from podscale.errors import InputError, InputErrors
-from podscale.text import format_bytes
+from podscale.util import host_info
+from podscale.util.formatting import format_bytes
 from tests.support.refusals import refused
 
 
@@ -137,7 +137,7 @@ def test_a_port_in_use(tmp_path):
 
 
 def test_ranks_and_the_global_batch(tmp_path, monkeypatch):
-    monkeypatch.setattr(devices, "visible_gpus", lambda: 3)
+    monkeypatch.setattr(host_info, "visible_gpus", lambda: 3)
     error = only(document(tmp_path, "launch.processes=0"))
     assert about(error) == ("train.global_batch", 256)
     assert "= 3 x 1" in error.problem
@@ -148,18 +148,18 @@ def test_ranks_and_the_global_batch(tmp_path, monkeypatch):
 
 def test_nccl_needs_gpus(tmp_path, monkeypatch):
     config = document(tmp_path, "train.all_reduce.backend=nccl", "launch.processes=2")
-    monkeypatch.setattr(devices, "visible_gpus", lambda: 0)
+    monkeypatch.setattr(host_info, "visible_gpus", lambda: 0)
     assert about(only(config)) == ("train.all_reduce.backend", "nccl")
-    monkeypatch.setattr(devices, "visible_gpus", lambda: 2)
+    monkeypatch.setattr(host_info, "visible_gpus", lambda: 2)
     assert find_problems(config, "here") == []
 
 
 def test_a_cuda_graph_needs_a_gpu(tmp_path, monkeypatch):
     config = document(tmp_path, "train.cuda_graph=true", "launch.processes=1")
-    monkeypatch.setattr(devices, "visible_gpus", lambda: 0)
+    monkeypatch.setattr(host_info, "visible_gpus", lambda: 0)
     error = only(config)
     assert (*about(error), error.hint) == ("train.cuda_graph", True, "Set train.cuda_graph=false")
-    monkeypatch.setattr(devices, "visible_gpus", lambda: 1)
+    monkeypatch.setattr(host_info, "visible_gpus", lambda: 1)
     assert find_problems(config, "here") == []
 
 
@@ -195,7 +195,7 @@ def test_data_smaller_than_the_run_wants(tmp_path):
 
 
 def test_shared_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(devices, "memory_info", lambda: devices.MemoryInfo(0, 0, 64 * 2**20))
+    monkeypatch.setattr(host_info, "memory_info", lambda: host_info.MemoryInfo(0, 0, 64 * 2**20))
     error = only(document(tmp_path, "input.image_size=224", "input.workers=4"))
     assert error.field == "/dev/shm"
     assert "64.0 MiB" in error.problem
@@ -325,7 +325,7 @@ def test_jax_needs_its_library_where_tpus_are(monkeypatch, tmp_path):
     there = {"jax"}
     monkeypatch.setattr(config_preflight, "find_spec", lambda name: name if name in there else None)
     assert find_problems(config, "here") == []  # and no torch
-    monkeypatch.setattr(devices, "tpu_chips", lambda: ["v5e"] * 4)
+    monkeypatch.setattr(host_info, "tpu_chips", lambda: ["v5e"] * 4)
     assert "libtpu" in only(config).problem
     there.add("libtpu")
     assert find_problems(config, "here") == []
@@ -373,7 +373,7 @@ def test_the_batch_is_for_devices_not_for_processes(monkeypatch, tmp_path):
 
 
 def test_a_process_of_jax_alone_on_a_machine_drives_all_of_its_gpus(monkeypatch, tmp_path):
-    monkeypatch.setattr(devices, "visible_gpus", lambda: 4)
+    monkeypatch.setattr(host_info, "visible_gpus", lambda: 4)
     alone = document(tmp_path, "train.engine=jax", "train.global_batch=64", "launch.processes=1")
     each = document(tmp_path, "train.engine=jax", "train.global_batch=64", "launch.processes=4")
     torchs = document(tmp_path, "train.global_batch=64", "launch.processes=1")

@@ -4,9 +4,10 @@ import json
 import socket
 from pathlib import Path
 
-from podscale import devices, doctor
+from podscale import doctor
 from podscale.cli import main
-from podscale.findings import CheckResult
+from podscale.util import host_info
+from podscale.util.terminal import CheckResult
 
 
 def by_subject(findings: list[CheckResult]) -> dict[str, CheckResult]:
@@ -34,7 +35,7 @@ def test_json_and_exit_code(capsys, tmp_path, monkeypatch):
 
 def test_what_is_missing_is_found(monkeypatch, tmp_path):
     monkeypatch.setattr(doctor, "installed", lambda package: None)
-    monkeypatch.setattr(devices, "memory_info", lambda: devices.MemoryInfo(2**30, 2**29, 2**20))
+    monkeypatch.setattr(host_info, "memory_info", lambda: host_info.MemoryInfo(2**30, 2**29, 2**20))
     found = by_subject(doctor.check_machine(tmp_path))
     assert found["PyTorch"].verdict == "missing"
     assert "pip install 'podscale[torch]'" in found["PyTorch"].advice
@@ -57,7 +58,7 @@ def test_an_image_without_an_engine_misses_nothing(monkeypatch, tmp_path):
 
 
 def test_the_image_for_gpus_says_where_they_come_from(monkeypatch, tmp_path):
-    monkeypatch.setattr(devices, "visible_gpus", lambda: 0)
+    monkeypatch.setattr(host_info, "visible_gpus", lambda: 0)
     assert "--gpus all" not in by_subject(doctor.check_machine(tmp_path))["GPUs"].advice
     monkeypatch.setenv("PODSCALE_IMAGE", "podscale-gpu")
     told = by_subject(doctor.check_machine(tmp_path))["GPUs"]
@@ -74,16 +75,16 @@ def test_tpus_are_counted_as_the_bus_names_them(tmp_path):
         (tmp_path / address / "device").write_text(f"{device}\n")
     (tmp_path / "00:01").mkdir()
     (tmp_path / "00:01" / "vendor").write_text("0x8086\n")
-    assert devices.tpu_chips(tmp_path) == ["v5e", "v5e"]
-    assert devices.tpu_chips(tmp_path / "none") == []
+    assert host_info.tpu_chips(tmp_path) == ["v5e", "v5e"]
+    assert host_info.tpu_chips(tmp_path / "none") == []
 
 
 def test_what_jax_finds_is_told(monkeypatch, tmp_path):
     versions = {}
     monkeypatch.setattr(doctor, "installed", versions.get)
-    monkeypatch.setattr(devices, "tpu_chips", list)
+    monkeypatch.setattr(host_info, "tpu_chips", list)
     assert not {"TPUs", "JAX"} & set(by_subject(doctor.check_machine(tmp_path)))
-    monkeypatch.setattr(devices, "tpu_chips", lambda: ["v5e"] * 4)
+    monkeypatch.setattr(host_info, "tpu_chips", lambda: ["v5e"] * 4)
     found = by_subject(doctor.check_machine(tmp_path))
     assert found["TPUs"].found == "4 chips of v5e"
     assert (found["JAX"].verdict, found["JAX"].advice[:11]) == ("missing", "pip install")
@@ -93,7 +94,7 @@ def test_what_jax_finds_is_told(monkeypatch, tmp_path):
     found = by_subject(doctor.check_machine(tmp_path))
     assert found["JAX"].verdict == "missing"
     assert "libtpu 2.0: it finds its cpu only" in found["JAX"].found
-    monkeypatch.setattr(devices, "tpu_chips", list)
+    monkeypatch.setattr(host_info, "tpu_chips", list)
     found = by_subject(doctor.check_machine(tmp_path))
     assert (found["TPUs"].verdict, found["JAX"].verdict) == ("note", "ok")
     assert " x cpu " in found["JAX"].found
@@ -109,5 +110,5 @@ def test_the_command(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(doctor, "_check_engine", lambda: iter(()))
     monkeypatch.chdir(tmp_path)
     assert main(["doctor"]) == 0
-    assert f"{devices.cpu_count()} cores" in capsys.readouterr().out
+    assert f"{host_info.cpu_count()} cores" in capsys.readouterr().out
     assert list(Path().iterdir()) == []

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from podscale import env
 from podscale.errors import InputError
+from podscale.util import env
 from tools.environment_reference import TARGET, render
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,7 +22,7 @@ SOURCES = {
 
 def test_only_the_table_names_variables() -> None:
     elsewhere = {str(path.relative_to(ROOT)): found for path, text in SOURCES.items() if (found := NAME.findall(text))}
-    assert elsewhere == {}, "name them in podscale/env.py and import the constant"
+    assert elsewhere == {}, "name them in podscale/util/env.py and import the constant"
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -8,7 +8,7 @@ import pytest
 
 from podscale.launch.orphans import ancestor_pids, kill_launch_processes, launch_processes
 from podscale.launch.outcomes import GroupExit, LostWorker, StageResult, stage_result
-from podscale.processes import is_alive
+from podscale.util.processes import is_alive
 from podscale.worker_exit import (
     WorkerReport,
     read_worker_reports,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from podscale import env
 from podscale.launch.orphans import launch_processes
+from podscale.util import env
 from tests.support.polling import until
 from tests.support.ports import free_port
 

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import yaml
 
-from podscale import env
 from podscale.config import load, loads
 from podscale.config.telemetry import TelemetrySection
 from podscale.launch.jobspec import METRICS_PORT, build_job_spec
 from podscale.launch.render import render_job
 from podscale.pipelines import presets
 from podscale.pipelines.package import COMPONENT_FUNCTIONS, generated_files, package_pipeline
+from podscale.util import env
 from tests.support.kfp_api import check_package
 from tests.support.refusals import refused
 

@@ -4,12 +4,12 @@ import signal
 import subprocess
 import sys
 
-from podscale import processes
+from podscale.util import processes
 
 SERVANT = """
 import sys, time
 from pathlib import Path
-from podscale.processes import die_with_holder
+from podscale.util.processes import die_with_holder
 die_with_holder(Path(sys.argv[1]))
 print("alive", flush=True)
 time.sleep(float(sys.argv[2]))

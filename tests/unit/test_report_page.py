@@ -21,7 +21,7 @@ from podscale.evaluate.report.svg import tag
 from podscale.evaluate.scores import most_confident_mistakes
 from podscale.rundir import StageOutcome, write_outcome
 from podscale.telemetry.events import EventLog
-from podscale.text import printable
+from podscale.util.formatting import printable
 from tests.support.digits_run import DIGITS, DigitsRun, make_digits_run, png, write_digits
 
 VOID = {"meta", "img"}

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from podscale.config.run_config import RunConfig
-from podscale.deadline import call_with_timeout
 from podscale.errors import PodscaleError
 from podscale.input.build import open_shard_set
 from podscale.order import build_sampler
@@ -22,6 +21,7 @@ from podscale.shards.cache import ShardCache, is_remote, path_of_location
 from podscale.shards.manifest import Shard
 from podscale.shards.remote import ReadRetryPolicy
 from podscale.shards.shardset import ShardSet
+from podscale.util.processes import call_with_timeout
 from tests.support.polling import until
 from tests.support.refusals import refused
 from tests.support.store import QUICK, Store, serve

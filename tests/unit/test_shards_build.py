@@ -14,12 +14,12 @@ from fsspec.implementations.memory import MemoryFileSystem
 from PIL import Image
 
 from podscale.config.data import DataSection
-from podscale.progress import ProgressUpdate
 from podscale.shards.build import BuildResult, build_shard_set
 from podscale.shards.index import ImageFlag
 from podscale.shards.manifest import MANIFEST_FILE
 from podscale.shards.shardset import ShardSet
 from podscale.shards.sources import SourceMissing
+from podscale.util.progress_reports import ProgressUpdate
 from tests.support.refusals import refused
 
 

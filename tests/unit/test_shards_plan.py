@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podscale.config.data import DataSection
-from podscale.progress import ProgressUpdate
 from podscale.shards.plan import ShardPlan, describe_changes, plan_shards
 from podscale.shards.sources import SourceItem
+from podscale.util.progress_reports import ProgressUpdate
 from tests.support.refusals import refused
 
 

@@ -9,7 +9,7 @@ import pytest
 from podscale.errors import Preempted
 from podscale.rundir import StageOutcome, read_outcomes, record_stage
 from podscale.rundir.lease import LeaseLost
-from podscale.stopping import SigtermReceived, preempt_on_sigterm
+from podscale.util.processes import SigtermReceived, preempt_on_sigterm
 
 
 def stop() -> None:

@@ -11,7 +11,7 @@ from podscale.errors import PodscaleError
 from podscale.rundir import Lease, LeaseLost
 from podscale.telemetry.events import EventLog, filter_replays, read_records
 from podscale.telemetry.steplog import EtaEstimator, StepLog, format_record
-from podscale.text import format_duration
+from podscale.util.formatting import format_duration
 
 
 def step(log: EventLog, number: int, loss: float = 1.0) -> None:

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from podscale import devices
 from podscale.telemetry import pod
 from podscale.telemetry.gpus import GpuState, Nvml
 from podscale.telemetry.pod import PodMetrics
+from podscale.util import host_info
 from tests.support.polling import until
 
 pynvml = pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
@@ -52,7 +52,7 @@ def test_the_stand_in_has_what_the_bindings_have() -> None:
 
 
 def test_no_gpu_is_no_error() -> None:
-    if devices.visible_gpus():
+    if host_info.visible_gpus():
         pytest.skip("there is a GPU here")
     assert Nvml.open() is None
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from podscale import env, progress
-from podscale.progress import ProgressReporter, ProgressUpdate
-from podscale.terminal import ProgressLine, format_progress, paint
+from podscale.util import env, progress_reports
+from podscale.util.progress_reports import ProgressReporter, ProgressUpdate
+from podscale.util.terminal import ProgressLine, format_progress, paint
 
 
 class Terminal(io.StringIO):
@@ -46,17 +46,17 @@ def test_colours_are_for_terminals_whose_owner_wants_them(monkeypatch: pytest.Mo
 
 def test_progress_goes_by_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "progress.json"
-    assert progress.read_progress(path) is None
+    assert progress_reports.read_progress(path) is None
     monkeypatch.setenv(env.PROGRESS_FILE, str(path))
-    ticker = ProgressReporter("evaluate", progress.progress_from_env(), 100)
+    ticker = ProgressReporter("evaluate", progress_reports.progress_from_env(), 100)
     ticker.set(100, 0, 0)
     ticker.close()
-    update = progress.read_progress(path)
+    update = progress_reports.read_progress(path)
     assert update is not None
     assert (update.stage, update.images, update.total, update.done) == ("evaluate", 100, 100, True)
     assert os.listdir(tmp_path) == ["progress.json"]  # noqa: PTH208
     path.write_text('{"stage"')
-    assert progress.read_progress(path) is None
-    progress.write_progress_to(tmp_path / "gone" / "p.json")(update)
+    assert progress_reports.read_progress(path) is None
+    progress_reports.write_progress_to(tmp_path / "gone" / "p.json")(update)
     monkeypatch.delenv(env.PROGRESS_FILE)
-    assert progress.progress_from_env() is progress.ignore_progress
+    assert progress_reports.progress_from_env() is progress_reports.ignore_progress

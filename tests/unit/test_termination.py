@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from podscale import env
 from podscale.config import RunConfig, dumps, load
 from podscale.errors import InputError, Preempted
 from podscale.launch import termination
+from podscale.util import env
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from podscale.evaluate.report.gather import ReportData, describe_exit, read_report_data
 from podscale.evaluate.report.page import render_page
-from podscale.files import write_atomically
 from podscale.shards.shardset import ShardSet
+from podscale.util.files import write_atomically
 
 __all__ = ["ReportData", "build_report", "describe_exit", "read_report_data"]
 

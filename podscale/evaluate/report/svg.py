@@ -3,7 +3,7 @@
 from html import escape
 from typing import Any
 
-from podscale.text import printable
+from podscale.util.formatting import printable
 
 
 class Markup(str):

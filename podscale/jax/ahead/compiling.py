@@ -23,13 +23,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from podscale import models
 from podscale.config import RunConfig
 from podscale.errors import InputError, fields_of
-from podscale.files import write_json
 from podscale.hardware import Topology, find_topology
 from podscale.jax.ahead.shortage import parse_memory_shortage
 from podscale.jax.feed import BATCH_SPECS, GlobalBatches
 from podscale.jax.mesh import RANKS, REPLICATED, axis_size, mesh_for_config
 from podscale.jax.optim import HyperParams, OptState
 from podscale.jax.step import STATUS_LENGTH, STATUS_SPEC, DeviceState, StepInputs, TrainStep, build_train_step
+from podscale.util.files import write_json
 
 
 def main(folder: Path) -> None:

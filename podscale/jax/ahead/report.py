@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from podscale.text import format_bytes, format_count
+from podscale.util.formatting import format_bytes, format_count
 
 BOUND_NAMES = {
     "compute": "arithmetic",

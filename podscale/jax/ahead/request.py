@@ -21,8 +21,8 @@ from podscale.config import RunConfig
 from podscale.config.identity import fingerprint
 from podscale.config.spans import devices_per_rank
 from podscale.errors import InputError, PodscaleError
-from podscale.files import write_atomically, write_json
 from podscale.hardware import Topology
+from podscale.util.files import write_atomically, write_json
 
 COMPILER_MODULE = "podscale.jax.ahead.compiling"
 COMPILER_ENVIRONMENT = {

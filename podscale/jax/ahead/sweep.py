@@ -8,7 +8,7 @@ from typing import NamedTuple
 from podscale.config.checks import fits_devices
 from podscale.errors import InputError
 from podscale.jax.ahead.request import CompileRequest
-from podscale.text import format_count
+from podscale.util.formatting import format_count
 
 MAX_BATCH = 4096
 """Images of one rank: more serve no run that is known."""

@@ -15,7 +15,7 @@ from podscale.jax.optim.lars import lars
 from podscale.jax.optim.rmsprop import rmsprop
 from podscale.jax.optim.sgd import sgd
 from podscale.jax.optim.share import ParamShard
-from podscale.text import join_words
+from podscale.util.formatting import join_words
 
 
 def build_optimizer(section: OptimizerSection) -> UpdateRule:

@@ -19,7 +19,7 @@ from podscale.launch.cluster.submit import LAUNCHER_ANNOTATION, PIPELINE_LAUNCHE
 from podscale.launch.cluster.wait import WaitLimits, wait_for_job
 from podscale.launch.jobspec import StageName, build_job_spec
 from podscale.launch.render import JobManifests, choose_backend, render_job
-from podscale.stopping import SigtermReceived
+from podscale.util.processes import SigtermReceived
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from podscale.config import RunConfig
 from podscale.config.preflight import preflight
 from podscale.errors import InputError, PodscaleError
-from podscale.findings import CheckResult
 from podscale.launch.cluster import machines, operators
 from podscale.launch.cluster.api import ClusterClient, connect_cluster
 from podscale.launch.cluster.carry import build_manifests
@@ -29,6 +28,7 @@ from podscale.launch.cluster.resources import (
 )
 from podscale.launch.cluster.submit import dry_run_job
 from podscale.launch.jobspec import JobSpec, build_job_spec
+from podscale.util.terminal import CheckResult
 
 POD_SECURITY_LABEL = "pod-security.kubernetes.io/enforce"
 DEFAULT_CLASS_ANNOTATION = "storageclass.kubernetes.io/is-default-class"

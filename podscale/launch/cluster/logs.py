@@ -17,7 +17,7 @@ from podscale.launch.cluster.errors import ApiError, ApiUnreachable
 from podscale.launch.cluster.pods import creation_time, is_running, main_container, name_of, restart_count
 from podscale.launch.cluster.resources import KubernetesObject
 from podscale.launch.cluster.transport import StreamInterrupted
-from podscale.text import format_count, printable
+from podscale.util.formatting import format_count, printable
 
 POLL_SECONDS = 1.0
 """Between two looks for something to read."""

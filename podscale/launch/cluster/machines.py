@@ -4,14 +4,14 @@ import re
 from collections.abc import Iterator
 from decimal import Decimal
 
-from podscale.findings import CheckResult
 from podscale.launch.cluster.api import ClusterClient
 from podscale.launch.cluster.errors import ApiError
 from podscale.launch.cluster.pods import name_of
 from podscale.launch.cluster.resources import NODES, KubernetesObject
 from podscale.launch.jobspec import JobSpec
 from podscale.launch.render import placement
-from podscale.text import format_count
+from podscale.util.formatting import format_count
+from podscale.util.terminal import CheckResult
 
 _QUANTITY_PATTERN = re.compile(r"^([0-9.]+)([a-zA-Z]*)$")
 _QUANTITY_SUFFIXES = {

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 
-from podscale.findings import CheckResult, CheckStatus
 from podscale.launch.cluster.api import ClusterClient
 from podscale.launch.cluster.errors import ApiError
 from podscale.launch.cluster.pods import name_of
@@ -14,6 +13,7 @@ from podscale.launch.cluster.resources import (
     KubernetesObject,
     ResourceKind,
 )
+from podscale.util.terminal import CheckResult, CheckStatus
 
 CONTROLLER_NAMES = {
     "pytorchjob": ("training-operator",),

@@ -9,7 +9,7 @@ from podscale.errors import ExitCode
 from podscale.launch import termination
 from podscale.launch.backends import JOB_BACKENDS
 from podscale.launch.cluster.resources import KubernetesObject
-from podscale.text import one_line
+from podscale.util.formatting import one_line
 
 STAGE_CONTAINERS = {backend.container for backend in JOB_BACKENDS.values()}
 """Names of the container that carries out the stage."""

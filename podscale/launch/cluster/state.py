@@ -19,7 +19,7 @@ from podscale.launch.cluster.pods import (
     root_cause,
 )
 from podscale.launch.cluster.resources import KubernetesObject
-from podscale.text import format_count, one_line
+from podscale.util.formatting import format_count, one_line
 
 JobPhase = Literal["queued", "pending", "starting", "running", "restarting", "succeeded", "failed", "stopped", "gone"]
 FINISHED_PHASES: tuple[JobPhase, ...] = ("succeeded", "failed", "gone")

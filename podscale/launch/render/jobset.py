@@ -7,10 +7,10 @@ every restart of the set makes its jobs anew, and with them the time begins anew
 
 from typing import Any
 
-from podscale import env
 from podscale.launch.backends import JOB_BACKENDS
 from podscale.launch.jobspec import JobSpec
 from podscale.launch.render import common, job, pod
+from podscale.util import env
 
 JOBSET_CONTAINER = JOB_BACKENDS["jobset"].container
 REPLICATED_JOB = "node"

@@ -8,11 +8,11 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from podscale import env
 from podscale.launch import termination
 from podscale.launch.jobspec import METRICS_PORT, JobSpec
 from podscale.launch.render import direct, placement, volumes
 from podscale.launch.render.volumes import USER_ID, gib_quantity
+from podscale.util import env
 
 KILL_MARGIN_SECONDS = 30
 """Beyond the grace time of the ranks: the supervisor kills what is left, records the end and tells it."""

@@ -19,7 +19,6 @@ from podscale import models
 from podscale.config import RunConfig
 from podscale.config.train import AllReduceSection
 from podscale.engine.waits import waiting_for
-from podscale.files import write_json
 from podscale.plan.choice import AllReduceChoice, choose_all_reduce
 from podscale.plan.collectives import Fabric, LinkAxis
 from podscale.plan.fit import fit_link_axis
@@ -28,6 +27,7 @@ from podscale.pytorch.mesh import Axis as Group
 from podscale.pytorch.mesh import build_line, build_mesh, plan_rows
 from podscale.pytorch.timing import time_slowest_rank
 from podscale.pytorch.world import World
+from podscale.util.files import write_json
 
 CANDIDATES = ("flat", "tree", "hierarchical", "torus2d")
 """What `auto` chooses from: the backend's own is a ring too, and buckets of one size leave hybrid nothing to choose."""

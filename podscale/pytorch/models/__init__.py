@@ -2,7 +2,7 @@
 
 from podscale import models
 from podscale.config import ModelSection
-from podscale.models import inception as inception_module
+from podscale.models.inception import INCEPTION_NAMES
 from podscale.pytorch.models.alexnet import AlexNet, alexnet
 from podscale.pytorch.models.heads import InceptionOutputs, Outputs
 from podscale.pytorch.models.inception import Inception, inception
@@ -14,7 +14,7 @@ Network = ResNet | AlexNet | Inception
 
 def build_model(model: ModelSection, classes: int) -> Network:
     """The network of a document's model section, initialised from torch's current seed, in fp32 on the CPU."""
-    if model.name in inception_module.INCEPTION_NAMES:
+    if model.name in INCEPTION_NAMES:
         return inception(model, classes)
     return alexnet(model, classes) if model.name == models.ALEXNET else resnet(model, classes)
 

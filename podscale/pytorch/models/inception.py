@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from podscale import models
 from podscale.config import ModelSection
-from podscale.models import inception as inception_module
+from podscale.models.inception import inception_table
 from podscale.models.table import BranchNode, ConvNode, Nodes, PoolNode, ResidualNode
 from podscale.pytorch.batchnorm import BatchNorm
 from podscale.pytorch.models.heads import InceptionOutputs, Outputs
@@ -21,7 +21,7 @@ class Inception(nn.Module):
 
     def __init__(self, model: ModelSection, classes: int) -> None:
         super().__init__()
-        self.table = inception_module.inception_table(model)
+        self.table = inception_table(model)
         self._named: dict[str, nn.Module] = {}
         for layer in models.model_spec(model, classes).layers:
             self._add_module_at(layer.name, build_layer(layer))

@@ -12,13 +12,13 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from podscale import env
 from podscale.config import RunConfig
 from podscale.rundir import RunDirectory
 from podscale.telemetry.events import parse_record
 from podscale.telemetry.follower import FileTail
 from podscale.telemetry.trackers.tracker import FAILURE_PREFIX, LaunchExit, Tracker
-from podscale.text import one_line
+from podscale.util import env
+from podscale.util.formatting import one_line
 
 POLL_SECONDS = 1.0
 """Between two looks at the log."""

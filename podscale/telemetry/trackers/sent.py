@@ -5,9 +5,9 @@ import secrets
 from pathlib import Path
 
 from podscale.config import RunConfig
-from podscale.files import write_json
 from podscale.rundir import RunDirectory
 from podscale.telemetry.trackers.figures import TrackerPoint
+from podscale.util.files import write_json
 
 DEFAULT_PROJECT = "podscale"
 """Of what trackers call a project or an experiment."""

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from podscale.config.identity import data_fingerprint
 from podscale.errors import InputError
-from podscale.files import write_json
-from podscale.progress import ProgressUpdate
 from podscale.shards.manifest import MANIFEST_FILE, Shard, ShardSetManifest, SplitSummary, classes_sha256
+from podscale.util.files import write_json
+from podscale.util.progress_reports import ProgressUpdate
 
 
 @dataclass

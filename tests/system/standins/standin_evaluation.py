@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from podscale.files import write_json
+from podscale.util.files import write_json
 
 
 def evaluate_run(run_directory, config, shard_set):

@@ -8,9 +8,9 @@ import sys
 import time
 from pathlib import Path
 
-from podscale.files import write_json
 from podscale.launch.outcomes import StageResult
 from podscale.rundir import RunDirectory
+from podscale.util.files import write_json
 
 STEPS = 5
 

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from podscale import config
-from podscale.findings import CheckResult
 from podscale.launch.cluster.doctor import check_cluster
 from podscale.launch.cluster.machines import parse_quantity
 from podscale.launch.cluster.permissions import PERMISSION_RULES
+from podscale.util.terminal import CheckResult
 from tests.support.cluster_objects import condition
 from tests.support.fake_cluster import FakeCluster
 from tests.support.fake_state import Answer

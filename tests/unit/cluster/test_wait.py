@@ -15,7 +15,7 @@ from podscale.launch.cluster import logs, mirror, observe, patience
 from podscale.launch.cluster.carry import JobResult, run_stage
 from podscale.launch.cluster.patience import RetryPolicy
 from podscale.launch.cluster.wait import JobReplaced, JobVanished, NamespaceGone, WaitLimits
-from podscale.stopping import SigtermReceived, raise_on_sigterm
+from podscale.util.processes import SigtermReceived, raise_on_sigterm
 from tests.support.cluster_objects import condition, event, pod, terminated, unschedulable, waiting
 from tests.support.fake_cluster import FakeCluster
 from tests.support.polling import until

@@ -9,7 +9,7 @@ from podscale.evaluate.report.pictures import picture_tag
 from podscale.evaluate.report.sections.parts import fact_table, section_tag
 from podscale.evaluate.report.svg import Markup, tag
 from podscale.evaluate.scores import most_confident_mistakes
-from podscale.text import printable
+from podscale.util.formatting import printable
 
 MAX_MISTAKES = 18
 LISTED_PAIRS = 15

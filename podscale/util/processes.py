@@ -1,4 +1,12 @@
-"""Processes that end with the one they serve, even where that is killed; whether one lives. Linux only: /proc."""
+"""Processes that end with the one they serve, even where that is killed; whether one lives. Linux only: /proc.
+
+A request to stop (SIGTERM), for work that can be given up at any moment because its products appear at once.
+
+Training is not of that kind: its ranks look at a flag between updates (see podscale.engine.stop), and the supervisor
+waits for them.
+
+Waiting for what may hang, for a while only.
+"""
 
 import ctypes
 import fcntl
@@ -7,9 +15,13 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn, TypeVar
+
+from podscale.errors import Preempted
 
 PR_SET_PDEATHSIG = 1
 
@@ -102,3 +114,63 @@ def _exit_on_process_end(handle: int) -> None:
     while not poll.poll():
         pass
     kill_self()
+
+
+DUPLICATE_SIGNAL_SECONDS = 0.3
+"""A request to a whole process group reaches a process twice at the same moment (as `timeout` sends it); only a later
+one is a person who insists."""
+
+STOP_MESSAGE = "stopped on request; the same command continues"
+
+
+class SigtermReceived(BaseException):
+    """Raised by the signal handler in the middle of anything, so no `except Exception` may take it for its own."""
+
+
+def raise_on_sigterm(message: str = STOP_MESSAGE) -> Any:
+    """From now on the first SIGTERM raises Stopped(text), further ones are ignored; returns the handler before.
+
+    Call it from the main thread.
+    """
+
+    def handle(number: int, frame: FrameType | None) -> NoReturn:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what is left to do is short, and must not be cut again
+        raise SigtermReceived(message)
+
+    return signal.signal(signal.SIGTERM, handle)
+
+
+@contextmanager
+def preempt_on_sigterm() -> Iterator[None]:
+    """SIGTERM ends the body, which then raises Preempted."""
+    before = raise_on_sigterm()
+    try:
+        yield
+    except SigtermReceived as stop:
+        raise Preempted(str(stop)) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+T = TypeVar("T")
+
+
+def call_with_timeout(timeout_seconds: float, action: Callable[[], T]) -> T:
+    """The result of `action`, or TimeoutError; an action that hangs is left in a thread that holds up no exit."""
+    result: list[T] = []
+    failure: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            result.append(action())
+        except BaseException as error:  # handed to the caller's thread
+            failure.append(error)
+
+    thread = threading.Thread(target=run, name="podscale-within", daemon=True)
+    thread.start()
+    thread.join(timeout_seconds)
+    if thread.is_alive():
+        raise TimeoutError(f"no answer within {timeout_seconds:g} s")
+    if failure:
+        raise failure[0]
+    return result[0]

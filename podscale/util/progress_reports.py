@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from podscale import env
+from podscale.util import env
 
 ProgressStage = Literal["list", "pack", "merge", "verify", "evaluate"]
 
