@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from world import run_world
 
-from podscale.config.spans import BatchNormGroup
+from podscale.config.batch_norm_groups import BatchNormGroup
 from podscale.pytorch.batchnorm import BatchNorm, assign_batch_norm_groups
 from podscale.pytorch.world import World
 

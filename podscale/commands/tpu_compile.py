@@ -12,7 +12,7 @@ from podscale.commands.documents import load_run_document
 from podscale.commands.outline import known_data
 from podscale.commands.plot import IMAGENET_IMAGES
 from podscale.config import RunConfig
-from podscale.config.engines import find_unsupported_option, requests_tpus
+from podscale.config.engine_support import find_unsupported_option, requests_tpus
 from podscale.errors import InputError
 from podscale.hardware import Topology, find_topology
 from podscale.jax.ahead.capacity import cached_results, largest_known_batch

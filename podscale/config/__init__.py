@@ -3,7 +3,7 @@
 from podscale.config.data import DataSection, InputSection
 from podscale.config.document import Defaults, dumps, json_schema, load, loads, option_names
 from podscale.config.identity import Difference, data_fingerprint, differences, fingerprint, result_values
-from podscale.config.network import ModelSection
+from podscale.config.model import ModelSection
 from podscale.config.run import ClaimSection
 from podscale.config.run_config import RunConfig
 from podscale.config.train import TrainSection

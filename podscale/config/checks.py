@@ -4,13 +4,12 @@ from itertools import pairwise
 
 from pydantic_core import PydanticCustomError
 
-from podscale.config.architecture import check_model
-from podscale.config.conflict import conflict_error
-from podscale.config.engines import check_engine_support, requests_tpus
+from podscale.config.batch_norm_groups import batch_norm_group, check_batch_norm_span, devices_per_rank
+from podscale.config.engine_support import check_engine_support, check_model, requests_tpus
 from podscale.config.ensemble import check_ensemble
+from podscale.config.fields import conflict_error
 from podscale.config.optimizer import check_optimizer_options, optimizers_with
 from podscale.config.run import RunDocument
-from podscale.config.spans import batch_norm_group, check_batch_norm_span, devices_per_rank
 from podscale.config.train import TrainSection
 from podscale.util.formatting import join_words
 

@@ -12,11 +12,9 @@ from typing import Any
 
 from pydantic import ValidationError, model_validator
 
-from podscale.config.conflict import conflict_error
-from podscale.config.fields import result_field
-from podscale.config.recipe import set_if_absent
+from podscale.config.fields import Section, conflict_error, result_field
+from podscale.config.recipes import set_if_absent
 from podscale.config.schedule import CropSection, PhaseSection, ScheduleSection
-from podscale.config.section import Section
 
 
 class StartSection(Section):

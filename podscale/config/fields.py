@@ -2,12 +2,19 @@
 
 `result` fields change the numbers a run produces; `placement` fields say where and on how many it runs; `display`
 fields change what is shown. Identity and stale-run checks look at `result` alone, so that a run may resume elsewhere.
+
+What all sections of a run document have in common.
+
+Errors of checks between options, which a document's reader tells with the line that they were written on.
 """
 
 from enum import StrEnum
 from typing import Any
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticCustomError
+
+from podscale.errors import ABSENT, InputError, format_error
 
 
 class FieldClass(StrEnum):
@@ -33,3 +40,39 @@ def placement_field(default: Any, description: str, **constraints: Any) -> Any:
 def display_field(default: Any, description: str, **constraints: Any) -> Any:
     """A field that changes only what is shown or exported."""
     return _field(FieldClass.DISPLAY, default, description, constraints)
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, validate_default=True, use_attribute_docstrings=False
+    )
+
+
+def conflict_error(key: str, problem: str, *, got: Any = ABSENT, hint: str = "") -> PydanticCustomError:
+    """Return the error of a check.
+
+    Args:
+        key: dotted option to change first; in a section's own check, as it is called within the section.
+        problem: what does not go together.
+        got: value of that option, if the problem does not tell it.
+        hint: what to do, a sentence.
+    """
+    message = format_error(problem, field=key, got=got, hint=hint)
+    return PydanticCustomError(
+        "conflict", "{message}", {"key": key, "message": message, "problem": problem, "got": got, "hint": hint}
+    )
+
+
+def refusal(error: PydanticCustomError) -> InputError:
+    """Return a conflict as the error that a user gets, for checks that are made after the document was read."""
+    context: Any = error.context
+    return InputError(context["problem"], field=context["key"], got=context["got"], hint=context["hint"])
+
+
+def first_error(error: ValidationError) -> InputError:
+    """Return the first problem of a section that was made by a program."""
+    first: Any = error.errors()[0]
+    if first["type"] == "conflict":
+        context = first["ctx"]
+        return InputError(context["problem"], field=context["key"], got=context["got"], hint=context["hint"])
+    return InputError(first["msg"], field=".".join(map(str, first["loc"])), got=first["input"])

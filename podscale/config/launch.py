@@ -1,13 +1,209 @@
-"""Who starts the processes of a run, on how many machines of which kind."""
+"""Who starts the processes of a run, on how many machines of which kind.
 
-from typing import Literal
+What a run asks of a Kubernetes cluster, beyond machines and processes.
+"""
 
-from pydantic import model_validator
+from typing import Annotated, Literal
 
-from podscale.config.cluster import ClusterSection
-from podscale.config.conflict import conflict_error
-from podscale.config.fields import placement_field
-from podscale.config.section import Section
+from pydantic import ConfigDict, StringConstraints, model_validator
+
+from podscale.config.fields import Section, conflict_error, placement_field
+from podscale.config.fields import placement_field as option  # a field here is named placement
+from podscale.util.env import PREFIX
+
+DNS_LABEL_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+"""A DNS label (RFC 1123), as most objects of Kubernetes are named."""
+DNS_SUBDOMAIN_PATTERN = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
+_LABEL_KEY_PATTERN = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
+_LABEL_VALUE_PATTERN = r"^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$"
+
+DnsLabel = Annotated[str, StringConstraints(pattern=DNS_LABEL_PATTERN, max_length=63)]
+DnsSubdomain = Annotated[str, StringConstraints(pattern=DNS_SUBDOMAIN_PATTERN, max_length=253)]
+LabelKey = Annotated[str, StringConstraints(pattern=_LABEL_KEY_PATTERN, max_length=317)]
+LabelValue = Annotated[str, StringConstraints(pattern=_LABEL_VALUE_PATTERN, max_length=63)]
+EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+
+RESERVED_LABELS = (
+    "app.kubernetes.io/name",
+    "app.kubernetes.io/managed-by",
+    "app.kubernetes.io/component",
+    "podscale.dev/",
+)
+RESERVED_VARIABLES = (PREFIX, "PET_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+"""What launchers and Podscale itself set in the pods; a prefix where it ends in an underscore."""
+RESERVED_PATHS = ("/", "/tmp", "/dev", "/dev/shm", "/proc", "/sys", "/etc", "/usr")
+
+
+class VolumeSection(Section):
+    """One more volume in every pod; say its path and exactly one kind of volume."""
+
+    path: str = option(..., "Where it is mounted in the pods.", pattern=r"^/[^:]*$")
+    claim: DnsSubdomain | None = option(None, "Name of a PersistentVolumeClaim.")
+    bucket: str | None = option(
+        None, "Name of a Cloud Storage bucket, mounted by the GCS FUSE driver of GKE (needs Workload Identity)."
+    )
+    secret: DnsSubdomain | None = option(None, "Name of a Secret; its keys become files.")
+    config_map: DnsSubdomain | None = option(None, "Name of a ConfigMap; its keys become files.")
+    empty_gib: float | None = option(None, "Size in GiB of an empty directory that ends with the pod.", gt=0)
+    nfs: str | None = option(
+        None, "An NFS export, `server:/path`; not where Pod Security is restricted.", pattern=r"^[^:/]+:/.*$"
+    )
+    read_only: bool = option(False, "Mount it for reading alone.")
+
+    @property
+    def kind(self) -> str:
+        """Which kind of volume it is."""
+        return next(name for name in VOLUME_KINDS if getattr(self, name) is not None)
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> "VolumeSection":
+        given = [name for name in VOLUME_KINDS if getattr(self, name) is not None]
+        if len(given) != 1:
+            found = " and ".join(given) or "none"
+            raise conflict_error(
+                "path", f"a volume is exactly one of {', '.join(VOLUME_KINDS)}, and {found} given", got=self.path
+            )
+        if self.path.rstrip("/") in {path.rstrip("/") for path in RESERVED_PATHS}:
+            raise conflict_error(
+                "path", "belongs to the container itself", got=self.path, hint="Mount it somewhere else."
+            )
+        return self
+
+
+VOLUME_KINDS = ("claim", "bucket", "secret", "config_map", "empty_gib", "nfs")
+
+
+class TolerationSection(Section):
+    """A taint of nodes on which the pods may run all the same."""
+
+    key: LabelKey | None = option(None, "Key of the taint; none = every taint.")
+    operator: Literal["Exists", "Equal"] = option("Exists", "`Equal` compares the value too.")
+    value: LabelValue | None = option(None, "Value of the taint, with Equal.")
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = option(None, "Effect; none = every one.")
+    seconds: int | None = option(None, "With NoExecute: how long a pod stays on the node.", ge=0)
+
+    @model_validator(mode="after")
+    def _holds_together(self) -> "TolerationSection":
+        if (self.operator == "Equal") != (self.value is not None):
+            raise conflict_error("value", "goes with operator Equal, and only with it", got=self.value)
+        if self.key is None and self.operator != "Exists":
+            raise conflict_error("key", "a toleration of every taint has operator Exists", got=None)
+        if self.seconds is not None and self.effect != "NoExecute":
+            raise conflict_error("seconds", "goes with effect NoExecute", got=self.seconds)
+        return self
+
+
+class ClusterSection(Section):
+    """Where on a cluster the pods of a run go, and with what."""
+
+    model_config = ConfigDict(coerce_numbers_to_str=True)  # labels and variables are text, however they look
+
+    namespace: DnsLabel | None = option(None, "Namespace; default: the current one of the context, or of the launcher.")
+    context: str | None = option(None, "Context of the kubeconfig; default: the current one.", min_length=1)
+    service_account: DnsSubdomain | None = option(
+        None, "Service account of the pods, for access to storage; no token of it is mounted."
+    )
+    workspace_claim: DnsSubdomain | None = option(
+        None, "PersistentVolumeClaim mounted at run.workspace in every pod; many pods write: ReadWriteMany."
+    )
+    volumes: tuple[VolumeSection, ...] = option(
+        (), "More volumes: `path` and one of claim, bucket, secret, config_map, empty_gib, nfs."
+    )
+    metrics_tls_secret: DnsSubdomain | None = option(
+        None,
+        "Secret whose `tls.crt` and `tls.key` the pods serve metrics with, over HTTPS (in place of telemetry.tls_*).",
+    )
+    metrics_mutual_tls: bool = option(
+        False, "Only scrapers may read them whose certificate the authority `ca.crt` of that Secret has signed."
+    )
+    metrics_token_secret: DnsSubdomain | None = option(None, "Secret whose `token` those who read metrics must bear.")
+    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = option(
+        None, "When nodes fetch the image; default: Kubernetes' own rule (Always for the tag latest)."
+    )
+    image_pull_secrets: tuple[DnsSubdomain, ...] = option((), "Secrets with the credentials of the image registry.")
+    labels: dict[LabelKey, LabelValue] = option({}, "Further labels of jobs and pods.")
+    annotations: dict[LabelKey, str] = option({}, "Further annotations of jobs and pods.")
+    node_selector: dict[LabelKey, LabelValue] = option({}, "Labels that nodes must have, beside those of the hardware.")
+    tolerations: tuple[TolerationSection, ...] = option(
+        (), "Taints of nodes to accept, beside those of the hardware: key, operator, value, effect, seconds."
+    )
+    env: dict[EnvName, str] = option({}, "Further environment variables of the containers.")
+    spot: bool = option(False, "Run on Spot VMs of GKE: cheaper, and taken away at short notice.")
+    reservation: DnsLabel | None = option(None, "Run on the machines of this Compute Engine reservation (GKE).")
+    compute_class: DnsLabel | None = option(None, "Compute class of GKE that chooses or creates the nodes.")
+    placement: Literal["any", "compact"] = option(
+        "any", "`compact`: machines close to each other, by a placement group of GKE named as the run."
+    )
+    local_ssd: bool = option(False, "Keep the shard cache on Local SSD of the node (GKE).")
+    queue: DnsLabel | None = option(
+        None,
+        "LocalQueue of Kueue that admits the job (PyTorchJob and JAXJob where its configuration names them).",
+    )
+    priority_class: DnsSubdomain | None = option(None, "PriorityClass of the pods; Kueue orders its queue by it too.")
+    topology: Literal["none", "preferred", "required"] = option(
+        "none", "Whether Kueue places all pods within one domain of its topology."
+    )
+    topology_level: LabelKey | None = option(
+        None, "Node label of that domain; default: cloud.google.com/gce-topology-block."
+    )
+    runtime_class: DnsSubdomain | None = option(None, "RuntimeClass of the pods (gvisor, nvidia ...).")
+    security: Literal["restricted", "privileged"] | None = option(
+        None,
+        "Pod Security the pods fit: `restricted`, or `privileged` for TPUs and GPUDirect. Default: by the hardware.",
+    )
+    network: Literal["auto", "plain", "gpudirect"] = option(
+        "auto",
+        "`gpudirect`: TCPX, TCPXO or RDMA, by the machine (needs its driver and networks in the cluster). `auto`: "
+        "where security is privileged and whole machines of such a kind are asked for.",
+    )
+    min_nodes: int | None = option(
+        None, "Elastic: go on with this many of launch.nodes when nodes are lost (PyTorchJob).", ge=1
+    )
+    slices: int = option(1, "TPU slices of the topology in launch.hardware (multislice; JobSet).", ge=1)
+    restarts: int = option(10, "Restarts of the job by its operator, before it counts as failed.", ge=0)
+    keep_hours: float | None = option(
+        24.0, "Delete a job this long after its end; none = keep it until somebody deletes it.", ge=0
+    )
+
+    @model_validator(mode="after")
+    def _holds_together(self) -> "ClusterSection":
+        for key, given in (("labels", self.labels), ("annotations", self.annotations)):
+            for name in given:
+                if name.startswith(RESERVED_LABELS):
+                    raise conflict_error(key, "set by podscale itself", got=name, hint="Leave it out.")
+        for name in self.env:
+            if name in RESERVED_VARIABLES or name.startswith(
+                tuple(own for own in RESERVED_VARIABLES if own.endswith("_"))
+            ):
+                raise conflict_error("env", "set by podscale or the launcher", got=name, hint="Leave it out.")
+        paths = [volume.path.rstrip("/") for volume in self.volumes]
+        if twice := next((path for path in paths if paths.count(path) > 1), None):
+            raise conflict_error("volumes", "two of them at one path", got=twice)
+        if self.metrics_mutual_tls and self.metrics_tls_secret is None:
+            raise conflict_error(
+                "metrics_mutual_tls", "certificates of clients need TLS", hint="Name metrics_tls_secret, too."
+            )
+        if self.topology != "none" and self.queue is None:
+            raise conflict_error(
+                "topology",
+                "Kueue places pods by topology",
+                got=self.topology,
+                hint="Name its queue with queue, or leave it out.",
+            )
+        if self.topology_level is not None and self.topology == "none":
+            raise conflict_error("topology_level", "goes with topology preferred or required", got=self.topology_level)
+        if self.spot and self.reservation is not None:
+            raise conflict_error(
+                "spot", "machines of a reservation are no Spot VMs", hint="Choose spot or reservation."
+            )
+        if self.security == "restricted" and self.network == "gpudirect":
+            raise conflict_error(
+                "network",
+                "needs host devices and paths, which restricted Pod Security forbids",
+                got="gpudirect",
+                hint="Set security: privileged and use a namespace that allows it, or network: plain.",
+            )
+        return self
 
 
 class ResourcesSection(Section):

@@ -2,21 +2,138 @@
 
 What one rule alone needs stands in a section of its own under its name. An option that the chosen rule does not have
 may stand at its default, as resolved documents write it; any other value is refused, never quietly left aside.
+
+The options of the Neumann optimizer (Krishnan 2018).
+
+The options of preconditioned nonlinear conjugate gradient (Adya 2018).
+
+The section about Shampoo, read where the optimizer is of that name.
+
+The sections about Adam and RMSProp, read where the optimizer is of that name.
+
+The section about a running average of the weights.
 """
 
 from collections.abc import Iterator
 from typing import Any, Literal, get_args
 
-from pydantic import BaseModel
+from pydantic import BaseModel, model_validator
 
-from podscale.config.baselines import AdamSection, RmspropSection
-from podscale.config.conflict import conflict_error
-from podscale.config.fields import result_field
-from podscale.config.neumann import NeumannSection
-from podscale.config.nlcg import NlcgSection
-from podscale.config.section import Section
-from podscale.config.shampoo import ShampooSection
+from podscale.config.fields import Section, conflict_error, result_field
 from podscale.util.formatting import join_words
+
+
+class NeumannSection(Section):
+    """Table 1 of the paper, and what its algorithm 2 leaves open. See docs/optimizers.md."""
+
+    alpha: float = result_field(
+        1e-7, "Pull towards the running average of the weights: alpha x distance squared.", ge=0
+    )
+    beta: float = result_field(
+        1e-5,
+        "Push away from it: beta x number of variables / distance squared; 0 with `alpha` 0: no regulariser.",
+        ge=0,
+    )
+    gamma: float = result_field(0.99, "Decay of that average at each update.", ge=0, lt=1)
+    momentum_start: float = result_field(0.5, "Lowest momentum.", ge=0, lt=1)
+    momentum_end: float = result_field(0.9, "Highest momentum.", ge=0, lt=1)
+    momentum_time: Literal["updates", "since_reset", "epochs"] = result_field(
+        "updates",
+        "What t counts in the momentum 1 - 1 / (1 + t) between those two: updates since the SGD phase, updates since "
+        "the last reset, or epochs since the SGD phase (the paper says no more than t).",
+    )
+    sgd_epochs: float = result_field(5.0, "Plain SGD this long before the method begins.", ge=0)
+    reset_epochs: float = result_field(10.0, "First time between two resets of the momentum; doubled after each.", gt=0)
+    on_reset: Literal["hold", "move"] = result_field(
+        "hold",
+        "`hold`: a reset sets the momentum alone, weights and average stay. `move`: they move, as in other updates.",
+    )
+    moves_by: Literal["current", "previous"] = result_field(
+        "current", "Momentum by which line 11 moves the weights: of this update (ICLR), or the last (arXiv, as quoted)."
+    )
+
+    @model_validator(mode="after")
+    def _holds_together(self) -> "NeumannSection":
+        if self.momentum_start > self.momentum_end:
+            raise conflict_error(
+                "momentum_start", f"above momentum_end {self.momentum_end}, to which it rises", got=self.momentum_start
+            )
+        if self.beta > 0 and self.sgd_epochs == 0:
+            raise conflict_error(
+                "sgd_epochs",
+                "without a phase of SGD the weights begin on their average, and the push of beta has no direction and "
+                "no bound",
+                got=0,
+                hint="Set sgd_epochs above 0, or beta to 0.",
+            )
+        return self
+
+
+class NlcgSection(Section):
+    """What the authors' program leaves open; the defaults are its own. See docs/optimizers.md."""
+
+    beta: Literal["fletcher_reeves", "polak_ribiere"] = result_field(
+        "fletcher_reeves",
+        "Share of the last direction in the next, within 0 and 1. `polak_ribiere` keeps one vector more.",
+    )
+    step: Literal["step", "online", "none"] = result_field(
+        "step",
+        "How the loss scales the learning rate. `step`: its running average against that of five updates ago. "
+        "`online`: the loss of every update against its running average. `none`: not at all.",
+    )
+    tolerance: float = result_field(
+        1.0, "Multiplies the rises of the loss that the table of `step` and `online` names.", gt=0
+    )
+    lars_coefficient: float = result_field(
+        0.0, "Scale each layer's gradient in proportion to |w| / |g| first; 0 = not. The authors suggest 0.001.", ge=0
+    )
+    norm_gradient_scale: float = result_field(
+        1.0, "Multiplies the gradients of batch norm's scale and shift; the authors' program offers 0.01.", gt=0, le=1
+    )
+    restart_every: int = result_field(0, "Updates after which the direction is the steepest again; 0 = never.", ge=0)
+    forget_every: int = result_field(
+        0, "Updates after which the preconditioner is the identity again; 0 = never.", ge=0
+    )
+
+
+class ShampooSection(Section):
+    """Distributed Shampoo (Anil 2020); defaults are those of the code of Google's MLPerf 1.0 entry, `roots` is ours."""
+
+    beta2: float = result_field(
+        0.999, "Decay of the moving averages of gradient statistics; 1 = their sum (Gupta 2018).", gt=0, le=1
+    )
+    eps: float = result_field(1e-6, "Added to the diagonal of statistics before inverse roots are taken.", gt=0)
+    block: int = result_field(128, "Most rows of a matrix: longer dimensions are cut, small neighbours merged.", ge=2)
+    vectors: bool = result_field(True, "Precondition batch norm and biases too; else they follow the graft alone.")
+    exponent: int | None = result_field(
+        None, "p of the inverse p-th roots; default: twice the dimensions of a block.", ge=1, le=16
+    )
+    start_step: int = result_field(1, "First preconditioned update, from 0; those before it follow the graft.", ge=0)
+    every_steps: int = result_field(1, "Updates between two in which inverse roots are taken.", ge=1)
+    graft: Literal["sgd", "adagrad", "rmsprop"] = result_field(
+        "sgd", "The rule that says how long the update of each parameter is (Agarwal 2020); Shampoo says whither."
+    )
+    graft_eps: float = result_field(1e-10, "Added to the root in the grafts adagrad and rmsprop.", gt=0)
+    roots: Literal["eigh", "newton"] = result_field(
+        "eigh",
+        "How inverse roots are taken: from eigenvalues, or by a coupled Newton iteration of matrix products, which "
+        "never waits for the device and fails where statistics are too nearly singular (the old root is kept then).",
+    )
+    roots_precision: Literal["fp64", "fp32"] = result_field("fp64", "Arithmetic of the inverse roots; kept in fp32.")
+
+
+class AdamSection(Section):
+    decoupled: bool = result_field(False, "Decay beside the gradient instead of in it (AdamW; Loshchilov 2019).")
+
+
+class RmspropSection(Section):
+    decay: float = result_field(0.9, "Decay of the average of squared gradients (Hinton 2012).", ge=0, lt=1)
+    variant: Literal["torch", "tensorflow"] = result_field(
+        "torch",
+        "`torch`: the average begins at 0, and eps is added to its root. `tensorflow`: it begins at 1, and eps is "
+        "added under the root; its momentum buffer holds the learning rate (set momentum_form=unscaled).",
+    )
+
 
 OptimizerName = Literal["sgd", "lars", "lamb", "adam", "rmsprop", "nlcg", "neumann", "shampoo"]
 OPTIMIZER_NAMES: tuple[OptimizerName, ...] = get_args(OptimizerName)
@@ -135,3 +252,16 @@ def _changed_options(value: Any, default: Any) -> Iterator[str]:
         return
     for name in type(value).model_fields:
         yield from (f".{name}{end}" for end in _changed_options(getattr(value, name), getattr(default, name)))
+
+
+class EmaSection(Section):
+    """An exponential moving average of the weights, kept beside those that are trained."""
+
+    decay: float | None = result_field(
+        None,
+        "Keep average = decay x average + (1 - decay) x weights, of the weights and of batch norm's running "
+        "statistics; default: none is kept.",
+        gt=0,
+        lt=1,
+    )
+    every_steps: int = result_field(1, "Updates between two steps of that average.", ge=1)

@@ -14,8 +14,8 @@ from typing import Literal
 from pydantic_core import PydanticCustomError
 
 from podscale.config.checks import check_ranks
-from podscale.config.conflict import refusal
-from podscale.config.engines import TPU_RESOURCE, requests_tpus
+from podscale.config.engine_support import TPU_RESOURCE, requests_tpus
+from podscale.config.fields import refusal
 from podscale.config.identity import data_fingerprint
 from podscale.config.run_config import RunConfig
 from podscale.errors import InputError, InputErrors

@@ -9,10 +9,9 @@ from typing import Literal
 
 from podscale.config.data import DataSection, InputSection
 from podscale.config.ensemble import EnsembleSection
-from podscale.config.fields import display_field, placement_field, result_field
+from podscale.config.fields import Section, display_field, placement_field, result_field
 from podscale.config.launch import LaunchSection
-from podscale.config.network import ModelSection
-from podscale.config.section import Section
+from podscale.config.model import ModelSection
 from podscale.config.telemetry import TelemetrySection
 from podscale.config.train import TrainSection
 

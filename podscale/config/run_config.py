@@ -6,7 +6,7 @@ from pydantic import model_validator
 
 from podscale.config.checks import check_sections
 from podscale.config.ensemble import fill_cycles
-from podscale.config.recipe import fill_recipe
+from podscale.config.recipes import fill_recipe
 from podscale.config.run import RunDocument
 
 

@@ -4,9 +4,7 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from podscale.config.conflict import conflict_error
-from podscale.config.fields import display_field
-from podscale.config.section import Section
+from podscale.config.fields import Section, conflict_error, display_field
 
 TrackerName = Literal["tensorboard", "wandb", "mlflow"]
 

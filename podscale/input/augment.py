@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from podscale.config.augment import AugmentSection
+from podscale.config.data import AugmentSection
 from podscale.input.operations import LEVELS, RAND_AUGMENT, TRIVIAL_AUGMENT, FillMode, Rgb
 from podscale.keyed import derive_key, uniform
 

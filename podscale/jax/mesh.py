@@ -19,9 +19,9 @@ from jax.sharding import Mesh, PartitionSpec
 from pydantic_core import PydanticCustomError
 
 from podscale.config import RunConfig
+from podscale.config.batch_norm_groups import batch_norm_group
 from podscale.config.checks import check_ranks
-from podscale.config.conflict import refusal
-from podscale.config.spans import batch_norm_group
+from podscale.config.fields import refusal
 from podscale.errors import InputError
 
 SLICES = ("slice",)

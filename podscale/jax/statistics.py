@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import jax.numpy as jnp
 from jax import Array, lax
 
-from podscale.config.network import BatchNormSection
+from podscale.config.model import BatchNormSection
 from podscale.jax.mesh import RANKS
 
 

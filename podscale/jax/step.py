@@ -23,7 +23,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from podscale import models
 from podscale.config import RunConfig
-from podscale.config.spans import batch_norm_group
+from podscale.config.batch_norm_groups import batch_norm_group
 from podscale.decay import param_options
 from podscale.errors import InputError
 from podscale.jax.allreduce import AllReduce, build_all_reduce

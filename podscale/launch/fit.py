@@ -7,7 +7,7 @@ from pydantic_core import PydanticCustomError
 
 from podscale.config import RunConfig
 from podscale.config.checks import check_ranks
-from podscale.config.conflict import refusal
+from podscale.config.fields import refusal
 from podscale.config.preflight import input_cache_bytes
 from podscale.errors import InputError, InputErrors
 from podscale.hardware import Hardware

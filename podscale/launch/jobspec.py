@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from podscale.config import RunConfig, dumps, loads, result_values
-from podscale.config.cluster import ClusterSection
+from podscale.config.launch import ClusterSection
 from podscale.config.telemetry import TelemetrySection
 from podscale.errors import InputError
 from podscale.hardware import CPU, Hardware, find_hardware

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from podscale.config import ModelSection
-from podscale.config.network import CIFAR_RESNETS
+from podscale.config.model import CIFAR_RESNETS
 from podscale.models.layers import HALVING_WINDOW, LayerSpec, Window, WindowPath
 
 BASIC, BOTTLENECK = "basic", "bottleneck"

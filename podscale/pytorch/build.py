@@ -11,7 +11,7 @@ from torch import Tensor
 from podscale import models, schedules
 from podscale.checkpoint import CheckpointStore
 from podscale.config import RunConfig, TrainSection
-from podscale.config.spans import batch_norm_group
+from podscale.config.batch_norm_groups import batch_norm_group
 from podscale.config.train import AllReduceSection
 from podscale.engine.fit import validate_world
 from podscale.engine.monitor import TrainingLogger

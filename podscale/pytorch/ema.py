@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from podscale.config.ema import EmaSection
+from podscale.config.optimizer import EmaSection
 
 
 class Ema:

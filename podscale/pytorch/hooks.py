@@ -20,7 +20,7 @@ from torch import distributed as dist
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from podscale.config.conflict import first_error
+from podscale.config.fields import first_error
 from podscale.config.train import AllReduceSection
 from podscale.errors import InputError
 from podscale.pytorch import world

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from podscale.config.network import ModelSection
+from podscale.config.model import ModelSection
 from podscale.config.train import AllReduceSection
 from podscale.pytorch.allreduce import AllReduce, build_all_reduce
 from podscale.pytorch.allreduce.base import WIRE_DTYPES

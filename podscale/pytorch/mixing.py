@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from podscale.config.mixing import MixSection
+from podscale.config.train import MixSection
 from podscale.keyed import UInt64Array, derive_key, uniform
 from podscale.pytorch.world import World
 

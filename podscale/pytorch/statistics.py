@@ -13,7 +13,7 @@ v0.6 does not synchronise them; taking those of the first rank stands for that.
 import torch
 from torch import Tensor, nn
 
-from podscale.config.network import BatchNormSection
+from podscale.config.model import BatchNormSection
 from podscale.pytorch.batchnorm.layer import BatchNorm
 from podscale.pytorch.world import World
 

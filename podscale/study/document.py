@@ -7,9 +7,8 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from podscale.config import RunConfig, loads, option_names
-from podscale.config.conflict import conflict_error
 from podscale.config.document import format_overrides, loads_as, read_text
-from podscale.config.section import Section
+from podscale.config.fields import Section, conflict_error
 from podscale.errors import InputError
 
 RATE_OPTION = "train.schedule.learning_rate"

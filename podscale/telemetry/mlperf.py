@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from podscale.config import RunConfig
-from podscale.config.spans import batch_norm_group
+from podscale.config.batch_norm_groups import batch_norm_group
 
 
 class MlperfLog:

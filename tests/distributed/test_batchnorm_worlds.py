@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from podscale.config.spans import BatchNormGroup
+from podscale.config.batch_norm_groups import BatchNormGroup
 from podscale.pytorch.allreduce import FlatAllReduce
 from podscale.pytorch.batchnorm import BatchNorm, assign_batch_norm_groups
 from podscale.pytorch.reducer import BucketedReducer

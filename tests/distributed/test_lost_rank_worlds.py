@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from podscale.config.spans import BatchNormGroup
+from podscale.config.batch_norm_groups import BatchNormGroup
 from podscale.errors import PodscaleError
 from podscale.pytorch.allreduce import FlatAllReduce
 from podscale.pytorch.batchnorm import BatchNorm, assign_batch_norm_groups

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from podscale.config.network import BatchNormSection
+from podscale.config.model import BatchNormSection
 from podscale.input.batch import Batch
 from podscale.pytorch.allreduce import FlatAllReduce
 from podscale.pytorch.batchnorm import BatchNorm

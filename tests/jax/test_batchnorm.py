@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from podscale.config.spans import BatchNormGroup
+from podscale.config.batch_norm_groups import BatchNormGroup
 from podscale.jax.batchnorm import BatchNorm, ChannelStatistics, assign_batch_norm_groups
 from podscale.jax.mesh import RANKS, arrange_devices
 

@@ -11,7 +11,7 @@ import pytest
 from podscale import ensemble
 from podscale.checkpoint.layout import complete_entries
 from podscale.config import RunConfig
-from podscale.config.ema import EmaSection
+from podscale.config.optimizer import EmaSection
 from podscale.rundir import RunDirectory
 from tests.support.engines import small, state_after, train_in_jax, train_in_torch
 from tests.support.refusals import refused

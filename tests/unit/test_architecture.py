@@ -21,7 +21,7 @@ FLOORS = {
     "podscale.hardware": 1,
     "podscale.keyed": 0,
     "podscale.util.processes": 0,
-    "podscale.recipes": 0,
+    "podscale.config.recipes": 0,
     "podscale.util.progress_reports": 0,
     "podscale.store": 0,
     "podscale.util.formatting": 0,

@@ -6,8 +6,8 @@ import pytest
 from pydantic_core import PydanticCustomError
 
 from podscale.config import RunConfig
-from podscale.config.conflict import refusal
-from podscale.config.spans import BatchNormGroup, batch_norm_group
+from podscale.config.batch_norm_groups import BatchNormGroup, batch_norm_group
+from podscale.config.fields import refusal
 
 
 def document(batch: int, accumulation: int = 1, **batch_norm: Any) -> RunConfig:

@@ -9,7 +9,7 @@ from PIL import Image
 from scipy.stats import chisquare, kstest, norm
 
 from podscale.config import loads
-from podscale.config.augment import AugmentSection
+from podscale.config.data import AugmentSection
 from podscale.input.augment import Augmentation
 from podscale.input.build import resolve_loader
 from podscale.input.operations import LEVELS, RAND_AUGMENT, TRIVIAL_AUGMENT, FillMode

@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional as F
 
 from podscale.config import loads
-from podscale.config.mixing import MixSection
+from podscale.config.train import MixSection
 from podscale.keyed import derive_key
 from podscale.pytorch.loss import TrainingLoss
 from podscale.pytorch.mixing import BatchMixer, sample_beta

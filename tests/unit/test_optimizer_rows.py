@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from podscale.config.neumann import NeumannSection
+from podscale.config.optimizer import NeumannSection
 from podscale.layout import ALIGNMENT_ELEMENTS
 from podscale.pytorch.optim import Adam, Lamb, Lars, Neumann, Nlcg, Optimizer, ParamShard, ParamSlice, RmsProp, Sgd
 from podscale.pytorch.optim.share import slice_of_rows

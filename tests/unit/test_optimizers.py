@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podscale.config import ModelSection
-from podscale.config.neumann import NeumannSection
-from podscale.config.optimizer import OptimizerSection
+from podscale.config.optimizer import NeumannSection, OptimizerSection
 from podscale.models import model_spec
 from podscale.pytorch.gradients import GradientBuffer
 from podscale.pytorch.models import build_model

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from podscale.config.neumann import NeumannSection
+from podscale.config.optimizer import NeumannSection
 from podscale.pytorch.optim import LookaheadOptimizer, Neumann, Nlcg, Optimizer, ParamShard, Sgd
 from podscale.pytorch.optim.nlcg import LossRateControl
 from tests.support.extreme import NORMS, bowl, loss, neumann_oracle, nlcg_oracle, table_row

@@ -11,11 +11,11 @@ import pytest
 
 from podscale import schedules
 from podscale.config import load
+from podscale.config.batch_norm_groups import batch_norm_group
 from podscale.config.checks import check_ranks
-from podscale.config.engines import requests_tpus
+from podscale.config.engine_support import requests_tpus
 from podscale.config.identity import result_values
 from podscale.config.preflight import find_problems
-from podscale.config.spans import batch_norm_group
 from podscale.hardware import find_hardware, find_topology
 from podscale.pipelines import presets
 from podscale.pipelines.presets import PRESET_DIRECTORY, preset_names, preset_summary, resolve_preset

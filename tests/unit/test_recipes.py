@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podscale.config import dumps, loads
-from podscale.recipes import MLPERF_LARS, nearest_divisor, recipe_row, recipe_values
+from podscale.config.recipes import MLPERF_LARS, nearest_divisor, recipe_row, recipe_values
 from tests.support.refusals import refused
 
 # mlcommons/training_results_*: batch -> learning rate, warm-up epochs, momentum, weight decay, epochs to 75.9 %, span

@@ -18,8 +18,8 @@ from typing import Any
 
 import podscale
 from podscale.config import RunConfig
+from podscale.config.batch_norm_groups import devices_per_rank
 from podscale.config.identity import fingerprint
-from podscale.config.spans import devices_per_rank
 from podscale.errors import InputError, PodscaleError
 from podscale.hardware import Topology
 from podscale.util.files import write_atomically, write_json

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 from jax import Array, lax
 
-from podscale.config.spans import BatchNormGroup
+from podscale.config.batch_norm_groups import BatchNormGroup
 from podscale.jax.batchnorm.function import NormOutput, sync_batch_norm
 from podscale.jax.mesh import GROUP, SPATIAL, AxisNames
 from podscale.jax.spatial.tiles import Tiles

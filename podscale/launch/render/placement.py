@@ -6,7 +6,7 @@ and by xpk (src/xpk/core/capacity.py).
 
 from typing import Any
 
-from podscale.config.cluster import TolerationSection
+from podscale.config.launch import TolerationSection
 from podscale.launch.jobspec import JobSpec
 
 TOPOLOGY_LEVEL = "cloud.google.com/gce-topology-block"

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from podscale.config.cluster import VolumeSection
+from podscale.config.launch import VolumeSection
 from podscale.launch.jobspec import JobSpec, metrics_secrets
 
 TEMPORARY_PATH = "/tmp"

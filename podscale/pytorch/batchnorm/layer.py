@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn import functional as F
 
-from podscale.config.spans import BatchNormGroup
+from podscale.config.batch_norm_groups import BatchNormGroup
 from podscale.pytorch.batchnorm.function import sync_batch_norm
 from podscale.pytorch.batchnorm.parts import ghost_batch_norm
 from podscale.pytorch.world import World

@@ -22,7 +22,7 @@ new m or the one before (`moves_by`; the new one makes line 13 exact); and what 
 import torch
 from torch import Tensor
 
-from podscale.config.neumann import NeumannSection
+from podscale.config.optimizer import NeumannSection
 from podscale.pytorch.optim.base import HyperParams, copy_where_finite, dot_fp64
 from podscale.pytorch.optim.momentum import add_weight_decay
 from podscale.pytorch.optim.share import ParamShard

@@ -4,9 +4,7 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from podscale.config.conflict import conflict_error
-from podscale.config.fields import result_field
-from podscale.config.section import Section
+from podscale.config.fields import Section, conflict_error, result_field
 
 CIFAR_RESNETS = ("resnet20", "resnet32", "resnet44", "resnet56", "resnet110")
 """The residual networks of He 2015, section 4.2; they have a small stem always."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from math import prod
 
-from podscale.config.conflict import conflict_error
+from podscale.config.fields import conflict_error
 from podscale.config.run import RunDocument
 
 
