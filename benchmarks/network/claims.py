@@ -13,14 +13,14 @@ from benchmarks.network.lab import Shape, lab
 from benchmarks.network.ranks import run_ranks
 from podscale import models
 from podscale.config import ModelSection
-from podscale.plan import nccl
-from podscale.plan.collectives import Fabric, LinkAxis, crossover_bytes, flat, hierarchical, tree
+from podscale.hardware import collective_cost
+from podscale.hardware.collective_cost import Fabric, LinkAxis, crossover_bytes, flat, hierarchical, tree
 from podscale.pytorch.allreduce.auto import measure_fabric
 
 GPUS = 1024
 GROUP = 16
 BUCKET = 64 * 2**20
-P40 = nccl.NcclCluster(GPUS // 8, 8, "pci", 10, 12, 20.4, 61)
+P40 = collective_cost.NcclCluster(GPUS // 8, 8, "pci", 10, 12, 20.4, 61)
 Cost = Callable[[float], float]
 
 
@@ -46,7 +46,7 @@ def claims() -> None:
 
 def p40_fabric() -> Fabric:
     """Rows of 16 ranks span two nodes: their slowest hop is the network's; PCIe carries 10 GB/s, the card 12."""
-    inside, network = (nccl.HOP_LATENCY_US["ring"][kind][0] * 1e-6 for kind in ("pci", "network"))
+    inside, network = (collective_cost.HOP_LATENCY_US["ring"][kind][0] * 1e-6 for kind in ("pci", "network"))
     hops = 2 * (GPUS - 1)
     mean = ((hops - 2 * (P40.nodes - 1)) * inside + 2 * (P40.nodes - 1) * network) / hops
     row = LinkAxis(GROUP, (14 * inside + network) / 15, 1 / 10e9)
@@ -86,10 +86,10 @@ def table(fabric: Fabric, by_nccl: bool) -> list[str]:
         "tree, fused": (lambda size: tree(fabric, size), True),
     }
     if by_nccl:
-        columns["NCCL's ring, each tensor"] = (lambda size: nccl.nccl_best_seconds(P40, "ring", size), False)
-        columns["NCCL's ring, fused"] = (lambda size: nccl.nccl_best_seconds(P40, "ring", size), True)
-        columns["NCCL's tree, each tensor"] = (lambda size: nccl.nccl_best_seconds(P40, "tree", size), False)
-        columns["NCCL's tree, fused"] = (lambda size: nccl.nccl_best_seconds(P40, "tree", size), True)
+        columns["NCCL's ring, each tensor"] = (lambda size: collective_cost.nccl_best_seconds(P40, "ring", size), False)
+        columns["NCCL's ring, fused"] = (lambda size: collective_cost.nccl_best_seconds(P40, "ring", size), True)
+        columns["NCCL's tree, each tensor"] = (lambda size: collective_cost.nccl_best_seconds(P40, "tree", size), False)
+        columns["NCCL's tree, fused"] = (lambda size: collective_cost.nccl_best_seconds(P40, "tree", size), True)
     names = list(columns)
     lines = ["| all-reduce | " + " | ".join(f"{name}, s | hybrid gains" for name in NETWORKS) + " |"]
     lines.append("|---|" + "---:|" * (2 * len(NETWORKS)))
@@ -132,9 +132,9 @@ def verdict() -> list[str]:
     for name, claimed in (("AlexNet", 3), ("ResNet-50", 11)):
         sizes = NETWORKS[name]
         hybrid = _total(lambda size: min(flat(fabric, size), hierarchical(fabric, size)), True, sizes)
-        single = sum(nccl.nccl_best_seconds(P40, "ring", size) for size in sizes) / hybrid
-        fused = sum(nccl.nccl_best_seconds(P40, "ring", size) for size in buckets(sizes)) / hybrid
-        today = sum(nccl.nccl_best_seconds(P40, "tree", size) for size in buckets(sizes)) / hybrid
+        single = sum(collective_cost.nccl_best_seconds(P40, "ring", size) for size in sizes) / hybrid
+        fused = sum(collective_cost.nccl_best_seconds(P40, "ring", size) for size in buckets(sizes)) / hybrid
+        today = sum(collective_cost.nccl_best_seconds(P40, "tree", size) for size in buckets(sizes)) / hybrid
         said.append(
             f"- {name}: the paper says up to {claimed} x. The model gives {single:.1f} x over NCCL's ring with a "
             f"message for every tensor, {fused:.1f} x over the same ring with fused buckets, and {today:.1f} x over "

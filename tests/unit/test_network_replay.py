@@ -55,7 +55,7 @@ def test_claims_count_every_gradient_once() -> None:
 
 
 def test_fabric_of_the_lab_at_a_thousand_ranks_keeps_its_links() -> None:
-    from podscale.plan.collectives import Fabric, LinkAxis
+    from podscale.hardware.collective_cost import Fabric, LinkAxis
 
     card = 1 / 25e6
     found = claims.at_scale(Fabric(LinkAxis(4, 1e-4, 1e-8), LinkAxis(2, 1e-3, 4 * card), LinkAxis(8, 3e-4, card)))

@@ -19,9 +19,8 @@ from podscale import models
 from podscale.config import RunConfig
 from podscale.config.train import AllReduceSection
 from podscale.engine.waits import waiting_for
-from podscale.plan.choice import AllReduceChoice, choose_all_reduce
-from podscale.plan.collectives import Fabric, LinkAxis
-from podscale.plan.fit import fit_link_axis
+from podscale.hardware.all_reduce_choice import AllReduceChoice, choose_all_reduce, fit_link_axis
+from podscale.hardware.collective_cost import Fabric, LinkAxis
 from podscale.pytorch.allreduce.base import WIRE_DTYPES
 from podscale.pytorch.mesh import Axis as Group
 from podscale.pytorch.mesh import build_line, build_mesh, plan_rows
