@@ -26,6 +26,7 @@ from prometheus_client import CollectorRegistry
 from world import run_world
 
 from podscale.config import RunConfig
+from podscale.data.shard_set import ShardSet
 from podscale.engine.checkpoints import open_checkpoint_store
 from podscale.engine.monitor import TrainingLogger
 from podscale.engine.stop import StopRequest
@@ -33,7 +34,6 @@ from podscale.engine.trainer import train
 from podscale.pytorch.build import build_trainer
 from podscale.pytorch.world import World
 from podscale.rundir import RunDirectory
-from podscale.shards.shardset import ShardSet
 from podscale.telemetry.exposition import MergedMetrics, SnapshotWriter, snapshot_path
 from podscale.telemetry.metrics import TrainMetrics
 from podscale.telemetry.server import MetricsServer

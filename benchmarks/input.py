@@ -17,12 +17,12 @@ import numpy as np
 from conditions import RESULTS, head, publish
 
 from podscale.config.run_config import RunConfig
+from podscale.data.decode import decode
+from podscale.data.loaders.build_loader import build_loader
+from podscale.data.sampler import build_sampler
+from podscale.data.shard_set import ShardSet, Split
 from podscale.errors import InputError
-from podscale.input.build import build_loader
-from podscale.input.decode import decode
-from podscale.order import build_sampler
 from podscale.schedules import image_phases
-from podscale.shards.shardset import ShardSet, Split
 
 Candidate = Callable[[Split, int, int], Iterator[int]]  # (split, batch, size) -> images of each batch
 ROUNDS = 3
@@ -92,7 +92,7 @@ def opencv(split: Split, batch: int, size: int) -> Iterator[int]:
     import cv2
 
     from podscale.config.schedule import CropSection
-    from podscale.input.crop import training_crops
+    from podscale.data.crop import training_crops
 
     cv2.setNumThreads(1)
     images = np.empty((batch, size, size, 3), dtype=np.uint8)

@@ -27,16 +27,16 @@ from PIL import Image
 
 from podscale.config.run_config import RunConfig
 from podscale.config.schedule import CropSection
+from podscale.data.crop import CropParams, training_crops
+from podscale.data.decode import Pixels, crop_and_resize, decode, decode_rows
+from podscale.data.loaders import pillow
+from podscale.data.loaders.base import Loader
+from podscale.data.loaders.build_loader import build_loader, open_shard_set
+from podscale.data.remote_files import ReadRetryPolicy, RemoteFiles
+from podscale.data.sampler import build_sampler
+from podscale.data.shard_set import LocalShardMapper, ShardSet, Split
 from podscale.errors import InputError
-from podscale.input.batch import Loader
-from podscale.input.build import build_loader, open_shard_set
-from podscale.input.crop import CropParams, training_crops
-from podscale.input.decode import Pixels, crop_and_resize, decode, decode_rows
-from podscale.input.loaders import torchvision
-from podscale.order import build_sampler
 from podscale.schedules import image_phases
-from podscale.shards.remote import ReadRetryPolicy, RemoteFiles
-from podscale.shards.shardset import LocalShardMapper, ShardSet, Split
 
 PACKAGES = ("pillow", "simplejpeg", "numpy", "nvidia-dali-cuda130")
 NEEDED = 4102
@@ -77,11 +77,11 @@ def cut_by_numpy(pixels: Pixels, view: CropParams, size: int) -> Pixels:
 
 @contextmanager
 def cutting(by: Callable[[Pixels, CropParams, int], Pixels]) -> Iterator[None]:
-    torchvision.crop_and_resize, kept = by, torchvision.crop_and_resize
+    pillow.crop_and_resize, kept = by, pillow.crop_and_resize
     try:
         yield
     finally:
-        torchvision.crop_and_resize = kept
+        pillow.crop_and_resize = kept
 
 
 class Turn:

@@ -21,6 +21,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from world import run_world
 
 from podscale.config import RunConfig
+from podscale.data.shard_set import ShardSet
 from podscale.engine.checkpoints import open_checkpoint_store
 from podscale.engine.monitor import TrainingLogger, open_goodput_tracker
 from podscale.engine.stop import StopRequest
@@ -29,7 +30,6 @@ from podscale.engine.word import StepStatus
 from podscale.pytorch.build import build_trainer
 from podscale.pytorch.world import World
 from podscale.rundir import Lease, RunDirectory
-from podscale.shards.shardset import ShardSet
 from podscale.telemetry.events import EventLog
 from podscale.telemetry.exposition import MergedMetrics, SnapshotWriter, snapshot_path
 from podscale.telemetry.heartbeat import GoodputWriter

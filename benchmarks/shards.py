@@ -30,13 +30,13 @@ from typing import Any
 from conditions import RESULTS, head, publish
 
 from podscale.config.data import DataSection
-from podscale.shards.convert import ImageRules
-from podscale.shards.pack import Packer, PackTask
-from podscale.shards.plan import ShardPlan, plan_shards
-from podscale.shards.sources import SourceItem
-from podscale.shards.sources.members import tar_members
-from podscale.shards.sources.storage import LocalStorage
-from podscale.shards.watch import PackProgress
+from podscale.data.sharding.pack import Packer, PackTask
+from podscale.data.sharding.pack_progress import PackProgress
+from podscale.data.sharding.shard_plan import ShardPlan, plan_shards
+from podscale.data.sharding.validate_image import ImageRules
+from podscale.data.sources import SourceItem
+from podscale.data.sources.storage import LocalStorage
+from podscale.data.sources.tar import tar_members
 
 SHARD_BYTES = 256 * 2**20
 
@@ -260,7 +260,7 @@ def plan_cost(count: int, scratch: Path) -> list[str]:
     script = (
         "import sys, pathlib; sys.path.insert(0, sys.argv[1]); import shards\n"
         "from podscale.config.data import DataSection\n"
-        "from podscale.shards.plan import make_plan\n"
+        "from podscale.data.sharding.shard_plan import make_plan\n"
         "base = shards.peak_kilobytes()\n"
         "plan = make_plan(shards.Synthetic(int(sys.argv[2])), DataSection(source='synthetic'))\n"
         "plan.write(pathlib.Path(sys.argv[3]))\n"
@@ -287,7 +287,7 @@ def pack_memory(archive: Path, scratch: Path) -> list[str]:
     script = (
         "import sys, pathlib; sys.path.insert(0, sys.argv[1]); import shards\n"
         "from podscale.config.data import DataSection\n"
-        "from podscale.shards.plan import make_plan\n"
+        "from podscale.data.sharding.shard_plan import make_plan\n"
         "repeat, out = int(sys.argv[3]), pathlib.Path(sys.argv[4])\n"
         "source = shards.Originals(sys.argv[2], repeat + 1)\n"
         "data = DataSection(source='x', shard_bytes=64 * 2**20)\n"

@@ -13,12 +13,12 @@ from typing import Any, get_args
 from podscale.config import RunConfig, differences, dumps, load, result_values
 from podscale.config.data import DataSection
 from podscale.config.identity import fingerprint
+from podscale.data.manifest import MANIFEST_FILE
 from podscale.ensemble import MODEL_JSON, combined_model_directories, evaluated_model_directories
 from podscale.errors import InputError
 from podscale.rundir.layout import RunDirectory, dataset_directory, local_path
 from podscale.rundir.lease import Lease, lease_wait_seconds
 from podscale.rundir.outcome import StageName, StageOutcome, read_outcomes, record_stage, write_outcome
-from podscale.shards.manifest import MANIFEST_FILE
 from podscale.util.files import write_atomically, write_json
 
 STAGES: tuple[StageName, ...] = get_args(StageName)

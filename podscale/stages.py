@@ -21,6 +21,8 @@ from podscale.config import RunConfig
 from podscale.config.data import DataSection
 from podscale.config.preflight import preflight
 from podscale.config.telemetry import TelemetrySection
+from podscale.data.manifest import ShardSetManifest
+from podscale.data.sharding.pack_progress import NULL_OBSERVER, BuildObserver
 from podscale.errors import ExitCode, InputError, error_from_exit_code
 from podscale.rundir import (
     Lease,
@@ -32,8 +34,6 @@ from podscale.rundir import (
     record_stage,
     write_outcome,
 )
-from podscale.shards.manifest import ShardSetManifest
-from podscale.shards.watch import NULL_OBSERVER, BuildObserver
 from podscale.util import env
 from podscale.util.progress_reports import ProgressCallback
 
@@ -100,7 +100,7 @@ def shard(
     that leaves the set incomplete. telemetry: what the document says of it; default: no metrics. Raises InputError for
     an unusable source or target.
     """
-    from podscale.shards.build import build_shard_set
+    from podscale.data.sharding.build_shard_set import build_shard_set
 
     location = dataset_directory(workspace, data)
     directory = local_path(location)
@@ -166,10 +166,10 @@ def evaluate(config: RunConfig, shard_set: str) -> StageOutcome:
 
 def report(config: RunConfig, shard_set: str) -> StageOutcome:
     """Writes the self-contained <run>/report.html and the model card."""
+    from podscale.data.loaders.build_loader import open_shard_set
+    from podscale.data.node_cache import is_remote
     from podscale.evaluate.card import write_model_card
     from podscale.evaluate.report import build_report
-    from podscale.input.build import open_shard_set
-    from podscale.shards.cache import is_remote
 
     def work(run: RunDirectory, lease: Lease) -> None:
         # a report is due even where the shards are gone; only remote ones must be brought here first
@@ -267,8 +267,8 @@ def _check_models_exist(config: RunConfig) -> None:
 
 def _write_evaluation(config: RunConfig, run: RunDirectory, shard_set: str) -> None:
     """Turns the predictions that the ranks left into evaluation.json."""
+    from podscale.data.loaders.build_loader import open_shard_set
     from podscale.evaluate.evaluation import evaluate_run
-    from podscale.input.build import open_shard_set
 
     evaluate_run(run.path, config, open_shard_set(shard_set, config))
 

@@ -9,6 +9,7 @@ import torch
 from benchmarks.ensemble.cases import Comparison
 from podscale import resume, stages
 from podscale.config import RunConfig
+from podscale.data.shard_set import ShardSet
 from podscale.engine.notes import ProgressTracker
 from podscale.engine.place import WorkerEnv
 from podscale.engine.stop import StopRequest
@@ -18,7 +19,6 @@ from podscale.pytorch.rank import run_training
 from podscale.pytorch.together import evaluate_ensemble
 from podscale.pytorch.world import World, join_world, leave_world
 from podscale.rundir import RunDirectory
-from podscale.shards.shardset import ShardSet
 
 
 def carry_out(sides: Comparison) -> list[str]:

@@ -10,11 +10,11 @@ from safetensors.numpy import save_file
 
 from podscale import stages
 from podscale.config import RunConfig
-from podscale.input.build import build_evaluation_loader, build_loader
-from podscale.order import build_sampler
+from podscale.data.loaders.build_loader import build_evaluation_loader, build_loader
+from podscale.data.sampler import build_sampler
+from podscale.data.shard_set import ShardSet
 from podscale.rundir.layout import dataset_directory
 from podscale.schedules import image_phases
-from podscale.shards.shardset import ShardSet
 
 RANKS, GLOBAL_BATCH = 4, 64
 Values = npt.NDArray[Any]

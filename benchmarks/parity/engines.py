@@ -26,8 +26,8 @@ def _torch_rank(world: Any, config: RunConfig, given: list[Data]) -> list[Traine
 def _train_torch(world: Any, config: RunConfig, data: Data) -> Trained:
     import torch
 
+    from podscale.data.loaders.base import Batch
     from podscale.engine.phase import untimed
-    from podscale.input.batch import Batch
     from podscale.pytorch import build
     from podscale.pytorch.feed import DeviceBatch
     from podscale.pytorch.modelfile import load_weights_file

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
-from podscale.shards import index
-from podscale.shards.manifest import SCHEMA_VERSION, Shard, ShardSetManifest, SplitSummary, classes_sha256
+from podscale.data import index
+from podscale.data.manifest import SCHEMA_VERSION, Shard, ShardSetManifest, SplitSummary, classes_sha256
 from podscale.util.files import write_json
 
 WIDTH, HEIGHT = 500, 375

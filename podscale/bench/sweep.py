@@ -15,9 +15,9 @@ from typing import Any
 from podscale.bench.imaginary import write_synthetic_shard_set
 from podscale.bench.ranks import run_workers
 from podscale.config import RunConfig
+from podscale.data.manifest import MANIFEST_FILE as MANIFEST
+from podscale.data.manifest import ShardSetManifest
 from podscale.errors import InputError
-from podscale.shards.manifest import MANIFEST_FILE as MANIFEST
-from podscale.shards.manifest import ShardSetManifest
 from podscale.util import host_info
 from podscale.util.files import write_json
 

@@ -47,7 +47,7 @@ def known_data(config: RunConfig) -> tuple[dict[str, int], int | None]:
 
 
 def _classes(config: RunConfig) -> int:
-    from podscale.shards.shardset import ShardSet
+    from podscale.data.shard_set import ShardSet
 
     return len(ShardSet.open(dataset_directory(config.run.workspace, config.data)).classes)
 

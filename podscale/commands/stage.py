@@ -56,7 +56,7 @@ def run_shard(document: str | None, changes: Sequence[str], *, workers: int, ind
 
 def run_inspect(directory: Path, *, verify: bool, contact_sheets: Path | None, as_json: bool) -> None:
     """Tells what a shard set holds; fails where verifying finds damage. contact_sheets: folder for pictures."""
-    from podscale.shards.inspect import inspect_shard_set
+    from podscale.data.inspect import inspect_shard_set
 
     progress = ProgressLine(sys.stderr)
     summary = inspect_shard_set(directory, verify=verify, progress=progress)
@@ -73,7 +73,7 @@ def run_inspect(directory: Path, *, verify: bool, contact_sheets: Path | None, a
 
 
 def _contact_sheets(directory: Path, splits: list[str], folder: Path) -> list[Path]:
-    from podscale.shards.contact import contact_sheet
+    from podscale.data.inspect import contact_sheet
 
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 from podscale.checkpoint import CheckpointReport, CheckpointStore, RunIdentity
 from podscale.config import RunConfig, result_values
+from podscale.data.shard_set import ShardSet
 from podscale.rundir import RunDirectory
 from podscale.schedules import snapshot_steps
-from podscale.shards.shardset import ShardSet
 
 
 def open_checkpoint_store(

@@ -11,9 +11,9 @@ from pathlib import Path
 from time import perf_counter
 
 from podscale.config import RunConfig
+from podscale.data.loaders.base import Loader
 from podscale.engine.world import World
 from podscale.hardware import find_gpu_chip
-from podscale.input.batch import Loader
 from podscale.telemetry.metrics import TrainMetrics
 
 

@@ -10,9 +10,9 @@ from podscale import models
 from podscale.checkpoint.layout import CheckpointEntry, Snapshot, complete_entries, read_snapshot
 from podscale.config import RunConfig
 from podscale.config.identity import differences, result_values
+from podscale.data.shard_set import ShardSet
 from podscale.ensemble import resolve_run_directory
 from podscale.errors import InputError
-from podscale.shards.shardset import ShardSet
 
 EPOCH_KEY = "epoch"
 """In the meta of a checkpoint: the passes over the training split that it is after."""

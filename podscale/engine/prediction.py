@@ -5,11 +5,11 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry
 
+from podscale.data.loaders.base import Loader
 from podscale.engine.place import WorkerEnv
 from podscale.engine.world import World
 from podscale.evaluate import predictions
 from podscale.evaluate.predictions import Predictions
-from podscale.input.batch import Loader
 from podscale.rundir import RunDirectory
 from podscale.telemetry.evaluating import EvaluationMetrics
 from podscale.telemetry.events import EventLog

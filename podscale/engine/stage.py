@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from podscale.checkpoint import CheckpointStore
+from podscale.data.shard_set import ShardSet
 from podscale.engine.checkpoints import open_checkpoint_store
 from podscale.engine.monitor import TrainingLogger, open_training_logger
 from podscale.engine.notes import ProgressTracker
@@ -12,7 +13,6 @@ from podscale.engine.trainer import TrainResult, train
 from podscale.engine.world import World
 from podscale.errors import InputError, Preempted
 from podscale.rundir import RunDirectory
-from podscale.shards.shardset import ShardSet
 from podscale.util import env
 
 TrainerBuilder = Callable[[CheckpointStore, TrainingLogger], Trainer]

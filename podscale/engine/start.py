@@ -2,12 +2,12 @@
 
 import os
 
+from podscale.data.loaders.build_loader import open_shard_set
+from podscale.data.sampler import build_sampler
+from podscale.data.shard_set import ShardSet
 from podscale.engine import agreement
 from podscale.engine.meeting import RankGroup
 from podscale.engine.place import WorkerEnv
-from podscale.input.build import open_shard_set
-from podscale.order import build_sampler
-from podscale.shards.shardset import ShardSet
 
 
 def open_agreed_shard_set(

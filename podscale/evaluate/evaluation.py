@@ -12,6 +12,8 @@ import numpy as np
 from pydantic import Field
 
 from podscale.config import RunConfig, fingerprint, result_values
+from podscale.data.manifest import ShardSetManifest
+from podscale.data.shard_set import ShardSet
 from podscale.ensemble import combined_model_directories
 from podscale.errors import InputError
 from podscale.evaluate import predictions
@@ -21,8 +23,6 @@ from podscale.evaluate.models import read_evaluated_models
 from podscale.evaluate.part import SchemaBase
 from podscale.evaluate.scores import CALIBRATION_SOURCE, Scores, compute_scores
 from podscale.rundir import RunDirectory
-from podscale.shards.manifest import ShardSetManifest
-from podscale.shards.shardset import ShardSet
 from podscale.util.files import write_atomically
 from podscale.util.formatting import printable
 

@@ -10,12 +10,14 @@ from jax.sharding import Mesh
 from podscale import models, schedules
 from podscale.checkpoint import CheckpointStore
 from podscale.config import RunConfig
+from podscale.data.loaders.base import Loader
+from podscale.data.loaders.build_loader import build_evaluation_loader, build_loader
+from podscale.data.sampler import build_sampler
+from podscale.data.shard_set import ShardSet, Split
 from podscale.engine.fit import validate_world
 from podscale.engine.monitor import TrainingLogger
 from podscale.engine.origin import load_initial_weights
 from podscale.engine.stop import StopRequest
-from podscale.input.batch import Loader
-from podscale.input.build import build_evaluation_loader, build_loader
 from podscale.jax.checkpoints import TrainState
 from podscale.jax.compilation import synchronize_first_call
 from podscale.jax.control import StepSync
@@ -27,8 +29,6 @@ from podscale.jax.placing import put_replicated
 from podscale.jax.session import JaxTrainer
 from podscale.jax.step import build_train_step
 from podscale.jax.world import World
-from podscale.order import build_sampler
-from podscale.shards.shardset import ShardSet, Split
 
 HOST = "cpu"
 """Where loaders decode: batches reach the devices as pixels."""

@@ -10,8 +10,8 @@ import numpy.typing as npt
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from podscale.data.loaders.base import Batch
 from podscale.engine.phase import PhaseTimer
-from podscale.input.batch import Batch
 from podscale.jax.mesh import RANKS, SPATIAL, axis_size
 from podscale.jax.placing import assemble_array
 

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from podscale import models
 from podscale.checkpoint import CheckpointStore
 from podscale.checkpoint.modelfile import WEIGHTS_FILE
+from podscale.data.loaders.base import Loader
+from podscale.data.shard_set import ShardSet
 from podscale.engine.monitor import TrainingLogger
 from podscale.engine.notes import ProgressTracker
 from podscale.engine.phase import untimed
@@ -15,7 +17,6 @@ from podscale.engine.stop import StopRequest
 from podscale.engine.trainer import TrainResult
 from podscale.ensemble import combined_model_directories
 from podscale.errors import InputError
-from podscale.input.batch import Loader
 from podscale.jax.build import build_evaluator, build_trainer
 from podscale.jax.compilation import enable_program_cache
 from podscale.jax.mesh import mesh_for_config
@@ -25,7 +26,6 @@ from podscale.jax.session import JaxTrainer
 from podscale.jax.step import build_layout
 from podscale.jax.world import World
 from podscale.rundir import RunDirectory, programs_directory
-from podscale.shards.shardset import ShardSet
 
 
 def run_training(

@@ -9,10 +9,10 @@ from podscale.config import RunConfig
 from podscale.config.checks import check_ranks
 from podscale.config.fields import refusal
 from podscale.config.preflight import input_cache_bytes
+from podscale.data.sampler import check_shard_groups
 from podscale.errors import InputError, InputErrors
 from podscale.hardware import Hardware
 from podscale.launch.demand import GIB, PodResources
-from podscale.order import check_shard_groups
 from podscale.rundir import local_path
 from podscale.util.formatting import format_count
 

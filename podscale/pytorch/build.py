@@ -13,15 +13,16 @@ from podscale.checkpoint import CheckpointStore
 from podscale.config import RunConfig, TrainSection
 from podscale.config.batch_norm_groups import batch_norm_group
 from podscale.config.train import AllReduceSection
+from podscale.data.loaders.base import Loader
+from podscale.data.loaders.build_loader import build_evaluation_loader, build_loader
+from podscale.data.sampler import build_sampler
+from podscale.data.shard_set import ShardSet
 from podscale.engine.fit import validate_world
 from podscale.engine.monitor import TrainingLogger
 from podscale.engine.origin import load_initial_weights
 from podscale.engine.progress import RunProgress
 from podscale.engine.stop import StopRequest
 from podscale.errors import InputError
-from podscale.input.batch import Loader
-from podscale.input.build import build_evaluation_loader, build_loader
-from podscale.order import build_sampler
 from podscale.pytorch.allreduce.selftest import relative_error
 from podscale.pytorch.batchnorm import assign_batch_norm_groups
 from podscale.pytorch.checkpoints import TrainState
@@ -45,7 +46,6 @@ from podscale.pytorch.statistics import RunningStatistics, running_statistics_we
 from podscale.pytorch.step import TrainStep
 from podscale.pytorch.weights import GATHER_DTYPES, FlatWeights
 from podscale.pytorch.world import World
-from podscale.shards.shardset import ShardSet
 
 
 def build_trainer(

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from podscale.data.loaders.base import Batch
 from podscale.engine.phase import PhaseTimer
-from podscale.input.batch import Batch
 from podscale.pytorch.world import World
 
 

@@ -16,17 +16,17 @@ from torch import nn
 
 from podscale.checkpoint.modelfile import read_weights
 from podscale.config import RunConfig
+from podscale.data.loaders.build_loader import build_loader
+from podscale.data.sampler import build_sampler
+from podscale.data.shard_set import ShardSet
 from podscale.engine.phase import untimed
 from podscale.engine.waits import BATCH_NORM, waiting_for
-from podscale.input.build import build_loader
-from podscale.order import build_sampler
 from podscale.pytorch.batchnorm import BatchNorm
 from podscale.pytorch.feed import DevicePrefetcher
 from podscale.pytorch.normalise import Normalise
 from podscale.pytorch.precision import Precision
 from podscale.pytorch.world import World
 from podscale.schedules import image_phases
-from podscale.shards.shardset import ShardSet
 
 
 def mean_weights(model: nn.Module, files: Sequence[Path]) -> dict[str, npt.NDArray[Any]]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from podscale.config.train import MixSection
-from podscale.keyed import UInt64Array, derive_key, uniform
+from podscale.data.rng import UInt64Array, derive_key, uniform
 from podscale.pytorch.world import World
 
 _KEY_DOMAIN = 0x6D6978  # "mix"

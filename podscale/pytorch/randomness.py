@@ -8,7 +8,7 @@ starts, draws anew in every update.
 import torch
 from torch import nn
 
-from podscale.keyed import derive_key
+from podscale.data.rng import derive_key
 from podscale.pytorch.world import World
 
 _DROPOUT_KEY_DOMAIN = 0x64726F70  # "drop"

@@ -12,6 +12,8 @@ import torch
 
 from podscale.checkpoint import CheckpointStore
 from podscale.checkpoint.modelfile import WEIGHTS_FILE
+from podscale.data.loaders.base import Loader
+from podscale.data.shard_set import ShardSet
 from podscale.engine.meeting import RankGroup
 from podscale.engine.monitor import TrainingLogger
 from podscale.engine.notes import ProgressTracker
@@ -23,7 +25,6 @@ from podscale.engine.start import open_agreed_shard_set
 from podscale.engine.stop import StopRequest
 from podscale.ensemble import combined_model_directories
 from podscale.errors import Preempted
-from podscale.input.batch import Loader
 from podscale.pytorch.allreduce.auto import resolve_all_reduce
 from podscale.pytorch.build import build_evaluator, build_model_on_device, build_trainer
 from podscale.pytorch.failure import watch_torch_peers
@@ -36,7 +37,6 @@ from podscale.pytorch.session import PyTorchTrainer
 from podscale.pytorch.together import evaluate_ensemble
 from podscale.pytorch.world import World, join_world, leave_world
 from podscale.rundir import RunDirectory
-from podscale.shards.shardset import ShardSet
 
 
 def main() -> None:

@@ -21,11 +21,11 @@ from typing import Any
 import torch
 
 from podscale.config import RunConfig
+from podscale.data.loaders.build_loader import open_shard_set
 from podscale.engine.checkpoints import open_checkpoint_store
 from podscale.engine.monitor import open_training_logger
 from podscale.engine.phase import PhaseTimer
 from podscale.engine.stop import StopRequest
-from podscale.input.build import open_shard_set
 from podscale.pytorch.allreduce.auto import resolve_all_reduce
 from podscale.pytorch.build import build_trainer
 from podscale.pytorch.graph import CudaGraphStep

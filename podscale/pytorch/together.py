@@ -19,6 +19,8 @@ from torch import nn
 
 from podscale.checkpoint.modelfile import WEIGHTS_FILE
 from podscale.config import RunConfig
+from podscale.data.loaders.base import Loader
+from podscale.data.shard_set import ShardSet
 from podscale.engine.fit import validate_world
 from podscale.engine.phase import untimed
 from podscale.engine.place import WorkerEnv
@@ -28,7 +30,6 @@ from podscale.ensemble import MODEL_JSON
 from podscale.evaluate.models import EvaluatedModel, EvaluatedModels, read_evaluated_models
 from podscale.evaluate.passes import EvaluationPass, write_passes
 from podscale.evaluate.predictions import Predictions
-from podscale.input.batch import Loader
 from podscale.pytorch.build import build_evaluator, build_model_on_device
 from podscale.pytorch.checkpoints import as_array
 from podscale.pytorch.evaluate import Evaluator, PredictionColumns, batch_predictions, prediction_columns
@@ -39,7 +40,6 @@ from podscale.pytorch.precision import Precision, build_precision, set_numerics
 from podscale.pytorch.votes import LogitAverage
 from podscale.pytorch.world import World
 from podscale.rundir import RunDirectory
-from podscale.shards.shardset import ShardSet
 from podscale.util.files import write_atomically, write_json
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from podscale.input.batch import Batch
+from podscale.data.loaders.base import Batch
 from podscale.pytorch.evaluate import PredictionColumns, batch_predictions, prediction_columns
 
 

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from podscale.telemetry.readings import MetricRegistry
 
 if TYPE_CHECKING:
-    from podscale.shards.watch import BuildPhase, PackProgress
+    from podscale.data.sharding.pack_progress import BuildPhase, PackProgress
 
 
 SHARD_COUNTERS = ("shard_images", "shard_shards", "shard_bytes", "shard_phase_seconds")

@@ -17,9 +17,9 @@ import numpy as np
 import yaml
 from PIL import Image
 
+from podscale.data.sources.digits import load as load_digits
 from podscale.monitoring.local import LocalPrometheus, run_prometheus
 from podscale.monitoring.scraping import DEFAULT_INTERVALS
-from podscale.shards.sources.digits import load as load_digits
 from podscale.telemetry.events import read_records
 from tests.support.commands import Command
 from tests.support.drawing import Span

@@ -9,6 +9,7 @@ import pytest
 
 from podscale.config import RunConfig
 from podscale.config.train import AllReduceSection
+from podscale.data.shard_set import ShardSet
 from podscale.engine.notes import ProgressTracker
 from podscale.engine.place import WorkerEnv
 from podscale.engine.stop import StopRequest
@@ -16,7 +17,6 @@ from podscale.errors import Preempted
 from podscale.pytorch.rank import run_training
 from podscale.pytorch.world import World
 from podscale.rundir import RunDirectory
-from podscale.shards.shardset import ShardSet
 from podscale.telemetry.events import read_records
 from tests.conftest import MakeShardSet
 from tests.distributed.conftest import RunWorld

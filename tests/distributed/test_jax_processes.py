@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 
 from podscale.config import load
-from podscale.input.build import build_loader
-from podscale.order import build_sampler
+from podscale.data.loaders.build_loader import build_loader
+from podscale.data.sampler import build_sampler
+from podscale.data.shard_set import ShardSet
 from podscale.schedules import image_phases
-from podscale.shards.shardset import ShardSet
 from podscale.worker_exit import WorkerReport, read_worker_reports, registered_workers
 from tests.conftest import MakeShardSet
 from tests.support.jax_bodies import DIES_AT, READ

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from podscale.config.model import BatchNormSection
-from podscale.input.batch import Batch
+from podscale.data.loaders.base import Batch
 from podscale.pytorch.allreduce import FlatAllReduce
 from podscale.pytorch.batchnorm import BatchNorm
 from podscale.pytorch.feed import DeviceBatch

@@ -9,9 +9,9 @@ import pytest
 
 from podscale.config import RunConfig
 from podscale.config.data import DataSection
+from podscale.data.sharding.build_shard_set import build_shard_set
 from podscale.pytorch.world import World
 from podscale.rundir import RunDirectory
-from podscale.shards.build import build_shard_set
 from tests.distributed.test_training_worlds import records_of, run_training
 
 TARGET = 0.8

@@ -13,6 +13,8 @@ from safetensors.numpy import load_file
 from podscale import ensemble
 from podscale.checkpoint.modelfile import WEIGHTS_FILE
 from podscale.config import RunConfig
+from podscale.data.loaders.base import Batch
+from podscale.data.shard_set import ShardSet
 from podscale.engine.phase import untimed
 from podscale.engine.place import WorkerEnv
 from podscale.errors import InputError
@@ -20,7 +22,6 @@ from podscale.evaluate import evaluation, predictions
 from podscale.evaluate.models import read_evaluated_models
 from podscale.evaluate.passes import COMBINE_METHODS, pass_predictions_path, read_passes
 from podscale.evaluate.report import build_report
-from podscale.input.batch import Batch
 from podscale.pytorch.build import build_evaluator, build_model_on_device
 from podscale.pytorch.feed import DevicePrefetcher
 from podscale.pytorch.modelfile import load_weights_file
@@ -29,7 +30,6 @@ from podscale.pytorch.together import evaluate_ensemble
 from podscale.pytorch.votes import LogitAverage
 from podscale.pytorch.world import join_world, leave_world
 from podscale.rundir import RunDirectory
-from podscale.shards.shardset import ShardSet
 from tests.support.engines import small, train_in_torch
 
 CYCLES = {"cycles": [1, 1, 1], "collapse": {"epochs": 1, "weight_decay_factor": 3}}

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from podscale.config import RunConfig
+from podscale.data.shard_set import ShardSet
 from podscale.engine.phase import untimed
 from podscale.engine.session import NONFINITE_MESSAGE
 from podscale.engine.trainer import TrainResult
@@ -22,7 +23,6 @@ from podscale.pytorch.precision import Precision
 from podscale.pytorch.session import PyTorchTrainer
 from podscale.pytorch.world import World
 from podscale.rundir import RunDirectory
-from podscale.shards.shardset import ShardSet
 from podscale.telemetry.events import filter_replays, read_records
 from tests.support.engines import small as document
 from tests.support.engines import train_session

@@ -62,13 +62,13 @@ def train_here() -> TrainHere:
 def _train_here(
     world: Any, config: RunConfig, shards: Path, watch: Callable[[Any, int], None] = lambda session, step: None
 ) -> dict[str, Any]:
+    from podscale.data.shard_set import ShardSet
     from podscale.engine.checkpoints import open_checkpoint_store
     from podscale.engine.monitor import open_training_logger
     from podscale.engine.stop import StopRequest
     from podscale.engine.trainer import train
     from podscale.pytorch.build import build_trainer
     from podscale.rundir import RunDirectory
-    from podscale.shards.shardset import ShardSet
 
     run, shard_set = RunDirectory.for_config(config).create(), ShardSet.open(shards)
     with open_training_logger(config, world, run, run.path, None) as monitor:

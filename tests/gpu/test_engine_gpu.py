@@ -84,7 +84,7 @@ def test_feed_copies_and_normalises(world: Any) -> None:
     import numpy as np
 
     from podscale.config import InputSection
-    from podscale.input.batch import Batch
+    from podscale.data.loaders.base import Batch
     from podscale.pytorch.feed import DevicePrefetcher
     from podscale.pytorch.normalise import Normalise
 

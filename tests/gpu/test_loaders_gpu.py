@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from podscale.config.run_config import RunConfig
-from podscale.input.build import build_evaluation_loader, build_loader, is_dali_installed
-from podscale.order import build_sampler, evaluation_steps
+from podscale.data.loaders.build_loader import build_evaluation_loader, build_loader, is_dali_installed
+from podscale.data.sampler import build_sampler, evaluation_steps
+from podscale.data.shard_set import ShardSet
 from podscale.schedules import image_phases
-from podscale.shards.shardset import ShardSet
 from tests.support.shard_set import Sample, image_size, varied_samples
 
 pytestmark = pytest.mark.gpu
@@ -25,7 +25,7 @@ def loader(request: pytest.FixtureRequest) -> str:
     if request.param == "dali" and not is_dali_installed():
         pytest.skip("DALI is not installed")
     if request.param == "nvjpeg":
-        from podscale.input.loaders.nvjpeg import is_available_on
+        from podscale.data.loaders.nvjpeg import is_available_on
 
         if not is_available_on(DEVICE):
             pytest.skip("this torchvision does not decode on a GPU")

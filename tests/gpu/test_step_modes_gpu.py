@@ -202,7 +202,7 @@ def test_a_graph_is_of_one_shape(world: Any) -> None:
     import numpy as np
     import torch
 
-    from podscale.input.batch import Batch
+    from podscale.data.loaders.base import Batch
     from podscale.pytorch.feed import DeviceBatch
     from podscale.pytorch.graph import CudaGraphStep
 

@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 
 from podscale import models
 from podscale.config import RunConfig
+from podscale.data.shard_set import ShardSet
 from podscale.engine.phase import untimed
 from podscale.evaluate.predictions import Predictions
 from podscale.jax.build import build_evaluator
@@ -21,7 +22,6 @@ from podscale.jax.models import initialise
 from podscale.jax.placing import put_replicated
 from podscale.jax.step import build_layout
 from podscale.pytorch.evaluate import batch_predictions as torchs_answers
-from podscale.shards.shardset import ShardSet
 from tests.support.engines import document, jax_world
 from tests.support.shard_set import make_shard_set
 

@@ -15,11 +15,11 @@ from PIL import Image
 from safetensors.numpy import save_file
 
 from podscale.config import RunConfig, dumps, loads
+from podscale.data.shard_set import ShardSet
+from podscale.data.sources.digits import load as load_digits
 from podscale.evaluate import predictions
 from podscale.evaluate.evaluation import evaluate_run
 from podscale.rundir import StageOutcome, write_outcome
-from podscale.shards.shardset import ShardSet
-from podscale.shards.sources.digits import load as load_digits
 from podscale.telemetry.events import EventLog
 from tests.support.shard_set import Sample, finish, write_split
 

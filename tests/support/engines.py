@@ -8,13 +8,13 @@ import numpy as np
 
 from podscale.checkpoint.layout import complete_entries, read_snapshot
 from podscale.config import RunConfig
+from podscale.data.shard_set import ShardSet
 from podscale.engine.checkpoints import open_checkpoint_store
 from podscale.engine.monitor import open_training_logger
 from podscale.engine.session import Trainer
 from podscale.engine.stop import StopRequest
 from podscale.engine.trainer import TrainResult, train
 from podscale.rundir import RunDirectory
-from podscale.shards.shardset import ShardSet
 from podscale.telemetry.events import filter_replays, read_records
 
 Prepare = Callable[[Any], None]

@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from podscale.config import RunConfig
+from podscale.data.shard_set import ShardSet
 from podscale.engine.notes import ProgressTracker
 from podscale.engine.phase import untimed
 from podscale.jax.build import build_training_loader
@@ -19,7 +20,6 @@ from podscale.jax.compilation import enable_program_cache, synchronize_first_cal
 from podscale.jax.feed import DevicePrefetcher
 from podscale.jax.mesh import mesh_for_config
 from podscale.jax.world import World
-from podscale.shards.shardset import ShardSet
 
 DIES_AT = 3
 UPDATES = 1000

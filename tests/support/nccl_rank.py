@@ -17,8 +17,8 @@ from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from podscale.config.train import AllReduceSection
+from podscale.data.loaders.base import Batch
 from podscale.engine.phase import PhaseTimer, untimed
-from podscale.input.batch import Batch
 from podscale.pytorch import hooks
 from podscale.pytorch.allreduce import AllReduce, ShardedAllReduce, build_all_reduce, collectives, pipeline
 from podscale.pytorch.feed import DeviceBatch

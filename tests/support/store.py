@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from podscale.shards.remote import ReadRetryPolicy
+from podscale.data.remote_files import ReadRetryPolicy
 
 QUICK = ReadRetryPolicy(timeout_seconds=2.0, max_attempts=4, pause_seconds=0.01, block_bytes=16_384)
 

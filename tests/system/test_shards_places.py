@@ -12,13 +12,13 @@ import pytest
 from PIL import Image
 
 from podscale.config.data import DataSection
+from podscale.data.manifest import MANIFEST_FILE
+from podscale.data.sharding.build_shard_set import build_shard_set
+from podscale.data.sharding.pack import Packer, PackTask
+from podscale.data.sharding.shard_plan import plan_shards
+from podscale.data.sharding.validate_image import ImageRules
+from podscale.data.sources import open_source
 from podscale.errors import InputError
-from podscale.shards.build import build_shard_set
-from podscale.shards.convert import ImageRules
-from podscale.shards.manifest import MANIFEST_FILE
-from podscale.shards.pack import Packer, PackTask
-from podscale.shards.plan import plan_shards
-from podscale.shards.sources import open_source
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 READ_ONLY, REMOUNT = 1, 32

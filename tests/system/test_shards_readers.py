@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 
 from podscale.config.data import DataSection
-from podscale.shards.build import build_shard_set
-from podscale.shards.shardset import ShardSet, Split
+from podscale.data.shard_set import ShardSet, Split
+from podscale.data.sharding.build_shard_set import build_shard_set
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ FLOORS = {
     "podscale.util.processes": 0,
     "podscale.util.host_info": 0,
     "podscale.hardware": 1,
-    "podscale.keyed": 0,
+    "podscale.data.rng": 0,
     "podscale.util.processes": 0,
     "podscale.config.recipes": 0,
     "podscale.util.progress_reports": 0,
@@ -31,17 +31,17 @@ FLOORS = {
     "podscale.config": 1,
     "podscale.models": 2,
     "podscale.schedules": 2,
-    "podscale.order": 2,
+    "podscale.data.sampler": 2,
     "podscale.layout": 0,
     "podscale.blocks": 0,
     "podscale.decay": 3,
     "podscale.rundir": 3,
     "podscale.worker_exit": 3,
-    "podscale.shards": 3,
+    "podscale.data.sharding": 3,
     "podscale.checkpoint": 4,
     "podscale.telemetry": 4,
     "podscale.monitoring": 5,
-    "podscale.input": 4,
+    "podscale.data": 4,
     "podscale.evaluate": 5,
     "podscale.launch": 5,
     "podscale.plan": 5,
@@ -63,7 +63,7 @@ FLOORS = {
     "podscale.__main__": 14,
 }
 FRAMEWORKS = {"torch", "torchvision", "nvidia", "jax", "flax", "optax"}
-FRAMEWORK_ROOMS = ("podscale.pytorch", "podscale.jax", "podscale.input.loaders")
+FRAMEWORK_ROOMS = ("podscale.pytorch", "podscale.jax", "podscale.data.loaders")
 
 
 def module_name(path: Path) -> str:
@@ -127,7 +127,7 @@ def test_only_the_launcher_talks_to_an_api_server(name: str, path: Path) -> None
     assert not any(imported.partition(".")[0] == "kubernetes" for imported in imports_of(path))
 
 
-LIGHT = ["podscale.cli", "podscale.config", "podscale.shards.build", "podscale.launch.supervisor"]
+LIGHT = ["podscale.cli", "podscale.config", "podscale.data.sharding.build_shard_set", "podscale.launch.supervisor"]
 
 
 @pytest.mark.parametrize("module", LIGHT)

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from podscale.config import loads
+from podscale.data.manifest import SCHEMA_VERSION, ShardSetManifest
+from podscale.data.shard_set import ShardSet
 from podscale.evaluate import evaluation, predictions
 from podscale.evaluate.predictions import Predictions
 from podscale.evaluate.scores import compute_scores
-from podscale.shards.manifest import SCHEMA_VERSION, ShardSetManifest
-from podscale.shards.shardset import ShardSet
 from tests.support.digits_run import DigitsRun
 from tests.support.refusals import refused
 

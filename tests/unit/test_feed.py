@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from podscale.config import InputSection
-from podscale.input.batch import Batch
+from podscale.data.loaders.base import Batch
 from podscale.pytorch.feed import DevicePrefetcher
 from podscale.pytorch.normalise import Normalise
 from podscale.pytorch.world import World

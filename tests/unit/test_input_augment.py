@@ -10,11 +10,10 @@ from scipy.stats import chisquare, kstest, norm
 
 from podscale.config import loads
 from podscale.config.data import AugmentSection
-from podscale.input.augment import Augmentation
-from podscale.input.build import resolve_loader
-from podscale.input.operations import LEVELS, RAND_AUGMENT, TRIVIAL_AUGMENT, FillMode
-from podscale.order import Sampler
-from podscale.shards.shardset import ShardSet
+from podscale.data.augment import LEVELS, RAND_AUGMENT, TRIVIAL_AUGMENT, Augmentation, FillMode
+from podscale.data.loaders.build_loader import resolve_loader
+from podscale.data.sampler import Sampler
+from podscale.data.shard_set import ShardSet
 from tests.support.loading import document, train
 from tests.support.refusals import refused
 
@@ -125,7 +124,7 @@ def test_rand_augment_as_timm_draws_it() -> None:
 
     images = 4000
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("podscale.input.augment.RAND_AUGMENT", [watched(operation.name) for operation in RAND_AUGMENT])
+        patch.setattr("podscale.data.augment.RAND_AUGMENT", [watched(operation.name) for operation in RAND_AUGMENT])
         for drawn in draws(made, images):
             made(picture(size=4), drawn)
     assert len(seen) / images == pytest.approx(2 * 0.5, abs=0.04)
@@ -148,7 +147,7 @@ def test_a_strength_stays_within_its_scale() -> None:
         return image
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("podscale.input.augment.RAND_AUGMENT", [keep])
+        patch.setattr("podscale.data.augment.RAND_AUGMENT", [keep])
         for drawn in draws(made, 400):
             made(picture(size=4), drawn)
     assert max(levels) == 1.0
@@ -163,7 +162,7 @@ def test_trivial_augment_draws_one_operation_of_one_of_31_strengths() -> None:
 
     images = 6000
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("podscale.input.augment.TRIVIAL_AUGMENT", [watched(one.name) for one in TRIVIAL_AUGMENT])
+        patch.setattr("podscale.data.augment.TRIVIAL_AUGMENT", [watched(one.name) for one in TRIVIAL_AUGMENT])
         for drawn in draws(made, images):
             made(picture(size=4), drawn)
     assert len(seen) == images

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from podscale.data.decode import BadRecord
+from podscale.data.loaders.build_loader import build_loader
+from podscale.data.loaders.pillow import DecodedCache
+from podscale.data.sampler import build_sampler
+from podscale.data.shard_set import ShardSet
 from podscale.errors import PodscaleError
-from podscale.input.build import build_loader
-from podscale.input.decode import BadRecord
-from podscale.input.images import DecodedCache
-from podscale.order import build_sampler
 from podscale.schedules import image_phases
-from podscale.shards.shardset import ShardSet
 from tests.support.loading import by_key, document, evaluate, loaders, pil_pixels, train
 from tests.support.refusals import refused
 from tests.support.shard_set import Sample, encode_image, smooth_pixels, varied_samples
@@ -39,7 +39,7 @@ def test_bad_records_are_counted_substituted_and_logged_once(loader, make_shard_
     reader = build_loader(
         config, split, order, phases=image_phases(config, len(split)), ranks=range(1), world_size=1, device="cpu"
     )
-    with caplog.at_level(logging.WARNING, "podscale.input"):
+    with caplog.at_level(logging.WARNING, "podscale.data"):
         batches = list(reader.batches(0, 12))
     reader.close()
     assert reader.bad_records == 6

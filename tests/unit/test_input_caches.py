@@ -14,12 +14,12 @@ from pydantic import ValidationError
 
 from podscale.config.preflight import input_cache_bytes
 from podscale.config.run_config import RunConfig
-from podscale.input import images
-from podscale.input.build import build_loader, open_shard_set
-from podscale.order import build_sampler
+from podscale.data.loaders import pillow
+from podscale.data.loaders.build_loader import build_loader, open_shard_set
+from podscale.data.memory_cache import MemoryCache
+from podscale.data.sampler import build_sampler
+from podscale.data.shard_set import LocalShardMapper, ShardSet
 from podscale.schedules import image_phases
-from podscale.shards.memory import MemoryCache
-from podscale.shards.shardset import LocalShardMapper, ShardSet
 from tests.support.loading import document, special_images
 from tests.support.polling import until
 from tests.support.refusals import refused
@@ -112,14 +112,14 @@ class Spy:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.rows: list[tuple[int, int]] = []
-        decode_rows, lock = images.decode_rows, threading.Lock()
+        decode_rows, lock = pillow.decode_rows, threading.Lock()
 
         def spy(record: Any, height: int, width: int, rows: int, buffer: Any) -> Any:
             with lock:
                 self.rows.append((rows, height))
             return decode_rows(record, height, width, rows, buffer)
 
-        monkeypatch.setattr(images, "decode_rows", spy)
+        monkeypatch.setattr(pillow, "decode_rows", spy)
 
 
 def test_a_kept_image_is_decoded_once(make_shard_set, monkeypatch) -> None:
@@ -147,11 +147,11 @@ def test_what_does_not_fit_is_decoded_as_far_as_its_crop(make_shard_set, monkeyp
 def test_images_that_are_cut_to_the_same_place_need_memory_once(make_shard_set) -> None:
     """An image that is not kept lies in memory of its thread, which the next one takes over."""
     split = ShardSet.open(make_shard_set()).split("train")
-    decoded = images.DecodedCache(split)
+    decoded = pillow.DecodedCache(split)
     first = decoded(int(np.argmax(split.column("height").astype(int) * split.column("width"))))
     second = decoded(3)
     assert np.shares_memory(first, second)
-    kept = images.DecodedCache(split, LARGE)
+    kept = pillow.DecodedCache(split, LARGE)
     assert not np.shares_memory(kept(3), kept(4))
     assert kept(3) is kept(3)
 
@@ -238,7 +238,7 @@ def test_a_cut_short_shard_is_an_error(make_shard_set, monkeypatch) -> None:
     directory = make_shard_set(shards=1)
     path = directory / "train" / ShardSet.open(directory).split("train").shard_names[0]
     size = path.stat().st_size
-    monkeypatch.setattr("podscale.shards.shardset._shard_bytes", lambda _: size + 1)
+    monkeypatch.setattr("podscale.data.shard_set._shard_bytes", lambda _: size + 1)
     with refused("cut short", field=path):
         LocalShardMapper().read(path)
     with refused(os.strerror(errno.ENOENT), field=path.with_name("no.tar")):
@@ -255,7 +255,7 @@ def test_limits_that_make_no_sense(make_shard_set, monkeypatch) -> None:
     for name in ("dali", "nvjpeg"):
         with pytest.raises(ValidationError, match=rf"input\.decoded_cache_bytes: input\.loader={name} "):
             document(name, input={"decoded_cache_bytes": 1})
-    monkeypatch.setattr("podscale.input.build.resolve_loader", lambda name, device, **_: "nvjpeg")
+    monkeypatch.setattr("podscale.data.loaders.build_loader.resolve_loader", lambda name, device, **_: "nvjpeg")
     with refused("nvjpeg", field="input.decoded_cache_bytes", got=1):
         train(document("auto", input={"decoded_cache_bytes": 1}), directory, 0, 1)
     both = document(input={"record_cache_bytes": 5, "decoded_cache_bytes": 7})
@@ -272,8 +272,8 @@ def test_hosts_without_torch_can_read(make_shard_set) -> None:
         "            raise ImportError(f'{name} is not in this image')\n"
         "sys.meta_path.insert(0, Refuse())\n"
         "from podscale.config.run_config import RunConfig\n"
-        "from podscale.input import build_evaluation_loader, build_loader, open_shard_set\n"
-        "from podscale.order import build_order\n"
+        "from podscale.data import build_evaluation_loader, build_loader, open_shard_set\n"
+        "from podscale.data.sampler import build_order\n"
         "from podscale.schedules import image_phases\n"
         f"config = RunConfig.model_validate({document(input=CACHES['both']).model_dump()!r})\n"
         f"shards = open_shard_set({str(make_shard_set())!r}, config)\n"

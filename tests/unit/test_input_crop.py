@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podscale.config.schedule import CropSection
-from podscale.input.crop import CropParamsBatch, evaluation_crops, training_crops
+from podscale.data.crop import CropParamsBatch, evaluation_crops, training_crops
 
 
 def views(

@@ -5,7 +5,7 @@ import tarfile
 
 from PIL import Image
 
-from podscale.shards.shardset import ShardSet
+from podscale.data.shard_set import ShardSet
 
 
 def test_make_shard_set(make_shard_set):

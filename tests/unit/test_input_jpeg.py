@@ -5,8 +5,7 @@ import tarfile
 import numpy as np
 import pytest
 
-from podscale.input.decode import BadRecord, decode, decode_rows
-from podscale.input.jpeg import truncate_jpeg
+from podscale.data.decode import BadRecord, decode, decode_rows, truncate_jpeg
 from tests.support.loading import special_images
 from tests.support.shard_set import encode_image, smooth_pixels
 

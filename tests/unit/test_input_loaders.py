@@ -6,10 +6,10 @@ import sys
 import numpy as np
 import pytest
 
-from podscale.input.build import build_loader, is_dali_installed, resolve_loader
-from podscale.order import build_sampler
+from podscale.data.loaders.build_loader import build_loader, is_dali_installed, resolve_loader
+from podscale.data.sampler import build_sampler
+from podscale.data.shard_set import ShardSet
 from podscale.schedules import image_phases
-from podscale.shards.shardset import ShardSet
 from tests.support.loading import by_key, document, evaluate, loaders, needs_dali, train
 from tests.support.polling import until
 from tests.support.refusals import refused
@@ -139,10 +139,10 @@ def test_an_abandoned_loader_lets_the_interpreter_end_and_starts_no_process(load
     program = (
         "import os, sys\n"
         "from podscale.config.run_config import RunConfig\n"
-        "from podscale.input import build_loader\n"
-        "from podscale.order import build_order\n"
+        "from podscale.data import build_loader\n"
+        "from podscale.data.sampler import build_order\n"
         "from podscale.schedules import image_phases\n"
-        "from podscale.shards.shardset import ShardSet\n"
+        "from podscale.data.shard_set import ShardSet\n"
         f"config = RunConfig.model_validate({document(loader).model_dump()!r})\n"
         f"split = ShardSet.open({str(make_shard_set())!r}).split('train')\n"
         "order, phases = build_order(config, split), image_phases(config, len(split))\n"
@@ -159,14 +159,14 @@ def test_an_abandoned_loader_lets_the_interpreter_end_and_starts_no_process(load
 def test_auto_takes_dali_for_gpus_alone(monkeypatch) -> None:
     assert resolve_loader("auto", "cpu") == "torchvision"
     assert resolve_loader("auto", "cuda:1") == ("dali" if is_dali_installed() else "torchvision")
-    monkeypatch.setattr("podscale.input.build.is_dali_installed", lambda: False)
+    monkeypatch.setattr("podscale.data.loaders.build_loader.is_dali_installed", lambda: False)
     assert resolve_loader("auto", "cuda:1") == "torchvision", "there is no such device here"
-    monkeypatch.setattr("podscale.input.build._is_nvjpeg_available", lambda device: device == "cuda:1")
+    monkeypatch.setattr("podscale.data.loaders.build_loader._is_nvjpeg_available", lambda device: device == "cuda:1")
     assert resolve_loader("auto", "cuda:1") == "nvjpeg"
     assert resolve_loader("synthetic", "cuda:1") == "synthetic"
 
 
 def test_dali_where_it_is_not_installed(monkeypatch) -> None:
-    monkeypatch.setattr("podscale.input.build.is_dali_installed", lambda: False)
+    monkeypatch.setattr("podscale.data.loaders.build_loader.is_dali_installed", lambda: False)
     with refused("podscale[gpu]", field="input.loader", got="dali"):
         resolve_loader("dali", "cpu")

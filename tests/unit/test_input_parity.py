@@ -11,11 +11,11 @@ from PIL import Image
 
 from podscale.config import load
 from podscale.config.run_config import RunConfig
-from podscale.input.crop import training_crops
-from podscale.input.decode import BadRecord, decode
-from podscale.order import build_sampler
-from podscale.shards.build import build_shard_set
-from podscale.shards.shardset import ShardSet
+from podscale.data.crop import training_crops
+from podscale.data.decode import BadRecord, decode
+from podscale.data.sampler import build_sampler
+from podscale.data.shard_set import ShardSet
+from podscale.data.sharding.build_shard_set import build_shard_set
 from tests.support.loading import by_key, document, evaluate, needs_dali, pil_pixels, special_images, train
 from tests.support.shard_set import Sample
 

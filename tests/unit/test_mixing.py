@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from podscale.config import loads
 from podscale.config.train import MixSection
-from podscale.keyed import derive_key
+from podscale.data.rng import derive_key
 from podscale.pytorch.loss import TrainingLoss
 from podscale.pytorch.mixing import BatchMixer, sample_beta
 from podscale.pytorch.world import World

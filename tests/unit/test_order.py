@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podscale.config.run_config import RunConfig
-from podscale.keyed import derive_key, mix64, permute, uniform
-from podscale.order import Sampler, assign_shards_to_groups, build_sampler, evaluation_rows, evaluation_steps
+from podscale.data.rng import derive_key, mix64, permute, uniform
+from podscale.data.sampler import Sampler, assign_shards_to_groups, build_sampler, evaluation_rows, evaluation_steps
 from tests.support.refusals import refused
 
 counts = st.integers(1, 3000)

@@ -84,8 +84,8 @@ def test_nothing_is_remote_and_nothing_runs(digits_run: DigitsRun, tmp_path: Pat
 
 
 def test_mistakes_are_shown_with_their_own_picture(digits_run: DigitsRun, tmp_path: Path) -> None:
+    from podscale.data.shard_set import ShardSet
     from podscale.evaluate.predictions import read_predictions
-    from podscale.shards.shardset import ShardSet
 
     page = build_report(copy_of(digits_run, tmp_path), digits_run.shard_set).read_text()
     found, split = (

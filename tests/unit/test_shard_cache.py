@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 from podscale.config.run_config import RunConfig
+from podscale.data.loaders.build_loader import open_shard_set
+from podscale.data.manifest import Shard
+from podscale.data.node_cache import ShardCache, is_remote, path_of_location
+from podscale.data.remote_files import ReadRetryPolicy
+from podscale.data.sampler import build_sampler
+from podscale.data.shard_set import ShardSet
 from podscale.errors import PodscaleError
-from podscale.input.build import open_shard_set
-from podscale.order import build_sampler
-from podscale.shards.cache import ShardCache, is_remote, path_of_location
-from podscale.shards.manifest import Shard
-from podscale.shards.remote import ReadRetryPolicy
-from podscale.shards.shardset import ShardSet
 from podscale.util.processes import call_with_timeout
 from tests.support.polling import until
 from tests.support.refusals import refused
@@ -156,7 +156,7 @@ def test_a_shard_that_is_evicted_while_it_is_being_opened_is_not_mapped(tmp_path
         path.unlink(missing_ok=True)
         lock(file, operation)
 
-    monkeypatch.setattr("podscale.shards.cache.fcntl.flock", evicted_first)
+    monkeypatch.setattr("podscale.data.node_cache.fcntl.flock", evicted_first)
     cache = ShardCache(tmp_path / "cache", 10**9, QUICK)
     assert cache.map_if_cached(path, Shard("shard.tar", 1, 64, "")) is None
 
@@ -224,8 +224,8 @@ def test_several_processes_download_each_shard_once(store, make_shard_set, tmp_p
     store.faults = {("corrupt", ".tar"): 1}
     program = (
         "import sys, hashlib\n"
-        "from podscale.shards.cache import ShardCache\n"
-        "from podscale.shards.remote import Patience\n"
+        "from podscale.data.node_cache import ShardCache\n"
+        "from podscale.data.remote_files import Patience\n"
         f"cache = ShardCache({str(tmp_path / 'cache')!r}, 10**9, Patience(2.0, 6, 0.01, 2**20))\n"
         f"split = cache.open('{store.url}/shards').split('train')\n"
         "print(hashlib.sha256(b''.join(split.record(i).tobytes() for i in range(len(split)))).hexdigest())\n"
@@ -243,7 +243,7 @@ def test_a_killed_downloader_leaves_no_shard_and_no_lock(store, make_shard_set, 
     cache_dir = tmp_path / "cache"
     store.faults = {("slow", ".tar"): 1}
     program = (
-        "from podscale.shards.cache import ShardCache\n"
+        "from podscale.data.node_cache import ShardCache\n"
         f"split = ShardCache({str(cache_dir)!r}, 10**9).open('{store.url}/shards').split('train')\n"
         "split.record(0)\n"
     )

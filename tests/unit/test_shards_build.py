@@ -14,11 +14,11 @@ from fsspec.implementations.memory import MemoryFileSystem
 from PIL import Image
 
 from podscale.config.data import DataSection
-from podscale.shards.build import BuildResult, build_shard_set
-from podscale.shards.index import ImageFlag
-from podscale.shards.manifest import MANIFEST_FILE
-from podscale.shards.shardset import ShardSet
-from podscale.shards.sources import SourceMissing
+from podscale.data.index import ImageFlag
+from podscale.data.manifest import MANIFEST_FILE
+from podscale.data.shard_set import ShardSet
+from podscale.data.sharding.build_shard_set import BuildResult, build_shard_set
+from podscale.data.sources import SourceMissing
 from podscale.util.progress_reports import ProgressUpdate
 from tests.support.refusals import refused
 
@@ -106,7 +106,7 @@ def test_workers_and_pods_do_not_change_a_byte(folder: Path, tmp_path: Path) -> 
 
 def test_packing_processes_write_the_same_bytes(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build(folder, tmp_path / "one")
-    monkeypatch.setattr("podscale.shards.pack.SERIAL_PACK_BYTES", 0)
+    monkeypatch.setattr("podscale.data.sharding.pack.SERIAL_PACK_BYTES", 0)
     updates: list[ProgressUpdate] = []
     build_shard_set(section(folder), tmp_path / "two", workers=2, progress=updates.append)
     assert tree(tmp_path / "two") == tree(tmp_path / "one")
@@ -337,10 +337,10 @@ def test_reencoding_is_recorded(folder: Path, tmp_path: Path) -> None:
 
 
 def test_an_image_that_changes_while_packing_stops_it(folder: Path, tmp_path: Path) -> None:
-    from podscale.shards.convert import ImageRules
-    from podscale.shards.pack import Packer, PackTask
-    from podscale.shards.plan import plan_shards
-    from podscale.shards.sources import open_source
+    from podscale.data.sharding.pack import Packer, PackTask
+    from podscale.data.sharding.shard_plan import plan_shards
+    from podscale.data.sharding.validate_image import ImageRules
+    from podscale.data.sources import open_source
 
     data = section(folder)
     source = open_source(data)

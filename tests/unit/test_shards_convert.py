@@ -9,9 +9,8 @@ from PIL import Image as Pil
 from PIL import ImageOps
 
 from podscale.config.data import DataSection
-from podscale.shards.convert import ImageRules, prepare_image
-from podscale.shards.index import JPEG, PNG, ImageFlag
-from podscale.shards.validate import ImageHeader, InvalidImage
+from podscale.data.index import JPEG, PNG, ImageFlag
+from podscale.data.sharding.validate_image import ImageHeader, ImageRules, InvalidImage, prepare_image
 
 
 def picture(size: tuple[int, int] = (96, 64)) -> Pil.Image:

@@ -8,9 +8,8 @@ import pytest
 from PIL import Image
 
 from podscale.config.data import DataSection
-from podscale.shards.build import build_shard_set
-from podscale.shards.contact import contact_sheet
-from podscale.shards.inspect import inspect_shard_set
+from podscale.data.inspect import contact_sheet, inspect_shard_set
+from podscale.data.sharding.build_shard_set import build_shard_set
 from tests.support.refusals import refused
 
 

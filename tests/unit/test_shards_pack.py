@@ -8,12 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from podscale.shards import ustar
-from podscale.shards.pack import FLUSH_BYTES, FLUSH_PIECES, _ShardWriter
+from podscale.data.sharding import file_formats
+from podscale.data.sharding.pack import FLUSH_BYTES, FLUSH_PIECES, _ShardWriter
 
 SIZES = {
     "large": [300_000, 700_000, 2 * FLUSH_BYTES, 1, 5 * FLUSH_BYTES + 17, 40_000],
-    "to the byte": [FLUSH_BYTES - 4 * ustar.TAR_BLOCK_BYTES, FLUSH_BYTES - 3 * ustar.TAR_BLOCK_BYTES, FLUSH_BYTES],
+    "to the byte": [
+        FLUSH_BYTES - 4 * file_formats.TAR_BLOCK_BYTES,
+        FLUSH_BYTES - 3 * file_formats.TAR_BLOCK_BYTES,
+        FLUSH_BYTES,
+    ],
     "many small ones": [10] * (2 * FLUSH_PIECES),
 }
 
@@ -28,9 +32,15 @@ def test_a_shard_is_its_samples_one_after_the_other(sizes: list[int], tmp_path: 
     expected = b""
     for key, content in enumerate(contents):
         label = b"%d" % key
-        expected += ustar.tar_header(b"%08d.jpg" % key, len(content)) + content + bytes(ustar.tar_padding(len(content)))
-        expected += ustar.tar_header(b"%08d.cls" % key, len(label)) + label + bytes(ustar.tar_padding(len(label)))
-    expected += ustar.TAR_END
+        expected += (
+            file_formats.tar_header(b"%08d.jpg" % key, len(content))
+            + content
+            + bytes(file_formats.tar_padding(len(content)))
+        )
+        expected += (
+            file_formats.tar_header(b"%08d.cls" % key, len(label)) + label + bytes(file_formats.tar_padding(len(label)))
+        )
+    expected += file_formats.TAR_END
     written = path.read_bytes()
     assert written == expected
     assert writer.position == len(expected)

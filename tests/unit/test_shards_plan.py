@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podscale.config.data import DataSection
-from podscale.shards.plan import ShardPlan, describe_changes, plan_shards
-from podscale.shards.sources import SourceItem
+from podscale.data.sharding.shard_plan import ShardPlan, describe_changes, plan_shards
+from podscale.data.sources import SourceItem
 from podscale.util.progress_reports import ProgressUpdate
 from tests.support.refusals import refused
 

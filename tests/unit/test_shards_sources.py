@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 
 from podscale.config.data import DataSection
+from podscale.data.sources import SourceItem, SourceMissing, digits, open_source
 from podscale.errors import ABSENT
-from podscale.shards.sources import SourceItem, SourceMissing, digits, open_source
 from tests.support.refusals import refused
 
 

@@ -5,29 +5,29 @@ import tarfile
 
 import pytest
 
-from podscale.shards import ustar
+from podscale.data.sharding import file_formats
 
 
 @pytest.mark.parametrize("size", [0, 1, 511, 512, 513, 100_000, 8**11 - 1])
 def test_header_says_what_tarfile_reads(size: int) -> None:
-    info = tarfile.TarInfo.frombuf(ustar.tar_header(b"00000012.jpg", size), "ascii", "strict")
+    info = tarfile.TarInfo.frombuf(file_formats.tar_header(b"00000012.jpg", size), "ascii", "strict")
     assert (info.name, info.size, info.isreg()) == ("00000012.jpg", size, True)
     assert (info.mode, info.uid, info.gid, info.mtime) == (0o644, 0, 0, 0)
-    assert ustar.tar_header(b"00000012.jpg", size)[257:265] == b"ustar\x0000"
+    assert file_formats.tar_header(b"00000012.jpg", size)[257:265] == b"ustar\x0000"
 
 
 def test_an_archive_of_several_members() -> None:
     contents = {b"a.jpg": b"x" * 700, b"a.cls": b"3", b"b.png": b"", b"b.cls": b"12"}
     archive = b"".join(
-        ustar.tar_header(name, len(content)) + content + bytes(ustar.tar_padding(len(content)))
+        file_formats.tar_header(name, len(content)) + content + bytes(file_formats.tar_padding(len(content)))
         for name, content in contents.items()
     )
-    with tarfile.open(fileobj=io.BytesIO(archive + ustar.TAR_END)) as opened:
+    with tarfile.open(fileobj=io.BytesIO(archive + file_formats.TAR_END)) as opened:
         read = {info.name.encode(): opened.extractfile(info).read() for info in opened}  # type: ignore[union-attr]
     assert read == contents
 
 
 def test_sample_bytes_is_image_and_label_with_headers() -> None:
-    assert ustar.tar_sample_bytes(0) == 3 * 512
-    assert ustar.tar_sample_bytes(512) == 4 * 512
-    assert ustar.tar_sample_bytes(513) == 5 * 512
+    assert file_formats.tar_sample_bytes(0) == 3 * 512
+    assert file_formats.tar_sample_bytes(512) == 4 * 512
+    assert file_formats.tar_sample_bytes(513) == 5 * 512

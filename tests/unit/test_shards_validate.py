@@ -12,8 +12,8 @@ import pytest
 import simplejpeg
 from PIL import Image as Pil
 
-from podscale.shards.index import JPEG, PNG, ImageFlag
-from podscale.shards.validate import InvalidImage, decode_strictly, jpeg_header, read_header
+from podscale.data.index import JPEG, PNG, ImageFlag
+from podscale.data.sharding.validate_image import InvalidImage, decode_strictly, jpeg_header, read_header
 
 CAPS = {"max_pixels": 40_000_000, "max_bytes": 2**26}
 

@@ -9,9 +9,9 @@ from PIL import Image
 from prometheus_client import CollectorRegistry
 
 from podscale.config.data import DataSection
-from podscale.shards import pack
-from podscale.shards.build import BuildResult, build_shard_set
-from podscale.shards.watch import BuildPhase, PackProgress
+from podscale.data.sharding import pack
+from podscale.data.sharding.build_shard_set import BuildResult, build_shard_set
+from podscale.data.sharding.pack_progress import BuildPhase, PackProgress
 from podscale.telemetry.sharding import ShardMetrics
 
 

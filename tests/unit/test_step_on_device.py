@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from podscale import models
 from podscale.config import InputSection, ModelSection
 from podscale.config.optimizer import OptimizerSection
-from podscale.input.batch import Batch
+from podscale.data.loaders.base import Batch
 from podscale.pytorch.feed import DeviceBatch
 from podscale.pytorch.loss import TrainingLoss
 from podscale.pytorch.models import build_model

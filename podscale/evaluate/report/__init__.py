@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
+from podscale.data.shard_set import ShardSet
 from podscale.evaluate.report.gather import ReportData, describe_exit, read_report_data
 from podscale.evaluate.report.page import render_page
-from podscale.shards.shardset import ShardSet
 from podscale.util.files import write_atomically
 
 __all__ = ["ReportData", "build_report", "describe_exit", "read_report_data"]

@@ -7,8 +7,8 @@ import warnings
 import numpy as np
 from PIL import Image
 
+from podscale.data.shard_set import Split
 from podscale.evaluate.report.svg import Markup, tag, void_tag
-from podscale.shards.shardset import Split
 
 PICTURE_SIDE = 144
 """Longest side of an embedded picture in pixels: twice what is shown, for sharp screens."""

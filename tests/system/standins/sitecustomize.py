@@ -11,7 +11,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 STANDINS = {
-    "podscale.shards.build": HERE / "standin_build.py",
+    "podscale.data.sharding.build_shard_set": HERE / "standin_build.py",
     "podscale.launch.supervisor": HERE / "standin_supervisor.py",
     "podscale.launch.cluster.carry": HERE / "standin_carry.py",
     "podscale.evaluate.card": HERE / "standin_card.py",

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from podscale.config.identity import data_fingerprint
+from podscale.data.manifest import MANIFEST_FILE, Shard, ShardSetManifest, SplitSummary, classes_sha256
 from podscale.errors import InputError
-from podscale.shards.manifest import MANIFEST_FILE, Shard, ShardSetManifest, SplitSummary, classes_sha256
 from podscale.util.files import write_json
 from podscale.util.progress_reports import ProgressUpdate
 

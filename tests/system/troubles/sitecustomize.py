@@ -87,7 +87,7 @@ def rest_and_spoil_gradients(module):  # type: ignore[no-untyped-def]
     module.smoothed_cross_entropy = loss
 
 
-changes = {"podscale.input.loaders.torchvision": delay_batches}
+changes = {"podscale.data.loaders.pillow": delay_batches}
 if KIND == "files":
     changes["podscale.pytorch.loss"] = rest_and_spoil_gradients
 if KIND != "none":

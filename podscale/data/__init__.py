@@ -1,0 +1,6 @@
+"""From shards to batches of uint8 images; no framework is imported outside the loaders that need one."""
+
+from podscale.data.loaders.base import Batch, Loader
+from podscale.data.loaders.build_loader import build_evaluation_loader, build_loader, open_shard_set, resolve_loader
+
+__all__ = ["Batch", "Loader", "build_evaluation_loader", "build_loader", "open_shard_set", "resolve_loader"]

@@ -1,0 +1,207 @@
+"""What happens to a training image after its crop: RandAugment, TrivialAugment, a rectangle erased.
+
+All is drawn from a counter-based stream keyed by (seed, epoch, sample key), so it depends neither on the world size, on
+threads, nor on where a run was resumed.
+
+Operations on a cropped image, by Pillow, and the two policies' tables of them.
+
+An amount of 0 changes nothing, but for `posterize` and `solarize`, whose amounts are bits kept and a threshold.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageEnhance, ImageOps
+
+from podscale.config.data import AugmentSection
+from podscale.data.rng import derive_key, uniform
+
+Rgb = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class FillMode:
+    """How an operation that moves pixels fills in: between them, and where the image has none."""
+
+    resample: Image.Resampling
+    fill: Rgb
+
+
+@dataclass(frozen=True)
+class Operation:
+    """`name`: of OPERATIONS. `amount`: of a level from 0 to 1. `is_signed`: the amount is taken with either sign."""
+
+    name: str
+    amount: Callable[[float], float] = lambda level: 0.0
+    is_signed: bool = False
+
+    def __call__(self, image: Image.Image, level: float, *, negative: bool, fill_mode: FillMode) -> Image.Image:
+        amount = self.amount(level)
+        return OPERATIONS[self.name](image, -amount if self.is_signed and negative else amount, fill_mode)
+
+
+def _affine(image: Image.Image, matrix: tuple[float, ...], fill_mode: FillMode) -> Image.Image:
+    """The pixel (x, y) becomes that at (a x + b y + c, d x + e y + f) of before."""
+    return image.transform(image.size, Image.Transform.AFFINE, matrix, fill_mode.resample, fillcolor=fill_mode.fill)
+
+
+def _with_bits(image: Image.Image, bits: int) -> Image.Image:
+    """The highest bits of each value; of no bits black, which Pillow's own refuses."""
+    return image.point([value & (0xFF00 >> bits) for value in range(256)] * 3)
+
+
+def _brighter_below_128(image: Image.Image, amount: float) -> Image.Image:
+    table = [min(255, value + int(amount)) if value < 128 else value for value in range(256)]
+    return image.point(table * 3)
+
+
+OPERATIONS: Mapping[str, Callable[[Image.Image, float, FillMode], Image.Image]] = {
+    "identity": lambda image, amount, look: image,
+    "autocontrast": lambda image, amount, look: ImageOps.autocontrast(image),
+    "equalize": lambda image, amount, look: ImageOps.equalize(image),
+    "invert": lambda image, amount, look: ImageOps.invert(image),
+    "rotate": lambda image, degrees, look: image.rotate(degrees, look.resample, fillcolor=look.fill),
+    "shear_x": lambda image, slope, look: _affine(image, (1, slope, 0, 0, 1, 0), look),
+    "shear_y": lambda image, slope, look: _affine(image, (1, 0, 0, slope, 1, 0), look),
+    "translate_x": lambda image, pixels, look: _affine(image, (1, 0, pixels, 0, 1, 0), look),
+    "translate_y": lambda image, pixels, look: _affine(image, (1, 0, 0, 0, 1, pixels), look),
+    "translate_x_share": lambda image, share, look: _affine(image, (1, 0, share * image.width, 0, 1, 0), look),
+    "translate_y_share": lambda image, share, look: _affine(image, (1, 0, 0, 0, 1, share * image.height), look),
+    "color": lambda image, amount, look: ImageEnhance.Color(image).enhance(1 + amount),
+    "contrast": lambda image, amount, look: ImageEnhance.Contrast(image).enhance(1 + amount),
+    "brightness": lambda image, amount, look: ImageEnhance.Brightness(image).enhance(1 + amount),
+    "sharpness": lambda image, amount, look: ImageEnhance.Sharpness(image).enhance(1 + amount),
+    "posterize": lambda image, bits, look: _with_bits(image, int(bits)),
+    "solarize": lambda image, threshold, look: ImageOps.solarize(image, math.ceil(threshold)),
+    "solarize_add": lambda image, amount, look: _brighter_below_128(image, amount),
+}
+
+RAND_AUGMENT: Sequence[Operation] = (
+    Operation("autocontrast"),
+    Operation("equalize"),
+    Operation("invert"),
+    Operation("rotate", lambda level: 30 * level, is_signed=True),
+    Operation("posterize", lambda level: 4 - int(4 * level)),
+    Operation("solarize", lambda level: 256 - int(256 * level)),
+    Operation("solarize_add", lambda level: int(110 * level)),
+    Operation("color", lambda level: 0.9 * level, is_signed=True),
+    Operation("contrast", lambda level: 0.9 * level, is_signed=True),
+    Operation("brightness", lambda level: 0.9 * level, is_signed=True),
+    Operation("sharpness", lambda level: 0.9 * level, is_signed=True),
+    Operation("shear_x", lambda level: 0.3 * level, is_signed=True),
+    Operation("shear_y", lambda level: 0.3 * level, is_signed=True),
+    Operation("translate_x_share", lambda level: 0.45 * level, is_signed=True),
+    Operation("translate_y_share", lambda level: 0.45 * level, is_signed=True),
+)
+"""Cubuk 2019 in the form of huggingface/pytorch-image-models, timm/data/auto_augment.py, whose operations grow with
+the magnitude ("inc1")."""
+
+TRIVIAL_AUGMENT: Sequence[Operation] = (
+    Operation("identity"),
+    Operation("shear_x", lambda level: 0.99 * level, is_signed=True),
+    Operation("shear_y", lambda level: 0.99 * level, is_signed=True),
+    Operation("translate_x", lambda level: int(32 * level), is_signed=True),
+    Operation("translate_y", lambda level: int(32 * level), is_signed=True),
+    Operation("rotate", lambda level: 135 * level, is_signed=True),
+    Operation("brightness", lambda level: 0.99 * level, is_signed=True),
+    Operation("color", lambda level: 0.99 * level, is_signed=True),
+    Operation("contrast", lambda level: 0.99 * level, is_signed=True),
+    Operation("sharpness", lambda level: 0.99 * level, is_signed=True),
+    Operation("posterize", lambda level: 8 - round(6 * level)),
+    Operation("solarize", lambda level: 255 - 255 * level),
+    Operation("autocontrast"),
+    Operation("equalize"),
+)
+"""Mueller 2021 in the form of torchvision, transforms.TrivialAugmentWide; its level is one of LEVELS."""
+
+LEVELS = 31
+"""Strengths of TrivialAugment: 0, 1/30, ..., 1."""
+
+
+RandomDraws = npt.NDArray[np.float64]
+
+_KEY_DOMAIN = 0x6175676D  # "augm": keeps these keys apart from those of the crops
+_TRIES = 10
+_ERASED = (0.02, 0.33)  # share of the image's area, and height / width, of an erased rectangle: torchvision's defaults
+_ERASED_RATIO = (0.3, 3.3)
+
+
+class OperationDraws(NamedTuple):
+    """The draws of one operation; `strength` is two, of which a normal deviate takes both."""
+
+    applies: float
+    operation: float
+    strength: float
+    strength_angle: float
+    sign: float
+    resample: float
+
+
+class Augmentation:
+    """The changes of one document; `mean` is the mean colour, scaled to [0, 1]."""
+
+    def __init__(self, section: AugmentSection, seed: int, mean: tuple[float, float, float]) -> None:
+        self._section, self._seed = section, seed
+        red, green, blue = (min(255, round(255 * part)) for part in mean)
+        self._mean: Rgb = (red, green, blue)
+        self._layers = {"none": 0, "trivial_augment": 1, "rand_augment": section.rand_augment.layers}[section.policy]
+
+    def draws(self, epochs: npt.NDArray[np.int64], keys: npt.NDArray[np.uint64]) -> RandomDraws:
+        """Numbers in [0, 1) for n images: float64 [n, numbers of one image]."""
+        sample = derive_key(self._seed, _KEY_DOMAIN, epochs, keys)
+        count = self._layers * len(OperationDraws._fields) + 2 * _TRIES + 3
+        return uniform(derive_key(sample[:, np.newaxis], np.arange(count)))
+
+    def __call__(self, image: Image.Image, draws: RandomDraws) -> npt.NDArray[np.uint8]:
+        """The image after the changes that its draws name: uint8 [height, width, 3]."""
+        change = self._rand_augment if self._section.policy == "rand_augment" else _trivial_augment
+        end = self._layers * len(OperationDraws._fields)
+        for layer in draws[:end].reshape(-1, len(OperationDraws._fields)).tolist():
+            image = change(image, OperationDraws(*layer))
+        pixels = np.asarray(image)
+        rectangle = _erased_rectangle(image.height, image.width, self._section.erase, draws[end:])
+        if rectangle is not None:
+            pixels = pixels.copy()
+            pixels[rectangle] = self._mean
+        return pixels
+
+    def _rand_augment(self, image: Image.Image, drawn: OperationDraws) -> Image.Image:
+        """One of RandAugment's operations, bilinear or bicubic on the mean colour, as timm trains with it."""
+        section = self._section.rand_augment
+        if drawn.applies >= section.probability:
+            return image
+        radius, angle = math.sqrt(-2 * math.log(1 - drawn.strength)), 2 * math.pi * drawn.strength_angle
+        magnitude = section.magnitude + section.deviation * radius * math.cos(angle)  # Box and Muller 1958
+        smooth = Image.Resampling.BILINEAR if drawn.resample < 0.5 else Image.Resampling.BICUBIC
+        operation = RAND_AUGMENT[int(drawn.operation * len(RAND_AUGMENT))]
+        level = min(max(magnitude, 0.0), 10.0) / 10
+        return operation(image, level, negative=drawn.sign < 0.5, fill_mode=FillMode(smooth, self._mean))
+
+
+def _trivial_augment(image: Image.Image, drawn: OperationDraws) -> Image.Image:
+    """One of TrivialAugment's operations, bilinear on black, as torchvision's reference training has it."""
+    level = int(drawn.strength * LEVELS) / (LEVELS - 1)
+    operation = TRIVIAL_AUGMENT[int(drawn.operation * len(TRIVIAL_AUGMENT))]
+    return operation(image, level, negative=drawn.sign < 0.5, fill_mode=FillMode(Image.Resampling.BILINEAR, (0, 0, 0)))
+
+
+def _erased_rectangle(height: int, width: int, probability: float, draws: RandomDraws) -> tuple[slice, slice] | None:
+    """Rows and columns of the rectangle: of ten draws the first that is smaller than the image (Zhong 2017)."""
+    if draws[0] >= probability:
+        return None
+    areas = draws[3 : 3 + _TRIES] * (_ERASED[1] - _ERASED[0]) + _ERASED[0]
+    low, high = np.log(_ERASED_RATIO)
+    ratios = np.exp(draws[3 + _TRIES :] * (high - low) + low)
+    heights, widths = (np.rint(np.sqrt(height * width * areas * by)).astype(int) for by in (ratios, 1 / ratios))
+    fits = np.flatnonzero((heights < height) & (widths < width))
+    if not len(fits):
+        return None
+    tall, wide = int(heights[fits[0]]), int(widths[fits[0]])
+    top, left = int(draws[1] * (height - tall + 1)), int(draws[2] * (width - wide + 1))
+    return slice(top, top + tall), slice(left, left + wide)

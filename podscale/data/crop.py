@@ -1,0 +1,140 @@
+"""Which part of an image a loader takes, how large it becomes, and whether it is mirrored.
+
+Training crops are drawn from a counter-based stream keyed by (seed, epoch, sample key): they do not depend on the
+world size, on workers, or on where a run was resumed, and all loaders cut the same rectangles.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from podscale.config.schedule import CropSection
+from podscale.data.rng import derive_key, uniform
+
+IntArray = npt.NDArray[np.int64]
+
+_KEY_DOMAIN = 0x63726F70  # "crop": keeps these keys apart from those of the sample order
+_TRIES = 10
+
+
+class CropParams(NamedTuple):
+    """What to make of one image; see `Views`."""
+
+    left: int
+    top: int
+    width: int
+    height: int
+    out_width: int
+    out_height: int
+    out_left: int
+    out_top: int
+    flip: bool
+
+
+@dataclass(frozen=True)
+class CropParamsBatch:
+    """What to make of n images; all int64 [n] in pixels but `flip`, bool [n].
+
+    Take the rectangle (left, top, width, height) of the image, resize it to (out_width, out_height), cut the square
+    of the loader's size at (out_left, out_top), mirror where `flip`.
+    """
+
+    left: IntArray
+    top: IntArray
+    width: IntArray
+    height: IntArray
+    out_width: IntArray
+    out_height: IntArray
+    out_left: IntArray
+    out_top: IntArray
+    flip: npt.NDArray[np.bool_]
+
+    def __getitem__(self, slot: int) -> CropParams:
+        return CropParams(*(getattr(self, name)[slot].item() for name in CropParams._fields))
+
+
+def training_crops(
+    seed: int,
+    epochs: IntArray,
+    keys: npt.NDArray[np.uint64],
+    widths: IntArray,
+    heights: IntArray,
+    *,
+    crop: CropSection,
+    size: int,
+) -> CropParamsBatch:
+    """Random crops, resized to the square of `size`: rectangles by `crop.scale` and `crop.ratio`, or fixed squares.
+
+    With `crop.short_side` a square of that share of the short side, anywhere in the image: what cutting `size` out of
+    an image resized to a short side of size / share takes. It uses the same draws for place and mirror.
+    """
+    sample = derive_key(seed, _KEY_DOMAIN, epochs, keys)
+    draws = uniform(derive_key(sample[:, np.newaxis], np.arange(2 * _TRIES + 3)))
+    random_left, random_top, mirror = (draws[:, 2 * _TRIES + i] for i in range(3))
+    if crop.short_side is None:
+        width, height, found = _random_rectangles(draws, widths, heights, crop)
+    else:
+        width = height = np.maximum(_round_to_int(crop.short_side * np.minimum(widths, heights)), 1)
+        found = np.full(len(keys), True)
+    free_x, free_y = widths - width, heights - height
+    left = np.where(found, (random_left * (free_x + 1)).astype(np.int64), free_x // 2)
+    top = np.where(found, (random_top * (free_y + 1)).astype(np.int64), free_y // 2)
+    target, zero = np.full(len(keys), size), np.zeros(len(keys), dtype=np.int64)
+    return CropParamsBatch(left, top, width, height, target, target, zero, zero, mirror < crop.flip)
+
+
+def _random_rectangles(
+    draws: npt.NDArray[np.float64], widths: IntArray, heights: IntArray, crop: CropSection
+) -> tuple[IntArray, IntArray, npt.NDArray[np.bool_]]:
+    """Random area and aspect ratio (Szegedy et al. 2015, section 6, with the limits and the fallback of torchvision).
+
+    Of ten draws the first that fits into the image is taken; where none does, the largest rectangle whose ratio is
+    allowed. Returns widths, heights, and where a draw did fit (the others are centred).
+    """
+    area = draws[:, :_TRIES] * (crop.scale[1] - crop.scale[0]) + crop.scale[0]
+    low, high = np.log(crop.ratio)
+    ratio = np.exp(draws[:, _TRIES : 2 * _TRIES] * (high - low) + low)
+    pixels = area * (widths * heights)[:, np.newaxis]
+    tried_widths, tried_heights = _round_to_int(np.sqrt(pixels * ratio)), _round_to_int(np.sqrt(pixels / ratio))
+    fits = (tried_widths <= widths[:, np.newaxis]) & (tried_heights <= heights[:, np.newaxis])
+    fits &= (tried_widths > 0) & (tried_heights > 0)
+    chosen = np.argmax(fits, axis=1)
+    found: npt.NDArray[np.bool_] = np.any(fits, axis=1)
+    every = np.arange(len(draws))
+    fallback_widths, fallback_heights = _largest_centred(widths, heights, crop.ratio)
+    width = np.where(found, tried_widths[every, chosen], fallback_widths)
+    height = np.where(found, tried_heights[every, chosen], fallback_heights)
+    return width, height, found
+
+
+def evaluation_crops(widths: IntArray, heights: IntArray, *, size: int, fraction: float) -> CropParamsBatch:
+    """The whole image with its short side resized to round(size / fraction), and the centre square of it.
+
+    Smaller images are enlarged. Sizes are given explicitly and the same to all loaders, because libraries round the
+    long side differently; here it is cut off to whole pixels, and the centre rounded to even, as torchvision does.
+    """
+    short = max(size, round(size / fraction))
+    smaller = np.minimum(widths, heights)
+    out_width, out_height = short * widths // smaller, short * heights // smaller
+    zero = np.zeros(len(widths), dtype=np.int64)
+    out_left, out_top = _round_to_int((out_width - size) / 2), _round_to_int((out_height - size) / 2)
+    flip = np.zeros(len(widths), dtype=np.bool_)
+    return CropParamsBatch(zero, zero, widths, heights, out_width, out_height, out_left, out_top, flip)
+
+
+def _largest_centred(widths: IntArray, heights: IntArray, ratio: tuple[float, float]) -> tuple[IntArray, IntArray]:
+    """Width and height of the largest rectangle with an allowed ratio."""
+    low, high = ratio
+    own = widths / heights
+    width = np.where(own > high, np.maximum(_round_to_int(heights * high), 1), widths)
+    height = np.where(own < low, np.maximum(_round_to_int(widths / low), 1), heights)
+    return width, height
+
+
+def _round_to_int(values: npt.NDArray[np.floating]) -> IntArray:
+    whole: IntArray = np.rint(values).astype(np.int64)
+    return whole

@@ -1,0 +1,145 @@
+"""Bytes of an image to pixels: the reference that the other loaders are held against.
+
+Pixels are those of torchvision's transforms on PIL images, bit for bit: decode to RGB (gray repeated, CMYK converted,
+alpha dropped, EXIF orientation ignored), crop, resize bilinearly with antialiasing, mirror.
+
+Where a JPEG may end early: most crops need nothing of the rows below them, so those need not be decoded.
+
+No library in a wheel offers libjpeg-turbo's partial decoding, but its decoder stops by itself where the header says
+that the image ends. Rows are decoded from the top, so what lies above is the same to the bit.
+"""
+
+import io
+
+import numpy as np
+import numpy.typing as npt
+import simplejpeg
+from PIL import Image
+
+from podscale.data.crop import CropParams
+
+EncodedBytes = npt.NDArray[np.uint8]
+
+_MARGIN = 8  # rows below the last one wanted: smooth upsampling of chroma looks at two of them
+_WORTHWHILE = 16  # rows of one line of blocks: fewer saved are not worth a copy of the record
+_FRAMES = (0xC0, 0xC1)  # whose rows come one after the other; progressive ones come in passes
+_TABLES = (0xC4, 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE)  # and notes: what else may stand before the scan
+_SCAN = 0xDA
+_EVERYTHING = b"\x00\x3f\x00"  # at the end of a scan's header: all coefficients, all of their bits
+_END = b"\xff\xd9"
+_WITHIN = np.zeros(256, dtype=np.bool_)  # what may follow 0xFF in a scan: an escaped 0xFF, and restart markers
+_WITHIN[[0x00, *range(0xD0, 0xD8)]] = True
+
+
+def truncate_jpeg(record: EncodedBytes, height: int, width: int, rows: int) -> EncodedBytes | None:
+    """A copy of a JPEG whose header says that it ends a little below the first `rows` of its `height` rows.
+
+    Decode it leniently: what follows the last row is then data too many. None where that would save nothing, where the
+    image is another than (height, width), where rows may depend on what lies below (progressive, several scans, CMYK),
+    and where the file is so damaged (cut short, with a marker in its data) that a decoder should judge the whole of it.
+    """
+    enough = rows + _MARGIN
+    if enough + _WORTHWHILE > height or bytes(record[-2:]) != _END:
+        return None
+    found = _find_frame_and_scan(record.data, height, width)
+    if found is None:
+        return None
+    at, scan = found
+    body = record[scan:-2]
+    if not _WITHIN[body[1:][body[:-1] == 0xFF]].all():
+        return None
+    shorter = record.copy()
+    shorter[at : at + 2] = enough >> 8, enough & 0xFF
+    return shorter
+
+
+def _find_frame_and_scan(data: memoryview, height: int, width: int) -> tuple[int, int] | None:
+    """Where the height stands, and where the scan begins, in a JPEG of this size with 8 bits and 1 or 3 components."""
+    at, found, components = 2, None, 0
+    while at + 10 <= len(data) and data[at] == 0xFF:
+        marker, length = data[at + 1], data[at + 2] << 8 | data[at + 3]
+        if marker in _FRAMES and found is None:
+            said = (data[at + 5] << 8 | data[at + 6], data[at + 7] << 8 | data[at + 8])
+            found, components = at + 5, data[at + 9]
+            if said != (height, width) or data[at + 4] != 8 or components not in (1, 3):
+                return None
+        elif marker == _SCAN and found is not None:
+            scan = at + 2 + length
+            usual = data[at + 4] == components and bytes(data[scan - 3 : scan]) == _EVERYTHING
+            return (found, scan) if usual else None
+        elif marker not in _TABLES:
+            return None
+        at += 2 + length
+    return None
+
+
+Pixels = npt.NDArray[np.uint8]
+
+
+_CMYK_SPACES = ("CMYK", "YCCK")  # libjpeg-turbo and PIL round their conversion differently
+
+
+class BadRecord(ValueError):
+    """The bytes of a sample are no image, or another one than the index describes."""
+
+
+def decode(record: Pixels, buffer: Pixels | None = None) -> Pixels:
+    """The pixels uint8 [height, width, 3] of an encoded image.
+
+    JPEGs go through libjpeg-turbo directly (simplejpeg), which gives PIL's pixels in less time; what it does not
+    take (CMYK, PNG) goes through PIL. They may be written to `buffer` (uint8 [n]), where they fit.
+    Raises BadRecord where nothing can be decoded.
+    """
+    data = record.data
+    if bytes(data[:2]) == b"\xff\xd8":
+        try:
+            if simplejpeg.decode_jpeg_header(data, strict=False)[2] not in _CMYK_SPACES:
+                return np.asarray(simplejpeg.decode_jpeg(data, colorspace="RGB", buffer=buffer, strict=True))
+        except (ValueError, KeyError):
+            pass  # damaged, or libjpeg is not sure: PIL has the last word
+    return _decode_by_pil(data)
+
+
+def decode_rows(record: Pixels, height: int, width: int, rows: int, buffer: Pixels | None = None) -> Pixels:
+    """The first `rows` rows at least of an image of `height` times `width` pixels; the same pixels as `decode`'s.
+
+    Raises BadRecord where nothing can be decoded, or the image has another size.
+    """
+    shorter = truncate_jpeg(record, height, width, rows)
+    if shorter is not None:
+        try:
+            return np.asarray(simplejpeg.decode_jpeg(shorter.data, colorspace="RGB", buffer=buffer, strict=False))
+        except (ValueError, KeyError):
+            pass
+    pixels = decode(record, buffer)
+    if pixels.shape[:2] != (height, width):
+        raise BadRecord(f"the image has {pixels.shape[1]}x{pixels.shape[0]} px, the index says {width}x{height}")
+    return pixels
+
+
+def _decode_by_pil(data: memoryview) -> Pixels:
+    try:
+        with Image.open(io.BytesIO(data), formats=("JPEG", "PNG", "WEBP")) as image:
+            return np.asarray(image.convert("RGB"))
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise BadRecord(str(error)) from error
+
+
+def crop_and_resize(pixels: Pixels, crop: CropParams, size: int) -> Image.Image:
+    """The view of a decoded image, a square of `size`; of the image only the rows down to the view's last matter.
+
+    Resizing is PIL's, bilinear with antialiasing (a triangle filter as wide as the scale). PIL takes the rectangle out
+    of the rows by itself and mirrors whole pixels: NumPy would copy the rectangle once more, and mirror bytewise.
+    """
+    width = pixels.shape[1]
+    begin = (crop.top * width + crop.left) * 3
+    end = begin + ((crop.height - 1) * width + crop.width) * 3
+    rectangle = pixels.reshape(-1)[begin:end]
+    image = Image.frombytes("RGB", (crop.width, crop.height), rectangle, "raw", "RGB", 3 * width, 1)
+    if image.size != (crop.out_width, crop.out_height):
+        image = image.resize((crop.out_width, crop.out_height), Image.Resampling.BILINEAR)
+    if image.size != (size, size):
+        image = image.crop((crop.out_left, crop.out_top, crop.out_left + size, crop.out_top + size))
+    if crop.flip:
+        image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    return image

@@ -1,0 +1,192 @@
+"""What is in a shard set, for people: counts, classes, sizes, rejects, and pictures to look at.
+
+Contact sheets: one picture of a split with images of every class, so that a person can look.
+"""
+
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageOps
+
+from podscale.data.index import JPEG, ImageFlag
+from podscale.data.manifest import verify_shard_set as verify_files
+from podscale.data.shard_set import ShardSet, Split
+from podscale.data.sharding.merge_records import DUPLICATES_FILE, REJECTS_FILE
+from podscale.util.formatting import format_bytes
+from podscale.util.progress_reports import ProgressCallback, ignore_progress
+
+MAX_EXAMPLES = 20
+"""Rejects and duplicates shown; the files hold all of them."""
+BAR_WIDTH = 30
+
+
+@dataclass(frozen=True)
+class SplitStatistics:
+    """One split in figures; quantiles are over the images in use."""
+
+    images: int
+    bytes: int
+    shards: int
+    classes: dict[str, int]
+    formats: dict[str, int]
+    flags: dict[str, int]
+    image_bytes: dict[str, int]
+    width: dict[str, int]
+    height: dict[str, int]
+
+
+@dataclass(frozen=True)
+class ShardSetSummary:
+    """A shard set in figures; `damage` is None where nothing was verified."""
+
+    directory: str
+    source: str
+    fingerprint: str
+    splits: dict[str, SplitStatistics]
+    rejects: dict[str, int]
+    reject_examples: list[dict[str, Any]]
+    duplicates: dict[str, int]
+    duplicate_examples: list[dict[str, Any]]
+    damage: list[str] | None
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=2, ensure_ascii=True)
+
+    def to_text(self) -> str:
+        return "\n".join(_summary_lines(self)) + "\n"
+
+    __str__ = to_text
+
+
+def inspect_shard_set(
+    directory: Path, *, verify: bool = False, progress: ProgressCallback = ignore_progress
+) -> ShardSetSummary:
+    """Summarises a complete local shard set, and reads all of it where `verify` asks for that."""
+    shard_set = ShardSet.open(directory)
+    manifest = shard_set.manifest
+    damage = [str(entry) for entry in verify_files(directory, manifest, progress)] if verify else None
+    return ShardSetSummary(
+        directory=str(directory),
+        source=str(manifest.options["source"]),
+        fingerprint=manifest.data_fingerprint,
+        splits={name: _split_statistics(shard_set, name) for name in manifest.splits},
+        rejects=manifest.rejects,
+        reject_examples=_first_lines(directory / REJECTS_FILE),
+        duplicates=manifest.duplicates,
+        duplicate_examples=_first_lines(directory / DUPLICATES_FILE),
+        damage=damage,
+    )
+
+
+def _split_statistics(shard_set: ShardSet, name: str) -> SplitStatistics:
+    split, summary = shard_set.split(name), shard_set.manifest.splits[name]
+    formats, flags = split.column("format"), split.column("flags")
+    jpeg = int((formats == JPEG).sum())
+    counted = {str(flag.name).lower(): int(((flags & flag) != 0).sum()) for flag in ImageFlag}
+    return SplitStatistics(
+        images=summary.count,
+        bytes=summary.bytes,
+        shards=len(summary.shards),
+        classes=dict(zip(shard_set.classes, summary.class_counts, strict=True)),
+        formats={"jpeg": jpeg, "png": len(formats) - jpeg},
+        flags={flag: count for flag, count in counted.items() if count},
+        image_bytes=_quantiles(split, "size"),
+        width=_quantiles(split, "width"),
+        height=_quantiles(split, "height"),
+    )
+
+
+def _quantiles(split: Split, column: str) -> dict[str, int]:
+    values = np.quantile(split.column(column), [0, 0.5, 1], method="nearest") if len(split) else [0, 0, 0]
+    return dict(zip(("smallest", "median", "largest"), map(int, values), strict=True))
+
+
+def _first_lines(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    with path.open(encoding="utf-8") as lines:
+        return [json.loads(line) for line, _ in zip(lines, range(MAX_EXAMPLES), strict=False)]
+
+
+def _summary_lines(summary: ShardSetSummary) -> Iterator[str]:
+    yield f"{summary.directory}  (source {summary.source}, fingerprint {summary.fingerprint})"
+    for name, split in summary.splits.items():
+        yield ""
+        shards = f"{split.shards} shard{'s' if split.shards > 1 else ''}"
+        yield f"{name}: {split.images:,} images, {len(split.classes)} classes, {shards}, {format_bytes(split.bytes)}"
+        for what in ("image_bytes", "width", "height"):
+            spread = getattr(split, what)
+            label = what.replace("_", " ")
+            yield f"  {label:<12} {spread['smallest']:,} .. {spread['median']:,} (median) .. {spread['largest']:,}"
+        kinds = {**{kind: n for kind, n in split.formats.items() if n}, **split.flags}
+        yield "  of them      " + ", ".join(f"{count:,} {kind}" for kind, count in kinds.items())
+        yield from _histogram(split.classes)
+    yield ""
+    yield f"rejects: {_format_counts(summary.rejects)}"
+    for entry in summary.reject_examples:
+        yield f"  {entry['source']}: {entry['reason']}: {entry['detail']}"
+    yield f"duplicates: {_format_counts(summary.duplicates)}"
+    for entry in summary.duplicate_examples:
+        images = ", ".join(f"{image['split']} {image['class']} {image['source']}" for image in entry["images"])
+        yield f"  {'CONFLICTING LABELS: ' if entry['conflicting'] else ''}{images}"
+    if summary.damage is not None:
+        yield f"verified: {'everything is as the manifest says' if not summary.damage else 'DAMAGED'}"
+        yield from (f"  {entry}" for entry in summary.damage)
+
+
+def _histogram(classes: dict[str, int]) -> Iterator[str]:
+    """A bar a class; of many classes the ten largest and ten smallest."""
+    ordered = sorted(classes.items(), key=lambda pair: -pair[1])
+    largest = max(1, ordered[0][1])
+    shown = list(classes.items()) if len(classes) <= MAX_EXAMPLES else [*ordered[:10], ("...", 0), *ordered[-10:]]
+    for name, count in shown:
+        yield (
+            f"  {name[:24]:<24} {count:>8,} {'#' * round(BAR_WIDTH * count / largest)}".rstrip()
+            if name != "..."
+            else "  ..."
+        )
+
+
+def _format_counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count:,} {name}" for name, count in counts.items() if count) or "none"
+
+
+CELL_PIXELS, GAP_PIXELS, CAPTION_PIXELS = 96, 4, 14
+"""Pixels: side of one picture, space between two, height of a class name."""
+MIN_SMOOTHED_SIDE = 32
+"""Pictures with a shorter side are enlarged without smoothing, as their pixels are what there is to see."""
+
+
+def contact_sheet(directory: Path, split: str, path: Path, *, classes: int = 20, per_class: int = 10) -> Path:
+    """Writes a PNG with up to `per_class` images of up to `classes` classes, a row each; returns `path`.
+
+    Classes are taken at equal distances over the class map, images in the order of the shards.
+    """
+    shard_set = ShardSet.open(directory)
+    samples = shard_set.split(split)
+    count = min(classes, len(shard_set.classes))
+    rows = np.linspace(0, len(shard_set.classes) - 1, count).round().astype(int)
+    step = CELL_PIXELS + GAP_PIXELS
+    sheet = Image.new("RGB", (GAP_PIXELS + per_class * step, GAP_PIXELS + count * (step + CAPTION_PIXELS)), "white")
+    draw = ImageDraw.Draw(sheet)
+    for line, label in enumerate(rows):
+        top = GAP_PIXELS + line * (step + CAPTION_PIXELS)
+        name = shard_set.classes[label].encode("latin-1", "replace").decode("latin-1")
+        draw.text((GAP_PIXELS, top), name, fill="black")
+        for column, i in enumerate(np.flatnonzero(samples.labels == label)[:per_class]):
+            sheet.paste(_thumbnail(samples, int(i)), (GAP_PIXELS + column * step, top + CAPTION_PIXELS))
+    sheet.save(path, "PNG")
+    return path
+
+
+def _thumbnail(samples: Split, i: int) -> Image.Image:
+    with Image.open(io.BytesIO(samples.read(i).tobytes()), formats=("JPEG", "PNG")) as picture:
+        picture.draft("RGB", (CELL_PIXELS, CELL_PIXELS))
+        small = min(picture.size) < MIN_SMOOTHED_SIDE
+        method = Image.Resampling.NEAREST if small else Image.Resampling.BILINEAR
+        return ImageOps.pad(picture.convert("RGB"), (CELL_PIXELS, CELL_PIXELS), method=method, color="#e0e0e0")

@@ -1,0 +1,145 @@
+"""Records that cannot be decoded: counted, substituted, logged once, and too many of them end the run.
+
+What a loader hands over, and what a place in the sample order is.
+"""
+
+import logging
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from podscale.data.shard_set import Split
+from podscale.errors import PodscaleError
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The images of one rank for one update (training) or one step (evaluation).
+
+    images: uint8 [n, height, width, 3]; a NumPy array, or a device tensor where a loader decodes on the device. Such a
+    tensor is complete when it is handed over: whoever uses it need not know the loader's stream.
+    labels: int64 [n] class indices.
+    keys: uint64 [n] sample keys, for predictions and for proving the order.
+    weights: float32 [n]; 1 for a sample, 0 for padding, which keeps shapes equal across ranks and counts nowhere.
+    step: number of the global batch this is a slice of, from 0 over the whole run.
+    """
+
+    images: Any
+    labels: npt.NDArray[np.int64]
+    keys: npt.NDArray[np.uint64]
+    weights: npt.NDArray[np.float32]
+    step: int
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+class Loader(Protocol):
+    """A source of batches that follows the sample order exactly and can start anywhere in it."""
+
+    @property
+    def bad_records(self) -> int:
+        """Records of this rank that could not be decoded and were substituted, so far."""
+        ...
+
+    @property
+    def queued_batches(self) -> int | None:
+        """Batches that wait to be taken, asked from any thread; None where the loader cannot tell."""
+        ...
+
+    @property
+    def cached_bytes(self) -> Mapping[str, int]:
+        """Bytes that this process keeps in memory, by cache: `records` (compressed) and `decoded`."""
+        ...
+
+    def batches(self, start: int, stop: int) -> Iterator[Batch]:
+        """The rank's slices of the global batches start, ..., stop - 1, in order."""
+        ...
+
+    def close(self) -> None:
+        """Ends worker processes and releases memory; safe to call twice."""
+        ...
+
+
+log = logging.getLogger("podscale.data")
+
+TOLERATED_BAD_RECORDS = 10
+"""So many bad records are no reason to stop whatever their share is, unless the document tolerates none."""
+
+
+class BadRecordGuard:
+    """What one rank knows of the bad records of a split.
+
+    A bad record is replaced by the next one of its shard that can be decoded, so that a host reads no other shard.
+    Nothing is carried from one epoch to the next: a loader that decodes only the crop may accept a damaged image in
+    one epoch and not in another, and what takes its place must not depend on where a run was started.
+    """
+
+    def __init__(self, split: Split, max_bad_rate: float) -> None:
+        self.bad_records = 0
+        self._split = split
+        self._max_bad_rate = max_bad_rate
+        self._seen = 0
+        self._bad: set[tuple[int, int]] = set()
+        self._logged: set[int] = set()
+        self._lock = threading.Lock()
+
+    def substitute_all(self, rows: npt.NDArray[np.int64], epochs: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The rows with those known as bad in their epoch replaced."""
+        if not self._bad:
+            return rows
+        pairs = zip(rows.tolist(), epochs.tolist(), strict=True)
+        return np.array([self.substitute(row, epoch) for row, epoch in pairs], dtype=np.int64)
+
+    def substitute(self, row: int, epoch: int) -> int:
+        """`row` itself unless it is known as bad in this epoch; otherwise the next row of its shard that is not."""
+        if (row, epoch) not in self._bad:
+            return row
+        shard = self._split.column("shard")
+        members = np.flatnonzero(shard == shard[row])
+        begin = int(np.searchsorted(members, row))
+        for other in np.roll(members, -begin).tolist():
+            if (other, epoch) not in self._bad:
+                return int(other)
+        raise PodscaleError(
+            f"no record of this shard of the {self._split.name} split can be decoded",
+            field=self._split.shard_names[int(shard[row])],
+            hint="Run `podscale shard --inspect` with verification, then shard the source again.",
+        )
+
+    def mark_bad(self, row: int, epoch: int, reason: str) -> None:
+        """Marks a record as bad in this epoch and logs it, the first time."""
+        with self._lock:
+            self._bad.add((row, epoch))
+            if row in self._logged:
+                return
+            self._logged.add(row)
+        key, shard = int(self._split.keys[row]), int(self._split.column("shard")[row])
+        log.warning(
+            "cannot decode sample %d (%s/%s, offset %d): %s; the next sample of the shard takes its place",
+            key,
+            self._split.name,
+            self._split.shard_names[shard],
+            int(self._split.column("offset")[row]),
+            reason,
+        )
+
+    def count_delivered(self, seen: int, bad: int) -> None:
+        """Counts the samples of a batch; raises PodscaleError where too many so far were bad."""
+        self._seen += seen
+        self.bad_records += bad
+        limit = self._max_bad_rate * self._seen
+        if self._max_bad_rate > 0:
+            limit = max(limit, TOLERATED_BAD_RECORDS)
+        if self.bad_records > limit:
+            raise PodscaleError(
+                f"{self.bad_records} of {self._seen} records of the {self._split.name} split could not be decoded, "
+                "which is more than this allows",
+                field="input.max_bad_rate",
+                got=self._max_bad_rate,
+                hint="Verify the shard set with `podscale shard --inspect` and shard the source again, or raise it.",
+            )

@@ -1,0 +1,135 @@
+"""The one place where a loader's name in the run document meets its class."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from podscale.data.batch_plan import BatchPlan, EvaluationBatchPlan, ImagePhases, TrainingBatchPlan
+from podscale.data.loaders.base import BadRecordGuard, Loader
+from podscale.errors import InputError
+
+if TYPE_CHECKING:
+    from podscale.config.run_config import RunConfig
+    from podscale.data.sampler import Sampler
+    from podscale.data.shard_set import ShardSet, Split
+
+
+def build_loader(
+    config: RunConfig,
+    split: Split,
+    sampler: Sampler,
+    *,
+    phases: ImagePhases,
+    ranks: range,
+    world_size: int,
+    device: str,
+) -> Loader:
+    """Return the training loader of one process.
+
+    `batches(start, stop)` counts steps of the whole run; each batch holds the parts of the global batch of these
+    ranks, one after the other.
+
+    Args:
+        phases: size and crop of the images by first step, as `schedules.image_phases` computes them.
+        ranks: ranks of the sample order that this process computes, of `world`.
+        device: torch's name (`cpu`, `cuda:0`) of where a loader may decode.
+    """
+    hosts = sorted({sampler.host_of(rank, world_size) for rank in ranks})
+    split.prefetch(np.concatenate([sampler.rows_of_host(host) for host in hosts]))
+    guard = BadRecordGuard(split, config.input.max_bad_rate)
+    requests = TrainingBatchPlan(config, split, sampler, guard, phases=phases, ranks=ranks, world_size=world_size)
+    return _make_loader(config, requests, guard, device, decoded_bytes=config.input.decoded_cache_bytes)
+
+
+def build_evaluation_loader(config: RunConfig, split: Split, *, ranks: range, world_size: int, device: str) -> Loader:
+    """The evaluation loader of one process and its `ranks`; its steps run from 0 to `order.evaluation_steps`."""
+    split.prefetch(np.arange(len(split)))
+    guard = BadRecordGuard(split, config.input.max_bad_rate)
+    return _make_loader(
+        config, EvaluationBatchPlan(config, split, guard, ranks=ranks, world_size=world_size), guard, device
+    )
+
+
+def resolve_loader(name: str, device: str, *, has_augmentation: bool = False) -> str:
+    """`auto` by device and what is installed. On CPUs the reference loader is the choice: see benchmarks/input.py.
+
+    has_augmentation: whether images are changed after their crop, which the reference loader alone does.
+    """
+    if name == "auto":
+        if has_augmentation or not device.startswith("cuda"):
+            return "torchvision"
+        return "dali" if is_dali_installed() else "nvjpeg" if _is_nvjpeg_available(device) else "torchvision"
+    if name == "dali" and not is_dali_installed():
+        raise InputError(
+            "DALI is not installed",
+            field="input.loader",
+            got="dali",
+            hint="Run `pip install 'podscale[gpu]'`, or set input.loader=auto.",
+        )
+    return name
+
+
+def is_dali_installed() -> bool:
+    return importlib.util.find_spec("nvidia") is not None and importlib.util.find_spec("nvidia.dali") is not None
+
+
+def _is_nvjpeg_available(device: str) -> bool:
+    try:
+        from podscale.data.loaders.nvjpeg import is_available_on
+    except ImportError:  # torchvision 0.29 has announced that its decoders will go
+        return False
+    return is_available_on(device)
+
+
+def open_shard_set(location: str, config: RunConfig) -> ShardSet:
+    """The shard set at a path or fsspec URL; a remote one is read through the node-local cache of the document.
+
+    Either is kept in memory as far as input.record_cache_bytes goes.
+
+    Raises InputError where there is no complete shard set.
+    """
+    from podscale.data.memory_cache import MemoryCache
+    from podscale.data.node_cache import ShardCache, is_remote, path_of_location
+    from podscale.data.shard_set import LocalShardMapper, ShardSet
+
+    memory = config.input.record_cache_bytes
+    if not is_remote(location):
+        return ShardSet.open(path_of_location(location), MemoryCache(LocalShardMapper(), memory) if memory else None)
+    return ShardCache(config.input.cache_dir, config.input.cache_bytes).open(location, memory)
+
+
+def _make_loader(
+    config: RunConfig, batch_plan: BatchPlan, guard: BadRecordGuard, device: str, *, decoded_bytes: int = 0
+) -> Loader:
+    settings = config.input
+    name = resolve_loader(settings.loader, device, has_augmentation=batch_plan.augment is not None)
+    if decoded_bytes and name in ("dali", "nvjpeg"):
+        raise InputError(
+            f"the loader {name}, which auto takes here, keeps no decoded images",
+            field="input.decoded_cache_bytes",
+            got=decoded_bytes,
+            hint="Set input.loader=torchvision, or input.decoded_cache_bytes=0.",
+        )
+    if name == "synthetic":
+        from podscale.data.loaders.synthetic import SyntheticLoader
+
+        classes = int(batch_plan.split.labels.max()) + 1
+        return SyntheticLoader(batch_plan, classes=classes, seed=config.run.seed, device=device)
+    if name == "dali":
+        from podscale.data.loaders.dali import DaliLoader
+
+        return DaliLoader(
+            batch_plan, guard, workers=settings.workers, prefetch=settings.prefetch, seed=config.run.seed, device=device
+        )
+    if name == "nvjpeg":
+        from podscale.data.loaders.nvjpeg import NvjpegLoader
+
+        return NvjpegLoader(batch_plan, guard, prefetch=settings.prefetch, device=device)
+    from podscale.data.loaders.pillow import PillowLoader
+
+    return PillowLoader(
+        batch_plan, guard, workers=settings.workers, prefetch=settings.prefetch, decoded_bytes=decoded_bytes
+    )

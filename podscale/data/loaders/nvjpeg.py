@@ -1,0 +1,175 @@
+"""torchvision's JPEG decoder on a GPU (nvJPEG, and the decoding engines of GPUs that have them), where DALI is absent.
+
+Whole images are decoded in batches; crop, resize and mirror follow on the GPU. The samples and rectangles are those of
+the reference; pixels differ by about one grey level, since PIL resizes in fixed point and nvJPEG rounds its transform
+otherwise. What nvJPEG does not take (PNG, CMYK) or cannot decode goes through the reference's decoder on the CPU, so
+that the same records count as bad. On the device `cpu` the same code runs with torchvision's own decoder.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import simplejpeg
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torchvision.io import ImageReadMode, decode_jpeg
+
+from podscale.data.batch_plan import BatchPlan, BatchRequest
+from podscale.data.crop import CropParams
+from podscale.data.decode import BadRecord, decode
+from podscale.data.loaders.base import BadRecordGuard, Batch
+
+
+class NvjpegLoader:
+    """Works `prefetch` batches ahead of the one handed over, in as many threads, each with a stream of its own.
+
+    One stream for each thread and not for each batch: torch deals out the same 32 in turn, so soon a batch would be
+    decoded on a stream of the training, behind its updates, and memory is kept apart by stream.
+    """
+
+    def __init__(self, batch_plan: BatchPlan, guard: BadRecordGuard, *, prefetch: int, device: str) -> None:
+        self._batch_plan, self._guard, self._prefetch = batch_plan, guard, prefetch
+        self._device = torch.device(device)
+        self._thread_local = threading.local()
+        self._window: deque[Future[tuple[BatchRequest, Tensor]]] = deque()
+        self._pool = ThreadPoolExecutor(prefetch, thread_name_prefix="podscale-nvjpeg")
+
+    @property
+    def bad_records(self) -> int:
+        return self._guard.bad_records
+
+    @property
+    def queued_batches(self) -> int:
+        return sum(batch.done() for batch in tuple(self._window))
+
+    @property
+    def cached_bytes(self) -> Mapping[str, int]:
+        return {"records": self._batch_plan.split.cached_bytes}
+
+    def batches(self, start: int, stop: int) -> Iterator[Batch]:
+        window = self._window = deque[Future[tuple[BatchRequest, Tensor]]]()
+        try:
+            for step in range(start, stop):
+                while len(window) <= self._prefetch and step + len(window) < stop:
+                    request = self._batch_plan.request_at(step + len(window))
+                    window.append(self._pool.submit(self._load_batch, request))
+                request, images = window.popleft().result()
+                yield self._batch_plan.make_batch(request, images if self._device.type != "cpu" else images.numpy())
+        finally:
+            for pending in window:
+                pending.cancel()
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _load_batch(self, request: BatchRequest) -> tuple[BatchRequest, Tensor]:
+        """The images of a request, complete on the device, and the request with the rows that they are of."""
+        if self._device.type == "cpu":
+            return self._fill(request)
+        if not hasattr(self._thread_local, "stream"):
+            self._thread_local.stream = torch.cuda.Stream(self._device)
+        with torch.cuda.stream(self._thread_local.stream):
+            found = self._fill(request)
+        self._thread_local.stream.synchronize()
+        return found
+
+    @torch.no_grad()
+    def _fill(self, request: BatchRequest) -> tuple[BatchRequest, Tensor]:
+        size, rows = self._batch_plan.image_size_at(request.step), request.rows.copy()
+        images = torch.zeros(len(rows), size, size, 3, dtype=torch.uint8, device=self._device)
+        decoded = self._decode(rows[: request.sample_count])
+        for slot, pixels in enumerate(decoded):
+            if pixels is None:
+                rows[slot], decoded[slot] = self._substitute(int(rows[slot]), int(request.epochs[slot]))
+        views = self._batch_plan.crops_of(request.step, rows, request.epochs)
+        for slot, pixels in enumerate(decoded):
+            assert pixels is not None
+            images[slot] = crop_and_resize(pixels, views[slot], size)
+        return replace(request, rows=rows), images
+
+    def _decode(self, rows: Any) -> list[Tensor | None]:
+        """uint8 [3, height, width] of each row on the device; None where it is no image, or another than described."""
+        split = self._batch_plan.split
+        records = [np.array(split.read(row)) for row in rows.tolist()]
+        easy = [slot for slot, record in enumerate(records) if _is_plain_jpeg(record)]
+        found: list[Tensor | None] = [None] * len(records)
+        for slot, pixels in zip(easy, self._decode_jpegs([records[slot] for slot in easy]), strict=True):
+            found[slot] = pixels
+        for slot, record in enumerate(records):
+            if found[slot] is None:
+                found[slot] = self._decode_on_cpu(record)
+        sizes = zip(split.column("height")[rows].tolist(), split.column("width")[rows].tolist(), strict=True)
+        return [
+            pixels if pixels is not None and tuple(pixels.shape[1:]) == size else None
+            for pixels, size in zip(found, sizes, strict=True)
+        ]
+
+    def _decode_jpegs(self, records: list[Any]) -> list[Tensor | None]:
+        """All at once; one by one where that fails, so that one bad record does not spoil the others."""
+        if not records:
+            return []
+        try:
+            encoded = [torch.from_numpy(record) for record in records]
+            return list(decode_jpeg(encoded, mode=ImageReadMode.RGB, device=self._device))
+        except RuntimeError:
+            if len(records) == 1:
+                return [None]
+            return [pixels for record in records for pixels in self._decode_jpegs([record])]
+
+    def _decode_on_cpu(self, record: Any) -> Tensor | None:
+        try:
+            pixels = np.array(decode(record))
+        except BadRecord:
+            return None
+        return torch.from_numpy(pixels).permute(2, 0, 1).to(self._device)
+
+    def _substitute(self, row: int, epoch: int) -> tuple[int, Tensor]:
+        """The row that takes the place of a bad one, and its pixels."""
+        while True:
+            self._guard.mark_bad(row, epoch, "no image, or not of the size that the index describes")
+            row = self._guard.substitute(row, epoch)
+            (pixels,) = self._decode(np.array([row]))
+            if pixels is not None:
+                return row, pixels
+
+
+def crop_and_resize(pixels: Tensor, crop: CropParams, size: int) -> Tensor:
+    """The view of a decoded image: uint8 [3, height, width] -> uint8 [size, size, 3]."""
+    part = pixels[:, crop.top : crop.top + crop.height, crop.left : crop.left + crop.width]
+    if part.shape[1:] != (crop.out_height, crop.out_width):
+        shape = (crop.out_height, crop.out_width)
+        resized = F.interpolate(part[None].float(), shape, mode="bilinear", antialias=True)[0]
+        part = resized.round_().clamp_(0, 255).to(torch.uint8)
+    square = part[:, crop.out_top : crop.out_top + size, crop.out_left : crop.out_left + size]
+    return (square.flip(2) if crop.flip else square).permute(1, 2, 0)
+
+
+@cache
+def is_available_on(device: str) -> bool:
+    """Whether torchvision decodes on this device: tried on a small image, once."""
+    if not (torch.cuda.is_available() and torch.device(device).type == "cuda"):
+        return False
+    encoded = torch.frombuffer(bytearray(simplejpeg.encode_jpeg(np.zeros((16, 16, 3), np.uint8))), dtype=torch.uint8)
+    try:
+        return tuple(decode_jpeg([encoded], mode=ImageReadMode.RGB, device=device)[0].shape) == (3, 16, 16)
+    except RuntimeError:
+        return False
+
+
+def _is_plain_jpeg(record: Any) -> bool:
+    """Whether it is a whole JPEG in gray or three colours; a decoder may make up the rest of one that was cut off."""
+    if bytes(record[:2]) != b"\xff\xd8" or bytes(record[-2:]) != b"\xff\xd9":
+        return False
+    try:
+        return simplejpeg.decode_jpeg_header(record.data, strict=False)[2] not in ("CMYK", "YCCK")
+    except (ValueError, KeyError):
+        return False

@@ -1,0 +1,188 @@
+"""The reference loader: torchvision's transforms on PIL images, bit for bit, by a pool of threads.
+
+It is named after the pixels that it gives and needs no torchvision, nor torch: hosts of TPUs have neither.
+
+Threads, because decoding and resizing release the interpreter's lock: nothing is copied between processes, images are
+written straight into their batch, and no worker can be left behind by a rank that is killed.
+
+Decoded images of a split by row, as the threads of a loader ask for them; some are kept for the epochs to come.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from podscale.data.augment import RandomDraws
+from podscale.data.batch_plan import BatchPlan, BatchRequest
+from podscale.data.crop import CropParams, CropParamsBatch
+from podscale.data.decode import BadRecord, Pixels, crop_and_resize, decode_rows
+from podscale.data.loaders.base import BadRecordGuard, Batch
+from podscale.data.shard_set import Split
+
+
+class DecodedCache:
+    """Decodes images, and keeps those that fit into `limit` bytes, whole and as they were decoded.
+
+    What is kept stays: every sample comes once in an epoch, so to evict one for another would only cost the decoding of
+    both. An image that is not kept is decoded no further down than asked, into memory that its thread uses again.
+    """
+
+    def __init__(self, split: Split, limit_bytes: int = 0) -> None:
+        self._split, self._limit_bytes = split, limit_bytes
+        self._sizes = split.column("height"), split.column("width")
+        self._kept: dict[int, Pixels] = {}
+        self._cached_bytes = 0
+        self._lock = threading.Lock()
+        self._thread_local = threading.local()
+
+    @property
+    def cached_bytes(self) -> int:
+        """Bytes of the images that are kept."""
+        return self._cached_bytes
+
+    def __call__(self, row: int, rows: int | None = None) -> Pixels:
+        """At least the first `rows` rows (default: all) of an image, uint8 [n, width, 3].
+
+        To be read only, and only until the calling thread asks for its next image. Raises BadRecord where the bytes
+        are no image, or not the one that the index describes.
+        """
+        kept = self._kept.get(row)
+        if kept is not None:
+            return kept
+        height, width = (int(size[row]) for size in self._sizes)
+        size = 3 * height * width
+        record = self._split.read(row)
+        if not self._reserve(size):
+            return decode_rows(record, height, width, height if rows is None else rows, self._buffer(size))
+        try:
+            return self._keep(row, decode_rows(record, height, width, height, np.empty(size, dtype=np.uint8)))
+        except BadRecord:
+            with self._lock:
+                self._cached_bytes -= size
+            raise
+
+    def _keep(self, row: int, pixels: Pixels) -> Pixels:
+        with self._lock:
+            if row in self._kept:  # another thread was as far: a record stood in for a bad one
+                self._cached_bytes -= pixels.size
+            return self._kept.setdefault(row, pixels)
+
+    def _reserve(self, size: int) -> bool:
+        """Books the bytes of an image that is to be kept; False where they do not fit."""
+        if self._cached_bytes + size > self._limit_bytes:
+            return False
+        with self._lock:
+            if self._cached_bytes + size > self._limit_bytes:
+                return False
+            self._cached_bytes += size
+            return True
+
+    def _buffer(self, size: int) -> Pixels:
+        """The calling thread's own memory, which fresh pages for every image would take longer to get."""
+        buffer: Pixels | None = getattr(self._thread_local, "buffer", None)
+        if buffer is None or len(buffer) < size:
+            buffer = self._thread_local.buffer = np.empty(size, dtype=np.uint8)
+        return buffer
+
+
+_CHUNK = 4  # images of one task: small enough to share a batch evenly, large enough to make a task worth its queue
+
+
+class _PendingBatch:
+    """A batch being filled."""
+
+    def __init__(self, request: BatchRequest, views: CropParamsBatch, size: int) -> None:
+        self.request, self.crops, self.size = request, views, size
+        self.images: Pixels = np.empty((len(request.rows), size, size, 3), dtype=np.uint8)
+        self.images[request.sample_count :] = 0
+        self.rows: npt.NDArray[np.int64] = request.rows.copy()
+        self.tasks: list[Future[None]] = []
+
+
+class PillowLoader:
+    """Decodes with `workers` threads, `prefetch` batches ahead; keeps decoded images of up to `decoded_bytes`."""
+
+    def __init__(
+        self, batch_plan: BatchPlan, guard: BadRecordGuard, *, workers: int, prefetch: int, decoded_bytes: int = 0
+    ) -> None:
+        self._batch_plan, self._guard, self._prefetch = batch_plan, guard, prefetch
+        self._images = DecodedCache(batch_plan.split, decoded_bytes)
+        self._augment = batch_plan.augment
+        self._window: deque[_PendingBatch] = deque()
+        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="podscale-decode")
+
+    @property
+    def bad_records(self) -> int:
+        return self._guard.bad_records
+
+    @property
+    def queued_batches(self) -> int:
+        return sum(all(task.done() for task in pending.tasks) for pending in tuple(self._window))
+
+    @property
+    def cached_bytes(self) -> Mapping[str, int]:
+        return {"records": self._batch_plan.split.cached_bytes, "decoded": self._images.cached_bytes}
+
+    def batches(self, start: int, stop: int) -> Iterator[Batch]:
+        window = self._window = deque[_PendingBatch]()
+        try:
+            for step in range(start, stop):
+                while len(window) <= self._prefetch and step + len(window) < stop:
+                    window.append(self._submit_batch(step + len(window)))
+                yield self._collect_batch(window.popleft())
+        finally:
+            for pending in window:
+                for task in pending.tasks:
+                    task.cancel()
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _submit_batch(self, step: int) -> _PendingBatch:
+        request = self._batch_plan.request_at(step)
+        views = self._batch_plan.crops_of(step, request.rows, request.epochs)
+        pending = _PendingBatch(request, views, self._batch_plan.image_size_at(step))
+        for begin in range(0, pending.request.sample_count, _CHUNK):
+            part = range(begin, min(begin + _CHUNK, pending.request.sample_count))
+            pending.tasks.append(self._pool.submit(self._fill, pending, part))
+        return pending
+
+    def _collect_batch(self, pending: _PendingBatch) -> Batch:
+        for task in pending.tasks:
+            task.result()
+        return self._batch_plan.make_batch(replace(pending.request, rows=pending.rows), pending.images)
+
+    def _fill(self, pending: _PendingBatch, part: range) -> None:
+        for slot in part:
+            pixels, view = self._decode_or_substitute(pending, slot)
+            image = crop_and_resize(pixels, view, pending.size)
+            done = np.asarray(image) if self._augment is None else self._augment(image, self._draws(pending, slot))
+            pending.images[slot] = done
+
+    def _draws(self, pending: _PendingBatch, slot: int) -> RandomDraws:
+        assert self._augment is not None
+        one = slice(slot, slot + 1)
+        keys = self._batch_plan.split.keys[pending.rows[one]].astype(np.uint64)
+        drawn: RandomDraws = self._augment.draws(pending.request.epochs[one], keys)[0]
+        return drawn
+
+    def _decode_or_substitute(self, pending: _PendingBatch, slot: int) -> tuple[Pixels, CropParams]:
+        """The pixels of a slot's sample, or of the one that takes its place, and what to make of them."""
+        row, epoch, view = int(pending.rows[slot]), int(pending.request.epochs[slot]), pending.crops[slot]
+        while True:
+            usable = self._guard.substitute(row, epoch)
+            if usable != row:
+                row = pending.rows[slot] = usable
+                one = slice(slot, slot + 1)
+                view = self._batch_plan.crops_of(pending.request.step, pending.rows[one], pending.request.epochs[one])[
+                    0
+                ]
+            try:
+                return self._images(row, view.top + view.height), view
+            except BadRecord as error:
+                self._guard.mark_bad(row, epoch, str(error))

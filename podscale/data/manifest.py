@@ -1,0 +1,149 @@
+"""manifest.json: what a shard set holds. Written last, so its presence means that the set is complete.
+
+Whether a shard set on disk is the one its manifest describes, found out by reading all of it.
+"""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from podscale.data import index
+from podscale.errors import InputError
+from podscale.util.files import write_json
+from podscale.util.progress_reports import ProgressCallback, ProgressReporter, ignore_progress
+
+MANIFEST_FILE = "manifest.json"
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One tar file: its name inside the split, images, bytes and hashes."""
+
+    name: str
+    count: int
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class SplitSummary:
+    """One split: images in use (without dropped duplicates), bytes of its shards, images per class, shards."""
+
+    count: int
+    bytes: int
+    class_counts: tuple[int, ...]
+    index_sha256: str
+    shards: tuple[Shard, ...]
+
+
+@dataclass(frozen=True)
+class ShardSetManifest:
+    """The manifest of a shard set; no field depends on when, where or by how many workers it was packed."""
+
+    schema_version: int
+    data_fingerprint: str
+    plan_fingerprint: str
+    options: dict[str, Any]
+    """The values of the document's data section that the set was made with."""
+    classes_sha256: str
+    splits: dict[str, SplitSummary]
+    rejects: dict[str, int] = field(default_factory=dict)
+    """Unusable images by reason; the images are listed in rejects.jsonl."""
+    duplicates: dict[str, int] = field(default_factory=dict)
+    """Counts: inside, across, conflicting, dropped."""
+
+    @property
+    def count(self) -> int:
+        """Images in use, over all splits."""
+        return sum(split.count for split in self.splits.values())
+
+    def write(self, directory: Path) -> None:
+        write_json(directory / MANIFEST_FILE, asdict(self))
+
+    @classmethod
+    def parse(cls, text: str, where: str) -> "ShardSetManifest":
+        """Raises InputError where the text is no manifest of this version."""
+        try:
+            raw = json.loads(text)
+            if raw["schema_version"] != SCHEMA_VERSION:
+                raise InputError(
+                    f"this Podscale reads shard sets of schema version {SCHEMA_VERSION}",
+                    field=where,
+                    got=raw["schema_version"],
+                    hint="Shard the source again.",
+                )
+            splits = {
+                name: SplitSummary(
+                    **{
+                        **split,
+                        "class_counts": tuple(split["class_counts"]),
+                        "shards": tuple(Shard(**shard) for shard in split["shards"]),
+                    }
+                )
+                for name, split in raw.pop("splits").items()
+            }
+            return cls(splits=splits, **raw)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(f"not a shard manifest: {error}", field=where) from error
+
+
+def classes_sha256(classes: list[str]) -> str:
+    """The hash that ties a shard set, a checkpoint and a model to one class map (names in index order)."""
+    return hashlib.sha256(json.dumps(classes, ensure_ascii=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A file that is not what the manifest says, relative to the set."""
+
+    file: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.problem}"
+
+
+def file_matches(path: Path, size: int, sha256: str) -> bool:
+    """Whether a file is there with these bytes."""
+    try:
+        with path.open("rb") as file:
+            return path.stat().st_size == size and hashlib.file_digest(file, "sha256").hexdigest() == sha256
+    except OSError:
+        return False
+
+
+def verify_shard_set(
+    directory: Path, manifest: ShardSetManifest, progress: ProgressCallback = ignore_progress
+) -> list[Damage]:
+    """Reads every shard and index; returns what is damaged, in manifest order."""
+    ticker = ProgressReporter("verify", progress, manifest.count)
+    damage = []
+    for name, split in manifest.splits.items():
+        for shard in split.shards:
+            path = directory / name / shard.name
+            if not path.exists():
+                damage.append(Damage(f"{name}/{shard.name}", "is missing"))
+            elif not file_matches(path, shard.bytes, shard.sha256):
+                damage.append(Damage(f"{name}/{shard.name}", "differs from its sha256 in the manifest"))
+            ticker.add(shard.count, shard.bytes)
+        path = directory / name / "index"
+        try:
+            if hashlib.sha256(path.read_bytes()).hexdigest() != split.index_sha256:
+                damage.append(Damage(f"{name}/index", "differs from its sha256 in the manifest"))
+            elif len(index.SourceNames(directory / name / "sources", _row_count(path))) != _row_count(path):
+                damage.append(Damage(f"{name}/sources", "has another number of rows than the index"))
+        except (OSError, ValueError, InputError) as error:
+            damage.append(Damage(f"{name}/index", f"cannot be read ({error})"))
+    ticker.close()
+    return damage
+
+
+def _row_count(path: Path) -> int:
+    return len(np.asarray(index.read_index(path)["key"]))

@@ -1,0 +1,119 @@
+"""Whole shards in the memory of a process: the compressed records that a host reads again in every epoch.
+
+The kernel's page cache does the same for shards that are mapped from a local disk, shares it between processes, and
+gives it back where memory is short. This one is for shards that come from elsewhere, behind a URL or on a mounted
+volume, where a page that was given back is a request over the network, and for hosts without a disk to copy them to.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from podscale.data.shard_set import ShardMapper
+from podscale.errors import InputError, PodscaleError
+from podscale.util.formatting import format_bytes
+
+log = logging.getLogger("podscale.data.sharding")
+
+
+class ReadableShardMapper(ShardMapper, Protocol):
+    """Shards that can be read whole, too."""
+
+    def is_local(self, path: Path) -> bool:
+        """Whether a shard can be mapped as it is, with nothing to bring first."""
+        ...
+
+    def size(self, path: Path) -> int: ...
+
+    def read(self, path: Path) -> npt.NDArray[np.uint8]:
+        """A copy of a shard, read from front to back."""
+        ...
+
+
+class MemoryCache:
+    """Keeps the first shards that fit into `limit` bytes; the others are mapped where they are.
+
+    What is kept stays: records come in random order, so every shard is asked for at any time, and to evict one for
+    another would read whole shards for single records. Shards are brought one after the other in the background; one
+    that is asked for earlier is mapped where it is if it is `here`, and else brought at once.
+    """
+
+    def __init__(self, backing: ReadableShardMapper, limit_bytes: int) -> None:
+        self._backing, self._limit_bytes = backing, limit_bytes
+        self._free_bytes = limit_bytes
+        self._planned: set[Path] = set()
+        self._kept: dict[Path, npt.NDArray[np.uint8]] = {}
+        self._lock = threading.Lock()
+        self._reads: defaultdict[Path, threading.Lock] = defaultdict(threading.Lock)
+
+    @property
+    def cached_bytes(self) -> int:
+        """Bytes of the shards in memory."""
+        return sum(len(kept) for kept in tuple(self._kept.values()))
+
+    def __call__(self, path: Path) -> npt.NDArray[np.uint8]:
+        kept = self._kept.get(path)
+        if kept is not None:
+            return kept
+        if path in self._planned and not self._backing.is_local(path):
+            return self._load(path)
+        return self._backing(path)
+
+    def prefetch(self, paths: Sequence[Path]) -> None:
+        """Brings the shards that fit, in this order; the rest is left to the place where they are.
+
+        Raises InputError where the limit holds not one shard.
+        """
+        with self._lock:
+            chosen = [path for path in paths if path not in self._planned and self._reserve(path)]
+            if paths and not self._planned:
+                raise InputError(
+                    f"smaller than one shard of {self._backing.size(paths[0])} bytes",
+                    field="input.record_cache_bytes",
+                    got=self._limit_bytes,
+                    hint="Raise it, or set it to 0.",
+                )
+        rest = [path for path in paths if path not in self._planned]
+        if rest:
+            log.info(
+                "%d of %d shards fit into input.record_cache_bytes (%s); the others are read where they are",
+                len(paths) - len(rest),
+                len(paths),
+                format_bytes(self._limit_bytes),
+            )
+            self._backing.prefetch(rest)
+        threading.Thread(target=self._load_all, args=(chosen,), name="podscale-records", daemon=True).start()
+
+    def _reserve(self, path: Path) -> bool:
+        size = self._backing.size(path)
+        if size > self._free_bytes:
+            return False
+        self._free_bytes -= size
+        self._planned.add(path)
+        return True
+
+    def _load_all(self, paths: Sequence[Path]) -> None:
+        for path in paths:
+            try:
+                self._load(path)
+            except (PodscaleError, OSError, MemoryError) as error:  # whoever needs the shard will say so again
+                log.warning("%s: could not be brought to memory: %s", path.name, error)
+                return
+
+    def _load(self, path: Path) -> npt.NDArray[np.uint8]:
+        with self._lock:
+            read = self._reads[path]
+        with read:
+            if path not in self._kept:
+                content = self._backing.read(path)
+                content.flags.writeable = False
+                self._kept[path] = content
+            return self._kept[path]

@@ -1,0 +1,320 @@
+"""The node-local cache: the shards of remote sets, one copy a node, shared by all its processes.
+
+Layout: <cache>/<first 16 digits of the manifest's sha256>/ holds the small files of a set and, as they are read, its
+tar files. All agreement between processes goes through the kernel's file locks, which die with their holder:
+
+- `<shard>.lock`, exclusive, while one process downloads the shard;
+- the shard itself, shared, as long as somebody maps it: such a shard is never evicted;
+- `<part>`, exclusive, while it is written: an unlocked part was left by a killed process and is removed;
+- `<cache>/lock`, exclusive, while room is made and reserved.
+
+A shard gets its name only when all its bytes are here and have the sha256 of the manifest. Its modification time is
+when it was last mapped; the least recently used ones go first when room is needed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import logging
+import os
+import tempfile
+import threading
+import time
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from podscale.data.manifest import MANIFEST_FILE, Shard, ShardSetManifest
+from podscale.data.memory_cache import MemoryCache
+from podscale.data.remote_files import ReadRetryPolicy, RemoteFiles
+from podscale.data.shard_set import ShardSet, map_file
+from podscale.errors import InputError, PodscaleError
+from podscale.util.files import write_atomically
+
+log = logging.getLogger("podscale.data.sharding")
+
+_MAX_MAPPED_SHARDS = 4  # shards a process keeps mapped when the set is larger than the cache
+
+
+def is_remote(location: str) -> bool:
+    """Whether a location needs the cache; file:// URLs and plain paths are read in place."""
+    return "://" in location and not location.startswith("file://")
+
+
+def path_of_location(location: str) -> Path:
+    """The path that a plain location or file:// URL names."""
+    return Path(location.removeprefix("file://"))
+
+
+class ShardCache:
+    """A directory that holds at most `limit` bytes of shards."""
+
+    def __init__(
+        self, directory: str | Path | None, limit_bytes: int, retry_policy: ReadRetryPolicy | None = None
+    ) -> None:
+        self.directory = Path(directory) if directory is not None else _default_directory()
+        self.limit_bytes = limit_bytes
+        self.retry_policy = retry_policy or ReadRetryPolicy()
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(
+                f"cannot hold the shard cache: {error}", field=str(self.directory), hint="Set input.cache_dir"
+            ) from error
+
+    def open(self, location: str, memory_bytes: int = 0) -> ShardSet:
+        """The shard set at a URL: its small files are brought here now, its shards when they are read.
+
+        The first shards that fit into `memory` bytes come to the process's memory, and not here.
+
+        Raises InputError where there is no complete shard set.
+        """
+        remote = RemoteFiles(location, self.retry_policy)
+        try:
+            text = remote.read(MANIFEST_FILE)
+            manifest = ShardSetManifest.parse(text.decode(), f"{location}/{MANIFEST_FILE}")
+            directory = self.directory / hashlib.sha256(text).hexdigest()[:16]
+            for split, summary in manifest.splits.items():
+                (directory / split).mkdir(parents=True, exist_ok=True)
+                _fetch_small_file(remote, directory, f"{split}/index", summary.index_sha256)
+                _fetch_small_file(remote, directory, f"{split}/sources")
+            _fetch_small_file(remote, directory, "classes.json")
+        except FileNotFoundError as error:
+            raise InputError(f"no complete shard set: {error}", field=location, hint="Run `podscale shard`") from error
+        except (PermissionError, UnicodeDecodeError) as error:
+            raise InputError(f"cannot read the shard set: {error}", field=location) from error
+        write_atomically(directory / MANIFEST_FILE, text)
+        shards = CachedShardMapper(self, remote, directory, manifest)
+        return ShardSet.open(directory, MemoryCache(shards, memory_bytes) if memory_bytes else shards)
+
+    def map_if_cached(self, path: Path, shard: Shard) -> npt.NDArray[np.uint8] | None:
+        """A shard that is here, mapped and safe from eviction while the mapping lives; None where it is not."""
+        while True:
+            try:
+                file = path.open("rb")
+            except FileNotFoundError:
+                return None
+            with file:
+                fcntl.flock(file, fcntl.LOCK_SH)  # the mapping below shares this lock until it is released
+                if not _is_same_file(file, path):
+                    continue  # evicted between open and lock
+                if os.fstat(file.fileno()).st_size != shard.bytes:
+                    path.unlink(missing_ok=True)  # a disk that lost the end of the file
+                    return None
+                os.utime(file.fileno())
+                return map_file(file)
+
+    def download(self, remote: RemoteFiles, name: str, path: Path, shard: Shard, *, evict: bool) -> bool:
+        """Brings one shard; False where that needed room that `evict` does not allow to make."""
+        part = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")
+        file = self._reserve(part, shard.bytes, evict=evict)
+        if file is None:
+            return False
+        try:
+            with file:
+                remote.copy(name, shard.bytes, shard.sha256, partial(_write_at, file))
+                file.flush()
+                os.fsync(file.fileno())
+                part.replace(path)
+        except OSError as error:
+            raise PodscaleError(
+                f"cannot write the shard: {error}", field=str(part), hint="Free space or lower input.cache_bytes."
+            ) from error
+        finally:
+            part.unlink(missing_ok=True)
+        return True
+
+    def _reserve(self, part: Path, size: int, *, evict: bool) -> BinaryIO | None:
+        """An empty locked part file of `size` bytes, counted from now on; waits where all shards are in use."""
+        if size > self.limit_bytes:
+            raise InputError(
+                f"smaller than one shard of {size} bytes",
+                field="input.cache_bytes",
+                got=self.limit_bytes,
+                hint="Raise it.",
+            )
+        end = time.monotonic() + self.retry_policy.timeout_seconds
+        while True:
+            with file_lock(self.directory / "lock"):
+                if self._free_space(size, evict=evict):
+                    file = part.open("wb")
+                    fcntl.flock(file, fcntl.LOCK_EX)
+                    os.ftruncate(file.fileno(), size)
+                    return file
+            if not evict:
+                return None
+            if time.monotonic() > end:
+                raise PodscaleError(
+                    f"all shards in {self.directory} are in use and leave no room for {size} bytes more",
+                    field="input.cache_bytes",
+                    got=self.limit_bytes,
+                    hint="Raise it, or set input.order=blocked so that a host reads its own shards only.",
+                )
+            time.sleep(0.1)
+
+    def _free_space(self, size: int, *, evict: bool) -> bool:
+        """Whether `size` bytes fit now, after removing what was left behind and, if allowed, unused shards."""
+        for part in self.directory.glob("*/*/*.part"):
+            _remove_unused(part)
+        shards = sorted(_file_sizes(self.directory.glob("*/*/*.tar")))
+        used = sum(size for _, size, _ in shards) + sum(
+            size for _, size, _ in _file_sizes(self.directory.glob("*/*/*.part"))
+        )
+        for _, freed, path in shards:
+            if used + size <= self.limit_bytes or not evict:
+                break
+            if _remove_unused(path):
+                used -= freed
+        return used + size <= self.limit_bytes
+
+
+class CachedShardMapper:
+    """Maps the shards of one remote set, bringing those that are not here yet."""
+
+    cached_bytes = 0
+
+    def __init__(self, cache: ShardCache, remote: RemoteFiles, directory: Path, manifest: ShardSetManifest) -> None:
+        self._cache, self._remote = cache, remote
+        self._shards = {
+            directory / split / shard.name: (f"{split}/{shard.name}", shard)
+            for split, summary in manifest.splits.items()
+            for shard in summary.shards
+        }
+        everything = sum(shard.bytes for _, shard in self._shards.values())
+        self._max_maps = len(self._shards) if everything <= cache.limit_bytes else _MAX_MAPPED_SHARDS
+        self._maps: OrderedDict[Path, npt.NDArray[np.uint8]] = OrderedDict()
+        self._lock = threading.Lock()
+        self._downloads: defaultdict[Path, threading.Lock] = defaultdict(threading.Lock)
+
+    def __call__(self, path: Path) -> npt.NDArray[np.uint8]:
+        with self._lock:
+            if path in self._maps:
+                self._maps.move_to_end(path)
+                return self._maps[path]
+            download = self._downloads[path]
+        with download:
+            mapped = self._fetch(path)
+        with self._lock:
+            self._maps[path] = mapped
+            while len(self._maps) > self._max_maps:
+                self._maps.popitem(last=False)  # unmapped, and free to be evicted, once no batch refers to it
+        return mapped
+
+    def prefetch(self, paths: Sequence[Path]) -> None:
+        """Brings shards in the background while there is room; those that others are bringing are left to them."""
+        threading.Thread(target=self._prefetch, args=(list(paths),), name="podscale-prefetch", daemon=True).start()
+
+    def is_local(self, path: Path) -> bool:
+        return path.exists()
+
+    def size(self, path: Path) -> int:
+        """Bytes of a shard."""
+        return self._shards[path][1].bytes
+
+    def read(self, path: Path) -> npt.NDArray[np.uint8]:
+        """A copy of a shard: of the one that is here, else straight from the store."""
+        name, shard = self._shards[path]
+        found = self._cache.map_if_cached(path, shard)
+        if found is not None:
+            return found.copy()
+        content = np.empty(shard.bytes, dtype=np.uint8)
+        self._remote.copy(name, shard.bytes, shard.sha256, partial(_set_at, content.data))
+        return content
+
+    def _fetch(self, path: Path) -> npt.NDArray[np.uint8]:
+        name, shard = self._shards[path]
+        while (mapped := self._cache.map_if_cached(path, shard)) is None:
+            with file_lock(path.with_name(path.name + ".lock")):
+                if not path.exists():
+                    self._cache.download(self._remote, name, path, shard, evict=True)
+        return mapped
+
+    def _prefetch(self, paths: list[Path]) -> None:
+        for path in paths:
+            name, shard = self._shards[path]
+            try:
+                with file_lock(path.with_name(path.name + ".lock"), wait=False):
+                    if path.exists():
+                        continue
+                    if not self._cache.download(self._remote, name, path, shard, evict=False):
+                        return
+            except BlockingIOError:
+                continue
+            except (PodscaleError, OSError) as error:
+                log.warning("%s: prefetch gave up: %s", path.name, error)  # whoever reads it will say so again
+                return
+
+
+@contextmanager
+def file_lock(path: Path, *, wait: bool = True) -> Iterator[None]:
+    """Holds the exclusive lock of a file, between threads and processes; BlockingIOError where `wait` is off."""
+    with path.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+
+
+def _fetch_small_file(remote: RemoteFiles, directory: Path, name: str, sha256: str | None = None) -> None:
+    """One small file of a set, unless it is here."""
+    path = directory / name
+    if path.exists():
+        return
+    for _ in range(remote.retry_policy.max_attempts):
+        content = remote.read(name)
+        if sha256 is None or hashlib.sha256(content).hexdigest() == sha256:
+            write_atomically(path, content)
+            return
+    raise PodscaleError(
+        "its sha256 is not the manifest's", field=f"{remote.location}/{name}", hint="Run `podscale shard` again."
+    )
+
+
+def _write_at(file: BinaryIO, offset: int, block: bytes) -> None:
+    file.seek(offset)
+    file.write(block)
+
+
+def _set_at(content: memoryview, offset: int, block: bytes) -> None:
+    content[offset : offset + len(block)] = block
+
+
+def _remove_unused(path: Path) -> bool:
+    """Removes a file unless somebody holds its lock."""
+    with suppress(FileNotFoundError), path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        if not _is_same_file(file, path):
+            return False  # another process evicted it and a third brought it again
+        path.unlink()
+    return True
+
+
+def _file_sizes(paths: Iterator[Path]) -> Iterator[tuple[float, int, Path]]:
+    """(modification time, bytes, path) of those that still exist."""
+    for path in paths:
+        with suppress(FileNotFoundError):
+            stat = path.stat()
+            yield stat.st_mtime, stat.st_size, path
+
+
+def _is_same_file(file: BinaryIO, path: Path) -> bool:
+    with suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    return False
+
+
+def _default_directory() -> Path:
+    """A directory of this user under the temporary one, the same for all processes of the node."""
+    directory = Path(tempfile.gettempdir()) / f"podscale-cache-{os.getuid()}"
+    directory.mkdir(mode=0o700, exist_ok=True)
+    if directory.is_symlink() or directory.stat().st_uid != os.getuid():
+        raise InputError("belongs to another user", field=str(directory), hint="Set input.cache_dir")
+    return directory

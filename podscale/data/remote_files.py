@@ -1,0 +1,109 @@
+"""Reading files of a remote shard set: every read has a deadline, and is tried again with growing pauses."""
+
+import hashlib
+import logging
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+import fsspec
+
+from podscale.errors import InputError, PodscaleError
+from podscale.util.processes import call_with_timeout
+
+log = logging.getLogger("podscale.data.sharding")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ReadRetryPolicy:
+    """How long to try: seconds for one read, tries, first pause in seconds (doubles), bytes of one read."""
+
+    timeout_seconds: float = 60.0
+    max_attempts: int = 6
+    pause_seconds: float = 0.5
+    block_bytes: int = 8 * 2**20
+
+
+class RemoteFiles:
+    """The files under an fsspec URL."""
+
+    def __init__(self, location: str, retry_policy: ReadRetryPolicy) -> None:
+        self.location = location.rstrip("/")
+        self.retry_policy = retry_policy
+        self._files: Any
+        self._root: str
+        try:
+            self._files, self._root = fsspec.core.url_to_fs(self.location)
+        except (ValueError, ImportError) as error:
+            raise InputError(f"cannot open this kind of location: {error}", field=location) from error
+
+    def read(self, name: str) -> bytes:
+        """A whole small file; FileNotFoundError where there is none."""
+        return self._read_with_retries(name, lambda: self._files.cat_file(self._path(name)))
+
+    def blocks(self, name: str, size: int) -> Iterator[bytes]:
+        """The first `size` bytes of a file, block by block, each read by itself so that a cut costs one block."""
+        for begin in range(0, size, self.retry_policy.block_bytes):
+            end = min(begin + self.retry_policy.block_bytes, size)
+            yield self._read_with_retries(name, partial(self._read_range, name, begin, end))
+
+    def copy(self, name: str, size: int, sha256: str, write: Callable[[int, bytes], object]) -> None:
+        """Hands a whole file to `write(offset, block)`, from the beginning again where its sha256 is another.
+
+        Raises InputError where there is no such file, PodscaleError where it cannot be read or stays another.
+        """
+        for attempt in range(1, self.retry_policy.max_attempts + 1):
+            digest, offset = hashlib.sha256(), 0
+            try:
+                for block in self.blocks(name, size):
+                    digest.update(block)
+                    write(offset, block)
+                    offset += len(block)
+            except FileNotFoundError as error:
+                raise InputError(
+                    "the shard is missing", field=f"{self.location}/{name}", hint="Run `podscale shard`"
+                ) from error
+            except PermissionError as error:
+                raise InputError(f"cannot read the shard: {error}", field=f"{self.location}/{name}") from error
+            if digest.hexdigest() == sha256:
+                return
+            log.warning("%s/%s: sha256 differs from the manifest's; trying again (%d)", self.location, name, attempt)
+        raise PodscaleError(
+            f"sha256 differed {self.retry_policy.max_attempts} times from the manifest's",
+            field=f"{self.location}/{name}",
+            hint="Run `podscale shard --verify` on the set.",
+        )
+
+    def _read_range(self, name: str, begin: int, end: int) -> bytes:
+        data: bytes = self._files.cat_file(self._path(name), start=begin, end=end)
+        if len(data) > end - begin:
+            raise InputError("the server ignores range requests, which shards are read by", field=self.location)
+        if len(data) < end - begin:
+            raise OSError(f"cut short: {len(data)} of {end - begin} bytes")
+        return data
+
+    def _path(self, name: str) -> str:
+        return f"{self._root.rstrip('/')}/{name}"
+
+    def _read_with_retries(self, name: str, read: Callable[[], bytes]) -> bytes:
+        for attempt in range(1, self.retry_policy.max_attempts + 1):
+            try:
+                return call_with_timeout(self.retry_policy.timeout_seconds, read)
+            except (FileNotFoundError, PermissionError, InputError):
+                raise  # trying again would not change the answer
+            except Exception as error:  # each file system and HTTP client brings errors of its own
+                reason = f"{type(error).__name__}: {error}"
+                if attempt == self.retry_policy.max_attempts:
+                    raise PodscaleError(
+                        f"could not be read in {attempt} tries, at last {reason}",
+                        field=f"{self.location}/{name}",
+                        hint="Check the store and the network, then start the same command again.",
+                    ) from error
+                log.warning("%s/%s: %s; trying again (%d)", self.location, name, reason, attempt)
+            time.sleep(self.retry_policy.pause_seconds * 2 ** (attempt - 1) * random.uniform(0.5, 1.0))
+        raise AssertionError("attempts is at least 1")

@@ -1,0 +1,236 @@
+"""The sample order: which samples make which global batch, and which rank takes which of them.
+
+Stateless: every answer is a pure function of (seed, step), so a run starts anywhere at once, and a checkpoint needs
+one integer. The global batches do not depend on how many ranks or hosts share them.
+
+`global`: the samples of an epoch are one permutation of the split; the epochs follow each other without a gap, and
+global batch g is the slice [g B, (g + 1) B) of that stream. A batch may end one epoch and begin the next, and no
+sample is left out where B does not divide the epoch.
+
+`blocked`: the shards are dealt into G fixed groups with nearly equal numbers of samples. Every group is a stream of
+its own (each of its samples once in each of its own epochs), and every global batch takes B / G from each group. A
+host owns G / hosts groups and reads no other shard, in any epoch, so that a node-local cache holds all it needs
+(Ying et al. 2018, section 3: host sharding). Groups of unequal size end their epochs at different steps, so the
+samples of a smaller group come up more often, by the ratio of the sizes; a set whose groups differ by more than
+`MAX_IMBALANCE` is refused.
+
+With `repeats` r (repeated augmentation: Hoffer 2020; the samplers of timm and torchvision) each sample comes r times in
+a row, so to r ranks where there are as many, and an epoch of N places sees the first N / r samples of its permutation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from podscale.data.rng import derive_key, permute
+from podscale.errors import InputError
+from podscale.util.formatting import join_words
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from podscale.config.run_config import RunConfig
+
+
+RowIndices = npt.NDArray[np.int64]
+
+MAX_GROUP_IMBALANCE = 1.1
+"""Largest group over smallest group, in samples."""
+
+_KEY_DOMAIN = 0x6F72646572  # "order": keeps these keys apart from those of crops and other uses of the seed
+
+
+class SampleTable(Protocol):
+    """What the order must know of a split (see `shards.shardset.Split`)."""
+
+    def __len__(self) -> int: ...
+
+    def column(self, name: str) -> npt.NDArray[Any]: ...
+
+
+@dataclass(frozen=True)
+class SampleIndices:
+    """Places in the sample order.
+
+    rows: int64 [n], numbers of samples in the split, from 0.
+    epochs: int64 [n], how often each sample came up before (with repeats: another number each time); with the sample's
+    key it names the augmentation.
+    """
+
+    rows: RowIndices
+    epochs: RowIndices
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, part: slice) -> SampleIndices:
+        return SampleIndices(self.rows[part], self.epochs[part])
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """The order of one split under one seed; `groups` is None for the kind `global`."""
+
+    seed: int
+    count: int
+    batch: int
+    groups: tuple[RowIndices, ...] | None = None
+    hosts: int = 1
+    repeats: int = 1
+
+    def global_batch(self, step: int) -> SampleIndices:
+        """The samples of update `step`, in an order that no world size changes; grouped by group where blocked."""
+        if self.groups is None:
+            return self._slice_stream(0, None, step * self.batch, self.batch)
+        return self._batch_of_groups(step, range(len(self.groups)))
+
+    def rank_batch(self, step: int, rank: int, world_size: int) -> SampleIndices:
+        """The part of `rank`: every world-th sample of the global batch.
+
+        Where blocked, a host (a block of world / hosts consecutive ranks) takes its own groups' part of the batch
+        first, and its ranks take every (world / hosts)-th sample of that.
+        """
+        if self.groups is None:
+            return self.global_batch(step)[slice(rank, None, world_size)]
+        ranks_per_host = self._ranks_per_host(world_size)
+        host, local = divmod(rank, ranks_per_host)
+        return self._batch_of_groups(step, self._groups_of_host(host))[slice(local, None, ranks_per_host)]
+
+    def host_of(self, rank: int, world_size: int) -> int:
+        """The host that `rank` belongs to. Raises InputError where the hosts have no equal numbers of ranks."""
+        return rank // self._ranks_per_host(world_size)
+
+    def rows_of_host(self, host: int) -> RowIndices:
+        """All samples that the ranks of `host` ever read."""
+        if self.groups is None:
+            return np.arange(self.count, dtype=np.int64)
+        return np.concatenate([self.groups[group] for group in self._groups_of_host(host)])
+
+    def _groups_of_host(self, host: int) -> range:
+        share = self._group_count // self.hosts
+        return range(host * share, (host + 1) * share)
+
+    @cached_property
+    def _group_count(self) -> int:
+        return len(self.groups) if self.groups is not None else 1
+
+    def _ranks_per_host(self, world_size: int) -> int:
+        if world_size % self.hosts:
+            fitting = [
+                hosts for hosts in range(1, world_size + 1) if world_size % hosts == self._group_count % hosts == 0
+            ]
+            raise InputError(
+                f"cannot have equally many of the {world_size} ranks",
+                field="launch.nodes",
+                got=self.hosts,
+                hint=_format_choices(fitting),
+            )
+        return world_size // self.hosts
+
+    def _batch_of_groups(self, step: int, groups: range) -> SampleIndices:
+        assert self.groups is not None
+        share = self.batch // len(self.groups)
+        parts = [self._slice_stream(group, self.groups[group], step * share, share) for group in groups]
+        return SampleIndices(np.concatenate([p.rows for p in parts]), np.concatenate([p.epochs for p in parts]))
+
+    def _slice_stream(self, group: int, members: RowIndices | None, begin: int, length: int) -> SampleIndices:
+        """Places begin, ..., begin + length - 1 of the endless stream of one group."""
+        count = self.count if members is None else len(members)
+        epochs, positions = np.divmod(np.arange(begin, begin + length, dtype=np.int64), count)
+        one_epoch = epochs[0] == epochs[-1]
+        places, times = np.divmod(positions, self.repeats)
+        rows = permute(places, count, derive_key(self.seed, _KEY_DOMAIN, group, epochs[:1] if one_epoch else epochs))
+        return SampleIndices(rows if members is None else members[rows], epochs * self.repeats + times)
+
+
+def build_sampler(config: RunConfig, split: SampleTable) -> Sampler:
+    """The order that the run document asks for over the training split.
+
+    Raises InputError where the split is empty or the groups fit neither its shards nor the hosts (launch.nodes).
+    """
+    count, batch, seed, repeats = len(split), config.train.global_batch, config.run.seed, config.input.repeats
+    if count == 0:
+        raise InputError("the training split holds no images", hint="Look at rejects.jsonl of the shard set.")
+    if config.input.order == "global":
+        return Sampler(seed, count, batch, repeats=repeats)
+    hosts, shard_of_row = config.launch.nodes, split.column("shard")
+    check_shard_groups(config, hosts, len(np.unique(shard_of_row)))
+    return Sampler(seed, count, batch, assign_shards_to_groups(shard_of_row, config.input.groups), hosts, repeats)
+
+
+def check_shard_groups(config: RunConfig, hosts: int, shards: int | None = None) -> None:
+    """Raises InputError where hosts cannot have equally many groups of shards, with the numbers of groups that do.
+
+    shards: how many there are, where that is known.
+    """
+    number, batch = config.input.groups, config.train.global_batch
+    if config.input.order == "global" or number % hosts == 0:
+        return
+    most = batch if shards is None else min(batch, shards)
+    fitting = [groups for groups in range(hosts, most + 1, hosts) if batch % groups == 0]
+    none = f"Change launch.nodes or the batch: no multiple of {hosts} up to {most} divides train.global_batch {batch}."
+    raise InputError(
+        f"{hosts} hosts (launch.nodes) cannot have equally many of them",
+        field="input.groups",
+        got=number,
+        hint=_format_choices(fitting) if fitting else none,
+    )
+
+
+def _format_choices(numbers: Sequence[int]) -> str:
+    """[2, 4, 8] -> 'Choose 2, 4 or 8.'"""
+    return f"Choose {join_words([str(number) for number in numbers], 'or')}."
+
+
+def assign_shards_to_groups(shard_of_row: npt.NDArray[Any], group_count: int) -> tuple[RowIndices, ...]:
+    """The rows of each of `number` groups of whole shards, ascending.
+
+    Largest shard first, always to the group with the fewest samples (Graham 1969); ties go to the lower number, so
+    the groups depend on the shard set alone.
+    """
+    sizes = np.bincount(shard_of_row)
+    shards = [int(shard) for shard in np.argsort(-sizes, kind="stable") if sizes[shard]]
+    if len(shards) < group_count:
+        raise InputError(
+            f"more than the {len(shards)} shards",
+            field="input.groups",
+            got=group_count,
+            hint="Set data.min_shards to a multiple of input.groups.",
+        )
+    totals = np.zeros(group_count, dtype=np.int64)
+    group_of_shard = np.full(len(sizes), -1)
+    for shard in shards:
+        group = int(np.argmin(totals))
+        group_of_shard[shard] = group
+        totals[group] += sizes[shard]
+    if totals.max() > MAX_GROUP_IMBALANCE * totals.min():
+        raise InputError(
+            f"the groups of shards hold from {totals.min()} to {totals.max()} images, so that some images would be "
+            "trained on more often than others",
+            field="input.groups",
+            got=group_count,
+            hint="Set data.min_shards to a multiple of input.groups.",
+        )
+    groups = group_of_shard[shard_of_row]
+    return tuple(np.flatnonzero(groups == group) for group in range(group_count))
+
+
+def evaluation_steps(count: int, world_size: int, batch: int) -> int:
+    """Steps in which `world` ranks with batches of `batch` see `count` samples once."""
+    return -(-count // (world_size * batch))
+
+
+def evaluation_rows(
+    count: int, step: int, rank: int, world_size: int, batch: int
+) -> tuple[RowIndices, npt.NDArray[np.float32]]:
+    """Rows int64 [batch] and weights float32 [batch] of one rank and step; over all, every sample once with weight 1.
+
+    Places beyond the last sample carry weight 0 and its row, so that all ranks and steps have the same shapes.
+    """
+    places = step * world_size * batch + rank + world_size * np.arange(batch, dtype=np.int64)
+    return np.minimum(places, count - 1), (places < count).astype(np.float32)

@@ -1,0 +1,196 @@
+"""Reading a local shard set: memory-mapped tars, zero-copy records, one row per sample in use.
+
+The shards of a remote set are brought to the node when they are first read (see `cache`), by the same classes.
+"""
+
+import json
+import mmap
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from podscale.data import index
+from podscale.data.manifest import MANIFEST_FILE, ShardSetManifest, classes_sha256
+from podscale.errors import InputError
+
+_READ_BYTES = 8 * 2**20  # bytes of one read
+
+
+class ShardMapper(Protocol):
+    """Maps the tar files of a shard set; the path is where a shard is, or will be, on this machine."""
+
+    def __call__(self, path: Path) -> npt.NDArray[np.uint8]: ...
+
+    def prefetch(self, paths: Sequence[Path]) -> None: ...
+
+    @property
+    def cached_bytes(self) -> int:
+        """Bytes of records in this process's own memory; pages of mapped files are the kernel's."""
+        ...
+
+
+class LocalShardMapper:
+    """Shards that lie in a local directory: each is mapped once per process."""
+
+    cached_bytes = 0
+
+    def __init__(self) -> None:
+        self._maps: dict[Path, npt.NDArray[np.uint8]] = {}
+
+    def __call__(self, path: Path) -> npt.NDArray[np.uint8]:
+        mapped = self._maps.get(path)
+        if mapped is None:
+            try:
+                with path.open("rb") as file:
+                    mapped = map_file(file)
+            except (OSError, ValueError) as error:
+                raise _read_error(path, error) from error
+            self._maps[path] = mapped
+        return mapped
+
+    def prefetch(self, paths: Sequence[Path]) -> None:
+        """Nothing to do: they are here."""
+
+    def is_local(self, path: Path) -> bool:
+        return True
+
+    def size(self, path: Path) -> int:
+        """Bytes of a shard."""
+        return _shard_bytes(path)
+
+    def read(self, path: Path) -> npt.NDArray[np.uint8]:
+        """A copy of a shard, read from front to back: what a mounted volume does fastest."""
+        content = np.empty(_shard_bytes(path), dtype=np.uint8)
+        view, filled = content.data, 0
+        try:
+            with path.open("rb", buffering=0) as file:
+                while filled < len(view) and (count := file.readinto(view[filled : filled + _READ_BYTES])):
+                    filled += count
+        except OSError as error:
+            raise _read_error(path, error) from error
+        if filled < len(view):
+            raise InputError("the shard is cut short", field=str(path), hint="Run `podscale shard --verify`")
+        return content
+
+
+def _shard_bytes(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise _read_error(path, error) from error
+
+
+def _read_error(path: Path, error: Exception) -> InputError:
+    return InputError(f"cannot read the shard: {error}", field=str(path), hint="Run `podscale shard --verify`")
+
+
+def map_file(file: BinaryIO) -> npt.NDArray[np.uint8]:
+    """The bytes of an open file as a read-only mapping, which keeps the file open until it is released."""
+    return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), dtype=np.uint8)
+
+
+class Split:
+    """The samples of one split. `i` below counts samples in use, from 0; duplicates that were dropped have none."""
+
+    def __init__(self, directory: Path, name: str, shard_names: list[str], shards: ShardMapper | None = None) -> None:
+        self.name = name
+        self.directory = directory / name
+        self.shard_names = shard_names
+        columns = index.read_index(self.directory / "index")
+        self._rows = np.flatnonzero((columns["flags"] & index.ImageFlag.DROPPED) == 0)
+        everything = len(self._rows) == len(columns["key"])
+        self._columns = columns if everything else {name: column[self._rows] for name, column in columns.items()}
+        self._paths = [self.directory / shard for shard in shard_names]
+        self._shards = shards or LocalShardMapper()
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def keys(self) -> npt.NDArray[np.uint64]:
+        return self._columns["key"]
+
+    @property
+    def labels(self) -> npt.NDArray[np.int32]:
+        return self._columns["label"]
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """One column of the index (see `index.COLUMNS`), restricted to samples in use."""
+        return self._columns[name]
+
+    def read(self, row: int) -> npt.NDArray[np.uint8]:
+        """The encoded image of sample `row`: a read-only view of the mapped shard, nothing is copied."""
+        offset, size = int(self._columns["offset"][row]), int(self._columns["size"][row])
+        return self._shards(self._paths[int(self._columns["shard"][row])])[offset : offset + size]
+
+    @property
+    def cached_bytes(self) -> int:
+        """Bytes of records in this process's own memory, of all splits of the set."""
+        return self._shards.cached_bytes
+
+    def prefetch(self, rows: npt.NDArray[np.int64]) -> None:
+        """Says that these samples will be read, so that a remote set can bring their shards ahead of time."""
+        self._shards.prefetch([self._paths[shard] for shard in np.unique(self._columns["shard"][rows])])
+
+    def source(self, row: int) -> bytes:
+        """Where sample `i` came from, as the source named it."""
+        return self._sources[int(self._rows[row])]
+
+    @cached_property
+    def _sources(self) -> index.SourceNames:
+        return index.SourceNames(self.directory / "sources", len(index.read_index(self.directory / "index")["key"]))
+
+
+class ShardSet:
+    """A complete shard set in a local directory; its tar files may come later (see `Shards`)."""
+
+    def __init__(
+        self, directory: Path, manifest: ShardSetManifest, classes: list[str], shards: ShardMapper | None = None
+    ) -> None:
+        self.directory = directory
+        self.manifest = manifest
+        self.classes = classes
+        self._shards = shards or LocalShardMapper()
+        self._splits: dict[str, Split] = {}
+
+    @classmethod
+    def open(cls, directory: Path | str, shards: ShardMapper | None = None) -> "ShardSet":
+        """Opens what lies in a directory; `shards` maps its tar files where they are not simply there.
+
+        Raises InputError where there is no complete shard set or its class map does not match its manifest.
+        """
+        directory = Path(directory)
+        try:
+            manifest = ShardSetManifest.parse(
+                (directory / MANIFEST_FILE).read_text(encoding="utf-8"), str(directory / MANIFEST_FILE)
+            )
+            classes = json.loads((directory / "classes.json").read_text(encoding="utf-8"))
+        except FileNotFoundError as error:
+            missing = Path(error.filename).name
+            raise InputError(
+                f"no complete shard set: {missing} is missing", field=str(directory), hint="Run `podscale shard`"
+            ) from error
+        except (OSError, ValueError) as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(f"cannot read the shard set: {error}", field=str(directory)) from error
+        if classes_sha256(classes) != manifest.classes_sha256:
+            raise InputError(
+                "does not belong to the manifest beside it", field=f"{directory}/classes.json", hint="Shard again."
+            )
+        return cls(directory, manifest, classes, shards)
+
+    def split(self, name: str) -> Split:
+        """The split `train` or `validation`."""
+        if name not in self.manifest.splits:
+            raise InputError(
+                f"has only the splits {', '.join(self.manifest.splits)}", field=str(self.directory), got=name
+            )
+        if name not in self._splits:
+            shards = [shard.name for shard in self.manifest.splits[name].shards]
+            self._splits[name] = Split(self.directory, name, shards, self._shards)
+        return self._splits[name]

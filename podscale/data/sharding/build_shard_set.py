@@ -1,0 +1,200 @@
+"""From a data section to a complete shard set: plan, pack what is missing, merge."""
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from podscale.config.data import DataSection
+from podscale.config.identity import data_fingerprint
+from podscale.data.manifest import MANIFEST_FILE, ShardSetManifest, file_matches
+from podscale.data.sharding.merge_records import RecordsBySplit, check_rejects, merge_shards, write_rejects
+from podscale.data.sharding.pack import Packer, PackTask, TooManyRejects, explain_write_errors, pack_shards
+from podscale.data.sharding.pack_progress import NULL_OBSERVER, BuildObserver
+from podscale.data.sharding.shard_plan import PLAN_FILE, SPLITS, ShardPlan, describe_changes, plan_shards
+from podscale.data.sharding.shard_record import find_record
+from podscale.data.sharding.validate_image import ImageRules
+from podscale.data.sources import SourceMissing, open_source
+from podscale.errors import InputError
+from podscale.util import host_info
+from podscale.util.progress_reports import ProgressCallback, ignore_progress
+
+
+@dataclass(frozen=True)
+class BuildResult:
+    """How a build ended."""
+
+    directory: Path
+    complete_manifest: ShardSetManifest | None
+    """The manifest; None where other packers of an indexed job have not finished."""
+    reused: bool
+    """The set was complete before and nothing was written."""
+    packed_shards: int
+    """Shards this call packed."""
+    existing_shards: int
+    """Shards that were there before."""
+    messages: tuple[str, ...] = ()
+    """What a person should know, one sentence each."""
+
+    @property
+    def manifest(self) -> ShardSetManifest:
+        """The manifest of a complete set, which a build that is not one of several always returns."""
+        assert self.complete_manifest is not None
+        return self.complete_manifest
+
+
+def build_shard_set(
+    data: DataSection,
+    directory: Path,
+    *,
+    workers: int,
+    packer_index: int = 0,
+    packer_count: int = 1,
+    verify: bool = False,
+    progress: ProgressCallback | None = None,
+    observer: BuildObserver = NULL_OBSERVER,
+) -> BuildResult:
+    """Makes the shard set of `data` in `directory`, or finishes it, or finds that it is complete.
+
+    Packer `index` of `of` packs every of-th shard; the one that finds all shards packed merges. With `verify`, shards
+    that are there are read again and packed anew where their sha256 differs. Raises InputError, and then leaves what
+    was finished for the next call.
+    """
+    assert 0 <= packer_index < packer_count
+    report = progress or ignore_progress
+    workers = workers or host_info.cpu_count()
+    with explain_write_errors(directory):
+        for folder in [directory / name for name in SPLITS] + [directory / "records" / name for name in SPLITS]:
+            folder.mkdir(parents=True, exist_ok=True)
+    with _build_lock(directory, shared=packer_count > 1):
+        return _build(data, directory, workers, packer_index, packer_count, verify, report, observer)
+
+
+def _build(
+    data: DataSection,
+    directory: Path,
+    workers: int,
+    packer_index: int,
+    packer_count: int,
+    verify: bool,
+    report: ProgressCallback,
+    observer: BuildObserver,
+) -> BuildResult:
+    observer.phase_started("plan")
+    before = _read_complete_manifest(directory, data)
+    try:
+        plan = plan_shards(open_source(data), data, report)
+    except SourceMissing as error:
+        if before is None:
+            raise
+        return BuildResult(directory, before, True, 0, 0, (f"The complete set is used as it is: {error}",))
+    _check_unchanged(directory, plan, before, data)
+    everything = [PackTask(split, shard) for split in SPLITS for shard in range(plan.shard_count(split))]
+    missing = {task for task in everything if not _is_packed(directory, plan, task, before, verify)}
+    if before is not None and not missing:
+        return BuildResult(directory, before, True, 0, len(everything))
+    mine = [task for number, task in enumerate(everything) if number % packer_count == packer_index and task in missing]
+    with explain_write_errors(directory):
+        if before is not None:  # a damaged set is not complete until it is mended
+            (directory / MANIFEST_FILE).unlink()
+        if _read_same_plan(directory, plan) is None:
+            plan.write(directory / PLAN_FILE)
+    _check_disk_space(directory, plan, mine)
+    limit = int(data.max_reject_rate * len(plan))
+    try:
+        observer.phase_started("pack")
+        for split in SPLITS:
+            observer.images_planned(split, sum(plan.image_count(*task) for task in mine if task.split == split))
+        pack_shards(
+            Packer(directory, data, ImageRules.from_section(data)), plan, mine, workers, report, limit, observer
+        )
+    except TooManyRejects:
+        check_rejects(directory, plan, data, write_rejects(directory, plan, _read_records(directory, plan, everything)))
+        raise
+    observer.phase_started("merge")
+    records = _read_records(directory, plan, everything)
+    finished = sum(map(len, records.values())) == len(everything)
+    found = merge_shards(directory, plan, data, records) if finished else None
+    return BuildResult(directory, found, False, len(mine), len(everything) - len(missing))
+
+
+@contextmanager
+def _build_lock(directory: Path, shared: bool) -> Iterator[None]:
+    """Keeps a set to one builder at a time, or to the packers of one indexed job; waits for another to end."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with suppress(OSError):  # a file system without locks: packers write under names of their own and rename
+            fcntl.flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _read_complete_manifest(directory: Path, data: DataSection) -> ShardSetManifest | None:
+    """The manifest that is there; raises InputError where it belongs to another data section."""
+    path = directory / MANIFEST_FILE
+    if not path.exists():
+        return None
+    manifest = ShardSetManifest.parse(path.read_text(encoding="utf-8"), str(path))
+    if manifest.data_fingerprint != data_fingerprint(data):
+        raise InputError(
+            "holds the shard set of another data section", field=str(directory), hint="Choose another directory."
+        )
+    return manifest
+
+
+def _check_unchanged(directory: Path, plan: ShardPlan, before: ShardSetManifest | None, data: DataSection) -> None:
+    if before is None or before.plan_fingerprint == plan.fingerprint:
+        return
+    try:
+        what = describe_changes(ShardPlan.read(directory / PLAN_FILE), plan)
+    except InputError:
+        what = "the listing is another"
+    raise InputError(
+        f"changed since its shard set was made: {what}",
+        field="data.source",
+        got=data.source,
+        hint=f"Restore it, or delete {directory} to shard it again (runs that trained on the old set cannot be resumed "
+        "with the new one).",
+    )
+
+
+def _is_packed(directory: Path, plan: ShardPlan, task: PackTask, before: ShardSetManifest | None, verify: bool) -> bool:
+    record = find_record(directory, plan, *task)
+    if record is None or (before is None and not record.is_final):
+        return False
+    return not verify or file_matches(directory / task.split / plan.shard_name(*task), record.bytes, record.sha256)
+
+
+def _read_same_plan(directory: Path, plan: ShardPlan) -> ShardPlan | None:
+    """The plan that is written there where it is this one."""
+    try:
+        written = ShardPlan.read(directory / PLAN_FILE)
+    except InputError:
+        return None
+    return written if written.fingerprint == plan.fingerprint else None
+
+
+def _read_records(directory: Path, plan: ShardPlan, tasks: Sequence[PackTask]) -> RecordsBySplit:
+    """The records that are there, by split and in shard order."""
+    found: RecordsBySplit = {split: [] for split in SPLITS}
+    for task in tasks:
+        record = find_record(directory, plan, *task)
+        if record is not None:
+            found[task.split].append(record)
+    return found
+
+
+def _check_disk_space(directory: Path, plan: ShardPlan, tasks: Sequence[PackTask]) -> None:
+    """Raises InputError where the disk cannot hold what is to be packed (known before anything is written)."""
+    needed = sum(int(plan.shard_bytes(split)[shard]) for split, shard in tasks)
+    free = shutil.disk_usage(directory).free
+    if needed > free:
+        raise InputError(
+            f"{needed / 2**20:.0f} MiB needed for {len(tasks)} shards, only {free / 2**20:.0f} MiB are free",
+            field=str(directory),
+            hint="Make room or choose another run.workspace (finished shards are kept).",
+        )

@@ -1,0 +1,141 @@
+"""A small file format: one JSON header and named columns, memory-mapped. Plans and shard records are kept in it.
+
+Layout: magic (8 bytes), length of the header u64, the header (JSON, ASCII), then each column aligned to 64 bytes. The
+header's "columns" entry lists name, dtype and length of each, in file order.
+
+Plain USTAR archives written by hand: the same members give the same bytes on every machine.
+
+Layout per member (POSIX.1-1988, ustar interchange format): a 512-byte header, the content, zeros up to the next
+multiple of 512; two zero blocks end the archive. Owner, group and time are 0, the mode is 0644.
+"""
+
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from podscale.errors import InputError
+from podscale.util.files import write_atomically
+
+COLUMN_FILE_MAGIC = b"PODSCOL\0"
+COLUMN_ALIGNMENT = 64
+_PREFIX = struct.Struct("<8sQ")
+
+Columns = Mapping[str, npt.NDArray[Any]]
+
+
+def encode_columns(header: Mapping[str, Any], columns: Columns) -> bytes:
+    """The file of a header (JSON values) and one-dimensional columns; little-endian."""
+    arrays = {name: np.ascontiguousarray(c, dtype=c.dtype.newbyteorder("<")) for name, c in columns.items()}
+    listing = [[name, array.dtype.str, len(array)] for name, array in arrays.items()]
+    text = json.dumps({**header, "columns": listing}, ensure_ascii=True, allow_nan=False).encode()
+    content = bytearray(_PREFIX.pack(COLUMN_FILE_MAGIC, len(text)) + text)
+    for array in arrays.values():
+        content.extend(bytes(-len(content) % COLUMN_ALIGNMENT))
+        content.extend(array.view(np.uint8).data)
+    return bytes(content)
+
+
+def write_columns(path: Path, header: Mapping[str, Any], columns: Columns) -> None:
+    """Writes the file atomically."""
+    write_atomically(path, encode_columns(header, columns))
+
+
+def read_columns(path: Path) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
+    """Header and memory-mapped columns of a file; raises InputError where it is none or is cut short."""
+    try:
+        raw: npt.NDArray[np.uint8] = np.memmap(path, dtype=np.uint8, mode="r")
+        magic, length = _PREFIX.unpack(raw[: _PREFIX.size].tobytes())
+        if magic != COLUMN_FILE_MAGIC:
+            raise ValueError("another kind of file")
+        header = json.loads(raw[_PREFIX.size : _PREFIX.size + length].tobytes())
+        columns = {}
+        offset = _PREFIX.size + length
+        for name, dtype, count in header.pop("columns"):
+            offset += -offset % COLUMN_ALIGNMENT
+            end = offset + count * np.dtype(dtype).itemsize
+            if end > len(raw):
+                raise ValueError("it is cut short")
+            columns[name] = raw[offset:end].view(dtype)
+            offset = end
+    except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
+        raise InputError(
+            f"cannot be read: {error}", field=str(path), hint="Delete it and run `podscale shard` again."
+        ) from error
+    return header, columns
+
+
+def pack_byte_strings(prefix: str, texts: Sequence[bytes]) -> dict[str, npt.NDArray[Any]]:
+    """Two columns that hold byte strings of any length: end offsets and the joined text."""
+    ends = np.cumsum(np.fromiter(map(len, texts), dtype="<u8", count=len(texts)), dtype="<u8")
+    return {f"{prefix}_ends": ends, f"{prefix}_text": np.frombuffer(b"".join(texts), dtype=np.uint8)}
+
+
+class ByteStrings(Sequence[bytes]):
+    """What `pack_bytes` packed, read back one at a time."""
+
+    def __init__(self, columns: Columns, prefix: str) -> None:
+        self._ends, self._text = columns[f"{prefix}_ends"], columns[f"{prefix}_text"]
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __getitem__(self, i: Any) -> Any:
+        if isinstance(i, slice):
+            return self._range(*i.indices(len(self)))
+        begin = int(self._ends[i - 1]) if i else 0
+        return self._text[begin : int(self._ends[i])].tobytes()
+
+    def _range(self, start: int, stop: int, step: int) -> list[bytes]:
+        if step != 1 or start >= stop:
+            return [self[i] for i in range(start, stop, step)]
+        begin = int(self._ends[start - 1]) if start else 0
+        ends = [0, *(self._ends[start:stop].astype(np.int64) - begin).tolist()]
+        text = self._text[begin : begin + ends[-1]].tobytes()
+        return [text[a:b] for a, b in pairwise(ends)]
+
+
+TAR_BLOCK_BYTES = 512
+TAR_END = bytes(2 * TAR_BLOCK_BYTES)
+
+
+def _template() -> bytearray:
+    header = bytearray(TAR_BLOCK_BYTES)
+    header[100:108] = b"0000644\0"
+    header[108:116] = header[116:124] = b"0000000\0"
+    header[136:148] = b"00000000000\0"
+    header[148:156] = b" " * 8  # the checksum is taken with its own field as spaces
+    header[156:157] = b"0"
+    header[257:265] = b"ustar\x0000"
+    return header
+
+
+_TEMPLATE = _template()
+_TEMPLATE_SUM = sum(_TEMPLATE)
+
+
+_MIDDLE, _TIME, _REST = bytes(_TEMPLATE[100:124]), bytes(_TEMPLATE[135:148]), bytes(_TEMPLATE[156:])
+
+
+def tar_header(name: bytes, size: int) -> bytes:
+    """The header block of a regular file; `name` is at most 100 bytes, `size` below 8 GiB."""
+    assert 0 < len(name) <= 100
+    assert 0 <= size < 8**11
+    octal = b"%011o" % size
+    checksum = b"%06o\0 " % (_TEMPLATE_SUM + sum(name) + sum(octal))
+    return b"".join((name.ljust(100, b"\0"), _MIDDLE, octal, _TIME, checksum, _REST))
+
+
+def tar_padding(size: int) -> int:
+    """Bytes of zeros after a content of `size` bytes."""
+    return -size % TAR_BLOCK_BYTES
+
+
+def tar_sample_bytes(size: int) -> int:
+    """Bytes that one sample takes in a shard: its image and its one-block label, each with a header."""
+    return TAR_BLOCK_BYTES + size + tar_padding(size) + 2 * TAR_BLOCK_BYTES

@@ -1,0 +1,121 @@
+"""How packers count: each for itself, ten times a second into sums, and from there to people and to metrics.
+
+What a build tells while it works, for metrics: counts so far, finished shards, phases.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from multiprocessing.sharedctypes import Synchronized
+from typing import Literal, NamedTuple, Protocol
+
+from podscale.data.sharding.shard_plan import SPLITS
+from podscale.util.progress_reports import ProgressReporter
+
+BuildPhase = Literal["plan", "pack", "merge", "other"]
+
+
+class PackProgress(NamedTuple):
+    """Images gone through (rejects are among them), their bytes as written, rejects, and bytes as read."""
+
+    images: int = 0
+    bytes_written: int = 0
+    rejects: int = 0
+    bytes_read: int = 0
+
+
+class BuildObserver(Protocol):
+    """Hears of a build, on the thread that builds, some ten times a second at most."""
+
+    def phase_started(self, name: BuildPhase) -> None:
+        """From now on time belongs to this phase."""
+        ...
+
+    def images_planned(self, split: str, images: int) -> None:
+        """How many images this build is to pack."""
+        ...
+
+    def images_packed(self, split: str, so_far: PackProgress) -> None:
+        """How far the packers are."""
+        ...
+
+    def shard_finished(self, split: str, rejects: Mapping[str, int]) -> None:
+        """A shard is done; the images it had to leave out, by reason."""
+        ...
+
+
+class NullObserver:
+    """The watch of whoever does not want one."""
+
+    def phase_started(self, name: BuildPhase) -> None:
+        pass
+
+    def images_planned(self, split: str, images: int) -> None:
+        pass
+
+    def images_packed(self, split: str, so_far: PackProgress) -> None:
+        pass
+
+    def shard_finished(self, split: str, rejects: Mapping[str, int]) -> None:
+        pass
+
+
+NULL_OBSERVER = NullObserver()
+
+
+SharedTotals = Mapping[str, "list[Synchronized[int]]"]
+"""By split, a number for each field of Progress, shared with the packing processes."""
+
+
+class PackerCounter:
+    """Counts images of a packer and passes the sums on ten times a second, and when told."""
+
+    def __init__(self, callback: Callable[[PackProgress], None]) -> None:
+        self._callback = callback
+        self._pending = [0] * len(PackProgress._fields)
+        self._last = time.monotonic()
+
+    def __call__(self, progress: PackProgress) -> None:
+        for position, value in enumerate(progress):
+            self._pending[position] += value
+        if time.monotonic() - self._last > ProgressReporter.INTERVAL_SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        self._last = time.monotonic()
+        self._callback(PackProgress(*self._pending))
+        self._pending = [0] * len(self._pending)
+
+
+def add_to_totals(totals: "list[Synchronized[int]]", more: PackProgress) -> None:
+    for total, value in zip(totals, more, strict=True):
+        with total.get_lock():
+            total.value += value
+
+
+class SplitProgressReporter:
+    """Sums up by split what packers count, for the bar and for the watch."""
+
+    def __init__(self, reporter: ProgressReporter, observer: BuildObserver) -> None:
+        self._reporter, self._observer = reporter, observer
+        self._last_report = 0.0
+        self._totals = dict.fromkeys(SPLITS, PackProgress())
+
+    def add(self, split: str, more: PackProgress) -> None:
+        self.set(split, PackProgress(*map(sum, zip(self._totals[split], more, strict=True))))
+
+    def set(self, split: str, total: PackProgress) -> None:
+        self._totals[split] = total
+        images, size, rejects, _ = map(sum, zip(*self._totals.values(), strict=True))
+        self._reporter.set(images, size, rejects)
+        now = time.monotonic()
+        if now - self._last_report >= ProgressReporter.INTERVAL_SECONDS:
+            self._notify(now)
+
+    def close(self) -> None:
+        self._notify(time.monotonic())
+        self._reporter.close()
+
+    def _notify(self, now: float) -> None:
+        self._last_report = now
+        for split, total in self._totals.items():
+            self._observer.images_packed(split, total)

@@ -1,0 +1,306 @@
+"""The plan of a shard set: which image goes where, decided before any image is read.
+
+The listing is sorted by name (bytes), so it does not depend on a file system or locale. Order and hold-out go by a
+hash of name and seed (xxh3-64): an image keeps its side of the split when others are added. The plan alone decides
+what every shard holds; who packs it, and with how many workers, does not.
+"""
+
+import hashlib
+import json
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from podscale.config.data import DataSection
+from podscale.data.sharding import file_formats
+from podscale.data.sources import Source, SourceItem
+from podscale.data.sources.base import TRAIN, VALIDATION, decode_name
+from podscale.errors import InputError
+from podscale.util.progress_reports import ProgressCallback, ProgressReporter, ignore_progress
+
+PLAN_FILE = "plan"
+PLAN_FORMAT = 1
+"""Raised when the same plan would be packed into other bytes: records of an older format are then packed again."""
+
+SPLITS = (TRAIN, VALIDATION)
+_CONTENT_OPTIONS = ("policy", "resize_short", "quality", "max_pixels", "max_bytes")
+_ORDER_SALT, _SPLIT_SALT = b"order\0", b"split\0"
+
+IntArray = npt.NDArray[np.int64]
+
+
+class PlannedImage(NamedTuple):
+    """One planned image."""
+
+    key: int
+    label: int
+    item: SourceItem
+
+
+@dataclass(frozen=True)
+class ShardPlan:
+    """Rows in packing order: all of train, then all of validation; the row number is the sample's key."""
+
+    fingerprint: str
+    classes: list[str]
+    bounds: dict[str, IntArray]
+    """Per split: the first row of each shard, and the row after the last."""
+    columns: dict[str, npt.NDArray[Any]]
+
+    def __len__(self) -> int:
+        return len(self.columns["label"])
+
+    def shard_count(self, split: str) -> int:
+        return len(self.bounds[split]) - 1
+
+    def image_count(self, split: str, shard: int) -> int:
+        """How many images a shard is made of, unusable ones among them."""
+        return int(self.bounds[split][shard + 1] - self.bounds[split][shard])
+
+    def shard_name(self, split: str, shard: int) -> str:
+        return f"shard-{shard:05d}-of-{self.shard_count(split):05d}.tar"
+
+    @property
+    def source_names(self) -> file_formats.ByteStrings:
+        """Source names by row."""
+        return file_formats.ByteStrings(self.columns, "name")
+
+    def entries(self, split: str, shard: int) -> Iterator[PlannedImage]:
+        """The images of one shard, in order."""
+        rows = slice(int(self.bounds[split][shard]), int(self.bounds[split][shard + 1]))
+        # Lists: taking single numbers out of NumPy arrays is dearer than all the rest here.
+        labels, sizes = self.columns["label"][rows].tolist(), self.columns["size"][rows].tolist()
+        places: Iterable[tuple[int, int]] = repeat((0, 0))
+        containers: Sequence[bytes] = (b"",)
+        if "offset" in self.columns:
+            containers = file_formats.ByteStrings(self.columns, "container")[:]
+            places = zip(self.columns["in"][rows].tolist(), self.columns["offset"][rows].tolist(), strict=True)
+        described = zip(self.source_names[rows], labels, sizes, places, strict=False)  # places may have no end
+        for row, (name, label, size, (container, offset)) in enumerate(described, rows.start):
+            yield PlannedImage(
+                row, label, SourceItem(name, self.classes[label], size, split, containers[container], offset)
+            )
+
+    def shard_bytes(self, split: str) -> IntArray:
+        """Bytes of each shard as planned (an upper bound where nothing is converted)."""
+        sizes = np.concatenate([[0], np.cumsum(_packed_bytes(self.columns["size"]))])
+        packed: IntArray = np.diff(sizes[self.bounds[split]])
+        return packed
+
+    def write(self, path: Path) -> None:
+        header = {"kind": "plan", "format": PLAN_FORMAT, "fingerprint": self.fingerprint, "classes": self.classes}
+        file_formats.write_columns(path, header, {**{f"bounds_{s}": b for s, b in self.bounds.items()}, **self.columns})
+
+    @classmethod
+    def read(cls, path: Path) -> "ShardPlan":
+        """The plan in a file, memory-mapped; raises InputError where it is none."""
+        header, columns = file_formats.read_columns(path)
+        bounds = {split: columns.pop(f"bounds_{split}").astype(np.int64) for split in SPLITS}
+        return cls(header["fingerprint"], header["classes"], bounds, columns)
+
+
+def plan_shards(source: Source, data: DataSection, progress: ProgressCallback = ignore_progress) -> ShardPlan:
+    """Lists the source and decides split, order and shard of every image.
+
+    Raises InputError where the listing cannot make a data set: nothing in it, one class, a class without images in a
+    split, a name twice, other classes than expected.
+    """
+    listing = _Listing.read(source, ProgressReporter("list", progress))
+    if not listing.names:
+        raise _refusal(data, "no images found (jpg, png, ... in class folders)", "Check the path.")
+    listing.check_duplicates(data)
+    classes = _class_names(listing.classes, data)
+    labels = np.asarray([classes.index(name) for name in listing.classes])[np.asarray(listing.labels)]
+    names_hash = _name_hashes(listing.names, _SPLIT_SALT, data.seed)
+    validation = _validation_mask(np.asarray(listing.splits), labels, names_hash, data)
+    _check_classes(labels, validation, classes, data)
+    order = np.lexsort((listing.sorted_rank(), _name_hashes(listing.names, _ORDER_SALT, data.seed), validation))
+    columns = listing.columns(order)
+    columns["label"] = labels[order].astype("<i4")
+    train = len(labels) - int(validation.sum())
+    weights = _packed_bytes(columns["size"])
+    bounds = {
+        TRAIN: _shard_bounds(weights[:train], data, TRAIN),
+        VALIDATION: _shard_bounds(weights[train:], data, VALIDATION) + train,
+    }
+    return ShardPlan(_fingerprint(classes, bounds, columns, data), classes, bounds, columns)
+
+
+class _Listing:
+    """Everything a source lists, column by column: a million images take some 200 MB."""
+
+    def __init__(self) -> None:
+        self.names: list[bytes] = []
+        self.sizes, self.offsets = array("Q"), array("Q")
+        self.labels, self.containers, self.splits = array("I"), array("I"), array("b")
+        self.classes: list[str] = []
+        self.container_names: list[bytes] = []
+
+    @classmethod
+    def read(cls, source: Source, ticker: ProgressReporter) -> "_Listing":
+        listing = cls()
+        classes: dict[str, int] = {}
+        containers: dict[bytes, int] = {}
+        for item in source.items():
+            listing.names.append(item.name)
+            listing.sizes.append(item.size)
+            listing.offsets.append(item.offset)
+            listing.labels.append(classes.setdefault(item.label, len(classes)))
+            listing.containers.append(containers.setdefault(item.container, len(containers)))
+            listing.splits.append(SPLITS.index(item.split) if item.split else -1)
+            ticker.add(1)
+        ticker.close()
+        listing.classes, listing.container_names = list(classes), list(containers)
+        return listing
+
+    def sorted_rank(self) -> IntArray:
+        """Place of every name in the sorted listing."""
+        order = sorted(range(len(self.names)), key=self.names.__getitem__)
+        rank = np.empty(len(order), dtype=np.int64)
+        rank[order] = np.arange(len(order))
+        return rank
+
+    def check_duplicates(self, data: DataSection) -> None:
+        if len(set(self.names)) < len(self.names):
+            seen: set[bytes] = set()
+            twice = next(name for name in self.names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+            raise _refusal(data, f"{decode_name(twice)} is listed twice", "Every image needs a name of its own.")
+
+    def columns(self, order: IntArray) -> dict[str, npt.NDArray[Any]]:
+        columns: dict[str, npt.NDArray[Any]] = {"size": np.asarray(self.sizes)[order].astype("<u8")}
+        columns |= file_formats.pack_byte_strings("name", [self.names[row] for row in order])
+        held = any(self.offsets)  # byte ranges of archives; an archive that is the source itself is b""
+        # containers are numbered by sorted name: the plan must not depend on the order of listing
+        sorted_names = sorted(self.container_names) if held else []
+        columns |= file_formats.pack_byte_strings("container", sorted_names)
+        if held:
+            place = {name: number for number, name in enumerate(sorted_names)}
+            numbers = np.asarray([place[name] for name in self.container_names])
+            columns["in"] = numbers[np.asarray(self.containers)][order].astype("<u4")
+            columns["offset"] = np.asarray(self.offsets)[order].astype("<u8")
+        return columns
+
+
+def _packed_bytes(sizes: npt.NDArray[Any]) -> IntArray:
+    """Bytes that images of these sizes take in a shard."""
+    content: IntArray = sizes.astype(np.int64)
+    packed: IntArray = content + (-content % file_formats.TAR_BLOCK_BYTES) + file_formats.tar_sample_bytes(0)
+    return packed
+
+
+def _name_hashes(names: Sequence[bytes], salt: bytes, seed: int) -> npt.NDArray[np.uint64]:
+    digest = xxhash.xxh3_64_intdigest
+    return np.fromiter((digest(salt + name, seed) for name in names), dtype=np.uint64, count=len(names))
+
+
+def _class_names(found: Sequence[str], data: DataSection) -> list[str]:
+    """The class map: the expected names where the document gives them, else the sorted names found."""
+    if len(found) < 2:
+        raise _refusal(data, f"only the class {found[0]!r}", "A classifier needs at least two.")
+    if data.classes is None:
+        return sorted(found, key=lambda name: name.encode())
+    if len(set(data.classes)) < len(data.classes):
+        raise InputError("a class is named twice", field="data.classes", got=list(data.classes))
+    missing, extra = sorted(set(data.classes) - set(found)), sorted(set(found) - set(data.classes))
+    if missing or extra:
+        raise _refusal(
+            data,
+            f"its classes are not those of data.classes: missing {_first_names(missing)}, unexpected {_first_names(extra)}",
+            "Correct the source or the document.",
+        )
+    return list(data.classes)
+
+
+def _refusal(data: DataSection, problem: str, hint: str) -> InputError:
+    return InputError(problem, field="data.source", got=data.source, hint=hint)
+
+
+def _first_names(names: Sequence[str]) -> str:
+    return (", ".join(map(repr, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")) or "none"
+
+
+def _validation_mask(
+    given: npt.NDArray[np.int8], labels: IntArray, hashes: npt.NDArray[np.uint64], data: DataSection
+) -> npt.NDArray[np.bool_]:
+    """Which images are validation: as the source says, else the share with the smallest hashes.
+
+    Plain: hash below the threshold, so nothing moves when images are added. Stratified: of each class the nearest
+    whole number of images with the smallest hashes, at least one; adding an image moves at most one other.
+    """
+    if (given == SPLITS.index(VALIDATION)).any():
+        if (given < 0).any():
+            raise _refusal(data, "gives the split of some images only", "Give it for all or for none.")
+        return np.equal(given, SPLITS.index(VALIDATION))
+    if not data.stratify:
+        return np.less(hashes, np.uint64(int(data.validation_fraction * 2**64)))
+    order = np.lexsort((hashes, labels))
+    counts = np.bincount(labels)
+    rank = np.empty(len(labels), dtype=np.int64)
+    rank[order] = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
+    share = np.maximum(np.floor(counts * data.validation_fraction + 0.5).astype(np.int64), 1)
+    held_out: npt.NDArray[np.bool_] = rank < np.minimum(share, counts - 1)[labels]
+    return held_out
+
+
+def _check_classes(labels: IntArray, validation: npt.NDArray[np.bool_], classes: list[str], data: DataSection) -> None:
+    for split, chosen in ((TRAIN, ~validation), (VALIDATION, validation)):
+        counts = np.bincount(labels[chosen], minlength=len(classes))
+        absent = [classes[label] for label in np.flatnonzero(counts == 0)]
+        if absent:
+            raise _refusal(
+                data,
+                f"{_first_names(absent)} without an image in the {split} split, and every class needs images in both",
+                "Add some, remove the class, or see data.stratify and data.validation_fraction.",
+            )
+
+
+def _shard_bounds(weights: IntArray, data: DataSection, split: str) -> IntArray:
+    """First row of each shard: contiguous rows of nearly equal bytes, at least one image each."""
+    total = np.cumsum(weights)
+    shards = max(data.min_shards, -(-int(total[-1]) // data.shard_bytes))
+    if len(weights) < data.min_shards:
+        raise InputError(
+            f"the {split} split has only {len(weights)} images",
+            field="data.min_shards",
+            got=data.min_shards,
+            hint="Ask for fewer shards.",
+        )
+    shards = min(shards, len(weights))
+    inner = np.searchsorted(total, np.arange(1, shards) * (total[-1] / shards)) + 1
+    bounds = np.concatenate([[0], inner, [len(weights)]]).astype(np.int64)
+    steps = np.arange(shards + 1)
+    bounds = np.maximum.accumulate(bounds - steps) + steps  # each begins after the one before
+    return np.minimum(bounds, len(weights) - shards + steps)
+
+
+def _fingerprint(
+    classes: list[str], bounds: dict[str, IntArray], columns: file_formats.Columns, data: DataSection
+) -> str:
+    options = {name: getattr(data, name) for name in _CONTENT_OPTIONS}
+    digest = hashlib.sha256(json.dumps([PLAN_FORMAT, classes, options]).encode())
+    for name, column in [*bounds.items(), *sorted(columns.items())]:
+        digest.update(f"{name} {column.dtype.str} {len(column)}\n".encode())
+        digest.update(np.ascontiguousarray(column).data)
+    return digest.hexdigest()
+
+
+def describe_changes(before: ShardPlan, now: ShardPlan) -> str:
+    """What differs between two listings of one source, in words for people."""
+    old = dict(zip(before.source_names, zip(before.columns["size"], before.columns["label"], strict=True), strict=True))
+    new = dict(zip(now.source_names, zip(now.columns["size"], now.columns["label"], strict=True), strict=True))
+    parts = []
+    for word, names in (
+        ("added", new.keys() - old.keys()),
+        ("removed", old.keys() - new.keys()),
+        ("changed", {name for name in old.keys() & new.keys() if old[name] != new[name]}),
+    ):
+        if names:
+            parts.append(f"{len(names)} {word} (such as {decode_name(min(names))})")
+    return ", ".join(parts) or "another split or class map"

@@ -1,0 +1,98 @@
+"""The record of one packed shard: its hash and one row per image, kept beside the shards so that packing resumes."""
+
+import struct
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from podscale.data import index
+from podscale.data.sharding import file_formats
+from podscale.data.sharding.shard_plan import ShardPlan
+from podscale.errors import InputError
+
+RECORD_COLUMNS = {**index.INDEX_COLUMNS, "digest_high": "<u8", "digest_low": "<u8"}
+"""The index's columns and the xxh3-128 of the source bytes, by which duplicates are found."""
+
+
+@dataclass(frozen=True)
+class RejectedImage:
+    """An image that was left out."""
+
+    key: int
+    reason: str
+    detail: str
+
+
+UNREADABLE = "unreadable"
+"""The one reason that may be gone next time: a shard with such a reject is packed again by the next run."""
+
+
+@dataclass(frozen=True)
+class ShardRecord:
+    """What is in a shard file: its bytes and sha256 (empty where hashing was off), images and rejects."""
+
+    plan: str
+    bytes: int
+    sha256: str
+    columns: dict[str, npt.NDArray[Any]]
+    rejects: list[RejectedImage] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.columns["key"])
+
+    @property
+    def is_final(self) -> bool:
+        return all(reject.reason != UNREADABLE for reject in self.rejects)
+
+    def write(self, path: Path) -> None:
+        header = {
+            "kind": "record",
+            "plan": self.plan,
+            "bytes": self.bytes,
+            "sha256": self.sha256,
+            "rejects": [[reject.key, reject.reason, reject.detail] for reject in self.rejects],
+        }
+        file_formats.write_columns(path, header, self.columns)
+
+    @classmethod
+    def read(cls, path: Path) -> "ShardRecord":
+        """Raises InputError where the file is no record."""
+        header, columns = file_formats.read_columns(path)
+        rejects = [RejectedImage(*entry) for entry in header["rejects"]]
+        return cls(header["plan"], header["bytes"], header["sha256"], columns, rejects)
+
+
+def record_path(directory: Path, plan: ShardPlan, split: str, shard: int) -> Path:
+    """Where the record of a shard is kept: beside the split folders, out of the way of readers of tars."""
+    return directory / "records" / split / plan.shard_name(split, shard).replace(".tar", ".record")
+
+
+def find_record(directory: Path, plan: ShardPlan, split: str, shard: int) -> ShardRecord | None:
+    """The record of a shard that is there as this plan wants it, by name and size; None where it must be packed."""
+    try:
+        record = ShardRecord.read(record_path(directory, plan, split, shard))
+        size = (directory / split / plan.shard_name(split, shard)).stat().st_size
+    except (InputError, OSError):
+        return None
+    return record if record.plan == plan.fingerprint and record.bytes == size else None
+
+
+class RecordRows:
+    """Collects the rows of a record as bytes: kept as tuples, they would have the garbage collector walk them all."""
+
+    _DTYPE = np.dtype(list(RECORD_COLUMNS.items()))
+    _STRUCT = struct.Struct("<" + "".join(np.dtype(dtype).char for dtype in RECORD_COLUMNS.values()).replace("L", "Q"))
+
+    def __init__(self) -> None:
+        self._rows = bytearray()
+
+    def add(self, *row: int) -> None:
+        """One row, in the order of `COLUMNS`; raises struct.error where a number does not fit its column."""
+        self._rows += self._STRUCT.pack(*row)
+
+    def columns(self) -> dict[str, npt.NDArray[Any]]:
+        rows = np.frombuffer(self._rows, dtype=self._DTYPE)
+        return {name: np.ascontiguousarray(rows[name]) for name in RECORD_COLUMNS}

@@ -1,0 +1,46 @@
+"""Where images come from. A new source is one small class with `items` and `read`, and one line in `open_source`."""
+
+from podscale.config.data import DataSection
+from podscale.data.sources.base import Source, SourceItem, SourceMissing, Where
+from podscale.data.sources.digits import DigitsSource
+from podscale.data.sources.imagenet import TRAIN_TAR, VALIDATION_LABELS, ImageNetSource
+from podscale.data.sources.storage import ImageFolderSource, Storage, open_storage
+from podscale.data.sources.table import TableSource, is_table_name
+from podscale.data.sources.tar import TarSource, is_compressed_tar_name, is_tar_name
+
+__all__ = ["Source", "SourceItem", "SourceMissing", "open_source"]
+
+
+def open_source(data: DataSection) -> Source:
+    """The source of a data section; raises InputError where there is none at `data.source`."""
+    form: str = data.format
+    if form == "digits" or (form == "auto" and data.source == "digits"):
+        return DigitsSource()
+    storage = open_storage(data.source)
+    if form == "auto":
+        form = _detect_format(storage)
+    if form == "table":
+        return TableSource(storage)
+    if form == "tar":
+        return TarSource(storage)
+    return ImageNetSource(storage) if form == "imagenet" else ImageFolderSource(storage)
+
+
+def _detect_format(storage: Storage) -> str:
+    """What a location looks like: by its name where it is a file, else by what is directly in it."""
+    if is_table_name(storage.location):
+        return "table"
+    if is_tar_name(storage.location.encode()) or is_compressed_tar_name(storage.location.encode()):
+        return "tar"
+    names = storage.top_level_names()
+    if any(VALIDATION_LABELS.search(name) for name in names) and (
+        any(TRAIN_TAR.search(name) for name in names) or b"train" in names
+    ):
+        return "imagenet"
+    if any(is_tar_name(name) for name in names):
+        return "tar"
+    if names == [b""]:
+        raise Where(storage.location).refusal(
+            "a single file that is neither .tar, .csv nor .jsonl", "Give a directory of images, an archive or a table."
+        )
+    return "imagefolder"

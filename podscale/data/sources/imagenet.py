@@ -1,0 +1,146 @@
+"""ImageNet as it is distributed: training images by synset, validation images in one heap with a label file beside it.
+
+Training: ILSVRC2012_img_train.tar (a tar of one tar a synset), those inner tars, or folders train/<synset>/.
+Validation: ILSVRC2012_img_val.tar or a flat folder val/, and one of: the synset of each image a line
+(imagenet_2012_validation_synset_labels.txt), rows of image,synset (LOC_val_solution.csv), or the development kit's
+numbers (ILSVRC2012_validation_ground_truth.txt with meta.mat).
+"""
+
+import io
+import re
+from collections.abc import Iterator
+from typing import IO
+
+from podscale.data.sources.base import TRAIN, VALIDATION, SourceItem, Where, decode_name, is_image_name
+from podscale.data.sources.storage import Storage, StorageFile
+from podscale.data.sources.tar import tar_members
+
+SYNSET = re.compile(rb"(?:^|/)(n\d{8})\.tar$")
+TRAIN_FOLDER = re.compile(rb"(?:^|/)train/(n\d{8})/[^/]+$")
+TRAIN_TAR = re.compile(rb"(?:^|/)(?:ILSVRC\d+_img_)?train\.tar$")
+VALIDATION_TAR = re.compile(rb"(?:^|/)(?:ILSVRC\d+_img_)?val\.tar$")
+VALIDATION_FOLDER = re.compile(rb"(?:^|/)val/[^/]+$")
+VALIDATION_LABELS = re.compile(rb"(?:^|/)[^/]*val[^/]*\.(?:txt|csv)$", re.IGNORECASE)
+_SYNSET_NAME = re.compile(r"n\d{8}")
+
+
+class ImageNetSource:
+    """The original layout; validation images get their synset from the label file."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._where = Where(storage.location)
+
+    def items(self) -> Iterator[SourceItem]:
+        files = sorted(self._storage.files())
+        validation = sorted(self._validation(files))
+        synsets = self._validation_synsets(files, [_file_stem(item.name) for item in validation])
+        yield from (item._replace(label=synset) for item, synset in zip(validation, synsets, strict=True))
+        for file in files:
+            yield from self._training(file)
+
+    def read(self, item: SourceItem) -> bytes:
+        if item.container:
+            return self._storage.read(item.container, item.offset, item.size)
+        return self._storage.read(item.name)
+
+    def _training(self, file: StorageFile) -> Iterator[SourceItem]:
+        if (found := TRAIN_FOLDER.search(file.path)) and is_image_name(file.path):
+            yield SourceItem(file.path, decode_name(found[1]), file.size, TRAIN)
+        elif found := SYNSET.search(file.path):
+            with self._storage.open(file.path) as archive:
+                yield from self._synset(file.path, archive, decode_name(found[1]), 0)
+        elif TRAIN_TAR.search(file.path):
+            with self._storage.open(file.path) as archive:
+                for outer in tar_members(archive, self._where.below(file.path)):
+                    if found := SYNSET.search(outer.name):
+                        part: IO[bytes] = io.BufferedReader(_Window(archive, outer.offset, outer.size))
+                        yield from self._synset(file.path, part, decode_name(found[1]), outer.offset)
+
+    def _synset(self, path: bytes, archive: IO[bytes], synset: str, start: int) -> Iterator[SourceItem]:
+        for member in tar_members(archive, self._where.below(path).below(synset.encode())):
+            if is_image_name(member.name):
+                name = path + b"!" + synset.encode() + b"/" + member.name
+                yield SourceItem(name, synset, member.size, TRAIN, path, start + member.offset)
+
+    def _validation(self, files: list[StorageFile]) -> Iterator[SourceItem]:
+        for file in files:
+            if VALIDATION_TAR.search(file.path):
+                with self._storage.open(file.path) as archive:
+                    for member in tar_members(archive, self._where.below(file.path)):
+                        if is_image_name(member.name):
+                            name = file.path + b"!" + member.name
+                            yield SourceItem(name, "", member.size, VALIDATION, file.path, member.offset)
+            elif VALIDATION_FOLDER.search(file.path) and is_image_name(file.path):
+                yield SourceItem(file.path, "", file.size, VALIDATION)
+
+    def _validation_synsets(self, files: list[StorageFile], images: list[str]) -> list[str]:
+        """The synset of each validation image, which are in name order."""
+        found = [file.path for file in files if VALIDATION_LABELS.search(file.path)]
+        if len(found) != 1:
+            names = ", ".join(decode_name(path) for path in found) or "none"
+            raise self._where.refusal(f"expected one label file of the validation images, found {names}")
+        where = self._where.below(found[0])
+        text = self._storage.read(found[0]).decode("utf-8", "replace")
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        if lines and re.match(r"[^,\s]+[,\s]+n\d{8}", lines[-1]):
+            return _by_name(lines, images, where)
+        if len(lines) != len(images):
+            raise where.refusal(f"{len(lines)} labels for {len(images)} validation images", "Get both again.")
+        if all(_SYNSET_NAME.fullmatch(line) for line in lines):
+            return lines
+        return self._by_number(files, lines, where)
+
+    def _by_number(self, files: list[StorageFile], lines: list[str], where: Where) -> list[str]:
+        """The development kit counts synsets from 1 in an order of its own, which is in meta.mat."""
+        meta = next((file.path for file in files if _file_stem(file.path) == "meta"), None)
+        if meta is None or not all(line.isdigit() for line in lines):
+            raise where.refusal("no synsets such as n01440764", "Numbers need the kit's meta.mat beside them.")
+        from scipy.io import loadmat  # type: ignore[import-untyped]
+
+        synsets = loadmat(io.BytesIO(self._storage.read(meta)), squeeze_me=True)["synsets"]
+        names = {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in synsets}
+        missing = next((line for line in lines if int(line) not in names), None)
+        if missing is not None:
+            raise where.refusal(f"label {missing} is not in {decode_name(meta)}", "Get both from one kit.")
+        return [names[int(line)] for line in lines]
+
+
+def _by_name(lines: list[str], images: list[str], where: Where) -> list[str]:
+    """Rows of image and synset, in any order and with or without a header and the ending of the image."""
+    rows = (re.match(r"([^,\s]+)[,\s]+(n\d{8})", line) for line in lines)
+    synsets = {row[1].rsplit("/")[-1].partition(".")[0]: row[2] for row in rows if row}
+    missing = next((image for image in images if image not in synsets), None)
+    if missing is not None:
+        raise where.refusal(f"no label for {missing}", "Every validation image needs one.")
+    return [synsets[image] for image in images]
+
+
+def _file_stem(path: bytes) -> str:
+    """The file name without directories and ending."""
+    return decode_name(re.split(rb"[/!]", path)[-1]).partition(".")[0]
+
+
+class _Window(io.RawIOBase):
+    """A byte range of a file as a file."""
+
+    def __init__(self, file: IO[bytes], start: int, size: int) -> None:
+        self._file, self._start, self._size, self._position = file, start, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._position = {0: 0, 1: self._position, 2: self._size}[whence] + offset
+        return self._position
+
+    def readinto(self, buffer: object) -> int:
+        view = memoryview(buffer)  # type: ignore[arg-type]
+        self._file.seek(self._start + self._position)
+        content = self._file.read(max(0, min(len(view), self._size - self._position)))
+        view[: len(content)] = content
+        self._position += len(content)
+        return len(content)

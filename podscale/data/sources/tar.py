@@ -1,0 +1,150 @@
+"""Tar files of images, in class folders or in WebDataset form (<key>.jpg beside <key>.cls).
+
+Members of tar files by name and byte range: streamed, never extracted, so that links and paths can do no harm.
+"""
+
+import re
+import tarfile
+from collections.abc import Iterator
+from typing import IO, NamedTuple
+
+from podscale.data.sources.base import (
+    SPLIT_FOLDERS,
+    SourceItem,
+    Where,
+    classify_paths,
+    decode_name,
+    is_image_name,
+    numeric_class_name,
+)
+from podscale.data.sources.storage import Storage
+
+
+class TarMember(NamedTuple):
+    """A regular file inside a tar: its name and where its content is, in bytes from the beginning of the tar."""
+
+    name: bytes
+    offset: int
+    size: int
+
+
+def is_tar_name(name: bytes) -> bool:
+    return name.lower().endswith(b".tar")
+
+
+def is_compressed_tar_name(name: bytes) -> bool:
+    return name.lower().endswith((b".tar.gz", b".tgz", b".tar.bz2", b".tar.xz", b".tar.zst"))
+
+
+def tar_members(file: IO[bytes], where: Where) -> Iterator[TarMember]:
+    """The regular files of an uncompressed tar; raises InputError where it is none or is cut short."""
+    try:
+        with tarfile.open(fileobj=file, mode="r:") as archive:
+            while (info := archive.next()) is not None:
+                archive.members.clear()  # type: ignore[attr-defined]  # it keeps every header: memory stays flat
+                if info.isreg():
+                    name = info.name.encode("utf-8", "surrogateescape").removeprefix(b"./")
+                    yield TarMember(name, info.offset_data, info.size)
+    except (tarfile.TarError, EOFError) as error:
+        raise where.refusal(f"not a complete uncompressed tar file ({error})", "Copy it again.") from error
+    except OSError as error:
+        raise where.refusal(f"cannot be read: {error}") from error
+
+
+_SPLIT_WORD = re.compile(rb"(?:^|[/_.-])(train|training|val|valid|validation)(?=[/_.-]|\d)", re.IGNORECASE)
+
+
+class _Archive(NamedTuple):
+    path: bytes
+    members: list[TarMember]
+
+
+class TarSource:
+    """One tar file or a directory of them; images are read as byte ranges of the archives."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+
+    def items(self) -> Iterator[SourceItem]:
+        archives = [_Archive(path, self._members(path)) for path in self._paths()]
+        if any(member.name.endswith(b".cls") for archive in archives for member in archive.members):
+            return self._webdataset(archives)
+        return self._class_folders(archives)
+
+    def read(self, item: SourceItem) -> bytes:
+        return self._storage.read(item.container, item.offset, item.size)
+
+    def _paths(self) -> list[bytes]:
+        listed = sorted(file.path for file in self._storage.files())
+        found = [path for path in listed if is_tar_name(path or self._storage.location.encode())]
+        if not found:
+            compressed = any(is_compressed_tar_name(path or self._storage.location.encode()) for path in listed)
+            hint = "Decompress it first: images are read at their place inside it." if compressed else "Give a .tar."
+            raise Where(self._storage.location).refusal("no uncompressed tar file here", hint)
+        return found
+
+    def _members(self, path: bytes) -> list[TarMember]:
+        where = Where(self._storage.location)
+        where = where.below(path) if path else where
+        try:
+            file = self._storage.open(path)
+        except OSError as error:
+            raise where.refusal(f"cannot be opened: {error.strerror or error}") from error
+        with file:
+            return [m for m in tar_members(file, where) if is_image_name(m.name) or m.name.endswith(b".cls")]
+
+    def _class_folders(self, archives: list[_Archive]) -> Iterator[SourceItem]:
+        everything = [(archive.path, member) for archive in archives for member in archive.members]
+        where = Where(self._storage.location)
+        for number, (split, label) in classify_paths([member.name for _, member in everything], where):
+            path, member = everything[number]
+            yield SourceItem(_member_name(path, member.name), label, member.size, split, path, member.offset)
+
+    def _webdataset(self, archives: list[_Archive]) -> Iterator[SourceItem]:
+        samples = [(archive.path, *sample) for archive in archives for sample in self._samples(archive)]
+        largest = max(label for _, _, label in samples)
+        splits = [_split_of(path) for path, _, _ in samples]
+        named = all(splits)  # names that say the split only here and there say nothing
+        for (path, member, label), split in zip(samples, splits, strict=True):
+            name = numeric_class_name(label, largest)
+            yield SourceItem(
+                _member_name(path, member.name), name, member.size, split if named else "", path, member.offset
+            )
+
+    def _samples(self, archive: _Archive) -> Iterator[tuple[TarMember, int]]:
+        """Pairs image and label by WebDataset's rule: a key is the name up to the first dot of its last part."""
+        images: dict[bytes, TarMember] = {}
+        labels: dict[bytes, int] = {}
+        where = Where(self._storage.location)
+        where = where.below(archive.path) if archive.path else where
+        for member in archive.members:
+            key = _sample_key(member.name)
+            if key in (labels if member.name.endswith(b".cls") else images):
+                raise where.refusal(f"key {decode_name(key)} is there twice", "Every sample needs a key of its own.")
+            if member.name.endswith(b".cls"):
+                labels[key] = self._label(archive.path, member, where)
+            else:
+                images[key] = member
+        if images.keys() != labels.keys():
+            odd = decode_name(min(images.keys() ^ labels.keys()))
+            raise where.refusal(f"key {odd} has no image or no .cls beside it", "Every sample needs both.")
+        return ((image, labels[key]) for key, image in images.items())
+
+    def _label(self, path: bytes, member: TarMember, where: Where) -> int:
+        text = self._storage.read(path, member.offset, min(member.size, 32))
+        if not re.fullmatch(rb"\s*\d{1,9}\s*", text):
+            raise where.below(member.name).refusal(f"a .cls holds a class number, not {text!r}")
+        return int(text)
+
+
+def _member_name(path: bytes, name: bytes) -> bytes:
+    return path + b"!" + name if path else name
+
+
+def _sample_key(name: bytes) -> bytes:
+    return name[: name.find(b".", name.rfind(b"/") + 1)]
+
+
+def _split_of(path: bytes) -> str:
+    words = _SPLIT_WORD.findall(path)
+    return SPLIT_FOLDERS[words[-1].lower()] if words else ""

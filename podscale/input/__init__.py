@@ -1,6 +1,0 @@
-"""From shards to batches of uint8 images; no framework is imported outside the loaders that need one."""
-
-from podscale.input.batch import Batch, Loader
-from podscale.input.build import build_evaluation_loader, build_loader, open_shard_set, resolve_loader
-
-__all__ = ["Batch", "Loader", "build_evaluation_loader", "build_loader", "open_shard_set", "resolve_loader"]
