@@ -33,7 +33,7 @@ from podscale.engine.stop import StopRequest
 from podscale.engine.trainer import train
 from podscale.pytorch.build import build_trainer
 from podscale.pytorch.world import World
-from podscale.rundir import RunDirectory
+from podscale.runs import RunDirectory
 from podscale.telemetry.exposition import MergedMetrics, SnapshotWriter, snapshot_path
 from podscale.telemetry.metrics import TrainMetrics
 from podscale.telemetry.server import MetricsServer

@@ -16,7 +16,7 @@ from conditions import RESULTS, head, publish
 
 from podscale.evaluate import evaluation
 from podscale.evaluate.history import read_history
-from podscale.rundir import read_outcomes
+from podscale.runs import read_outcomes
 
 PACKAGES = ("torch", "torchvision", "numpy")
 

@@ -29,7 +29,7 @@ from podscale.engine.trainer import train
 from podscale.engine.word import StepStatus
 from podscale.pytorch.build import build_trainer
 from podscale.pytorch.world import World
-from podscale.rundir import Lease, RunDirectory
+from podscale.runs import Lease, RunDirectory
 from podscale.telemetry.events import EventLog
 from podscale.telemetry.exposition import MergedMetrics, SnapshotWriter, snapshot_path
 from podscale.telemetry.heartbeat import GoodputWriter

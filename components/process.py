@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from podscale.errors import ExitCode, PodscaleError
-from podscale.rundir.outcome import StageName
+from podscale.runs.stage_outcomes import StageName
 from podscale.util import env, processes
 from podscale.util.files import write_json
 from podscale.util.processes import preempt_on_sigterm

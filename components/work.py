@@ -11,12 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from podscale import ensemble, resume, stages
+from podscale import stages
 from podscale.components.process import stage_process
 from podscale.config import RunConfig, loads
 from podscale.config.data import DataSection
 from podscale.errors import InputError, PodscaleError
-from podscale.rundir import RunDirectory, StageOutcome
+from podscale.runs import RunDirectory, StageOutcome, ensemble_members, stage_outcomes
 from podscale.study import StudyDocument
 from podscale.util import env, progress_reports
 from podscale.util.files import write_json
@@ -87,7 +87,7 @@ def train(document: str, run_id: str, shard_set: Any, model: Any) -> None:
 def collapse(document: str, run_id: str, cycle: int, shard_set: Any, model: Any) -> None:
     """As `train`, for the member of the document's ensemble that begins with the snapshot at the end of `cycle`."""
     with stage_process("collapse"):
-        _train(ensemble.ensemble_member(_load_config(document, run_id), cycle).config, shard_set, model)
+        _train(ensemble_members.ensemble_member(_load_config(document, run_id), cycle).config, shard_set, model)
 
 
 def _train(config: RunConfig, shard_set: Any, model: Any) -> None:
@@ -191,7 +191,7 @@ def summary_markdown(config: RunConfig, state: str, stopped: str = "") -> str:
     found: dict[str, StageOutcome] = dict(stages.run_outcomes(config))
     state = SUCCEEDED_STATES[0] if state in SUCCEEDED_STATES else state
     lines = [f"# Run {config.run.id}: {state}", "", "| stage | ended | seconds |", "|---|---|---|"]
-    for stage in resume.STAGES:
+    for stage in stage_outcomes.STAGES:
         outcome = found.get(stage)
         if outcome is None:
             lines.append(f"| {stage} | not run | |")
@@ -199,7 +199,7 @@ def summary_markdown(config: RunConfig, state: str, stopped: str = "") -> str:
         how = "done before" if outcome.reused else "done" if outcome.is_done else f"exit code {outcome.exit_code}"
         lines.append(f"| {stage} | {how} | {outcome.seconds:.1f} |")
     collapses = stages.collapse_outcomes(config)
-    for member in ensemble.ensemble_members(config):
+    for member in ensemble_members.ensemble_members(config):
         name = f"collapse {member.config.run.id}"
         ended = collapses.get(name)
         how = "not run" if ended is None else "done" if ended.is_done else f"exit code {ended.exit_code}"
@@ -229,7 +229,8 @@ def _stop_jobs(config: RunConfig) -> str:
     from podscale import launched
 
     return "\n\n".join(
-        launched.stop_training_job(one) for one in [config, *(m.config for m in ensemble.ensemble_members(config))]
+        launched.stop_training_job(one)
+        for one in [config, *(m.config for m in ensemble_members.ensemble_members(config))]
     )
 
 

@@ -22,7 +22,7 @@ from podscale.config import RunConfig
 from podscale.config.preflight import local_directory
 from podscale.errors import InputError
 from podscale.pipelines.runners import set_environment
-from podscale.rundir import RunDirectory
+from podscale.runs import RunDirectory
 from podscale.util import env, host_info
 from podscale.util.processes import hold_lock_file
 

@@ -25,18 +25,18 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
-from podscale import resume, stages
+from podscale import stages
 from podscale.components import process
 from podscale.config import RunConfig
 from podscale.errors import ExitCode
 from podscale.pipelines.runners import ProcessRunner, StageRunner
-from podscale.rundir import Lease, RunDirectory, StageOutcome
-from podscale.rundir.outcome import EXIT_INTERRUPTED
+from podscale.runs import Lease, RunDirectory, StageOutcome, stage_outcomes
+from podscale.runs.stage_outcomes import EXIT_INTERRUPTED
 from podscale.util import env
 from podscale.util.processes import DUPLICATE_SIGNAL_SECONDS, STOP_MESSAGE
 
 POLL_SECONDS = 0.1
-SHOWN_STAGES = (*resume.STAGES, "collapse")
+SHOWN_STAGES = (*stage_outcomes.STAGES, "collapse")
 """Tasks that people see and that save when they are stopped. The collapse has no outcome here: members are runs."""
 LOG_TAIL_LINES = 20
 """Lines of the log that are shown where a stage ended without an outcome."""
@@ -195,7 +195,7 @@ def _launch_result(launch: LocalLaunch, stopped_by: int | None, seconds: float, 
         return LaunchResult(outcomes, seconds, EXIT_INTERRUPTED, "interrupted; the same command continues", log=log)
     if failed is not None:
         return LaunchResult(outcomes, seconds, failed.exit_code, failed.error, failed.stage, log)
-    if not launch.failed and list(outcomes) == list(resume.STAGES):
+    if not launch.failed and list(outcomes) == list(stage_outcomes.STAGES):
         return LaunchResult(outcomes, seconds, ExitCode.DONE, log=log)
     if launch.log_tail is not None and launch.stage is not None:  # it could not record its end
         return LaunchResult(outcomes, seconds, *launch.log_tail, launch.stage, log)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from podscale.config import RunConfig
-from podscale.ensemble import ensemble_members
 from podscale.pipelines.kfp_quickly import dsl
+from podscale.runs.ensemble_members import ensemble_members
 
 from podscale.components.collapse.component import collapse  # isort: skip (kfp_quickly must import kfp first)
 from podscale.components.evaluate.component import evaluate  # isort: skip

@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from podscale import resume
 from podscale.config import RunConfig
 from podscale.errors import ExitCode, InputError, PodscaleError, error_from_exit_code
 from podscale.launch.cluster.api import connect_cluster
@@ -19,8 +18,16 @@ from podscale.launch.cluster.pods import name_of
 from podscale.launch.cluster.removal import wait_until_gone
 from podscale.launch.cluster.stop import job_title, stop_jobs
 from podscale.launch.jobspec import job_identity
-from podscale.rundir import RunDirectory, StageOutcome, check_not_taken, dataset_directory, read_outcomes, write_outcome
-from podscale.rundir.lease import pod_exit_seconds
+from podscale.runs import (
+    RunDirectory,
+    StageOutcome,
+    check_not_taken,
+    dataset_directory,
+    read_outcomes,
+    stage_outcomes,
+    write_outcome,
+)
+from podscale.runs.lease import pod_exit_seconds
 
 
 def train_on_cluster(config: RunConfig, shard_set: str) -> StageOutcome:
@@ -29,8 +36,8 @@ def train_on_cluster(config: RunConfig, shard_set: str) -> StageOutcome:
     Its first pod's log goes to standard output. Raises what the ranks raised, or why there is no job. A request to
     stop ends the waiting, not the job: the next attempt adopts it.
     """
-    resume.check_run_document(config)
-    found = resume.finished_outcome(config, "train", shard_set)
+    stage_outcomes.check_run_document(config)
+    found = stage_outcomes.finished_outcome(config, "train", shard_set)
     if found is not None:
         return replace(found, reused=True)
     begun = datetime.now(UTC)
@@ -52,7 +59,7 @@ def train_on_cluster(config: RunConfig, shard_set: str) -> StageOutcome:
 def _run_training_job(config: RunConfig, shard_set: str) -> JobResult:
     """How the job ended; one that succeeded before, and whose products are gone since, is replaced first."""
     ended = run_stage(config, "train", shard_set, out=sys.stdout, pipeline=True)
-    if not ended.reused or resume.finished_outcome(config, "train", shard_set) is not None:
+    if not ended.reused or stage_outcomes.finished_outcome(config, "train", shard_set) is not None:
         return ended
     print("[cluster] the job succeeded before, but what it made is gone: it is submitted anew", flush=True)
     api = connect_cluster(config.launch.cluster, policy=UNATTENDED)
@@ -87,7 +94,7 @@ def stop_training_job(config: RunConfig) -> str:
 
 def _read_outcome(config: RunConfig, shard_set: str) -> StageOutcome:
     """The outcome of a job that is done; raises InputError where this pod does not see what it left."""
-    found = resume.finished_outcome(config, "train", shard_set)
+    found = stage_outcomes.finished_outcome(config, "train", shard_set)
     if found is None:
         raise InputError(
             "the training job is done, but its model is not here",

@@ -16,7 +16,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from podscale import ensemble, resume
 from podscale.config import RunConfig
 from podscale.config.data import DataSection
 from podscale.config.preflight import preflight
@@ -24,14 +23,16 @@ from podscale.config.telemetry import TelemetrySection
 from podscale.data.manifest import ShardSetManifest
 from podscale.data.sharding.pack_progress import NULL_OBSERVER, BuildObserver
 from podscale.errors import ExitCode, InputError, error_from_exit_code
-from podscale.rundir import (
+from podscale.runs import (
     Lease,
     RunDirectory,
     StageOutcome,
     dataset_directory,
+    ensemble_members,
     local_path,
     read_outcomes,
     record_stage,
+    stage_outcomes,
     write_outcome,
 )
 from podscale.util import env
@@ -104,12 +105,12 @@ def shard(
 
     location = dataset_directory(workspace, data)
     directory = local_path(location)
-    record = resume.shard_outcome_path(workspace, data, index, of)
+    record = stage_outcomes.shard_outcome_path(workspace, data, index, of)
     before = read_outcomes(record).get("shard")
     watched = _export_build_metrics(
         telemetry, directory, record.with_name(record.name.replace(".outcome.", ".telemetry."))
     )
-    with record_stage(record, "shard") as recording, resume.disk_errors(directory), watched as watch:
+    with record_stage(record, "shard") as recording, stage_outcomes.disk_errors(directory), watched as watch:
         result = build_shard_set(
             data,
             directory,
@@ -183,13 +184,14 @@ def report(config: RunConfig, shard_set: str) -> StageOutcome:
 def run_outcomes(config: RunConfig) -> dict[str, StageOutcome]:
     """How every stage of a run ended, in the order of the stages; stages that did not run are absent."""
     found = {**read_outcomes(RunDirectory.for_config(config).outcome), **_shard_outcome(config)}
-    return {stage: found[stage] for stage in resume.STAGES if stage in found}
+    return {stage: found[stage] for stage in stage_outcomes.STAGES if stage in found}
 
 
 def collapse_outcomes(config: RunConfig) -> dict[str, StageOutcome]:
     """How the collapse to each member of an ensemble ended, by `collapse <run of the member>`; absent if not run."""
     ended = {
-        member.config.run.id: run_outcomes(member.config).get("train") for member in ensemble.ensemble_members(config)
+        member.config.run.id: run_outcomes(member.config).get("train")
+        for member in ensemble_members.ensemble_members(config)
     }
     return {f"collapse {run}": replace(one, stage=f"collapse {run}") for run, one in ended.items() if one is not None}
 
@@ -197,9 +199,9 @@ def collapse_outcomes(config: RunConfig) -> dict[str, StageOutcome]:
 def _shard_outcome(config: RunConfig) -> dict[str, StageOutcome]:
     """How sharding ended: as the newest of the set's own outcome and those of parts that failed."""
     workspace, data, of = config.run.workspace, config.data, config.launch.shard_pods
-    whole = read_outcomes(resume.shard_outcome_path(workspace, data))
+    whole = read_outcomes(stage_outcomes.shard_outcome_path(workspace, data))
     pods = range(of) if of > 1 else ()
-    parts = [read_outcomes(resume.shard_outcome_path(workspace, data, index, of)) for index in pods]
+    parts = [read_outcomes(stage_outcomes.shard_outcome_path(workspace, data, index, of)) for index in pods]
     failed = [part["shard"] for part in parts if "shard" in part and not part["shard"].is_done]
     known = [*whole.values(), *failed]
     return {"shard": max(known, key=lambda outcome: outcome.ended)} if known else {}
@@ -238,7 +240,7 @@ def _run_follower_pod(
     """A pod that does not lead its job, or does not know it before the pods have met: only the one that turns out to
     have led writes to the run directory."""
     run = RunDirectory.for_config(config)
-    found = resume.finished_outcome(config, stage, shard_set)
+    found = stage_outcomes.finished_outcome(config, stage, shard_set)
     if found is not None:
         return replace(found, reused=True)
     preflight(config, preflight_target(), shard_set)
@@ -256,10 +258,11 @@ def _run_follower_pod(
 def _check_models_exist(config: RunConfig) -> None:
     """Raise InputError if a model of the evaluation is missing, with the command that makes it."""
     members = {
-        member.model: f"podscale collapse RUN --cycle {member.cycle}" for member in ensemble.ensemble_members(config)
+        member.model: f"podscale collapse RUN --cycle {member.cycle}"
+        for member in ensemble_members.ensemble_members(config)
     }
-    for directory in ensemble.evaluated_model_directories(config):
-        if not (directory / ensemble.MODEL_JSON).exists():
+    for directory in ensemble_members.evaluated_model_directories(config):
+        if not (directory / ensemble_members.MODEL_JSON).exists():
             command = members.get(directory, "podscale train")
             hint = f"Run `{command}` first."
             raise InputError("there is no trained model to evaluate", field=str(directory), hint=hint)
@@ -280,7 +283,7 @@ def _run_once(
     work: Callable[[RunDirectory, Lease], object],
 ) -> StageOutcome:
     """Carries out `work` where it is not finished for the same inputs; nothing is written without the lease."""
-    with resume.stage_once(config, stage, shard_set) as entered:
+    with stage_outcomes.stage_once(config, stage, shard_set) as entered:
         if entered.found is None:
             if stage != "report":
                 preflight(config, preflight_target(), shard_set)

@@ -22,7 +22,7 @@ from benchmarks.ensemble.picture import picture
 from benchmarks.ensemble.rows import APART_WEIGHTS, Row, differences, rows
 from benchmarks.ensemble.table import introduction, section
 from podscale.evaluate import evaluation
-from podscale.rundir import RunDirectory
+from podscale.runs import RunDirectory
 
 LEARNING = RESULTS / "learning"
 

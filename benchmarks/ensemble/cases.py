@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.conditions import ROOT
-from podscale import ensemble
 from podscale.config import RunConfig, load
 from podscale.config.document import format_overrides
 from podscale.config.ensemble import collapse_schedule
+from podscale.runs import ensemble_members
 
 SEEDS_APART = 100
 """Between the seeds of two comparisons; inside one, members and restarts have their own."""
@@ -125,7 +125,7 @@ class Comparison:
 
     @property
     def members(self) -> tuple[RunConfig, ...]:
-        return tuple(member.config for member in ensemble.ensemble_members(self.cycles))
+        return tuple(member.config for member in ensemble_members.ensemble_members(self.cycles))
 
     @property
     def trained(self) -> tuple[RunConfig, ...]:

@@ -7,18 +7,18 @@ from pathlib import Path
 import torch
 
 from benchmarks.ensemble.cases import Comparison
-from podscale import resume, stages
+from podscale import stages
 from podscale.config import RunConfig
 from podscale.data.shard_set import ShardSet
 from podscale.engine.notes import ProgressTracker
 from podscale.engine.place import WorkerEnv
 from podscale.engine.stop import StopRequest
-from podscale.ensemble import MODEL_JSON
 from podscale.evaluate.evaluation import evaluate_run
 from podscale.pytorch.rank import run_training
 from podscale.pytorch.together import evaluate_ensemble
 from podscale.pytorch.world import World, join_world, leave_world
-from podscale.rundir import RunDirectory
+from podscale.runs import RunDirectory, stage_outcomes
+from podscale.runs.ensemble_members import MODEL_JSON
 
 
 def carry_out(sides: Comparison) -> list[str]:
@@ -52,7 +52,7 @@ def _evaluate(place: WorkerEnv, world: World, shard_set: ShardSet) -> None:
 
 def _place(config: RunConfig, stage: str, shard_set: str) -> WorkerEnv:
     """As the only rank of the stage, with the document in the run directory."""
-    run = resume.prepare_run_directory(config)
+    run = stage_outcomes.prepare_run_directory(config)
     ranks = run.path / "ranks"
     ranks.mkdir(exist_ok=True)
     return WorkerEnv(config, stage, shard_set, ranks, None, 0)

@@ -13,7 +13,7 @@ from podscale.config import RunConfig
 from podscale.data.loaders.build_loader import build_evaluation_loader, build_loader
 from podscale.data.sampler import build_sampler
 from podscale.data.shard_set import ShardSet
-from podscale.rundir.layout import dataset_directory
+from podscale.runs.directory import dataset_directory
 from podscale.schedules import image_phases
 
 RANKS, GLOBAL_BATCH = 4, 64

@@ -1,6 +1,6 @@
 """The table at the end of a run."""
 
-from podscale.rundir import StageOutcome
+from podscale.runs import StageOutcome
 
 OVERHEAD_GOAL = 0.10
 """The pipeline's own share of the time should stay below this."""

@@ -1,10 +1,10 @@
 """`podscale run --dry-run`: what a run would do, said before anything is started."""
 
-from podscale import models, resume, schedules
+from podscale import models, schedules
 from podscale.blocks import preconditioner_elements
 from podscale.config import RunConfig, TrainSection
 from podscale.config.preflight import find_problems, processes_per_node, shard_set_counts
-from podscale.rundir import RunDirectory, dataset_directory, read_outcomes
+from podscale.runs import RunDirectory, dataset_directory, read_outcomes, stage_outcomes
 from podscale.util import host_info
 from podscale.util.formatting import format_bytes, format_count
 
@@ -17,7 +17,7 @@ UNKNOWN = "known once the shards are made"
 def describe_run(config: RunConfig, *, fresh: bool = False) -> str:
     """The plan of a run as text: place, data, model, training, memory, stages, problems. Nothing is written."""
     if not fresh:
-        resume.check_run_document(config)
+        stage_outcomes.check_run_document(config)
     counts, classes = known_data(config)
     rows = [
         ("run", f"{config.run.id} in {RunDirectory.for_config(config).path}"),
@@ -143,8 +143,8 @@ def _stage_rows(config: RunConfig, fresh: bool) -> list[tuple[str, str]]:
     shard_set = dataset_directory(config.run.workspace, config.data)
     rows = [("shard", "finished before, nothing to do" if shard_set_counts(config) else "to do")]
     redo = not shard_set_counts(config)
-    for stage in resume.STAGES[1:]:
-        done = not fresh and not redo and resume.finished_outcome(config, stage, shard_set) is not None
+    for stage in stage_outcomes.STAGES[1:]:
+        done = not fresh and not redo and stage_outcomes.finished_outcome(config, stage, shard_set) is not None
         redo = redo or not done
         rows.append((stage, "finished before, nothing to do" if done else _stage_action(config, stage, fresh)))
     return rows

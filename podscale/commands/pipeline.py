@@ -12,7 +12,7 @@ from podscale.config import RunConfig
 from podscale.config.preflight import preflight
 from podscale.errors import ExitCode, InputError
 from podscale.pipelines.endpoint import KfpEndpoint
-from podscale.resume import STAGES
+from podscale.runs.stage_outcomes import STAGES
 from podscale.util.formatting import format_duration
 from podscale.util.terminal import paint
 

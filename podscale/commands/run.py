@@ -5,7 +5,6 @@ import sys
 import time
 from collections.abc import Sequence
 
-from podscale import ensemble, resume
 from podscale.commands.display import pipeline_seconds, stage_seconds, stage_table
 from podscale.commands.documents import load_run_document
 from podscale.config import RunConfig
@@ -13,7 +12,7 @@ from podscale.config.preflight import preflight, shard_set_counts
 from podscale.errors import ExitCode, InputError
 from podscale.pipelines.here import LaunchResult, LocalLaunch, run_locally
 from podscale.pipelines.runners import ProcessRunner, StageRunner
-from podscale.rundir import Lease, RunDirectory, StageOutcome, check_not_taken
+from podscale.runs import Lease, RunDirectory, StageOutcome, check_not_taken, ensemble_members, stage_outcomes
 from podscale.telemetry.endpoint import Endpoint
 from podscale.telemetry.events import parse_record
 from podscale.telemetry.follower import FileTail
@@ -45,12 +44,14 @@ def run_local_pipeline(
     preflight(config, "here" if runner == "process" else "containers")
     stages = _build_runner(config, runner)
     if not fresh:
-        resume.check_run_document(config)
+        stage_outcomes.check_run_document(config)
     with Lease.acquire(run.create().lease) as lease:
-        moved = resume.move_run_aside(config) if fresh else None
+        moved = stage_outcomes.move_run_aside(config) if fresh else None
         if moved is not None:
             _print_line(f"the former run is now {moved}")
-        return _run_and_display(config, resume.prepare_run_directory(config), lease, started, stages, verbose=verbose)
+        return _run_and_display(
+            config, stage_outcomes.prepare_run_directory(config), lease, started, stages, verbose=verbose
+        )
 
 
 def _build_runner(config: RunConfig, name: str) -> StageRunner:
@@ -126,13 +127,13 @@ class LaunchView:
 
     def _stage_started(self, stage: str | None) -> None:
         self._stage, self._since = stage, time.monotonic()
-        if stage in resume.STAGES:
+        if stage in stage_outcomes.STAGES:
             self._bar.clear()
-            number = resume.STAGES.index(stage) + 1
-            _print_line(paint(f"[{number}/{len(resume.STAGES)}] {stage}", "bold", sys.stderr))
+            number = stage_outcomes.STAGES.index(stage) + 1
+            _print_line(paint(f"[{number}/{len(stage_outcomes.STAGES)}] {stage}", "bold", sys.stderr))
         elif stage is not None:
             self._bar.clear()
-            members = ", ".join(member.config.run.id for member in ensemble.ensemble_members(self._config))
+            members = ", ".join(member.config.run.id for member in ensemble_members.ensemble_members(self._config))
             _print_line(f"      {stage}: {members}")
 
     def _print_endpoint(self) -> None:

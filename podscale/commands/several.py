@@ -6,10 +6,10 @@ from pathlib import Path
 from podscale.config import RunConfig, dumps, fingerprint, load, loads
 from podscale.config.ensemble import EnsembleSection, StartSection
 from podscale.config.run import ClaimSection
-from podscale.ensemble import MODEL_JSON
 from podscale.errors import InputError
-from podscale.evaluate.models import read_model
-from podscale.rundir import RunDirectory
+from podscale.runs import RunDirectory
+from podscale.runs.ensemble_members import MODEL_JSON
+from podscale.runs.model_files import read_model
 
 
 def adhoc_ensemble_document(names: Sequence[str], changes: Sequence[str], shard_set: str | None) -> RunConfig:

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from podscale import ensemble, resume, stages
+from podscale import stages
 from podscale.commands.documents import load_run_document
 from podscale.commands.several import adhoc_ensemble_document
 from podscale.config import RunConfig
 from podscale.config.preflight import preflight
 from podscale.errors import InputError, PodscaleError
 from podscale.launch import termination
-from podscale.rundir import RunDirectory, StageOutcome, dataset_directory
+from podscale.runs import RunDirectory, StageOutcome, dataset_directory, ensemble_members, stage_outcomes
 from podscale.util.formatting import format_bytes, format_count
 from podscale.util.terminal import ProgressLine
 
@@ -94,7 +94,9 @@ def run_train(document: str | None, changes: Sequence[str], shard_set: str | Non
 def run_collapse(document: str | None, changes: Sequence[str], shard_set: str | None, cycles: Sequence[int]) -> None:
     """Trains the members of a document's ensemble, each from its snapshot; cycles: those alone, default all."""
     config = load_run_document(document, changes)
-    chosen = [ensemble.ensemble_member(config, cycle) for cycle in cycles] or ensemble.ensemble_members(config)
+    chosen = [ensemble_members.ensemble_member(config, cycle) for cycle in cycles] or ensemble_members.ensemble_members(
+        config
+    )
     if not chosen:
         raise InputError(
             f"run {config.run.id} has nothing to collapse",
@@ -103,7 +105,7 @@ def run_collapse(document: str | None, changes: Sequence[str], shard_set: str | 
         )
     location = shard_set or dataset_directory(config.run.workspace, config.data)
     for member in chosen:
-        resume.check_run_document(member.config)
+        stage_outcomes.check_run_document(member.config)
         _print_outcome(member.config, stages.train(member.config, location), member.model)
 
 
@@ -116,7 +118,7 @@ def run_evaluate(documents: Sequence[str], changes: Sequence[str], shard_set: st
     if any(Path(name).is_dir() for name in documents):
         config = adhoc_ensemble_document(documents, changes, shard_set)
         location = shard_set or dataset_directory(config.run.workspace, config.data)
-        resume.check_run_document(config)
+        stage_outcomes.check_run_document(config)
     elif len(documents) > 1:
         missing = next(name for name in documents if not Path(name).is_dir())
         hint = "Name a model by its directory or by that of its run."
@@ -142,7 +144,7 @@ def run_report(document: str | None, changes: Sequence[str], shard_set: str | No
 def _load_with_shard_set(document: str | None, changes: Sequence[str], shard_set: str | None) -> tuple[RunConfig, str]:
     """The document and the location of its shards: as given, else the set that `podscale shard` makes."""
     config = load_run_document(document, changes)
-    resume.check_run_document(config)
+    stage_outcomes.check_run_document(config)
     return config, shard_set or dataset_directory(config.run.workspace, config.data)
 
 

@@ -12,7 +12,7 @@ from podscale.commands.cluster import ClusterOptions, find_jobs
 from podscale.commands.documents import load_run_document
 from podscale.errors import ExitCode, InputError, format_error
 from podscale.pipelines import presets
-from podscale.rundir import RunDirectory
+from podscale.runs import RunDirectory
 from podscale.telemetry.endpoint import ClientCertFiles
 from podscale.telemetry.goodput import goodput_fraction
 from podscale.telemetry.steplog import StepLog

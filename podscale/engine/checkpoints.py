@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
-from podscale.checkpoint import CheckpointReport, CheckpointStore, RunIdentity
 from podscale.config import RunConfig, result_values
 from podscale.data.shard_set import ShardSet
-from podscale.rundir import RunDirectory
+from podscale.runs import RunDirectory
+from podscale.runs.checkpoint import CheckpointReport, CheckpointStore, RunIdentity
 from podscale.schedules import snapshot_steps
 
 

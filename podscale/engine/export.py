@@ -9,11 +9,10 @@ import numpy.typing as npt
 from safetensors.numpy import save
 
 from podscale import models
-from podscale.checkpoint.modelfile import OTHER_WEIGHTS_FILES, WEIGHTS_FILE
 from podscale.config import RunConfig
 from podscale.engine.progress import RunProgress
-from podscale.ensemble import MODEL_JSON
-from podscale.evaluate.models import preprocessing_of
+from podscale.runs.ensemble_members import MODEL_JSON
+from podscale.runs.model_files import OTHER_WEIGHTS_FILES, WEIGHTS_FILE, preprocessing_of
 from podscale.util.files import write_atomically, write_json
 
 MODEL_FORMAT = "podscale-model-1"

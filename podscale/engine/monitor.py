@@ -12,7 +12,6 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from podscale.checkpoint import CheckpointReport, Failed, Restored, Saved
 from podscale.config import RunConfig
 from podscale.engine.evaluation import EvaluationResult
 from podscale.engine.notes import ProgressTracker
@@ -20,7 +19,8 @@ from podscale.engine.seat import launch_age
 from podscale.engine.word import StepStatus
 from podscale.engine.world import World
 from podscale.errors import Preempted
-from podscale.rundir import RunDirectory
+from podscale.runs import RunDirectory
+from podscale.runs.checkpoint import CheckpointReport, Failed, Restored, Saved
 from podscale.telemetry.events import EventLog, newest_step
 from podscale.telemetry.exposition import SnapshotWriter, snapshot_path
 from podscale.telemetry.goodput import GoodputTracker, after_join

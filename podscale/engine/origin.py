@@ -7,12 +7,12 @@ from typing import Any
 import numpy.typing as npt
 
 from podscale import models
-from podscale.checkpoint.layout import CheckpointEntry, Snapshot, complete_entries, read_snapshot
 from podscale.config import RunConfig
 from podscale.config.identity import differences, result_values
 from podscale.data.shard_set import ShardSet
-from podscale.ensemble import resolve_run_directory
 from podscale.errors import InputError
+from podscale.runs.checkpoint.format import CheckpointEntry, Snapshot, complete_entries, read_snapshot
+from podscale.runs.ensemble_members import resolve_run_directory
 
 EPOCH_KEY = "epoch"
 """In the meta of a checkpoint: the passes over the training split that it is after."""

@@ -8,8 +8,8 @@ from typing import NoReturn
 
 from podscale.config import RunConfig
 from podscale.errors import PodscaleError
-from podscale.rundir import RunDirectory
-from podscale.rundir.lease import lease_fence
+from podscale.runs import RunDirectory
+from podscale.runs.lease import lease_fence
 from podscale.util import env
 from podscale.worker_exit import WorkerReport, report_and_exit
 

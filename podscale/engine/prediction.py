@@ -8,9 +8,8 @@ from prometheus_client import CollectorRegistry
 from podscale.data.loaders.base import Loader
 from podscale.engine.place import WorkerEnv
 from podscale.engine.world import World
-from podscale.evaluate import predictions
-from podscale.evaluate.predictions import Predictions
-from podscale.rundir import RunDirectory
+from podscale.runs import RunDirectory, predictions
+from podscale.runs.predictions import Predictions
 from podscale.telemetry.evaluating import EvaluationMetrics
 from podscale.telemetry.events import EventLog
 from podscale.telemetry.exposition import SnapshotWriter, snapshot_path

@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from podscale import models, schedules
-from podscale.checkpoint import CheckpointStore, Snapshot
 from podscale.config import RunConfig
 from podscale.data.loaders.base import Loader
 from podscale.engine.evaluation import EvaluationResult
@@ -24,6 +23,7 @@ from podscale.engine.stop import StopRequest
 from podscale.engine.word import StepStatus, StepSync
 from podscale.engine.world import World
 from podscale.errors import PodscaleError, Preempted
+from podscale.runs.checkpoint import CheckpointStore, Snapshot
 
 NONFINITE_MESSAGE = "had a loss or gradient that is not finite"
 """What the error of a training says whose weights or loss left the numbers."""

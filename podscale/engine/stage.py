@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-from podscale.checkpoint import CheckpointStore
 from podscale.data.shard_set import ShardSet
 from podscale.engine.checkpoints import open_checkpoint_store
 from podscale.engine.monitor import TrainingLogger, open_training_logger
@@ -12,7 +11,8 @@ from podscale.engine.session import Trainer
 from podscale.engine.trainer import TrainResult, train
 from podscale.engine.world import World
 from podscale.errors import InputError, Preempted
-from podscale.rundir import RunDirectory
+from podscale.runs import RunDirectory
+from podscale.runs.checkpoint import CheckpointStore
 from podscale.util import env
 
 TrainerBuilder = Callable[[CheckpointStore, TrainingLogger], Trainer]

@@ -9,11 +9,18 @@ import numpy as np
 from pydantic import Field
 
 from podscale.config import RunConfig
-from podscale.evaluate.models import EvaluatedModel, EvaluatedModels
 from podscale.evaluate.part import SchemaBase
-from podscale.evaluate.passes import COMBINE_METHODS, CombineMethod, EvaluationPass, pass_predictions_path, read_passes
-from podscale.evaluate.predictions import Predictions, read_predictions
 from podscale.evaluate.scores import wilson_interval
+from podscale.runs.model_files import EvaluatedModel, EvaluatedModels
+from podscale.runs.predictions import (
+    COMBINE_METHODS,
+    CombineMethod,
+    EvaluationPass,
+    Predictions,
+    pass_predictions_path,
+    read_passes,
+    read_predictions,
+)
 from podscale.util.formatting import printable
 
 

@@ -14,15 +14,14 @@ from pydantic import Field
 from podscale.config import RunConfig, fingerprint, result_values
 from podscale.data.manifest import ShardSetManifest
 from podscale.data.shard_set import ShardSet
-from podscale.ensemble import combined_model_directories
 from podscale.errors import InputError
-from podscale.evaluate import predictions
 from podscale.evaluate.ensemble import EnsembleScores, build_ensemble_scores
 from podscale.evaluate.history import RunHistory, finite_number, read_history
-from podscale.evaluate.models import read_evaluated_models
 from podscale.evaluate.part import SchemaBase
 from podscale.evaluate.scores import CALIBRATION_SOURCE, Scores, compute_scores
-from podscale.rundir import RunDirectory
+from podscale.runs import RunDirectory, predictions
+from podscale.runs.ensemble_members import combined_model_directories
+from podscale.runs.model_files import read_evaluated_models
 from podscale.util.files import write_atomically
 from podscale.util.formatting import printable
 

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from podscale.errors import InputError
-from podscale.evaluate.predictions import Predictions
+from podscale.runs.predictions import Predictions
 
 CALIBRATION_BINS = 15
 CALIBRATION_SOURCE = "Guo et al. 2017, On Calibration of Modern Neural Networks, equations 3 and 5"

@@ -8,7 +8,6 @@ from pathlib import Path
 from jax.sharding import Mesh
 
 from podscale import models, schedules
-from podscale.checkpoint import CheckpointStore
 from podscale.config import RunConfig
 from podscale.data.loaders.base import Loader
 from podscale.data.loaders.build_loader import build_evaluation_loader, build_loader
@@ -29,6 +28,7 @@ from podscale.jax.placing import put_replicated
 from podscale.jax.session import JaxTrainer
 from podscale.jax.step import build_train_step
 from podscale.jax.world import World
+from podscale.runs.checkpoint import CheckpointStore
 
 HOST = "cpu"
 """Where loaders decode: batches reach the devices as pixels."""

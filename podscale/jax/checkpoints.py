@@ -13,7 +13,6 @@ from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding
 
 from podscale import models
-from podscale.checkpoint import CheckpointStore, Snapshot
 from podscale.config import RunConfig
 from podscale.engine.origin import InitialWeights
 from podscale.engine.progress import RunProgress
@@ -25,6 +24,7 @@ from podscale.jax.models import initialise
 from podscale.jax.step import DeviceState as OnDevices
 from podscale.jax.step import TrainStep
 from podscale.jax.world import World
+from podscale.runs.checkpoint import CheckpointStore, Snapshot
 
 Values = npt.NDArray[Any]
 

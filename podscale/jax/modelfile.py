@@ -6,7 +6,7 @@ from typing import Any
 import numpy.typing as npt
 
 from podscale import models
-from podscale.checkpoint.modelfile import read_weights
+from podscale.runs.model_files import read_weights
 
 Values = npt.NDArray[Any]
 

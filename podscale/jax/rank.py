@@ -18,7 +18,7 @@ from podscale.engine.stop import StopRequest
 from podscale.errors import Preempted
 from podscale.jax.failure import watch_jax_peers
 from podscale.jax.libraries import library_versions
-from podscale.rundir import RunDirectory
+from podscale.runs import RunDirectory
 from podscale.util import host_info
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import numpy.typing as npt
 from jax import Array
 
-from podscale.checkpoint import Snapshot
 from podscale.engine.evaluation import EvaluationResult
 from podscale.engine.session import Trainer as SharedSession
 from podscale.engine.word import StepStatus
@@ -20,6 +19,7 @@ from podscale.jax.feed import DevicePrefetcher
 from podscale.jax.memory import explain_training_memory
 from podscale.jax.step import TrainStep
 from podscale.jax.world import World
+from podscale.runs.checkpoint import Snapshot
 
 MEMORY_STATS = {
     "device_allocated": "bytes_in_use",

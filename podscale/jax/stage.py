@@ -3,8 +3,6 @@
 from collections.abc import Callable
 
 from podscale import models
-from podscale.checkpoint import CheckpointStore
-from podscale.checkpoint.modelfile import WEIGHTS_FILE
 from podscale.data.loaders.base import Loader
 from podscale.data.shard_set import ShardSet
 from podscale.engine.monitor import TrainingLogger
@@ -15,7 +13,6 @@ from podscale.engine.prediction import PredictFunction, run_evaluation_stage
 from podscale.engine.stage import run_training_stage
 from podscale.engine.stop import StopRequest
 from podscale.engine.trainer import TrainResult
-from podscale.ensemble import combined_model_directories
 from podscale.errors import InputError
 from podscale.jax.build import build_evaluator, build_trainer
 from podscale.jax.compilation import enable_program_cache
@@ -25,7 +22,10 @@ from podscale.jax.placing import put_replicated
 from podscale.jax.session import JaxTrainer
 from podscale.jax.step import build_layout
 from podscale.jax.world import World
-from podscale.rundir import RunDirectory, programs_directory
+from podscale.runs import RunDirectory, programs_directory
+from podscale.runs.checkpoint import CheckpointStore
+from podscale.runs.ensemble_members import combined_model_directories
+from podscale.runs.model_files import WEIGHTS_FILE
 
 
 def run_training(

@@ -15,7 +15,7 @@ from podscale.launch.follow import LogDisplay
 from podscale.launch.outcomes import GroupExit, LostWorker
 from podscale.launch.podtask import WorkerSpec
 from podscale.launch.tracking import TrackerProcesses
-from podscale.rundir import Lease, RunDirectory
+from podscale.runs import Lease, RunDirectory
 from podscale.util import env, host_info, processes
 from podscale.util.processes import DUPLICATE_SIGNAL_SECONDS
 from podscale.worker_exit import read_exit_status, read_worker_reports, registered_workers

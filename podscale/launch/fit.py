@@ -13,7 +13,7 @@ from podscale.data.sampler import check_shard_groups
 from podscale.errors import InputError, InputErrors
 from podscale.hardware import Hardware
 from podscale.launch.demand import GIB, PodResources
-from podscale.rundir import local_path
+from podscale.runs import local_path
 from podscale.util.formatting import format_count
 
 

@@ -12,7 +12,7 @@ from podscale.errors import InputError
 from podscale.hardware import CPU, Hardware, find_hardware
 from podscale.launch.demand import PodResources, pod_resources
 from podscale.launch.fit import validate_job
-from podscale.rundir import dataset_directory, local_path
+from podscale.runs import dataset_directory, local_path
 from podscale.version import VERSION
 
 StageName = Literal["shard", "train", "evaluate", "report"]

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from podscale.launch.podtask import WorkerSpec
-from podscale.rundir.lease import lease_wait_seconds
+from podscale.runs.lease import lease_wait_seconds
 from podscale.util import env
 
 

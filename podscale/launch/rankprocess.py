@@ -12,7 +12,7 @@ from pathlib import Path
 
 from podscale.errors import ExitCode, PodscaleError
 from podscale.launch.orphans import exit_with_supervisor
-from podscale.rundir.lease import Lease
+from podscale.runs.lease import Lease
 from podscale.util import env
 from podscale.util.processes import SigtermReceived, raise_on_sigterm
 from podscale.worker_exit import WorkerReport, register_worker, report_and_exit, report_path

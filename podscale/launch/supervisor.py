@@ -24,7 +24,7 @@ from podscale.launch.lives import LaunchHistory
 from podscale.launch.outcomes import StageResult, stage_result
 from podscale.launch.podtask import WorkerSpec, WorkerStage, build_worker_spec
 from podscale.launch.tracking import TrackerProcesses
-from podscale.rundir import Lease, LeaseLost, RunDirectory, local_path
+from podscale.runs import Lease, LeaseLost, RunDirectory, local_path
 from podscale.telemetry.events import EventLog
 from podscale.telemetry.stage import StageTelemetry
 from podscale.telemetry.steplog import StepLog

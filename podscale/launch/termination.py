@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from podscale.errors import ExitCode
-from podscale.rundir.outcome import exit_code_and_message
+from podscale.runs.stage_outcomes import exit_code_and_message
 from podscale.util import env
 
 TERMINATION_PATH = "/dev/termination-log"

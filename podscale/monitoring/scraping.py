@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from podscale.rundir import RunDirectory
+from podscale.runs import RunDirectory
 from podscale.telemetry.endpoint import ClientCertFiles, Endpoint, EndpointError
 
 JOB_NAME = "podscale"

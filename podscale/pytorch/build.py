@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from podscale import models, schedules
-from podscale.checkpoint import CheckpointStore
 from podscale.config import RunConfig, TrainSection
 from podscale.config.batch_norm_groups import batch_norm_group
 from podscale.config.train import AllReduceSection
@@ -46,6 +45,7 @@ from podscale.pytorch.statistics import RunningStatistics, running_statistics_we
 from podscale.pytorch.step import TrainStep
 from podscale.pytorch.weights import GATHER_DTYPES, FlatWeights
 from podscale.pytorch.world import World
+from podscale.runs.checkpoint import CheckpointStore
 
 
 def build_trainer(

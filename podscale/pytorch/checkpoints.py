@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from podscale.checkpoint import CheckpointStore, Snapshot
 from podscale.engine.origin import InitialWeights
 from podscale.engine.progress import RunProgress
 from podscale.engine.waits import CHECKPOINT, waiting_for
@@ -21,6 +20,7 @@ from podscale.pytorch.optim import ExtraStateOptimizer, LookaheadOptimizer, Opti
 from podscale.pytorch.precision import Precision
 from podscale.pytorch.weights import FlatWeights
 from podscale.pytorch.world import World
+from podscale.runs.checkpoint import CheckpointStore, Snapshot
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,11 @@ from podscale.data.sampler import evaluation_steps
 from podscale.engine.evaluation import BATCHES_PER_STOP_CHECK, TOP_K, EvaluationResult, evaluation_result
 from podscale.engine.phase import PhaseTimer
 from podscale.engine.waits import EVALUATION, waiting_for
-from podscale.evaluate.predictions import Predictions
 from podscale.pytorch.feed import DeviceBatch, DevicePrefetcher
 from podscale.pytorch.normalise import Normalise
 from podscale.pytorch.precision import Precision
 from podscale.pytorch.world import World
+from podscale.runs.predictions import Predictions
 from podscale.util import progress_reports
 
 PredictionColumns = dict[str, np.ndarray]

@@ -14,7 +14,6 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
-from podscale.checkpoint.modelfile import read_weights
 from podscale.config import RunConfig
 from podscale.data.loaders.build_loader import build_loader
 from podscale.data.sampler import build_sampler
@@ -26,6 +25,7 @@ from podscale.pytorch.feed import DevicePrefetcher
 from podscale.pytorch.normalise import Normalise
 from podscale.pytorch.precision import Precision
 from podscale.pytorch.world import World
+from podscale.runs.model_files import read_weights
 from podscale.schedules import image_phases
 
 

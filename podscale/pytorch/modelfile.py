@@ -8,7 +8,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from podscale.checkpoint.modelfile import read_weights
+from podscale.runs.model_files import read_weights
 
 
 def load_weights_file(model: nn.Module, path: Path) -> None:

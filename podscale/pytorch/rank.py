@@ -10,8 +10,6 @@ from collections.abc import Callable
 
 import torch
 
-from podscale.checkpoint import CheckpointStore
-from podscale.checkpoint.modelfile import WEIGHTS_FILE
 from podscale.data.loaders.base import Loader
 from podscale.data.shard_set import ShardSet
 from podscale.engine.meeting import RankGroup
@@ -23,7 +21,6 @@ from podscale.engine.prediction import PredictFunction, run_evaluation_stage
 from podscale.engine.stage import run_training_stage, run_worker_stage
 from podscale.engine.start import open_agreed_shard_set
 from podscale.engine.stop import StopRequest
-from podscale.ensemble import combined_model_directories
 from podscale.errors import Preempted
 from podscale.pytorch.allreduce.auto import resolve_all_reduce
 from podscale.pytorch.build import build_evaluator, build_model_on_device, build_trainer
@@ -36,7 +33,10 @@ from podscale.pytorch.precision import build_precision, set_numerics
 from podscale.pytorch.session import PyTorchTrainer
 from podscale.pytorch.together import evaluate_ensemble
 from podscale.pytorch.world import World, join_world, leave_world
-from podscale.rundir import RunDirectory
+from podscale.runs import RunDirectory
+from podscale.runs.checkpoint import CheckpointStore
+from podscale.runs.ensemble_members import combined_model_directories
+from podscale.runs.model_files import WEIGHTS_FILE
 
 
 def main() -> None:

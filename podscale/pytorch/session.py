@@ -8,7 +8,6 @@ from typing import Any
 import numpy.typing as npt
 import torch
 
-from podscale.checkpoint import Snapshot
 from podscale.engine.evaluation import EvaluationResult
 from podscale.engine.session import Trainer as SharedSession
 from podscale.engine.word import StepStatus
@@ -21,6 +20,7 @@ from podscale.pytorch.graph import CudaGraphStep
 from podscale.pytorch.reducer import GradientReducer
 from podscale.pytorch.step import TrainStep
 from podscale.pytorch.world import World
+from podscale.runs.checkpoint import Snapshot
 
 MEMORY_STATS = {
     "device_allocated": "allocated_bytes.all.current",

@@ -32,7 +32,7 @@ from podscale.pytorch.graph import CudaGraphStep
 from podscale.pytorch.session import PyTorchTrainer
 from podscale.pytorch.timing import DeviceTimer, record_mark, seconds_between
 from podscale.pytorch.world import World, join_world, leave_world
-from podscale.rundir import RunDirectory
+from podscale.runs import RunDirectory
 from podscale.util.files import write_json
 from podscale.util.processes import exit_with_parent
 

@@ -17,7 +17,6 @@ import torch
 from safetensors.numpy import save
 from torch import nn
 
-from podscale.checkpoint.modelfile import WEIGHTS_FILE
 from podscale.config import RunConfig
 from podscale.data.loaders.base import Loader
 from podscale.data.shard_set import ShardSet
@@ -26,10 +25,6 @@ from podscale.engine.phase import untimed
 from podscale.engine.place import WorkerEnv
 from podscale.engine.prediction import PredictFunction, run_evaluation_stage
 from podscale.engine.waits import EVALUATION, waiting_for
-from podscale.ensemble import MODEL_JSON
-from podscale.evaluate.models import EvaluatedModel, EvaluatedModels, read_evaluated_models
-from podscale.evaluate.passes import EvaluationPass, write_passes
-from podscale.evaluate.predictions import Predictions
 from podscale.pytorch.build import build_evaluator, build_model_on_device
 from podscale.pytorch.checkpoints import as_array
 from podscale.pytorch.evaluate import Evaluator, PredictionColumns, batch_predictions, prediction_columns
@@ -39,7 +34,10 @@ from podscale.pytorch.modelfile import load_arrays, load_weights_file
 from podscale.pytorch.precision import Precision, build_precision, set_numerics
 from podscale.pytorch.votes import LogitAverage
 from podscale.pytorch.world import World
-from podscale.rundir import RunDirectory
+from podscale.runs import RunDirectory
+from podscale.runs.ensemble_members import MODEL_JSON
+from podscale.runs.model_files import WEIGHTS_FILE, EvaluatedModel, EvaluatedModels, read_evaluated_models
+from podscale.runs.predictions import EvaluationPass, Predictions, write_passes
 from podscale.util.files import write_atomically, write_json
 
 

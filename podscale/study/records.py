@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from podscale.config import RunConfig, result_values
 from podscale.config.identity import fingerprint
-from podscale.rundir import local_path
+from podscale.runs import local_path
 from podscale.util.files import write_json
 
 TrialOutcome = Literal["done", "diverged"]

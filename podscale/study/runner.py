@@ -19,7 +19,7 @@ from podscale import stages
 from podscale.config import RunConfig, data_fingerprint
 from podscale.config.preflight import preflight
 from podscale.errors import ExitCode, InputError, PodscaleError
-from podscale.rundir import RunDirectory, read_outcomes
+from podscale.runs import RunDirectory, read_outcomes
 from podscale.study.budget import TrialCosts
 from podscale.study.cells import SweepSeries, Trial, TrialGrid
 from podscale.study.measure import build_record, read_trial_history, trial_outcome

@@ -20,7 +20,7 @@ from podscale.launch.cluster.pods import is_running, name_of
 from podscale.launch.cluster.resources import PODS, KubernetesObject
 from podscale.launch.cluster.transport import StreamInterrupted
 from podscale.launch.jobspec import METRICS_PORT
-from podscale.rundir import RunDirectory, is_held, read_outcomes
+from podscale.runs import RunDirectory, is_held, read_outcomes
 from podscale.telemetry.endpoint import ClientCertFiles, Endpoint, EndpointError
 from podscale.telemetry.events import EventRecord, parse_record
 from podscale.telemetry.follower import FileTail

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from podscale.config import loads
-from podscale.rundir.layout import RunDirectory, dataset_directory
+from podscale.runs.directory import RunDirectory, dataset_directory
 from tests.support import helm
 
 USER = 65532

@@ -16,7 +16,7 @@ from podscale.engine.stop import StopRequest
 from podscale.errors import Preempted
 from podscale.pytorch.rank import run_training
 from podscale.pytorch.world import World
-from podscale.rundir import RunDirectory
+from podscale.runs import RunDirectory
 from podscale.telemetry.events import read_records
 from tests.conftest import MakeShardSet
 from tests.distributed.conftest import RunWorld

@@ -9,8 +9,6 @@ import torch
 from safetensors.numpy import load_file
 
 from podscale import models
-from podscale.checkpoint.layout import complete_entries, read_snapshot
-from podscale.checkpoint.modelfile import WEIGHTS_FILE
 from podscale.config import RunConfig
 from podscale.errors import Preempted
 from podscale.pytorch.build import build_trainer
@@ -18,7 +16,9 @@ from podscale.pytorch.models import build_model
 from podscale.pytorch.randomness import DropoutRng
 from podscale.pytorch.session import PyTorchTrainer
 from podscale.pytorch.world import World
-from podscale.rundir import RunDirectory
+from podscale.runs import RunDirectory
+from podscale.runs.checkpoint.format import complete_entries, read_snapshot
+from podscale.runs.model_files import WEIGHTS_FILE
 from tests.support.engines import train_session
 
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from podscale.checkpoint.modelfile import OTHER_WEIGHTS_FILES, WEIGHTS_FILE
 from podscale.config import RunConfig
 from podscale.errors import Preempted
 from podscale.pytorch.session import PyTorchTrainer
 from podscale.pytorch.world import World
-from podscale.rundir import RunDirectory
+from podscale.runs import RunDirectory
+from podscale.runs.model_files import OTHER_WEIGHTS_FILES, WEIGHTS_FILE
 from tests.distributed.test_training_worlds import (
     assert_same_bits,
     document,

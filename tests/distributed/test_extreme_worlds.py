@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 
-from podscale.checkpoint.modelfile import WEIGHTS_FILE
 from podscale.config import RunConfig
 from podscale.pytorch.session import PyTorchTrainer
 from podscale.pytorch.world import World
-from podscale.rundir import RunDirectory
+from podscale.runs import RunDirectory
+from podscale.runs.model_files import WEIGHTS_FILE
 from tests.distributed.test_sharded_training_worlds import SHARDED, copied, outcome, restored
 from tests.distributed.test_training_worlds import assert_same_bits, document, final_state, losses_of, stop_after
 

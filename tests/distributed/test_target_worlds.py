@@ -11,7 +11,7 @@ from podscale.config import RunConfig
 from podscale.config.data import DataSection
 from podscale.data.sharding.build_shard_set import build_shard_set
 from podscale.pytorch.world import World
-from podscale.rundir import RunDirectory
+from podscale.runs import RunDirectory
 from tests.distributed.test_training_worlds import records_of, run_training
 
 TARGET = 0.8

@@ -10,17 +10,13 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from podscale import ensemble
-from podscale.checkpoint.modelfile import WEIGHTS_FILE
 from podscale.config import RunConfig
 from podscale.data.loaders.base import Batch
 from podscale.data.shard_set import ShardSet
 from podscale.engine.phase import untimed
 from podscale.engine.place import WorkerEnv
 from podscale.errors import InputError
-from podscale.evaluate import evaluation, predictions
-from podscale.evaluate.models import read_evaluated_models
-from podscale.evaluate.passes import COMBINE_METHODS, pass_predictions_path, read_passes
+from podscale.evaluate import evaluation
 from podscale.evaluate.report import build_report
 from podscale.pytorch.build import build_evaluator, build_model_on_device
 from podscale.pytorch.feed import DevicePrefetcher
@@ -29,7 +25,9 @@ from podscale.pytorch.precision import Precision
 from podscale.pytorch.together import evaluate_ensemble
 from podscale.pytorch.votes import LogitAverage
 from podscale.pytorch.world import join_world, leave_world
-from podscale.rundir import RunDirectory
+from podscale.runs import RunDirectory, ensemble_members, predictions
+from podscale.runs.model_files import WEIGHTS_FILE, read_evaluated_models
+from podscale.runs.predictions import COMBINE_METHODS, pass_predictions_path, read_passes
 from tests.support.engines import small, train_in_torch
 
 CYCLES = {"cycles": [1, 1, 1], "collapse": {"epochs": 1, "weight_decay_factor": 3}}
@@ -51,7 +49,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunConfig, Path]:
     workspace = tmp_path_factory.mktemp("together")
     config, shards = document(workspace), make_shard_set(workspace / "shards")
     train_in_torch(config, shards)
-    for member in ensemble.ensemble_members(config):
+    for member in ensemble_members.ensemble_members(config):
         averaged = {"ema": {"decay": 0.5}} if member.cycle == 0 else {}
         values = member.config.model_dump()
         values["train"] |= averaged
@@ -101,7 +99,7 @@ def test_what_together_they_answer(trained: tuple[RunConfig, Path]) -> None:
     config, shards = trained
     found = evaluated(config, shards).ensemble
     assert found is not None
-    run, models = RunDirectory.for_config(config), [m.model for m in ensemble.ensemble_members(config)]
+    run, models = RunDirectory.for_config(config), [m.model for m in ensemble_members.ensemble_members(config)]
     each = [logits_of(config, shards, model / WEIGHTS_FILE) for model in models]
     answers = {
         name: predictions.read_predictions(pass_predictions_path(run.ensemble, name)) for name in COMBINE_METHODS
@@ -158,7 +156,7 @@ def test_the_mean_of_the_weights_has_statistics_of_its_own(trained: tuple[RunCon
     config, shards = trained
     evaluated(config, shards)
     mean = load_file(RunDirectory.for_config(config).ensemble / "mean" / WEIGHTS_FILE)
-    members = [load_file(one.model / WEIGHTS_FILE) for one in ensemble.ensemble_members(config)]
+    members = [load_file(one.model / WEIGHTS_FILE) for one in ensemble_members.ensemble_members(config)]
     assert mean.keys() == members[0].keys()
     for name, values in mean.items():
         by_hand = np.mean([one[name].astype(np.float64) for one in members], axis=0)
@@ -172,7 +170,7 @@ def test_the_mean_of_the_weights_has_statistics_of_its_own(trained: tuple[RunCon
 def test_any_models_can_be_set_beside_each_other(trained: tuple[RunConfig, Path], tmp_path: Path) -> None:
     """Named by directory, against a single model; a copy that lies alone is a model like any other."""
     config, shards = trained
-    first, second, _ = (member.model for member in ensemble.ensemble_members(config))
+    first, second, _ = (member.model for member in ensemble_members.ensemble_members(config))
     shutil.copytree(second, tmp_path / "alone")
     named = {"models": (str(first), str(tmp_path / "alone")), "baseline": "tiny"}
     values = config.model_dump() | {"ensemble": {}, "run": {**config.run.model_dump(), "id": "two"}}
@@ -201,7 +199,7 @@ def test_a_model_that_does_not_fit_is_refused(
     change: dict[str, Any] | None, words: str, trained: tuple[RunConfig, Path], tmp_path: Path
 ) -> None:
     config, shards = trained
-    first, second, _ = (member.model for member in ensemble.ensemble_members(config))
+    first, second, _ = (member.model for member in ensemble_members.ensemble_members(config))
     odd = tmp_path / "odd"
     shutil.copytree(second, odd)
     if change is None:

@@ -22,7 +22,7 @@ from podscale.pytorch.normalise import Normalise
 from podscale.pytorch.precision import Precision
 from podscale.pytorch.session import PyTorchTrainer
 from podscale.pytorch.world import World
-from podscale.rundir import RunDirectory
+from podscale.runs import RunDirectory
 from podscale.telemetry.events import filter_replays, read_records
 from tests.support.engines import small as document
 from tests.support.engines import train_session
@@ -70,7 +70,7 @@ def keys_of(session: PyTorchTrainer, found: dict[int, list[int]]) -> None:
 
 def final_state(config: RunConfig) -> dict[str, np.ndarray[Any, Any]]:
     """The arrays of the newest checkpoint."""
-    from podscale.checkpoint.layout import complete_entries, read_snapshot
+    from podscale.runs.checkpoint.format import complete_entries, read_snapshot
 
     return read_snapshot(complete_entries(RunDirectory.for_config(config).checkpoints)[0]).arrays
 
@@ -251,7 +251,7 @@ def test_a_nan_on_one_rank_masks_the_update_on_all(run_world: Any, make_shard_se
     assert first.skipped == second.skipped == 2
     assert all(torch.equal(state[name], other[name]) for name in state)
     assert all(bool(torch.isfinite(tensor).all()) for tensor in state.values())
-    from podscale.checkpoint.layout import complete_entries, read_snapshot
+    from podscale.runs.checkpoint.format import complete_entries, read_snapshot
 
     by_step = {e.step: read_snapshot(e).arrays for e in complete_entries(RunDirectory.for_config(config).checkpoints)}
     assert_same_bits(by_step[5], by_step[4])
@@ -376,7 +376,7 @@ def test_fp16_scales_its_loss(run_world: Any, make_shard_set: Any, tmp_path: Pat
     results = run_world(2, lambda world: run_training(config, shards, world))
     assert results[0] == results[1]
     assert 0 < results[0].skipped < 10
-    from podscale.checkpoint.layout import complete_entries, read_snapshot
+    from podscale.runs.checkpoint.format import complete_entries, read_snapshot
 
     meta = read_snapshot(complete_entries(RunDirectory.for_config(config).checkpoints)[0]).meta
     assert meta["precision"]["loss_scale"] == 2.0 ** (24 - results[0].skipped)

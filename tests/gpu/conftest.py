@@ -68,7 +68,7 @@ def _train_here(
     from podscale.engine.stop import StopRequest
     from podscale.engine.trainer import train
     from podscale.pytorch.build import build_trainer
-    from podscale.rundir import RunDirectory
+    from podscale.runs import RunDirectory
 
     run, shard_set = RunDirectory.for_config(config).create(), ShardSet.open(shards)
     with open_training_logger(config, world, run, run.path, None) as monitor:

@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from podscale import ensemble
-from podscale.checkpoint.layout import complete_entries
 from podscale.config import RunConfig
 from podscale.config.optimizer import EmaSection
-from podscale.rundir import RunDirectory
+from podscale.runs import RunDirectory, ensemble_members
+from podscale.runs.checkpoint.format import complete_entries
 from tests.support.engines import small, state_after, train_in_jax, train_in_torch
 from tests.support.refusals import refused
 from tests.support.shard_set import make_shard_set
@@ -59,7 +58,7 @@ def test_a_member_begins_with_its_snapshot(trained: tuple[RunConfig, Path]) -> N
     config, shards = trained
     kept = [entry.step for entry in complete_entries(RunDirectory.for_config(config).checkpoints)]
     assert kept == [LAST, FIRST], "the first is no longer among the newest, and stays"
-    first, _last = (member.config for member in ensemble.ensemble_members(config))
+    first, _last = (member.config for member in ensemble_members.ensemble_members(config))
     ema = first.train.model_copy(update={"ema": EmaSection(decay=0.9)})
     found: dict[str, np.ndarray[Any, Any]] = {}
     train_in_torch(first.model_copy(update={"train": ema}), shards, beginning(found))
@@ -75,7 +74,7 @@ def test_a_member_begins_with_its_snapshot(trained: tuple[RunConfig, Path]) -> N
 
 def test_the_other_engine_begins_with_it_too(trained: tuple[RunConfig, Path]) -> None:
     config, shards = trained
-    last = ensemble.ensemble_members(config)[-1].config
+    last = ensemble_members.ensemble_members(config)[-1].config
     found: dict[str, Any] = {}
 
     def prepare(session: Any) -> None:  # no update: compiling one costs more than all else here
@@ -93,7 +92,7 @@ def test_the_other_engine_begins_with_it_too(trained: tuple[RunConfig, Path]) ->
 
 def test_a_member_of_a_member_counts_all_epochs(trained: tuple[RunConfig, Path]) -> None:
     config, shards = trained
-    first = ensemble.ensemble_members(config)[0].config
+    first = ensemble_members.ensemble_members(config)[0].config
     train_in_torch(first, shards)
     start = first.train.start_from.model_copy(update={"run": first.run.id, "epoch": None})
     again = first.model_copy(
@@ -109,7 +108,7 @@ def test_a_member_of_a_member_counts_all_epochs(trained: tuple[RunConfig, Path])
 
 def test_what_it_cannot_begin_with_is_refused(trained: tuple[RunConfig, Path], tmp_path: Path) -> None:
     config, shards = trained
-    first = ensemble.ensemble_members(config)[0].config
+    first = ensemble_members.ensemble_members(config)[0].config
 
     def start(**changes: Any) -> RunConfig:
         values = first.model_dump()

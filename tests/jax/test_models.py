@@ -12,7 +12,6 @@ import torch
 from safetensors.numpy import save_file
 
 from podscale import models
-from podscale.checkpoint.modelfile import WEIGHTS_FILE
 from podscale.config import ModelSection, RunConfig
 from podscale.engine.export import TrainedModel, export_model
 from podscale.engine.progress import RunProgress
@@ -21,6 +20,7 @@ from podscale.jax.models import build_model, initialise
 from podscale.pytorch.modelfile import load_weights_file as load_into_torch
 from podscale.pytorch.models import build_model as build_torch_model
 from podscale.pytorch.models import set_stem_compute
+from podscale.runs.model_files import WEIGHTS_FILE
 from tests.support.refusals import refused
 
 CLASSES = 7

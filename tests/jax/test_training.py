@@ -13,7 +13,7 @@ from podscale.config import RunConfig
 from podscale.engine.session import NONFINITE_MESSAGE
 from podscale.errors import PodscaleError, Preempted
 from podscale.jax.session import JaxTrainer
-from podscale.rundir import RunDirectory
+from podscale.runs import RunDirectory
 from tests.support.engines import (
     document,
     lines_of,

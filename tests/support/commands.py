@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 
-from podscale.rundir import programs_directory
+from podscale.runs import programs_directory
 from podscale.telemetry.events import filter_replays, read_records
 from podscale.worker_exit import registered_workers
 from tests.support.tiny import TINY

@@ -17,9 +17,8 @@ from safetensors.numpy import save_file
 from podscale.config import RunConfig, dumps, loads
 from podscale.data.shard_set import ShardSet
 from podscale.data.sources.digits import load as load_digits
-from podscale.evaluate import predictions
 from podscale.evaluate.evaluation import evaluate_run
-from podscale.rundir import StageOutcome, write_outcome
+from podscale.runs import StageOutcome, predictions, write_outcome
 from podscale.telemetry.events import EventLog
 from tests.support.shard_set import Sample, finish, write_split
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from podscale.checkpoint.layout import complete_entries, read_snapshot
 from podscale.config import RunConfig
 from podscale.data.shard_set import ShardSet
 from podscale.engine.checkpoints import open_checkpoint_store
@@ -14,7 +13,8 @@ from podscale.engine.monitor import open_training_logger
 from podscale.engine.session import Trainer
 from podscale.engine.stop import StopRequest
 from podscale.engine.trainer import TrainResult, train
-from podscale.rundir import RunDirectory
+from podscale.runs import RunDirectory
+from podscale.runs.checkpoint.format import complete_entries, read_snapshot
 from podscale.telemetry.events import filter_replays, read_records
 
 Prepare = Callable[[Any], None]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from podscale.checkpoint.layout import complete_entries, read_snapshot
 from podscale.errors import ExitCode
+from podscale.runs.checkpoint.format import complete_entries, read_snapshot
 from tests.support.commands import SMALL_DIGITS, Command, podscale
 from tests.support.disk import fill, make_read_only, may_not_mount, small_disk
 

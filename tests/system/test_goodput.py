@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from podscale.checkpoint.layout import steps_on_disk
 from podscale.errors import ExitCode
+from podscale.runs.checkpoint.format import steps_on_disk
 from podscale.telemetry.events import newest_step, read_records
 from podscale.telemetry.goodput import GoodputState
 from podscale.telemetry.heartbeat import read_goodput_state

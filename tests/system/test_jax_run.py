@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from podscale.errors import ExitCode
-from podscale.evaluate import predictions
+from podscale.runs import predictions
 from podscale.telemetry.events import read_records
 from tests.support.commands import SMALL_DIGITS, Command, different, podscale, programs, result
 

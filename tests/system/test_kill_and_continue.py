@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from podscale.checkpoint.layout import complete_entries, read_snapshot
 from podscale.errors import ExitCode
+from podscale.runs.checkpoint.format import complete_entries, read_snapshot
 from tests.support.commands import Command, Ended, different, podscale, result
 from tests.support.outcomes import reused_stages
 from tests.support.ports import free_port

@@ -25,7 +25,7 @@ from podscale.launch.jobspec import job_identity
 from podscale.pipelines import presets
 from podscale.pipelines.package import compile_to_yaml
 from podscale.pipelines.training import PipelineOptions, training_pipeline
-from podscale.rundir import Lease, StageOutcome, dataset_directory, read_outcomes, write_outcome
+from podscale.runs import Lease, StageOutcome, dataset_directory, read_outcomes, write_outcome
 from tests.support.cluster_objects import condition, job, stored
 from tests.support.commands import PATIENCE
 from tests.support.fake_cluster import FakeCluster

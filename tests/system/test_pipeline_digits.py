@@ -12,10 +12,9 @@ import jsonschema
 import numpy as np
 import pytest
 
-from podscale.checkpoint.layout import complete_entries, replace_manifest
 from podscale.config import load
-from podscale.evaluate import predictions
-from podscale.rundir import RunDirectory
+from podscale.runs import RunDirectory, predictions
+from podscale.runs.checkpoint.format import complete_entries, replace_manifest
 from podscale.telemetry.events import filter_replays, read_records
 from tests.support.commands import Command, different, podscale, result
 from tests.support.outcomes import assert_error, reused_stages

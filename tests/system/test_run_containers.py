@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from podscale.checkpoint.layout import complete_entries
 from podscale.config import load
 from podscale.errors import ExitCode
 from podscale.pipelines.containers import LEASE_LABEL, ContainerRunner
+from podscale.runs.checkpoint.format import complete_entries
 from podscale.telemetry.events import read_records
 from tests.support.commands import SMALL_DIGITS, Command, different, podscale, result
 from tests.support.containers import Engine, find_engine

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from podscale.config.data import DataSection
-from podscale.rundir import dataset_directory
+from podscale.runs import dataset_directory
 
 DATA = DataSection(source="images", shard_bytes=400_000, max_reject_rate=0.1)
 DOCUMENT = "data: {source: images, shard_bytes: 400_000, max_reject_rate: 0.1}\nlaunch: {processes: 1}\n"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from podscale.rundir import Lease
+from podscale.runs import Lease
 from podscale.telemetry.heartbeat import read_goodput_state
 from tests.support.ports import free_port
 from tests.support.supervised import Launch

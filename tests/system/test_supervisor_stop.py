@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from podscale.rundir import Lease
+from podscale.runs import Lease
 from tests.support.supervised import Launch
 
 

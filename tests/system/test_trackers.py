@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from podscale.checkpoint.layout import complete_entries
 from podscale.errors import ExitCode
+from podscale.runs.checkpoint.format import complete_entries
 from podscale.telemetry.events import filter_replays, newest_step, read_records
 from tests.support.commands import SMALL_DIGITS, Command, cmdline, podscale
 from tests.support.supervised import Launch, Run

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from podscale.config import RunConfig, loads
-from podscale.rundir import RunDirectory
+from podscale.runs import RunDirectory
 from podscale.telemetry.events import EventLog, EventRecord, read_records
 from podscale.telemetry.trackers.tracker import FAILURE_PREFIX, LaunchExit
 from tests.support import wandb_file

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from podscale.checkpoint import (
+from podscale.errors import PodscaleError
+from podscale.runs.checkpoint import (
     CheckpointReport,
     CheckpointStore,
     Failed,
@@ -24,8 +25,7 @@ from podscale.checkpoint import (
     Skipped,
     Snapshot,
 )
-from podscale.checkpoint.arrayfile import write_arrays
-from podscale.errors import PodscaleError
+from podscale.runs.checkpoint.array_file import write_arrays
 from tests.support.refusals import refused
 
 IDENTITY = RunIdentity({"train.global_batch": 256, "run.seed": 1}, "c" * 64, "f" * 16)
@@ -322,7 +322,7 @@ WRITER = """
 import sys
 from pathlib import Path
 import numpy as np
-from podscale.checkpoint import Checkpoints, Identity, Snapshot
+from podscale.runs.checkpoint import Checkpoints, Identity, Snapshot
 store = Checkpoints(Path(sys.argv[1]), Identity({}, "c", "f"), keep_last=2, keep_best=0, asynchronous=True, fence=None)
 store.restore("auto")
 step = 0

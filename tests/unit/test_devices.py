@@ -35,7 +35,7 @@ def test_cores_follow_the_affinity() -> None:
 
 
 def test_the_supervisor_imports_no_framework() -> None:
-    code = "import sys, podscale.launch.supervisor, podscale.checkpoint; "
+    code = "import sys, podscale.launch.supervisor, podscale.runs.checkpoint; "
     code += "print([m for m in ('torch', 'kfp', 'sklearn', 'rich') if m in sys.modules])"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == "[]"

@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from podscale import ensemble, schedules
+from podscale import schedules
 from podscale.config import RunConfig, load, loads
 from podscale.pipelines import presets
+from podscale.runs import ensemble_members
 from tests.support.refusals import refused
 
 ITERATIONS = 1_281_167 / 4096
@@ -51,7 +52,7 @@ def test_the_cycles_are_those_of_the_published_run() -> None:
 
 
 def test_the_collapse_is_that_of_the_published_run() -> None:
-    last = ensemble.ensemble_members(published())[-1].config
+    last = ensemble_members.ensemble_members(published())[-1].config
     assert last.train.schedule.learning_rate == pytest.approx(0.143, rel=5e-3)
     assert (last.train.schedule.power, last.train.schedule.warmup_epochs, last.train.epochs) == (2, 0, 5)
     assert last.train.optimizer.weight_decay == pytest.approx(2e-4)
@@ -72,17 +73,17 @@ def test_the_preset_of_the_64_nodes_says_the_same_in_phases() -> None:
 
 def test_members_are_runs_of_their_own() -> None:
     config = published()
-    members = ensemble.ensemble_members(config)
+    members = ensemble_members.ensemble_members(config)
     assert [(m.cycle, m.config.run.id) for m in members] == [(1, "cycles-c1"), (2, "cycles-c2"), (3, "cycles-c3")]
     assert [m.config.train.start_from.epoch for m in members] == [37, 52, 67]
     assert len({m.config.run.seed for m in members} | {config.run.seed}) == 4
     for member in members:
         assert not member.config.train.phases
         assert not member.config.checkpoint.snapshots
-        assert not ensemble.ensemble_members(member.config)
+        assert not ensemble_members.ensemble_members(member.config)
         assert member.model == Path(f"/workspace/runs/{member.config.run.id}/model")
-    assert ensemble.combined_model_directories(config) == [m.model for m in members]
-    assert ensemble.combined_model_directories(loads("{}")) == []
+    assert ensemble_members.combined_model_directories(config) == [m.model for m in members]
+    assert ensemble_members.combined_model_directories(loads("{}")) == []
 
 
 def test_a_resolved_document_says_the_same() -> None:
@@ -94,7 +95,7 @@ def test_what_the_document_writes_itself_stands() -> None:
     config = published("ensemble.collapse.learning_rate=0.3", "checkpoint.snapshots=[37,52,67,60]", "train.phases=[]")
     assert config.checkpoint.snapshots == (37, 52, 67, 60)
     assert config.train.phases == ()
-    assert {m.config.train.schedule.learning_rate for m in ensemble.ensemble_members(config)} == {0.3}
+    assert {m.config.train.schedule.learning_rate for m in ensemble_members.ensemble_members(config)} == {0.3}
 
 
 @pytest.mark.parametrize(
@@ -119,11 +120,11 @@ def test_a_document_is_refused(changes: list[str], field: str, said: str) -> Non
 def test_names_of_members_must_fit_and_exist() -> None:
     name = "r" * 39
     with refused(40, field="run.id", got=name):
-        ensemble.ensemble_members(published(f"run.id={name}"))
+        ensemble_members.ensemble_members(published(f"run.id={name}"))
     with refused("1, 2, 3", field="ensemble.cycles", got=0):
-        ensemble.ensemble_member(published(), 0)
+        ensemble_members.ensemble_member(published(), 0)
     with refused(field="ensemble", got=0):
-        ensemble.ensemble_member(loads("{}"), 0)
+        ensemble_members.ensemble_member(loads("{}"), 0)
 
 
 def test_models_are_named_by_run_or_directory(tmp_path: Path) -> None:
@@ -132,5 +133,5 @@ def test_models_are_named_by_run_or_directory(tmp_path: Path) -> None:
     bare.mkdir()
     (bare / "model.json").touch()
     values["evaluate"]["models"] = ["one", str(bare), str(tmp_path / "elsewhere/run")]
-    found = ensemble.combined_model_directories(RunConfig.model_validate(values))
+    found = ensemble_members.combined_model_directories(RunConfig.model_validate(values))
     assert found == [tmp_path / "runs/one/model", bare, tmp_path / "elsewhere/run/model"]

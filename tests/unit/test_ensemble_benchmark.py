@@ -9,7 +9,7 @@ from benchmarks.ensemble.picture import picture
 from benchmarks.ensemble.rows import BEST, LONG, MEAN, RESTARTS, TOGETHER, Row, Spread, differences, points, rows
 from benchmarks.ensemble.table import section
 from podscale.evaluate.ensemble import Combination, EnsembleScores, ScoreSummary, SingleModel
-from podscale.evaluate.passes import COMBINE_METHODS
+from podscale.runs.predictions import COMBINE_METHODS
 from podscale.schedules import step_table
 
 

@@ -11,9 +11,10 @@ import pytest
 from podscale.config import loads
 from podscale.data.manifest import SCHEMA_VERSION, ShardSetManifest
 from podscale.data.shard_set import ShardSet
-from podscale.evaluate import evaluation, predictions
-from podscale.evaluate.predictions import Predictions
+from podscale.evaluate import evaluation
 from podscale.evaluate.scores import compute_scores
+from podscale.runs import predictions
+from podscale.runs.predictions import Predictions
 from tests.support.digits_run import DigitsRun
 from tests.support.refusals import refused
 

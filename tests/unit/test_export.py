@@ -8,14 +8,14 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from podscale.checkpoint.modelfile import WEIGHTS_FILE
 from podscale.config import ModelSection, RunConfig
 from podscale.engine.export import TrainedModel, export_model
 from podscale.engine.progress import RunProgress
-from podscale.ensemble import MODEL_JSON
 from podscale.pytorch.checkpoints import as_array
 from podscale.pytorch.modelfile import load_weights_file
 from podscale.pytorch.models import build_model
+from podscale.runs.ensemble_members import MODEL_JSON
+from podscale.runs.model_files import WEIGHTS_FILE
 from tests.support.refusals import refused
 
 SECTION = ModelSection(name="resnet18")

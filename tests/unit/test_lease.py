@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from podscale.rundir import Lease, LeaseLost, LeaseTaken, check_not_taken, lease_fence
+from podscale.runs import Lease, LeaseLost, LeaseTaken, check_not_taken, lease_fence
 from tests.support.refusals import refused
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from podscale.rundir import Lease
+from podscale.runs import Lease
 lease = Lease.acquire(Path(sys.argv[1]))
 print(lease.number, flush=True)
 time.sleep(600)

@@ -3,8 +3,8 @@
 import pytest
 from prometheus_client import CollectorRegistry
 
-from podscale.checkpoint import CheckpointReport, Failed, Restored, Saved, Skipped
 from podscale.engine.monitor import TrainingLogger
+from podscale.runs.checkpoint import CheckpointReport, Failed, Restored, Saved, Skipped
 from podscale.telemetry.metrics import TrainMetrics
 
 DURATION = "train_checkpoint_duration_seconds"

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from podscale.evaluate.predictions import Predictions, read_predictions, write_predictions
+from podscale.runs.predictions import Predictions, read_predictions, write_predictions
 from tests.support.refusals import refused
 
 

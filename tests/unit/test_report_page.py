@@ -14,12 +14,12 @@ from PIL import Image
 
 from podscale.config import dumps, loads
 from podscale.evaluate.evaluation import evaluate_run
-from podscale.evaluate.predictions import Predictions, write_predictions
 from podscale.evaluate.report import build_report
 from podscale.evaluate.report.pictures import MAX_PICTURE_BYTES, thumbnail
 from podscale.evaluate.report.svg import tag
 from podscale.evaluate.scores import most_confident_mistakes
-from podscale.rundir import StageOutcome, write_outcome
+from podscale.runs import StageOutcome, write_outcome
+from podscale.runs.predictions import Predictions, write_predictions
 from podscale.telemetry.events import EventLog
 from podscale.util.formatting import printable
 from tests.support.digits_run import DIGITS, DigitsRun, make_digits_run, png, write_digits
@@ -85,7 +85,7 @@ def test_nothing_is_remote_and_nothing_runs(digits_run: DigitsRun, tmp_path: Pat
 
 def test_mistakes_are_shown_with_their_own_picture(digits_run: DigitsRun, tmp_path: Path) -> None:
     from podscale.data.shard_set import ShardSet
-    from podscale.evaluate.predictions import read_predictions
+    from podscale.runs.predictions import read_predictions
 
     page = build_report(copy_of(digits_run, tmp_path), digits_run.shard_set).read_text()
     found, split = (

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from podscale import resume
 from podscale.config import RunConfig
 from podscale.errors import ExitCode, InputError
-from podscale.rundir import (
+from podscale.runs import (
     LeaseTaken,
     RunDirectory,
     StageOutcome,
     check_not_taken,
     is_held,
     read_outcomes,
+    stage_outcomes,
     write_outcome,
 )
 
@@ -41,11 +41,11 @@ def finish(config: RunConfig) -> None:
     run.evaluation.write_text("{}")
     run.predictions.write_bytes(b"")
     write_outcome(run.outcome, StageOutcome("evaluate", ExitCode.DONE))
-    resume.record_finished(config, "evaluate", str(config.run.workspace))
+    stage_outcomes.record_finished(config, "evaluate", str(config.run.workspace))
 
 
 def finished(config: RunConfig) -> bool:
-    return resume.finished_outcome(config, "evaluate", str(config.run.workspace)) is not None
+    return stage_outcomes.finished_outcome(config, "evaluate", str(config.run.workspace)) is not None
 
 
 @pytest.fixture(params=["a run of its own", "several models", "several and one beside"])
@@ -92,14 +92,14 @@ def test_what_belongs_to_no_answer_changes_nothing(case: tuple[RunConfig, Path])
 def test_a_stage_is_done_once(tmp_path: Path) -> None:
     config = document(tmp_path)
     run = RunDirectory.for_config(config)
-    with resume.stage_once(config, "evaluate", str(tmp_path)) as entered:
+    with stage_outcomes.stage_once(config, "evaluate", str(tmp_path)) as entered:
         assert entered.found is None
         assert is_held(run.lease)
         run.evaluation.write_text("{}")
         run.predictions.write_bytes(b"")
     assert not is_held(run.lease)
     assert (entered.outcome.is_done, entered.outcome.reused) == (True, False)
-    with resume.stage_once(config, "evaluate", str(tmp_path)) as entered:
+    with stage_outcomes.stage_once(config, "evaluate", str(tmp_path)) as entered:
         assert entered.found is not None
     assert entered.outcome.reused
     assert finished(config)
@@ -108,13 +108,13 @@ def test_a_stage_is_done_once(tmp_path: Path) -> None:
 def test_the_outcome_of_an_earlier_run_is_dropped_before_the_work(tmp_path: Path) -> None:
     config = document(tmp_path)
     write_outcome(RunDirectory.for_config(config).create().outcome, StageOutcome("report", ExitCode.DONE))
-    with resume.stage_once(config, "evaluate", str(tmp_path)):
+    with stage_outcomes.stage_once(config, "evaluate", str(tmp_path)):
         assert read_outcomes(RunDirectory.for_config(config).outcome) == {}
 
 
 def test_a_full_disk_is_recorded_as_bad_input(tmp_path: Path) -> None:
     config = document(tmp_path)
-    with pytest.raises(InputError), resume.stage_once(config, "evaluate", str(tmp_path)):
+    with pytest.raises(InputError), stage_outcomes.stage_once(config, "evaluate", str(tmp_path)):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     outcome = read_outcomes(RunDirectory.for_config(config).outcome)["evaluate"]
     assert outcome.exit_code == ExitCode.BAD_INPUT
@@ -123,7 +123,7 @@ def test_a_full_disk_is_recorded_as_bad_input(tmp_path: Path) -> None:
 
 def test_a_directory_in_use_is_not_entered(tmp_path: Path) -> None:
     config = document(tmp_path)
-    with resume.stage_once(config, "report", str(tmp_path)) as entered:
+    with stage_outcomes.stage_once(config, "report", str(tmp_path)) as entered:
         with pytest.raises(LeaseTaken):
             check_not_taken(entered.run.lease)
         entered.run.report.write_text("")

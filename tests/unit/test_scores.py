@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podscale.errors import InputError
-from podscale.evaluate.predictions import Predictions
 from podscale.evaluate.scores import compute_scores, most_confident_mistakes, wilson_interval
+from podscale.runs.predictions import Predictions
 from tests.support.refusals import refused
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from podscale.errors import Preempted
-from podscale.rundir import StageOutcome, read_outcomes, record_stage
-from podscale.rundir.lease import LeaseLost
+from podscale.runs import StageOutcome, read_outcomes, record_stage
+from podscale.runs.lease import LeaseLost
 from podscale.util.processes import SigtermReceived, preempt_on_sigterm
 
 

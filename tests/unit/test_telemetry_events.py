@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from podscale.errors import PodscaleError
-from podscale.rundir import Lease, LeaseLost
+from podscale.runs import Lease, LeaseLost
 from podscale.telemetry.events import EventLog, filter_replays, read_records
 from podscale.telemetry.steplog import EtaEstimator, StepLog, format_record
 from podscale.util.formatting import format_duration

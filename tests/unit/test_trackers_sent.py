@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from podscale.config import loads
-from podscale.rundir import RunDirectory
+from podscale.runs import RunDirectory
 from podscale.telemetry.trackers.figures import TrackerPoint
 from podscale.telemetry.trackers.sent import SentPoints, new_run_name
 

@@ -11,8 +11,8 @@ from podscale.data.shard_set import ShardSet
 from podscale.errors import ExitCode, InputError
 from podscale.evaluate.evaluation import Evaluation, read_evaluation
 from podscale.evaluate.history import RunHistory, read_history
-from podscale.evaluate.predictions import Predictions, read_predictions
-from podscale.rundir import RunDirectory, StageOutcome, read_outcomes
+from podscale.runs import RunDirectory, StageOutcome, read_outcomes
+from podscale.runs.predictions import Predictions, read_predictions
 
 STAGES = ("shard", "train", "evaluate")
 MAX_REJECTS = 12

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from podscale.config import RunConfig
-from podscale.rundir import RunDirectory
+from podscale.runs import RunDirectory
 from podscale.telemetry.events import parse_record
 from podscale.telemetry.follower import FileTail
 from podscale.telemetry.trackers.tracker import FAILURE_PREFIX, LaunchExit, Tracker

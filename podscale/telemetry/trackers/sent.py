@@ -5,7 +5,7 @@ import secrets
 from pathlib import Path
 
 from podscale.config import RunConfig
-from podscale.rundir import RunDirectory
+from podscale.runs import RunDirectory
 from podscale.telemetry.trackers.figures import TrackerPoint
 from podscale.util.files import write_json
 

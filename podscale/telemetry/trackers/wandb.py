@@ -9,7 +9,7 @@ from typing import Any
 
 from podscale.config import RunConfig, result_values
 from podscale.errors import ExitCode
-from podscale.rundir import RunDirectory
+from podscale.runs import RunDirectory
 from podscale.telemetry.events import EventRecord
 from podscale.telemetry.trackers.figures import PointBuilder
 from podscale.telemetry.trackers.sent import DEFAULT_PROJECT, SentPoints, new_run_name

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from podscale.launch.outcomes import StageResult
-from podscale.rundir import RunDirectory
+from podscale.runs import RunDirectory
 from podscale.util.files import write_json
 
 STEPS = 5

@@ -1,8 +1,7 @@
 """Checkpoints: complete or ignored, framework-free, restorable at any world size."""
 
-from podscale.checkpoint.identity import RunIdentity
-from podscale.checkpoint.layout import CheckpointEntry, Snapshot
-from podscale.checkpoint.store import CheckpointReport, CheckpointStore, Failed, Restored, Saved, Skipped
+from podscale.runs.checkpoint.format import CheckpointEntry, RunIdentity, Snapshot
+from podscale.runs.checkpoint.store import CheckpointReport, CheckpointStore, Failed, Restored, Saved, Skipped
 
 __all__ = [
     "CheckpointEntry",

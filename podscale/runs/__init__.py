@@ -1,8 +1,8 @@
 """The run directory: its layout, how stages ended, and the lease that keeps it to one writer."""
 
-from podscale.rundir.layout import RunDirectory, dataset_directory, local_path, programs_directory
-from podscale.rundir.lease import Lease, LeaseLost, LeaseTaken, check_not_taken, is_held, lease_fence
-from podscale.rundir.outcome import StageOutcome, read_outcomes, record_stage, write_outcome
+from podscale.runs.directory import RunDirectory, dataset_directory, local_path, programs_directory
+from podscale.runs.lease import Lease, LeaseLost, LeaseTaken, check_not_taken, is_held, lease_fence
+from podscale.runs.stage_outcomes import StageOutcome, read_outcomes, record_stage, write_outcome
 
 __all__ = [
     "Lease",

@@ -115,7 +115,7 @@ class RunDirectory:
 
     @property
     def predictions(self) -> Path:
-        """One row per validation sample (see podscale.evaluate.predictions)."""
+        """One row per validation sample (see podscale.runs.predictions)."""
         return self.path / "predictions.safetensors"
 
     @property
@@ -124,7 +124,7 @@ class RunDirectory:
 
     @property
     def ensemble(self) -> Path:
-        """What models that were evaluated together said each (see podscale.evaluate.passes), and `mean`, the model of
+        """What models that were evaluated together said each (see podscale.runs.predictions), and `mean`, the model of
         their mean weights."""
         return self.path / "ensemble"
 

@@ -8,7 +8,7 @@ from podscale.config import RunConfig
 from podscale.config.ensemble import EnsembleSection, StartSection, collapse_schedule
 from podscale.config.run import ClaimSection, RunSection
 from podscale.errors import InputError
-from podscale.rundir.layout import RunDirectory, local_path
+from podscale.runs.directory import RunDirectory, local_path
 
 MODEL_JSON = "model.json"
 """Marks the directory of a whole model."""

@@ -1,28 +1,51 @@
-"""The checkpoints of one run: save without waiting, restore the newest that is whole."""
+"""The checkpoints of one run: save without waiting, restore the newest that is whole.
+
+Which checkpoints stay.
+"""
 
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from podscale.checkpoint.identity import RunIdentity
-from podscale.checkpoint.layout import (
+from podscale.errors import InputError, PodscaleError
+from podscale.runs.checkpoint.format import (
+    DISK_FULL_ERRNOS,
     STEP_DIRECTORY_PATTERN,
     CheckpointEntry,
     CheckpointManifest,
+    RunIdentity,
     Snapshot,
     complete_entries,
     read_entry,
     read_snapshot,
+    remove_checkpoint,
     replace_manifest,
     step_directory,
     steps_on_disk,
+    write_checkpoint,
 )
-from podscale.checkpoint.retention import best_entries, kept_steps
-from podscale.checkpoint.writer import DISK_FULL_ERRNOS, remove_checkpoint, write_checkpoint
-from podscale.errors import InputError, PodscaleError
+
+
+def kept_steps(
+    entries: Sequence[CheckpointEntry], keep_last: int, keep_best: int, snapshots: Collection[int] = ()
+) -> set[int]:
+    """Steps to keep: the `keep_last` newest, the `keep_best` highest by top-1 (the later one where equal), and those
+    of `snapshots`, for good.
+
+    keep_last >= 1, so the newest complete checkpoint always stays.
+    """
+    newest = sorted((entry.step for entry in entries), reverse=True)[:keep_last]
+    return {*newest, *snapshots, *(entry.step for entry in best_entries(entries)[:keep_best])}
+
+
+def best_entries(entries: Sequence[CheckpointEntry]) -> list[CheckpointEntry]:
+    """The entries with a known top-1, best first."""
+    scored = [entry for entry in entries if entry.top1 is not None]
+    return sorted(scored, key=lambda entry: (entry.top1, entry.step), reverse=True)
+
 
 logger = logging.getLogger(__name__)
 
