@@ -34,8 +34,8 @@ from podscale.engine.trainer import train
 from podscale.pytorch.build import build_trainer
 from podscale.pytorch.world import World
 from podscale.runs import RunDirectory
-from podscale.telemetry.exposition import MergedMetrics, SnapshotWriter, snapshot_path
 from podscale.telemetry.metrics import TrainMetrics
+from podscale.telemetry.registry import MergedMetrics, SnapshotWriter, snapshot_path
 from podscale.telemetry.server import MetricsServer
 
 IDLE, SLOW, SCRAPES = 1000, 100, 200

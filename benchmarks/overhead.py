@@ -31,9 +31,9 @@ from podscale.pytorch.build import build_trainer
 from podscale.pytorch.world import World
 from podscale.runs import Lease, RunDirectory
 from podscale.telemetry.events import EventLog
-from podscale.telemetry.exposition import MergedMetrics, SnapshotWriter, snapshot_path
-from podscale.telemetry.heartbeat import GoodputWriter
+from podscale.telemetry.goodput import GoodputWriter
 from podscale.telemetry.metrics import TrainMetrics
+from podscale.telemetry.registry import MergedMetrics, SnapshotWriter, snapshot_path
 from podscale.telemetry.server import MetricsServer
 
 WARM_STEPS = 44

@@ -140,8 +140,8 @@ def _export_build_metrics(
     if telemetry is None:
         yield NULL_OBSERVER
         return
-    from podscale.telemetry.sharding import ShardMetrics
-    from podscale.telemetry.stage import StageTelemetry
+    from podscale.telemetry.metrics import ShardMetrics
+    from podscale.telemetry.pod_telemetry import StageTelemetry
 
     volumes = {"workspace": directory.parent, "scratch": Path(tempfile.gettempdir())}
     with StageTelemetry(telemetry.section, run=telemetry.run, stage="shard", volumes=volumes) as served:

@@ -14,9 +14,8 @@ from podscale.pipelines.here import LaunchResult, LocalLaunch, run_locally
 from podscale.pipelines.runners import ProcessRunner, StageRunner
 from podscale.runs import Lease, RunDirectory, StageOutcome, check_not_taken, ensemble_members, stage_outcomes
 from podscale.telemetry.endpoint import Endpoint
-from podscale.telemetry.events import parse_record
-from podscale.telemetry.follower import FileTail
-from podscale.telemetry.steplog import StepLog
+from podscale.telemetry.events import FileTail, parse_record
+from podscale.telemetry.step_log import StepLog
 from podscale.util import progress_reports
 from podscale.util.formatting import format_count, format_duration
 from podscale.util.terminal import ProgressLine, paint

@@ -15,7 +15,7 @@ from podscale.pipelines import presets
 from podscale.runs import RunDirectory
 from podscale.telemetry.endpoint import ClientCertFiles
 from podscale.telemetry.goodput import goodput_fraction
-from podscale.telemetry.steplog import StepLog
+from podscale.telemetry.step_log import StepLog
 from podscale.watch.figures import RunStats, read_run_stats, stats_since
 from podscale.watch.sources import DirectorySource, JobSource, RunSource
 from podscale.watch.standing import RunStatus

@@ -22,13 +22,11 @@ from podscale.errors import Preempted
 from podscale.runs import RunDirectory
 from podscale.runs.checkpoint import CheckpointReport, Failed, Restored, Saved
 from podscale.telemetry.events import EventLog, newest_step
-from podscale.telemetry.exposition import SnapshotWriter, snapshot_path
-from podscale.telemetry.goodput import GoodputTracker, after_join
-from podscale.telemetry.heartbeat import GoodputWriter, read_goodput_state
+from podscale.telemetry.goodput import GoodputTracker, GoodputWriter, after_join, read_goodput_state
 from podscale.telemetry.metrics import Interval, TrainMetrics
-from podscale.telemetry.mlperf import MlperfLog
-from podscale.telemetry.readings import SampleSource
-from podscale.telemetry.stragglers import BusyTime, RankComparison, StragglerDetector, interval_steps
+from podscale.telemetry.mlperf_log import MlperfLog
+from podscale.telemetry.phases import BusyTime, RankComparison, StragglerDetector, interval_steps
+from podscale.telemetry.registry import SampleSource, SnapshotWriter, snapshot_path
 
 
 class TrainingLogger:

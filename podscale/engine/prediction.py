@@ -10,9 +10,9 @@ from podscale.engine.place import WorkerEnv
 from podscale.engine.world import World
 from podscale.runs import RunDirectory, predictions
 from podscale.runs.predictions import Predictions
-from podscale.telemetry.evaluating import EvaluationMetrics
 from podscale.telemetry.events import EventLog
-from podscale.telemetry.exposition import SnapshotWriter, snapshot_path
+from podscale.telemetry.metrics import EvaluationMetrics
+from podscale.telemetry.registry import SnapshotWriter, snapshot_path
 
 PredictFunction = Callable[[], Predictions | None]
 """The predictions of the whole split on rank 0, None elsewhere; all ranks call it."""

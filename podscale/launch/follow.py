@@ -4,9 +4,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
-from podscale.telemetry.events import parse_record
-from podscale.telemetry.follower import FileTail
-from podscale.telemetry.steplog import StepLog
+from podscale.telemetry.events import FileTail, parse_record
+from podscale.telemetry.step_log import StepLog
 from podscale.util import progress_reports
 from podscale.util.formatting import printable
 from podscale.util.terminal import ProgressLine

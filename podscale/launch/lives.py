@@ -8,8 +8,7 @@ from dataclasses import replace
 from podscale.errors import ExitCode
 from podscale.launch.podtask import WorkerSpec
 from podscale.runs import Lease, LeaseLost, RunDirectory
-from podscale.telemetry.goodput import GoodputState, after_launch
-from podscale.telemetry.heartbeat import read_goodput_state, write_goodput_state
+from podscale.telemetry.goodput import GoodputState, after_launch, read_goodput_state, write_goodput_state
 from podscale.util import env, processes
 
 logger = logging.getLogger(__name__)

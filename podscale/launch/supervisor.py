@@ -26,8 +26,8 @@ from podscale.launch.podtask import WorkerSpec, WorkerStage, build_worker_spec
 from podscale.launch.tracking import TrackerProcesses
 from podscale.runs import Lease, LeaseLost, RunDirectory, local_path
 from podscale.telemetry.events import EventLog
-from podscale.telemetry.stage import StageTelemetry
-from podscale.telemetry.steplog import StepLog
+from podscale.telemetry.pod_telemetry import StageTelemetry
+from podscale.telemetry.step_log import StepLog
 from podscale.util import host_info
 
 RESTARTABLE = (int(ExitCode.PEER_LOST), int(ExitCode.HANG))

@@ -13,7 +13,7 @@ from podscale.launch.orphans import kill_launch_processes
 from podscale.launch.outcomes import StageResult
 from podscale.launch.podtask import WorkerSpec
 from podscale.telemetry.trackers import trainjob
-from podscale.telemetry.trackers.tracker import FAILURE_PREFIX, LaunchExit
+from podscale.telemetry.trackers.base import FAILURE_PREFIX, LaunchExit
 from podscale.util import env
 from podscale.util.formatting import one_line
 

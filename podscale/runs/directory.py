@@ -71,7 +71,7 @@ class RunDirectory:
 
     @property
     def mlperf(self) -> Path:
-        """The training in MLPerf's lines, where the document asks for them (see podscale.telemetry.mlperf)."""
+        """The training in MLPerf's lines, where the document asks for them (see podscale.telemetry.mlperf_log)."""
         return self.path / "mlperf.log"
 
     @property
@@ -81,7 +81,7 @@ class RunDirectory:
 
     @property
     def trackers(self) -> Path:
-        """What experiment trackers were sent so far (see podscale.telemetry.trackers.sent)."""
+        """What experiment trackers were sent so far (see podscale.telemetry.trackers.base)."""
         return self.path / "trackers"
 
     @property

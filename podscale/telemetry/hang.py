@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from podscale.telemetry.readings import MetricSample
+from podscale.telemetry.registry import MetricSample
 
 P99_MULTIPLE = 10.0
 """So often as long as an update takes, but for the slowest in a hundred, is no longer a matter of noise."""

@@ -2,14 +2,22 @@
 
 The training loop adds to plain numbers; Prometheus objects are made when somebody collects, at most once a second and
 on another thread. That keeps the loop's cost at about a microsecond per step and phase.
+
+The Prometheus metrics of one rank of an evaluation; in a training they are among TrainMetrics.
+
+The Prometheus metrics of a pod that packs shards.
 """
 
+from __future__ import annotations
+
+import threading
+import time
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from time import perf_counter, time
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
@@ -17,8 +25,12 @@ from prometheus_client.registry import Collector
 
 from podscale.telemetry.catalogue import CATALOGUE
 from podscale.telemetry.phases import PHASES, PhaseClock
-from podscale.telemetry.readings import MetricRegistry
+from podscale.telemetry.registry import MetricRegistry
 from podscale.version import VERSION
+
+if TYPE_CHECKING:
+    from podscale.data.sharding.pack_progress import BuildPhase, PackProgress
+
 
 # Up to 20 ms in powers of two (small images, or one GPU's share of a large job), then finer up to 4 s.
 STEP_SECONDS_BUCKETS = (*(0.00125 * 2**i for i in range(4)), *(0.02 * 1.5**i for i in range(14)))
@@ -194,3 +206,66 @@ class TrainMetrics(Collector):
         for name, value in values.items():
             if value is not None:
                 self.values.set(name, value)
+
+
+class EvaluationMetrics:
+    """Counts what one rank evaluates; in `registry`."""
+
+    def __init__(self, registry: CollectorRegistry, *, rank: int, run: str) -> None:
+        self._values = MetricRegistry(run=run, rank=str(rank))
+        self._values.declare("eval_images")
+        registry.register(self._values)
+
+    def count_evaluated_images(self, images: int) -> None:
+        """Counts images of this rank."""
+        self._values.add("eval_images", images)
+
+    def set_accuracies(self, top1: float, top5: float) -> None:
+        """Sets the accuracies that were found, as shares; rank 0 alone knows them."""
+        self._values.set("eval_top1_ratio", top1)
+        self._values.set("eval_top5_ratio", top5)
+        self._values.set("eval_last_timestamp_seconds", time())
+
+
+SHARD_COUNTERS = ("shard_images", "shard_shards", "shard_bytes", "shard_phase_seconds")
+
+
+class ShardMetrics:
+    """Watches a build (see shards.watch); in `registry`.
+
+    Rejects appear with the shard that had to leave the images out; images and bytes while it is packed.
+    """
+
+    def __init__(self, registry: CollectorRegistry, *, run: str) -> None:
+        self.values = MetricRegistry(run=run)
+        self.values.declare(*SHARD_COUNTERS)
+        self.values.on_collect(self._add_phase_seconds)
+        self._running: tuple[BuildPhase, float] = ("other", time.perf_counter())
+        self._lock = threading.Lock()
+        self._packed: dict[str, PackProgress] = {}
+        registry.register(self.values)
+
+    def phase_started(self, name: BuildPhase) -> None:
+        self._add_phase_seconds(name)
+
+    def images_planned(self, split: str, images: int) -> None:
+        self.values.set("shard_planned_images", images, split)
+
+    def images_packed(self, split: str, so_far: PackProgress) -> None:
+        self._packed[split] = so_far
+        self.values.set("shard_images", so_far.images - so_far.rejects, split)
+        self.values.set("shard_bytes", sum(part.bytes_read for part in self._packed.values()), "read")
+        self.values.set("shard_bytes", sum(part.bytes_written for part in self._packed.values()), "written")
+
+    def shard_finished(self, split: str, rejects: Mapping[str, int]) -> None:
+        self.values.add("shard_shards")
+        for reason, images in rejects.items():
+            self.values.add("shard_rejects", images, reason)
+
+    def _add_phase_seconds(self, name: BuildPhase | None = None) -> None:
+        """Books the time so far on the running phase, and goes on with `name`, or the same one."""
+        with self._lock:
+            now = time.perf_counter()
+            phase, since = self._running
+            self.values.add("shard_phase_seconds", now - since, phase)
+            self._running = (name or phase, now)

@@ -22,8 +22,7 @@ from podscale.launch.cluster.transport import StreamInterrupted
 from podscale.launch.jobspec import METRICS_PORT
 from podscale.runs import RunDirectory, is_held, read_outcomes
 from podscale.telemetry.endpoint import ClientCertFiles, Endpoint, EndpointError
-from podscale.telemetry.events import EventRecord, parse_record
-from podscale.telemetry.follower import FileTail
+from podscale.telemetry.events import EventRecord, FileTail, parse_record
 from podscale.util import env
 from podscale.util.formatting import printable
 

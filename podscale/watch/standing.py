@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from podscale.telemetry.events import EventRecord
 from podscale.telemetry.phases import phase_fractions
-from podscale.telemetry.steplog import EtaEstimator, format_record
+from podscale.telemetry.step_log import EtaEstimator, format_record
 
 RunState = Literal["waiting", "training", "trained", "evaluated", "stopped"]
 MAX_RATES = 60

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from podscale.telemetry.goodput import goodput_fraction
 from podscale.telemetry.phases import phase_fractions
-from podscale.telemetry.steplog import format_record
+from podscale.telemetry.step_log import format_record
 from podscale.util.formatting import format_bytes, format_count, format_duration, one_line
 from podscale.watch.figures import RankStats
 from podscale.watch.standing import RunStatus

@@ -13,8 +13,7 @@ import pytest
 from podscale.errors import ExitCode
 from podscale.runs.checkpoint.format import steps_on_disk
 from podscale.telemetry.events import newest_step, read_records
-from podscale.telemetry.goodput import GoodputState
-from podscale.telemetry.heartbeat import read_goodput_state
+from podscale.telemetry.goodput import GoodputState, read_goodput_state
 from tests.support.commands import Command
 
 RUN = "ledger"

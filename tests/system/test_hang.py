@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from podscale.errors import ExitCode
-from podscale.telemetry.heartbeat import read_goodput_state
+from podscale.telemetry.goodput import read_goodput_state
 from tests.support.commands import Command
 
 TROUBLES = Path(__file__).parent / "troubles"

@@ -15,8 +15,8 @@ import pytest
 from podscale.config.telemetry import TelemetrySection
 from podscale.monitoring.groups import ALERT_RULES
 from podscale.telemetry.endpoint import Endpoint
+from podscale.telemetry.pod_telemetry import StageTelemetry
 from podscale.telemetry.server import MetricsServer
-from podscale.telemetry.stage import StageTelemetry
 from tests.support.certificates import Authority
 from tests.support.commands import PATIENCE, Command, podscale
 from tests.support.outcomes import assert_error

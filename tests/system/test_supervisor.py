@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from podscale.runs import Lease
-from podscale.telemetry.heartbeat import read_goodput_state
+from podscale.telemetry.goodput import read_goodput_state
 from tests.support.ports import free_port
 from tests.support.supervised import Launch
 

@@ -20,7 +20,7 @@ import pytest
 from podscale.config import RunConfig, loads
 from podscale.runs import RunDirectory
 from podscale.telemetry.events import EventLog, EventRecord, read_records
-from podscale.telemetry.trackers.tracker import FAILURE_PREFIX, LaunchExit
+from podscale.telemetry.trackers.base import FAILURE_PREFIX, LaunchExit
 from tests.support import wandb_file
 from tests.support.polling import until
 

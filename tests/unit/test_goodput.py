@@ -11,10 +11,17 @@ from prometheus_client import CollectorRegistry
 from podscale.errors import PodscaleError
 from podscale.telemetry.catalogue import GOODPUT_STATES, RESTART_CAUSES
 from podscale.telemetry.events import EventLog, newest_step
-from podscale.telemetry.goodput import GoodputState, GoodputTracker, after_join, after_launch
-from podscale.telemetry.heartbeat import GoodputWriter, read_goodput_state, write_goodput_state
+from podscale.telemetry.goodput import (
+    GoodputState,
+    GoodputTracker,
+    GoodputWriter,
+    after_join,
+    after_launch,
+    read_goodput_state,
+    write_goodput_state,
+)
 from podscale.telemetry.phases import PHASES
-from podscale.telemetry.readings import MetricRegistry
+from podscale.telemetry.registry import MetricRegistry
 
 
 class Clocks:

@@ -4,7 +4,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from podscale.telemetry.hang import MIN_STEPS, P99_MULTIPLE, WINDOW_STEPS, HangLimit
-from podscale.telemetry.readings import MetricRegistry
+from podscale.telemetry.registry import MetricRegistry
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from podscale.config import RunConfig, loads
 from podscale.errors import InputError
-from podscale.telemetry.mlperf import MlperfLog, hyperparameters
+from podscale.telemetry.mlperf_log import MlperfLog, hyperparameters
 
 compliance = pytest.importorskip("mlperf_logging.compliance_checker.mlp_compliance")
 

@@ -12,7 +12,7 @@ from podscale.config.data import DataSection
 from podscale.data.sharding import pack
 from podscale.data.sharding.build_shard_set import BuildResult, build_shard_set
 from podscale.data.sharding.pack_progress import BuildPhase, PackProgress
-from podscale.telemetry.sharding import ShardMetrics
+from podscale.telemetry.metrics import ShardMetrics
 
 
 @pytest.fixture

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from podscale.telemetry.readings import MetricRegistry
-from podscale.telemetry.stragglers import (
+from podscale.telemetry.phases import (
     CONSECUTIVE_INTERVALS,
     MIN_INTERVAL_STEPS,
     BusyTime,
@@ -14,6 +13,7 @@ from podscale.telemetry.stragglers import (
     StragglerDetector,
     interval_steps,
 )
+from podscale.telemetry.registry import MetricRegistry
 
 HOSTS = ("a", "b", "c")
 SLOW = RankComparison(1, 40, 20)

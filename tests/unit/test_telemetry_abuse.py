@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from podscale.config.telemetry import TelemetrySection
-from podscale.telemetry.access import NO_AUTH, read_endpoint_auth
-from podscale.telemetry.server import MAX_CONNECTIONS, MetricsServer
+from podscale.telemetry.server import MAX_CONNECTIONS, NO_AUTH, MetricsServer, read_endpoint_auth
 from tests.support.certificates import Authority
 from tests.support.polling import until
 

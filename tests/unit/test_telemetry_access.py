@@ -13,8 +13,7 @@ import pytest
 from pydantic import ValidationError
 
 from podscale.config.telemetry import TelemetrySection
-from podscale.telemetry.access import read_endpoint_auth
-from podscale.telemetry.server import MAX_CONNECTIONS, MetricsServer
+from podscale.telemetry.server import MAX_CONNECTIONS, MetricsServer, read_endpoint_auth
 from tests.support.certificates import Authority
 from tests.support.refusals import refused
 

@@ -8,7 +8,7 @@ import pytest
 
 from podscale.config.telemetry import TelemetrySection
 from podscale.telemetry.endpoint import ClientCertFiles, Endpoint, EndpointError
-from podscale.telemetry.stage import StageTelemetry
+from podscale.telemetry.pod_telemetry import StageTelemetry
 from tests.support.certificates import Authority
 from tests.support.refusals import refused
 

@@ -10,7 +10,7 @@ import pytest
 from podscale.errors import PodscaleError
 from podscale.runs import Lease, LeaseLost
 from podscale.telemetry.events import EventLog, filter_replays, read_records
-from podscale.telemetry.steplog import EtaEstimator, StepLog, format_record
+from podscale.telemetry.step_log import EtaEstimator, StepLog, format_record
 from podscale.util.formatting import format_duration
 
 

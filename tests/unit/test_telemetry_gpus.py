@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from podscale.telemetry import pod
-from podscale.telemetry.gpus import GpuState, Nvml
-from podscale.telemetry.pod import PodMetrics
+from podscale.telemetry import pod_telemetry
+from podscale.telemetry.pod_telemetry import GpuState, Nvml, PodMetrics
 from podscale.util import host_info
 from tests.support.polling import until
 
@@ -65,7 +64,7 @@ def test_what_a_gpu_does_not_tell_is_left_out() -> None:
 
 
 def test_gpus_are_exported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pod.Nvml, "open", lambda: Nvml(Library()))
+    monkeypatch.setattr(pod_telemetry.Nvml, "open", lambda: Nvml(Library()))
     registry = CollectorRegistry()
 
     def value(name: str, gpu: str) -> float | None:

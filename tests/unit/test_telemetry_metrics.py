@@ -8,9 +8,9 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from podscale.telemetry.exposition import MergedMetrics, SnapshotWriter, merge_expositions, snapshot_path
 from podscale.telemetry.metrics import STEP_SECONDS_BUCKETS, TrainMetrics
 from podscale.telemetry.phases import PHASES, PhaseClock
+from podscale.telemetry.registry import MergedMetrics, SnapshotWriter, merge_expositions, snapshot_path
 
 LABELS = {"run": "r", "rank": "3"}
 

@@ -16,11 +16,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from podscale.config.telemetry import TelemetrySection
 from podscale.telemetry import metrics as telemetry_metrics
-from podscale.telemetry.exposition import SnapshotWriter, snapshot_path
 from podscale.telemetry.metrics import TrainMetrics
-from podscale.telemetry.readings import MAX_LABEL_LENGTH
-from podscale.telemetry.stage import StageTelemetry
-from podscale.telemetry.summary import series_values
+from podscale.telemetry.pod_telemetry import StageTelemetry
+from podscale.telemetry.registry import MAX_LABEL_LENGTH, SnapshotWriter, series_values, snapshot_path
 from tests.support.exposition import families, foreign, names, scrape
 from tests.support.polling import until
 from tests.support.refusals import refused

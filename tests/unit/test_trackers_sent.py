@@ -5,8 +5,7 @@ from pathlib import Path
 
 from podscale.config import loads
 from podscale.runs import RunDirectory
-from podscale.telemetry.trackers.figures import TrackerPoint
-from podscale.telemetry.trackers.sent import SentPoints, new_run_name
+from podscale.telemetry.trackers.base import SentPoints, TrackerPoint, new_run_name
 
 
 def point(step: int, kind: str = "step") -> TrackerPoint:

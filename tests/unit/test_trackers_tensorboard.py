@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podscale.telemetry.events import EventRecord
-from podscale.telemetry.trackers.eventfile import EventFile, crc32c, masked
-from podscale.telemetry.trackers.tensorboard import TensorBoard
-from podscale.telemetry.trackers.tracker import LaunchExit
+from podscale.telemetry.trackers.base import LaunchExit
+from podscale.telemetry.trackers.tensorboard import EventFile, TensorBoard, crc32c, masked
 from tests.support.event_files import events, parsed
 from tests.support.tensorboard import curves
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from podscale.telemetry.events import EventRecord
-from podscale.telemetry.trackers.tracker import LaunchExit
+from podscale.telemetry.trackers.base import LaunchExit
 from podscale.telemetry.trackers.trainjob import TrainJobStatus, is_enabled
 from tests.support import crds
 from tests.support.certificates import Authority

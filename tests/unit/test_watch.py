@@ -18,8 +18,8 @@ from podscale.config.telemetry import TelemetrySection
 from podscale.telemetry.endpoint import Endpoint
 from podscale.telemetry.events import EventLog, EventRecord
 from podscale.telemetry.goodput import goodput_fraction
+from podscale.telemetry.pod_telemetry import StageTelemetry
 from podscale.telemetry.server import MetricsServer
-from podscale.telemetry.stage import StageTelemetry
 from podscale.watch.figures import read_run_stats
 from podscale.watch.standing import RunStatus
 from podscale.watch.view import MAX_RANKS, ScreenFrame, render_frame, sparkline

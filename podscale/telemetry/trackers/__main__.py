@@ -14,9 +14,8 @@ from pathlib import Path
 
 from podscale.config import RunConfig
 from podscale.runs import RunDirectory
-from podscale.telemetry.events import parse_record
-from podscale.telemetry.follower import FileTail
-from podscale.telemetry.trackers.tracker import FAILURE_PREFIX, LaunchExit, Tracker
+from podscale.telemetry.events import FileTail, parse_record
+from podscale.telemetry.trackers.base import FAILURE_PREFIX, LaunchExit, Tracker
 from podscale.util import env
 from podscale.util.formatting import one_line
 

@@ -13,9 +13,7 @@ from podscale.config import RunConfig, result_values
 from podscale.errors import ExitCode
 from podscale.runs import RunDirectory
 from podscale.telemetry.events import EventRecord
-from podscale.telemetry.trackers.figures import PointBuilder, TrackerPoint
-from podscale.telemetry.trackers.sent import DEFAULT_PROJECT, SentPoints
-from podscale.telemetry.trackers.tracker import LaunchExit
+from podscale.telemetry.trackers.base import DEFAULT_PROJECT, LaunchExit, PointBuilder, SentPoints, TrackerPoint
 
 MAX_PARAMETERS, MAX_CHARACTERS = 100, 500
 """Of one request, and of a value, as all servers of MLflow take them."""

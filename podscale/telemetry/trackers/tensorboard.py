@@ -4,17 +4,141 @@ One file a launch of the supervisor. It begins where the former ones end, which 
 record that has an event has one, so nothing is lost or told twice, wherever a former launch was killed. (Files are
 only added: a TensorBoard that is open would stay at one that is changed or removed.) Where the run begins or continues,
 a session start makes TensorBoard forget the updates that are done again.
+
+TensorBoard's event files: protocol-buffer messages of type Event in the framing of TFRecord.
+
+Two libraries were tried in its place in November 2026:
+
+- torch.utils.tensorboard needs torch, which images for TPUs lack, and the tensorboard package.
+- tensorboardX 2.6.5 is small (0.4 MB), but each of its modules imports torch if that is installed: the process
+  then takes 564 MB beside the training (14 MB here) and 4 s more to start. Its EventFileWriter.flush does not drain the
+  queue: a process killed after add_event and flush lost all five events, ten times of ten. It names files by the
+  second, so a launch within the second of the one before overwrites that one's file.
+
+Sources: event.proto and summary.proto of TensorBoard (field numbers), tfrecord.md and crc32c.h of TensorFlow (framing,
+masked CRC-32C).
 """
 
 import os
 import socket
+import struct
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 from podscale.telemetry.events import EventRecord
-from podscale.telemetry.trackers.eventfile import EventFile, count_events
-from podscale.telemetry.trackers.figures import PointBuilder, launch_step
-from podscale.telemetry.trackers.tracker import LaunchExit
+from podscale.telemetry.trackers.base import LaunchExit, PointBuilder, launch_step
+
+VERSION = b"brain.Event:2"
+"""From this version on, readers go by SessionLog instead of guessing at restarts."""
+SESSION_START = 1
+"""Of SessionLog's states."""
+POLYNOMIAL = 0x82F63B78
+"""Castagnoli's, bits reversed."""
+HEAD_BYTES, TAIL_BYTES = 12, 4
+"""Around the data of a TFRecord."""
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+"""Wire types of protocol buffers."""
+
+
+class EventFile:
+    """Writes events to an open file, the first of which says the version. Times are unix seconds."""
+
+    def __init__(self, file: BinaryIO, time: float) -> None:
+        self._file = file
+        self._write(_event(time, 0, _bytes(3, VERSION)))
+
+    def session_start(self, time: float, step: int) -> None:
+        """A launch begins: readers forget what they have of this step and later ones."""
+        self._write(_event(time, step, _bytes(7, _key(1, VARINT) + _varint(SESSION_START))))
+
+    def scalars(self, time: float, step: int, values: Mapping[str, float]) -> None:
+        """One point of each of these curves; values are kept as float32."""
+        summary = b"".join(_bytes(1, _bytes(1, tag.encode()) + _float(2, value)) for tag, value in values.items())
+        self._write(_event(time, step, _bytes(5, summary)))
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write(self, event: bytes) -> None:
+        self._file.write(framed(event))
+
+
+def count_events(path: Path) -> int:
+    """Whole events in a file, without the first, which says the version; half an event of a killed writer is none."""
+    found, end, size = -1, 0, path.stat().st_size
+    with path.open("rb") as file:
+        while head := file.read(HEAD_BYTES):
+            if len(head) < HEAD_BYTES:
+                break
+            end += HEAD_BYTES + struct.unpack_from("<Q", head)[0] + TAIL_BYTES
+            if end > size:
+                break
+            found += 1
+            file.seek(end)
+    return max(0, found)
+
+
+def framed(data: bytes) -> bytes:
+    """A TFRecord: length, its checksum, the data, its checksum."""
+    length = struct.pack("<Q", len(data))
+    return length + struct.pack("<I", masked(crc32c(length))) + data + struct.pack("<I", masked(crc32c(data)))
+
+
+def masked(crc: int) -> int:
+    """A checksum made fit to stand inside data that is checksummed again."""
+    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def crc32c(data: bytes) -> int:
+    """CRC-32C (RFC 3720, appendix B.4)."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = _TABLE[(crc ^ byte) & 0xFF] ^ (crc >> 8)
+    return crc ^ 0xFFFFFFFF
+
+
+def _remainder(byte: int) -> int:
+    for _ in range(8):
+        byte = (byte >> 1) ^ (POLYNOMIAL if byte & 1 else 0)
+    return byte
+
+
+_TABLE = tuple(map(_remainder, range(256)))
+
+
+def _event(time: float, step: int, what: bytes) -> bytes:
+    return _key(1, FIXED64) + struct.pack("<d", time) + _key(2, VARINT) + _varint(step) + what
+
+
+def _bytes(field: int, value: bytes) -> bytes:
+    return _key(field, BYTES) + _varint(len(value)) + value
+
+
+def _float(field: int, value: float) -> bytes:
+    try:
+        return _key(field, FIXED32) + struct.pack("<f", value)
+    except OverflowError:  # beyond float32
+        return _float(field, float("inf") if value > 0 else float("-inf"))
+
+
+def _key(field: int, wire_type: int) -> bytes:
+    return _varint(field << 3 | wire_type)
+
+
+def _varint(number: int) -> bytes:
+    assert number >= 0, "steps and lengths are not negative"
+    found = bytearray()
+    while number > 0x7F:
+        found.append(number & 0x7F | 0x80)
+        number >>= 7
+    found.append(number)
+    return bytes(found)
+
 
 PREFIX, SUFFIX = "events.out.tfevents.", ".podscale"
 """Readers look for `tfevents`, and read files in the order of their names; the suffix tells ours from others."""

@@ -17,9 +17,8 @@ from urllib.parse import urlsplit
 
 from podscale.errors import ExitCode
 from podscale.telemetry.events import EventRecord
-from podscale.telemetry.steplog import EtaEstimator
-from podscale.telemetry.trackers.figures import PointBuilder, launch_step
-from podscale.telemetry.trackers.tracker import LaunchExit
+from podscale.telemetry.step_log import EtaEstimator
+from podscale.telemetry.trackers.base import LaunchExit, PointBuilder, launch_step
 
 URL, CA_CERT, TOKEN = (f"KUBEFLOW_TRAINER_SERVER_{name}" for name in ("URL", "CA_CERT", "TOKEN"))
 """Environment: where to tell it; path of the authority of the server's certificate; path of a token, which rotates."""

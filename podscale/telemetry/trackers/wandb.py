@@ -11,9 +11,7 @@ from podscale.config import RunConfig, result_values
 from podscale.errors import ExitCode
 from podscale.runs import RunDirectory
 from podscale.telemetry.events import EventRecord
-from podscale.telemetry.trackers.figures import PointBuilder
-from podscale.telemetry.trackers.sent import DEFAULT_PROJECT, SentPoints, new_run_name
-from podscale.telemetry.trackers.tracker import LaunchExit
+from podscale.telemetry.trackers.base import DEFAULT_PROJECT, LaunchExit, PointBuilder, SentPoints, new_run_name
 
 
 class Wandb:

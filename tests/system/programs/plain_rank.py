@@ -15,8 +15,8 @@ from prometheus_client import CollectorRegistry
 
 from podscale.errors import InputError, PeerLost, Preempted
 from podscale.telemetry.events import EventLog
-from podscale.telemetry.exposition import SnapshotWriter, snapshot_path
 from podscale.telemetry.metrics import TrainMetrics
+from podscale.telemetry.registry import SnapshotWriter, snapshot_path
 
 RANK = int(os.environ["RANK"])
 RANK_DIR = Path(os.environ["PODSCALE_RANK_DIR"])

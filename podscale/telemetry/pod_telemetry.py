@@ -1,28 +1,178 @@
-"""What one pod tells Prometheus about the stage it carries out: from before the first image until the last scrape."""
+"""What one pod tells Prometheus about the stage it carries out: from before the first image until the last scrape.
+
+What NVML tells of this machine's GPUs; nothing where there are none, or the bindings are not installed.
+
+What the parent of a stage exports itself, beside its ranks' series: build, volumes, GPUs, the endpoint's own.
+
+Volumes and GPUs are looked at by a thread of their own: a look at a dead network volume or a fallen GPU may never end,
+and then it is these numbers that stand still and not the endpoint.
+"""
 
 import json
 import logging
+import platform
+import shutil
 import socket
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from prometheus_client import CollectorRegistry
 
 from podscale.config.telemetry import TelemetrySection
 from podscale.errors import InputError
-from podscale.telemetry.access import read_endpoint_auth
 from podscale.telemetry.endpoint import Endpoint
-from podscale.telemetry.exposition import MergedMetrics
-from podscale.telemetry.pod import PodMetrics
-from podscale.telemetry.server import CONTENT_TYPE, ListenError, MetricsServer
-from podscale.telemetry.summary import series_values
+from podscale.telemetry.registry import MergedMetrics, MetricRegistry, series_values
+from podscale.telemetry.server import CONTENT_TYPE, ListenError, MetricsServer, read_endpoint_auth
 from podscale.util.files import write_json
+from podscale.version import VERSION
+
+
+@dataclass(frozen=True)
+class GpuState:
+    """One GPU now. index: NVML's, in the order of the bus; utilization: share of time a kernel ran; None: not told."""
+
+    index: int
+    utilization: float | None
+    memory_used: float | None
+    memory_size: float | None
+    watts: float | None
+    celsius: float | None
+
+
+class Nvml:
+    """NVIDIA's management library, in this process until `close`."""
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+        self._handles = [library.nvmlDeviceGetHandleByIndex(i) for i in range(library.nvmlDeviceGetCount())]
+
+    @classmethod
+    def open(cls) -> "Nvml | None":
+        """None where there is no driver, no GPU, or no module pynvml (package nvidia-ml-py)."""
+        try:
+            import pynvml
+
+            pynvml.nvmlInit()
+        except ImportError:
+            return None
+        except pynvml.NVMLError:
+            return None
+        return cls(pynvml)
+
+    def states(self) -> list[GpuState]:
+        """Every GPU that NVML shows to this container."""
+        return [self._state(number, handle) for number, handle in enumerate(self._handles)]
+
+    def close(self) -> None:
+        self._library.nvmlShutdown()
+
+    def _state(self, number: int, handle: Any) -> GpuState:
+        nvml = self._library
+        rates = self._query(nvml.nvmlDeviceGetUtilizationRates, handle)
+        memory = self._query(nvml.nvmlDeviceGetMemoryInfo, handle)
+        milliwatts = self._query(nvml.nvmlDeviceGetPowerUsage, handle)
+        return GpuState(
+            number,
+            utilization=rates.gpu / 100 if rates is not None else None,
+            memory_used=memory.used if memory is not None else None,
+            memory_size=memory.total if memory is not None else None,
+            watts=milliwatts / 1000 if milliwatts is not None else None,
+            celsius=self._query(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
+        )
+
+    def _query(self, question: Any, *arguments: Any) -> Any:
+        """The answer, or None: parts of GPUs (MIG) and virtual ones do not answer everything."""
+        try:
+            return question(*arguments)
+        except self._library.NVMLError:
+            return None
+
+
+POLL_SECONDS = 5.0
+"""Between two looks at volumes and GPUs."""
+
+
+class PodMetrics:
+    """Puts its series in `registry`; use as a context manager.
+
+    volumes: paths by their names in the catalogue; one that is not there yet is looked for again.
+    """
+
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        *,
+        run: str,
+        engine: str,
+        volumes: Mapping[str, Path],
+        seconds: float = POLL_SECONDS,
+    ) -> None:
+        self.values = MetricRegistry(run=run)
+        self.values.declare("telemetry_scrapes", "telemetry_connections_shed")
+        facts = {"version": VERSION, "engine": engine, "python": platform.python_version()}
+        self.values.set_info("build_info", facts)
+        self._volumes, self._seconds = volumes, seconds
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._poll, name="pod-metrics", daemon=True)
+        self._thread.start()
+        registry.register(self.values)
+
+    def add_server(self, server: MetricsServer) -> None:
+        """Tells how the endpoint is used."""
+
+        def count() -> None:
+            self.values.set("telemetry_scrapes", server.scrapes)
+            self.values.set("telemetry_connections_shed", server.shed_connections)
+
+        self.values.on_collect(count)
+
+    def close(self) -> None:
+        """Stops looking; what hangs is left to the end of the process."""
+        self._closed.set()
+
+    def __enter__(self) -> "PodMetrics":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _poll(self) -> None:
+        nvml = Nvml.open()
+        while True:
+            self._update_volumes()
+            for gpu in nvml.states() if nvml is not None else ():
+                self._update_gpu(gpu)
+            if self._closed.wait(self._seconds):
+                return
+
+    def _update_volumes(self) -> None:
+        for name, path in self._volumes.items():
+            with suppress(OSError):
+                usage = shutil.disk_usage(path)
+                self.values.set("disk_free_bytes", usage.free, name)
+                self.values.set("disk_size_bytes", usage.total, name)
+
+    def _update_gpu(self, gpu: GpuState) -> None:
+        values = {
+            "gpu_utilization_ratio": gpu.utilization,
+            "gpu_memory_used_bytes": gpu.memory_used,
+            "gpu_memory_size_bytes": gpu.memory_size,
+            "gpu_power_watts": gpu.watts,
+            "gpu_temperature_celsius": gpu.celsius,
+        }
+        for name, value in values.items():
+            if value is not None:
+                self.values.set(name, value, str(gpu.index))
+
 
 PUSHED_STAGES = ("shard", "evaluate")
 """Stages that may be over before Prometheus has found them."""
