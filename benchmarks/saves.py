@@ -15,9 +15,9 @@ from world import run_world
 
 from podscale.config import RunConfig
 from podscale.data.shard_set import ShardSet
+from podscale.distributed.step_status import StopRequest
 from podscale.engine.checkpoints import open_checkpoint_store
 from podscale.engine.monitor import TrainingLogger
-from podscale.engine.stop import StopRequest
 from podscale.engine.trainer import train
 from podscale.pytorch.build import build_trainer
 from podscale.pytorch.world import World

@@ -10,9 +10,9 @@ from benchmarks.ensemble.cases import Comparison
 from podscale import stages
 from podscale.config import RunConfig
 from podscale.data.shard_set import ShardSet
-from podscale.engine.notes import ProgressTracker
-from podscale.engine.place import WorkerEnv
-from podscale.engine.stop import StopRequest
+from podscale.distributed.progress_tracker import ProgressTracker
+from podscale.distributed.step_status import StopRequest
+from podscale.distributed.worker_env import WorkerEnv
 from podscale.evaluate.evaluation import evaluate_run
 from podscale.pytorch.rank import run_training
 from podscale.pytorch.together import evaluate_ensemble

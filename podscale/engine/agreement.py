@@ -19,9 +19,9 @@ from podscale.config import RunConfig, result_values
 from podscale.config.fields import FieldClass
 from podscale.config.identity import field_values
 from podscale.data.shard_set import ShardSet
-from podscale.engine.meeting import RankGroup
+from podscale.distributed.rank_group import RankGroup
+from podscale.distributed.store import StoreError, StoreTimeout
 from podscale.errors import HangDetected, InputError, PodscaleError
-from podscale.store import StoreError, StoreTimeout
 from podscale.util.formatting import format_ranks
 from podscale.version import VERSION
 

@@ -12,7 +12,7 @@ from time import perf_counter
 
 from podscale.config import RunConfig
 from podscale.data.loaders.base import Loader
-from podscale.engine.world import World
+from podscale.distributed.rank_group import World
 from podscale.hardware import find_gpu_chip
 from podscale.telemetry.metrics import TrainMetrics
 

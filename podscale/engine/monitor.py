@@ -13,11 +13,11 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from podscale.config import RunConfig
+from podscale.distributed.progress_tracker import ProgressTracker
+from podscale.distributed.rank_group import World
+from podscale.distributed.step_status import StepStatus
+from podscale.distributed.worker_env import launch_age
 from podscale.engine.evaluation import EvaluationResult
-from podscale.engine.notes import ProgressTracker
-from podscale.engine.seat import launch_age
-from podscale.engine.word import StepStatus
-from podscale.engine.world import World
 from podscale.errors import Preempted
 from podscale.runs import RunDirectory
 from podscale.runs.checkpoint import CheckpointReport, Failed, Restored, Saved

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry
 
 from podscale.data.loaders.base import Loader
-from podscale.engine.place import WorkerEnv
-from podscale.engine.world import World
+from podscale.distributed.rank_group import World
+from podscale.distributed.worker_env import WorkerEnv
 from podscale.runs import RunDirectory, predictions
 from podscale.runs.predictions import Predictions
 from podscale.telemetry.events import EventLog

@@ -13,15 +13,14 @@ import numpy.typing as npt
 from podscale import models, schedules
 from podscale.config import RunConfig
 from podscale.data.loaders.base import Loader
+from podscale.distributed.rank_group import World
+from podscale.distributed.step_status import StepStatus, StepSync, StopRequest
 from podscale.engine.evaluation import EvaluationResult
 from podscale.engine.export import TrainedModel, export_model
 from podscale.engine.meters import Gauges
 from podscale.engine.monitor import TrainingLogger
 from podscale.engine.origin import EPOCH_KEY, InitialWeights
 from podscale.engine.progress import RunProgress
-from podscale.engine.stop import StopRequest
-from podscale.engine.word import StepStatus, StepSync
-from podscale.engine.world import World
 from podscale.errors import PodscaleError, Preempted
 from podscale.runs.checkpoint import CheckpointStore, Snapshot
 

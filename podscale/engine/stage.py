@@ -3,13 +3,13 @@
 from collections.abc import Callable
 
 from podscale.data.shard_set import ShardSet
+from podscale.distributed.progress_tracker import ProgressTracker
+from podscale.distributed.rank_group import World
+from podscale.distributed.worker_env import WorkerEnv
 from podscale.engine.checkpoints import open_checkpoint_store
 from podscale.engine.monitor import TrainingLogger, open_training_logger
-from podscale.engine.notes import ProgressTracker
-from podscale.engine.place import WorkerEnv
 from podscale.engine.session import Trainer
 from podscale.engine.trainer import TrainResult, train
-from podscale.engine.world import World
 from podscale.errors import InputError, Preempted
 from podscale.runs import RunDirectory
 from podscale.runs.checkpoint import CheckpointStore

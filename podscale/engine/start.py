@@ -5,9 +5,9 @@ import os
 from podscale.data.loaders.build_loader import open_shard_set
 from podscale.data.sampler import build_sampler
 from podscale.data.shard_set import ShardSet
+from podscale.distributed.rank_group import RankGroup
+from podscale.distributed.worker_env import WorkerEnv
 from podscale.engine import agreement
-from podscale.engine.meeting import RankGroup
-from podscale.engine.place import WorkerEnv
 
 
 def open_agreed_shard_set(

@@ -13,10 +13,10 @@ from podscale.data.loaders.base import Loader
 from podscale.data.loaders.build_loader import build_evaluation_loader, build_loader
 from podscale.data.sampler import build_sampler
 from podscale.data.shard_set import ShardSet, Split
+from podscale.distributed.step_status import StopRequest
 from podscale.engine.fit import validate_world
 from podscale.engine.monitor import TrainingLogger
 from podscale.engine.origin import load_initial_weights
-from podscale.engine.stop import StopRequest
 from podscale.jax.checkpoints import TrainState
 from podscale.jax.compilation import synchronize_first_call
 from podscale.jax.control import StepSync

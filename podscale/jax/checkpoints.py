@@ -14,9 +14,9 @@ from jax.sharding import NamedSharding
 
 from podscale import models
 from podscale.config import RunConfig
+from podscale.distributed.waits import CHECKPOINT, waiting_for
 from podscale.engine.origin import InitialWeights
 from podscale.engine.progress import RunProgress
-from podscale.engine.waits import CHECKPOINT, waiting_for
 from podscale.errors import InputError, fields_of
 from podscale.jax.gradients import Buckets
 from podscale.jax.mesh import REPLICATED

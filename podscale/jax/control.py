@@ -1,4 +1,4 @@
-"""The control word of every call (see podscale.engine.word): it travels in the program that carries out the updates.
+"""The control word of every call (see podscale.distributed.step_status): it travels in the program that carries out the updates.
 
 What a process has to say goes in with the batches, and comes out under MAX with losses and norms, whose way to the host
 begins as soon as they are there. Whether an update was masked the program knows by itself, the same on all devices.
@@ -13,8 +13,8 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh, NamedSharding
 
-from podscale.engine.waits import CONTROL, waiting_for
-from podscale.engine.word import STATUS_LAG, StepStatus, pack, unpack
+from podscale.distributed.step_status import STATUS_LAG, StepStatus, pack, unpack
+from podscale.distributed.waits import CONTROL, waiting_for
 from podscale.jax.mesh import RANKS, axis_size
 from podscale.jax.placing import assemble_array, put_replicated
 from podscale.jax.step import STATUS_SPEC, StepInputs, StepResults

@@ -15,9 +15,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from podscale.config import RunConfig
 from podscale.data.loaders.base import Batch, Loader
 from podscale.data.sampler import evaluation_steps
+from podscale.distributed.waits import EVALUATION, waiting_for
 from podscale.engine.evaluation import BATCHES_PER_STOP_CHECK, TOP_K, EvaluationResult, evaluation_result
 from podscale.engine.phase import PhaseTimer
-from podscale.engine.waits import EVALUATION, waiting_for
 from podscale.jax.compilation import synchronize_first_call
 from podscale.jax.feed import DeviceBatches, DevicePrefetcher, GlobalBatches
 from podscale.jax.gradients import Buckets, ParamLayout

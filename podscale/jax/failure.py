@@ -4,11 +4,11 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from podscale.engine import failure
-from podscale.engine.meeting import RankGroup
-from podscale.engine.notes import ProgressTracker
+from podscale.distributed import failure_report
+from podscale.distributed.progress_tracker import ProgressTracker
+from podscale.distributed.rank_group import RankGroup
+from podscale.distributed.store import StoreError, StoreTimeout
 from podscale.errors import HangDetected, PeerLost, PodscaleError
-from podscale.store import StoreError, StoreTimeout
 
 _COLLECTIVES = ("gloo", "nccl", "collective", "coordination", "distributed service", "barrier")
 _TIMED_OUT = ("timed out", "timeout", "deadline")
@@ -32,7 +32,7 @@ def watch_jax_peers(
     stack_directory: Path | None = None,
 ) -> AbstractContextManager[ProgressTracker]:
     """`engine.failure.watched` for JAX's collectives, which wait on the device, on a CPU without end."""
-    return failure.watch_peers(
+    return failure_report.watch_peers(
         rank_group,
         exit_process,
         classify_error=classify_error,

@@ -8,13 +8,12 @@ runs.
 import logging
 import os
 
-from podscale.engine.meeting import RankGroup, join_rank_group
-from podscale.engine.notes import ProgressTracker
-from podscale.engine.place import WorkerEnv
-from podscale.engine.seat import read_rank_env
+from podscale.distributed.progress_tracker import ProgressTracker
+from podscale.distributed.rank_group import RankGroup, join_rank_group
+from podscale.distributed.step_status import StopRequest
+from podscale.distributed.worker_env import WorkerEnv, read_rank_env
 from podscale.engine.stage import run_worker_stage
 from podscale.engine.start import open_agreed_shard_set
-from podscale.engine.stop import StopRequest
 from podscale.errors import Preempted
 from podscale.jax.failure import watch_jax_peers
 from podscale.jax.libraries import library_versions

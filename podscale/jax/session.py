@@ -9,9 +9,9 @@ from typing import Any
 import numpy.typing as npt
 from jax import Array
 
+from podscale.distributed.step_status import StepStatus
 from podscale.engine.evaluation import EvaluationResult
 from podscale.engine.session import Trainer as SharedSession
-from podscale.engine.word import StepStatus
 from podscale.jax.checkpoints import TrainState, restore_or_start
 from podscale.jax.control import StepSync
 from podscale.jax.evaluate import Evaluator

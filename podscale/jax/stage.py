@@ -5,13 +5,13 @@ from collections.abc import Callable
 from podscale import models
 from podscale.data.loaders.base import Loader
 from podscale.data.shard_set import ShardSet
+from podscale.distributed.progress_tracker import ProgressTracker
+from podscale.distributed.step_status import StopRequest
+from podscale.distributed.worker_env import WorkerEnv
 from podscale.engine.monitor import TrainingLogger
-from podscale.engine.notes import ProgressTracker
 from podscale.engine.phase import untimed
-from podscale.engine.place import WorkerEnv
 from podscale.engine.prediction import PredictFunction, run_evaluation_stage
 from podscale.engine.stage import run_training_stage
-from podscale.engine.stop import StopRequest
 from podscale.engine.trainer import TrainResult
 from podscale.errors import InputError
 from podscale.jax.build import build_evaluator, build_trainer

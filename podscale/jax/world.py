@@ -12,12 +12,12 @@ from typing import Any
 
 import jax
 
-from podscale.engine.meeting import RankGroup, join_rank_group, leave_rank_group
-from podscale.engine.seat import RankEnv, read_rank_env
-from podscale.engine.waits import BARRIER, waiting_for
+from podscale.distributed.rank_group import RankGroup, join_rank_group, leave_rank_group
+from podscale.distributed.store import StoreTimeout
+from podscale.distributed.waits import BARRIER, waiting_for
+from podscale.distributed.worker_env import RankEnv, read_rank_env
 from podscale.errors import HangDetected, InputError
 from podscale.jax.abort import delay_abort
-from podscale.store import StoreTimeout
 from podscale.util.formatting import format_ranks
 from podscale.util.processes import call_with_timeout
 

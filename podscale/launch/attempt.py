@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
 
+from podscale.distributed.worker_exit import read_exit_status, read_worker_reports, registered_workers
 from podscale.errors import ExitCode
 from podscale.launch import joining, local, orphans
 from podscale.launch.follow import LogDisplay
@@ -18,7 +19,6 @@ from podscale.launch.tracking import TrackerProcesses
 from podscale.runs import Lease, RunDirectory
 from podscale.util import env, host_info, processes
 from podscale.util.processes import DUPLICATE_SIGNAL_SECONDS
-from podscale.worker_exit import read_exit_status, read_worker_reports, registered_workers
 
 POLL_SECONDS = 0.1
 SURVIVOR_GRACE_SECONDS = 15.0

@@ -8,8 +8,8 @@ that are no more. It is known by having come there before.
 import time
 from collections.abc import Callable, Sequence
 
+from podscale.distributed.store import FAILED_KEY, Store, StoreError, StoreTimeout
 from podscale.launch.rendezvous import Rendezvous
-from podscale.store import FAILED_KEY, Store, StoreError, StoreTimeout
 from podscale.util.formatting import format_ranks
 
 BARRIER_TIMEOUT_SECONDS = 900.0

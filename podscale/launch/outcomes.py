@@ -4,8 +4,8 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from podscale.distributed.worker_exit import WorkerReport
 from podscale.errors import ExitCode
-from podscale.worker_exit import WorkerReport
 
 CRASH_SIGNALS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE)
 

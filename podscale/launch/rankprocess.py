@@ -10,12 +10,12 @@ import sys
 import traceback
 from pathlib import Path
 
+from podscale.distributed.worker_exit import WorkerReport, register_worker, report_and_exit, report_path
 from podscale.errors import ExitCode, PodscaleError
 from podscale.launch.orphans import exit_with_supervisor
 from podscale.runs.lease import Lease
 from podscale.util import env
 from podscale.util.processes import SigtermReceived, raise_on_sigterm
-from podscale.worker_exit import WorkerReport, register_worker, report_and_exit, report_path
 
 
 def main() -> None:

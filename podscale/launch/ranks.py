@@ -16,9 +16,9 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from podscale.distributed.worker_exit import write_exit_status
 from podscale.launch import rankprocess
 from podscale.util.env import RANK_DIR
-from podscale.worker_exit import write_exit_status
 
 FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 

@@ -11,12 +11,10 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 
+from podscale.distributed.store import Store, StoreClient, StoreError, StoreServer
 from podscale.launch.gathering import BARRIER_TIMEOUT_SECONDS, BarrierTimeout, mark_rank_lost, pod_barrier
 from podscale.launch.ranks import ForkServer, preload_module
 from podscale.launch.rendezvous import Rendezvous
-from podscale.store import Store, StoreError
-from podscale.store.client import StoreClient
-from podscale.store.server import StoreServer
 from podscale.util import env
 
 REPORT_LOST_SECONDS = 5.0

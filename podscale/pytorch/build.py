@@ -16,11 +16,11 @@ from podscale.data.loaders.base import Loader
 from podscale.data.loaders.build_loader import build_evaluation_loader, build_loader
 from podscale.data.sampler import build_sampler
 from podscale.data.shard_set import ShardSet
+from podscale.distributed.step_status import StopRequest
 from podscale.engine.fit import validate_world
 from podscale.engine.monitor import TrainingLogger
 from podscale.engine.origin import load_initial_weights
 from podscale.engine.progress import RunProgress
-from podscale.engine.stop import StopRequest
 from podscale.errors import InputError
 from podscale.pytorch.allreduce.selftest import relative_error
 from podscale.pytorch.batchnorm import assign_batch_norm_groups

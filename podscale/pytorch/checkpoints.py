@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
+from podscale.distributed.waits import CHECKPOINT, waiting_for
 from podscale.engine.origin import InitialWeights
 from podscale.engine.progress import RunProgress
-from podscale.engine.waits import CHECKPOINT, waiting_for
 from podscale.errors import InputError
 from podscale.pytorch.ema import Ema
 from podscale.pytorch.optim import ExtraStateOptimizer, LookaheadOptimizer, Optimizer

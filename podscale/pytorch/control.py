@@ -1,4 +1,4 @@
-"""The control word of every update (see podscale.engine.word), in one small all-reduce.
+"""The control word of every update (see podscale.distributed.step_status), in one small all-reduce.
 
 The loss travels to the host in the same late way.
 """
@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from podscale.engine.waits import CONTROL, waiting_for
-from podscale.engine.word import STATUS_LAG, StepStatus, pack, unpack
+from podscale.distributed.step_status import STATUS_LAG, StepStatus, pack, unpack
+from podscale.distributed.waits import CONTROL, waiting_for
 from podscale.pytorch.step import StepResult
 from podscale.pytorch.world import World
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 from torch import distributed as dist
 
-from podscale.engine import failure
-from podscale.engine.meeting import RankGroup
-from podscale.engine.notes import ProgressTracker
+from podscale.distributed import failure_report
+from podscale.distributed.progress_tracker import ProgressTracker
+from podscale.distributed.rank_group import RankGroup
 from podscale.errors import HangDetected, PeerLost, PodscaleError
 from podscale.pytorch.flight import dump_flight_recorder
 
@@ -37,7 +37,7 @@ def watch_torch_peers(
     """`engine.failure.watched` for torch's collectives. silent_collectives: default: there is a GPU, whose NCCL raises
     nothing.
     """
-    return failure.watch_peers(
+    return failure_report.watch_peers(
         rank_group,
         exit_process,
         classify_error=classify_error,

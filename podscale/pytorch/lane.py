@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from podscale.engine.waits import waiting_for_bucket
+from podscale.distributed.waits import waiting_for_bucket
 
 AverageFunction = Callable[[Tensor], None]
 """Averages a bucket in place, by blocking collectives."""

@@ -18,8 +18,8 @@ from podscale.config import RunConfig
 from podscale.data.loaders.build_loader import build_loader
 from podscale.data.sampler import build_sampler
 from podscale.data.shard_set import ShardSet
+from podscale.distributed.waits import BATCH_NORM, waiting_for
 from podscale.engine.phase import untimed
-from podscale.engine.waits import BATCH_NORM, waiting_for
 from podscale.pytorch.batchnorm import BatchNorm
 from podscale.pytorch.feed import DevicePrefetcher
 from podscale.pytorch.normalise import Normalise

@@ -9,9 +9,9 @@ from torch._C._distributed_c10d import HashStore, Store, TCPStore
 from torch.distributed import DistStoreError
 from torch.distributed.rendezvous import rendezvous
 
-from podscale.engine.meeting import RankGroup, join_rank_group
-from podscale.engine.seat import read_rank_env
-from podscale.store import StoreError, StoreTimeout
+from podscale.distributed.rank_group import RankGroup, join_rank_group
+from podscale.distributed.store import StoreError, StoreTimeout
+from podscale.distributed.worker_env import read_rank_env
 from podscale.util import env
 
 TORCH_PORT_KEY = "torch/port"

@@ -12,15 +12,15 @@ import torch
 
 from podscale.data.loaders.base import Loader
 from podscale.data.shard_set import ShardSet
-from podscale.engine.meeting import RankGroup
+from podscale.distributed.progress_tracker import ProgressTracker
+from podscale.distributed.rank_group import RankGroup
+from podscale.distributed.step_status import StopRequest
+from podscale.distributed.worker_env import WorkerEnv
 from podscale.engine.monitor import TrainingLogger
-from podscale.engine.notes import ProgressTracker
 from podscale.engine.phase import untimed
-from podscale.engine.place import WorkerEnv
 from podscale.engine.prediction import PredictFunction, run_evaluation_stage
 from podscale.engine.stage import run_training_stage, run_worker_stage
 from podscale.engine.start import open_agreed_shard_set
-from podscale.engine.stop import StopRequest
 from podscale.errors import Preempted
 from podscale.pytorch.allreduce.auto import resolve_all_reduce
 from podscale.pytorch.build import build_evaluator, build_model_on_device, build_trainer

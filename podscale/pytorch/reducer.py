@@ -18,7 +18,7 @@ from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from podscale.config.train import AllReduceSection
-from podscale.engine.waits import GRADIENTS, waiting_for
+from podscale.distributed.waits import GRADIENTS, waiting_for
 from podscale.pytorch.allreduce import AllReduce, ShardedAllReduce, build_all_reduce
 from podscale.pytorch.gradients import GradientBuffer
 from podscale.pytorch.lane import build_comm_queue

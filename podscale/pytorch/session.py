@@ -8,9 +8,9 @@ from typing import Any
 import numpy.typing as npt
 import torch
 
+from podscale.distributed.step_status import StepStatus
 from podscale.engine.evaluation import EvaluationResult
 from podscale.engine.session import Trainer as SharedSession
-from podscale.engine.word import StepStatus
 from podscale.pytorch.checkpoints import TrainState, restore_or_start
 from podscale.pytorch.compilation import release_cuda_graphs
 from podscale.pytorch.control import StepSync

@@ -10,8 +10,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from podscale.distributed.waits import OPTIMIZER, waiting_for
 from podscale.engine.phase import PhaseTimer
-from podscale.engine.waits import OPTIMIZER, waiting_for
 from podscale.pytorch.compilation import ForwardFunction
 from podscale.pytorch.feed import DeviceBatch
 from podscale.pytorch.loss import TrainingLoss

@@ -22,10 +22,10 @@ import torch
 
 from podscale.config import RunConfig
 from podscale.data.loaders.build_loader import open_shard_set
+from podscale.distributed.step_status import StopRequest
 from podscale.engine.checkpoints import open_checkpoint_store
 from podscale.engine.monitor import open_training_logger
 from podscale.engine.phase import PhaseTimer
-from podscale.engine.stop import StopRequest
 from podscale.pytorch.allreduce.auto import resolve_all_reduce
 from podscale.pytorch.build import build_trainer
 from podscale.pytorch.graph import CudaGraphStep

@@ -20,11 +20,11 @@ from torch import nn
 from podscale.config import RunConfig
 from podscale.data.loaders.base import Loader
 from podscale.data.shard_set import ShardSet
+from podscale.distributed.waits import EVALUATION, waiting_for
+from podscale.distributed.worker_env import WorkerEnv
 from podscale.engine.fit import validate_world
 from podscale.engine.phase import untimed
-from podscale.engine.place import WorkerEnv
 from podscale.engine.prediction import PredictFunction, run_evaluation_stage
-from podscale.engine.waits import EVALUATION, waiting_for
 from podscale.pytorch.build import build_evaluator, build_model_on_device
 from podscale.pytorch.checkpoints import as_array
 from podscale.pytorch.evaluate import Evaluator, PredictionColumns, batch_predictions, prediction_columns

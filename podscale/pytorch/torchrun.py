@@ -12,8 +12,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from podscale.distributed.worker_exit import write_exit_status
 from podscale.util.env import RANK_DIR
-from podscale.worker_exit import write_exit_status
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from podscale.engine.waits import OPTIMIZER, waiting_for
+from podscale.distributed.waits import OPTIMIZER, waiting_for
 from podscale.pytorch.allreduce import ShardedAllReduce
 from podscale.pytorch.gradients import GradientBuffer
 from podscale.pytorch.layout import strided_like, view_like

@@ -10,8 +10,8 @@ from datetime import timedelta
 import torch
 from torch import distributed as dist
 
-from podscale.engine.meeting import RankGroup, leave_rank_group
-from podscale.engine.waits import BARRIER, waiting_for
+from podscale.distributed.rank_group import RankGroup, leave_rank_group
+from podscale.distributed.waits import BARRIER, waiting_for
 from podscale.pytorch.meeting import join_torch_rank_group, torch_store
 
 NCCL_GRACE_SECONDS = 30.0

@@ -2,7 +2,7 @@
 
 A request to stop (SIGTERM), for work that can be given up at any moment because its products appear at once.
 
-Training is not of that kind: its ranks look at a flag between updates (see podscale.engine.stop), and the supervisor
+Training is not of that kind: its ranks look at a flag between updates (see podscale.distributed.step_status), and the supervisor
 waits for them.
 
 Waiting for what may hang, for a while only.

@@ -14,8 +14,8 @@ import torch
 import podscale
 from podscale.config import RunConfig
 from podscale.data.shard_set import ShardSet
+from podscale.distributed.rank_group import RankGroup
 from podscale.engine import agreement
-from podscale.engine.meeting import RankGroup
 from podscale.errors import HangDetected, InputError
 from podscale.pytorch.libraries import library_versions
 from podscale.pytorch.meeting import TorchStore, join_torch_rank_group, torch_store

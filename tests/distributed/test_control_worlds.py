@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from podscale.engine.word import STATUS_LAG, StepStatus
+from podscale.distributed.step_status import STATUS_LAG, StepStatus
 from podscale.pytorch.control import StepSync
 from podscale.pytorch.step import StepResult
 from podscale.pytorch.world import World

@@ -13,8 +13,8 @@ from safetensors.numpy import load_file
 from podscale.config import RunConfig
 from podscale.data.loaders.base import Batch
 from podscale.data.shard_set import ShardSet
+from podscale.distributed.worker_env import WorkerEnv
 from podscale.engine.phase import untimed
-from podscale.engine.place import WorkerEnv
 from podscale.errors import InputError
 from podscale.evaluate import evaluation
 from podscale.evaluate.report import build_report

@@ -63,9 +63,9 @@ def _train_here(
     world: Any, config: RunConfig, shards: Path, watch: Callable[[Any, int], None] = lambda session, step: None
 ) -> dict[str, Any]:
     from podscale.data.shard_set import ShardSet
+    from podscale.distributed.step_status import StopRequest
     from podscale.engine.checkpoints import open_checkpoint_store
     from podscale.engine.monitor import open_training_logger
-    from podscale.engine.stop import StopRequest
     from podscale.engine.trainer import train
     from podscale.pytorch.build import build_trainer
     from podscale.runs import RunDirectory

@@ -109,7 +109,7 @@ def test_feed_copies_and_normalises(world: Any) -> None:
 def test_control_words_arrive_late_and_right(world: Any) -> None:
     import torch
 
-    from podscale.engine.word import STATUS_LAG
+    from podscale.distributed.step_status import STATUS_LAG
     from podscale.pytorch.control import StepSync
     from podscale.pytorch.step import StepResult
 

@@ -19,9 +19,9 @@ def test_the_watch_speaks_while_the_host_waits_for_the_device() -> None:
     import torch
     from torch._C._distributed_c10d import HashStore
 
-    from podscale.engine.meeting import RankGroup
-    from podscale.engine.notes import ProgressTracker
-    from podscale.engine.pulse import RankHeartbeat
+    from podscale.distributed.heartbeat import RankHeartbeat
+    from podscale.distributed.progress_tracker import ProgressTracker
+    from podscale.distributed.rank_group import RankGroup
     from podscale.pytorch.failure import watch_torch_peers
     from podscale.pytorch.meeting import TorchStore
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax.experimental import io_callback
 
-from podscale.engine.word import STATUS_LAG, StepStatus
+from podscale.distributed.step_status import STATUS_LAG, StepStatus
 from podscale.jax.session import JaxTrainer
 from tests.support.engines import document, lines_of, train_in_jax
 from tests.support.shard_set import make_shard_set

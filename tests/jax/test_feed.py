@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from podscale.data.loaders.base import Batch
+from podscale.distributed.step_status import STATUS_LAG, StepStatus
 from podscale.engine.phase import untimed
-from podscale.engine.word import STATUS_LAG, StepStatus
 from podscale.jax.control import StepSync
 from podscale.jax.feed import DevicePrefetcher
 from podscale.jax.mesh import RANKS, build_mesh

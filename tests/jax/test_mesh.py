@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from podscale.engine.seat import RankEnv
+from podscale.distributed.worker_env import RankEnv
 from podscale.jax.mesh import (
     DEVICES,
     GROUP,

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 
+from podscale.distributed.worker_exit import registered_workers
 from podscale.runs import programs_directory
 from podscale.telemetry.events import filter_replays, read_records
-from podscale.worker_exit import registered_workers
 from tests.support.tiny import TINY
 
 MARK = "PODSCALE_TEST_MARK"

@@ -8,10 +8,10 @@ import numpy as np
 
 from podscale.config import RunConfig
 from podscale.data.shard_set import ShardSet
+from podscale.distributed.step_status import StopRequest
 from podscale.engine.checkpoints import open_checkpoint_store
 from podscale.engine.monitor import open_training_logger
 from podscale.engine.session import Trainer
-from podscale.engine.stop import StopRequest
 from podscale.engine.trainer import TrainResult, train
 from podscale.runs import RunDirectory
 from podscale.runs.checkpoint.format import complete_entries, read_snapshot
@@ -76,8 +76,8 @@ def train_in_torch(config: RunConfig, shards: Path, prepare: Prepare = lambda s:
 def jax_world(devices: int) -> Any:
     import jax
 
-    from podscale.engine.meeting import join_rank_group
-    from podscale.engine.seat import RankEnv
+    from podscale.distributed.rank_group import join_rank_group
+    from podscale.distributed.worker_env import RankEnv
     from podscale.jax.world import World
 
     chosen = tuple(jax.devices()[:devices])

@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from podscale.config import RunConfig
 from podscale.data.shard_set import ShardSet
-from podscale.engine.notes import ProgressTracker
+from podscale.distributed.progress_tracker import ProgressTracker
 from podscale.engine.phase import untimed
 from podscale.jax.build import build_training_loader
 from podscale.jax.compilation import enable_program_cache, synchronize_first_call

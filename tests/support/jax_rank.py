@@ -9,11 +9,11 @@ import json
 import os
 from pathlib import Path
 
-from podscale.engine.meeting import join_rank_group
-from podscale.engine.seat import read_rank_env
+from podscale.distributed.rank_group import join_rank_group
+from podscale.distributed.worker_env import read_rank_env
+from podscale.distributed.worker_exit import WorkerReport, report_and_exit
 from podscale.errors import PodscaleError
 from podscale.jax.failure import watch_jax_peers
-from podscale.worker_exit import WorkerReport, report_and_exit
 
 BODY, TIMEOUT = "PODSCALE_TEST_BODY", "PODSCALE_TEST_TIMEOUT"
 BEAT = 0.25

@@ -3,7 +3,7 @@
 import pytest
 from prometheus_client import CollectorRegistry
 
-from podscale.telemetry.hang import MIN_STEPS, P99_MULTIPLE, WINDOW_STEPS, HangLimit
+from podscale.distributed.progress_tracker import MIN_STEPS, P99_MULTIPLE, WINDOW_STEPS, HangLimit
 from podscale.telemetry.registry import MetricRegistry
 
 

@@ -7,17 +7,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
+from podscale.distributed.store import FAILED_KEY, StoreClient, StoreError
 from podscale.launch.gathering import BarrierTimeout, pod_barrier
 from podscale.launch.rendezvous import Rendezvous
-from podscale.store import FAILED_KEY, StoreError
-from podscale.store.client import StoreClient
 from tests.support.polling import until
 from tests.support.ports import free_port
 
 PATIENCE = 30.0
 SERVE = """
 import sys, time
-from podscale.store.server import StoreServer
+from podscale.distributed.store import StoreServer
 StoreServer("127.0.0.1", int(sys.argv[1]))
 print("serving", flush=True)
 time.sleep(600)

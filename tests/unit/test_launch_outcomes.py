@@ -6,10 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from podscale.launch.orphans import ancestor_pids, kill_launch_processes, launch_processes
-from podscale.launch.outcomes import GroupExit, LostWorker, StageResult, stage_result
-from podscale.util.processes import is_alive
-from podscale.worker_exit import (
+from podscale.distributed.worker_exit import (
     WorkerReport,
     read_worker_reports,
     register_worker,
@@ -17,6 +14,9 @@ from podscale.worker_exit import (
     report_path,
     write_worker_report,
 )
+from podscale.launch.orphans import ancestor_pids, kill_launch_processes, launch_processes
+from podscale.launch.outcomes import GroupExit, LostWorker, StageResult, stage_result
+from podscale.util.processes import is_alive
 
 DONE, PEER = WorkerReport(0, ""), WorkerReport(77, "a peer is gone")
 SAVED, HANG = WorkerReport(75, "saved step 3"), WorkerReport(76, "no progress for 60 s")

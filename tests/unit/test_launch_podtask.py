@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from podscale.config import load
-from podscale.engine.seat import RankEnv, read_rank_env
+from podscale.distributed.worker_env import RankEnv, read_rank_env
 from podscale.launch import local, spawner
 from podscale.launch.environment import describe_environment
 from podscale.launch.podtask import WorkerSpec, build_worker_spec

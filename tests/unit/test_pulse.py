@@ -2,11 +2,10 @@
 
 import json
 
-from podscale.engine.meeting import RankGroup
-from podscale.engine.notes import ProgressTracker
-from podscale.engine.pulse import RankHeartbeat
-from podscale.store.client import StoreClient
-from podscale.store.server import StoreServer
+from podscale.distributed.heartbeat import RankHeartbeat
+from podscale.distributed.progress_tracker import ProgressTracker
+from podscale.distributed.rank_group import RankGroup
+from podscale.distributed.store import StoreClient, StoreServer
 from tests.support.polling import until
 
 BEAT = 0.02

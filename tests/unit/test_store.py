@@ -7,9 +7,7 @@ import time
 
 import pytest
 
-from podscale.store import FAILED_KEY, Store, StoreError, StoreTimeout
-from podscale.store.client import LocalStore, StoreClient
-from podscale.store.server import StoreServer
+from podscale.distributed.store import FAILED_KEY, LocalStore, Store, StoreClient, StoreError, StoreServer, StoreTimeout
 from tests.support.ports import free_port
 
 

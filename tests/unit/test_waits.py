@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import podscale
-from podscale.engine import waits
-from podscale.engine.waits import current_wait, wait_of, waiting_for, waiting_for_bucket
+from podscale.distributed import waits
+from podscale.distributed.waits import current_wait, wait_of, waiting_for, waiting_for_bucket
 
 
 def lose() -> None:

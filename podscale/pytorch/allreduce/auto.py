@@ -18,7 +18,7 @@ from torch import distributed as dist
 from podscale import models
 from podscale.config import RunConfig
 from podscale.config.train import AllReduceSection
-from podscale.engine.waits import waiting_for
+from podscale.distributed.waits import waiting_for
 from podscale.hardware.all_reduce_choice import AllReduceChoice, choose_all_reduce, fit_link_axis
 from podscale.hardware.collective_cost import Fabric, LinkAxis
 from podscale.pytorch.allreduce.base import WIRE_DTYPES

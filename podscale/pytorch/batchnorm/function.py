@@ -15,7 +15,7 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.distributed import _functional_collectives as functional
 
-from podscale.engine.waits import BATCH_NORM, waiting_for
+from podscale.distributed.waits import BATCH_NORM, waiting_for
 from podscale.pytorch.batchnorm import native, traced
 from podscale.pytorch.batchnorm.native import memory_order
 from podscale.pytorch.batchnorm.statistics import combine_moments

@@ -1,19 +1,58 @@
-"""What a failed collective says about the other ranks, for people: which collective, and which rank is missing."""
+"""What a failed collective says about the other ranks, for people: which collective, and which rank is missing.
 
+What a rank that hangs was doing: the Python stacks of its threads and what its engine's recorder holds.
+"""
+
+import faulthandler
+import logging
 import os
 import socket
 import threading
+import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from podscale.engine.meeting import RankGroup
-from podscale.engine.notes import PeerStatus, ProgressTracker, progress_order
-from podscale.engine.pulse import RankHeartbeat
-from podscale.engine.stacks import FlightRecorder, dump_stacks
-from podscale.engine.waits import current_wait, wait_of
+from podscale.distributed.heartbeat import RankHeartbeat
+from podscale.distributed.progress_tracker import HangLimit, PeerStatus, ProgressTracker, progress_order
+from podscale.distributed.rank_group import RankGroup
+from podscale.distributed.waits import current_wait, wait_of
 from podscale.errors import HangDetected, PeerLost, PodscaleError, Preempted
-from podscale.telemetry.hang import HangLimit
+
+logger = logging.getLogger(__name__)
+
+
+FlightRecorder = Callable[[Path], str]
+"""Writes what an engine's collectives were at to a file; a line on what became of it."""
+
+
+def dump_stacks(
+    directory: Path,
+    rank: int,
+    reason: str,
+    failure: BaseException | None = None,
+    flight_recorder: FlightRecorder | None = None,
+) -> None:
+    """Adds to <folder>/rank-<k>.txt, and writes the recorder's state to rank-<k>.flight.json. Never raises.
+
+    failure: what the main thread has been brought out of its wait by.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with (directory / f"rank-{rank}.txt").open("a", encoding="utf-8") as file:
+            when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
+            file.write(f"{when} UTC, rank {rank}, process {os.getpid()} on {socket.gethostname()}: {reason}\n")
+            file.writelines(traceback.format_exception(failure) if failure is not None else [])
+            file.flush()
+            faulthandler.dump_traceback(file, all_threads=True)
+            file.write(
+                (flight_recorder(directory / f"rank-{rank}.flight.json") if flight_recorder is not None else "")
+                + "\n\n"
+            )
+    except OSError as error:
+        logger.warning("%s: the stacks of this rank are not kept: %s", directory, error.strerror)
+
 
 ErrorClassifier = Callable[[BaseException], type[PodscaleError] | None]
 

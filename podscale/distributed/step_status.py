@@ -4,10 +4,14 @@ With every update each rank says whether a stop was requested of it, whether the
 | rank` of the time it was busy before waiting, which names the slowest, and the same milliseconds negated, of which
 the fastest rank's are the highest: four int32, agreed under MAX. The host reads the word of `LAG` updates ago, which
 has long arrived, so the loop never waits for it; since all ranks read the same word at the same step, all act alike.
+
+A request to stop, from a signal; the loop looks at it once an update.
 """
 
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import Protocol
 
 STATUS_LAG = 2
@@ -53,3 +57,19 @@ def unpack(step: int, agreed: Sequence[int], loss: float, grad_norm: float | Non
     stop, masked, slowest, fastest = agreed
     slow = {"slowest_rank": slowest & 0xFFFF, "slowest_milliseconds": slowest >> 16, "fastest_milliseconds": -fastest}
     return StepStatus(step, bool(stop), not masked, loss, **slow, grad_norm=grad_norm)
+
+
+class StopRequest:
+    """Set by SIGTERM and SIGINT once installed; never by anything that could interrupt an update half way."""
+
+    def __init__(self) -> None:
+        self.requested = False
+
+    def install(self) -> "StopRequest":
+        """Handles the signals from now on; call it from the main thread."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._handle)
+        return self
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.requested = True

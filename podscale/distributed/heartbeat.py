@@ -15,9 +15,9 @@ from dataclasses import asdict
 from functools import partial
 from typing import Protocol
 
-from podscale.engine.meeting import RankGroup
-from podscale.engine.notes import HeartbeatRecord, PeerStatus, ProgressTracker
-from podscale.store import FAILED_KEY, Store, StoreError, StoreTimeout
+from podscale.distributed.progress_tracker import HeartbeatRecord, PeerStatus, ProgressTracker
+from podscale.distributed.rank_group import RankGroup
+from podscale.distributed.store import FAILED_KEY, Store, StoreError, StoreTimeout
 
 INTERVAL_SECONDS = 1.0
 """Between two notes of a rank; in large worlds more, so that the store never takes over `WRITES` a second."""

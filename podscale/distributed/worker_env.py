@@ -2,14 +2,22 @@
 
 How the pods of a JAXJob, a TrainJob, a JobSet or a TPU slice meet is read before, in each pod: see `launch.rendezvous`.
 Nothing is left for JAX's own detection to guess, which knows some of these launchers and fails in others.
+
+What the supervisor hands to each rank, of whichever engine.
 """
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
 
-from podscale.errors import InputError
+from podscale.config import RunConfig
+from podscale.distributed.worker_exit import WorkerReport, report_and_exit
+from podscale.errors import InputError, PodscaleError
+from podscale.runs import RunDirectory
+from podscale.runs.lease import lease_fence
 from podscale.util import env, processes
 
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
@@ -64,3 +72,40 @@ def launch_age(environment: Mapping[str, str] = os.environ) -> float:
     began = env.read_seconds(env.LIFE_BEGAN, environment)
     again = environment.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
     return processes.process_age() if began is None or again else max(0.0, time.monotonic() - began)
+
+
+@dataclass(frozen=True)
+class WorkerEnv:
+    """One rank's part of a stage.
+
+    config: the resolved document. stage: `train` or `evaluate`. shard_set: its location. rank_directory: local to the
+    pod; metrics-<rank>.prom and outcome-<rank>.json go there. fence_number: number of the supervisor's lease, if it has
+    one.
+    """
+
+    config: RunConfig
+    stage: str
+    shard_set: str
+    rank_directory: Path
+    fence_number: int | None
+    rank: int
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str] = os.environ) -> "WorkerEnv":
+        """Read what the supervisor passes to a worker (docs/environment.md), and RANK."""
+        return cls(
+            config=RunConfig.model_validate_json(environ[env.CONFIG]),
+            stage=environ[env.STAGE],
+            shard_set=environ[env.SHARD_SET],
+            rank_directory=Path(environ[env.RANK_DIR]),
+            fence_number=env.read_number(env.FENCE, environ),
+            rank=int(environ.get("RANK", "0")),
+        )
+
+    def exit(self, error: PodscaleError) -> NoReturn:
+        """Ends this process because of `error`, from whichever thread finds it."""
+        report_and_exit(self.rank_directory, self.rank, WorkerReport(int(error.exit_code), str(error)))
+
+    def fence(self, run: RunDirectory) -> Callable[[], None] | None:
+        """Raises where a newer launch writes the run directory; None without a lease."""
+        return None if self.fence_number is None else lease_fence(run.lease, self.fence_number)

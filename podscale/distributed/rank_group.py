@@ -2,14 +2,16 @@
 
 Frameworks have stores of their own, which live in rank 0 and end with it. This one names who is missing and outlives
 every rank, so it is where ranks agree, where they tell how they are, and where a failure looks for the culprit.
+
+The processes of a run, as far as what both engines share must know of them.
 """
 
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Protocol
 
-from podscale.engine.seat import RankEnv
-from podscale.store import Store, StoreError
-from podscale.store.client import LocalStore, StoreClient
+from podscale.distributed.store import LocalStore, Store, StoreClient, StoreError
+from podscale.distributed.worker_env import RankEnv
 
 LEAVE_TIMEOUT_SECONDS = 10.0
 """How long rank 0, in which the framework's own store lives, stays for the others at the end."""
@@ -49,3 +51,32 @@ def leave_rank_group(rank_group: RankGroup) -> None:
             rank_group.store.set(f"left/{rank_group.rank}", "")
         else:
             rank_group.store.wait([f"left/{rank}" for rank in range(1, rank_group.size)], LEAVE_TIMEOUT_SECONDS)
+
+
+class World(Protocol):
+    """One process among `size`; each engine has its own, which knows its devices besides."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def ranks(self) -> range:
+        """This process's devices, counted over all: its ranks of the sample order, unless devices share images."""
+        ...
+
+    @property
+    def is_rank0(self) -> bool:
+        """Rank 0: the one that writes."""
+        ...
+
+    @property
+    def device_name(self) -> str:
+        """What this process computes on, for people."""
+        ...
+
+    def hosts(self) -> tuple[str, ...]:
+        """The machine of every process, by name. Every process must call this at the same time."""
+        ...
