@@ -9,7 +9,7 @@ imports a framework.
 
 from podscale.config import ModelSection
 from podscale.models import alexnet, inception, resnet
-from podscale.models.layers import (
+from podscale.models.spec import (
     HALVING_WINDOW,
     BufferSpec,
     LayerSpec,

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from podscale.config import ModelSection
-from podscale.models.layers import LayerSpec, Window, WindowPath
+from podscale.models.spec import LayerSpec, Window, WindowPath
 
 CONV_CHANNELS, HIDDEN_UNITS = (96, 256, 384, 384, 256), 4096
 """Output channels of conv1 to conv5, units of fc6 and fc7 (Krizhevsky 2012, section 3.5)."""

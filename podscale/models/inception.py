@@ -8,9 +8,9 @@ timm's of Inception-ResNet-V2. At 1000 classes the first has 27,161,264 paramete
 from collections.abc import Iterator
 
 from podscale.config import ModelSection
-from podscale.models.layers import LayerSpec, Window
-from podscale.models.table import BranchNode, BranchTable, ConvNode, Node, Nodes, PoolNode, ResidualNode
-from podscale.models.table import table_layers as layers_of
+from podscale.models.branches import BranchNode, BranchTable, ConvNode, Node, Nodes, PoolNode, ResidualNode
+from podscale.models.branches import table_layers as layers_of
+from podscale.models.spec import LayerSpec, Window
 
 INCEPTION_NAMES = ("inception_v3", "inception_resnet_v2")
 MAX_POOL_HALF = PoolNode("max", Window(3, 2, 0))

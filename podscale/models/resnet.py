@@ -6,7 +6,7 @@ from typing import Literal
 
 from podscale.config import ModelSection
 from podscale.config.model import CIFAR_RESNETS
-from podscale.models.layers import HALVING_WINDOW, LayerSpec, Window, WindowPath
+from podscale.models.spec import HALVING_WINDOW, LayerSpec, Window, WindowPath
 
 BASIC, BOTTLENECK = "basic", "bottleneck"
 EXPANSION = {BASIC: 1, BOTTLENECK: 4}

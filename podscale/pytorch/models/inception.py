@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 from podscale import models
 from podscale.config import ModelSection
+from podscale.models.branches import BranchNode, ConvNode, Nodes, PoolNode, ResidualNode
 from podscale.models.inception import inception_table
-from podscale.models.table import BranchNode, ConvNode, Nodes, PoolNode, ResidualNode
 from podscale.pytorch.batchnorm import BatchNorm
 from podscale.pytorch.models.heads import InceptionOutputs, Outputs
 from podscale.pytorch.models.stem import build_layer

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from podscale.models.layers import LayerSpec, Window, WindowPath
+from podscale.models.spec import LayerSpec, Window, WindowPath
 
 
 @dataclass(frozen=True)
