@@ -22,7 +22,7 @@ from podscale.data.loaders.build_loader import build_loader
 from podscale.data.sampler import build_sampler
 from podscale.data.shard_set import ShardSet, Split
 from podscale.errors import InputError
-from podscale.schedules import image_phases
+from podscale.training.schedules import image_phases
 
 Candidate = Callable[[Split, int, int], Iterator[int]]  # (split, batch, size) -> images of each batch
 ROUNDS = 3

@@ -36,7 +36,7 @@ from podscale.data.remote_files import ReadRetryPolicy, RemoteFiles
 from podscale.data.sampler import build_sampler
 from podscale.data.shard_set import LocalShardMapper, ShardSet, Split
 from podscale.errors import InputError
-from podscale.schedules import image_phases
+from podscale.training.schedules import image_phases
 
 PACKAGES = ("pillow", "simplejpeg", "numpy", "nvidia-dali-cuda130")
 NEEDED = 4102

@@ -23,9 +23,9 @@ from torch import Tensor
 
 from podscale.config import ModelSection
 from podscale.config.optimizer import OptimizerSection
-from podscale.layout import plan_buckets
 from podscale.models import model_spec
 from podscale.pytorch.optim import ExtraStateOptimizer, HyperParams, ParamShard, ParamSlice, StepAware, build_optimizer
+from podscale.training.param_layout import plan_buckets
 
 PARAMETERS = model_spec(ModelSection(name="resnet50"), 1000).parameters
 RATE, MOMENTUM, DECAY, ETA = 0.1, 0.9, 1e-4, 1e-3

@@ -23,9 +23,6 @@ from world import run_world
 from podscale.config import RunConfig
 from podscale.data.shard_set import ShardSet
 from podscale.distributed.step_status import StepStatus, StopRequest
-from podscale.engine.checkpoints import open_checkpoint_store
-from podscale.engine.monitor import TrainingLogger, open_goodput_tracker
-from podscale.engine.trainer import train
 from podscale.pytorch.build import build_trainer
 from podscale.pytorch.world import World
 from podscale.runs import Lease, RunDirectory
@@ -34,6 +31,9 @@ from podscale.telemetry.goodput import GoodputWriter
 from podscale.telemetry.metrics import TrainMetrics
 from podscale.telemetry.registry import MergedMetrics, SnapshotWriter, snapshot_path
 from podscale.telemetry.server import MetricsServer
+from podscale.training.trainer import train
+from podscale.training.training_logger import TrainingLogger, open_goodput_tracker
+from podscale.training.worker_stages import open_checkpoint_store
 
 WARM_STEPS = 44
 """The first steps fill caches and choose kernels."""

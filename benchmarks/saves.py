@@ -16,13 +16,13 @@ from world import run_world
 from podscale.config import RunConfig
 from podscale.data.shard_set import ShardSet
 from podscale.distributed.step_status import StopRequest
-from podscale.engine.checkpoints import open_checkpoint_store
-from podscale.engine.monitor import TrainingLogger
-from podscale.engine.trainer import train
 from podscale.pytorch.build import build_trainer
 from podscale.pytorch.world import World
 from podscale.runs import RunDirectory
 from podscale.telemetry.metrics import TrainMetrics
+from podscale.training.trainer import train
+from podscale.training.training_logger import TrainingLogger
+from podscale.training.worker_stages import open_checkpoint_store
 
 RESNET50 = {"name": "resnet50"}
 

@@ -11,9 +11,9 @@ from benchmarks.network.lab import Lab
 from benchmarks.network.meter import Sample, measure
 from benchmarks.network.replay import Replay, Trace, pieces
 from podscale.config.train import AllReduceSection
-from podscale.layout import plan_buckets
 from podscale.pytorch.allreduce import build_all_reduce
 from podscale.pytorch.world import World
+from podscale.training.param_layout import plan_buckets
 
 SIZES = (1.0, 8.0, 51.0, 102.2, 243.9)
 """MB of fp32 gradients: ResNet-50's 25,557,032 parameters are 102.2, AlexNet's 60,967,112 are 243.9."""

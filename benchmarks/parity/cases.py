@@ -14,7 +14,7 @@ from podscale.data.loaders.build_loader import build_evaluation_loader, build_lo
 from podscale.data.sampler import build_sampler
 from podscale.data.shard_set import ShardSet
 from podscale.runs.directory import dataset_directory
-from podscale.schedules import image_phases
+from podscale.training.schedules import image_phases
 
 RANKS, GLOBAL_BATCH = 4, 64
 Values = npt.NDArray[Any]

@@ -10,8 +10,9 @@ import numpy as np
 
 from benchmarks.parity.cases import RANKS, Data, Trained
 from benchmarks.world import run_world
-from podscale import models, schedules
+from podscale import models
 from podscale.config import RunConfig
+from podscale.training import schedules
 
 
 def by_torch(config: RunConfig, given: list[Data]) -> list[Trained]:
@@ -27,11 +28,11 @@ def _train_torch(world: Any, config: RunConfig, data: Data) -> Trained:
     import torch
 
     from podscale.data.loaders.base import Batch
-    from podscale.engine.phase import untimed
     from podscale.pytorch import build
     from podscale.pytorch.feed import DeviceBatch
     from podscale.pytorch.modelfile import load_weights_file
     from podscale.pytorch.normalise import Normalise
+    from podscale.training.training_logger import untimed
 
     network = build.build_model_on_device(config, world, data.classes)
     load_weights_file(network, data.weights)

@@ -1,10 +1,11 @@
 """`podscale run --dry-run`: what a run would do, said before anything is started."""
 
-from podscale import models, schedules
-from podscale.blocks import preconditioner_elements
+from podscale import models
 from podscale.config import RunConfig, TrainSection
 from podscale.config.preflight import find_problems, processes_per_node, shard_set_counts
 from podscale.runs import RunDirectory, dataset_directory, read_outcomes, stage_outcomes
+from podscale.training import schedules
+from podscale.training.param_layout import preconditioner_elements
 from podscale.util import host_info
 from podscale.util.formatting import format_bytes, format_count
 

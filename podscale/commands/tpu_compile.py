@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from podscale import schedules
 from podscale.commands.documents import load_run_document
 from podscale.commands.outline import known_data
 from podscale.commands.plot import IMAGENET_IMAGES
@@ -20,6 +19,7 @@ from podscale.jax.ahead.findings import compile_findings
 from podscale.jax.ahead.report import format_compile_report, format_sweep_report
 from podscale.jax.ahead.request import CompileRequest, cached_result, compile_aot, default_cache
 from podscale.jax.ahead.sweep import FitResult, find_largest_batch
+from podscale.training import schedules
 from podscale.util.formatting import format_bytes
 
 DEFAULT_CLASSES = 1000

@@ -7,16 +7,13 @@ from pathlib import Path
 
 from jax.sharding import Mesh
 
-from podscale import models, schedules
+from podscale import models
 from podscale.config import RunConfig
 from podscale.data.loaders.base import Loader
 from podscale.data.loaders.build_loader import build_evaluation_loader, build_loader
 from podscale.data.sampler import build_sampler
 from podscale.data.shard_set import ShardSet, Split
 from podscale.distributed.step_status import StopRequest
-from podscale.engine.fit import validate_world
-from podscale.engine.monitor import TrainingLogger
-from podscale.engine.origin import load_initial_weights
 from podscale.jax.checkpoints import TrainState
 from podscale.jax.compilation import synchronize_first_call
 from podscale.jax.control import StepSync
@@ -29,6 +26,10 @@ from podscale.jax.session import JaxTrainer
 from podscale.jax.step import build_train_step
 from podscale.jax.world import World
 from podscale.runs.checkpoint import CheckpointStore
+from podscale.training import schedules
+from podscale.training.model_weights import load_initial_weights
+from podscale.training.startup_checks import validate_world
+from podscale.training.training_logger import TrainingLogger
 
 HOST = "cpu"
 """Where loaders decode: batches reach the devices as pixels."""

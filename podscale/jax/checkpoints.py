@@ -15,8 +15,6 @@ from jax.sharding import NamedSharding
 from podscale import models
 from podscale.config import RunConfig
 from podscale.distributed.waits import CHECKPOINT, waiting_for
-from podscale.engine.origin import InitialWeights
-from podscale.engine.progress import RunProgress
 from podscale.errors import InputError, fields_of
 from podscale.jax.gradients import Buckets
 from podscale.jax.mesh import REPLICATED
@@ -25,6 +23,8 @@ from podscale.jax.step import DeviceState as OnDevices
 from podscale.jax.step import TrainStep
 from podscale.jax.world import World
 from podscale.runs.checkpoint import CheckpointStore, Snapshot
+from podscale.training.model_weights import InitialWeights
+from podscale.training.run_progress import RunProgress
 
 Values = npt.NDArray[Any]
 

@@ -16,8 +16,6 @@ from podscale.config import RunConfig
 from podscale.data.loaders.base import Batch, Loader
 from podscale.data.sampler import evaluation_steps
 from podscale.distributed.waits import EVALUATION, waiting_for
-from podscale.engine.evaluation import BATCHES_PER_STOP_CHECK, TOP_K, EvaluationResult, evaluation_result
-from podscale.engine.phase import PhaseTimer
 from podscale.jax.compilation import synchronize_first_call
 from podscale.jax.feed import DeviceBatches, DevicePrefetcher, GlobalBatches
 from podscale.jax.gradients import Buckets, ParamLayout
@@ -30,6 +28,8 @@ from podscale.jax.precision import compute_dtype, exact_products
 from podscale.jax.step import NamedArrays
 from podscale.jax.world import World
 from podscale.runs.predictions import PREDICTION_COLUMNS, Predictions
+from podscale.training.run_progress import BATCHES_PER_STOP_CHECK, TOP_K, EvaluationResult, evaluation_result
+from podscale.training.training_logger import PhaseTimer
 from podscale.util import progress_reports
 
 Values = npt.NDArray[Any]

@@ -11,9 +11,9 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from podscale.data.loaders.base import Batch
-from podscale.engine.phase import PhaseTimer
 from podscale.jax.mesh import RANKS, SPATIAL, axis_size
 from podscale.jax.placing import assemble_array
+from podscale.training.training_logger import PhaseTimer
 
 
 class GlobalBatches(NamedTuple):

@@ -18,8 +18,8 @@ import numpy.typing as npt
 from jax import Array
 from jax.typing import ArrayLike
 
-from podscale.layout import plan_buckets
 from podscale.models import Shape
+from podscale.training.param_layout import plan_buckets
 
 ROW_ELEMENTS = 1024
 """Elements of a row: one fp32 tile of a TPU's memory, 8 x 128."""

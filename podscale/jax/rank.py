@@ -12,12 +12,12 @@ from podscale.distributed.progress_tracker import ProgressTracker
 from podscale.distributed.rank_group import RankGroup, join_rank_group
 from podscale.distributed.step_status import StopRequest
 from podscale.distributed.worker_env import WorkerEnv, read_rank_env
-from podscale.engine.stage import run_worker_stage
-from podscale.engine.start import open_agreed_shard_set
 from podscale.errors import Preempted
 from podscale.jax.failure import watch_jax_peers
 from podscale.jax.libraries import library_versions
 from podscale.runs import RunDirectory
+from podscale.training.startup_checks import open_agreed_shard_set
+from podscale.training.worker_stages import run_worker_stage
 from podscale.util import host_info
 
 

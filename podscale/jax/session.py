@@ -10,8 +10,6 @@ import numpy.typing as npt
 from jax import Array
 
 from podscale.distributed.step_status import StepStatus
-from podscale.engine.evaluation import EvaluationResult
-from podscale.engine.session import Trainer as SharedSession
 from podscale.jax.checkpoints import TrainState, restore_or_start
 from podscale.jax.control import StepSync
 from podscale.jax.evaluate import Evaluator
@@ -20,6 +18,8 @@ from podscale.jax.memory import explain_training_memory
 from podscale.jax.step import TrainStep
 from podscale.jax.world import World
 from podscale.runs.checkpoint import Snapshot
+from podscale.training.run_progress import EvaluationResult
+from podscale.training.trainer import Trainer as SharedSession
 
 MEMORY_STATS = {
     "device_allocated": "bytes_in_use",

@@ -8,11 +8,6 @@ from podscale.data.shard_set import ShardSet
 from podscale.distributed.progress_tracker import ProgressTracker
 from podscale.distributed.step_status import StopRequest
 from podscale.distributed.worker_env import WorkerEnv
-from podscale.engine.monitor import TrainingLogger
-from podscale.engine.phase import untimed
-from podscale.engine.prediction import PredictFunction, run_evaluation_stage
-from podscale.engine.stage import run_training_stage
-from podscale.engine.trainer import TrainResult
 from podscale.errors import InputError
 from podscale.jax.build import build_evaluator, build_trainer
 from podscale.jax.compilation import enable_program_cache
@@ -26,6 +21,9 @@ from podscale.runs import RunDirectory, programs_directory
 from podscale.runs.checkpoint import CheckpointStore
 from podscale.runs.ensemble_members import combined_model_directories
 from podscale.runs.model_files import WEIGHTS_FILE
+from podscale.training.trainer import TrainResult
+from podscale.training.training_logger import TrainingLogger, untimed
+from podscale.training.worker_stages import PredictFunction, run_evaluation_stage, run_training_stage
 
 
 def run_training(

@@ -24,7 +24,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from podscale import models
 from podscale.config import RunConfig
 from podscale.config.batch_norm_groups import batch_norm_group
-from podscale.decay import param_options
 from podscale.errors import InputError
 from podscale.jax.allreduce import AllReduce, build_all_reduce
 from podscale.jax.batchnorm import BatchNorm, assign_batch_norm_groups
@@ -46,6 +45,7 @@ from podscale.jax.optim import (
 from podscale.jax.placing import put_sharded
 from podscale.jax.precision import compute_dtype, exact_products
 from podscale.jax.statistics import apply_statistics_change, running_statistics_weight, statistics_change
+from podscale.training.param_layout import param_options
 
 NamedArrays = Mapping[str, Any]
 """Arrays of the host or of a device by the catalogue's names."""

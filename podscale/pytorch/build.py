@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from podscale import models, schedules
+from podscale import models
 from podscale.config import RunConfig, TrainSection
 from podscale.config.batch_norm_groups import batch_norm_group
 from podscale.config.train import AllReduceSection
@@ -17,10 +17,6 @@ from podscale.data.loaders.build_loader import build_evaluation_loader, build_lo
 from podscale.data.sampler import build_sampler
 from podscale.data.shard_set import ShardSet
 from podscale.distributed.step_status import StopRequest
-from podscale.engine.fit import validate_world
-from podscale.engine.monitor import TrainingLogger
-from podscale.engine.origin import load_initial_weights
-from podscale.engine.progress import RunProgress
 from podscale.errors import InputError
 from podscale.pytorch.allreduce.selftest import relative_error
 from podscale.pytorch.batchnorm import assign_batch_norm_groups
@@ -46,6 +42,11 @@ from podscale.pytorch.step import TrainStep
 from podscale.pytorch.weights import GATHER_DTYPES, FlatWeights
 from podscale.pytorch.world import World
 from podscale.runs.checkpoint import CheckpointStore
+from podscale.training import schedules
+from podscale.training.model_weights import load_initial_weights
+from podscale.training.run_progress import RunProgress
+from podscale.training.startup_checks import validate_world
+from podscale.training.training_logger import TrainingLogger
 
 
 def build_trainer(

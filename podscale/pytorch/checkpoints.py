@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from podscale.distributed.waits import CHECKPOINT, waiting_for
-from podscale.engine.origin import InitialWeights
-from podscale.engine.progress import RunProgress
 from podscale.errors import InputError
 from podscale.pytorch.ema import Ema
 from podscale.pytorch.optim import ExtraStateOptimizer, LookaheadOptimizer, Optimizer
@@ -21,6 +19,8 @@ from podscale.pytorch.precision import Precision
 from podscale.pytorch.weights import FlatWeights
 from podscale.pytorch.world import World
 from podscale.runs.checkpoint import CheckpointStore, Snapshot
+from podscale.training.model_weights import InitialWeights
+from podscale.training.run_progress import RunProgress
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,13 @@ from torch.nn import functional as F
 from podscale.data.loaders.base import Batch, Loader
 from podscale.data.sampler import evaluation_steps
 from podscale.distributed.waits import EVALUATION, waiting_for
-from podscale.engine.evaluation import BATCHES_PER_STOP_CHECK, TOP_K, EvaluationResult, evaluation_result
-from podscale.engine.phase import PhaseTimer
 from podscale.pytorch.feed import DeviceBatch, DevicePrefetcher
 from podscale.pytorch.normalise import Normalise
 from podscale.pytorch.precision import Precision
 from podscale.pytorch.world import World
 from podscale.runs.predictions import Predictions
+from podscale.training.run_progress import BATCHES_PER_STOP_CHECK, TOP_K, EvaluationResult, evaluation_result
+from podscale.training.training_logger import PhaseTimer
 from podscale.util import progress_reports
 
 PredictionColumns = dict[str, np.ndarray]

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from podscale.data.loaders.base import Batch
-from podscale.engine.phase import PhaseTimer
 from podscale.pytorch.world import World
+from podscale.training.training_logger import PhaseTimer
 
 
 @dataclass(frozen=True)

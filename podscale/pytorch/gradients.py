@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from podscale.layout import ALIGNMENT_ELEMENTS, plan_buckets
 from podscale.pytorch.layout import view_like
+from podscale.training.param_layout import ALIGNMENT_ELEMENTS, plan_buckets
 
 
 class GradientBuffer:

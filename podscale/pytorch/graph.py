@@ -9,11 +9,11 @@ from contextlib import contextmanager
 
 import torch
 
-from podscale.engine.phase import PhaseTimer, untimed
 from podscale.pytorch.feed import DeviceBatch
 from podscale.pytorch.step import StepResult, TrainStep
 from podscale.pytorch.timing import DeviceTimer
 from podscale.pytorch.world import World
+from podscale.training.training_logger import PhaseTimer, untimed
 
 WARM_UP_STEPS = 3
 """Updates carried out as usual before one is recorded: libraries choose their kernels and allocate their workspaces

@@ -1,4 +1,4 @@
-"""Tensors as views of a flat buffer (see `podscale.layout`), in the memory order of the model's parameters."""
+"""Tensors as views of a flat buffer (see `podscale.training.param_layout`), in the memory order of the model's parameters."""
 
 import torch
 from torch import Tensor

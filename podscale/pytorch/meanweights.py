@@ -19,14 +19,14 @@ from podscale.data.loaders.build_loader import build_loader
 from podscale.data.sampler import build_sampler
 from podscale.data.shard_set import ShardSet
 from podscale.distributed.waits import BATCH_NORM, waiting_for
-from podscale.engine.phase import untimed
 from podscale.pytorch.batchnorm import BatchNorm
 from podscale.pytorch.feed import DevicePrefetcher
 from podscale.pytorch.normalise import Normalise
 from podscale.pytorch.precision import Precision
 from podscale.pytorch.world import World
 from podscale.runs.model_files import read_weights
-from podscale.schedules import image_phases
+from podscale.training.schedules import image_phases
+from podscale.training.training_logger import untimed
 
 
 def mean_weights(model: nn.Module, files: Sequence[Path]) -> dict[str, npt.NDArray[Any]]:

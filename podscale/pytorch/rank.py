@@ -16,11 +16,6 @@ from podscale.distributed.progress_tracker import ProgressTracker
 from podscale.distributed.rank_group import RankGroup
 from podscale.distributed.step_status import StopRequest
 from podscale.distributed.worker_env import WorkerEnv
-from podscale.engine.monitor import TrainingLogger
-from podscale.engine.phase import untimed
-from podscale.engine.prediction import PredictFunction, run_evaluation_stage
-from podscale.engine.stage import run_training_stage, run_worker_stage
-from podscale.engine.start import open_agreed_shard_set
 from podscale.errors import Preempted
 from podscale.pytorch.allreduce.auto import resolve_all_reduce
 from podscale.pytorch.build import build_evaluator, build_model_on_device, build_trainer
@@ -37,6 +32,9 @@ from podscale.runs import RunDirectory
 from podscale.runs.checkpoint import CheckpointStore
 from podscale.runs.ensemble_members import combined_model_directories
 from podscale.runs.model_files import WEIGHTS_FILE
+from podscale.training.startup_checks import open_agreed_shard_set
+from podscale.training.training_logger import TrainingLogger, untimed
+from podscale.training.worker_stages import PredictFunction, run_evaluation_stage, run_training_stage, run_worker_stage
 
 
 def main() -> None:

@@ -9,8 +9,6 @@ import numpy.typing as npt
 import torch
 
 from podscale.distributed.step_status import StepStatus
-from podscale.engine.evaluation import EvaluationResult
-from podscale.engine.session import Trainer as SharedSession
 from podscale.pytorch.checkpoints import TrainState, restore_or_start
 from podscale.pytorch.compilation import release_cuda_graphs
 from podscale.pytorch.control import StepSync
@@ -21,6 +19,8 @@ from podscale.pytorch.reducer import GradientReducer
 from podscale.pytorch.step import TrainStep
 from podscale.pytorch.world import World
 from podscale.runs.checkpoint import Snapshot
+from podscale.training.run_progress import EvaluationResult
+from podscale.training.trainer import Trainer as SharedSession
 
 MEMORY_STATS = {
     "device_allocated": "allocated_bytes.all.current",

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from podscale.distributed.waits import OPTIMIZER, waiting_for
-from podscale.engine.phase import PhaseTimer
 from podscale.pytorch.compilation import ForwardFunction
 from podscale.pytorch.feed import DeviceBatch
 from podscale.pytorch.loss import TrainingLoss
@@ -22,6 +21,7 @@ from podscale.pytorch.randomness import DropoutRng
 from podscale.pytorch.reducer import GradientReducer, no_sync_unless_last
 from podscale.pytorch.statistics import RunningStatistics
 from podscale.pytorch.weights import FlatWeights
+from podscale.training.training_logger import PhaseTimer
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,6 @@ import torch
 from podscale.config import RunConfig
 from podscale.data.loaders.build_loader import open_shard_set
 from podscale.distributed.step_status import StopRequest
-from podscale.engine.checkpoints import open_checkpoint_store
-from podscale.engine.monitor import open_training_logger
-from podscale.engine.phase import PhaseTimer
 from podscale.pytorch.allreduce.auto import resolve_all_reduce
 from podscale.pytorch.build import build_trainer
 from podscale.pytorch.graph import CudaGraphStep
@@ -33,6 +30,8 @@ from podscale.pytorch.session import PyTorchTrainer
 from podscale.pytorch.timing import DeviceTimer, record_mark, seconds_between
 from podscale.pytorch.world import World, join_world, leave_world
 from podscale.runs import RunDirectory
+from podscale.training.training_logger import PhaseTimer, open_training_logger
+from podscale.training.worker_stages import open_checkpoint_store
 from podscale.util.files import write_json
 from podscale.util.processes import exit_with_parent
 

@@ -22,9 +22,6 @@ from podscale.data.loaders.base import Loader
 from podscale.data.shard_set import ShardSet
 from podscale.distributed.waits import EVALUATION, waiting_for
 from podscale.distributed.worker_env import WorkerEnv
-from podscale.engine.fit import validate_world
-from podscale.engine.phase import untimed
-from podscale.engine.prediction import PredictFunction, run_evaluation_stage
 from podscale.pytorch.build import build_evaluator, build_model_on_device
 from podscale.pytorch.checkpoints import as_array
 from podscale.pytorch.evaluate import Evaluator, PredictionColumns, batch_predictions, prediction_columns
@@ -38,6 +35,9 @@ from podscale.runs import RunDirectory
 from podscale.runs.ensemble_members import MODEL_JSON
 from podscale.runs.model_files import WEIGHTS_FILE, EvaluatedModel, EvaluatedModels, read_evaluated_models
 from podscale.runs.predictions import EvaluationPass, Predictions, write_passes
+from podscale.training.startup_checks import validate_world
+from podscale.training.training_logger import untimed
+from podscale.training.worker_stages import PredictFunction, run_evaluation_stage
 from podscale.util.files import write_atomically, write_json
 
 

@@ -5,12 +5,12 @@ import statistics
 from datetime import UTC, datetime
 from typing import Any
 
-from podscale.engine.session import NONFINITE_MESSAGE
 from podscale.errors import ExitCode
 from podscale.evaluate.history import RunHistory, finite_number, read_history
 from podscale.runs import RunDirectory
 from podscale.study.cells import Trial
 from podscale.study.records import EvaluationPoint, TrialOutcome, TrialRecord
+from podscale.training.trainer import NONFINITE_MESSAGE
 from podscale.version import VERSION
 
 

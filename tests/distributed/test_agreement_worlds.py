@@ -15,11 +15,11 @@ import podscale
 from podscale.config import RunConfig
 from podscale.data.shard_set import ShardSet
 from podscale.distributed.rank_group import RankGroup
-from podscale.engine import agreement
 from podscale.errors import HangDetected, InputError
 from podscale.pytorch.libraries import library_versions
 from podscale.pytorch.meeting import TorchStore, join_torch_rank_group, torch_store
 from podscale.pytorch.world import World
+from podscale.training import startup_checks
 
 RUN = {"run": {"id": "r"}, "train": {"global_batch": 32}}
 
@@ -27,7 +27,9 @@ Change = Callable[[pytest.MonkeyPatch], None]
 
 
 def here(config: RunConfig, shard_set: ShardSet) -> dict[str, str]:
-    return agreement.startup_facts(config, "train", shard_set, device="cpu", local_size=4, libraries=library_versions())
+    return startup_checks.startup_facts(
+        config, "train", shard_set, device="cpu", local_size=4, libraries=library_versions()
+    )
 
 
 def room(meeting: RankGroup, name: str) -> RankGroup:
@@ -52,7 +54,7 @@ LIBRARIES: dict[str, tuple[Change, str]] = {
         "Python: 3.9 on rank 2, ",
     ),
     "code": (
-        lambda m: m.setattr(agreement, "source_hash", lambda: "0123456789abcdef"),
+        lambda m: m.setattr(startup_checks, "source_hash", lambda: "0123456789abcdef"),
         "podscale: 0.1.0 (sources 0123456789abcdef) on rank 2, ",
     ),
 }
@@ -66,9 +68,9 @@ def test_every_kind_of_difference_is_named_on_every_rank(run_world: Any, make_sh
         "plan": (replace(manifest, plan_fingerprint="p" * 16), f"shard plan: {'p' * 16} on rank 2, "),
     }
 
-    def said(meeting: RankGroup, name: str, facts: Callable[[], agreement.StartupFacts]) -> str:
+    def said(meeting: RankGroup, name: str, facts: Callable[[], startup_checks.StartupFacts]) -> str:
         with pytest.raises(InputError) as caught:
-            agreement.check_ranks_agree(room(meeting, name), facts)
+            startup_checks.check_ranks_agree(room(meeting, name), facts)
         assert int(caught.value.exit_code) == 2
         return str(caught.value)
 
@@ -88,7 +90,7 @@ def test_every_kind_of_difference_is_named_on_every_rank(run_world: Any, make_sh
                 if odd:
                     change_library(patch)
                 answers[name] = said(meeting, name, lambda: here(config, shard_set))
-        agreement.check_ranks_agree(room(meeting, "equal"), lambda: here(config, shard_set))
+        startup_checks.check_ranks_agree(room(meeting, "equal"), lambda: here(config, shard_set))
         return answers
 
     answers = run_world(4, body)
@@ -106,7 +108,7 @@ def test_what_one_rank_cannot_open_all_hear_of(run_world: Any, make_shard_set: A
         where = shards if world.rank != 3 else Path("/nowhere")
         config = RunConfig.model_validate(RUN)
         with pytest.raises(InputError) as caught:
-            agreement.check_ranks_agree(join_torch_rank_group(20.0), lambda: here(config, ShardSet.open(where)))
+            startup_checks.check_ranks_agree(join_torch_rank_group(20.0), lambda: here(config, ShardSet.open(where)))
         return str(caught.value)
 
     answers = run_world(4, body)
@@ -119,7 +121,7 @@ def test_a_rank_that_never_comes_is_named(run_world: Any) -> None:
         if world.rank == 1:
             return ""
         with pytest.raises(HangDetected) as caught:
-            agreement.check_ranks_agree(join_torch_rank_group(1.0), lambda: {"x": "1"})
+            startup_checks.check_ranks_agree(join_torch_rank_group(1.0), lambda: {"x": "1"})
         return str(caught.value)
 
     for rank, text in enumerate(run_world(4, body)):
@@ -128,15 +130,15 @@ def test_a_rank_that_never_comes_is_named(run_world: Any) -> None:
 
 def test_the_options_of_each_machine_may_differ() -> None:
     config = RunConfig.model_validate(RUN)
-    facts = agreement.document_facts(config)
+    facts = startup_checks.document_facts(config)
     own = {"input": {"workers": 7, "prefetch": 3, "cache_dir": "/x"}, "launch": {"threads": 3, "processes": 4}}
-    assert agreement.document_facts(RunConfig.model_validate({**RUN, **own})) == facts
+    assert startup_checks.document_facts(RunConfig.model_validate({**RUN, **own})) == facts
     assert {"train.global_batch", "train.all_reduce.algorithm", "evaluate.batch", "run.seed"} <= facts.keys()
 
 
 def test_the_source_hash_names_the_content(tmp_path: Path) -> None:
     copy = shutil.copytree(Path(podscale.__file__).parent, tmp_path / "podscale", ignore=lambda *_: ["__pycache__"])
-    assert agreement.source_hash(copy) == agreement.source_hash()
+    assert startup_checks.source_hash(copy) == startup_checks.source_hash()
     with (copy / "pytorch" / "step.py").open("a") as file:
         file.write("# changed\n")
-    assert agreement.source_hash(copy) != agreement.source_hash()
+    assert startup_checks.source_hash(copy) != startup_checks.source_hash()

@@ -22,7 +22,7 @@ from podscale.data.loaders.build_loader import build_loader
 from podscale.data.sampler import build_sampler
 from podscale.data.shard_set import ShardSet
 from podscale.distributed.worker_exit import WorkerReport, read_worker_reports, registered_workers
-from podscale.schedules import image_phases
+from podscale.training.schedules import image_phases
 from tests.conftest import MakeShardSet
 from tests.support.jax_bodies import DIES_AT, READ
 from tests.support.ports import free_port

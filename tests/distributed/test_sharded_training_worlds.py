@@ -9,13 +9,13 @@ import torch
 from safetensors.numpy import load_file
 
 from podscale.config import RunConfig
-from podscale.engine.trainer import TrainResult
 from podscale.errors import Preempted
 from podscale.pytorch.session import PyTorchTrainer
 from podscale.pytorch.world import World
 from podscale.runs import RunDirectory
 from podscale.runs.checkpoint.format import complete_entries, read_snapshot
 from podscale.runs.model_files import WEIGHTS_FILE
+from podscale.training.trainer import TrainResult
 from tests.distributed.test_training_worlds import (
     Prepare,
     assert_same_bits,

@@ -14,7 +14,6 @@ from podscale.config import RunConfig
 from podscale.data.loaders.base import Batch
 from podscale.data.shard_set import ShardSet
 from podscale.distributed.worker_env import WorkerEnv
-from podscale.engine.phase import untimed
 from podscale.errors import InputError
 from podscale.evaluate import evaluation
 from podscale.evaluate.report import build_report
@@ -28,6 +27,7 @@ from podscale.pytorch.world import join_world, leave_world
 from podscale.runs import RunDirectory, ensemble_members, predictions
 from podscale.runs.model_files import WEIGHTS_FILE, read_evaluated_models
 from podscale.runs.predictions import COMBINE_METHODS, pass_predictions_path, read_passes
+from podscale.training.training_logger import untimed
 from tests.support.engines import small, train_in_torch
 
 CYCLES = {"cycles": [1, 1, 1], "collapse": {"epochs": 1, "weight_decay_factor": 3}}

@@ -12,9 +12,6 @@ from torch import nn
 
 from podscale.config import RunConfig
 from podscale.data.shard_set import ShardSet
-from podscale.engine.phase import untimed
-from podscale.engine.session import NONFINITE_MESSAGE
-from podscale.engine.trainer import TrainResult
 from podscale.errors import InputError, PodscaleError, Preempted
 from podscale.pytorch.build import build_evaluator, build_model_on_device, build_trainer
 from podscale.pytorch.feed import DevicePrefetcher
@@ -24,6 +21,8 @@ from podscale.pytorch.session import PyTorchTrainer
 from podscale.pytorch.world import World
 from podscale.runs import RunDirectory
 from podscale.telemetry.events import filter_replays, read_records
+from podscale.training.trainer import NONFINITE_MESSAGE, TrainResult
+from podscale.training.training_logger import untimed
 from tests.support.engines import small as document
 from tests.support.engines import train_session
 from tests.support.refusals import refused

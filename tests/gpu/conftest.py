@@ -64,11 +64,11 @@ def _train_here(
 ) -> dict[str, Any]:
     from podscale.data.shard_set import ShardSet
     from podscale.distributed.step_status import StopRequest
-    from podscale.engine.checkpoints import open_checkpoint_store
-    from podscale.engine.monitor import open_training_logger
-    from podscale.engine.trainer import train
     from podscale.pytorch.build import build_trainer
     from podscale.runs import RunDirectory
+    from podscale.training.trainer import train
+    from podscale.training.training_logger import open_training_logger
+    from podscale.training.worker_stages import open_checkpoint_store
 
     run, shard_set = RunDirectory.for_config(config).create(), ShardSet.open(shards)
     with open_training_logger(config, world, run, run.path, None) as monitor:

@@ -12,7 +12,6 @@ from jax.sharding import Mesh
 from podscale import models
 from podscale.config import RunConfig
 from podscale.data.shard_set import ShardSet
-from podscale.engine.phase import untimed
 from podscale.jax.build import build_evaluator
 from podscale.jax.evaluate import Evaluator, batch_predictions, build_eval_step
 from podscale.jax.gradients import ParamLayout
@@ -22,6 +21,7 @@ from podscale.jax.placing import put_replicated
 from podscale.jax.step import build_layout
 from podscale.pytorch.evaluate import batch_predictions as torchs_answers
 from podscale.runs.predictions import Predictions
+from podscale.training.training_logger import untimed
 from tests.support.engines import document, jax_world
 from tests.support.shard_set import make_shard_set
 

@@ -16,7 +16,6 @@ from podscale import models
 from podscale.config import ModelSection
 from podscale.config.optimizer import JAX_OPTIMIZERS, OPTIMIZER_NAMES, OptimizerSection
 from podscale.config.train import AllReduceSection
-from podscale.decay import ParamOptions
 from podscale.jax.allreduce import build_all_reduce
 from podscale.jax.gradients import ROW_ELEMENTS, ParamLayout
 from podscale.jax.mesh import RANKS, arrange_devices
@@ -35,6 +34,7 @@ from podscale.jax.optim import (
     sgd,
 )
 from podscale.jax.optim.moments import bias_corrections
+from podscale.training.param_layout import ParamOptions
 from tests.support.refusals import refused
 from tests.support.updates import (
     DECAYS,

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from podscale.config import RunConfig
-from podscale.engine.session import NONFINITE_MESSAGE
 from podscale.errors import PodscaleError, Preempted
 from podscale.jax.session import JaxTrainer
 from podscale.runs import RunDirectory
+from podscale.training.trainer import NONFINITE_MESSAGE
 from tests.support.engines import (
     document,
     lines_of,

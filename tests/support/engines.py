@@ -9,13 +9,12 @@ import numpy as np
 from podscale.config import RunConfig
 from podscale.data.shard_set import ShardSet
 from podscale.distributed.step_status import StopRequest
-from podscale.engine.checkpoints import open_checkpoint_store
-from podscale.engine.monitor import open_training_logger
-from podscale.engine.session import Trainer
-from podscale.engine.trainer import TrainResult, train
 from podscale.runs import RunDirectory
 from podscale.runs.checkpoint.format import complete_entries, read_snapshot
 from podscale.telemetry.events import filter_replays, read_records
+from podscale.training.trainer import Trainer, TrainResult, train
+from podscale.training.training_logger import open_training_logger
+from podscale.training.worker_stages import open_checkpoint_store
 
 Prepare = Callable[[Any], None]
 

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from podscale.layout import ALIGNMENT_ELEMENTS, plan_buckets
 from podscale.pytorch.optim import HyperParams, Optimizer, ParamShard, ParamSlice, StepAware
+from podscale.training.param_layout import ALIGNMENT_ELEMENTS, plan_buckets
 from tests.support.updates import STEPS, Arrays, Values, gradients, momentum, rate
 
 

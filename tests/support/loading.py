@@ -12,7 +12,7 @@ from podscale.config.run_config import RunConfig
 from podscale.data.loaders.build_loader import build_evaluation_loader, build_loader, is_dali_installed
 from podscale.data.sampler import build_sampler, evaluation_steps
 from podscale.data.shard_set import ShardSet
-from podscale.schedules import image_phases
+from podscale.training.schedules import image_phases
 from tests.support.shard_set import encode_image, smooth_pixels
 
 needs_dali = pytest.mark.skipif(not is_dali_installed(), reason="DALI is not installed (Linux x86-64 only)")

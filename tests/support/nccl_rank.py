@@ -18,7 +18,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from podscale.config.train import AllReduceSection
 from podscale.data.loaders.base import Batch
-from podscale.engine.phase import PhaseTimer, untimed
 from podscale.pytorch import hooks
 from podscale.pytorch.allreduce import AllReduce, ShardedAllReduce, build_all_reduce, collectives, pipeline
 from podscale.pytorch.feed import DeviceBatch
@@ -26,6 +25,7 @@ from podscale.pytorch.graph import CudaGraphStep
 from podscale.pytorch.reducer import BucketedReducer
 from podscale.pytorch.step import StepResult
 from podscale.pytorch.world import World, join_world, leave_world
+from podscale.training.training_logger import PhaseTimer, untimed
 
 REFUSED = 3
 LENGTHS = (1, 13, 4096, 100_003)

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from podscale.layout import plan_buckets
 from podscale.pytorch.optim import HyperParams, Lars, Optimizer, ParamShard, ParamSlice, Sgd, lars, sgd
 from podscale.pytorch.optim.momentum import ForeachMomentum
+from podscale.training.param_layout import plan_buckets
 
 SIZES = (40_000, 7, 165, 70_000, 64)
 DECAYS = (True, False, True, True, False)

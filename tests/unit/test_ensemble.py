@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from podscale import schedules
 from podscale.config import RunConfig, load, loads
 from podscale.pipelines import presets
 from podscale.runs import ensemble_members
+from podscale.training import schedules
 from tests.support.refusals import refused
 
 ITERATIONS = 1_281_167 / 4096

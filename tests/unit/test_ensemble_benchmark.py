@@ -10,7 +10,7 @@ from benchmarks.ensemble.rows import BEST, LONG, MEAN, RESTARTS, TOGETHER, Row, 
 from benchmarks.ensemble.table import section
 from podscale.evaluate.ensemble import Combination, EnsembleScores, ScoreSummary, SingleModel
 from podscale.runs.predictions import COMBINE_METHODS
-from podscale.schedules import step_table
+from podscale.training.schedules import step_table
 
 
 def answered(top1: float, passes: int = 1) -> ScoreSummary:

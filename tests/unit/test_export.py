@@ -9,13 +9,13 @@ import torch
 from safetensors.torch import load_file
 
 from podscale.config import ModelSection, RunConfig
-from podscale.engine.export import TrainedModel, export_model
-from podscale.engine.progress import RunProgress
 from podscale.pytorch.checkpoints import as_array
 from podscale.pytorch.modelfile import load_weights_file
 from podscale.pytorch.models import build_model
 from podscale.runs.ensemble_members import MODEL_JSON
 from podscale.runs.model_files import WEIGHTS_FILE
+from podscale.training.model_weights import TrainedModel, export_model
+from podscale.training.run_progress import RunProgress
 from tests.support.refusals import refused
 
 SECTION = ModelSection(name="resnet18")

@@ -14,7 +14,7 @@ from podscale.data.loaders.pillow import DecodedCache
 from podscale.data.sampler import build_sampler
 from podscale.data.shard_set import ShardSet
 from podscale.errors import PodscaleError
-from podscale.schedules import image_phases
+from podscale.training.schedules import image_phases
 from tests.support.loading import by_key, document, evaluate, loaders, pil_pixels, train
 from tests.support.refusals import refused
 from tests.support.shard_set import Sample, encode_image, smooth_pixels, varied_samples

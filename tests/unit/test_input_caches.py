@@ -19,7 +19,7 @@ from podscale.data.loaders.build_loader import build_loader, open_shard_set
 from podscale.data.memory_cache import MemoryCache
 from podscale.data.sampler import build_sampler
 from podscale.data.shard_set import LocalShardMapper, ShardSet
-from podscale.schedules import image_phases
+from podscale.training.schedules import image_phases
 from tests.support.loading import document, special_images
 from tests.support.polling import until
 from tests.support.refusals import refused
@@ -274,7 +274,7 @@ def test_hosts_without_torch_can_read(make_shard_set) -> None:
         "from podscale.config.run_config import RunConfig\n"
         "from podscale.data import build_evaluation_loader, build_loader, open_shard_set\n"
         "from podscale.data.sampler import build_order\n"
-        "from podscale.schedules import image_phases\n"
+        "from podscale.training.schedules import image_phases\n"
         f"config = RunConfig.model_validate({document(input=CACHES['both']).model_dump()!r})\n"
         f"shards = open_shard_set({str(make_shard_set())!r}, config)\n"
         "split = shards.split('train')\n"

@@ -9,7 +9,7 @@ import pytest
 from podscale.data.loaders.build_loader import build_loader, is_dali_installed, resolve_loader
 from podscale.data.sampler import build_sampler
 from podscale.data.shard_set import ShardSet
-from podscale.schedules import image_phases
+from podscale.training.schedules import image_phases
 from tests.support.loading import by_key, document, evaluate, loaders, needs_dali, train
 from tests.support.polling import until
 from tests.support.refusals import refused
@@ -141,7 +141,7 @@ def test_an_abandoned_loader_lets_the_interpreter_end_and_starts_no_process(load
         "from podscale.config.run_config import RunConfig\n"
         "from podscale.data import build_loader\n"
         "from podscale.data.sampler import build_order\n"
-        "from podscale.schedules import image_phases\n"
+        "from podscale.training.schedules import image_phases\n"
         "from podscale.data.shard_set import ShardSet\n"
         f"config = RunConfig.model_validate({document(loader).model_dump()!r})\n"
         f"split = ShardSet.open({str(make_shard_set())!r}).split('train')\n"

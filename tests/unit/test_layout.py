@@ -4,8 +4,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podscale.layout import ALIGNMENT_ELEMENTS, plan_buckets
 from podscale.pytorch.layout import strided_like, view_like
+from podscale.training.param_layout import ALIGNMENT_ELEMENTS, plan_buckets
 
 
 @given(st.lists(st.integers(1, 5000), min_size=1, max_size=40), st.integers(1, 8000), st.integers(1, 12))

@@ -3,9 +3,9 @@
 import pytest
 from prometheus_client import CollectorRegistry
 
-from podscale.engine.monitor import TrainingLogger
 from podscale.runs.checkpoint import CheckpointReport, Failed, Restored, Saved, Skipped
 from podscale.telemetry.metrics import TrainMetrics
+from podscale.training.training_logger import TrainingLogger
 
 DURATION = "train_checkpoint_duration_seconds"
 

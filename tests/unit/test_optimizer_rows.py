@@ -9,9 +9,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from podscale.config.optimizer import NeumannSection
-from podscale.layout import ALIGNMENT_ELEMENTS
 from podscale.pytorch.optim import Adam, Lamb, Lars, Neumann, Nlcg, Optimizer, ParamShard, ParamSlice, RmsProp, Sgd
 from podscale.pytorch.optim.share import slice_of_rows
+from podscale.training.param_layout import ALIGNMENT_ELEMENTS
 from tests.support.flat_share import FlatArrays, hyper
 
 SHAPES = {"conv": (8, 4, 3, 3), "gamma": (8,), "fc": (5, 8), "zero": (6, 6), "large": (40_000,), "last": (3,)}

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from podscale.blocks import preconditioner_elements
 from podscale.commands.outline import _matrix_bytes, _state_bytes
 from podscale.config import ModelSection, TrainSection
 from podscale.models import model_spec
+from podscale.training.param_layout import preconditioner_elements
 
 
 @pytest.mark.parametrize(

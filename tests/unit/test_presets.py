@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from podscale import schedules
 from podscale.config import load
 from podscale.config.batch_norm_groups import batch_norm_group
 from podscale.config.checks import check_ranks
@@ -19,6 +18,7 @@ from podscale.config.preflight import find_problems
 from podscale.hardware import find_hardware, find_topology
 from podscale.pipelines import presets
 from podscale.pipelines.presets import PRESET_DIRECTORY, preset_names, preset_summary, resolve_preset
+from podscale.training import schedules
 from tests.support.refusals import refused
 
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podscale import schedules
 from podscale.config import InputSection, RunConfig, TrainSection
 from podscale.config.schedule import CropSection, PhaseSection, ScheduleSection
+from podscale.training import schedules
 
 
 def train(**schedule: object) -> TrainSection:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from podscale.engine.session import NONFINITE_MESSAGE
 from podscale.evaluate.history import parse_history
 from podscale.study import StudyDocument
 from podscale.study.blocks import (
@@ -29,6 +28,7 @@ from podscale.study.measure import build_record, trial_outcome
 from podscale.study.publish import measurement_conditions, render_csv, write_results
 from podscale.study.records import EvaluationPoint, TrialRecord
 from podscale.study.statistics import critical_batch, mean_deviation_percent, mean_difference
+from podscale.training.trainer import NONFINITE_MESSAGE
 
 LINES = (
     {"kind": "step", "step": 1, "epoch": 1.0, "loss": 2.0, "time": 1.0},

@@ -4,7 +4,6 @@ from functools import partial
 
 from podscale import models
 from podscale.config.optimizer import JAX_OPTIMIZERS, OptimizerSection
-from podscale.decay import param_options
 from podscale.errors import InputError
 from podscale.jax.allreduce import AllReduce
 from podscale.jax.gradients import ParamLayout
@@ -15,6 +14,7 @@ from podscale.jax.optim.lars import lars
 from podscale.jax.optim.rmsprop import rmsprop
 from podscale.jax.optim.sgd import sgd
 from podscale.jax.optim.share import ParamShard
+from podscale.training.param_layout import param_options
 from podscale.util.formatting import join_words
 
 

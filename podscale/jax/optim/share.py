@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from podscale.decay import ParamOptions
 from podscale.jax.gradients import ROW_ELEMENTS, Buckets, ParamLayout
 from podscale.jax.mesh import AxisNames
+from podscale.training.param_layout import ParamOptions
 
 
 class ParamShard:

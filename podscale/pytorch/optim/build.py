@@ -5,7 +5,6 @@ from torch import Tensor
 
 from podscale import models
 from podscale.config.optimizer import OptimizerSection
-from podscale.decay import param_options
 from podscale.pytorch.allreduce import ShardedAllReduce
 from podscale.pytorch.gradients import GradientBuffer
 from podscale.pytorch.optim.adam import Adam
@@ -19,6 +18,7 @@ from podscale.pytorch.optim.rmsprop import RmsProp
 from podscale.pytorch.optim.sgd import Sgd
 from podscale.pytorch.optim.shampoo import Shampoo
 from podscale.pytorch.optim.share import ParamShard, ParamSlice
+from podscale.training.param_layout import param_options
 
 
 def build_optimizer(

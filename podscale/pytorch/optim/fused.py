@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from podscale.layout import ALIGNMENT_ELEMENTS
 from podscale.pytorch.optim.share import ParamShard
+from podscale.training.param_layout import ALIGNMENT_ELEMENTS
 
 BLOCK_ELEMENTS = 2048
 """Elements that a program takes at a time."""

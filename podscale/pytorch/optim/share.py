@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from podscale.layout import ALIGNMENT_ELEMENTS
+from podscale.training.param_layout import ALIGNMENT_ELEMENTS
 
 CHUNK_ELEMENTS = 2**15
 """Most elements of a piece."""

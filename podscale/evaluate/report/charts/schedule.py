@@ -1,11 +1,11 @@
 """The schedules of a run as charts: learning rate, momentum and weight decay over its epochs."""
 
-from podscale import schedules
 from podscale.config import TrainSection
 from podscale.evaluate.report.charts.lines import HEIGHT, WIDTH, LineSeries, line_chart, line_drawing
 from podscale.evaluate.report.charts.scale import round_outwards
 from podscale.evaluate.report.charts.standalone import standalone_svg
 from podscale.evaluate.report.svg import Markup, tag
+from podscale.training import schedules
 
 COLUMN_TITLES = {"learning_rate": "Learning rate", "momentum": "Momentum", "weight_decay": "Weight decay"}
 COLUMN_COLOURS = {"learning_rate": 4, "momentum": 1, "weight_decay": 2}

@@ -1,4 +1,4 @@
-"""The blocks of all parameters, those of one shape together (see `podscale.blocks`)."""
+"""The blocks of all parameters, those of one shape together (see `podscale.training.param_layout`)."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -6,8 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from podscale.blocks import merge_small_dims, partition_blocks, shampoo_dim_order
 from podscale.pytorch.optim.share import ParamSlice
+from podscale.training.param_layout import merge_small_dims, partition_blocks, shampoo_dim_order
 
 
 class BlockIndex(NamedTuple):

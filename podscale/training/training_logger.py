@@ -1,6 +1,8 @@
 """What a training tells the outside: the metrics of its rank and, on rank 0, lines of metrics.jsonl.
 
 It never waits for the device: losses come with the control words, after the fact.
+
+How the code of an engine lets the phases of a step be measured.
 """
 
 import math
@@ -17,7 +19,6 @@ from podscale.distributed.progress_tracker import ProgressTracker
 from podscale.distributed.rank_group import World
 from podscale.distributed.step_status import StepStatus
 from podscale.distributed.worker_env import launch_age
-from podscale.engine.evaluation import EvaluationResult
 from podscale.errors import Preempted
 from podscale.runs import RunDirectory
 from podscale.runs.checkpoint import CheckpointReport, Failed, Restored, Saved
@@ -27,6 +28,7 @@ from podscale.telemetry.metrics import Interval, TrainMetrics
 from podscale.telemetry.mlperf_log import MlperfLog
 from podscale.telemetry.phases import BusyTime, RankComparison, StragglerDetector, interval_steps
 from podscale.telemetry.registry import SampleSource, SnapshotWriter, snapshot_path
+from podscale.training.run_progress import EvaluationResult
 
 
 class TrainingLogger:
@@ -321,3 +323,12 @@ def keep_goodput_file(tracker: GoodputTracker | None, path: Path, fence: Callabl
         raise
     finally:
         heartbeat.close(ended)
+
+
+PhaseTimer = Callable[[str], AbstractContextManager[None]]
+"""Measures one phase of a step by name."""
+
+
+def untimed(name: str) -> AbstractContextManager[None]:
+    """The Phase of those who do not measure, or count a larger one."""
+    return nullcontext()

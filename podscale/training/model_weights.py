@@ -1,10 +1,15 @@
-"""The weights of another run that a new one begins with (train.start_from)."""
+"""The weights of another run that a new one begins with (train.start_from).
+
+The final model: weights as safetensors, and beside them what it takes to use them.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
+from safetensors.numpy import save
 
 from podscale import models
 from podscale.config import RunConfig
@@ -12,7 +17,10 @@ from podscale.config.identity import differences, result_values
 from podscale.data.shard_set import ShardSet
 from podscale.errors import InputError
 from podscale.runs.checkpoint.format import CheckpointEntry, Snapshot, complete_entries, read_snapshot
-from podscale.runs.ensemble_members import resolve_run_directory
+from podscale.runs.ensemble_members import MODEL_JSON, resolve_run_directory
+from podscale.runs.model_files import OTHER_WEIGHTS_FILES, WEIGHTS_FILE, preprocessing_of
+from podscale.training.run_progress import RunProgress
+from podscale.util.files import write_atomically, write_json
 
 EPOCH_KEY = "epoch"
 """In the meta of a checkpoint: the passes over the training split that it is after."""
@@ -96,3 +104,54 @@ def _provenance(run: str, snapshot: Snapshot) -> dict[str, Any]:
     epoch = float(snapshot.meta.get(EPOCH_KEY, 0.0))
     before = float(snapshot.meta.get("progress", {}).get("origin", {}).get("epochs", 0.0))
     return {"run": run, "step": snapshot.step, "epoch": epoch, "epochs": round(before + epoch, 6)}
+
+
+MODEL_FORMAT = "podscale-model-1"
+
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """What is exported beside the weights."""
+
+    config: RunConfig
+    classes: list[str]
+    progress: RunProgress
+
+
+def export_model(arrays: Arrays, trained: TrainedModel, directory: Path, other_arrays: Arrays | None = None) -> None:
+    """Writes a model's fp32 weights and buffers under torchvision's names.
+
+    other_arrays: where a running average of the weights was kept, those of the two that are not the model. model.json
+    is written last, so its presence means complete.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    write_atomically(directory / WEIGHTS_FILE, save(dict(arrays), metadata={"format": "pt"}))
+    if other_arrays is not None:
+        other = directory / OTHER_WEIGHTS_FILES[trained.config.evaluate.weights]
+        write_atomically(other, save(dict(other_arrays), metadata={"format": "pt"}))
+    write_json(directory / MODEL_JSON, describe_model(trained))
+
+
+def describe_model(trained: TrainedModel) -> dict[str, Any]:
+    """The content of model.json: architecture, classes, preprocessing, how it was trained."""
+    config, progress = trained.config, trained.progress
+    return {
+        "format": MODEL_FORMAT,
+        "run": config.run.id,
+        "architecture": config.model.model_dump(mode="json"),
+        "parameters": models.model_spec(config.model, len(trained.classes)).num_parameters,
+        "classes": trained.classes,
+        "preprocessing": preprocessing_of(config),
+        "training": {
+            "epochs": config.train.epochs,
+            "global_batch": config.train.global_batch,
+            "updates": progress.step,
+            "skipped_updates": progress.skipped,
+            "evaluation": progress.evaluation,
+            "started_from": progress.origin or None,
+            "weights": config.evaluate.weights,
+            "ema": config.train.ema.model_dump(mode="json") if config.train.ema.decay is not None else None,
+        },
+    }

@@ -2,10 +2,15 @@
 
 Every rank posts what it is about to run to the store of the meeting; rank 0 compares and answers. That costs a few
 kilobytes a rank, works before any process group exists, and names ranks that never came.
+
+What every rank does first: it opens its shard set and makes sure that all are about to do the same with it.
+
+Whether a run fits the world that it has found.
 """
 
 import hashlib
 import json
+import os
 import platform
 import time
 from collections import defaultdict
@@ -13,14 +18,20 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
+from pydantic_core import PydanticCustomError
 
 import podscale
 from podscale.config import RunConfig, result_values
-from podscale.config.fields import FieldClass
+from podscale.config.batch_norm_groups import batch_norm_group
+from podscale.config.checks import check_ranks
+from podscale.config.fields import FieldClass, refusal
 from podscale.config.identity import field_values
+from podscale.data.loaders.build_loader import open_shard_set
+from podscale.data.sampler import build_sampler
 from podscale.data.shard_set import ShardSet
 from podscale.distributed.rank_group import RankGroup
 from podscale.distributed.store import StoreError, StoreTimeout
+from podscale.distributed.worker_env import WorkerEnv
 from podscale.errors import HangDetected, InputError, PodscaleError
 from podscale.util.formatting import format_ranks
 from podscale.version import VERSION
@@ -195,3 +206,51 @@ def _ranks_by_value(values: Mapping[int, str]) -> dict[str, list[int]]:
 
 def _format_values(values: Mapping[str, list[int]]) -> str:
     return ", ".join(f"{value} on {format_ranks(ranks)}" for value, ranks in values.items())
+
+
+def open_agreed_shard_set(
+    worker_env: WorkerEnv, rank_group: RankGroup, *, device: str, libraries: StartupFacts
+) -> ShardSet:
+    """The shard set, once every rank has opened its own and all agree.
+
+    device: kind of the devices; libraries: versions of what the engine stands on. Raises InputError with one text on
+    every rank where they differ or one cannot start; HangDetected where one does not come.
+    """
+    opened: list[ShardSet] = []
+
+    def collect_facts() -> StartupFacts:
+        opened.append(open_shard_set(worker_env.shard_set, worker_env.config))
+        local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        found = startup_facts(
+            worker_env.config, worker_env.stage, opened[0], device=device, local_size=local_size, libraries=libraries
+        )
+        if worker_env.stage == "train":
+            found["hosts of the sample order"] = str(build_sampler(worker_env.config, opened[0].split("train")).hosts)
+        return found
+
+    check_ranks_agree(rank_group, collect_facts)
+    return opened[0]
+
+
+def validate_world(config: RunConfig, ranks: int, samples: int) -> None:
+    """Raises InputError where the run does not fit this many ranks or this many training images."""
+    train = config.train
+    try:
+        check_ranks(config, ranks)
+    except PydanticCustomError as error:
+        raise refusal(error) from None
+    if train.global_batch > samples:
+        raise InputError(
+            f"larger than the training split of {samples} images",
+            field="train.global_batch",
+            got=train.global_batch,
+            hint="Lower it, or give more images.",
+        )
+    if batch_norm_group(config, ranks).total < 2:
+        raise InputError(
+            f"one image per rank and pass has no variance for batch norm ({ranks} ranks, "
+            f"train.accumulation {train.accumulation})",
+            field="train.global_batch",
+            got=train.global_batch,
+            hint="Use at least 2 images per rank and pass.",
+        )

@@ -1,4 +1,7 @@
-"""What one rank of a training does between updates: agree, evaluate, save, end. What computes is the engine's."""
+"""Training: one loop over the updates of a run. What stands behind its names is put together in an engine's `build`.
+
+What one rank of a training does between updates: agree, evaluate, save, end. What computes is the engine's.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -10,19 +13,18 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from podscale import models, schedules
+from podscale import models
 from podscale.config import RunConfig
 from podscale.data.loaders.base import Loader
 from podscale.distributed.rank_group import World
 from podscale.distributed.step_status import StepStatus, StepSync, StopRequest
-from podscale.engine.evaluation import EvaluationResult
-from podscale.engine.export import TrainedModel, export_model
-from podscale.engine.meters import Gauges
-from podscale.engine.monitor import TrainingLogger
-from podscale.engine.origin import EPOCH_KEY, InitialWeights
-from podscale.engine.progress import RunProgress
 from podscale.errors import PodscaleError, Preempted
 from podscale.runs.checkpoint import CheckpointStore, Snapshot
+from podscale.training import schedules
+from podscale.training.gauges import Gauges
+from podscale.training.model_weights import EPOCH_KEY, InitialWeights, TrainedModel, export_model
+from podscale.training.run_progress import EvaluationResult, RunProgress
+from podscale.training.training_logger import TrainingLogger
 
 NONFINITE_MESSAGE = "had a loss or gradient that is not finite"
 """What the error of a training says whose weights or loss left the numbers."""
@@ -300,3 +302,35 @@ class Trainer(ABC):
         self.training_logger.finished(
             self.progress.step, skipped_updates=self.progress.skipped, **self.progress.evaluation
         )
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """How a training ended: updates done, masked ones among them, and what the last evaluation found."""
+
+    steps: int
+    skipped: int
+    evaluation: dict[str, float]
+
+
+def train(trainer: Trainer) -> TrainResult:
+    """Trains from the newest checkpoint, or from the start, to the end of the run; every rank calls it.
+
+    Raises Preempted after a stop request, once the state is saved; InputError where the checkpoints belong to another
+    run; PodscaleError after too many non-finite updates in a row.
+    """
+    trainer.training_logger.restore_started()
+    resumed = trainer.restore()
+    trainer.log_start(resumed)
+    if resumed and trainer.is_evaluation_due():
+        trainer.run_due_actions()  # the former launch was asked to stop before it had measured this state
+
+    for words in trainer.train_steps():
+        trainer.apply_status(words)
+        trainer.run_due_actions()
+        if trainer.target_reached:
+            break
+
+    trainer.finish()
+    progress = trainer.progress
+    return TrainResult(progress.step, progress.skipped, progress.evaluation)
