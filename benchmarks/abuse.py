@@ -28,7 +28,7 @@ from world import run_world
 from podscale.config import RunConfig
 from podscale.data.shard_set import ShardSet
 from podscale.distributed.step_status import StopRequest
-from podscale.pytorch.build import build_trainer
+from podscale.pytorch.trainer import build_trainer
 from podscale.pytorch.world import World
 from podscale.runs import RunDirectory
 from podscale.telemetry.metrics import TrainMetrics

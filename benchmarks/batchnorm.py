@@ -22,7 +22,7 @@ from torch import distributed as dist
 from world import run_world
 
 from podscale.config.batch_norm_groups import BatchNormGroup
-from podscale.pytorch.batchnorm import BatchNorm, assign_batch_norm_groups
+from podscale.pytorch.batch_norm import BatchNorm, assign_batch_norm_groups
 from podscale.pytorch.world import World
 
 SHAPES = {"64 x 56 x 56": (64, 56), "256 x 28 x 28": (256, 28), "1024 x 14 x 14": (1024, 14), "2048 x 7 x 7": (2048, 7)}

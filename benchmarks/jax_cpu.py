@@ -21,8 +21,8 @@ from podscale.config import ModelSection
 from podscale.jax.loss import smoothed_cross_entropy
 from podscale.jax.models import build_model, initialise
 from podscale.jax.models.convolution import ConvolutionFunction, matmul_convolution, xla_convolution
-from podscale.pytorch.loss import smoothed_cross_entropy as loss_of_torch
 from podscale.pytorch.models import build_model as build_torch_model
+from podscale.pytorch.train_step import smoothed_cross_entropy as loss_of_torch
 
 ENVIRONMENT = "OMP_NUM_THREADS=1 NPROC=1 JAX_PLATFORMS=cpu"
 """One thread for either library, which reads its variable when it is imported."""

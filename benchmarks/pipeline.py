@@ -27,7 +27,7 @@ AGAIN = "jax, programs kept"
 IMPORTS = {
     "podscale run": "podscale.commands.run",
     "a stage's process (kfp executor)": "kfp.dsl.executor_main, podscale.components.work",
-    "a rank, or the parent of several": "podscale.pytorch.rank",
+    "a rank, or the parent of several": "podscale.pytorch.worker",
 }
 
 

@@ -208,9 +208,9 @@ def _check_engine() -> Iterator[CheckResult]:
     if installed("torch") is None or installed("torchvision") is None:
         yield CheckResult("PyTorch", "missing", "needed for training and evaluation", "pip install 'podscale[torch]'")
         return
-    from podscale.pytorch import capabilities
+    from podscale.pytorch import software
 
-    found = capabilities.probe()
+    found = software.probe()
     yield CheckResult("PyTorch", "ok", f"{found.version}, CUDA {found.cuda or 'not built in'}")
     gpus = host_info.visible_gpus()
     if gpus and not found.gpus:

@@ -14,8 +14,8 @@ from podscale.distributed.progress_tracker import ProgressTracker
 from podscale.distributed.step_status import StopRequest
 from podscale.distributed.worker_env import WorkerEnv
 from podscale.evaluate.evaluation import evaluate_run
-from podscale.pytorch.rank import run_training
-from podscale.pytorch.together import evaluate_ensemble
+from podscale.pytorch.ensemble_evaluation import evaluate_ensemble
+from podscale.pytorch.worker import run_training
 from podscale.pytorch.world import World, join_world, leave_world
 from podscale.runs import RunDirectory, stage_outcomes
 from podscale.runs.ensemble_members import MODEL_JSON

@@ -15,7 +15,7 @@ from podscale import models
 from podscale.config import ModelSection
 from podscale.hardware import collective_cost
 from podscale.hardware.collective_cost import Fabric, LinkAxis, crossover_bytes, flat, hierarchical, tree
-from podscale.pytorch.allreduce.auto import measure_fabric
+from podscale.pytorch.all_reduce.auto import measure_fabric
 
 GPUS = 1024
 GROUP = 16

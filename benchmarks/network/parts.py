@@ -21,7 +21,7 @@ from podscale.config.train import AllReduceSection
 from podscale.evaluate.report.charts.lines import LineSeries
 from podscale.evaluate.report.charts.standalone import line_chart_svg
 from podscale.hardware.collective_cost import ALGORITHMS, bandwidth_bound
-from podscale.pytorch.allreduce.auto import resolve_algorithm
+from podscale.pytorch.all_reduce.auto import resolve_algorithm
 from podscale.pytorch.models import build_model
 from podscale.pytorch.world import World
 

@@ -11,7 +11,7 @@ from benchmarks.network.lab import Lab
 from benchmarks.network.meter import Sample, measure
 from benchmarks.network.replay import Replay, Trace, pieces
 from podscale.config.train import AllReduceSection
-from podscale.pytorch.allreduce import build_all_reduce
+from podscale.pytorch.all_reduce import build_all_reduce
 from podscale.pytorch.world import World
 from podscale.training.param_layout import plan_buckets
 

@@ -10,10 +10,10 @@ from benchmarks.network.lab import Lab
 from benchmarks.network.meter import measure
 from podscale import models
 from podscale.config import ModelSection, TrainSection
-from podscale.pytorch.build import build_reducer_and_optimizer
 from podscale.pytorch.models import build_model
 from podscale.pytorch.optim import HyperParams
 from podscale.pytorch.precision import build_precision
+from podscale.pytorch.trainer import build_reducer_and_optimizer
 from podscale.pytorch.world import World
 
 ROUNDS = 5

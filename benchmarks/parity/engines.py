@@ -28,16 +28,15 @@ def _train_torch(world: Any, config: RunConfig, data: Data) -> Trained:
     import torch
 
     from podscale.data.loaders.base import Batch
-    from podscale.pytorch import build
-    from podscale.pytorch.feed import DeviceBatch
-    from podscale.pytorch.modelfile import load_weights_file
-    from podscale.pytorch.normalise import Normalise
+    from podscale.pytorch import trainer
+    from podscale.pytorch.device_prefetcher import DeviceBatch, Normalise
+    from podscale.pytorch.train_state import load_weights_file
     from podscale.training.training_logger import untimed
 
-    network = build.build_model_on_device(config, world, data.classes)
+    network = trainer.build_model_on_device(config, world, data.classes)
     load_weights_file(network, data.weights)
     spec = models.model_spec(config.model, data.classes)
-    step = build.build_train_step(config, world, network, spec, data.samples).step
+    step = trainer.build_train_step(config, world, network, spec, data.samples).step
     normalise = Normalise(config.input, world, channels_last=config.train.channels_last)
     losses = []
     for number, (images, labels) in enumerate(zip(data.images, data.labels, strict=True)):

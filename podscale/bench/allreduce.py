@@ -17,7 +17,7 @@ from podscale.errors import InputError, PodscaleError
 from podscale.evaluate.report.charts.lines import LineSeries
 from podscale.evaluate.report.charts.standalone import line_chart_svg
 
-BENCHMARK_MODULE = "podscale.pytorch.linkspeed"
+BENCHMARK_MODULE = "podscale.pytorch.link_benchmark"
 
 
 def run_link_benchmark(job: Mapping[str, Any], ranks: int, time_limit: float) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from podscale.errors import InputError
 from podscale.util import host_info
 from podscale.util.files import write_json
 
-BENCHMARK_MODULE = "podscale.pytorch.throughput"
+BENCHMARK_MODULE = "podscale.pytorch.throughput_benchmark"
 SYNTHETIC_EPOCHS = 4
 """Batches in the imaginary training split: its index is then as small as the batch allows."""
 

@@ -89,8 +89,8 @@ def _section(name: str, options: AllReduceBenchOptions) -> dict[str, Any]:
 
 
 def _run_as_worker(job: dict[str, Any]) -> dict[str, Any]:
-    from podscale.pytorch import linkspeed, world
+    from podscale.pytorch import link_benchmark, world
 
-    found = linkspeed.measure_links(world.join_world(300.0), linkspeed.LinkBenchmarkJob(**job))
+    found = link_benchmark.measure_links(world.join_world(300.0), link_benchmark.LinkBenchmarkJob(**job))
     world.leave_world()
     return found

@@ -1,7 +1,7 @@
 """The running statistics of batch norm, kept equal on all devices.
 
 Each device sees its own batches, so plain running statistics drift apart; what an update changed is averaged over the
-devices along with the loss (see `podscale.pytorch.statistics`). As in the field, the variance is the mean of the
+devices along with the loss (see `podscale.pytorch.batch_norm.layer`). As in the field, the variance is the mean of the
 devices' variances.
 """
 

@@ -19,10 +19,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from podscale.config.train import AllReduceSection
 from podscale.distributed.waits import GRADIENTS, waiting_for
-from podscale.pytorch.allreduce import AllReduce, ShardedAllReduce, build_all_reduce
-from podscale.pytorch.gradients import GradientBuffer
-from podscale.pytorch.lane import build_comm_queue
-from podscale.pytorch.layout import strided_like
+from podscale.pytorch.all_reduce import AllReduce, ShardedAllReduce, build_all_reduce
+from podscale.pytorch.comm_queue import build_comm_queue
+from podscale.pytorch.flat_buffers import GradientBuffer, strided_like
 from podscale.pytorch.world import World
 
 

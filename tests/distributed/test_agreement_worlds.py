@@ -16,9 +16,8 @@ from podscale.config import RunConfig
 from podscale.data.shard_set import ShardSet
 from podscale.distributed.rank_group import RankGroup
 from podscale.errors import HangDetected, InputError
-from podscale.pytorch.libraries import library_versions
-from podscale.pytorch.meeting import TorchStore, join_torch_rank_group, torch_store
-from podscale.pytorch.world import World
+from podscale.pytorch.software import library_versions
+from podscale.pytorch.world import TorchStore, World, join_torch_rank_group, torch_store
 from podscale.training import startup_checks
 
 RUN = {"run": {"id": "r"}, "train": {"global_batch": 32}}

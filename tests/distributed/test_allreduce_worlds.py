@@ -12,17 +12,17 @@ from torch import Tensor
 
 from podscale.config.train import AllReduceSection
 from podscale.errors import InputError
-from podscale.pytorch.allreduce import (
+from podscale.pytorch import comm_queue
+from podscale.pytorch.all_reduce import (
     AllReduce,
     ShardedAllReduce,
     Torus2DAllReduce,
+    algorithms,
     build_all_reduce,
     collectives,
-    hierarchical,
-    pipeline,
     torus2d,
 )
-from podscale.pytorch.allreduce.base import WIRE_DTYPES
+from podscale.pytorch.all_reduce.algorithms import WIRE_DTYPES
 from podscale.pytorch.mesh import Axis, build_line, build_mesh
 from podscale.pytorch.world import World
 from tests.support import reduction
@@ -60,7 +60,7 @@ def short_messages() -> Iterator[None]:
     """Many segments and slices also in buckets of a few elements; the worlds are forked with these values."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(collectives.SEGMENT_ELEMENTS, "cpu", 7)
-        patch.setitem(pipeline.SLICE_ELEMENTS, "cpu", 32)
+        patch.setitem(comm_queue.SLICE_ELEMENTS, "cpu", 32)
         yield
 
 
@@ -156,7 +156,7 @@ def as_on_gpus(world: World) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torus2d, "build_collectives", backend)
-        patch.setattr(hierarchical, "build_collectives", backend)
+        patch.setattr(algorithms, "build_collectives", backend)
         for name, row, wire in product(("torus2d", "hierarchical"), (1, 2, 4), ("fp32", "bf16")):
             all_reduce = Case(name, row, wire, wire).build(world)
             for length in LENGTHS:

@@ -14,7 +14,7 @@ from podscale.distributed.progress_tracker import ProgressTracker
 from podscale.distributed.step_status import StopRequest
 from podscale.distributed.worker_env import WorkerEnv
 from podscale.errors import Preempted
-from podscale.pytorch.rank import run_training
+from podscale.pytorch.worker import run_training
 from podscale.pytorch.world import World
 from podscale.runs import RunDirectory
 from podscale.telemetry.events import read_records
@@ -31,8 +31,8 @@ def test_every_rank_comes_to_the_same(run_world: RunWorld, tmp_path: Path, size:
     section = AUTO if size > 1 else AllReduceSection(algorithm="auto")
 
     def body(world: World) -> Any:
-        from podscale.pytorch.allreduce import build_all_reduce
-        from podscale.pytorch.allreduce.auto import resolve_algorithm
+        from podscale.pytorch.all_reduce import build_all_reduce
+        from podscale.pytorch.all_reduce.auto import resolve_algorithm
 
         first = resolve_algorithm(section, world, BYTES, tmp_path / "run" / "all_reduce.json")
         again = resolve_algorithm(section, world, BYTES, tmp_path / "run" / "all_reduce.json")
@@ -55,7 +55,7 @@ def test_another_world_or_another_model_decides_anew(run_world: RunWorld, tmp_pa
     keep = tmp_path / "all_reduce.json"
 
     def body(world: World) -> list[bool]:
-        from podscale.pytorch.allreduce.auto import resolve_algorithm
+        from podscale.pytorch.all_reduce.auto import resolve_algorithm
 
         return [resolve_algorithm(AUTO, world, size, keep).is_reused for size in (BYTES, BYTES, 2 * BYTES)]
 
@@ -70,7 +70,7 @@ def test_a_format_for_rows_asks_for_an_algorithm_with_rows(run_world: RunWorld, 
     section = AllReduceSection(algorithm="auto", row=2, wire_row="bf16", wire_column="bf16")
 
     def body(world: World) -> tuple[str, ...]:
-        from podscale.pytorch.allreduce.auto import resolve_algorithm
+        from podscale.pytorch.all_reduce.auto import resolve_algorithm
 
         found = [
             resolve_algorithm(section, world, BYTES, tmp_path / "all_reduce.json", sharded=halves)

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from podscale.config.batch_norm_groups import BatchNormGroup
-from podscale.pytorch.allreduce import FlatAllReduce
-from podscale.pytorch.batchnorm import BatchNorm, assign_batch_norm_groups
+from podscale.pytorch.all_reduce import FlatAllReduce
+from podscale.pytorch.batch_norm import BatchNorm, assign_batch_norm_groups
+from podscale.pytorch.batch_norm.layer import RunningStatistics
 from podscale.pytorch.reducer import BucketedReducer
-from podscale.pytorch.statistics import RunningStatistics
 from podscale.pytorch.world import World
 
 MOMENTUM = 0.3
@@ -269,7 +269,7 @@ def over_nodes(world: World) -> list[str]:
     said: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("podscale.pytorch.batchnorm.layer").addHandler(handler)
+    logging.getLogger("podscale.pytorch.batch_norm.layer").addHandler(handler)
     for ranks in (1, 2, 4):
         assign_batch_norm_groups(
             nn.Sequential(BatchNorm(3)), replace(world, node=world.rank // 2), BatchNormGroup(ranks, 4)

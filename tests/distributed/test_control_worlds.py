@@ -5,8 +5,8 @@ from typing import Any
 import torch
 
 from podscale.distributed.step_status import STATUS_LAG, StepStatus
-from podscale.pytorch.control import StepSync
-from podscale.pytorch.step import StepResult
+from podscale.pytorch.step_sync import StepSync
+from podscale.pytorch.train_step import StepResult
 from podscale.pytorch.world import World
 
 

@@ -11,10 +11,9 @@ from safetensors.numpy import load_file
 from podscale import models
 from podscale.config import RunConfig
 from podscale.errors import Preempted
-from podscale.pytorch.build import build_trainer
 from podscale.pytorch.models import build_model
-from podscale.pytorch.randomness import DropoutRng
-from podscale.pytorch.session import PyTorchTrainer
+from podscale.pytorch.train_step import DropoutRng
+from podscale.pytorch.trainer import PyTorchTrainer, build_trainer
 from podscale.pytorch.world import World
 from podscale.runs import RunDirectory
 from podscale.runs.checkpoint.format import complete_entries, read_snapshot

@@ -7,7 +7,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from podscale.config import RunConfig
-from podscale.pytorch.session import PyTorchTrainer
+from podscale.pytorch.trainer import PyTorchTrainer
 from podscale.pytorch.world import World
 from podscale.runs import RunDirectory
 from podscale.runs.model_files import WEIGHTS_FILE

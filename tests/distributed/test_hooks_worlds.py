@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from podscale.pytorch import hooks
+from podscale.pytorch import ddp_comm_hook
 from podscale.pytorch.world import World
 from tests.support.refusals import refused
 
@@ -54,7 +54,7 @@ def hooked(world: World) -> dict[int, list[list[Tensor]]]:
         for _ in range(2):
             ddp = DistributedDataParallel(copy.deepcopy(network()), bucket_cap_mb=0.01)
             if options is not None:
-                hooks.register(ddp, **options)
+                ddp_comm_hook.register(ddp, **options)
             runs.append([gradients_of(ddp, world.rank, step) for step in range(STEPS)])
         assert all(torch.equal(a, b) for one, two in zip(*runs, strict=True) for a, b in zip(one, two, strict=True))
         found[number] = runs[0]
@@ -83,7 +83,7 @@ def test_hooks_average_as_ddp_does(run_world: Any) -> None:
 
 def half_precision(world: World) -> list[Tensor]:
     ddp = DistributedDataParallel(network().bfloat16(), bucket_cap_mb=0.01)
-    hooks.register(ddp, algorithm="torus2d", row=2)
+    ddp_comm_hook.register(ddp, algorithm="torus2d", row=2)
     inputs, labels = data(world.rank, 0)
     nn.functional.cross_entropy(ddp(inputs.bfloat16()).float(), labels).backward()
     return [p.grad for p in ddp.parameters() if p.grad is not None]
@@ -100,22 +100,22 @@ def test_half_precision_gradients_are_added_in_fp32(run_world: Any) -> None:
 def failing(world: World) -> None:
     """Raises where a failed all-reduce or a wrong option is not told."""
     ddp = DistributedDataParallel(network(), bucket_cap_mb=0.01)
-    hooks.register(ddp, algorithm="ring")
+    ddp_comm_hook.register(ddp, algorithm="ring")
 
     def broken(bucket: Tensor) -> None:
         raise ValueError("the link is down")
 
-    queue = hooks._ThreadHookQueue(broken)  # type: ignore[arg-type]
+    queue = ddp_comm_hook._ThreadHookQueue(broken)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="the link is down"):
         queue.submit(torch.ones(3)).wait()
     with refused(field="algorithm", got="ddp"):
-        hooks.register(ddp, algorithm="ddp")
+        ddp_comm_hook.register(ddp, algorithm="ddp")
     with refused("tree", field="wire_row", got="bf16"):
-        hooks.register(ddp, algorithm="tree", wire_row="bf16")
+        ddp_comm_hook.register(ddp, algorithm="tree", wire_row="bf16")
     with refused(field="timeout_seconds", got=0):
-        hooks.register(ddp, timeout_seconds=0)
+        ddp_comm_hook.register(ddp, timeout_seconds=0)
     with refused(field="algoritm", got="tree"):
-        hooks.register(ddp, algoritm="tree")
+        ddp_comm_hook.register(ddp, algoritm="tree")
 
 
 def test_failures_and_wrong_options_are_told(run_world: Any) -> None:
@@ -125,7 +125,7 @@ def test_failures_and_wrong_options_are_told(run_world: Any) -> None:
 def missing_a_peer(world: World) -> float:
     """Seconds until a backward pass that the other rank stays away from ended; 0 for that rank."""
     ddp = DistributedDataParallel(network(), bucket_cap_mb=0.01)
-    hooks.register(ddp, algorithm="ring", timeout_seconds=4)
+    ddp_comm_hook.register(ddp, algorithm="ring", timeout_seconds=4)
     for step in range(2):  # after the first, DDP itself speaks in the default group, which waits longer
         gradients_of(ddp, world.rank, step)
     waited = 0.0

@@ -14,14 +14,13 @@ from torch import nn
 
 from podscale.config.batch_norm_groups import BatchNormGroup
 from podscale.errors import PodscaleError
-from podscale.pytorch.allreduce import FlatAllReduce
-from podscale.pytorch.batchnorm import BatchNorm, assign_batch_norm_groups
-from podscale.pytorch.control import StepSync
-from podscale.pytorch.failure import watch_torch_peers
-from podscale.pytorch.meeting import join_torch_rank_group
+from podscale.pytorch.all_reduce import FlatAllReduce
+from podscale.pytorch.batch_norm import BatchNorm, assign_batch_norm_groups
+from podscale.pytorch.collective_errors import watch_torch_peers
 from podscale.pytorch.reducer import BucketedReducer
-from podscale.pytorch.step import StepResult
-from podscale.pytorch.world import World, leave_world
+from podscale.pytorch.step_sync import StepSync
+from podscale.pytorch.train_step import StepResult
+from podscale.pytorch.world import World, join_torch_rank_group, leave_world
 
 TIMEOUT, BEAT = 2.0, 0.25
 DIES_AT = 3

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from podscale.config.train import AllReduceSection
-from podscale.pytorch.allreduce import FlatAllReduce, Torus2DAllReduce
+from podscale.pytorch.all_reduce import FlatAllReduce, Torus2DAllReduce
 from podscale.pytorch.mesh import build_mesh
 from podscale.pytorch.reducer import BucketedReducer, build_reducer, no_sync_unless_last
 from podscale.pytorch.world import World

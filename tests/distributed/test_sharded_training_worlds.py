@@ -10,7 +10,7 @@ from safetensors.numpy import load_file
 
 from podscale.config import RunConfig
 from podscale.errors import Preempted
-from podscale.pytorch.session import PyTorchTrainer
+from podscale.pytorch.trainer import PyTorchTrainer
 from podscale.pytorch.world import World
 from podscale.runs import RunDirectory
 from podscale.runs.checkpoint.format import complete_entries, read_snapshot

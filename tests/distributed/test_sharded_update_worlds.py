@@ -9,13 +9,13 @@ from torch import Tensor
 
 from podscale.config import ModelSection, RunConfig
 from podscale.models import model_spec
-from podscale.pytorch.build import build_reducer_and_optimizer
+from podscale.pytorch.flat_buffers import FlatWeights
 from podscale.pytorch.models import build_model
 from podscale.pytorch.optim import ExtraStateOptimizer, HyperParams, Optimizer, Shampoo, StepAware, build_optimizer
 from podscale.pytorch.precision import Precision
 from podscale.pytorch.reducer import GradientReducer
-from podscale.pytorch.step import all_finite, zero_nonfinite
-from podscale.pytorch.weights import FlatWeights
+from podscale.pytorch.train_step import all_finite, zero_nonfinite
+from podscale.pytorch.trainer import build_reducer_and_optimizer
 from podscale.pytorch.world import World
 from tests.support.flat_share import FlatArrays, hyper
 from tests.support.shampoo_oracle import Step, shampoo_oracle

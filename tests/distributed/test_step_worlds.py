@@ -11,16 +11,15 @@ from torch import nn
 
 from podscale.config.model import BatchNormSection
 from podscale.data.loaders.base import Batch
-from podscale.pytorch.allreduce import FlatAllReduce
-from podscale.pytorch.batchnorm import BatchNorm
-from podscale.pytorch.feed import DeviceBatch
-from podscale.pytorch.loss import TrainingLoss
+from podscale.pytorch.all_reduce import FlatAllReduce
+from podscale.pytorch.batch_norm import BatchNorm
+from podscale.pytorch.batch_norm.layer import RunningStatistics, running_statistics_weight
+from podscale.pytorch.device_prefetcher import DeviceBatch
+from podscale.pytorch.flat_buffers import FlatWeights
 from podscale.pytorch.optim import ParamShard, ParamSlice, Sgd
 from podscale.pytorch.precision import Precision
 from podscale.pytorch.reducer import BucketedReducer
-from podscale.pytorch.statistics import RunningStatistics, running_statistics_weight
-from podscale.pytorch.step import TrainStep
-from podscale.pytorch.weights import FlatWeights
+from podscale.pytorch.train_step import TrainingLoss, TrainStep
 from podscale.pytorch.world import World
 
 RATE, SMOOTHING, PARTS = 0.3, 0.1, 2

@@ -17,12 +17,11 @@ from podscale.distributed.worker_env import WorkerEnv
 from podscale.errors import InputError
 from podscale.evaluate import evaluation
 from podscale.evaluate.report import build_report
-from podscale.pytorch.build import build_evaluator, build_model_on_device
-from podscale.pytorch.feed import DevicePrefetcher
-from podscale.pytorch.modelfile import load_weights_file
+from podscale.pytorch.device_prefetcher import DevicePrefetcher
+from podscale.pytorch.ensemble_evaluation import LogitAverage, evaluate_ensemble
 from podscale.pytorch.precision import Precision
-from podscale.pytorch.together import evaluate_ensemble
-from podscale.pytorch.votes import LogitAverage
+from podscale.pytorch.train_state import load_weights_file
+from podscale.pytorch.trainer import build_evaluator, build_model_on_device
 from podscale.pytorch.world import join_world, leave_world
 from podscale.runs import RunDirectory, ensemble_members, predictions
 from podscale.runs.model_files import WEIGHTS_FILE, read_evaluated_models

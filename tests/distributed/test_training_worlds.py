@@ -13,11 +13,9 @@ from torch import nn
 from podscale.config import RunConfig
 from podscale.data.shard_set import ShardSet
 from podscale.errors import InputError, PodscaleError, Preempted
-from podscale.pytorch.build import build_evaluator, build_model_on_device, build_trainer
-from podscale.pytorch.feed import DevicePrefetcher
-from podscale.pytorch.normalise import Normalise
+from podscale.pytorch.device_prefetcher import DevicePrefetcher, Normalise
 from podscale.pytorch.precision import Precision
-from podscale.pytorch.session import PyTorchTrainer
+from podscale.pytorch.trainer import PyTorchTrainer, build_evaluator, build_model_on_device, build_trainer
 from podscale.pytorch.world import World
 from podscale.runs import RunDirectory
 from podscale.telemetry.events import filter_replays, read_records

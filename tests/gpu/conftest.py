@@ -64,7 +64,7 @@ def _train_here(
 ) -> dict[str, Any]:
     from podscale.data.shard_set import ShardSet
     from podscale.distributed.step_status import StopRequest
-    from podscale.pytorch.build import build_trainer
+    from podscale.pytorch.trainer import build_trainer
     from podscale.runs import RunDirectory
     from podscale.training.trainer import train
     from podscale.training.training_logger import open_training_logger

@@ -23,7 +23,7 @@ def layers(channels: int, world: Any, part: int | None) -> tuple[Any, Any]:
     import torch
     from torch import nn
 
-    from podscale.pytorch.batchnorm import BatchNorm
+    from podscale.pytorch.batch_norm import BatchNorm
 
     torch.manual_seed(1)
     ours, oracle = BatchNorm(channels, momentum=0.3), nn.BatchNorm2d(channels, momentum=0.3)
@@ -98,8 +98,8 @@ def test_uneven_ranks_make_one_batch(world: Any, channels_last: bool, mean: floa
     """The kernels and the message of two ranks with 3 and 5 images, one after the other on this device."""
     import torch
 
-    from podscale.pytorch.batchnorm import native
-    from podscale.pytorch.batchnorm.statistics import combine_moments
+    from podscale.pytorch.batch_norm import native_kernels
+    from podscale.pytorch.batch_norm.layer import combine_moments
 
     batches = [draw(seed, count, 13, torch.float32, channels_last, mean) for seed, count in ((1, 3), (2, 5))]
     gradients = [draw(seed, count, 13, torch.float32, channels_last) for seed, count in ((3, 3), (4, 5))]
@@ -109,17 +109,17 @@ def test_uneven_ranks_make_one_batch(world: Any, channels_last: bool, mean: floa
     want.backward(torch.cat(gradients).double())
 
     messages: list[Any] = []
-    own = [(*native.moments(x), x.numel() // x.shape[1]) for x in xs]
+    own = [(*native_kernels.moments(x), x.numel() // x.shape[1]) for x in xs]
     for mine in own:
         combine_moments(*mine, lambda m: messages.append(m.clone()) or m, torch.float32)
     found = combine_moments(*own[0], lambda m: torch.stack(messages).sum(0), torch.float32)
     assert_close(found.mean, oracle.running_mean, 1e-6)
     assert_close(found.unbiased, oracle.running_var, 1e-4)
     invstd, one, zero = torch.rsqrt(found.var + 1e-5), torch.ones_like(found.mean), torch.zeros_like(found.mean)
-    y = torch.cat([native.normalise(x, found.mean, invstd, one, zero) for x in xs])
+    y = torch.cat([native_kernels.normalise(x, found.mean, invstd, one, zero) for x in xs])
     pairs = list(zip(dys, xs, strict=True))
-    sums = torch.stack([torch.stack(native.gradient_sums(dy, x, found.mean, invstd)) for dy, x in pairs]).sum(0)
-    dx = [native.input_gradient(dy, x, found.mean, invstd, one, sums, found.count) for dy, x in pairs]
+    sums = torch.stack([torch.stack(native_kernels.gradient_sums(dy, x, found.mean, invstd)) for dy, x in pairs]).sum(0)
+    dx = [native_kernels.input_gradient(dy, x, found.mean, invstd, one, sums, found.count) for dy, x in pairs]
     loose = 1e-5 if mean == 0 else 1e-3  # one step of fp32 at 1000 is 4e-5 deviations
     assert_close(y, want, loose)
     assert_close(torch.cat(dx), whole.grad, loose)

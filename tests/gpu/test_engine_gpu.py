@@ -58,7 +58,7 @@ def test_gradients_are_those_of_the_cpu(world: Any) -> None:
     import torch
     from torch import nn
 
-    from podscale.pytorch.allreduce import FlatAllReduce
+    from podscale.pytorch.all_reduce import FlatAllReduce
     from podscale.pytorch.reducer import BucketedReducer
 
     torch.manual_seed(0)
@@ -85,8 +85,7 @@ def test_feed_copies_and_normalises(world: Any) -> None:
 
     from podscale.config import InputSection
     from podscale.data.loaders.base import Batch
-    from podscale.pytorch.feed import DevicePrefetcher
-    from podscale.pytorch.normalise import Normalise
+    from podscale.pytorch.device_prefetcher import DevicePrefetcher, Normalise
 
     generator = np.random.default_rng(0)
     batches = [
@@ -110,8 +109,8 @@ def test_control_words_arrive_late_and_right(world: Any) -> None:
     import torch
 
     from podscale.distributed.step_status import STATUS_LAG
-    from podscale.pytorch.control import StepSync
-    from podscale.pytorch.step import StepResult
+    from podscale.pytorch.step_sync import StepSync
+    from podscale.pytorch.train_step import StepResult
 
     control, heard = StepSync(world), []
     for step in range(1, 50):

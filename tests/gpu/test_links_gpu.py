@@ -38,8 +38,8 @@ def test_bench_allreduce_over_nccl(ranks: int) -> None:
 
 def test_auto_on_the_device(tmp_path: Path) -> None:
     """In this process, alone: the timing waits for the device, and what is chosen can be built."""
-    from podscale.pytorch.allreduce import build_all_reduce
-    from podscale.pytorch.allreduce.auto import resolve_algorithm
+    from podscale.pytorch.all_reduce import build_all_reduce
+    from podscale.pytorch.all_reduce.auto import resolve_algorithm
     from podscale.pytorch.world import join_world, leave_world
 
     section = AllReduceSection(algorithm="auto")

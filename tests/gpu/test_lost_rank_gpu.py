@@ -22,8 +22,8 @@ def test_the_watch_speaks_while_the_host_waits_for_the_device() -> None:
     from podscale.distributed.heartbeat import RankHeartbeat
     from podscale.distributed.progress_tracker import ProgressTracker
     from podscale.distributed.rank_group import RankGroup
-    from podscale.pytorch.failure import watch_torch_peers
-    from podscale.pytorch.meeting import TorchStore
+    from podscale.pytorch.collective_errors import watch_torch_peers
+    from podscale.pytorch.world import TorchStore
 
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")

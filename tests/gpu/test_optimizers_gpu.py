@@ -24,8 +24,8 @@ def test_fused_momentum_is_the_listed_one(name: str, shards: int, compact: bool)
     import torch
 
     pytest.importorskip("triton")
-    from podscale.pytorch.optim.fused import FusedMomentum
-    from podscale.pytorch.optim.momentum import ForeachMomentum
+    from podscale.pytorch.optim.fused_momentum import FusedMomentum
+    from podscale.pytorch.optim.sgd import ForeachMomentum
     from tests.support.update_rules import RULES, updated
 
     on_cpu = updated(RULES[name], ForeachMomentum, "cpu", shards=shards, compact=compact)
@@ -85,7 +85,7 @@ def test_shampoo_is_that_of_a_cpu_and_waits_for_eigenvalues_alone(roots: Any) ->
     import torch
 
     from podscale.pytorch.optim import HyperParams, ParamShard, ParamSlice, Shampoo
-    from podscale.pytorch.optim.peers import ReplicaGroup
+    from podscale.pytorch.optim.base import ReplicaGroup
 
     shapes, starts = ((40, 24, 3, 3), (64,), (10, 48)), (0, 8640, 8704)
     segments = [
@@ -122,7 +122,7 @@ def test_one_value_that_is_not_finite_is_found_and_masked(value: float) -> None:
     """Wherever it stands, in the large buffer or in the small one."""
     import torch
 
-    from podscale.pytorch.step import all_finite, zero_nonfinite
+    from podscale.pytorch.train_step import all_finite, zero_nonfinite
 
     large, small = torch.randn(1_000_003, device="cuda"), torch.randn(33, device="cuda")
     assert bool(all_finite([large, small]))

@@ -203,14 +203,14 @@ def test_a_graph_is_of_one_shape(world: Any) -> None:
     import torch
 
     from podscale.data.loaders.base import Batch
-    from podscale.pytorch.feed import DeviceBatch
-    from podscale.pytorch.graph import CudaGraphStep
+    from podscale.pytorch.cuda_graph import CudaGraphStep
+    from podscale.pytorch.device_prefetcher import DeviceBatch
 
     class Nothing:
         def start_step(self, step: int) -> None: ...
 
         def run_on_device(self, batch: Any, phase: Any) -> Any:
-            from podscale.pytorch.step import StepResult
+            from podscale.pytorch.train_step import StepResult
 
             return StepResult(batch.images.float().sum(), batch.labels.sum() > 0)
 

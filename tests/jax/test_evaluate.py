@@ -19,7 +19,7 @@ from podscale.jax.mesh import mesh_for_config
 from podscale.jax.models import initialise
 from podscale.jax.placing import put_replicated
 from podscale.jax.step import build_layout
-from podscale.pytorch.evaluate import batch_predictions as torchs_answers
+from podscale.pytorch.evaluator import batch_predictions as torchs_answers
 from podscale.runs.predictions import Predictions
 from podscale.training.training_logger import untimed
 from tests.support.engines import document, jax_world

@@ -15,9 +15,9 @@ from podscale import models
 from podscale.config import ModelSection, RunConfig
 from podscale.jax.modelfile import load_weights_file
 from podscale.jax.models import build_model, initialise
-from podscale.pytorch.modelfile import load_weights_file as load_into_torch
 from podscale.pytorch.models import build_model as build_torch_model
 from podscale.pytorch.models import set_stem_compute
+from podscale.pytorch.train_state import load_weights_file as load_into_torch
 from podscale.runs.model_files import WEIGHTS_FILE
 from podscale.training.model_weights import TrainedModel, export_model
 from podscale.training.run_progress import RunProgress

@@ -63,7 +63,7 @@ def train_in_jax(config: RunConfig, shards: Path, devices: int, prepare: Prepare
 
 def train_in_torch(config: RunConfig, shards: Path, prepare: Prepare = lambda s: None) -> TrainResult:
     """What `pytorch.rank` does with a training, in a world of one rank."""
-    from podscale.pytorch.build import build_trainer
+    from podscale.pytorch.trainer import build_trainer
     from podscale.pytorch.world import join_world, leave_world
 
     try:

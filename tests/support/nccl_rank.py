@@ -18,12 +18,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from podscale.config.train import AllReduceSection
 from podscale.data.loaders.base import Batch
-from podscale.pytorch import hooks
-from podscale.pytorch.allreduce import AllReduce, ShardedAllReduce, build_all_reduce, collectives, pipeline
-from podscale.pytorch.feed import DeviceBatch
-from podscale.pytorch.graph import CudaGraphStep
+from podscale.pytorch import comm_queue, ddp_comm_hook
+from podscale.pytorch.all_reduce import AllReduce, ShardedAllReduce, build_all_reduce, collectives
+from podscale.pytorch.cuda_graph import CudaGraphStep
+from podscale.pytorch.device_prefetcher import DeviceBatch
 from podscale.pytorch.reducer import BucketedReducer
-from podscale.pytorch.step import StepResult
+from podscale.pytorch.train_step import StepResult
 from podscale.pytorch.world import World, join_world, leave_world
 from podscale.training.training_logger import PhaseTimer, untimed
 
@@ -86,7 +86,7 @@ def training(world: World) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
 
 def by_hook(world: World, inputs: Tensor, name: str) -> Tensor:
     ddp = DistributedDataParallel(copy.deepcopy(network(world)), bucket_cap_mb=0.02)
-    hooks.register(ddp, algorithm=name, row=2)
+    ddp_comm_hook.register(ddp, algorithm=name, row=2)
     ddp(inputs).square().mean().backward()
     return torch.cat([p.grad.flatten() for p in ddp.parameters() if p.grad is not None]).cpu()
 
@@ -130,7 +130,7 @@ def main() -> None:
         sys.stdout.flush()
         raise SystemExit(REFUSED) from None
     for table in (
-        pipeline.SLICE_ELEMENTS,
+        comm_queue.SLICE_ELEMENTS,
         collectives.SEGMENT_ELEMENTS,
     ):  # several of each in a bucket, so that all axes are at work
         table.update(dict.fromkeys(table, 16_384))

@@ -1,4 +1,4 @@
-"""What every all-reduce must give, bit by bit: sums in the order that podscale.pytorch.allreduce.order states.
+"""What every all-reduce must give, bit by bit: sums in the order that podscale.pytorch.all_reduce.plan states.
 
 Every partial sum is fp32 where it is made and in the wire's format where it travels.
 """
@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from podscale.pytorch.allreduce.order import (
+from podscale.pytorch.all_reduce.plan import (
     equal_spans,
     mirror_position,
     ring_chain,
@@ -16,8 +16,8 @@ from podscale.pytorch.allreduce.order import (
     tree_children,
     tree_parent,
 )
-from podscale.pytorch.allreduce.pipeline import slice_count
-from podscale.pytorch.allreduce.torus2d import slice_spans
+from podscale.pytorch.all_reduce.torus2d import slice_spans
+from podscale.pytorch.comm_queue import slice_count
 
 Sum = Callable[[Sequence[Tensor]], Tensor]
 """The sum of one contribution a place."""

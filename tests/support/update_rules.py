@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from podscale.pytorch.optim import HyperParams, Lars, Optimizer, ParamShard, ParamSlice, Sgd, lars, sgd
-from podscale.pytorch.optim.momentum import ForeachMomentum
+from podscale.pytorch.optim.sgd import ForeachMomentum
 from podscale.training.param_layout import plan_buckets
 
 SIZES = (40_000, 7, 165, 70_000, 64)
@@ -64,7 +64,7 @@ def updated(
 
 def main() -> None:
     """Prints how far the fused kernels are from lists of operations, as JSON by case."""
-    from podscale.pytorch.optim.fused import FusedMomentum
+    from podscale.pytorch.optim.fused_momentum import FusedMomentum
 
     found = {}
     cases = [(name, 1, False) for name in RULES] + [("lars", 3, False), ("lars", 3, True)]

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from podscale.pytorch.allreduce.order import ring_chain
+from podscale.pytorch.all_reduce.plan import ring_chain
 from tests.support.reduction import chain, on_wire, torus2d, tree
 
 RANKS, ELEMENTS = 2048, 1024

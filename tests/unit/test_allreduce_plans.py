@@ -8,21 +8,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from podscale.pytorch.allreduce.order import (
-    equal_spans,
-    mirror_position,
-    ring_chain,
-    ring_part,
-    tree_children,
-    tree_parent,
-)
-from podscale.pytorch.allreduce.plan import (
+from podscale.pytorch.all_reduce.plan import (
     MessagePlan,
     chain_broadcast,
     chain_reduce,
     double_tree,
+    equal_spans,
+    mirror_position,
     ring_all_gather,
+    ring_chain,
+    ring_part,
     ring_reduce_scatter,
+    tree_children,
+    tree_parent,
 )
 from tests.support import reduction
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from podscale.pytorch.batchnorm import native, traced
+from podscale.pytorch.batch_norm import native_kernels, traced_kernels
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
@@ -13,18 +13,18 @@ from podscale.pytorch.batchnorm import native, traced
 def test_moments_are_those_of_float64(
     monkeypatch: pytest.MonkeyPatch, channels_last: bool, block: int, mean: float, deviation: float
 ) -> None:
-    monkeypatch.setattr(native, "MOMENT_BLOCK_VALUES", block)
+    monkeypatch.setattr(native_kernels, "MOMENT_BLOCK_VALUES", block)
     x = torch.randn(11, 3, 19, 17, generator=torch.Generator().manual_seed(1)) * deviation + mean
     x[:, 1] *= 0.5  # channels differ
     x = x.contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
     want_var, want_mean = torch.var_mean(x.double(), dim=(0, 2, 3), correction=0)
-    for kernels in (native, traced):
+    for kernels in (native_kernels, traced_kernels):
         found_mean, found_var = kernels.moments(x)
         np.testing.assert_allclose(found_var.numpy(), want_var.numpy(), rtol=1e-5, err_msg=kernels.__name__)
         np.testing.assert_allclose(found_mean.numpy(), want_mean.numpy(), rtol=2e-7, atol=1e-5 * deviation)
 
 
 def test_a_constant_channel_has_no_variance() -> None:
-    mean, var = native.moments(torch.full((2, 3, 4, 4), 7.25))
+    mean, var = native_kernels.moments(torch.full((2, 3, 4, 4), 7.25))
     assert mean.tolist() == [7.25] * 3
     assert var.tolist() == [0.0] * 3

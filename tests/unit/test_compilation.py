@@ -12,13 +12,13 @@ from torch import nn
 
 from podscale.config import InputSection, ModelSection
 from podscale.models.resnet import BASIC, ResNetSpec
-from podscale.pytorch.allreduce import FlatAllReduce
-from podscale.pytorch.batchnorm import BatchNorm
-from podscale.pytorch.compilation import build_forward
+from podscale.pytorch.all_reduce import FlatAllReduce
+from podscale.pytorch.batch_norm import BatchNorm
+from podscale.pytorch.batch_norm.layer import RunningStatistics
+from podscale.pytorch.device_prefetcher import Normalise
 from podscale.pytorch.models import ResNet, Stem, build_model
-from podscale.pytorch.normalise import Normalise
 from podscale.pytorch.reducer import BucketedReducer
-from podscale.pytorch.statistics import RunningStatistics
+from podscale.pytorch.train_step import build_forward
 from podscale.pytorch.world import World, join_world, leave_world
 
 torch.set_num_threads(1)

@@ -9,9 +9,8 @@ import torch
 from safetensors.torch import load_file
 
 from podscale.config import ModelSection, RunConfig
-from podscale.pytorch.checkpoints import as_array
-from podscale.pytorch.modelfile import load_weights_file
 from podscale.pytorch.models import build_model
+from podscale.pytorch.train_state import as_array, load_weights_file
 from podscale.runs.ensemble_members import MODEL_JSON
 from podscale.runs.model_files import WEIGHTS_FILE
 from podscale.training.model_weights import TrainedModel, export_model

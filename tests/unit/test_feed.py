@@ -9,8 +9,7 @@ import torch
 
 from podscale.config import InputSection
 from podscale.data.loaders.base import Batch
-from podscale.pytorch.feed import DevicePrefetcher
-from podscale.pytorch.normalise import Normalise
+from podscale.pytorch.device_prefetcher import DevicePrefetcher, Normalise
 from podscale.pytorch.world import World
 
 ALONE = World(0, 1, 0, 1, torch.device("cpu"))

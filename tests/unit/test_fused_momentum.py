@@ -38,10 +38,10 @@ def test_the_kernels_compile_for_a_gpu_and_read_whole_vectors(
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from podscale.pytorch.optim import fused
+    from podscale.pytorch.optim import fused_momentum
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    function, constants = getattr(fused, kernel), {**constants, "block": fused.BLOCK_ELEMENTS}
+    function, constants = getattr(fused_momentum, kernel), {**constants, "block": fused_momentum.BLOCK_ELEMENTS}
     types = {"table": "*i64", "finite": "*i32", **dict.fromkeys(constants, "constexpr")}
     source = ASTSource(
         fn=function,
@@ -58,7 +58,7 @@ def test_where_triton_cannot_compile_lists_of_operations_do(monkeypatch: Any, ca
     import torch
 
     pytest.importorskip("triton")
-    from podscale.pytorch.optim import fused, momentum
+    from podscale.pytorch.optim import fused_momentum, sgd
 
     class Fused:
         reason = ""
@@ -71,10 +71,10 @@ def test_where_triton_cannot_compile_lists_of_operations_do(monkeypatch: Any, ca
 
     class Listed(Fused): ...
 
-    monkeypatch.setattr(fused, "FusedMomentum", Fused)
-    monkeypatch.setattr(momentum, "ForeachMomentum", Listed)
+    monkeypatch.setattr(fused_momentum, "FusedMomentum", Fused)
+    monkeypatch.setattr(sgd, "ForeachMomentum", Listed)
     share: Any = SimpleNamespace(device=torch.device("cuda"))
-    assert type(momentum.build_momentum_update(share, nesterov=False)) is Fused
+    assert type(sgd.build_momentum_update(share, nesterov=False)) is Fused
     Fused.reason = "Failed to find C compiler"
-    assert type(momentum.build_momentum_update(share, nesterov=False)) is Listed
+    assert type(sgd.build_momentum_update(share, nesterov=False)) is Listed
     assert "Failed to find C compiler" in caplog.text

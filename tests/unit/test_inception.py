@@ -11,8 +11,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from podscale import models
 from podscale.config import ModelSection, RunConfig, loads
-from podscale.pytorch.loss import TrainingLoss
 from podscale.pytorch.models import InceptionOutputs, build_model
+from podscale.pytorch.train_step import TrainingLoss
 from tests.support.refusals import refused
 
 torch.set_num_threads(1)

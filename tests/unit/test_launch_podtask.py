@@ -80,7 +80,7 @@ def test_several_nodes_need_a_launcher() -> None:
 
 def test_one_rank_alone_needs_no_torchrun() -> None:
     command = local.launch_command(task(), Path("/r"))
-    assert command[1:] == ["-m", "podscale.launch.rankprocess", "podscale.pytorch.rank"]
+    assert command[1:] == ["-m", "podscale.launch.rankprocess", "podscale.pytorch.worker"]
     variables = environment(task())
     assert (variables["RANK"], variables["WORLD_SIZE"], variables["MASTER_ADDR"]) == ("0", "1", "127.0.0.1")
     assert int(variables["MASTER_PORT"]) > 0
@@ -149,7 +149,7 @@ def test_torchrun_starts_ranks_across_nodes_and_restarts_them() -> None:
     meeting = {"--nnodes=2", "--node-rank=0", "--master-addr=m", "--master-port=1"}
     assert command[1:3] == ["-m", "podscale.pytorch.torchrun"]
     assert {"--nproc-per-node=1", "--log-dir=/r/torchrun", "--max-restarts=3", *meeting} <= set(command)
-    assert command[-3:] == ["-m", "podscale.launch.rankprocess", "podscale.pytorch.rank"]
+    assert command[-3:] == ["-m", "podscale.launch.rankprocess", "podscale.pytorch.worker"]
 
 
 def test_the_environment_is_described_without_importing_it() -> None:

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podscale.pytorch.layout import strided_like, view_like
+from podscale.pytorch.flat_buffers import strided_like, view_like
 from podscale.training.param_layout import ALIGNMENT_ELEMENTS, plan_buckets
 
 

@@ -8,8 +8,8 @@ from torch.nn import functional as F
 from podscale.config import loads
 from podscale.config.train import MixSection
 from podscale.data.rng import derive_key
-from podscale.pytorch.loss import TrainingLoss
-from podscale.pytorch.mixing import BatchMixer, sample_beta
+from podscale.pytorch.device_prefetcher import BatchMixer, sample_beta
+from podscale.pytorch.train_step import TrainingLoss
 from podscale.pytorch.world import World
 from tests.support.refusals import refused
 

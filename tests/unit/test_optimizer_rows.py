@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from podscale.config.optimizer import NeumannSection
 from podscale.pytorch.optim import Adam, Lamb, Lars, Neumann, Nlcg, Optimizer, ParamShard, ParamSlice, RmsProp, Sgd
-from podscale.pytorch.optim.share import slice_of_rows
+from podscale.pytorch.optim.param_shard import slice_of_rows
 from podscale.training.param_layout import ALIGNMENT_ELEMENTS
 from tests.support.flat_share import FlatArrays, hyper
 

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from podscale.config import ModelSection
 from podscale.config.optimizer import NeumannSection, OptimizerSection
 from podscale.models import model_spec
-from podscale.pytorch.gradients import GradientBuffer
+from podscale.pytorch.flat_buffers import GradientBuffer
 from podscale.pytorch.models import build_model
 from podscale.pytorch.optim import Adam, Lamb, Lars, Neumann, Nlcg, Optimizer, ParamSlice, RmsProp, Sgd
-from podscale.pytorch.optim.build import build_param_slices
-from podscale.pytorch.optim.share import CHUNK_ELEMENTS, cut_chunks
+from podscale.pytorch.optim.build_optimizer import build_param_slices
+from podscale.pytorch.optim.param_shard import CHUNK_ELEMENTS, cut_chunks
 from tests.support.flat_share import FlatArrays, hyper
 from tests.support.refusals import refused
 from tests.support.updates import (

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from podscale.config import ModelSection
-from podscale.pytorch.batchnorm import BatchNorm
-from podscale.pytorch.loss import smoothed_cross_entropy
+from podscale.pytorch.batch_norm import BatchNorm
 from podscale.pytorch.models import build_model
 from podscale.pytorch.precision import GROWTH_INTERVAL, Precision
+from podscale.pytorch.train_step import smoothed_cross_entropy
 
 CPU = torch.device("cpu")
 YES, NO = torch.tensor(True), torch.tensor(False)

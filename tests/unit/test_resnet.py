@@ -10,9 +10,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from podscale import models
 from podscale.config import ModelSection, loads
 from podscale.pytorch.models import build_model
-from podscale.pytorch.models.blur import BlurredConv, blur
-from podscale.pytorch.models.resnet import BasicBlock, Bottleneck, DropPath
-from podscale.pytorch.randomness import DropoutRng
+from podscale.pytorch.models.resnet import BasicBlock, BlurredConv, Bottleneck, DropPath, blur
+from podscale.pytorch.train_step import DropoutRng
 from podscale.pytorch.world import World
 from tests.support.refusals import refused
 

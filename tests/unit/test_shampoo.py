@@ -10,11 +10,17 @@ import pytest
 import torch
 
 from podscale.pytorch.optim import ParamSlice
-from podscale.pytorch.optim.peers import ReplicaGroup
+from podscale.pytorch.optim.base import ReplicaGroup
 from podscale.pytorch.optim.shampoo import Shampoo
-from podscale.pytorch.optim.shampoo.blocks import stack_blocks
-from podscale.pytorch.optim.shampoo.factors import KroneckerFactor, assign_factors, list_factors, message_layout
-from podscale.pytorch.optim.shampoo.roots import RootMethod, inverse_root
+from podscale.pytorch.optim.shampoo_factors import (
+    KroneckerFactor,
+    RootMethod,
+    assign_factors,
+    inverse_root,
+    list_factors,
+    message_layout,
+    stack_blocks,
+)
 from podscale.training.param_layout import merge_small_dims, preconditioner_elements
 from tests.support.flat_share import FlatArrays, hyper
 from tests.support.shampoo_oracle import Step, shampoo_oracle

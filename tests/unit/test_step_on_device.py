@@ -19,16 +19,14 @@ from podscale import models
 from podscale.config import InputSection, ModelSection
 from podscale.config.optimizer import OptimizerSection
 from podscale.data.loaders.base import Batch
-from podscale.pytorch.feed import DeviceBatch
-from podscale.pytorch.loss import TrainingLoss
+from podscale.pytorch.batch_norm.layer import RunningStatistics
+from podscale.pytorch.device_prefetcher import DeviceBatch, Normalise
+from podscale.pytorch.flat_buffers import FlatWeights
 from podscale.pytorch.models import build_model
-from podscale.pytorch.normalise import Normalise
 from podscale.pytorch.optim import build_optimizer, build_param_shard
 from podscale.pytorch.precision import Precision
 from podscale.pytorch.reducer import BucketedReducer
-from podscale.pytorch.statistics import RunningStatistics
-from podscale.pytorch.step import TrainStep
-from podscale.pytorch.weights import FlatWeights
+from podscale.pytorch.train_step import TrainingLoss, TrainStep
 from podscale.pytorch.world import World
 
 ASKS = {"aten._local_scalar_dense.default", "aten.is_nonzero.default", "aten.equal.default", "aten.nonzero.default"}

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from podscale.pytorch.evaluate import batch_predictions, eval_mode
-from podscale.pytorch.failure import classify_error
-from podscale.pytorch.step import all_finite
+from podscale.pytorch.collective_errors import classify_error
+from podscale.pytorch.evaluator import batch_predictions, eval_mode
+from podscale.pytorch.train_step import all_finite
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])

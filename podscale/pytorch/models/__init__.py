@@ -4,8 +4,7 @@ from podscale import models
 from podscale.config import ModelSection
 from podscale.models.inception import INCEPTION_NAMES
 from podscale.pytorch.models.alexnet import AlexNet, alexnet
-from podscale.pytorch.models.heads import InceptionOutputs, Outputs
-from podscale.pytorch.models.inception import Inception, inception
+from podscale.pytorch.models.inception import Inception, InceptionOutputs, Outputs, inception
 from podscale.pytorch.models.resnet import ResNet, resnet
 from podscale.pytorch.models.stem import Stem, set_stem_compute
 

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from podscale import models
 from podscale.config import ModelSection
 from podscale.models.alexnet import FC6_INPUT_SIDE, POOL_WINDOW, POOLED
-from podscale.pytorch.batchnorm import BatchNorm
+from podscale.pytorch.batch_norm import BatchNorm
 from podscale.pytorch.models.stem import build_layer
 
 

@@ -1,7 +1,11 @@
-"""Inception-V3 and Inception-ResNet-V2, built and run from the catalogue's tables (`podscale.models.inception`)."""
+"""Inception-V3 and Inception-ResNet-V2, built and run from the catalogue's tables (`podscale.models.inception`).
+
+What a network with an auxiliary head says in training.
+"""
 
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,9 +15,19 @@ from podscale import models
 from podscale.config import ModelSection
 from podscale.models.branches import BranchNode, ConvNode, Nodes, PoolNode, ResidualNode
 from podscale.models.inception import inception_table
-from podscale.pytorch.batchnorm import BatchNorm
-from podscale.pytorch.models.heads import InceptionOutputs, Outputs
+from podscale.pytorch.batch_norm import BatchNorm
 from podscale.pytorch.models.stem import build_layer
+
+
+class InceptionOutputs(NamedTuple):
+    """logits: of the head that counts. auxiliary: of the other one. Both float [n, classes]."""
+
+    logits: Tensor
+    auxiliary: Tensor
+
+
+Outputs = Tensor | InceptionOutputs
+"""What a network returns: logits, or in training those of both heads. Evaluation never sees an auxiliary head."""
 
 
 class Inception(nn.Module):

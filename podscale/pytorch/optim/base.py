@@ -1,10 +1,16 @@
-"""What an update rule is given and what it keeps."""
+"""What an update rule is given and what it keeps.
 
-from collections.abc import Mapping
+The ranks that carry out the same whole update, for a rule that deals out work among them.
+"""
+
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
+from torch import distributed as dist
+
+from podscale.pytorch.world import World
 
 SMALL_SUM_VALUES = 2**17
 """So many values are added in fp32 to the accuracy of their own rounding (1e-9 of the sum of their sizes)."""
@@ -97,3 +103,22 @@ def sum_fp64(values: Tensor) -> Tensor:
     time."""
     few = values.device.type == "cpu" and values.numel() <= SMALL_SUM_VALUES
     return values.sum().double() if few else values.sum(dtype=torch.float64)
+
+
+class ReplicaGroup(NamedTuple):
+    """This rank among them; all_gather: equally long vectors of all ranks, one after the other. Default: alone."""
+
+    rank: int = 0
+    size: int = 1
+    all_gather: Callable[[Tensor], Tensor] = lambda own: own
+
+
+def build_replica_group(world: World) -> ReplicaGroup:
+    """All ranks of a world."""
+
+    def gather(own: Tensor) -> Tensor:
+        gathered = own.new_empty(world.size * len(own))
+        dist.all_gather_into_tensor(gathered, own)
+        return gathered
+
+    return ReplicaGroup(world.rank, world.size, gather) if world.size > 1 else ReplicaGroup()

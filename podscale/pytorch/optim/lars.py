@@ -19,9 +19,8 @@ import torch
 from torch import Tensor
 
 from podscale.pytorch.optim.base import HyperParams
-from podscale.pytorch.optim.momentum import MomentumForm, build_momentum_update, momentum_factors
-from podscale.pytorch.optim.norms import ParamNorms
-from podscale.pytorch.optim.share import ParamShard
+from podscale.pytorch.optim.param_shard import ParamNorms, ParamShard
+from podscale.pytorch.optim.sgd import MomentumForm, build_momentum_update, momentum_factors
 
 TrustForm = Literal["sum_of_norms", "norm_of_sum"]
 

@@ -24,8 +24,8 @@ from torch import Tensor
 
 from podscale.config.optimizer import NeumannSection
 from podscale.pytorch.optim.base import HyperParams, copy_where_finite, dot_fp64
-from podscale.pytorch.optim.momentum import add_weight_decay
-from podscale.pytorch.optim.share import ParamShard
+from podscale.pytorch.optim.param_shard import ParamShard
+from podscale.pytorch.optim.sgd import add_weight_decay
 
 
 class Neumann:

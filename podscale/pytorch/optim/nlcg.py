@@ -25,9 +25,8 @@ import torch
 from torch import Tensor
 
 from podscale.pytorch.optim.base import HyperParams, copy_where_finite, sum_fp64
-from podscale.pytorch.optim.momentum import add_weight_decay
-from podscale.pytorch.optim.norms import ParamNorms
-from podscale.pytorch.optim.share import ParamShard
+from podscale.pytorch.optim.param_shard import ParamNorms, ParamShard
+from podscale.pytorch.optim.sgd import add_weight_decay
 
 EPS = 1e-8
 LOSS_DECAY = 0.7

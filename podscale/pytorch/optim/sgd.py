@@ -1,11 +1,126 @@
-"""Stochastic gradient descent with momentum, Nesterov's form on request (Sutskever 2013, section 2)."""
+"""Stochastic gradient descent with momentum, Nesterov's form on request (Sutskever 2013, section 2).
+
+Weight decay and heavy-ball momentum, the parts that SGD and LARS share, in few passes over the memory.
+
+Factors are scalars on the device; `addcmul` with such a scalar is a multiply-add in one pass.
+"""
+
+import logging
+from collections.abc import Sequence
+from importlib.util import find_spec
+from subprocess import SubprocessError
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from podscale.pytorch.optim.base import HyperParams
-from podscale.pytorch.optim.momentum import MomentumForm, build_momentum_update, momentum_factors
-from podscale.pytorch.optim.share import ParamShard
+from podscale.pytorch.optim.base import HyperParams, where_finite
+from podscale.pytorch.optim.param_shard import ChunkGroup, ParamShard
+
+log = logging.getLogger(__name__)
+
+MomentumForm = Literal["unscaled", "scaled", "ratio_inside"]
+"""Where the learning rate and LARS's trust ratio stand (Kumar 2019, table 1; You 2017, algorithm 1).
+
+unscaled: both inside the momentum buffer, so that a change of them acts on new gradients alone. scaled: both outside,
+so that it rescales what old gradients left. ratio_inside: the ratio inside, the learning rate outside.
+"""
+
+
+def add_weight_decay(group: ChunkGroup, weight_decay: Tensor) -> None:
+    """g += weight_decay * w for what decays."""
+    gradients = [group.gradients[i] for i in group.decayed_parts]
+    weights = [group.weights[i] for i in group.decayed_parts]
+    if weights:
+        factors = [weight_decay if mask is None else weight_decay * mask for mask in group.masks]
+        torch._foreach_addcmul_(gradients, weights, factors)
+
+
+class MomentumUpdate(Protocol):
+    """Momentum over a share: in lists of operations here, in two kernels in `fused`."""
+
+    values: Tensor
+    """The momentum buffers, fp32, in the order of the share."""
+
+    def norms(
+        self, weight_decay: Tensor, *, of_sum: bool
+    ) -> tuple[Sequence[Tensor] | Tensor, Sequence[Tensor] | Tensor]:
+        """The norms of each piece's weights and gradients; `of_sum`: of g + weight_decay * w in place of g."""
+        ...
+
+    def step(
+        self, inside: Tensor, outside: Tensor, momentum: Tensor, weight_decay: Tensor, finite: Tensor, *, decayed: bool
+    ) -> None:
+        """One update; `decayed`: after norms of the sum. Uses up gradients; changes nothing where not finite."""
+        ...
+
+
+def build_momentum_update(shard: ParamShard, *, nesterov: bool) -> MomentumUpdate:
+    """The fused one on a GPU, where Triton is installed and finds the C compiler that it needs for its launchers."""
+    if shard.device.type == "cuda" and find_spec("triton"):
+        from podscale.pytorch.optim.fused_momentum import FusedMomentum
+
+        fused = FusedMomentum(shard, nesterov=nesterov)
+        try:
+            fused.compile()
+        except (RuntimeError, OSError, SubprocessError) as error:
+            log.warning(f"momentum in many small kernels, since Triton cannot compile the fused ones: {error}")
+        else:
+            return fused
+    return ForeachMomentum(shard, nesterov=nesterov)
+
+
+class ForeachMomentum:
+    """u = inside * g;  m = momentum * m + u;  w -= outside * (u + momentum * m if nesterov else m).
+
+    `inside` and `outside` hold a factor for all, or one for each segment: see `Form`.
+    """
+
+    def __init__(self, shard: ParamShard, *, nesterov: bool) -> None:
+        self._shard, self._nesterov = shard, nesterov
+        self.values = shard.zeros()
+        self._views = shard.views(self.values)
+
+    def norms(self, weight_decay: Tensor, *, of_sum: bool) -> tuple[list[Tensor], list[Tensor]]:
+        """See `Mover`. The sum is left in the gradients."""
+        w, g = list[Tensor](), list[Tensor]()
+        for group in self._shard.groups:
+            if of_sum:
+                add_weight_decay(group, weight_decay)
+            w += torch._foreach_norm(group.weight_chunks)
+            g += torch._foreach_norm(group.gradient_chunks)
+        return w, g
+
+    def step(
+        self, inside: Tensor, outside: Tensor, momentum: Tensor, weight_decay: Tensor, finite: Tensor, *, decayed: bool
+    ) -> None:
+        into = self._shard.per_part(where_finite(finite, inside, 0.0))
+        away = self._shard.per_part(where_finite(finite, -outside, 0.0))
+        keep = where_finite(finite, momentum, 1.0)
+        for group, momenta in zip(self._shard.groups, self._views, strict=True):
+            if not decayed:
+                add_weight_decay(group, weight_decay)
+            updates, parts = group.gradients, slice(group.first, group.last)
+            torch._foreach_mul_(momenta, keep)
+            if self._nesterov:
+                torch._foreach_mul_(updates, into[parts])
+                torch._foreach_add_(momenta, updates)
+                torch._foreach_addcmul_(updates, momenta, [momentum] * len(momenta))
+                torch._foreach_addcmul_(group.weights, updates, away[parts])
+            else:
+                torch._foreach_addcmul_(momenta, updates, into[parts])
+                torch._foreach_addcmul_(group.weights, momenta, away[parts])
+
+
+def momentum_factors(form: MomentumForm, rate: Tensor, ratio: Tensor) -> tuple[Tensor, Tensor]:
+    """What stands inside and outside the momentum buffer."""
+    match form:
+        case "unscaled":
+            return rate * ratio, torch.ones_like(rate)
+        case "scaled":
+            return torch.ones_like(rate), rate * ratio
+        case "ratio_inside":
+            return ratio, rate
 
 
 class Sgd:

@@ -89,6 +89,6 @@ def rest_and_spoil_gradients(module):  # type: ignore[no-untyped-def]
 
 changes = {"podscale.data.loaders.pillow": delay_batches}
 if KIND == "files":
-    changes["podscale.pytorch.loss"] = rest_and_spoil_gradients
+    changes["podscale.pytorch.train_step"] = rest_and_spoil_gradients
 if KIND != "none":
     sys.meta_path.insert(0, Finder(changes))

@@ -1,0 +1,70 @@
+"""Ways to average a bucket of gradients over all ranks: one file each, chosen by the document."""
+
+from podscale.config.train import AllReduceSection
+from podscale.errors import InputError
+from podscale.pytorch.all_reduce.algorithms import (
+    WIRE_DTYPES,
+    AllReduce,
+    DoubleTreeAllReduce,
+    FlatAllReduce,
+    HierarchicalAllReduce,
+    HybridAllReduce,
+    RingAllReduce,
+    ShardedAllReduce,
+)
+from podscale.pytorch.all_reduce.torus2d import Torus2DAllReduce
+from podscale.pytorch.mesh import build_line, build_mesh
+from podscale.pytorch.world import World
+
+
+def build_all_reduce(section: AllReduceSection, world: World) -> AllReduce:
+    """The collective of a document's all_reduce section. Every rank must call this at the same time.
+
+    Raises InputError, the same on every rank, where the section does not fit the world.
+    """
+    if section.backend == "nccl" and not world.on_gpu:
+        raise InputError(
+            "this rank has no GPU",
+            field="train.all_reduce.backend",
+            got="nccl",
+            hint="Check the driver and the job's resources, or set train.all_reduce.backend=auto to train on CPUs.",
+        )
+    device, row, column = world.device, WIRE_DTYPES[section.wire_row], WIRE_DTYPES[section.wire_column]
+    match section.algorithm:
+        case "flat":
+            return FlatAllReduce(world, column)
+        case "ring":
+            return RingAllReduce(build_line(world), device, column)
+        case "tree":
+            return DoubleTreeAllReduce(build_line(world), device, column)
+        case "hierarchical":
+            return HierarchicalAllReduce(build_mesh(world, section.row), device, row, column)
+        case "torus2d":
+            return Torus2DAllReduce(build_mesh(world, section.row), device, row, column)
+        case "hybrid":
+            small = HierarchicalAllReduce(build_mesh(world, section.row), device, row, column)
+            return HybridAllReduce(
+                small, RingAllReduce(build_line(world), device, column), int(section.hybrid_mb * 2**20)
+            )
+        case "auto":
+            raise InputError(
+                "the choice is made when `podscale train` starts and is kept with the run",
+                field="train.all_reduce.algorithm",
+                got="auto",
+                hint="Name an algorithm here (`podscale bench allreduce` measures them).",
+            )
+        case "ddp":
+            raise AssertionError("ddp brings its own buckets: see reducer.build_reducer")
+
+
+__all__ = [
+    "AllReduce",
+    "DoubleTreeAllReduce",
+    "FlatAllReduce",
+    "HierarchicalAllReduce",
+    "HybridAllReduce",
+    "RingAllReduce",
+    "ShardedAllReduce",
+    "Torus2DAllReduce",
+    "build_all_reduce",
+]

@@ -1,0 +1,298 @@
+"""What can be done along one axis: by the backend's own collectives, or by our messages.
+
+Carries out plans by point-to-point messages, on gloo or NCCL, in fp32 or a shorter wire format.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from podscale.pytorch.all_reduce.plan import (
+    MessagePlan,
+    Receive,
+    Round,
+    Span,
+    chain_broadcast,
+    chain_reduce,
+    equal_spans,
+    ring_all_gather,
+    ring_reduce_scatter,
+)
+from podscale.pytorch.mesh import Axis
+
+RECEIVES_AHEAD = 8
+"""Messages announced before they are needed, since gloo sends only what its peer has said it will take; and rounds
+that sends may run ahead of receives."""
+MAX_UNSENT = 64
+"""Messages under way before the oldest is waited for, which bounds the memory of casts. Several times what AHEAD
+rounds can send: else all places might wait for each other to take a message."""
+
+
+class P2PTransport(Protocol):
+    """Runs a place's plan over an fp32 buffer. What was sent is what stays: in a shorter wire format the sent
+    elements are replaced by their rounded values, so that in the end every place holds the same bits."""
+
+    def run(self, plan: MessagePlan, buffer: Tensor) -> None: ...
+
+
+class GlooTransport:
+    """Messages between CPU tensors, each at its own pace: a place waits only for what it needs next."""
+
+    def __init__(self, axis: Axis, wire: torch.dtype) -> None:
+        self._group, self._wire = axis.group, wire
+        self._peers = [axis.group_rank(place) for place in range(axis.size)]
+        self._scratch: list[Tensor] = []
+        self._posted: deque[tuple[dist.Work, Tensor]] = deque()
+        self._unsent: deque[tuple[dist.Work, Tensor]] = deque()
+
+    def run(self, plan: MessagePlan, buffer: Tensor) -> None:
+        rounds, sent, lead = plan.rounds, 0, min(plan.slack, RECEIVES_AHEAD)
+        expected = (receive for one in rounds for receive in one.receives)
+        self._allocate_scratch(plan)
+        self._post_receives(expected, buffer)  # first, or the word of it would wait behind the data of the first sends
+        for number, current in enumerate(rounds):
+            for following in rounds[sent : number + lead + 1]:
+                self._send(following, buffer)
+            sent = number + lead + 1
+            for receive in current.receives:
+                self._post_receives(expected, buffer)
+                self._receive(receive, buffer)
+        while self._unsent:
+            self._unsent.popleft()[0].wait()
+
+    def _send(self, one: Round, buffer: Tensor) -> None:
+        for peer, start, stop in one.sends:
+            values = buffer[start:stop]
+            if values.dtype != self._wire:
+                exact, values = values, values.to(self._wire)
+                exact.copy_(values)
+            self._unsent.append((self._group.send([values], self._peers[peer], 0), values))
+            if len(self._unsent) > MAX_UNSENT:
+                self._unsent.popleft()[0].wait()
+
+    def _post_receives(self, expected: Iterator[Receive], buffer: Tensor) -> None:
+        """Posts receives until AHEAD of them wait for their message."""
+        while len(self._posted) < RECEIVES_AHEAD and (receive := next(expected, None)) is not None:
+            place = buffer[receive.start : receive.stop]
+            if receive.adds or place.dtype != self._wire:
+                self._scratch.append(self._scratch.pop(0))
+                place = self._scratch[-1][: len(place)]
+            self._posted.append((self._group.recv([place], self._peers[receive.peer], 0), place))
+
+    def _receive(self, receive: Receive, buffer: Tensor) -> None:
+        work, values = self._posted.popleft()
+        work.wait()
+        if receive.adds:
+            buffer[receive.start : receive.stop].add_(values)
+        elif values.dtype != buffer.dtype:
+            buffer[receive.start : receive.stop].copy_(values)
+
+    def _allocate_scratch(self, plan: MessagePlan) -> None:
+        """Scratch for every posted receive, kept from run to run: fresh pages would cost more than the adding."""
+        longest = max((r.stop - r.start for one in plan.rounds for r in one.receives), default=0)
+        if longest and (not self._scratch or len(self._scratch[0]) < longest):
+            self._scratch = [torch.empty(longest, dtype=self._wire) for _ in range(RECEIVES_AHEAD)]
+
+
+class NcclTransport:
+    """Messages between GPU tensors: NCCL pairs sends with receives, so each round goes out as one batch."""
+
+    def __init__(self, axis: Axis, wire: torch.dtype, device: torch.device) -> None:
+        self._axis, self._wire = axis, wire
+        # The first call on a group must have all of its ranks, which a round of a tree need not.
+        dist.all_reduce(torch.zeros(1, device=device), group=axis.group)
+
+    def run(self, plan: MessagePlan, buffer: Tensor) -> None:
+        for one in plan.rounds:
+            operations, arrived = [], []
+            for peer, start, stop in one.sends:
+                values = buffer[start:stop]
+                if values.dtype != self._wire:
+                    exact, values = values, values.to(self._wire)
+                    exact.copy_(values)
+                operations.append(dist.P2POp(dist.isend, values, self._axis.ranks[peer], self._axis.group))
+            for receive in one.receives:
+                values = torch.empty(receive.stop - receive.start, dtype=self._wire, device=buffer.device)
+                operations.append(dist.P2POp(dist.irecv, values, self._axis.ranks[receive.peer], self._axis.group))
+                arrived.append((receive, values))
+            if operations:
+                for work in dist.batch_isend_irecv(operations):
+                    work.wait()
+            for receive, values in arrived:
+                place = buffer[receive.start : receive.stop]
+                _ = place.add_(values) if receive.adds else place.copy_(values)
+
+
+def build_transport(axis: Axis, wire: torch.dtype, device: torch.device) -> P2PTransport:
+    """The messenger of a device."""
+    return NcclTransport(axis, wire, device) if device.type == "cuda" else GlooTransport(axis, wire)
+
+
+SEGMENT_ELEMENTS = {"cpu": 2**18, "cuda": 2**20}
+"""Elements of a message, by device (1 and 4 MiB of fp32): small enough to overlap, large enough to pay for a call."""
+
+# The names of torch >= 2.13, which deprecates the older ones.
+reduce_scatter_tensor: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+all_gather_tensor: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+class AxisCollectives(Protocol):
+    """Sums along one axis, in place, in flat fp32 buffers. `parts` are one span of the buffer a place."""
+
+    axis: Axis
+
+    def reduce_scatter(self, buffer: Tensor, parts: list[Span]) -> None:
+        """parts[place] becomes the sum; the other parts are used up."""
+        ...
+
+    def all_gather(self, buffer: Tensor, parts: list[Span]) -> None:
+        """Every part becomes that of its place."""
+        ...
+
+    def all_reduce(self, buffer: Tensor) -> None:
+        """The buffer becomes the sum."""
+        ...
+
+    def reduce(self, buffer: Tensor) -> None:
+        """The buffer of place 0 becomes the sum; the others' are used up."""
+        ...
+
+    def broadcast(self, buffer: Tensor) -> None:
+        """The buffer becomes that of place 0."""
+        ...
+
+
+class P2PCollectives:
+    """Rings and chains of messages, cut into segments that follow each other without a gap."""
+
+    def __init__(self, axis: Axis, wire: torch.dtype, device: torch.device) -> None:
+        self.axis = axis
+        self._transport = build_transport(axis, wire, device)
+        self._segment = SEGMENT_ELEMENTS[device.type]
+
+    def reduce_scatter(self, buffer: Tensor, parts: list[Span]) -> None:
+        self._transport.run(ring_reduce_scatter(self.axis.position, tuple(parts), self._segment), buffer)
+
+    def all_gather(self, buffer: Tensor, parts: list[Span]) -> None:
+        self._transport.run(ring_all_gather(self.axis.position, tuple(parts), self._segment), buffer)
+
+    def all_reduce(self, buffer: Tensor) -> None:
+        parts = equal_spans(len(buffer), self.axis.size)
+        self.reduce_scatter(buffer, parts)
+        self.all_gather(buffer, parts)
+
+    def reduce(self, buffer: Tensor) -> None:
+        self._transport.run(chain_reduce(self.axis.position, self.axis.size, len(buffer), self._segment), buffer)
+
+    def broadcast(self, buffer: Tensor) -> None:
+        self._transport.run(chain_broadcast(self.axis.position, self.axis.size, len(buffer), self._segment), buffer)
+
+
+class BackendCollectives:
+    """The backend's own: on NCCL the choice for an axis, since it knows the wires between the GPUs."""
+
+    def __init__(self, axis: Axis, wire: torch.dtype) -> None:
+        assert list(axis.ranks) == sorted(axis.ranks), axis.ranks
+        self.axis, self._wire = axis, wire
+
+    def reduce_scatter(self, buffer: Tensor, parts: list[Span]) -> None:
+        start, stop = parts[self.axis.position]
+        whole = _pack(buffer, parts, self._wire, _share(parts))
+        mine = whole.new_empty(len(whole) // len(parts))
+        reduce_scatter_tensor(mine, whole, group=self.axis.group)
+        buffer[start:stop].copy_(mine[: stop - start])
+
+    def all_gather(self, buffer: Tensor, parts: list[Span]) -> None:
+        start, stop = parts[self.axis.position]
+        mine = _pack(buffer, [(start, stop)], self._wire, _share(parts))
+        whole = mine.new_empty(len(mine) * len(parts))
+        all_gather_tensor(whole, mine, group=self.axis.group)
+        _unpack(whole, buffer, parts)
+
+    def all_reduce(self, buffer: Tensor) -> None:
+        sent = buffer.to(self._wire)
+        dist.all_reduce(sent, group=self.axis.group)
+        _copy_back(buffer, sent)
+
+    def reduce(self, buffer: Tensor) -> None:
+        sent = buffer.to(self._wire)
+        dist.reduce(sent, self.axis.ranks[0], group=self.axis.group)
+        _copy_back(buffer, sent)
+
+    def broadcast(self, buffer: Tensor) -> None:
+        sent = buffer.to(self._wire)
+        dist.broadcast(sent, self.axis.ranks[0], group=self.axis.group)
+        _copy_back(buffer, sent)
+
+
+def _pack(buffer: Tensor, parts: list[Span], wire: torch.dtype, share: int) -> Tensor:
+    """The parts one after the other, `share` long, in the wire's format; the buffer's own memory if it is like that."""
+    grid = _grid(buffer, parts)
+    if grid is not None and grid.shape[1] == share:
+        return grid.to(wire).reshape(-1)
+    packed = buffer.new_zeros(share * len(parts), dtype=wire)
+    for place, (start, stop) in enumerate(parts):
+        packed[place * share : place * share + stop - start].copy_(buffer[start:stop])
+    return packed
+
+
+def _unpack(packed: Tensor, buffer: Tensor, parts: list[Span]) -> None:
+    """The reverse of `_packed`."""
+    grid, share = _grid(buffer, parts), _share(parts)
+    if grid is not None:
+        grid.copy_(packed.view(grid.shape))
+        return
+    for place, (start, stop) in enumerate(parts):
+        buffer[start:stop].copy_(packed[place * share : place * share + stop - start])
+
+
+def _grid(buffer: Tensor, parts: list[Span]) -> Tensor | None:
+    """The parts as the rows of one view, where they are equally long and equally far apart."""
+    share, start = _share(parts), parts[0][0]
+    stride = parts[1][0] - start if len(parts) > 1 else share
+    if parts == [(start + place * stride, start + place * stride + share) for place in range(len(parts))]:
+        return buffer.as_strided((len(parts), share), (stride, 1), buffer.storage_offset() + start)
+    return None
+
+
+def _share(parts: list[Span]) -> int:
+    return max(stop - start for start, stop in parts)
+
+
+def _copy_back(buffer: Tensor, sent: Tensor) -> None:
+    if sent.dtype != buffer.dtype:
+        buffer.copy_(sent)
+
+
+class NoCollectives:
+    """An axis of one rank, whose sums are its own values: nothing is sent, so nothing is rounded."""
+
+    def __init__(self, axis: Axis) -> None:
+        assert axis.size == 1
+        self.axis = axis
+
+    def reduce_scatter(self, buffer: Tensor, parts: list[Span]) -> None:
+        pass
+
+    def all_gather(self, buffer: Tensor, parts: list[Span]) -> None:
+        pass
+
+    def all_reduce(self, buffer: Tensor) -> None:
+        pass
+
+    def reduce(self, buffer: Tensor) -> None:
+        pass
+
+    def broadcast(self, buffer: Tensor) -> None:
+        pass
+
+
+def build_collectives(axis: Axis, wire: torch.dtype, device: torch.device) -> AxisCollectives:
+    """The better of the two: NCCL's own on GPUs; on CPUs ours, whose order of additions is known."""
+    if axis.size == 1:
+        return NoCollectives(axis)
+    return BackendCollectives(axis, wire) if device.type == "cuda" else P2PCollectives(axis, wire, device)

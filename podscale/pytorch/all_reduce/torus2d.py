@@ -1,0 +1,65 @@
+"""All-reduce on a grid of ranks: along the rows, along the columns, along the rows (Ying 2018; Mikami 2018).
+
+Each rank reduce-scatters its bucket inside its row, all-reduces its shard along its column and gathers inside the
+row again, so a slow link between rows carries 1/row of the data. With rows inside nodes this is what NCCL's users
+call hierarchical.
+"""
+
+import torch
+from torch import Tensor
+
+from podscale.pytorch.all_reduce.collectives import all_gather_tensor, build_collectives
+from podscale.pytorch.all_reduce.plan import Span, equal_spans
+from podscale.pytorch.comm_queue import build_slice_queue, run_pipelined, slice_count
+from podscale.pytorch.mesh import Mesh
+
+
+def slice_spans(length: int, row: int, slices: int) -> list[list[Span]]:
+    """For each slice its span of every shard: slices cut across shards, so a shard's bounds do not depend on them."""
+    parts = [equal_spans(stop - start, slices, start) for start, stop in equal_spans(length, row)]
+    return [list(cut) for cut in zip(*parts, strict=True)]
+
+
+class Torus2DAllReduce:
+    """The shards of its halves are the places of the row."""
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        device: torch.device,
+        wire_row: torch.dtype = torch.float32,
+        wire_column: torch.dtype = torch.float32,
+    ) -> None:
+        self.shards, self.shard = mesh.row.size, mesh.row.position
+        self._mesh = mesh
+        self._ranks = mesh.row.size * mesh.column.size
+        self._row = build_collectives(mesh.row, wire_row, device)
+        self._column = build_collectives(mesh.column, wire_column, device)
+        self._slice_queue = build_slice_queue(device)
+
+    def reduce_scatter(self, bucket: Tensor) -> Tensor:
+        self._reduce(bucket, gather=False)
+        start, stop = equal_spans(len(bucket), self.shards)[self.shard]
+        return bucket[start:stop].clone()
+
+    def all_gather(self, shard: Tensor, out: Tensor) -> None:
+        all_gather_tensor(out, shard, group=self._mesh.row.group)
+
+    def __call__(self, bucket: Tensor) -> None:
+        self._reduce(bucket, gather=True)
+
+    def _reduce(self, bucket: Tensor, *, gather: bool) -> None:
+        bucket.mul_(1.0 / self._ranks)
+        cuts = slice_spans(len(bucket), self.shards, slice_count(len(bucket), self._mesh.shape, bucket.device.type))
+
+        def inward(number: int) -> None:
+            self._row.reduce_scatter(bucket, cuts[number])
+
+        def across(number: int) -> None:
+            start, stop = cuts[number][self.shard]
+            self._column.all_reduce(bucket[start:stop])
+
+        def outward(number: int) -> None:
+            self._row.all_gather(bucket, cuts[number])
+
+        run_pipelined(self._slice_queue, len(cuts), inward, across, outward if gather else None)

@@ -1,0 +1,41 @@
+"""The four passes of batch norm as plain operations, from which a compiler makes kernels and fuses what stands around.
+
+Same meaning as `native`, where the texts are.
+"""
+
+import torch
+from torch import Tensor
+
+from podscale.pytorch.batch_norm.native_kernels import statistics_dtype
+
+REDUCED_DIMS = (0, 2, 3)
+
+
+def moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    var, mean = torch.var_mean(x.to(statistics_dtype(x)), dim=REDUCED_DIMS, correction=0)
+    return mean, var
+
+
+def normalise(x: Tensor, mean: Tensor, invstd: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    y = (x.to(mean.dtype) - _per_channel(mean)) * _per_channel(invstd * weight) + _per_channel(bias)
+    return y.to(x.dtype)
+
+
+def gradient_sums(dy: Tensor, x: Tensor, mean: Tensor, invstd: Tensor) -> tuple[Tensor, Tensor]:
+    exact = dy.to(mean.dtype)
+    return exact.sum(REDUCED_DIMS), (exact * (x.to(mean.dtype) - _per_channel(mean))).sum(REDUCED_DIMS)
+
+
+def input_gradient(
+    dy: Tensor, x: Tensor, mean: Tensor, invstd: Tensor, weight: Tensor, sums: Tensor, count: Tensor
+) -> Tensor:
+    of_dy, of_xmu = sums / count.to(sums.dtype)
+    centred = x.to(mean.dtype) - _per_channel(mean)
+    dx = (dy.to(mean.dtype) - _per_channel(of_dy) - centred * _per_channel(invstd * invstd * of_xmu)) * _per_channel(
+        weight * invstd
+    )
+    return dx.to(x.dtype)
+
+
+def _per_channel(values: Tensor) -> Tensor:
+    return values.view(1, -1, 1, 1)

@@ -1,0 +1,81 @@
+"""How a collective of torch fails because of another rank: what `engine.failure` must know to name the culprit.
+
+torch's flight recorder: the newest collectives of this process and what became of them.
+"""
+
+import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
+
+import torch
+from torch import distributed as dist
+from torch._C import _distributed_c10d
+
+from podscale.distributed import failure_report
+from podscale.distributed.progress_tracker import ProgressTracker
+from podscale.distributed.rank_group import RankGroup
+from podscale.errors import HangDetected, PeerLost, PodscaleError
+
+
+def dump_flight_recorder(path: Path) -> str:
+    """Writes what the recorder holds to `path`; a line on what became of it."""
+    found = {}
+    for backend, name in (("gloo", "_dump_fr_trace_json"), ("nccl", "_dump_nccl_trace_json")):
+        with suppress(AttributeError, RuntimeError, TypeError, ValueError):  # another torch, or it holds nothing
+            trace = json.loads(getattr(_distributed_c10d, name)(includeCollectives=True, onlyActive=False))
+            if trace.get("entries"):
+                found[backend] = trace
+    if not found:
+        backend = dist.get_backend() if dist.is_initialized() else "no backend yet"
+        return f"torch's flight recorder holds nothing ({backend}; TORCH_FR_BUFFER_SIZE=0 turns it off)"
+    path.write_text(json.dumps(found, indent=1))
+    return f"torch's flight recorder: {path.name}, the newest {sum(len(t['entries']) for t in found.values())} calls"
+
+
+_TIMED_OUT = ("timed out", "timeout")
+_PEER_LOST = (
+    "connection closed",
+    "connection reset",
+    "connection refused",
+    "broken pipe",
+    "peer",
+    "socket",
+    "nccl error",
+)
+
+
+def watch_torch_peers(
+    rank_group: RankGroup,
+    exit_process: Callable[[PodscaleError], None],
+    *,
+    interval_seconds: float | None = None,
+    silent_collectives: bool | None = None,
+    hang_seconds: float | None = None,
+    stack_directory: Path | None = None,
+) -> AbstractContextManager[ProgressTracker]:
+    """`engine.failure.watched` for torch's collectives. silent_collectives: default: there is a GPU, whose NCCL raises
+    nothing.
+    """
+    return failure_report.watch_peers(
+        rank_group,
+        exit_process,
+        classify_error=classify_error,
+        silent_collectives=torch.cuda.is_available() if silent_collectives is None else silent_collectives,
+        interval_seconds=interval_seconds,
+        hang_seconds=hang_seconds,
+        stack_directory=stack_directory,
+        flight_recorder=dump_flight_recorder,
+    )
+
+
+def classify_error(error: BaseException) -> type[PodscaleError] | None:
+    """HangDetected or PeerLost where a collective raised `error` because of another rank, else None."""
+    text = str(error).lower()
+    if not isinstance(error, RuntimeError) or isinstance(error, torch.OutOfMemoryError | PodscaleError):
+        return None
+    if not (isinstance(error, dist.DistError) or "gloo" in text or "nccl" in text):
+        return None
+    if any(words in text for words in _TIMED_OUT):
+        return HangDetected
+    return PeerLost if any(words in text for words in _PEER_LOST) else None

@@ -1,0 +1,148 @@
+"""A whole update as one CUDA graph: forward, backward, collectives, optimizer and mask, replayed by a single launch.
+
+What changes from update to update lies on the device already: the batch in static buffers, the schedule as a table
+with the number of the update (see step), the seed of dropout in its generator. So nothing has to be recorded again.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from podscale.pytorch.device_prefetcher import DeviceBatch
+from podscale.pytorch.timing import DeviceTimer
+from podscale.pytorch.train_step import StepResult, TrainStep
+from podscale.pytorch.world import World
+from podscale.training.training_logger import PhaseTimer, untimed
+
+WARM_UP_STEPS = 3
+"""Updates carried out as usual before one is recorded: libraries choose their kernels and allocate their workspaces
+then, which a graph cannot hold (PyTorch's notes on CUDA graphs ask for a few iterations on a side stream)."""
+
+SAMPLE_EVERY_STEPS = 1000
+"""Between two updates that are carried out as usual to learn how long their parts take: a graph does not tell."""
+
+PhaseSecondsCallback = Callable[[dict[str, float]], None]
+"""Told the seconds of each phase of a sampled update, on the device."""
+
+
+class CudaGraphStep:
+    """Stands in the place of a `Step`. Batches must all have the shape of the first one.
+
+    The first updates are warm-up: ordinary ones, on the stream that the graph is recorded on, since autograd
+    accumulates a gradient on the stream where it met the parameter first.
+    """
+
+    def __init__(
+        self, step: TrainStep, world: World, *, on_sampled: PhaseSecondsCallback, sample_every: int = SAMPLE_EVERY_STEPS
+    ) -> None:
+        assert world.on_gpu, "CUDA graphs need a GPU"
+        self.eager = step
+        self._device = world.device
+        self._stream = torch.cuda.Stream(world.device)
+        self._times, self._on_sampled, self._sample_every = DeviceTimer(on_gpu=True), on_sampled, sample_every
+        self._steps_done, self._eager_bytes, self._times_pending = 0, 0, False
+        self._batch: DeviceBatch | None = None
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._result: StepResult | None = None
+
+    def seek(self, step: int) -> None:
+        self.eager.seek(step)
+
+    def __call__(self, batch: DeviceBatch, phase: PhaseTimer) -> StepResult:
+        with phase("h2d"):
+            static = self._copy_to_static(batch)
+        self._report_times()
+        self.eager.start_step(batch.host_batch.step)
+        self._steps_done += 1
+        if self._steps_done <= WARM_UP_STEPS:
+            return self._run_eager_step(static, phase)
+        if self._graph is None:
+            self._capture_graph(static)
+        elif (self._steps_done - WARM_UP_STEPS) % self._sample_every == 0 and self._has_memory_for_eager():
+            return self._run_eager_step(static, phase)
+        return self._replay_graph(phase)
+
+    def close(self) -> None:
+        """Gives the graph up: NCCL waits in the end of a communicator for every graph with a call on it, for ever."""
+        if self._graph is not None:
+            self._graph.reset()
+        self._graph = self._result = None
+
+    def _copy_to_static(self, batch: DeviceBatch) -> DeviceBatch:
+        """The static buffers with the values of `batch`."""
+        if self._batch is None:
+            self._batch = DeviceBatch(torch.empty_like(batch.images), torch.empty_like(batch.labels), batch.host_batch)
+        static = self._batch
+        for buffer, values in ((static.images, batch.images), (static.labels, batch.labels)):
+            assert (buffer.shape, buffer.stride(), buffer.dtype) == (values.shape, values.stride(), values.dtype), (
+                "a CUDA graph is of one shape",
+                buffer.shape,
+                values.shape,
+            )
+            buffer.copy_(values)
+        return static
+
+    def _run_eager_step(self, static: DeviceBatch, phase: PhaseTimer) -> StepResult:
+        """One ordinary update; the last one of the warm-up and every sampled one tell their times."""
+        self._times.clear()
+        before = torch.cuda.memory_allocated(self._device)
+        torch.cuda.reset_peak_memory_stats(self._device)
+        with self._on_side_stream():
+            result = self.eager.run_on_device(static, combine_phases(self._times.time_part, phase))
+        self._eager_bytes = torch.cuda.max_memory_allocated(self._device) - before
+        self._times_pending = self._steps_done >= WARM_UP_STEPS
+        return result
+
+    def _capture_graph(self, static: DeviceBatch) -> None:
+        """Records an update without carrying it out.
+
+        Only this thread is watched for calls that a recording forbids: loaders and the watchdog of NCCL go on.
+        """
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
+            self._result = self.eager.run_on_device(static, untimed)
+        self._graph = graph
+
+    def _replay_graph(self, phase: PhaseTimer) -> StepResult:
+        """Launches the graph. The answers are copied, because the next replay writes them again."""
+        assert self._graph is not None
+        assert self._result is not None
+        with phase("forward_backward"):
+            self._graph.replay()
+        with phase("allreduce_wait"):  # inside the graph; tells the monitor that this rank was busy until here
+            norm = self._result.grad_norm
+            return StepResult(
+                self._result.loss.clone(), self._result.finite.clone(), norm.clone() if norm is not None else None
+            )
+
+    def _report_times(self) -> None:
+        """Hands over the times of the last measured update, once the device is past it."""
+        if self._times_pending and self._times.is_ready:
+            self._times_pending = False
+            self._on_sampled(self._times.seconds())
+
+    def _has_memory_for_eager(self) -> bool:
+        """Whether an ordinary update fits beside the graph, whose own memory it cannot use."""
+        free, _ = torch.cuda.mem_get_info(self._device)
+        cached = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
+        return free + cached > 1.1 * self._eager_bytes
+
+    @contextmanager
+    def _on_side_stream(self) -> Iterator[None]:
+        current = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            yield
+        current.wait_stream(self._stream)
+
+
+def combine_phases(first: PhaseTimer, second: PhaseTimer) -> PhaseTimer:
+    """Measures a phase in two ways at once."""
+
+    @contextmanager
+    def phase(name: str) -> Iterator[None]:
+        with second(name), first(name):
+            yield
+
+    return phase

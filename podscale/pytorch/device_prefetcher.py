@@ -1,0 +1,144 @@
+"""Mixup (Zhang 2017) and cutmix (Yun 2019) on the device: each image of a pass with its counterpart from the end.
+
+Both are one formula: images = W x own + (1 - W) x other, where W is the same everywhere for mixup, and 0 inside a
+rectangle and 1 outside for cutmix. The targets are mixed by the mean of W. The host draws before an update; what it
+drew lies in a tensor on the device, so a replayed CUDA graph mixes anew in every update.
+
+Batches of uint8 from a loader to the device.
+
+Pixels to what a network expects, on the device, inside the update (so that a compiler can fuse it).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from podscale.config import InputSection
+from podscale.config.train import MixSection
+from podscale.data.loaders.base import Batch
+from podscale.data.rng import UInt64Array, derive_key, uniform
+from podscale.pytorch.world import World
+from podscale.training.training_logger import PhaseTimer
+
+
+@dataclass(frozen=True)
+class DeviceBatch:
+    """images: uint8 [n, height, width, 3]. labels: int64 [n]. Both on the device; the batch as read."""
+
+    images: Tensor
+    labels: Tensor
+    host_batch: Batch
+
+
+class DevicePrefetcher:
+    """Moves uint8, a quarter of the bytes of fp32; the update normalises (see normalise).
+
+    On a GPU the copy runs on a side stream. The host is ahead of the device there, so the next batch is copied while
+    the current one is still being used.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._device = world.device
+        self._stream = torch.cuda.Stream(world.device) if world.on_gpu else None
+
+    def __call__(self, batches: Iterator[Batch], phase: PhaseTimer) -> Iterator[DeviceBatch]:
+        """The same batches on the device, in order; phases data_wait and h2d are measured."""
+        while True:
+            with phase("data_wait"):
+                batch = next(batches, None)
+            if batch is None:
+                return
+            with phase("h2d"):
+                moved = self._move(batch)
+            yield moved
+
+    def _move(self, batch: Batch) -> DeviceBatch:
+        """Copies on the side stream, orders the current one after it and keeps the memory until that is done with."""
+        if self._stream is None:
+            return self._to_device(batch)
+        current = torch.cuda.current_stream(self._device)
+        with torch.cuda.stream(self._stream):
+            moved = self._to_device(batch)
+        current.wait_stream(self._stream)
+        for tensor in (moved.images, moved.labels):
+            tensor.record_stream(current)
+        return moved
+
+    def _to_device(self, batch: Batch) -> DeviceBatch:
+        images = batch.images if isinstance(batch.images, Tensor) else self._copy(torch.from_numpy(batch.images))
+        return DeviceBatch(images, self._copy(torch.from_numpy(batch.labels)), batch)
+
+    def _copy(self, values: Tensor) -> Tensor:
+        """Pinned memory comes from torch's cache, which keeps it until the copy is over."""
+        if self._stream is None:
+            return values
+        return values.pin_memory().to(self._device, non_blocking=True)
+
+
+class Normalise:
+    """uint8 [n, height, width, 3] -> float32 [n, 3, height, width] in the model's memory order, (x / 255 - mean) / std.
+
+    The document's mean and standard deviation are of pixels scaled to [0, 1].
+    """
+
+    def __init__(self, section: InputSection, world: World, *, channels_last: bool) -> None:
+        self._layout = torch.channels_last if channels_last else torch.contiguous_format
+        scale = 255.0 * torch.tensor(section.std)
+        self._factor = (1.0 / scale).view(1, 3, 1, 1).to(world.device)
+        self._shift = (-255.0 * torch.tensor(section.mean) / scale).view(1, 3, 1, 1).to(world.device)
+
+    def __call__(self, images: Tensor) -> Tensor:
+        assert images.dtype == torch.uint8, images.dtype
+        floats = images.permute(0, 3, 1, 2).to(torch.float32, memory_format=self._layout)
+        return floats.mul_(self._factor).add_(self._shift)
+
+
+_KEY_DOMAIN = 0x6D6978  # "mix"
+_MAX_TRIES = 32  # pairs of draws for one of Beta; each is good with a chance of a half or more
+
+
+class BatchMixer:
+    """Draws how the images of an update are mixed, and mixes them."""
+
+    def __init__(self, section: MixSection, seed: int, world: World) -> None:
+        self._section, self._seed, self._rank = section, seed, world.rank
+        self._drawn = torch.tensor([0.0, 1.0, 0.0, 0.0], device=world.device)  # cuts?, share, row and column of centre
+
+    def start_step(self, step: int) -> None:
+        """To be called before update `step` (from 0), never while a CUDA graph is being recorded."""
+        section, key = self._section, derive_key(self._seed, _KEY_DOMAIN, step, self._rank)
+        which, row, column = uniform(derive_key(key, np.arange(3)))
+        cuts = section.cutmix > 0 and (section.mixup == 0 or which < 0.5)
+        share = sample_beta(section.cutmix if cuts else section.mixup, derive_key(key, 3))
+        self._drawn.copy_(torch.tensor([float(cuts), share, row, column]))
+
+    def mix_images(self, images: Tensor) -> Tensor:
+        """Float [n, channels, height, width] -> the same, mixed."""
+        own = self._mix_mask(*images.shape[-2:]).to(images.dtype)
+        return images * own + images.flip(0) * (1 - own)
+
+    def mix_weight(self, height: int, width: int) -> Tensor:
+        """What an image of these sides keeps of itself, and its target with it: a scalar on the device."""
+        return self._mix_mask(height, width).mean()
+
+    def _mix_mask(self, height: int, width: int) -> Tensor:
+        """W [height, width]. The rectangle has the image's shape; what lies outside the image is cut off."""
+        cuts, share, *centre = self._drawn.unbind()
+        half = (1 - share).sqrt() / 2
+        inside = []
+        for at, side in zip(centre, (height, width), strict=True):
+            pixels = torch.arange(side, device=share.device)
+            inside.append((pixels >= ((at - half) * side).floor()) & (pixels < ((at + half) * side).floor()))
+        box = inside[0][:, None] & inside[1][None, :]
+        return torch.where(cuts > 0, (~box).float(), share)
+
+
+def sample_beta(alpha: float, key: UInt64Array) -> float:
+    """A number from Beta(alpha, alpha), 0 < alpha <= 1, by Joehnk's method (1964), from the numbers of one key."""
+    draws = uniform(derive_key(key, np.arange(2 * _MAX_TRIES))).reshape(_MAX_TRIES, 2) ** (1.0 / alpha)
+    total = draws.sum(axis=1)
+    good = np.flatnonzero((total > 0) & (total <= 1))
+    return float(draws[good[0], 0] / total[good[0]]) if len(good) else 0.5

@@ -1,0 +1,304 @@
+"""Several models over one validation split: a pass of each, their answers averaged, and a model of their mean weights.
+
+One model is on the device at a time. Every pass reads the images anew, so that its images/s are those of a model that
+is evaluated alone; an ensemble of n costs the sum.
+
+What several models say together: their logits on the same batches, and the two ways of averaging them.
+
+Of both ways no paper of ours is verified to be the published one; both are computed, and the report shows both.
+
+One model of the mean weights of several (Izmailov 2018, "SWA"), as a comparison to averaging what they answer.
+
+Batch norm's statistics of the members are not those of the mean weights, so they are estimated anew by passes over
+training images without an update (section 3.2 there), as plain means over the batches and the ranks.
+"""
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors.numpy import save
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.nn import functional as F
+
+from podscale.config import RunConfig
+from podscale.data.loaders.base import Batch, Loader
+from podscale.data.loaders.build_loader import build_loader
+from podscale.data.sampler import build_sampler
+from podscale.data.shard_set import ShardSet
+from podscale.distributed.waits import BATCH_NORM, EVALUATION, waiting_for
+from podscale.distributed.worker_env import WorkerEnv
+from podscale.pytorch.batch_norm import BatchNorm
+from podscale.pytorch.device_prefetcher import DevicePrefetcher, Normalise
+from podscale.pytorch.evaluator import Evaluator, PredictionColumns, batch_predictions, prediction_columns
+from podscale.pytorch.precision import Precision, build_precision, set_numerics
+from podscale.pytorch.train_state import as_array, load_arrays, load_weights_file
+from podscale.pytorch.trainer import build_evaluator, build_model_on_device
+from podscale.pytorch.world import World
+from podscale.runs import RunDirectory
+from podscale.runs.ensemble_members import MODEL_JSON
+from podscale.runs.model_files import WEIGHTS_FILE, EvaluatedModel, EvaluatedModels, read_evaluated_models, read_weights
+from podscale.runs.predictions import EvaluationPass, Predictions, write_passes
+from podscale.training.schedules import image_phases
+from podscale.training.startup_checks import validate_world
+from podscale.training.training_logger import untimed
+from podscale.training.worker_stages import PredictFunction, run_evaluation_stage
+from podscale.util.files import write_atomically, write_json
+
+
+@dataclass
+class _BatchSums:
+    """Of one batch: what identifies its rows, and fp32 [n, classes] over the members so far, in host memory."""
+
+    rows: Batch
+    logits: Tensor
+    log_probabilities: Tensor
+    """Logarithm of the sum of the probabilities, which never underflows."""
+
+
+class LogitAverage:
+    """Sums over members; every member must bring the same batches in the same order.
+
+    Two fp32 values for each sample of this rank and class: 0.4 GB for all of ImageNet's validation split.
+    """
+
+    def __init__(self) -> None:
+        self._batches: list[_BatchSums] = []
+        self._members = self._position = 0
+
+    def start_member(self) -> None:
+        """Another member is about to bring its batches."""
+        self._members += 1
+        self._position = 0
+
+    def add(self, batch: Batch, logits: Tensor) -> None:
+        """The next batch of this member; logits: [n, classes]."""
+        logits = logits.float().cpu()
+        log_probabilities = F.log_softmax(logits, dim=1)
+        if self._members == 1:
+            rows = Batch(None, batch.labels, batch.keys, batch.weights, batch.step)
+            self._batches.append(_BatchSums(rows, logits, log_probabilities))
+        else:
+            sums = self._batches[self._position]
+            assert (sums.rows.keys == batch.keys).all(), "another order of samples"
+            sums.logits += logits
+            sums.log_probabilities = torch.logaddexp(sums.log_probabilities, log_probabilities)
+        self._position += 1
+
+    def columns(self, way: Literal["probabilities", "logits"]) -> list[PredictionColumns]:
+        """The answers of all members together, batch by batch."""
+        return [
+            prediction_columns(s.rows, batch_predictions(self._mean(s, way), torch.from_numpy(s.rows.labels)))
+            for s in self._batches
+        ]
+
+    def _mean(self, sums: _BatchSums, way: Literal["probabilities", "logits"]) -> Tensor:
+        """Mean logits, or the logarithm of mean probabilities, which are logits of them."""
+        if way == "logits":
+            return sums.logits / self._members
+        return sums.log_probabilities - math.log(self._members)
+
+
+def mean_weights(model: nn.Module, files: Sequence[Path]) -> dict[str, npt.NDArray[Any]]:
+    """The mean of exported weights and statistics by name: added in fp64, fp32. Raises InputError as read_weights."""
+    shapes = {name: tuple(t.shape) for name, t in [*model.named_parameters(), *model.named_buffers()]}
+    sums: dict[str, npt.NDArray[Any]] = {name: np.zeros(shape) for name, shape in shapes.items()}
+    for file in files:
+        for name, array in read_weights(file, shapes).items():
+            sums[name] += array
+    return {name: (total / len(files)).astype(np.float32) for name, total in sums.items()}
+
+
+@torch.no_grad()
+def update_batch_norm(
+    model: nn.Module,
+    config: RunConfig,
+    world: World,
+    shard_set: ShardSet,
+    prefetcher: DevicePrefetcher,
+    precision: Precision,
+) -> None:
+    """Replaces batch norm's running statistics by their means over evaluate.statistics_images training images.
+
+    Images are augmented as in the last part of the training: as in the collapse, where there is one.
+    """
+    layers = [module for module in model.modules() if isinstance(module, BatchNorm)]
+    if not layers:
+        return
+    crop = config.ensemble.collapse.crop if config.ensemble.cycles else config.input.crop
+    config = config.model_copy(
+        update={
+            "input": config.input.model_copy(update={"crop": crop}),
+            "train": config.train.model_copy(update={"phases": ()}),
+        }
+    )
+    split = shard_set.split("train")
+    updates = max(1, min(config.evaluate.statistics_images, len(split)) // config.train.global_batch)
+    order = build_sampler(config, split)
+    loader = build_loader(
+        config,
+        split,
+        order,
+        phases=image_phases(config, len(split)),
+        ranks=world.ranks,
+        world_size=world.size,
+        device=str(world.device),
+    )
+    normalise = Normalise(config.input, world, channels_last=config.train.channels_last)
+    model.eval()  # dropout stays out of it
+    momenta = [layer.momentum for layer in layers]
+    try:
+        for layer in layers:
+            layer.train()
+        for number, batch in enumerate(prefetcher(loader.batches(0, updates), untimed), start=1):
+            for layer in layers:
+                layer.momentum = 1.0 / number  # the first batch replaces what was there
+            with precision.autocast():
+                model(normalise(batch.images))
+    finally:
+        loader.close()
+        for layer, momentum in zip(layers, momenta, strict=True):
+            layer.momentum = momentum
+        model.train()
+    for layer in layers:
+        for statistics in (layer.running_mean, layer.running_var):
+            with waiting_for(BATCH_NORM):
+                dist.all_reduce(statistics)
+            statistics /= world.size
+
+
+def evaluate_ensemble(worker_env: WorkerEnv, world: World, shard_set: ShardSet, run: RunDirectory) -> None:
+    """Evaluates the models of a document together; rank 0 writes what they said to the run directory.
+
+    Raises InputError on every rank for models that do not go together.
+    """
+    config = worker_env.config
+    set_numerics(config.train)
+    together = read_evaluated_models(config, shard_set.classes)
+    if together.same_architecture:
+        validate_world(config, world.size, len(shard_set.split("train")))
+    precision, feed = build_precision(config.train, world), DevicePrefetcher(world)
+
+    def prepare(counted: Callable[[int], None]) -> tuple[Loader, PredictFunction]:
+        loader, evaluator = build_evaluator(config, world, shard_set, feed, precision, counted)
+        passes = _EnsembleEvaluation(config, world, shard_set, together, run.ensemble, evaluator, feed, precision)
+        return loader, passes.run
+
+    run_evaluation_stage(worker_env, world, run, prepare, world.barrier)
+
+
+@dataclass
+class _EnsembleEvaluation:
+    """All passes of an evaluation, one after the other; every rank takes part in each."""
+
+    config: RunConfig
+    world: World
+    shard_set: ShardSet
+    models: EvaluatedModels
+    directory: Path
+    evaluator: Evaluator
+    prefetcher: DevicePrefetcher
+    precision: Precision
+    passes: list[EvaluationPass] = field(default_factory=list)
+    predictions: dict[str, Predictions] = field(default_factory=dict)
+
+    def run(self) -> Predictions | None:
+        """The predictions that the headline is of, on rank 0, where all others are written too."""
+        votes = LogitAverage()
+        for number, one in enumerate(self.models.members):
+            votes.start_member()
+            self._evaluate_member(f"member-{number}", one, one.weights, votes)
+        for number, one in enumerate(self.models.members):
+            if one.average_weights is not None:
+                self._evaluate_member(f"average-{number}", one, one.average_weights)
+        if self.models.same_architecture:
+            self._evaluate_mean_weights()
+        if self.models.baseline is not None:
+            self._evaluate_member("baseline", self.models.baseline, self.models.baseline.weights)
+        self._store_columns("probabilities", votes.columns("probabilities"))
+        self._store_columns("logits", votes.columns("logits"))
+        if not self.world.is_rank0:
+            return None
+        write_passes(self.directory, self.passes, self.predictions)
+        return self.predictions[self.config.evaluate.combine]
+
+    def _evaluate_member(
+        self, name: str, one: EvaluatedModel, weights: Path, logit_average: LogitAverage | None = None
+    ) -> None:
+        model = self._build_model(one)
+        load_weights_file(model, weights)
+        self._predict(name, one.directory, model, logit_average)
+
+    def _evaluate_mean_weights(self) -> None:
+        members = self.models.members
+        model = self._build_model(members[0])
+        arrays = mean_weights(model, [one.weights for one in members])
+        load_arrays(model, arrays)
+        with self._measure_seconds() as seconds:
+            update_batch_norm(model, self.config, self.world, self.shard_set, self.prefetcher, self.precision)
+        directory = self.directory / "mean"
+        if self.world.is_rank0:
+            arrays |= {name: as_array(buffer) for name, buffer in model.named_buffers()}
+            _write_mean_model(arrays, members, directory)
+        self._predict("weights", directory, model, statistics_seconds=seconds[0])
+
+    @waiting_for(EVALUATION)
+    def _predict(
+        self,
+        name: str,
+        directory: Path,
+        model: nn.Module,
+        logit_average: LogitAverage | None = None,
+        statistics_seconds: float = 0.0,
+    ) -> None:
+        parts = []
+        with self._measure_seconds() as seconds:
+            for batch, logits in self.evaluator.logits(model, untimed):
+                parts.append(prediction_columns(batch.host_batch, batch_predictions(logits, batch.labels)))
+                if logit_average is not None:
+                    logit_average.add(batch.host_batch, logits)
+        self.passes.append(EvaluationPass(name, str(directory), seconds[0], statistics_seconds))
+        self._store_columns(name, parts)
+
+    def _store_columns(self, name: str, parts: list[PredictionColumns]) -> None:
+        found = self.evaluator.gather(parts)
+        if found is not None:
+            self.predictions[name] = found
+
+    def _build_model(self, one: EvaluatedModel) -> nn.Module:
+        config = self.config.model_copy(update={"model": one.model_section})
+        model = build_model_on_device(config, self.world, len(self.shard_set.classes))
+        self.precision.cast_parameters(model)
+        return model
+
+    @contextmanager
+    def _measure_seconds(self) -> Iterator[list[float]]:
+        """The seconds until all ranks and their devices are done, once it is over."""
+        self._synchronize()
+        started, seconds = time.perf_counter(), list[float]()
+        yield seconds
+        self._synchronize()
+        seconds.append(round(time.perf_counter() - started, 6))
+
+    def _synchronize(self) -> None:
+        if self.world.on_gpu:
+            torch.cuda.synchronize(self.world.device)
+        self.world.barrier()
+
+
+def _write_mean_model(arrays: dict[str, npt.NDArray[Any]], members: list[EvaluatedModel], directory: Path) -> None:
+    """The model of the mean weights, as files like those of any other."""
+    directory.mkdir(parents=True, exist_ok=True)
+    described = json.loads((members[0].directory / MODEL_JSON).read_text(encoding="utf-8"))
+    described["training"] = {"mean_of": [str(one.directory) for one in members]}
+    write_atomically(directory / WEIGHTS_FILE, save(arrays, metadata={"format": "pt"}))
+    write_json(directory / MODEL_JSON, described)

@@ -1,0 +1,184 @@
+"""LAMB (You 2020) in NVIDIA's form: the whole gradient is clipped first, the moments are corrected.
+
+g = g / max(1, |g over all parameters| / clip_norm);  u = d + weight_decay * w;  w -= rate * |w| / |u| * u
+with d what `Moments` make of g.
+The ratio |w| / |u| is 1 where a norm is zero, and for segments that do not adapt.
+
+The two moments of Adam, corrected for having begun at 0 (Kingma 2015, algorithm 1); LAMB begins with them too.
+
+Adam (Kingma 2015), a baseline: decay as part of the gradient, as in torch, or beside it (AdamW; Loshchilov 2019).
+
+torch's own kernels are not used: they take beta 1 from the host, where a schedule of the momentum lies on the device,
+and those for lists of tensors know no mask.
+
+RMSProp (Hinton 2012, lecture 6e) with momentum, a baseline: that of Inception's training (Szegedy 2016).
+
+d = g + weight_decay * w;  v = decay * v + (1 - decay) * d^2;  u = d / (sqrt(v) + eps), then momentum (see `Momentum`).
+
+| as in      | v starts at | eps         | form     |
+|------------|-------------|-------------|----------|
+| torch      | 0           | beside root | scaled   |
+| TensorFlow | 1           | in the root | unscaled |
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from podscale.pytorch.optim.base import HyperParams, where_finite
+from podscale.pytorch.optim.param_shard import ParamNorms, ParamShard
+from podscale.pytorch.optim.sgd import MomentumForm, add_weight_decay, build_momentum_update, momentum_factors
+
+
+class AdamMoments:
+    """m = b1 * m + (1 - b1) * g;  v = b2 * v + (1 - b2) * g^2;  m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps)
+
+    with b1 the schedule's momentum and t the updates carried out so far, this one included. Moments are fp32.
+    """
+
+    def __init__(self, shard: ParamShard, *, beta2: float, eps: float) -> None:
+        self._shard, self._beta2, self._eps = shard, beta2, eps
+        self.updates = torch.zeros((), device=shard.device)
+        self.values = {"momentum": shard.zeros(), "variance": shard.zeros()}
+        self._views = [shard.views(values) for values in self.values.values()]
+
+    def bias_corrections(self, beta1: Tensor, finite: Tensor) -> tuple[Tensor, Tensor]:
+        """Counts the update, unless it is masked: the factors that correct m and the root of v, fp32 scalars."""
+        self.updates += finite
+        count = self.updates.clamp(min=1.0).double()
+        return (1.0 / (1.0 - beta1.double() ** count)).float(), (1.0 / (1.0 - self._beta2**count)).sqrt().float()
+
+    def write_directions(self, number: int, beta1: Tensor, corrections: tuple[Tensor, Tensor], finite: Tensor) -> None:
+        """Leaves the directions of group `number` in its gradients, which are zero where not finite.
+
+        There the moments stay as they are, to the bit.
+        """
+        group, (first, second) = self._shard.groups[number], corrections
+        m, v = self._views[0][number], self._views[1][number]
+        torch._foreach_mul_(m, where_finite(finite, beta1, 1.0))
+        torch._foreach_addcmul_(m, group.gradients, [1.0 - beta1] * len(m))
+        torch._foreach_mul_(v, torch.where(finite, self._beta2, 1.0))
+        torch._foreach_addcmul_(v, group.gradients, group.gradients, 1.0 - self._beta2)
+        torch._foreach_copy_(group.gradients, v)
+        torch._foreach_sqrt_(group.gradients)
+        torch._foreach_mul_(group.gradients, second)
+        torch._foreach_add_(group.gradients, self._eps)
+        torch._foreach_reciprocal_(group.gradients)
+        torch._foreach_mul_(group.gradients, m)
+        torch._foreach_mul_(group.gradients, first)
+
+
+class Adam:
+    """w -= rate * u with the direction u of `Moments`, of g + weight_decay * w.
+
+    decoupled: u of g alone, and w -= rate * weight_decay * w.
+    """
+
+    def __init__(self, shard: ParamShard, *, beta2: float = 0.999, eps: float = 1e-8, decoupled: bool = False) -> None:
+        self._shard, self._decoupled = shard, decoupled
+        self._moments = AdamMoments(shard, beta2=beta2, eps=eps)
+        self.moments, self.scalars = self._moments.values, {"updates": self._moments.updates}
+
+    @torch.no_grad()
+    def step(self, hyper: HyperParams, finite: Tensor) -> Tensor:
+        finite = self._shard.mask_nonfinite(finite)
+        decay, away = where_finite(finite, hyper.weight_decay, 0.0), where_finite(finite, -hyper.learning_rate, 0.0)
+        corrections = self._moments.bias_corrections(hyper.momentum, finite)
+        for number, group in enumerate(self._shard.groups):
+            if not self._decoupled:
+                add_weight_decay(group, decay)
+            self._moments.write_directions(number, hyper.momentum, corrections, finite)
+            if self._decoupled:
+                add_weight_decay(group, decay)
+            torch._foreach_addcmul_(group.weights, group.gradients, [away] * len(group.weights))
+        return finite
+
+
+class Lamb:
+    """See the module's text. clip_norm: 0 leaves gradients as they are. clip: a ratio above 1 becomes 1."""
+
+    def __init__(
+        self, shard: ParamShard, *, beta2: float, eps: float = 1e-6, clip_norm: float = 1.0, clip: bool = False
+    ) -> None:
+        self._shard, self._norms = shard, ParamNorms(shard)
+        self._moments, self._clip_norm, self._clip = AdamMoments(shard, beta2=beta2, eps=eps), clip_norm, clip
+        self.moments, self.scalars = self._moments.values, {"updates": self._moments.updates}
+
+    @torch.no_grad()
+    def step(self, hyper: HyperParams, finite: Tensor) -> Tensor:
+        g = [norm for group in self._shard.groups for norm in torch._foreach_norm(group.gradient_chunks)]
+        finite, (norms,) = self._norms(finite, g)
+        directions = self._directions(hyper, self._clip_factor(norms, finite), finite)
+        _, (w, u) = self._norms(finite, *directions)
+        ratio = torch.where((w > 0) & (u > 0), w / u, 1.0)
+        if self._clip:
+            ratio = ratio.clamp(max=1.0)
+        rate = hyper.learning_rate * torch.where(self._shard.uses_trust_ratio, ratio, 1.0)
+        away = self._shard.per_part(where_finite(finite, -rate, 0.0))
+        for group in self._shard.groups:
+            torch._foreach_addcmul_(group.weights, group.gradients, away[group.first : group.last])
+        return finite
+
+    def _clip_factor(self, norms: Tensor, finite: Tensor) -> Tensor:
+        """The factor that clips the gradient; 0 where the update is masked."""
+        whole = norms.double().square().sum().sqrt().float()
+        factor = 1.0 / (whole / self._clip_norm).clamp(min=1.0) if self._clip_norm else torch.ones_like(whole)
+        return where_finite(finite, factor, 0.0)
+
+    def _directions(self, hyper: HyperParams, shrink: Tensor, finite: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """Updates the moments and leaves u in the gradients; the norms of weights and of u, piece by piece."""
+        corrections = self._moments.bias_corrections(hyper.momentum, finite)
+        w, u = list[Tensor](), list[Tensor]()
+        for number, group in enumerate(self._shard.groups):
+            torch._foreach_mul_(group.gradients, shrink)
+            self._moments.write_directions(number, hyper.momentum, corrections, finite)
+            add_weight_decay(group, hyper.weight_decay)
+            w += torch._foreach_norm(group.weight_chunks)
+            u += torch._foreach_norm(group.gradient_chunks)
+        return w, u
+
+
+RmsPropVariant = Literal["torch", "tensorflow"]
+
+
+class RmsProp:
+    """See the module's text; the form is free. Not torch's own, which has no mask and takes momentum from the host."""
+
+    def __init__(
+        self,
+        shard: ParamShard,
+        *,
+        decay: float = 0.9,
+        eps: float = 1e-8,
+        variant: RmsPropVariant = "torch",
+        form: MomentumForm = "scaled",
+    ) -> None:
+        self._shard, self._decay, self._eps, self._variant, self._form = shard, decay, eps, variant, form
+        self._momentum = build_momentum_update(shard, nesterov=False)
+        variance = shard.zeros() if variant == "torch" else torch.ones_like(shard.zeros())
+        self.moments, self.scalars = {"momentum": self._momentum.values, "variance": variance}, dict[str, Tensor]()
+        self._views = shard.views(variance)
+
+    @torch.no_grad()
+    def step(self, hyper: HyperParams, finite: Tensor) -> Tensor:
+        finite = self._shard.mask_nonfinite(finite)
+        keep = torch.where(finite, self._decay, 1.0)
+        for group, variance in zip(self._shard.groups, self._views, strict=True):
+            add_weight_decay(group, where_finite(finite, hyper.weight_decay, 0.0))
+            torch._foreach_mul_(variance, keep)
+            torch._foreach_addcmul_(variance, group.gradients, group.gradients, 1.0 - self._decay)
+            torch._foreach_div_(group.gradients, self._denominators(variance))
+        inside, outside = momentum_factors(self._form, hyper.learning_rate, torch.ones_like(hyper.learning_rate))
+        none = torch.zeros_like(hyper.weight_decay)
+        self._momentum.step(inside, outside, hyper.momentum, none, finite, decayed=True)
+        return finite
+
+    def _denominators(self, variance: list[Tensor]) -> tuple[Tensor, ...]:
+        if self._variant == "torch":
+            roots = torch._foreach_sqrt(variance)
+            torch._foreach_add_(roots, self._eps)
+        else:
+            roots = torch._foreach_add(variance, self._eps)
+            torch._foreach_sqrt_(roots)
+        return roots

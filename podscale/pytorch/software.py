@@ -1,0 +1,64 @@
+"""The libraries with which this engine computes and communicates, by version: they must be the same on all ranks.
+
+What the installed PyTorch can use here, for `podscale doctor`.
+"""
+
+from dataclasses import dataclass
+
+from podscale.version import installed
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """Versions and devices; empty strings and lists where there is none."""
+
+    version: str
+    cuda: str
+    gpus: list[str]
+    gloo: bool
+    nccl: str
+
+
+def probe() -> Capabilities:
+    """Asks PyTorch; nothing is allocated on a device."""
+    import torch
+    import torch.distributed
+
+    available = torch.distributed.is_available()
+    nccl = ".".join(map(str, torch.cuda.nccl.version())) if torch.distributed.is_nccl_available() else ""
+    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return Capabilities(
+        version=torch.__version__,
+        cuda=torch.version.cuda or "",
+        gpus=gpus,
+        gloo=available and torch.distributed.is_gloo_available(),
+        nccl=nccl if available else "",
+    )
+
+
+DALI_PACKAGES = ("nvidia-dali-cuda130", "nvidia-dali-cuda120")
+
+
+def library_versions() -> dict[str, str]:
+    """Versions by name; "none" where it is not there."""
+    import torch
+    from torch import distributed as dist
+
+    nccl = torch.cuda.nccl.version() if dist.is_nccl_available() else ()
+    return {
+        "torch": torch.__version__,
+        "CUDA of torch": torch.version.cuda or "none",
+        "NCCL": ".".join(map(str, nccl)) or "none",
+        "cuDNN": _cudnn(),
+        "torchvision": installed("torchvision") or "none",
+        "DALI": next(filter(None, map(installed, DALI_PACKAGES)), "none"),
+    }
+
+
+def _cudnn() -> str:
+    import torch
+
+    try:
+        return str(torch.backends.cudnn.version() or "none")
+    except RuntimeError:  # a build for CUDA whose CUDA libraries were left out, as in the CPU image
+        return "none"
