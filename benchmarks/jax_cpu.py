@@ -18,9 +18,9 @@ import torch
 from conditions import RESULTS, head, publish
 
 from podscale.config import ModelSection
-from podscale.jax.loss import smoothed_cross_entropy
 from podscale.jax.models import build_model, initialise
-from podscale.jax.models.convolution import ConvolutionFunction, matmul_convolution, xla_convolution
+from podscale.jax.models.layers import ConvolutionFunction, matmul_convolution, xla_convolution
+from podscale.jax.train_step import smoothed_cross_entropy
 from podscale.pytorch.models import build_model as build_torch_model
 from podscale.pytorch.train_step import smoothed_cross_entropy as loss_of_torch
 

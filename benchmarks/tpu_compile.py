@@ -22,9 +22,9 @@ from podscale import config
 from podscale.commands.tpu_compile import build_compile_request
 from podscale.errors import InputError, PodscaleError
 from podscale.hardware import find_topology
-from podscale.jax.ahead.capacity import batch_within_memory
-from podscale.jax.ahead.findings import compile_findings
-from podscale.jax.ahead.request import compile_aot, default_cache
+from podscale.jax.aot.batch_search import batch_within_memory
+from podscale.jax.aot.compile_report import compile_findings
+from podscale.jax.aot.request import compile_aot, default_cache
 from podscale.pipelines import presets
 from podscale.util.files import write_json
 from podscale.util.formatting import format_bytes

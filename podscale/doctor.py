@@ -115,9 +115,9 @@ def _check_jax() -> Iterator[CheckResult]:
         if chips:
             yield CheckResult("JAX", "missing", "needed for training on TPUs", "pip install 'jax[tpu]' 'podscale[tpu]'")
         return
-    from podscale.jax import capabilities
+    from podscale.jax import software
 
-    found = capabilities.probe()
+    found = software.probe()
     versions = f"{found.version}, libtpu {library or 'not installed'}"
     if found.problem:
         yield CheckResult(

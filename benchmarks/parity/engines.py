@@ -58,11 +58,11 @@ def by_jax(config: RunConfig, given: list[Data]) -> list[Trained]:
 def _train_jax(config: RunConfig, given: list[Data]) -> list[Trained]:
     import jax
 
+    from podscale.jax.device_prefetcher import normalise
     from podscale.jax.mesh import mesh_for_config
-    from podscale.jax.modelfile import load_weights_file
     from podscale.jax.models import build_model
-    from podscale.jax.normalise import normalise
-    from podscale.jax.step import build_train_step
+    from podscale.jax.train_state import load_weights_file
+    from podscale.jax.train_step import build_train_step
 
     classes = given[0].classes
     spec = models.model_spec(config.model, classes)

@@ -14,11 +14,9 @@ from podscale.config import RunConfig
 from podscale.config.engine_support import find_unsupported_option, requests_tpus
 from podscale.errors import InputError
 from podscale.hardware import Topology, find_topology
-from podscale.jax.ahead.capacity import cached_results, largest_known_batch
-from podscale.jax.ahead.findings import compile_findings
-from podscale.jax.ahead.report import format_compile_report, format_sweep_report
-from podscale.jax.ahead.request import CompileRequest, cached_result, compile_aot, default_cache
-from podscale.jax.ahead.sweep import FitResult, find_largest_batch
+from podscale.jax.aot.batch_search import FitResult, cached_results, find_largest_batch, largest_known_batch
+from podscale.jax.aot.compile_report import compile_findings, format_compile_report, format_sweep_report
+from podscale.jax.aot.request import CompileRequest, cached_result, compile_aot, default_cache
 from podscale.training import schedules
 from podscale.util.formatting import format_bytes
 

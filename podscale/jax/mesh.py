@@ -6,16 +6,19 @@ devices are neighbours. The two dimensions of a tile are axes of their own, behi
 a group hold consecutive parts of a batch that is sharded over `RANKS`: results depend on the size of the groups and
 not on where they lie. The devices that share images (`podscale.jax.spatial`) are a smaller tile of neighbours, which
 counts as one rank; with one device to an image their axes have size 1.
+
+Values of the host on the devices of a mesh, whichever process they belong to.
 """
 
 from collections.abc import Iterable, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 import numpy.typing as npt
-from jax import Device
-from jax.sharding import Mesh, PartitionSpec
+from jax import Array, Device
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from pydantic_core import PydanticCustomError
 
 from podscale.config import RunConfig
@@ -216,3 +219,37 @@ def _format_sizes(sizes: list[int]) -> str:
 def _nearest_tile(columns: int, row: int, group: int) -> int:
     divisors = [a * b for a in range(1, columns + 1) if columns % a == 0 for b in range(1, row + 1) if row % b == 0]
     return min(divisors, key=lambda size: (abs(size - group), -size))
+
+
+def put_sharded(value: npt.NDArray[Any], sharding: NamedSharding) -> Array:
+    """A value that every process has whole: each device takes its part."""
+    places: dict[Any, Any] = dict(sharding.addressable_devices_indices_map(value.shape))
+    pieces = jax.device_put([value[index] for index in places.values()], list(places))
+    return jax.make_array_from_single_device_arrays(value.shape, sharding, pieces)
+
+
+def put_replicated(values: Any, mesh: Mesh) -> Any:
+    """Arrays in any nesting, which every process has: whole on every device."""
+    sharding = NamedSharding(mesh, REPLICATED)
+    return jax.tree.map(lambda value: put_sharded(np.asarray(value), sharding), values)
+
+
+def assemble_array(part: npt.NDArray[Any], sharding: NamedSharding, *, dim: int, length: int) -> Array:
+    """Parts of one array, of which each process has its own: `length` elements along `dim` in all.
+
+    The devices of a process, in the order of the mesh, take equal consecutive pieces of its part. Returns at once; the
+    part must not be written to any more.
+    """
+    shape = (*part.shape[:dim], length, *part.shape[dim + 1 :])
+    places: dict[Any, Any] = dict(sharding.addressable_devices_indices_map(shape))
+    starts = sorted({index[dim].start or 0 for index in places.values()})
+    size, rest = divmod(part.shape[dim], len(starts))
+    assert rest == 0, (part.shape, dim, len(starts))
+
+    def piece(index: tuple[slice, ...]) -> npt.NDArray[Any]:
+        number = starts.index(index[dim].start or 0)
+        mine = (*index[:dim], slice(number * size, (number + 1) * size), *index[dim + 1 :])
+        return part[mine]
+
+    pieces = jax.device_put([piece(index) for index in places.values()], list(places))
+    return jax.make_array_from_single_device_arrays(shape, sharding, pieces)

@@ -17,7 +17,7 @@ from podscale.distributed.store import StoreTimeout
 from podscale.distributed.waits import BARRIER, waiting_for
 from podscale.distributed.worker_env import RankEnv, read_rank_env
 from podscale.errors import HangDetected, InputError
-from podscale.jax.abort import delay_abort
+from podscale.jax.collective_errors import delay_abort
 from podscale.util.formatting import format_ranks
 from podscale.util.processes import call_with_timeout
 

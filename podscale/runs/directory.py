@@ -32,7 +32,7 @@ def dataset_directory(workspace: str, data: DataSection) -> str:
 
 
 def programs_directory(workspace: str) -> Path:
-    """What the JAX engine compiled, for the next launch and for other runs (see podscale.jax.compilation)."""
+    """What the JAX engine compiled, for the next launch and for other runs (see podscale.jax.program_cache)."""
     return local_path(workspace) / "programs"
 
 

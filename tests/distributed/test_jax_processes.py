@@ -277,6 +277,6 @@ def test_hosts_that_cannot_share_the_shards_start_nothing(
         "PODSCALE_SHARD_SET": str(make_shard_set(shards=8)),
         **NO_JAX,
     }
-    ended = start(1, "podscale.jax.rank", pods=3, **variables)
+    ended = start(1, "podscale.jax.worker", pods=3, **variables)
     message = "input.groups 4: 3 hosts (launch.nodes) cannot have equally many of them; choose 3 or 6"
     assert [(ended.outcomes[rank].exit_code, ended.outcomes[rank].error) for rank in range(3)] == [(2, message)] * 3

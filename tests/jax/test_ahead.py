@@ -5,10 +5,10 @@ from collections import Counter
 import jax
 import numpy as np
 
-from podscale.jax.ahead.compiling import cost_analysis, device_memory_bytes, step_arguments
-from podscale.jax.ahead.program import find_collectives
+from podscale.jax.aot.compiler import cost_analysis, device_memory_bytes, step_arguments
+from podscale.jax.aot.hlo import find_collectives
 from podscale.jax.mesh import mesh_for_config
-from podscale.jax.step import STATUS_LENGTH, StepInputs, build_train_step
+from podscale.jax.train_step import STATUS_LENGTH, StepInputs, build_train_step
 from tests.jax.test_step import CLASSES, LARS, RESNET, SCHEDULE, SHARDED, UPDATES, batches, begin, document
 
 

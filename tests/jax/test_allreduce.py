@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import Mesh, PartitionSpec
 
 from podscale.config.train import AllReduceSection
-from podscale.jax.allreduce import build_all_reduce
+from podscale.jax.all_reduce import build_all_reduce
 from podscale.jax.mesh import RANKS, arrange_devices
 from tests.support.refusals import refused
 

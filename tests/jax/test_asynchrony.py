@@ -12,7 +12,7 @@ import pytest
 from jax.experimental import io_callback
 
 from podscale.distributed.step_status import STATUS_LAG, StepStatus
-from podscale.jax.session import JaxTrainer
+from podscale.jax.trainer import JaxTrainer
 from tests.support.engines import document, lines_of, train_in_jax
 from tests.support.shard_set import make_shard_set
 

@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from podscale.config.batch_norm_groups import BatchNormGroup
-from podscale.jax.batchnorm import BatchNorm, ChannelStatistics, assign_batch_norm_groups
+from podscale.jax.batch_norm import BatchNorm, ChannelStatistics, assign_batch_norm_groups
 from podscale.jax.mesh import RANKS, arrange_devices
 
 DEVICES, CHANNELS, EPS, MOMENTUM = 8, 5, 1e-5, 0.1

@@ -15,10 +15,9 @@ from podscale.config import ModelSection
 from podscale.jax import spatial
 from podscale.jax.mesh import mesh_for_config
 from podscale.jax.models import build_model, initialise
-from podscale.jax.models.convolution import choose_convolution, matmul_convolution, xla_convolution
-from podscale.jax.models.stem import stem_convolution
+from podscale.jax.models.layers import choose_convolution, matmul_convolution, stem_convolution, xla_convolution
 from podscale.jax.spatial import Tiles
-from podscale.jax.step import build_train_step
+from podscale.jax.train_step import build_train_step
 from podscale.models import Window
 from tests.jax.test_spatial import SPATIAL, TILED, WHOLE, after, cropped, drawn, laid_out, mapped
 from tests.jax.test_step import CLASSES, RESNET, SCHEDULE, batches, begin, document

@@ -12,13 +12,12 @@ from jax.sharding import Mesh
 from podscale import models
 from podscale.config import RunConfig
 from podscale.data.shard_set import ShardSet
-from podscale.jax.build import build_evaluator
-from podscale.jax.evaluate import Evaluator, batch_predictions, build_eval_step
-from podscale.jax.gradients import ParamLayout
-from podscale.jax.mesh import mesh_for_config
+from podscale.jax.evaluator import Evaluator, batch_predictions, build_eval_step
+from podscale.jax.flat_buffers import ParamLayout
+from podscale.jax.mesh import mesh_for_config, put_replicated
 from podscale.jax.models import initialise
-from podscale.jax.placing import put_replicated
-from podscale.jax.step import build_layout
+from podscale.jax.train_step import build_layout
+from podscale.jax.trainer import build_evaluator
 from podscale.pytorch.evaluator import batch_predictions as torchs_answers
 from podscale.runs.predictions import Predictions
 from podscale.training.training_logger import untimed

@@ -9,10 +9,10 @@ import pytest
 
 from podscale.data.loaders.base import Batch
 from podscale.distributed.step_status import STATUS_LAG, StepStatus
-from podscale.jax.control import StepSync
-from podscale.jax.feed import DevicePrefetcher
+from podscale.jax.device_prefetcher import DevicePrefetcher
 from podscale.jax.mesh import RANKS, build_mesh
-from podscale.jax.step import STATUS_SPEC, StepResults
+from podscale.jax.step_sync import StepSync
+from podscale.jax.train_step import STATUS_SPEC, StepResults
 from podscale.training.training_logger import untimed
 
 SIDE, EACH = 4, 3

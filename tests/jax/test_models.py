@@ -13,8 +13,8 @@ from safetensors.numpy import save_file
 
 from podscale import models
 from podscale.config import ModelSection, RunConfig
-from podscale.jax.modelfile import load_weights_file
 from podscale.jax.models import build_model, initialise
+from podscale.jax.train_state import load_weights_file
 from podscale.pytorch.models import build_model as build_torch_model
 from podscale.pytorch.models import set_stem_compute
 from podscale.pytorch.train_state import load_weights_file as load_into_torch
@@ -174,7 +174,7 @@ def test_networks_begin_as_torchs_do(name: str) -> None:
 
 @pytest.mark.parametrize("compute", ["padded4", "space_to_depth"])
 def test_the_stem_may_be_computed_in_other_ways(compute: Any) -> None:
-    from podscale.jax.models.stem import stem_convolution
+    from podscale.jax.models.layers import stem_convolution
 
     generator = np.random.default_rng(0)
     with jax.enable_x64(True):
@@ -195,7 +195,7 @@ def test_the_stem_may_be_computed_in_other_ways(compute: Any) -> None:
 
 def test_a_folded_stem_has_no_stride() -> None:
     """What makes it fast: twelve input channels and a 4 x 4 kernel at stride 1; a stem of stride 1 stays plain."""
-    from podscale.jax.models.stem import stem_convolution
+    from podscale.jax.models.layers import stem_convolution
 
     def lowered(stride: int, kernel: int) -> str:
         shapes = (

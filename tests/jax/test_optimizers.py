@@ -16,8 +16,8 @@ from podscale import models
 from podscale.config import ModelSection
 from podscale.config.optimizer import JAX_OPTIMIZERS, OPTIMIZER_NAMES, OptimizerSection
 from podscale.config.train import AllReduceSection
-from podscale.jax.allreduce import build_all_reduce
-from podscale.jax.gradients import ROW_ELEMENTS, ParamLayout
+from podscale.jax.all_reduce import build_all_reduce
+from podscale.jax.flat_buffers import ROW_ELEMENTS, ParamLayout
 from podscale.jax.mesh import RANKS, arrange_devices
 from podscale.jax.optim import (
     HyperParams,
@@ -33,7 +33,7 @@ from podscale.jax.optim import (
     scalar_names,
     sgd,
 )
-from podscale.jax.optim.moments import bias_corrections
+from podscale.jax.optim.adaptive import bias_corrections
 from podscale.training.param_layout import ParamOptions
 from tests.support.refusals import refused
 from tests.support.updates import (

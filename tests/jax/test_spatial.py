@@ -12,13 +12,11 @@ from jax.sharding import PartitionSpec
 
 from podscale.config import ModelSection
 from podscale.jax import spatial
-from podscale.jax.batchnorm import BatchNorm, ChannelStatistics
+from podscale.jax.batch_norm import BatchNorm, ChannelStatistics
 from podscale.jax.mesh import DEVICES, GROUP, RANKS, SPATIAL, arrange_devices
 from podscale.jax.models import build_model, initialise
-from podscale.jax.models.convolution import NHWC_OIHW
-from podscale.jax.models.stem import stem_convolution
-from podscale.jax.spatial import Parts, Tiles
-from podscale.jax.spatial.tiles import plan_halo
+from podscale.jax.models.layers import NHWC_OIHW, stem_convolution
+from podscale.jax.spatial import Parts, Tiles, plan_halo
 from podscale.models import Window
 
 pytestmark = pytest.mark.timeout(900)  # compiling whole networks, on machines that are busy

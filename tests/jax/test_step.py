@@ -16,7 +16,7 @@ from podscale import models
 from podscale.config import RunConfig
 from podscale.jax.mesh import RANKS, axis_size, mesh_for_config
 from podscale.jax.models import initialise
-from podscale.jax.step import STATUS_LENGTH, DeviceState, StepInputs, TrainStep, build_train_step
+from podscale.jax.train_step import STATUS_LENGTH, DeviceState, StepInputs, TrainStep, build_train_step
 from podscale.pytorch.models import build_model as build_torch_model
 from tests.support.refusals import refused
 

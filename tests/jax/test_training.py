@@ -11,7 +11,7 @@ import pytest
 
 from podscale.config import RunConfig
 from podscale.errors import PodscaleError, Preempted
-from podscale.jax.session import JaxTrainer
+from podscale.jax.trainer import JaxTrainer
 from podscale.runs import RunDirectory
 from podscale.training.trainer import NONFINITE_MESSAGE
 from tests.support.engines import (
@@ -241,7 +241,7 @@ def test_programs_are_kept_and_damaged_ones_cost_time_alone(tmp_path: Path) -> N
     from jax._src import monitoring
     from jax.experimental.compilation_cache import compilation_cache
 
-    from podscale.jax.compilation import enable_program_cache
+    from podscale.jax.program_cache import enable_program_cache
 
     shards = make_shard_set(tmp_path / "shards")
     hits: list[str] = []

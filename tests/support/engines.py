@@ -55,7 +55,7 @@ def document(workspace: Path, run: str = "tiny", **changes: Any) -> RunConfig:
 
 def train_in_jax(config: RunConfig, shards: Path, devices: int, prepare: Prepare = lambda s: None) -> TrainResult:
     """What `jax.stage` does with a training, in a world of one process with so many devices."""
-    from podscale.jax.build import build_trainer
+    from podscale.jax.trainer import build_trainer
 
     as_jax = config.model_copy(update={"train": config.train.model_copy(update={"engine": "jax"})})
     return train_session(build_trainer, as_jax, jax_world(devices), shards, prepare)

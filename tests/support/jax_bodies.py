@@ -14,10 +14,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from podscale.config import RunConfig
 from podscale.data.shard_set import ShardSet
 from podscale.distributed.progress_tracker import ProgressTracker
-from podscale.jax.build import build_training_loader
-from podscale.jax.compilation import enable_program_cache, synchronize_first_call
-from podscale.jax.feed import DevicePrefetcher
+from podscale.jax.device_prefetcher import DevicePrefetcher
 from podscale.jax.mesh import mesh_for_config
+from podscale.jax.program_cache import enable_program_cache, synchronize_first_call
+from podscale.jax.trainer import build_training_loader
 from podscale.jax.world import World
 from podscale.training.training_logger import untimed
 

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from podscale.config import RunConfig
-from podscale.jax import rank
+from podscale.jax import worker
 
 
 def main() -> None:
@@ -26,7 +26,7 @@ def main() -> None:
             case "never comes":
                 time.sleep(600)
                 sys.exit("the test should have ended before")
-    rank.main()
+    worker.main()
 
 
 if __name__ == "__main__":

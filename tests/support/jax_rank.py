@@ -1,4 +1,4 @@
-"""A rank of a JAX world for tests: runs PODSCALE_TEST_BODY (module:function) as `podscale.jax.rank` runs a stage.
+"""A rank of a JAX world for tests: runs PODSCALE_TEST_BODY (module:function) as `podscale.jax.worker` runs a stage.
 
 Run by `launch.rankprocess`; the body is given the world and the whereabouts, and what it returns goes as JSON to
 answer-<rank>.json in the rank directory.
@@ -13,7 +13,7 @@ from podscale.distributed.rank_group import join_rank_group
 from podscale.distributed.worker_env import read_rank_env
 from podscale.distributed.worker_exit import WorkerReport, report_and_exit
 from podscale.errors import PodscaleError
-from podscale.jax.failure import watch_jax_peers
+from podscale.jax.collective_errors import watch_jax_peers
 
 BODY, TIMEOUT = "PODSCALE_TEST_BODY", "PODSCALE_TEST_TIMEOUT"
 BEAT = 0.25

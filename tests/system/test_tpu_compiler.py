@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from podscale.hardware import TPU_CHIPS, find_topology
-from podscale.jax.ahead.request import COMPILER_ENVIRONMENT
+from podscale.jax.aot.request import COMPILER_ENVIRONMENT
 
 pytestmark = [
     pytest.mark.slow,
@@ -112,8 +112,8 @@ import sys
 import jax
 from jax.sharding import PartitionSpec, NamedSharding, Mesh
 from podscale.hardware import find_topology
-from podscale.jax.ahead.compiling import described_devices
-from podscale.jax.ahead.shortage import find_shortage
+from podscale.jax.aot.compiler import described_devices
+from podscale.jax.out_of_memory import find_shortage
 
 for name in sys.argv[1:]:
     topology = find_topology(name)

@@ -104,7 +104,7 @@ def test_several_ranks_go_through_our_spawner(engine: str) -> None:
 
 
 def test_several_pods_of_jax_go_through_our_spawner() -> None:
-    assert local.launch_command(task("train.engine=jax"), Path("/r"))[-1] == "podscale.jax.rank"
+    assert local.launch_command(task("train.engine=jax"), Path("/r"))[-1] == "podscale.jax.worker"
     jobset = {"PET_NNODES": "8", "PET_NODE_RANK": "2", "PET_MASTER_ADDR": "m", "PET_MASTER_PORT": "1"}
     slices = {"PODSCALE_SLICE": "1", "PODSCALE_SLICE_NODES": "4"}
     command = local.launch_command(task("launch.nodes=8", "train.engine=jax", **jobset, **slices), Path("/r"))

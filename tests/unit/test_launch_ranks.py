@@ -21,7 +21,7 @@ def test_ranks_that_were_told_nothing_end_with_their_parent(tmp_path: Path, numb
     variables = {name: value for name, value in os.environ.items() if name != env.SUPERVISOR}
     variables[env.RANK_DIR] = str(tmp_path)
     spawner = subprocess.Popen(
-        [sys.executable, "-m", "podscale.launch.spawner", *options, f"--port={free_port()}", "podscale.jax.rank"],
+        [sys.executable, "-m", "podscale.launch.spawner", *options, f"--port={free_port()}", "podscale.jax.worker"],
         env=variables,
     )
     try:

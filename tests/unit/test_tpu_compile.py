@@ -15,14 +15,26 @@ from podscale.cli import main
 from podscale.config import RunConfig
 from podscale.errors import InputError, PodscaleError
 from podscale.hardware import TPU_CHIPS, TPU_KINDS, find_topology
-from podscale.jax.ahead import request as jax_request
-from podscale.jax.ahead.capacity import largest_known_batch
-from podscale.jax.ahead.estimate import DeviceWork, StepBounds, compute_bounds, estimate_step_seconds, step_rates
-from podscale.jax.ahead.findings import compile_findings
-from podscale.jax.ahead.report import format_compile_report, format_sweep_report
-from podscale.jax.ahead.request import CompileRequest, CompileResult, compile_aot
-from podscale.jax.ahead.shortage import MemoryShortage, parse_memory_shortage
-from podscale.jax.ahead.sweep import FitResult, allowed_batches, find_largest_batch, with_batch
+from podscale.jax.aot import request as jax_request
+from podscale.jax.aot.batch_search import (
+    FitResult,
+    allowed_batches,
+    find_largest_batch,
+    largest_known_batch,
+    with_batch,
+)
+from podscale.jax.aot.compile_report import (
+    DeviceWork,
+    StepBounds,
+    compile_findings,
+    compute_bounds,
+    estimate_step_seconds,
+    format_compile_report,
+    format_sweep_report,
+    step_rates,
+)
+from podscale.jax.aot.request import CompileRequest, CompileResult, compile_aot
+from podscale.jax.out_of_memory import MemoryShortage, parse_memory_shortage
 from tests.support.outcomes import assert_error
 from tests.support.refusals import refused
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from podscale.jax.ahead.program import (
+from podscale.jax.aot.hlo import (
     Collective,
     CompilerCycles,
     axes_of_groups,

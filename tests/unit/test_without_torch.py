@@ -22,10 +22,10 @@ MODULES = (
     "podscale.launch.supervisor",
     "podscale.launch.spawner",
     "podscale.launch.rankprocess",
-    "podscale.jax.rank",
+    "podscale.jax.worker",
     "podscale.jax.world",
-    "podscale.jax.stage",
-    "podscale.jax.capabilities",
+    "podscale.jax.worker_stages",
+    "podscale.jax.software",
 )
 
 

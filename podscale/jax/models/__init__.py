@@ -9,13 +9,18 @@ from jax.typing import DTypeLike
 from podscale import models
 from podscale.config import ModelSection
 from podscale.jax import spatial
-from podscale.jax.batchnorm import BatchNorm
+from podscale.jax.batch_norm import BatchNorm
 from podscale.jax.models.alexnet import alexnet
-from podscale.jax.models.convolution import ConvolutionFunction, choose_convolution, xla_convolution
-from podscale.jax.models.initial import initialise
-from podscale.jax.models.layers import Arrays, LayerApplier
+from podscale.jax.models.initialize import initialise
+from podscale.jax.models.layers import (
+    Arrays,
+    ConvolutionFunction,
+    LayerApplier,
+    StemCompute,
+    choose_convolution,
+    xla_convolution,
+)
 from podscale.jax.models.resnet import resnet
-from podscale.jax.models.stem import StemCompute
 
 
 class ApplyFunction(Protocol):

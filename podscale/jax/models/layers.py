@@ -1,16 +1,133 @@
-"""The layers that networks are made of, over arrays by the catalogue's names."""
+"""The layers that networks are made of, over arrays by the catalogue's names.
 
-from collections.abc import Mapping
+Convolution as the device at hand computes it well; the results differ by rounding alone.
+
+Accelerators get XLA's convolution. That of XLA for CPUs (jaxlib 0.10) is as fast as torch's in most cases and by an
+order of magnitude slower in three, which are written as products of matrices here: kernels of one pixel, whose filters'
+gradient is slow; fewer outputs than the kernel has pixels; and groups. benchmarks/jax_cpu.py measures whole steps with
+and without.
+
+The first convolution, computed in the way that suits the device; the parameters and the result are the same.
+
+Three input channels leave a TPU's matrix units mostly idle. `padded4` adds a fourth channel of zeros, to images and
+filters. `space_to_depth` folds blocks of stride x stride pixels into channels, and the filters with them, so that the
+stride becomes 1 (MLPerf's TPU submissions, Kumar 2019): 7x7 with stride 2 on 3 channels turns into 4x4 on 12. Both
+only add products with zeros, in exact arithmetic nothing.
+"""
+
+from collections.abc import Callable, Mapping
+from itertools import product
+from typing import Literal
 
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
+from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
 from podscale.jax import spatial
-from podscale.jax.batchnorm import BatchNorm, ChannelStatistics
-from podscale.jax.models.convolution import ConvolutionFunction, xla_convolution
-from podscale.jax.models.stem import StemCompute, stem_convolution
+from podscale.jax.batch_norm import BatchNorm, ChannelStatistics
 from podscale.models import Window
+
+NHWC_OIHW = ("NHWC", "OIHW", "NHWC")
+"""Images as loaders bring them, filters as the catalogue keeps them; XLA arranges both as the device wants."""
+
+ConvolutionFunction = Callable[[Array, Array, int, int, int], Array]
+"""(images [n, height, width, channels], filters [outputs, channels / groups, kernel, kernel], stride, padding, groups)
+-> [n, height, width, outputs], all of one dtype."""
+
+
+def choose_convolution(mesh: Mesh) -> ConvolutionFunction:
+    """What suits the devices of a mesh, which need not be there."""
+    return matmul_convolution if mesh.devices.flat[0].platform == "cpu" else xla_convolution
+
+
+def xla_convolution(x: Array, weight: Array, stride: int, padding: int, groups: int = 1) -> Array:
+    """XLA's convolution."""
+    y: Array = lax.conv_general_dilated(
+        x,
+        weight,
+        (stride, stride),
+        [(padding, padding)] * 2,
+        dimension_numbers=NHWC_OIHW,
+        feature_group_count=groups,
+    )
+    return y
+
+
+def matmul_convolution(x: Array, weight: Array, stride: int, padding: int, groups: int = 1) -> Array:
+    """By products of matrices where XLA's convolution is slow on a CPU."""
+    if groups > 1:
+        pairs = zip(jnp.split(x, groups, axis=-1), jnp.split(weight, groups), strict=True)
+        return jnp.concatenate([matmul_convolution(part, filters, stride, padding) for part, filters in pairs], axis=-1)
+    kernel = weight.shape[-1]
+    rows, columns = ((side + 2 * padding - kernel) // stride + 1 for side in x.shape[1:3])
+    if kernel > 1 and rows * columns >= kernel * kernel:
+        return xla_convolution(x, weight, stride, padding)
+    x = jnp.pad(x, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
+    far, wide = stride * (rows - 1) + 1, stride * (columns - 1) + 1
+    seen = [
+        lax.slice(x, (0, i, j, 0), (len(x), i + far, j + wide, x.shape[-1]), (1, stride, stride, 1))
+        for i, j in product(range(kernel), repeat=2)
+    ]
+    filters = weight.transpose(0, 2, 3, 1).reshape(len(weight), -1)  # a window row by row, each pixel's channels
+    return jnp.einsum("nhwi,oi->nhwo", jnp.concatenate(seen, axis=-1), filters)
+
+
+StemCompute = Literal["plain", "padded4", "space_to_depth"]
+
+
+def stem_convolution(
+    images: Array,
+    weight: Array,
+    stride: int,
+    padding: int,
+    compute: StemCompute = "plain",
+    convolve: ConvolutionFunction = xla_convolution,
+) -> Array:
+    """images [n, height, width, 3] and filters [outputs, 3, kernel, kernel] -> [n, rows, columns, outputs].
+
+    Both of one dtype, which the result has too; padding in pixels on every side. A stem of stride 1 has nothing to fold
+    and stays plain.
+    """
+    if compute == "space_to_depth" and stride > 1:
+        return convolve(*_space_to_depth_conv(images, weight, stride, padding), 1, 0, 1)
+    if compute == "padded4":
+        images = jnp.pad(images, ((0, 0), (0, 0), (0, 0), (0, 1)))
+        weight = jnp.pad(weight, ((0, 0), (0, 1), (0, 0), (0, 0)))
+    return convolve(images, weight, stride, padding, 1)
+
+
+def _space_to_depth_conv(images: Array, weight: Array, stride: int, padding: int) -> tuple[Array, Array]:
+    """Images and filters whose convolution, without stride or padding, is the plain one.
+
+    In the padded image output o begins at row stride * o, where a block begins; the kernel ends with zeros. Where the
+    plain convolution leaves out the image's last rows, the padding behind is negative.
+    """
+    kernel = weight.shape[-1]
+    blocks = -(-kernel // stride)
+    behind = blocks * stride - kernel
+    bottom, right = (
+        ((side + 2 * padding - kernel) // stride + blocks) * stride - padding - side for side in images.shape[1:3]
+    )
+    none = (0, 0, 0)
+    images = lax.pad(images, jnp.zeros((), images.dtype), (none, (padding, bottom, 0), (padding, right, 0), none))
+    weight = jnp.pad(weight, ((0, 0), (0, 0), (0, behind), (0, behind)))
+    return space_to_depth(images, stride), space_to_depth_filters(weight, stride)
+
+
+def space_to_depth(x: Array, block: int) -> Array:
+    """Blocks of pixels to channels: [n, h, w, c] -> [n, h / block, w / block, c * block^2]."""
+    n, h, w, c = x.shape
+    parts = x.reshape(n, h // block, block, w // block, block, c).transpose(0, 1, 3, 5, 2, 4)
+    return parts.reshape(n, h // block, w // block, c * block * block)
+
+
+def space_to_depth_filters(weight: Array, block: int) -> Array:
+    """The same for filters: [o, c, h, w] -> [o, c * block^2, h / block, w / block]."""
+    o, c, h, w = weight.shape
+    parts = weight.reshape(o, c, h // block, block, w // block, block).transpose(0, 1, 3, 5, 2, 4)
+    return parts.reshape(o, c * block * block, h // block, w // block)
+
 
 Arrays = Mapping[str, Array]
 

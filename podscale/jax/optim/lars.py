@@ -10,10 +10,9 @@ from typing import Literal
 import jax.numpy as jnp
 from jax import Array
 
-from podscale.jax.gradients import Buckets
-from podscale.jax.optim.base import HyperParams, OptState, UpdateResult
-from podscale.jax.optim.momentum import MomentumForm, add_weight_decay, momentum_factors, momentum_update
-from podscale.jax.optim.share import ParamShard
+from podscale.jax.flat_buffers import Buckets
+from podscale.jax.optim.base import HyperParams, OptState, ParamShard, UpdateResult
+from podscale.jax.optim.sgd import MomentumForm, add_weight_decay, momentum_factors, momentum_update
 
 TrustForm = Literal["sum_of_norms", "norm_of_sum"]
 

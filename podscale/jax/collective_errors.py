@@ -1,0 +1,92 @@
+"""How a collective of JAX fails because of another rank: what `engine.failure` must know to name the culprit.
+
+JAX's own answer to a lost process, put off until ours was given.
+
+Where process 0 is lost, a thread of JAX ends all others by SIGABRT (jaxlib 0.10, xla/pjrt/distributed/client.h;
+a callback in its place cannot be given from Python: its argument has no Python type). That thread is made to wait, so
+that the main thread, whose collective fails at the same time, can say who was lost and where. After that SIGABRT takes
+its course, and in the main thread at once: there it is a failed check of XLA.
+"""
+
+import ctypes
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from podscale.distributed import failure_report
+from podscale.distributed.progress_tracker import ProgressTracker
+from podscale.distributed.rank_group import RankGroup
+from podscale.distributed.store import StoreError, StoreTimeout
+from podscale.errors import HangDetected, PeerLost, PodscaleError
+
+_COLLECTIVES = ("gloo", "nccl", "collective", "coordination", "distributed service", "barrier")
+_TIMED_OUT = ("timed out", "timeout", "deadline")
+_PEER_LOST = (
+    "connection closed",
+    "connection reset",
+    "connection refused",
+    "broken pipe",
+    "peer",
+    "socket",
+    "unavailable",
+)
+
+
+def watch_jax_peers(
+    rank_group: RankGroup,
+    exit_process: Callable[[PodscaleError], None],
+    *,
+    interval_seconds: float | None = None,
+    hang_seconds: float | None = None,
+    stack_directory: Path | None = None,
+) -> AbstractContextManager[ProgressTracker]:
+    """`engine.failure.watched` for JAX's collectives, which wait on the device, on a CPU without end."""
+    return failure_report.watch_peers(
+        rank_group,
+        exit_process,
+        classify_error=classify_error,
+        silent_collectives=True,
+        interval_seconds=interval_seconds,
+        hang_seconds=hang_seconds,
+        stack_directory=stack_directory,
+    )
+
+
+def classify_error(error: BaseException) -> type[PodscaleError] | None:
+    """HangDetected or PeerLost where a collective raised `error` because of another rank, else None.
+
+    On a CPU JAX hands gloo's errors on as ValueError.
+    """
+    if isinstance(error, StoreError):
+        return HangDetected if isinstance(error, StoreTimeout) else PeerLost
+    text = str(error).lower()
+    if not isinstance(error, RuntimeError | ValueError) or isinstance(error, PodscaleError):
+        return None
+    if not any(word in text for word in _COLLECTIVES):
+        return None
+    if any(words in text for words in _TIMED_OUT):
+        return HangDetected
+    return PeerLost if any(words in text for words in _PEER_LOST) else None
+
+
+ABORT_DELAY_SECONDS = 30.0
+"""Longer than a failure needs to be explained (see engine.pulse), and than the supervisor waits for it."""
+
+
+def _delay_signal(number: int) -> None:
+    """Python's own handlers run in the main thread, once this one would have returned: too late."""
+    signal_of_c = ctypes.CDLL(None).signal
+    if threading.get_ident() != threading.main_thread().ident:
+        time.sleep(ABORT_DELAY_SECONDS)
+    signal_of_c(number, ctypes.c_void_p(0))  # the default: what aborts goes on when this returns
+
+
+_HANDLER = ctypes.CFUNCTYPE(None, ctypes.c_int)(_delay_signal)
+
+
+def delay_abort() -> None:
+    """SIGABRT in a thread of JAX lets the main thread go on for `GRACE_SECONDS`, from now on."""
+    ctypes.CDLL(None).signal(int(signal.SIGABRT), _HANDLER)

@@ -1,0 +1,112 @@
+"""Batches of uint8 from a loader to the devices of this process, several at once where one call takes several.
+
+Pixels to what a network expects, on the device, inside the update (so that the compiler can fuse it).
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+from jax import Array
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from podscale.config import InputSection
+from podscale.data.loaders.base import Batch
+from podscale.jax.mesh import RANKS, SPATIAL, assemble_array, axis_size
+from podscale.training.training_logger import PhaseTimer
+
+
+class GlobalBatches(NamedTuple):
+    """Global batches of as many updates: images uint8 [k, n, height, width, 3], labels int32 [k, n].
+
+    Each rank of the mesh takes an equal part of the n images, in order.
+    """
+
+    images: Array
+    labels: Array
+
+
+BATCH_SPECS: Any = GlobalBatches(PartitionSpec(None, RANKS, *SPATIAL), PartitionSpec(None, RANKS))  # type: ignore[arg-type]
+"""How they lie on the mesh: devices that share images each have a tile of them, and all of their labels."""
+
+
+@dataclass(frozen=True)
+class DeviceBatches:
+    """Batches on the devices, `Feed.length` of them; those behind the ones that were read are zeros."""
+
+    device_batches: GlobalBatches
+    host_batches: tuple[Batch, ...]
+
+    @property
+    def images(self) -> int:
+        """Images of this process, over all these batches."""
+        return sum(len(source.labels) for source in self.host_batches)
+
+
+class DevicePrefetcher:
+    """Moves uint8, a quarter of the bytes of fp32; the update normalises (see normalise).
+
+    A program is only put on its way by calling it. So the next batches are read and copied while the devices compute.
+    """
+
+    def __init__(self, mesh: Mesh, length: int = 1, specs: GlobalBatches = BATCH_SPECS) -> None:
+        """length: batches that a program takes, whether it uses all of them or not. specs: how, as partition specs."""
+        self._specs = specs
+        self._mesh, self._ranks, self.length = mesh, axis_size(mesh, RANKS), length
+        places: dict[Any, Any] = dict(
+            NamedSharding(mesh, PartitionSpec(RANKS)).addressable_devices_indices_map((self._ranks,))
+        )
+        self.local_ranks = len({index[0].start for index in places.values()})
+        """Ranks of the mesh that this process's devices are."""
+
+    def __call__(
+        self, batches: Iterator[Batch], phase: PhaseTimer, count: Callable[[], int] = lambda: 1
+    ) -> Iterator[DeviceBatches]:
+        """The same batches on the devices, in order; phases data_wait and h2d are measured.
+
+        count: how many of them belong together, asked before they are read.
+        """
+        while True:
+            with phase("data_wait"):
+                taken = tuple(islice(batches, count()))
+            if not taken:
+                return
+            with phase("h2d"):
+                moved = DeviceBatches(self._move(taken), taken)
+            yield moved
+
+    def _move(self, batches: tuple[Batch, ...]) -> GlobalBatches:
+        assert len(batches) <= self.length, f"{len(batches)} batches for a program of {self.length}"
+        total = len(batches[0].labels) // self.local_ranks * self._ranks
+
+        def place(parts: list[npt.NDArray[Any]], spec: Any) -> Array:
+            return assemble_array(self._stack(parts), NamedSharding(self._mesh, spec), dim=1, length=total)
+
+        labels = [batch.labels.astype(np.int32) for batch in batches]
+        return GlobalBatches(
+            place([batch.images for batch in batches], self._specs.images), place(labels, self._specs.labels)
+        )
+
+    def _stack(self, parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+        """[length, ...]; a single batch is not copied."""
+        if self.length == 1:
+            return parts[0][None]
+        whole = np.zeros((self.length, *parts[0].shape), parts[0].dtype)
+        for place, part in zip(whole, parts, strict=False):
+            place[...] = part
+        return whole
+
+
+def normalise(images: Array, section: InputSection) -> Array:
+    """uint8 [n, height, width, 3] -> float32 of the same shape, (x / 255 - mean) / std.
+
+    The document's mean and standard deviation are of pixels scaled to [0, 1].
+    """
+    assert images.dtype == jnp.uint8, images.dtype
+    scale = 255.0 * np.array(section.std)
+    factor, shift = 1.0 / scale, -255.0 * np.array(section.mean) / scale
+    return images.astype(jnp.float32) * factor.astype(np.float32) + shift.astype(np.float32)

@@ -1,0 +1,207 @@
+"""Between the state on the devices and the engine-neutral arrays of a checkpoint.
+
+A trained model's weights, as every engine exports them.
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import numpy.typing as npt
+from jax import Array
+from jax.experimental import multihost_utils
+from jax.sharding import NamedSharding
+
+from podscale import models
+from podscale.config import RunConfig
+from podscale.distributed.waits import CHECKPOINT, waiting_for
+from podscale.errors import InputError, fields_of
+from podscale.jax.flat_buffers import Buckets
+from podscale.jax.mesh import REPLICATED
+from podscale.jax.models import initialise
+from podscale.jax.train_step import DeviceState as OnDevices
+from podscale.jax.train_step import TrainStep
+from podscale.jax.world import World
+from podscale.runs.checkpoint import CheckpointStore, Snapshot
+from podscale.runs.model_files import read_weights
+from podscale.training.model_weights import InitialWeights
+from podscale.training.run_progress import RunProgress
+
+Values = npt.NDArray[Any]
+
+
+@dataclass
+class TrainState:
+    """Everything that a resumed run needs, equal on all processes."""
+
+    config: RunConfig
+    classes: int
+    step: TrainStep
+    world: World
+    progress: RunProgress = field(default_factory=RunProgress)
+    _device_state: OnDevices | None = None
+
+    @property
+    def device_state(self) -> OnDevices:
+        """What an update changes; whoever carries one out puts the new in the place of the old."""
+        assert self._device_state is not None, "begin or restore first"
+        return self._device_state
+
+    @device_state.setter
+    def device_state(self, state: OnDevices) -> None:
+        self._device_state = state
+
+    @property
+    def optimizer_bytes(self) -> int:
+        """What a device keeps for its updates beside the weights that the model computes with."""
+        moments: list[Array] = jax.tree.leaves(self.device_state.opt_state.moments)
+        return sum(array.addressable_shards[0].data.nbytes for array in moments)
+
+    def check_arrays(self, snapshot: Snapshot) -> None:
+        """Raises InputError where a checkpoint does not hold the arrays of this model and its optimizer."""
+        spec = models.model_spec(self.config.model, self.classes)
+        wanted = {f"model/{parameter.name}" for parameter in spec.parameters}
+        wanted |= {f"model/{buffer.name}" for buffer in spec.buffers}
+        different = sorted((wanted | self._initial_optimizer_state().keys()) ^ snapshot.arrays.keys())
+        if different:
+            raise InputError(
+                f"the checkpoint of step {snapshot.step} does not hold the arrays of this model: another version of "
+                "Podscale wrote it",
+                field=different[0],
+                hint="Start a new run.",
+            )
+
+    def initial_snapshot(self, initial_weights: InitialWeights) -> Snapshot:
+        """The state of a new run that begins with the weights and statistics of another one."""
+        arrays = {f"model/{name}": values for name, values in initial_weights.arrays.items()}
+        return Snapshot(
+            0,
+            arrays | self._initial_optimizer_state(),
+            {"progress": asdict(RunProgress(origin=initial_weights.provenance))},
+        )
+
+    def load_from_rank0(self, snapshot: Snapshot | None) -> None:
+        """The state of `snapshot`, which process 0 alone has, on all devices; without one that of a new run."""
+        parameters, statistics = initialise(self.config.model, self.classes, self.config.run.seed)
+        meta = self.world.broadcast(None if snapshot is None else snapshot.meta)
+        if meta is None:
+            self.device_state = self.step.init_state(parameters, statistics)
+            return
+        arrays = {
+            f"model/{name}": value for name, value in {**parameters, **statistics}.items()
+        } | self._initial_optimizer_state()
+        if snapshot is not None:
+            arrays = {name: np.asarray(snapshot.arrays[name], np.float32) for name in arrays}
+        if self.world.size > 1:
+            arrays = multihost_utils.broadcast_one_to_all(arrays, is_source=self.world.is_rank0)
+        for name, value in meta["progress"].items():
+            setattr(self.progress, name, value)
+        self.device_state = self.step.init_state(
+            {name: arrays[f"model/{name}"] for name in parameters},
+            {name: arrays[f"model/{name}"] for name in statistics},
+            self.progress.step,
+            {
+                slot: {name: arrays[f"optimizer/{slot}/{name}"] for name in parameters}
+                for slot in self.step.initial_moments
+            },
+            {name: arrays[f"optimizer/{name}"] for name in self.step.specs.kept.scalars},
+        )
+
+    @waiting_for(CHECKPOINT)
+    def model_arrays(self) -> dict[str, Values]:
+        """The fp32 weights and running statistics by the catalogue's names, on process 0; all processes call it."""
+        return self._model_arrays_of(self.unshard_weights())
+
+    @waiting_for(CHECKPOINT)
+    def capture(self) -> Snapshot | None:
+        """A copy of the state in memory of process 0, after which training may go on; all processes call it."""
+        weights = self.unshard_weights()
+        kept = self.device_state.opt_state
+        moments = {slot: self._unshard(buckets) for slot, buckets in kept.moments.items()}
+        if not self.world.is_rank0:
+            return None
+        arrays = {f"model/{name}": value for name, value in self._model_arrays_of(weights).items()}
+        for slot, buckets in moments.items():
+            named = self.step.layout.unpack([np.array(bucket) for bucket in buckets])
+            arrays |= {f"optimizer/{slot}/{name}": value for name, value in named.items()}
+        arrays |= {f"optimizer/{name}": np.array(scalar) for name, scalar in kept.scalars.items()}
+        precision = {"loss_scale": self.config.train.loss_scale, "finite_in_a_row": 0}  # for the other engine
+        meta = {"progress": asdict(self.progress), "precision": precision, "ranks": len(self.world.devices)}
+        return Snapshot(self.progress.step, arrays, meta)
+
+    @waiting_for(CHECKPOINT)
+    def unshard_weights(self) -> Buckets:
+        """The weights' buckets, whole on every device; all processes call it."""
+        return self._unshard(self.device_state.weights)
+
+    def _initial_optimizer_state(self) -> dict[str, Values]:
+        """What the optimizer has kept before the first update, by its names in a checkpoint."""
+        moments, scalars = self.step.initial_optimizer_state()
+        arrays = {f"optimizer/{slot}/{name}": array for slot, named in moments.items() for name, array in named.items()}
+        return arrays | {f"optimizer/{name}": array for name, array in scalars.items()}
+
+    def _model_arrays_of(self, weights: Buckets) -> dict[str, Values]:
+        if not self.world.is_rank0:
+            return {}
+        statistics = {name: np.array(array) for name, array in self.device_state.statistics.items()}
+        return self.step.layout.unpack([np.array(bucket) for bucket in weights]) | statistics
+
+    def _unshard(self, buckets: Buckets) -> Buckets:
+        """Gathered on every device where they are scattered."""
+        return buckets if all(bucket.is_fully_replicated for bucket in buckets) else self._unsharded_spec(buckets)
+
+    @cached_property
+    def _unsharded_spec(self) -> Callable[[Buckets], Buckets]:
+        return jax.jit(lambda buckets: buckets, out_shardings=NamedSharding(self.step.mesh, REPLICATED))
+
+
+@waiting_for(CHECKPOINT)
+def restore_or_start(
+    checkpoint_store: CheckpointStore,
+    resume: str,
+    state: TrainState,
+    initial_weights: Callable[[], InitialWeights | None] = lambda: None,
+) -> bool:
+    """Continues from the newest whole checkpoint, read and verified by process 0; whether there was one.
+
+    initial_weights: what a new run begins with. Raises InputError on every process where process 0's checkpoints, or
+    that origin, conflict with the run.
+    """
+    snapshot: Snapshot | None = None
+    first: Snapshot | None = None
+    answer: Any = None
+    if state.world.is_rank0:
+        refusal = None
+        try:
+            snapshot = checkpoint_store.restore(resume)
+            if snapshot is not None:
+                state.check_arrays(snapshot)
+            elif (begun := initial_weights()) is not None:
+                first = state.initial_snapshot(begun)
+        except InputError as error:
+            refusal = fields_of(error)
+        answer = {"found": snapshot is not None, "refusal": refusal}
+        snapshot = snapshot or first
+    answer = state.world.broadcast(answer)
+    if answer["refusal"]:
+        raise InputError(**answer["refusal"])
+    state.load_from_rank0(snapshot)
+    return bool(answer["found"])
+
+
+def load_weights_file(spec: models.ModelSpec, path: Path) -> tuple[dict[str, Values], dict[str, Values]]:
+    """Parameters and running statistics of an exported model, fp32.
+
+    Raises InputError where the file is missing or holds another architecture.
+    """
+    shapes = {parameter.name: parameter.shape for parameter in spec.parameters}
+    shapes |= {buffer.name: buffer.shape for buffer in spec.buffers}
+    arrays = read_weights(path, shapes)
+    return (
+        {parameter.name: arrays[parameter.name] for parameter in spec.parameters},
+        {buffer.name: arrays[buffer.name] for buffer in spec.buffers},
+    )

@@ -1,0 +1,73 @@
+"""The process of one rank: `python -m podscale.jax.worker`, started by our spawner under the supervisor.
+
+Reads the run document and its place from the environment (see `Place` and `Seat`), makes sure that all ranks are
+about to do the same, and carries out one stage. How it ended is recorded by launch.rankprocess, in whose process this
+runs.
+"""
+
+import logging
+import os
+
+from podscale.distributed.progress_tracker import ProgressTracker
+from podscale.distributed.rank_group import RankGroup, join_rank_group
+from podscale.distributed.step_status import StopRequest
+from podscale.distributed.worker_env import WorkerEnv, read_rank_env
+from podscale.errors import Preempted
+from podscale.jax.collective_errors import watch_jax_peers
+from podscale.jax.software import library_versions
+from podscale.runs import RunDirectory
+from podscale.training.startup_checks import open_agreed_shard_set
+from podscale.training.worker_stages import run_worker_stage
+from podscale.util import host_info
+
+
+def main() -> None:
+    """Carries out the stage of the environment."""
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    place = WorkerEnv.read()
+    launch = place.config.launch
+    meeting = join_rank_group(read_rank_env(), launch.timeout_seconds)
+    stacks = RunDirectory.for_config(place.config).hang_stacks
+    with watch_jax_peers(meeting, place.exit, hang_seconds=launch.hang_seconds, stack_directory=stacks) as whereabouts:
+        run_stage(place, meeting, whereabouts)
+
+
+def run_stage(worker_env: WorkerEnv, rank_group: RankGroup, progress_tracker: ProgressTracker) -> None:
+    """Opens the shard set, joins the others and carries out the stage.
+
+    A stop request ends an evaluation at once (rankprocess has the handler), since it has nothing to save. JAX is
+    imported once all agree: what is wrong with the document is known before.
+    """
+    stop = StopRequest()
+    if worker_env.stage == "train":
+        stop.install()
+    shard_set = open_agreed_shard_set(worker_env, rank_group, device=device_kind(), libraries=library_versions())
+
+    from podscale.jax.worker_stages import run_evaluation, run_training
+    from podscale.jax.world import join_world, leave_world
+
+    world = join_world(rank_group)
+    run = RunDirectory.for_config(worker_env.config)
+    try:
+        run_worker_stage(
+            worker_env,
+            progress_tracker,
+            training=lambda: run_training(worker_env, world, shard_set, run, stop, progress_tracker),
+            evaluation=lambda: run_evaluation(worker_env, world, shard_set, run),
+        )
+    except Preempted:
+        leave_world(world)
+        raise
+    leave_world(world)
+
+
+def device_kind() -> str:
+    """What this process will compute on, asked without JAX: it may look only once all processes have met."""
+    asked = os.environ.get("JAX_PLATFORMS", "").partition(",")[0]
+    if asked:
+        return asked
+    return "tpu" if host_info.tpu_chips() else "cuda" if host_info.visible_gpus() else "cpu"
+
+
+if __name__ == "__main__":
+    main()
