@@ -14,8 +14,8 @@ from pathlib import Path
 
 from conditions import RESULTS, head, publish
 
-from podscale.evaluate import evaluation
-from podscale.evaluate.history import read_history
+from podscale.evaluation import evaluation_json
+from podscale.evaluation.history import read_history
 from podscale.runs import read_outcomes
 
 PACKAGES = ("torch", "torchvision", "numpy")
@@ -44,7 +44,7 @@ def main() -> None:
 
 def describe(run: Path) -> list[str]:
     """The curve, the final figures and the stages of a finished run, as Markdown."""
-    history, found = read_history(run / "metrics.jsonl"), evaluation.read_evaluation(run / "evaluation.json")
+    history, found = read_history(run / "metrics.jsonl"), evaluation_json.read_evaluation(run / "evaluation.json")
     figures = found.figures
     low, high = figures.top1_interval
     curve = [

@@ -105,7 +105,7 @@ def _train(config: RunConfig, shard_set: Any, model: Any) -> None:
 
 def evaluate(document: str, run_id: str, shard_set: Any, metrics: Any, confusion: Any) -> None:
     """Evaluates; `metrics` is a dsl.Metrics artifact, `confusion` dsl.ClassificationMetrics."""
-    from podscale.evaluate.evaluation import confusion_for_kfp, kfp_metrics, read_evaluation
+    from podscale.evaluation.evaluation_json import confusion_for_kfp, kfp_metrics, read_evaluation
 
     with stage_process("evaluate"):
         config = _load_config(document, run_id)

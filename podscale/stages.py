@@ -271,7 +271,7 @@ def _check_models_exist(config: RunConfig) -> None:
 def _write_evaluation(config: RunConfig, run: RunDirectory, shard_set: str) -> None:
     """Turns the predictions that the ranks left into evaluation.json."""
     from podscale.data.loaders.build_loader import open_shard_set
-    from podscale.evaluate.evaluation import evaluate_run
+    from podscale.evaluation.evaluation_json import evaluate_run
 
     evaluate_run(run.path, config, open_shard_set(shard_set, config))
 

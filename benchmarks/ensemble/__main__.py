@@ -21,7 +21,7 @@ from benchmarks.ensemble.engine import carry_out
 from benchmarks.ensemble.picture import picture
 from benchmarks.ensemble.rows import APART_WEIGHTS, Row, differences, rows
 from benchmarks.ensemble.table import introduction, section
-from podscale.evaluate import evaluation
+from podscale.evaluation import evaluation_json
 from podscale.runs import RunDirectory
 
 LEARNING = RESULTS / "learning"
@@ -32,7 +32,8 @@ def found(sides: Comparison) -> dict[str, Row] | None:
     if any(not RunDirectory.for_config(config).evaluation.exists() for config in sides.evaluated):
         return None
     together = [
-        evaluation.read_evaluation(RunDirectory.for_config(config).evaluation).ensemble for config in sides.evaluated
+        evaluation_json.read_evaluation(RunDirectory.for_config(config).evaluation).ensemble
+        for config in sides.evaluated
     ]
     members, apart, singles = (one for one in together if one is not None)
     return rows(members, apart, singles)

@@ -13,7 +13,7 @@ from podscale.data.shard_set import ShardSet
 from podscale.distributed.progress_tracker import ProgressTracker
 from podscale.distributed.step_status import StopRequest
 from podscale.distributed.worker_env import WorkerEnv
-from podscale.evaluate.evaluation import evaluate_run
+from podscale.evaluation.evaluation_json import evaluate_run
 from podscale.pytorch.ensemble_evaluation import evaluate_ensemble
 from podscale.pytorch.worker import run_training
 from podscale.pytorch.world import World, join_world, leave_world

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, inf, sqrt
 
-from podscale.evaluate.ensemble import EnsembleScores, ScoreSummary
+from podscale.evaluation.ensemble_scores import EnsembleScores, ScoreSummary
 from podscale.study.statistics import student_95
 
 LONG, AVERAGE = "one long run", "its running average"

@@ -192,9 +192,9 @@ def _result_line(directory: RunDirectory, *, colour: bool) -> str:
 
 
 def _top1(directory: RunDirectory) -> float | None:
-    from podscale.evaluate import evaluation
+    from podscale.evaluation import evaluation_json
 
-    return evaluation.read_evaluation(directory.evaluation).figures.top1
+    return evaluation_json.read_evaluation(directory.evaluation).figures.top1
 
 
 def _print_line(text: str) -> None:

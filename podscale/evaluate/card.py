@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from podscale.data.shard_set import ShardSet
-from podscale.evaluate.evaluation import Claim
 from podscale.evaluate.report import figures
 from podscale.evaluate.report.gather import ReportData, read_report_data
+from podscale.evaluation.evaluation_json import Claim
 from podscale.util.files import write_atomically
 from podscale.util.formatting import printable
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from podscale.errors import ExitCode
-from podscale.evaluate.history import RunHistory, finite_number, read_history
+from podscale.evaluation.history import RunHistory, finite_number, read_history
 from podscale.runs import RunDirectory
 from podscale.study.cells import Trial
 from podscale.study.records import EvaluationPoint, TrialOutcome, TrialRecord

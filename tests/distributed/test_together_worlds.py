@@ -15,8 +15,8 @@ from podscale.data.loaders.base import Batch
 from podscale.data.shard_set import ShardSet
 from podscale.distributed.worker_env import WorkerEnv
 from podscale.errors import InputError
-from podscale.evaluate import evaluation
 from podscale.evaluate.report import build_report
+from podscale.evaluation import evaluation_json
 from podscale.pytorch.device_prefetcher import DevicePrefetcher
 from podscale.pytorch.ensemble_evaluation import LogitAverage, evaluate_ensemble
 from podscale.pytorch.precision import Precision
@@ -56,7 +56,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunConfig, Path]:
     return config, shards
 
 
-def evaluated(config: RunConfig, shards: Path) -> evaluation.Evaluation:
+def evaluated(config: RunConfig, shards: Path) -> evaluation_json.Evaluation:
     """What `pytorch.rank` and the parent of the ranks do with the stage, in a world of one."""
     run, shard_set = RunDirectory.for_config(config).create(), ShardSet.open(shards)
     place = WorkerEnv(config, "evaluate", str(shards), run.path / "ranks", None, 0)
@@ -65,7 +65,7 @@ def evaluated(config: RunConfig, shards: Path) -> evaluation.Evaluation:
         evaluate_ensemble(place, join_world(60.0, {}), shard_set, run)
     finally:
         leave_world()
-    return evaluation.evaluate_run(run.path, config, shard_set)
+    return evaluation_json.evaluate_run(run.path, config, shard_set)
 
 
 def logits_of(config: RunConfig, shards: Path, weights: Path) -> dict[int, np.ndarray[Any, Any]]:

@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 from podscale.config import RunConfig, dumps, loads
 from podscale.data.shard_set import ShardSet
 from podscale.data.sources.digits import load as load_digits
-from podscale.evaluate.evaluation import evaluate_run
+from podscale.evaluation.evaluation_json import evaluate_run
 from podscale.runs import StageOutcome, predictions, write_outcome
 from podscale.telemetry.events import EventLog
 from tests.support.shard_set import Sample, finish, write_split

@@ -42,7 +42,7 @@ FLOORS = {
     "podscale.telemetry": 4,
     "podscale.monitoring": 5,
     "podscale.data": 4,
-    "podscale.evaluate": 5,
+    "podscale.evaluation": 5,
     "podscale.launch": 5,
     "podscale.plan": 5,
     "podscale.training": 6,

@@ -8,7 +8,7 @@ from benchmarks.ensemble.cases import FAMILIES, Family, comparison
 from benchmarks.ensemble.picture import picture
 from benchmarks.ensemble.rows import BEST, LONG, MEAN, RESTARTS, TOGETHER, Row, Spread, differences, points, rows
 from benchmarks.ensemble.table import section
-from podscale.evaluate.ensemble import Combination, EnsembleScores, ScoreSummary, SingleModel
+from podscale.evaluation.ensemble_scores import Combination, EnsembleScores, ScoreSummary, SingleModel
 from podscale.runs.predictions import COMBINE_METHODS
 from podscale.training.schedules import step_table
 

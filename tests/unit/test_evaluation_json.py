@@ -11,14 +11,14 @@ import pytest
 from podscale.config import loads
 from podscale.data.manifest import SCHEMA_VERSION, ShardSetManifest
 from podscale.data.shard_set import ShardSet
-from podscale.evaluate import evaluation
-from podscale.evaluate.scores import compute_scores
+from podscale.evaluation import evaluation_json
+from podscale.evaluation.scores import compute_scores
 from podscale.runs import predictions
 from podscale.runs.predictions import Predictions
 from tests.support.digits_run import DigitsRun
 from tests.support.refusals import refused
 
-SCHEMA = Path(evaluation.__file__).parent / "evaluation.schema.json"
+SCHEMA = Path(evaluation_json.__file__).parent / "evaluation.schema.json"
 
 
 def wide(classes: int, n: int = 3000) -> Predictions:
@@ -30,16 +30,16 @@ def wide(classes: int, n: int = 3000) -> Predictions:
     return Predictions(np.arange(n, dtype=np.uint64), labels, topk, confidences, rng.random(n).astype(np.float32))
 
 
-def evaluation_with(classes: int, found: Predictions, document: str = "") -> evaluation.Evaluation:
+def evaluation_with(classes: int, found: Predictions, document: str = "") -> evaluation_json.Evaluation:
     names = [f"class {i}" for i in range(classes)]
     manifest = ShardSetManifest(SCHEMA_VERSION, "a", "b", {}, "c", {})
-    return evaluation.build_evaluation(
+    return evaluation_json.build_evaluation(
         compute_scores(found, classes), names, config=loads(document), manifest=manifest, shard_set="shards"
     )
 
 
 def test_the_committed_schema_is_the_generated_one() -> None:
-    assert json.loads(SCHEMA.read_text()) == evaluation.evaluation_schema()
+    assert json.loads(SCHEMA.read_text()) == evaluation_json.evaluation_schema()
 
 
 def test_a_real_evaluation_follows_the_schema(digits_run: DigitsRun) -> None:
@@ -52,7 +52,7 @@ def test_a_real_evaluation_follows_the_schema(digits_run: DigitsRun) -> None:
 
 def test_figures_are_those_of_the_predictions(digits_run: DigitsRun) -> None:
     found = predictions.read_predictions(digits_run.path / "predictions.safetensors")
-    written = evaluation.read_evaluation(digits_run.path / "evaluation.json")
+    written = evaluation_json.read_evaluation(digits_run.path / "evaluation.json")
     right = int((found.topk[:, 0] == found.labels).sum())
     assert written.figures.top1 == pytest.approx(right / len(found), abs=1e-15)
     assert written.figures.top1 > 0.8  # a softmax regression on digits that had trained
@@ -63,7 +63,7 @@ def test_figures_are_those_of_the_predictions(digits_run: DigitsRun) -> None:
 
 
 def test_the_claim_stands_beside_the_result(digits_run: DigitsRun) -> None:
-    claim = evaluation.read_evaluation(digits_run.path / "evaluation.json").claim
+    claim = evaluation_json.read_evaluation(digits_run.path / "evaluation.json").claim
     assert (claim.top1.claimed, claim.minutes.claimed, claim.images_per_second.claimed) == (0.97, 2.0, None)
     assert claim.top1.achieved == pytest.approx(0.87, abs=0.06)
     assert claim.minutes.achieved is not None
@@ -74,19 +74,19 @@ def test_the_claim_stands_beside_the_result(digits_run: DigitsRun) -> None:
 def test_a_thousand_classes_stay_small() -> None:
     found = evaluation_with(1000, wide(1000))
     assert found.confusion_matrix is None
-    assert len(found.confused) == evaluation.CONFUSED_PAIRS
+    assert len(found.confused) == evaluation_json.CONFUSED_PAIRS
     assert len(found.model_dump_json()) < 300_000
-    assert evaluation.confusion_for_kfp(found) is None
+    assert evaluation_json.confusion_for_kfp(found) is None
 
 
 def test_kfp_gets_floats_and_the_matrix_of_few_classes() -> None:
     found = evaluation_with(20, wide(20), "claim: {top1: 0.5}")
-    metrics = evaluation.kfp_metrics(found)
+    metrics = evaluation_json.kfp_metrics(found)
     assert metrics["top1"] == found.figures.top1
     assert metrics["claimed_top1"] == 0.5
     assert all(type(value) is float for value in metrics.values())
     assert "training_minutes" not in metrics  # not measured here, so not shown
-    names, matrix = evaluation.confusion_for_kfp(found) or ([], [])
+    names, matrix = evaluation_json.confusion_for_kfp(found) or ([], [])
     assert names[:2] == ["class 0", "class 1"]
     assert sum(map(sum, matrix)) == 3000
 
@@ -94,7 +94,7 @@ def test_kfp_gets_floats_and_the_matrix_of_few_classes() -> None:
 def test_a_diverged_model_writes_null_instead_of_nan(tmp_path: Path) -> None:
     p = wide(10)
     broken = Predictions(p.keys, p.labels, p.topk, np.full_like(p.confidences, np.nan), np.full_like(p.losses, np.inf))
-    evaluation.write_evaluation(tmp_path / "e.json", evaluation_with(10, broken))
+    evaluation_json.write_evaluation(tmp_path / "e.json", evaluation_with(10, broken))
     document = json.loads((tmp_path / "e.json").read_text(), parse_constant=pytest.fail)
     assert document["figures"]["loss"] is None
     assert document["figures"]["ece"] is None
@@ -108,11 +108,11 @@ def test_predictions_that_miss_a_sample_are_refused(digits_run: DigitsRun, tmp_p
         run / "predictions.safetensors", Predictions(*(getattr(p, c)[1:] for c in predictions.PREDICTION_COLUMNS))
     )
     with refused("360 samples", field=run / "predictions.safetensors", got=359):
-        evaluation.evaluate_run(run, digits_run.config, ShardSet.open(digits_run.shard_set))
+        evaluation_json.evaluate_run(run, digits_run.config, ShardSet.open(digits_run.shard_set))
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"schema_version": 99}'])
 def test_a_damaged_evaluation_is_bad_input(tmp_path: Path, content: str) -> None:
     (tmp_path / "evaluation.json").write_text(content)
     with refused("podscale evaluate", field=tmp_path / "evaluation.json"):
-        evaluation.read_evaluation(tmp_path / "evaluation.json")
+        evaluation_json.read_evaluation(tmp_path / "evaluation.json")

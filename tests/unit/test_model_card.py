@@ -6,7 +6,7 @@ from pathlib import Path
 from safetensors.numpy import load_file
 
 from podscale.evaluate.card import escape_markdown, write_model_card
-from podscale.evaluate.evaluation import read_evaluation
+from podscale.evaluation.evaluation_json import read_evaluation
 from tests.support.digits_run import DIGITS, DigitsRun, make_digits_run
 
 

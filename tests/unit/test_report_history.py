@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from podscale.evaluate.history import MAX_STEP_RECORDS, parse_history, read_history
+from podscale.evaluation.history import MAX_STEP_RECORDS, parse_history, read_history
 
 
 def step(number: int, time: float, loss: float = 1.0, rate: float = 100.0, **phases: float) -> bytes:

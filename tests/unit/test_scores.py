@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podscale.errors import InputError
-from podscale.evaluate.scores import compute_scores, most_confident_mistakes, wilson_interval
+from podscale.evaluation.scores import compute_scores, most_confident_mistakes, wilson_interval
 from podscale.runs.predictions import Predictions
 from tests.support.refusals import refused
 

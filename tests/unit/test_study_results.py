@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from podscale.evaluate.history import parse_history
+from podscale.evaluation.history import parse_history
 from podscale.study import StudyDocument
 from podscale.study.blocks import (
     BulletBlock,

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 from podscale.config import RunConfig, loads
 from podscale.data.shard_set import ShardSet
 from podscale.errors import ExitCode, InputError
-from podscale.evaluate.evaluation import Evaluation, read_evaluation
-from podscale.evaluate.history import RunHistory, read_history
+from podscale.evaluation.evaluation_json import Evaluation, read_evaluation
+from podscale.evaluation.history import RunHistory, read_history
 from podscale.runs import RunDirectory, StageOutcome, read_outcomes
 from podscale.runs.predictions import Predictions, read_predictions
 

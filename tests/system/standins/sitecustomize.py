@@ -15,7 +15,7 @@ STANDINS = {
     "podscale.launch.supervisor": HERE / "standin_supervisor.py",
     "podscale.launch.cluster.carry": HERE / "standin_carry.py",
     "podscale.evaluate.card": HERE / "standin_card.py",
-    "podscale.evaluate.evaluation": HERE / "standin_evaluation.py",
+    "podscale.evaluation.evaluation_json": HERE / "standin_evaluation.py",
     "podscale.evaluate.report": HERE / "standin_report.py",
 }
 

@@ -1,9 +1,9 @@
 """The reliability diagram: accuracy by confidence, with the number of samples under it."""
 
-from podscale.evaluate.evaluation import CalibrationFigures
 from podscale.evaluate.report.charts.scale import Scale
 from podscale.evaluate.report.figures import format_integer, format_percent
 from podscale.evaluate.report.svg import Markup, tag
+from podscale.evaluation.evaluation_json import CalibrationFigures
 
 RELIABILITY_WIDTH, RELIABILITY_LEFT, RELIABILITY_RIGHT = 440.0, 50.0, 12.0
 

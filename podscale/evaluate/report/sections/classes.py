@@ -2,13 +2,13 @@
 
 import numpy as np
 
-from podscale.evaluate.evaluation import ClassFigures
 from podscale.evaluate.report import charts, figures
 from podscale.evaluate.report.gather import ReportData
 from podscale.evaluate.report.pictures import picture_tag
 from podscale.evaluate.report.sections.parts import fact_table, section_tag
 from podscale.evaluate.report.svg import Markup, tag
-from podscale.evaluate.scores import most_confident_mistakes
+from podscale.evaluation.evaluation_json import ClassFigures
+from podscale.evaluation.scores import most_confident_mistakes
 from podscale.util.formatting import printable
 
 MAX_MISTAKES = 18

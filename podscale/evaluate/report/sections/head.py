@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from podscale.evaluate.evaluation import Claim, ClaimCheck, compare_claim
 from podscale.evaluate.report import figures
 from podscale.evaluate.report.gather import STAGES, ReportData, describe_exit
 from podscale.evaluate.report.sections.parts import section_tag
 from podscale.evaluate.report.svg import Markup, tag
+from podscale.evaluation.evaluation_json import Claim, ClaimCheck, compare_claim
 
 
 def headline(data: ReportData) -> Markup:

@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from podscale.evaluate.ensemble import EnsembleScores, ScoreSummary, SingleModel
 from podscale.evaluate.report import figures
 from podscale.evaluate.report.gather import ReportData
 from podscale.evaluate.report.sections.parts import section_tag
 from podscale.evaluate.report.svg import Markup, tag
+from podscale.evaluation.ensemble_scores import EnsembleScores, ScoreSummary, SingleModel
 
 METHOD_TITLES = {
     "probabilities": "mean of probabilities",

@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from podscale.evaluate.history import finite_number
 from podscale.evaluate.report import charts, figures
 from podscale.evaluate.report.charts import LineSeries
 from podscale.evaluate.report.charts.scale import round_outwards
 from podscale.evaluate.report.gather import STAGES, ReportData, describe_exit
 from podscale.evaluate.report.sections.parts import section_tag
 from podscale.evaluate.report.svg import Markup, tag
+from podscale.evaluation.history import finite_number
 
 
 def curves(data: ReportData) -> Markup | None:

@@ -15,10 +15,9 @@ from podscale.config import RunConfig, fingerprint, result_values
 from podscale.data.manifest import ShardSetManifest
 from podscale.data.shard_set import ShardSet
 from podscale.errors import InputError
-from podscale.evaluate.ensemble import EnsembleScores, build_ensemble_scores
-from podscale.evaluate.history import RunHistory, finite_number, read_history
-from podscale.evaluate.part import SchemaBase
-from podscale.evaluate.scores import CALIBRATION_SOURCE, Scores, compute_scores
+from podscale.evaluation.ensemble_scores import EnsembleScores, SchemaBase, build_ensemble_scores
+from podscale.evaluation.history import RunHistory, finite_number, read_history
+from podscale.evaluation.scores import CALIBRATION_SOURCE, Scores, compute_scores
 from podscale.runs import RunDirectory, predictions
 from podscale.runs.ensemble_members import combined_model_directories
 from podscale.runs.model_files import read_evaluated_models

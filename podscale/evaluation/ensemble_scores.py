@@ -1,16 +1,18 @@
 """The part of evaluation.json about several models: each member, how much they disagree, what combining them brings and
-costs, and how many epochs it all took."""
+costs, and how many epochs it all took.
+
+What all parts of evaluation.json have in common.
+"""
 
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from podscale.config import RunConfig
-from podscale.evaluate.part import SchemaBase
-from podscale.evaluate.scores import wilson_interval
+from podscale.evaluation.scores import wilson_interval
 from podscale.runs.model_files import EvaluatedModel, EvaluatedModels
 from podscale.runs.predictions import (
     COMBINE_METHODS,
@@ -22,6 +24,10 @@ from podscale.runs.predictions import (
     read_predictions,
 )
 from podscale.util.formatting import printable
+
+
+class SchemaBase(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
 
 
 class ScoreSummary(SchemaBase):
