@@ -169,8 +169,8 @@ def report(config: RunConfig, shard_set: str) -> StageOutcome:
     """Writes the self-contained <run>/report.html and the model card."""
     from podscale.data.loaders.build_loader import open_shard_set
     from podscale.data.node_cache import is_remote
-    from podscale.evaluate.card import write_model_card
-    from podscale.evaluate.report import build_report
+    from podscale.report import build_report
+    from podscale.report.model_card import write_model_card
 
     def work(run: RunDirectory, lease: Lease) -> None:
         # a report is due even where the shards are gone; only remote ones must be brought here first

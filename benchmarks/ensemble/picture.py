@@ -4,10 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.ensemble.rows import Spread
-from podscale.evaluate.report.charts.scale import Scale, round_outwards
-from podscale.evaluate.report.charts.standalone import MARGIN_HEIGHT, standalone_svg
-from podscale.evaluate.report.figures import format_short
-from podscale.evaluate.report.svg import Markup, tag
+from podscale.report.charts.lines import Scale, round_outwards
+from podscale.report.charts.standalone import MARGIN_HEIGHT, standalone_svg
+from podscale.report.markup import Markup, format_short, tag
 
 WIDTH, LEFT, ROW, TOP, FOOT = 560.0, 236.0, 21.0, 40.0, 42.0
 

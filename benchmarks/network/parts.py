@@ -18,12 +18,12 @@ from benchmarks.network.scaling import ALONE, DDP, weak_scaling
 from benchmarks.network.update import costs
 from podscale.config import ModelSection
 from podscale.config.train import AllReduceSection
-from podscale.evaluate.report.charts.lines import LineSeries
-from podscale.evaluate.report.charts.standalone import line_chart_svg
 from podscale.hardware.collective_cost import ALGORITHMS, bandwidth_bound
 from podscale.pytorch.all_reduce.auto import resolve_algorithm
 from podscale.pytorch.models import build_model
 from podscale.pytorch.world import World
+from podscale.report.charts.lines import LineSeries
+from podscale.report.charts.standalone import line_chart_svg
 
 MB = 1e6
 RANK_RATE, NODE_RATE = 100 * MB, 25 * MB

@@ -14,8 +14,8 @@ from typing import Any
 
 from podscale.bench.ranks import run_workers
 from podscale.errors import InputError, PodscaleError
-from podscale.evaluate.report.charts.lines import LineSeries
-from podscale.evaluate.report.charts.standalone import line_chart_svg
+from podscale.report.charts.lines import LineSeries
+from podscale.report.charts.standalone import line_chart_svg
 
 BENCHMARK_MODULE = "podscale.pytorch.link_benchmark"
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from podscale.config import RunConfig
 from podscale.config.preflight import shard_set_counts
 from podscale.errors import InputError
-from podscale.evaluate.report.charts.schedule import COLUMN_TITLES, Curves, schedule_curves, schedule_svg
+from podscale.report.charts.standalone import COLUMN_TITLES, Curves, schedule_curves, schedule_svg
 from podscale.util.terminal import terminal_width
 
 IMAGENET_IMAGES = 1_281_167

@@ -112,8 +112,8 @@ def run_collapse(document: str | None, changes: Sequence[str], shard_set: str | 
 @termination.write_termination_on_exit("evaluate")
 def run_evaluate(documents: Sequence[str], changes: Sequence[str], shard_set: str | None = None) -> None:
     """Evaluates the trained model, or several together, and prints the figures."""
-    from podscale.evaluate.report.sections.together import ensemble_text_table
     from podscale.evaluation.evaluation_json import read_evaluation
+    from podscale.report.sections.ensemble import ensemble_text_table
 
     if any(Path(name).is_dir() for name in documents):
         config = adhoc_ensemble_document(documents, changes, shard_set)

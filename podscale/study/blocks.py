@@ -5,10 +5,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from podscale.evaluate.report.charts.dots import DotRow
-from podscale.evaluate.report.charts.lines import LineSeries
-from podscale.evaluate.report.charts.scale import round_outwards
-from podscale.evaluate.report.figures import format_percent
+from podscale.report.charts.lines import LineSeries, round_outwards
+from podscale.report.charts.standalone import DotRow
+from podscale.report.markup import format_percent
 from podscale.study.findings import ResultGroup, StudyResults
 from podscale.study.statistics import mean_deviation, mean_deviation_percent, mean_difference
 from podscale.util.formatting import format_count

@@ -11,12 +11,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from podscale.evaluate.report.charts.dots import dots_chart
-from podscale.evaluate.report.charts.lines import line_chart
-from podscale.evaluate.report.charts.standalone import dots_chart_svg, line_chart_svg
-from podscale.evaluate.report.page import render_framed_page
-from podscale.evaluate.report.sections.parts import section_tag
-from podscale.evaluate.report.svg import Markup, tag
+from podscale.report.charts.lines import line_chart
+from podscale.report.charts.standalone import dots_chart, dots_chart_svg, line_chart_svg
+from podscale.report.markup import Markup, section_tag, tag
+from podscale.report.page import render_framed_page
 from podscale.study.blocks import BulletBlock, ChartBlock, DotBlock, ResultBlock, TableBlock, TextBlock, result_blocks
 from podscale.study.cells import TrialGrid
 from podscale.study.document import StudyDocument

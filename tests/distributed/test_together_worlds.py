@@ -15,7 +15,6 @@ from podscale.data.loaders.base import Batch
 from podscale.data.shard_set import ShardSet
 from podscale.distributed.worker_env import WorkerEnv
 from podscale.errors import InputError
-from podscale.evaluate.report import build_report
 from podscale.evaluation import evaluation_json
 from podscale.pytorch.device_prefetcher import DevicePrefetcher
 from podscale.pytorch.ensemble_evaluation import LogitAverage, evaluate_ensemble
@@ -23,6 +22,7 @@ from podscale.pytorch.precision import Precision
 from podscale.pytorch.train_state import load_weights_file
 from podscale.pytorch.trainer import build_evaluator, build_model_on_device
 from podscale.pytorch.world import join_world, leave_world
+from podscale.report import build_report
 from podscale.runs import RunDirectory, ensemble_members, predictions
 from podscale.runs.model_files import WEIGHTS_FILE, read_evaluated_models
 from podscale.runs.predictions import COMBINE_METHODS, pass_predictions_path, read_passes

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from podscale.evaluate.report import build_report
+from podscale.report import build_report
 from tests.support.browser import Browser, browser, find_browser
 from tests.support.digits_run import DIGITS, make_digits_run
 

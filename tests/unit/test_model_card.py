@@ -5,8 +5,8 @@ from pathlib import Path
 
 from safetensors.numpy import load_file
 
-from podscale.evaluate.card import escape_markdown, write_model_card
 from podscale.evaluation.evaluation_json import read_evaluation
+from podscale.report.model_card import escape_markdown, write_model_card
 from tests.support.digits_run import DIGITS, DigitsRun, make_digits_run
 
 

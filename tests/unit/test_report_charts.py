@@ -7,11 +7,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podscale.evaluate.report import figures
-from podscale.evaluate.report.charts import LineSeries, heatmap, line_chart, ranked_count_chart, stacked_bar_chart
-from podscale.evaluate.report.charts.dots import DotRow, dots_drawing
-from podscale.evaluate.report.charts.lines import MAX_POINTS, RIGHT, WIDTH, decimate, line_drawing
-from podscale.evaluate.report.charts.scale import Scale, linear_ticks, round_outwards
+from podscale.report import markup
+from podscale.report.charts import LineSeries, heatmap, line_chart, ranked_count_chart, stacked_bar_chart
+from podscale.report.charts.lines import (
+    MAX_POINTS,
+    RIGHT,
+    WIDTH,
+    Scale,
+    decimate,
+    line_drawing,
+    linear_ticks,
+    round_outwards,
+)
+from podscale.report.charts.standalone import DotRow, dots_drawing
 
 
 @given(st.floats(-1e6, 1e6), st.floats(1e-3, 1e6))
@@ -117,19 +125,19 @@ def test_a_thousand_classes_are_one_path() -> None:
 @pytest.mark.parametrize(
     ("shown", "text"),
     [
-        (figures.format_percent(0.97216, 2), "97.22\u202f%"),
-        (figures.format_percent(None), "\u2013"),
-        (figures.format_integer(1281167), "1\u202f281\u202f167"),
-        (figures.format_rate(3.14159), "3.14"),
-        (figures.format_rate(12345.6), "12\u202f346"),
-        (figures.format_seconds(0.0123), "12.3 ms"),
-        (figures.format_seconds(59.6), "1 min 00 s"),
-        (figures.format_seconds(250), "4 min 10 s"),
-        (figures.format_seconds(3600 * 2 + 300), "2 h 05 min"),
-        (figures.format_size(1_470_000), "1.47 MB"),
-        (figures.format_short(0.00002), "2e-5"),
-        (figures.format_short(1_500_000), "1.5M"),
-        (figures.format_short(0.5), "0.5"),
+        (markup.format_percent(0.97216, 2), "97.22\u202f%"),
+        (markup.format_percent(None), "\u2013"),
+        (markup.format_integer(1281167), "1\u202f281\u202f167"),
+        (markup.format_rate(3.14159), "3.14"),
+        (markup.format_rate(12345.6), "12\u202f346"),
+        (markup.format_seconds(0.0123), "12.3 ms"),
+        (markup.format_seconds(59.6), "1 min 00 s"),
+        (markup.format_seconds(250), "4 min 10 s"),
+        (markup.format_seconds(3600 * 2 + 300), "2 h 05 min"),
+        (markup.format_size(1_470_000), "1.47 MB"),
+        (markup.format_short(0.00002), "2e-5"),
+        (markup.format_short(1_500_000), "1.5M"),
+        (markup.format_short(0.5), "0.5"),
     ],
 )
 def test_figures(shown: str, text: str) -> None:

@@ -13,11 +13,11 @@ import pytest
 from PIL import Image
 
 from podscale.config import dumps, loads
-from podscale.evaluate.report import build_report
-from podscale.evaluate.report.pictures import MAX_PICTURE_BYTES, thumbnail
-from podscale.evaluate.report.svg import tag
 from podscale.evaluation.evaluation_json import evaluate_run
 from podscale.evaluation.scores import most_confident_mistakes
+from podscale.report import build_report
+from podscale.report.markup import tag
+from podscale.report.sections.dataset import MAX_PICTURE_BYTES, thumbnail
 from podscale.runs import StageOutcome, write_outcome
 from podscale.runs.predictions import Predictions, write_predictions
 from podscale.telemetry.events import EventLog

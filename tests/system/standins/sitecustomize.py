@@ -14,9 +14,9 @@ STANDINS = {
     "podscale.data.sharding.build_shard_set": HERE / "standin_build.py",
     "podscale.launch.supervisor": HERE / "standin_supervisor.py",
     "podscale.launch.cluster.carry": HERE / "standin_carry.py",
-    "podscale.evaluate.card": HERE / "standin_card.py",
+    "podscale.report.model_card": HERE / "standin_card.py",
     "podscale.evaluation.evaluation_json": HERE / "standin_evaluation.py",
-    "podscale.evaluate.report": HERE / "standin_report.py",
+    "podscale.report": HERE / "standin_report.py",
 }
 
 

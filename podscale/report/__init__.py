@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from podscale.data.shard_set import ShardSet
-from podscale.evaluate.report.gather import ReportData, describe_exit, read_report_data
-from podscale.evaluate.report.page import render_page
+from podscale.report.page import render_page
+from podscale.report.report_data import ReportData, describe_exit, read_report_data
 from podscale.util.files import write_atomically
 
 __all__ = ["ReportData", "build_report", "describe_exit", "read_report_data"]

@@ -2,13 +2,12 @@
 
 import numpy as np
 
-from podscale.evaluate.report import charts, figures
-from podscale.evaluate.report.gather import ReportData
-from podscale.evaluate.report.pictures import picture_tag
-from podscale.evaluate.report.sections.parts import fact_table, section_tag
-from podscale.evaluate.report.svg import Markup, tag
 from podscale.evaluation.evaluation_json import ClassFigures
 from podscale.evaluation.scores import most_confident_mistakes
+from podscale.report import charts, markup
+from podscale.report.markup import Markup, fact_table, section_tag, tag
+from podscale.report.report_data import ReportData
+from podscale.report.sections.dataset import picture_tag
 from podscale.util.formatting import printable
 
 MAX_MISTAKES = 18
@@ -34,7 +33,7 @@ def confusion(data: ReportData) -> Markup | None:
             names[p.label],
             names[p.predicted],
             str(p.count),
-            figures.format_percent(p.count / scores.per_class[p.label].samples),
+            markup.format_percent(p.count / scores.per_class[p.label].samples),
         )
         for p in scores.confused[:LISTED_PAIRS]
     ]
@@ -52,11 +51,11 @@ def calibration(data: ReportData) -> Markup | None:
     if scores is None:
         return None
     facts = {
-        "expected calibration error": figures.format_percent(scores.figures.ece, 2),
-        "mean loss": f"{figures.format_decimal(scores.figures.loss, 4)} nats",
-        "balanced accuracy": figures.format_percent(scores.figures.balanced_accuracy, 2),
-        "images": figures.format_integer(scores.figures.samples),
-        "evaluation speed": f"{figures.format_rate(scores.throughput.evaluation_images_per_second)} images/s",
+        "expected calibration error": markup.format_percent(scores.figures.ece, 2),
+        "mean loss": f"{markup.format_decimal(scores.figures.loss, 4)} nats",
+        "balanced accuracy": markup.format_percent(scores.figures.balanced_accuracy, 2),
+        "images": markup.format_integer(scores.figures.samples),
+        "evaluation speed": f"{markup.format_rate(scores.throughput.evaluation_images_per_second)} images/s",
     }
     note = tag(
         "p",
@@ -95,7 +94,7 @@ def mistakes(data: ReportData) -> Markup | None:
                 tag(
                     "figcaption",
                     tag("b", taken, class_="wrongname"),
-                    tag("span", figures.format_percent(float(data.predictions.confidences[row, 0])), class_="n"),
+                    tag("span", markup.format_percent(float(data.predictions.confidences[row, 0])), class_="n"),
                     tag("span", "is ", tag("b", true), class_="true"),
                     tag("span", source, class_="path", title=source),
                     tag("code", f"{int(key):016x}"),
@@ -127,9 +126,9 @@ def _class_table(title: str, entries: list[ClassFigures]) -> Markup:
             "tr",
             tag("td", entry.name, class_="clip", title=entry.name),
             tag("td", tag("span", tag("i", style=f"width:{100 * (entry.accuracy or 0):.1f}%"), class_="meter")),
-            tag("td", figures.format_percent(entry.accuracy), class_="n"),
-            tag("td", figures.format_percent(entry.precision), class_="n"),
-            tag("td", figures.format_integer(entry.samples), class_="n"),
+            tag("td", markup.format_percent(entry.accuracy), class_="n"),
+            tag("td", markup.format_percent(entry.precision), class_="n"),
+            tag("td", markup.format_integer(entry.samples), class_="n"),
         )
         for entry in entries
     ]

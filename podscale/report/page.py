@@ -3,9 +3,9 @@
 from importlib import resources
 from typing import Any
 
-from podscale.evaluate.report import sections
-from podscale.evaluate.report.gather import ReportData
-from podscale.evaluate.report.svg import Markup, join_markup, tag, void_tag
+from podscale.report import sections
+from podscale.report.markup import Markup, join_markup, tag, void_tag
+from podscale.report.report_data import ReportData
 from podscale.version import VERSION
 
 CONTENT_SECURITY_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"

@@ -1,12 +1,16 @@
-"""What was run and how it ended: the figures at the top, problems, and the claim beside the result."""
+"""What was run and how it ended: the figures at the top, problems, and the claim beside the result.
 
+Where the run comes from: its environment, and how to have it again.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from podscale.evaluate.report import figures
-from podscale.evaluate.report.gather import STAGES, ReportData, describe_exit
-from podscale.evaluate.report.sections.parts import section_tag
-from podscale.evaluate.report.svg import Markup, tag
 from podscale.evaluation.evaluation_json import Claim, ClaimCheck, compare_claim
+from podscale.report import markup
+from podscale.report.markup import Markup, fact_table, section_tag, tag
+from podscale.report.report_data import STAGES, ReportData, describe_exit
 
 
 def headline(data: ReportData) -> Markup:
@@ -29,13 +33,13 @@ def headline(data: ReportData) -> Markup:
     rate = data.history.images_per_second(config.train.global_batch) if config else None
     seconds = data.history.seconds if data.history.steps else None
     tiles = [
-        _headline_tile("top-1", figures.format_percent(scores.figures.top1 if scores else None, 2),
+        _headline_tile("top-1", markup.format_percent(scores.figures.top1 if scores else None, 2),
               f"95 % interval {100 * low:.1f} to {100 * high:.1f}" if scores else "not evaluated"),
         _headline_tile(f"top-{scores.figures.top5_k}" if scores else "top-5",
-              figures.format_percent(scores.figures.top5 if scores else None, 2),
-              f"of {figures.format_integer(scores.figures.samples)} held-out images" if scores else "not evaluated"),
-        _headline_tile("images/s", figures.format_rate(rate), "training, all ranks" if rate else "nothing was logged"),
-        _headline_tile("training", figures.format_seconds(seconds), _launches(data) if seconds is not None else "nothing was logged"),
+              markup.format_percent(scores.figures.top5 if scores else None, 2),
+              f"of {markup.format_integer(scores.figures.samples)} held-out images" if scores else "not evaluated"),
+        _headline_tile("images/s", markup.format_rate(rate), "training, all ranks" if rate else "nothing was logged"),
+        _headline_tile("training", markup.format_seconds(seconds), _launches(data) if seconds is not None else "nothing was logged"),
     ]  # fmt: skip
     return tag(
         "header",
@@ -68,9 +72,9 @@ def claim(data: ReportData) -> Markup | None:
     ):
         return None  # fmt: skip
     rows = [
-        _claim_row("top-1", compared.top1, lambda v: figures.format_percent(v, 2), _point_difference),
-        _claim_row("training time", compared.minutes, lambda v: figures.format_seconds(v * 60), _ratio_text),
-        _claim_row("images/s", compared.images_per_second, figures.format_rate, _ratio_text),
+        _claim_row("top-1", compared.top1, lambda v: markup.format_percent(v, 2), _point_difference),
+        _claim_row("training time", compared.minutes, lambda v: markup.format_seconds(v * 60), _ratio_text),
+        _claim_row("images/s", compared.images_per_second, markup.format_rate, _ratio_text),
     ]
     where = ", ".join(part for part in (compared.hardware, compared.source) if part)
     here = f" Achieved here on {_hardware_text(data)}." if _hardware_text(data) else ""
@@ -110,8 +114,8 @@ def _claim_row(name: str, pair: ClaimCheck, show: Any, difference: Any) -> Marku
     if pair.claimed is None:
         return None
     both = pair.achieved is not None
-    cells = (show(pair.claimed), show(pair.achieved) if both else figures.MISSING_TEXT,
-             difference(pair.claimed, pair.achieved) if both else figures.MISSING_TEXT)  # fmt: skip
+    cells = (show(pair.claimed), show(pair.achieved) if both else markup.MISSING_TEXT,
+             difference(pair.claimed, pair.achieved) if both else markup.MISSING_TEXT)  # fmt: skip
     return tag("tr", tag("td", name), *(tag("td", cell, class_="n") for cell in cells))
 
 
@@ -121,3 +125,53 @@ def _point_difference(claimed: float, achieved: float) -> str:
 
 def _ratio_text(claimed: float, achieved: float) -> str:
     return f"\u00d7 {achieved / claimed:.3g}"
+
+
+ENVIRONMENT_ROWS = 60
+
+
+def environment(data: ReportData) -> Markup | None:
+    """Versions and devices of the newest launch."""
+    rows = list(flatten(data.environment))[:ENVIRONMENT_ROWS]
+    if not rows:
+        return None
+    return section_tag("Environment", fact_table(dict(rows)))
+
+
+def reproduce(data: ReportData) -> Markup | None:
+    """The document and the command that give this run again."""
+    if not data.config_text:
+        return None
+    given = data.environment.get("command")
+    parts = [
+        tag("p", "Save the document below as ", tag("code", "run.yaml"), " and start"),
+        tag("pre", "podscale run run.yaml"),
+        tag("p", "It was started by ", tag("code", given), class_="note") if given else None,
+    ]
+    if data.evaluation is not None:
+        identity = data.evaluation.identity
+        parts.append(
+            fact_table(
+                {
+                    "document": tag("code", identity.document),
+                    "data": tag("code", identity.data_fingerprint),
+                    "model sha256": tag("code", identity.model_sha256) if identity.model_sha256 else None,
+                }
+            )
+        )
+    document = tag("details", tag("summary", "The resolved run document"), tag("pre", data.config_text))
+    return section_tag("How to reproduce", *parts, document)
+
+
+def flatten(value: Any, prefix: str = "") -> Iterable[tuple[str, str]]:
+    """Nested JSON as (dotted name, text) rows."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from flatten(inner, f"{prefix}.{key}" if prefix else str(key))
+    elif isinstance(value, list) and all(isinstance(part, str | int | float) for part in value):
+        yield prefix, " ".join(str(part) for part in value)
+    elif isinstance(value, list):
+        for i, inner in enumerate(value):
+            yield from flatten(inner, f"{prefix}.{i}")
+    elif value is not None:
+        yield prefix, value if isinstance(value, str) else json.dumps(value)

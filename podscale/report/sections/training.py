@@ -2,13 +2,12 @@
 
 from typing import Any
 
-from podscale.evaluate.report import charts, figures
-from podscale.evaluate.report.charts import LineSeries
-from podscale.evaluate.report.charts.scale import round_outwards
-from podscale.evaluate.report.gather import STAGES, ReportData, describe_exit
-from podscale.evaluate.report.sections.parts import section_tag
-from podscale.evaluate.report.svg import Markup, tag
 from podscale.evaluation.history import finite_number
+from podscale.report import charts, markup
+from podscale.report.charts import LineSeries
+from podscale.report.charts.lines import round_outwards
+from podscale.report.markup import Markup, section_tag, tag
+from podscale.report.report_data import STAGES, ReportData, describe_exit
 
 
 def curves(data: ReportData) -> Markup | None:
@@ -70,7 +69,7 @@ def time_section(data: ReportData) -> Markup | None:
                 "tr",
                 tag("td", outcome.stage),
                 tag("td", describe_exit(outcome), class_="ok" if outcome.is_done else "failed"),
-                tag("td", figures.format_seconds(outcome.seconds), class_="n"),
+                tag("td", markup.format_seconds(outcome.seconds), class_="n"),
             )
             for outcome in stages
         ]
@@ -98,7 +97,7 @@ def _target_text(data: ReportData) -> list[str]:
     return (
         []
         if epoch is None or top1 is None
-        else [f"target reached at epoch {epoch:g} with {figures.format_percent(top1, 2)}"]
+        else [f"target reached at epoch {epoch:g} with {markup.format_percent(top1, 2)}"]
     )
 
 

@@ -3,11 +3,10 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from podscale.evaluate.report import figures
-from podscale.evaluate.report.gather import ReportData
-from podscale.evaluate.report.sections.parts import section_tag
-from podscale.evaluate.report.svg import Markup, tag
 from podscale.evaluation.ensemble_scores import EnsembleScores, ScoreSummary, SingleModel
+from podscale.report import markup
+from podscale.report.markup import Markup, section_tag, tag
+from podscale.report.report_data import ReportData
 
 METHOD_TITLES = {
     "probabilities": "mean of probabilities",
@@ -91,13 +90,13 @@ def _cells(row: ModelRow) -> list[str]:
     low, high = row.answered.top1_interval
     return [
         row.name,
-        figures.format_percent(row.answered.top1, 2),
+        markup.format_percent(row.answered.top1, 2),
         f"{100 * low:.1f} to {100 * high:.1f}",
-        figures.format_percent(row.answered.top5, 2),
-        figures.format_decimal(row.answered.loss, 4),
+        markup.format_percent(row.answered.top5, 2),
+        markup.format_decimal(row.answered.loss, 4),
         f"{row.epochs:g}",
         str(row.answered.passes),
-        figures.format_rate(row.answered.images_per_second),
+        markup.format_rate(row.answered.images_per_second),
     ]
 
 
@@ -112,7 +111,7 @@ def _disagreement_table(found: EnsembleScores) -> Markup:
     names = [member.name for member in found.members]
     head = tag("tr", tag("th"), [tag("th", name, class_="n") for name in names])
     lines = [
-        tag("tr", tag("td", name), [tag("td", figures.MISSING_TEXT if i == j else figures.format_percent(share, 2), class_="n")
+        tag("tr", tag("td", name), [tag("td", markup.MISSING_TEXT if i == j else markup.format_percent(share, 2), class_="n")
                                     for j, share in enumerate(shares)])
         for i, (name, shares) in enumerate(zip(names, found.disagreement, strict=True))
     ]  # fmt: skip

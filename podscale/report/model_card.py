@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from podscale.data.shard_set import ShardSet
-from podscale.evaluate.report import figures
-from podscale.evaluate.report.gather import ReportData, read_report_data
 from podscale.evaluation.evaluation_json import Claim
+from podscale.report import markup
+from podscale.report.report_data import ReportData, read_report_data
 from podscale.util.files import write_atomically
 from podscale.util.formatting import printable
 
@@ -59,14 +59,14 @@ def _scores_section(data: ReportData) -> str:
     rows = [
         (
             "top-1 accuracy",
-            f"{figures.format_percent(found.top1, 2)} (95 % interval {100 * low:.2f} to {100 * high:.2f})",
+            f"{markup.format_percent(found.top1, 2)} (95 % interval {100 * low:.2f} to {100 * high:.2f})",
         ),
-        (f"top-{found.top5_k} accuracy", figures.format_percent(found.top5, 2)),
-        ("mean class accuracy", figures.format_percent(found.balanced_accuracy, 2)),
-        ("cross-entropy", f"{figures.format_decimal(found.loss, 4)} nats"),
-        ("expected calibration error", f"{figures.format_percent(found.ece, 2)} (15 bins)"),
-        ("training throughput", f"{figures.format_rate(speed.training_images_per_second)} images/s"),
-        ("training time", figures.format_seconds(speed.training_seconds)),
+        (f"top-{found.top5_k} accuracy", markup.format_percent(found.top5, 2)),
+        ("mean class accuracy", markup.format_percent(found.balanced_accuracy, 2)),
+        ("cross-entropy", f"{markup.format_decimal(found.loss, 4)} nats"),
+        ("expected calibration error", f"{markup.format_percent(found.ece, 2)} (15 bins)"),
+        ("training throughput", f"{markup.format_rate(speed.training_images_per_second)} images/s"),
+        ("training time", markup.format_seconds(speed.training_seconds)),
         *_claim_rows(data.evaluation.claim),
     ]
     table = "\n".join(f"| {name} | {value} |" for name, value in rows)
@@ -77,9 +77,9 @@ def _scores_section(data: ReportData) -> str:
 def _claim_rows(claim: Claim) -> list[tuple[str, str]]:
     """The figures of the published run, as far as it gives them; where they are from stands in the last."""
     top1, minutes, rate = claim.top1.claimed, claim.minutes.claimed, claim.images_per_second.claimed
-    rows = [] if top1 is None else [("top-1 claimed by the published run", figures.format_percent(top1, 2))]
-    rows += [] if minutes is None else [("training time claimed", figures.format_seconds(60 * minutes))]
-    rows += [] if rate is None else [("training throughput claimed", f"{figures.format_rate(rate)} images/s")]
+    rows = [] if top1 is None else [("top-1 claimed by the published run", markup.format_percent(top1, 2))]
+    rows += [] if minutes is None else [("training time claimed", markup.format_seconds(60 * minutes))]
+    rows += [] if rate is None else [("training throughput claimed", f"{markup.format_rate(rate)} images/s")]
     where = ", ".join(escape_markdown(part) for part in (claim.hardware, claim.source) if part)
     return [*rows, ("claimed on", where)] if rows and where else rows
 
@@ -94,7 +94,7 @@ def _limits_section(data: ReportData) -> str:
     if data.evaluation is not None:
         weak = sorted((c for c in data.evaluation.per_class if c.accuracy is not None), key=lambda c: c.accuracy or 0)
         named = ", ".join(
-            f"{escape_markdown(c.name)} ({figures.format_percent(c.accuracy)} of {c.samples})"
+            f"{escape_markdown(c.name)} ({markup.format_percent(c.accuracy)} of {c.samples})"
             for c in weak[:WEAKEST_CLASSES]
         )
         lines.append(f"- Weakest classes: {named}.")

@@ -4,11 +4,15 @@ No script: values show on hover by CSS and by SVG titles, so that the file works
 CSS variables (style.css), so that light and dark pages share one drawing.
 """
 
-from podscale.evaluate.report.charts.bars import class_bar_chart, ranked_count_chart, stacked_bar_chart
-from podscale.evaluate.report.charts.heatmap import heatmap
-from podscale.evaluate.report.charts.lines import LineSeries, line_chart
-from podscale.evaluate.report.charts.reliability import reliability_diagram
-from podscale.evaluate.report.charts.schedule import schedule_chart, schedule_curves
+from podscale.report.charts.bars import (
+    class_bar_chart,
+    heatmap,
+    ranked_count_chart,
+    reliability_diagram,
+    stacked_bar_chart,
+)
+from podscale.report.charts.lines import LineSeries, line_chart
+from podscale.report.charts.standalone import schedule_chart, schedule_curves
 
 __all__ = [
     "LineSeries",

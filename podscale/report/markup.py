@@ -1,0 +1,134 @@
+"""How figures are written: few digits, thin spaces between thousands, a unit with every number.
+
+Markup by functions: every value is escaped here and nowhere else.
+
+Pieces that several sections are made of.
+"""
+
+import math
+from collections.abc import Mapping
+from html import escape
+from typing import Any
+
+from podscale.util.formatting import printable
+
+
+class Markup(str):
+    """Text that is already HTML or SVG; anything else is escaped when it becomes part of a tag."""
+
+
+def tag(name: str, /, *children: Any, **attributes: Any) -> Markup:
+    """One element. `class_` is class, `stroke_width` is stroke-width; None leaves an attribute out.
+
+    Floats are written with two decimals, which is a hundredth of a pixel.
+    """
+    written = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{escape(_format_attribute(value))}"'
+        for key, value in attributes.items()
+        if value is not None
+    )
+    return Markup(f"<{name}{written}>{join_markup(*children)}</{name}>")
+
+
+def void_tag(name: str, /, **attributes: Any) -> Markup:
+    """An element without content or end tag: img, meta, br."""
+    return Markup(tag(name, **attributes).removesuffix(f"</{name}>"))
+
+
+def join_markup(*children: Any) -> Markup:
+    """The children one after the other; plain strings are escaped, lists and generators are flattened."""
+    return Markup("".join(_escape_child(child) for child in children))
+
+
+def _escape_child(child: Any) -> str:
+    if isinstance(child, Markup):
+        return child
+    if child is None:
+        return ""
+    if isinstance(child, str):
+        return escape(printable(child))
+    if isinstance(child, int | float):
+        return escape(_format_attribute(child))
+    return "".join(_escape_child(part) for part in child)
+
+
+def _format_attribute(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.2f}".rstrip("0").rstrip(".") if value % 1 else f"{value:.0f}"
+    return printable(str(value))
+
+
+MISSING_TEXT = "\u2013"
+"""An en dash: there is no such figure."""
+
+
+def format_percent(share: float | None, digits: int = 1) -> str:
+    """0.9722 -> 97.2 %."""
+    return MISSING_TEXT if share is None else f"{100 * share:.{digits}f}\u202f%"
+
+
+def format_integer(value: float | None) -> str:
+    """12345 -> 12 345, with a narrow no-break space."""
+    return MISSING_TEXT if value is None else f"{round(value):,}".replace(",", "\u202f")
+
+
+def format_decimal(value: float | None, digits: int = 3) -> str:
+    return MISSING_TEXT if value is None else f"{value:.{digits}f}"
+
+
+def format_rate(value: float | None) -> str:
+    """Images per second: three significant digits below 100, whole numbers above."""
+    if value is None:
+        return MISSING_TEXT
+    return format_integer(value) if value >= 100 else f"{value:.3g}"
+
+
+def format_seconds(seconds: float | None) -> str:
+    """250 ms, 3.2 s, 35 s, 4 min 10 s, 2 h 05 min."""
+    if seconds is None:
+        return MISSING_TEXT
+    if seconds < 1:
+        return f"{1000 * seconds:.3g} ms"
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if round(seconds) < 60:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def format_size(number: float | None) -> str:
+    """Bytes in decimal units."""
+    if number is None:
+        return MISSING_TEXT
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(number) < 1000:
+            return f"{number:.3g} {unit}" if unit != "B" else f"{number:.0f} B"
+        number /= 1000
+    return f"{number:.3g} TB"
+
+
+def format_short(value: float) -> str:
+    """A tick or hover label: at most four significant digits, k and M above ten thousand."""
+    if not math.isfinite(value):
+        return MISSING_TEXT
+    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= limit:
+            return f"{value / (1e3 if unit == 'k' else limit):.4g}{unit}"
+    if value and abs(value) < 1e-3:
+        mantissa, exponent = f"{value:.3e}".split("e")
+        return f"{float(mantissa):g}e{int(exponent)}"
+    return f"{value:.4g}"
+
+
+def section_tag(title: str, *children: Any) -> Markup:
+    """A section of the page; its anchor is its title."""
+    return tag("section", tag("h2", title), children, id=title.lower().replace(" ", "-"))
+
+
+def fact_table(rows: Mapping[str, Any]) -> Markup:
+    """Names and values; rows without a value are left out."""
+    cells = [tag("tr", tag("th", name), tag("td", value)) for name, value in rows.items() if value not in (None, "")]
+    return tag("table", tag("tbody", cells), class_="facts")

@@ -1,0 +1,168 @@
+"""What the model learned from: counts, pictures and rejected images.
+
+Pictures from the shard set as data URIs of bounded size.
+"""
+
+import base64
+import io
+import json
+import warnings
+from collections.abc import Mapping
+
+import numpy as np
+from PIL import Image
+
+from podscale.data.shard_set import Split
+from podscale.report import charts, markup
+from podscale.report.markup import Markup, fact_table, join_markup, section_tag, tag, void_tag
+from podscale.report.report_data import ReportData
+
+PICTURE_SIDE = 144
+"""Longest side of an embedded picture in pixels: twice what is shown, for sharp screens."""
+MAX_PICTURE_PIXELS = 40_000_000
+MAX_PICTURE_BYTES = 24_000
+
+
+def picture_tag(split: Split, sample: int, alt: str) -> Markup:
+    """Sample `sample` of `split` as an <img>; a plain box saying so where it cannot be decoded."""
+    try:
+        mime, content, small = thumbnail(split.read(sample).tobytes())
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        return tag("span", f"cannot be shown: {error}", class_="noimage")
+    source = f"data:{mime};base64,{base64.b64encode(content).decode('ascii')}"
+    return void_tag("img", src=source, alt=alt, class_="pixels" if small else None)
+
+
+def thumbnail(encoded: bytes) -> tuple[str, bytes, bool]:
+    """(MIME type, bytes of at most MAX_BYTES, whether it is so small that its pixels should show)."""
+    with warnings.catch_warnings(), Image.open(io.BytesIO(encoded)) as opened:
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        if opened.width * opened.height > MAX_PICTURE_PIXELS:
+            raise ValueError(f"{opened.width} x {opened.height} pixels are too many")
+        opened.draft("RGB", (PICTURE_SIDE, PICTURE_SIDE))
+        image = opened.convert("RGB")
+    small = max(image.size) <= 48
+    image.thumbnail((PICTURE_SIDE, PICTURE_SIDE), Image.Resampling.LANCZOS)
+    if small:
+        content = _encode_image(image, "png")
+        if len(content) <= MAX_PICTURE_BYTES:
+            return "image/png", content, True
+    for quality in (82, 60, 30):
+        content = _encode_image(image, "jpeg", quality=quality, optimize=True)
+        if len(content) <= MAX_PICTURE_BYTES:
+            break
+    return "image/jpeg", content, small
+
+
+def one_per_class(split: Split, classes: int, limit: int) -> list[int]:
+    """At most `limit` samples of as many classes as possible, spread over the class map; always the same ones."""
+    labels = np.asarray(split.labels)
+    present = np.unique(labels)
+    chosen = present[np.linspace(0, len(present) - 1, min(limit, len(present))).round().astype(np.int64)]
+    order = np.argsort(labels, kind="stable")
+    starts = np.searchsorted(labels[order], chosen)
+    rounds = -(-limit // len(chosen)) if len(chosen) < limit and classes <= limit else 1
+    available = np.bincount(labels, minlength=classes)
+    picked = [
+        int(order[start + turn])
+        for start, label in zip(starts, chosen, strict=True)
+        for turn in range(min(rounds, int(available[label])))
+    ]
+    return picked[: limit if rounds == 1 else rounds * len(chosen)]
+
+
+def _encode_image(image: Image.Image, kind: str, **options: object) -> bytes:
+    out = io.BytesIO()
+    image.save(out, kind, **options)
+    return out.getvalue()
+
+
+MAX_SAMPLE_PICTURES = 20
+FEW_CLASSES = 20
+
+
+def dataset_section(data: ReportData) -> Markup | None:
+    """What the model learned from: counts, classes, rejects and pictures."""
+    shards = data.shards
+    if shards is None:
+        return None
+    manifest = shards.manifest
+    head = tag("tr", tag("th", "split"), *(tag("th", n, class_="n") for n in ("images", "size", "shards")))
+    rows = [
+        tag("tr", tag("td", name), tag("td", markup.format_integer(split.count), class_="n"),
+            tag("td", markup.format_size(split.bytes), class_="n"), tag("td", markup.format_integer(len(split.shards)), class_="n"))
+        for name, split in manifest.splits.items()
+    ]  # fmt: skip
+    facts = {
+        "source": manifest.options.get("source", ""),
+        "classes": markup.format_integer(len(shards.classes)),
+        "rejected": _format_counts(manifest.rejects),
+        "duplicates": _format_counts(manifest.duplicates),
+        "fingerprint": tag("code", manifest.data_fingerprint),
+    }
+    summary = tag(
+        "figure",
+        tag("figcaption", tag("b", "Shard set")),
+        tag("table", tag("thead", head), tag("tbody", rows), class_="compact"),
+        fact_table(facts),
+        class_="panel",
+    )
+    return section_tag(
+        "Data",
+        tag("div", summary, _class_histogram(data), class_="grid2"),
+        _sample_pictures(data),
+        _rejects_table(data),
+    )
+
+
+def _class_histogram(data: ReportData) -> Markup:
+    assert data.shards is not None
+    splits = data.shards.manifest.splits
+    if len(data.shards.classes) <= FEW_CLASSES:
+        return charts.class_bar_chart(
+            "Images per class", data.shards.classes, [(name, split.class_counts) for name, split in splits.items()]
+        )
+    first = next(iter(splits))
+    return charts.ranked_count_chart("Images per class", splits[first].class_counts, f"split {first}")
+
+
+def _sample_pictures(data: ReportData) -> Markup | None:
+    assert data.shards is not None
+    name = next(iter(data.shards.manifest.splits))
+    split = data.shards.split(name)
+    if not len(split):
+        return None
+    cards = []
+    for sample in one_per_class(split, len(data.shards.classes), MAX_SAMPLE_PICTURES):
+        label = data.shards.classes[int(split.labels[sample])]
+        caption = tag("figcaption", tag("span", label, class_="label"))
+        cards.append(tag("figure", picture_tag(split, sample, label), caption, class_="card"))
+    return join_markup(tag("h3", f"Pictures of the split {name}"), tag("div", cards, class_="cards small"))
+
+
+def _rejects_table(data: ReportData) -> Markup | None:
+    assert data.shards is not None
+    total = sum(data.shards.manifest.rejects.values())
+    if not total or not data.rejects:
+        return None
+    columns = list(dict.fromkeys(key for entry in data.rejects for key in entry))
+    head = tag("tr", (tag("th", column) for column in columns))
+    rows = [
+        tag(
+            "tr",
+            (tag("td", value if isinstance(value := entry.get(c, ""), str) else json.dumps(value)) for c in columns),
+        )
+        for entry in data.rejects
+    ]
+    more = tag(
+        "p",
+        f"The first {len(data.rejects)} of {markup.format_integer(total)}; all are in rejects.jsonl.",
+        class_="note",
+    )
+    table = tag("div", tag("table", tag("thead", head), tag("tbody", rows), class_="compact"), class_="scroll")
+    return join_markup(tag("h3", "Rejected images"), table, more if total > len(data.rejects) else None)
+
+
+def _format_counts(counts: Mapping[str, int]) -> str:
+    used = [f"{markup.format_integer(value)} {name.replace('_', ' ')}" for name, value in counts.items() if value]
+    return ", ".join(used) or "none"
