@@ -39,7 +39,7 @@ from podscale.util import env
 from podscale.util.progress_reports import ProgressCallback
 
 if TYPE_CHECKING:
-    from podscale.launch.outcomes import StageResult
+    from podscale.launch.stage_result import StageResult
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,7 @@ def _shard_outcome(config: RunConfig) -> dict[str, StageOutcome]:
 
 def _run_supervised(config: RunConfig, stage: Literal["train", "evaluate"], shard_set: str) -> StageOutcome:
     from podscale.launch import supervisor
-    from podscale.launch.podtask import is_leader_pod
+    from podscale.launch.worker_spec import is_leader_pod
 
     def work(run: RunDirectory, lease: Lease | None) -> "StageResult":
         if stage == "evaluate":

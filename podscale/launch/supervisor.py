@@ -1,13 +1,18 @@
 """The small parent of a stage, one per pod: starts its ranks, passes signals on, shows progress, serves metrics, and
-turns how the ranks ended into one verdict: exit code and message."""
+turns how the ranks ended into one verdict: exit code and message.
 
+The lives of a training as the pod that leads sees them: when each began, and how it ended.
+"""
+
+import logging
 import os
 import shutil
 import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -16,19 +21,70 @@ from typing import Any, TextIO
 
 from podscale.config import RunConfig
 from podscale.errors import ExitCode
-from podscale.launch import comeback, local
-from podscale.launch.attempt import ShutdownRequest, WorkerGroup
-from podscale.launch.environment import write_environment_file
-from podscale.launch.follow import LogDisplay
-from podscale.launch.lives import LaunchHistory
-from podscale.launch.outcomes import StageResult, stage_result
-from podscale.launch.podtask import WorkerSpec, WorkerStage, build_worker_spec
-from podscale.launch.tracking import TrackerProcesses
+from podscale.launch import rejoin, worker_spec
+from podscale.launch.environment_file import write_environment_file
+from podscale.launch.log_display import LogDisplay
+from podscale.launch.stage_result import StageResult, stage_result
+from podscale.launch.tracker_processes import TrackerProcesses
+from podscale.launch.worker_group import ShutdownRequest, WorkerGroup
+from podscale.launch.worker_spec import WorkerSpec, WorkerStage, build_worker_spec
 from podscale.runs import Lease, LeaseLost, RunDirectory, local_path
 from podscale.telemetry.events import EventLog
+from podscale.telemetry.goodput import GoodputState, after_launch, read_goodput_state, write_goodput_state
 from podscale.telemetry.pod_telemetry import StageTelemetry
 from podscale.telemetry.step_log import StepLog
-from podscale.util import host_info
+from podscale.util import env, host_info, processes
+
+logger = logging.getLogger(__name__)
+
+EXIT_CAUSES: Mapping[int, str] = {
+    ExitCode.DONE: "done",
+    ExitCode.PREEMPTED: "preempted",
+    ExitCode.HANG: "hang",
+    ExitCode.PEER_LOST: "lost_rank",
+}
+
+
+class LaunchHistory:
+    """Writes both into the run's heartbeat, which the training keeps in between.
+
+    Does nothing for other stages, and in a pod that does not hold the lease: where the pods learn only in meeting which
+    of them leads, rank 0 counts its life by itself.
+    """
+
+    def __init__(self, spec: WorkerSpec, run: RunDirectory, lease: Lease | None) -> None:
+        self._path, self._lease = run.goodput, lease if spec.stage == "train" else None
+        self._started_at = (
+            time.monotonic() - processes.process_age()
+        )  # the first life begins with this process: imports count
+        self.launches: int | None = None
+        """Of the training, over all lives, with the one that has begun; None where nothing is written."""
+
+    def started(self) -> dict[str, str]:
+        """A life begins; what its ranks are to find in their environment."""
+        if self._lease is not None:
+            book = after_launch(read_goodput_state(self._path), time.time(), time.monotonic() - self._started_at)
+            self.launches = book.life
+            self._write_state(book)
+        return {env.LIFE_BEGAN: repr(self._started_at)}
+
+    def ended(self, exit_code: int) -> None:
+        """The life has ended with the stage's exit code. The time of the last heartbeat stays as it is."""
+        book = read_goodput_state(self._path)
+        if book is not None and self._lease is not None:
+            self._write_state(replace(book, ended=EXIT_CAUSES.get(exit_code, "failed")))
+        self._started_at = time.monotonic()
+
+    def _write_state(self, state: GoodputState) -> None:
+        """A full disk costs the ledger accuracy, never the training."""
+        assert self._lease is not None
+        try:
+            write_goodput_state(self._path, state, self._lease.check)
+        except LeaseLost:
+            return  # its life is of no interest any more
+        except OSError as error:
+            logger.warning("%s: when launches begin and how they end is not kept: %s", self._path, error.strerror)
+
 
 RESTARTABLE = (int(ExitCode.PEER_LOST), int(ExitCode.HANG))
 
@@ -97,7 +153,7 @@ class Supervisor:
 
     def run(self) -> StageResult:
         """The first life and those after it, in a pod alone: where there are several, their launcher restarts all."""
-        comeback.wait_to_rejoin(self._spec, self._is_stopping)
+        rejoin.wait_to_rejoin(self._spec, self._is_stopping)
         if self._spec.is_leader:
             self._trackers.start()
         left = self._spec.max_restarts if self._spec.rendezvous.nodes == 1 else 0
@@ -150,7 +206,7 @@ def _build_display(spec: WorkerSpec, run: RunDirectory, logs: Path, rank_dir: Pa
     node_rank = spec.rendezvous.node_rank
     rank_log = logs / f"rank-{node_rank * spec.processes_per_node}.log" if node_rank is not None else None
     metrics = run.metrics if spec.is_leader is not False else None
-    return LogDisplay(metrics, rank_log, local.progress_path(rank_dir, os.environ), steplog, sys.stderr)
+    return LogDisplay(metrics, rank_log, worker_spec.progress_path(rank_dir, os.environ), steplog, sys.stderr)
 
 
 def _build_telemetry(config: RunConfig, spec: WorkerSpec, rank_dir: Path) -> StageTelemetry:

@@ -65,9 +65,9 @@ for place in pathlib.Path("/proc").glob("[0-9]*"):
         continue
     words[int(place.name)] = told.split(b"\\0")[:4]  # further back: who starts them
     parents[int(place.name)] = int(re.search(r"PPid:\\s+(\\d+)", status)[1])
-spawned = b"podscale.launch.spawner"
+spawned = b"podscale.launch.fork_launcher"
 for pid, own in words.items():
-    if b"podscale.launch.rankprocess" in own or spawned in own and spawned in words.get(parents[pid], []):
+    if b"podscale.launch.worker_main" in own or spawned in own and spawned in words.get(parents[pid], []):
         os.kill(pid, 9)
 """
 

@@ -71,7 +71,12 @@ def start(tmp_path: Path) -> Iterator[Start]:
         for pod in range(pods):
             options = {"processes": processes, "nodes": pods, "node-rank": pod, "slices": 1}
             options |= {"address": "127.0.0.1", "port": port}
-            command = [sys.executable, "-m", "podscale.launch.spawner", *(f"--{k}={v}" for k, v in options.items())]
+            command = [
+                sys.executable,
+                "-m",
+                "podscale.launch.fork_launcher",
+                *(f"--{k}={v}" for k, v in options.items()),
+            ]
             command.append(module)
             spawners.append(
                 subprocess.Popen(

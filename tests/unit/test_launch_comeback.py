@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from podscale.launch import comeback
-from podscale.launch.podtask import WorkerSpec
+from podscale.launch import rejoin
 from podscale.launch.rendezvous import Rendezvous
+from podscale.launch.worker_spec import WorkerSpec
 
 IN_A_POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
 
@@ -18,7 +18,7 @@ IN_A_POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> socket.socket:
     """A meeting place that answers."""
-    monkeypatch.setattr(comeback.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(rejoin.tempfile, "gettempdir", lambda: str(tmp_path))
     return socket.create_server(("127.0.0.1", 0))
 
 
@@ -39,7 +39,7 @@ def task(place: socket.socket, node_rank: int | None = 1) -> WorkerSpec:
 
 def seconds_of(task: WorkerSpec, environment: dict[str, str] = IN_A_POD) -> float:
     started = time.monotonic()
-    comeback.wait_to_rejoin(task, lambda: False, environment)
+    rejoin.wait_to_rejoin(task, lambda: False, environment)
     return time.monotonic() - started
 
 
@@ -58,7 +58,7 @@ def test_it_waits_no_longer_than_an_end_takes(place: socket.socket) -> None:
     """The meeting place may be a new one already, which waits for this pod."""
     with place:
         started = time.monotonic()
-        comeback.wait_until_unreachable("127.0.0.1", place.getsockname()[1], lambda: False, timeout_seconds=1)
+        rejoin.wait_until_unreachable("127.0.0.1", place.getsockname()[1], lambda: False, timeout_seconds=1)
         assert 1 <= time.monotonic() - started < 4
 
 
@@ -66,7 +66,7 @@ def test_a_request_to_stop_ends_the_waiting(place: socket.socket) -> None:
     with place:
         seconds_of(task(place))
         started = time.monotonic()
-        comeback.wait_to_rejoin(task(place), lambda: True, IN_A_POD)
+        rejoin.wait_to_rejoin(task(place), lambda: True, IN_A_POD)
         assert time.monotonic() - started < 1
 
 

@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from podscale.distributed.store import FAILED_KEY, StoreClient, StoreError
-from podscale.launch.gathering import BarrierTimeout, pod_barrier
+from podscale.launch.rejoin import BarrierTimeout, pod_barrier
 from podscale.launch.rendezvous import Rendezvous
 from tests.support.polling import until
 from tests.support.ports import free_port

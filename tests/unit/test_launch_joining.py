@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from podscale.launch import joining
+from podscale.launch import rendezvous
 from podscale.launch.rendezvous import Rendezvous
 from tests.support.polling import until
 
@@ -15,7 +15,7 @@ def meeting(address: str, port: int = 1, nodes: int = 2, node_rank: int | None =
 
 
 def test_a_name_that_does_not_resolve() -> None:
-    said = joining.describe_missing_pods(meeting("digits-worker-0.invalid"))
+    said = rendezvous.describe_missing_pods(meeting("digits-worker-0.invalid"))
     assert "digits-worker-0.invalid" in said
     assert "headless service" in said
 
@@ -24,7 +24,7 @@ def test_nobody_answers() -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))  # taken, and not listening
         port = bound.getsockname()[1]
-        said = joining.describe_missing_pods(meeting("127.0.0.1", port))
+        said = rendezvous.describe_missing_pods(meeting("127.0.0.1", port))
     assert f"127.0.0.1:{port}" in said
     assert "network policy" in said
 
@@ -33,10 +33,10 @@ def test_nobody_answers() -> None:
 def test_others_are_missing(nodes: int, others: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        said = joining.describe_missing_pods(meeting("127.0.0.1", port, nodes))
+        said = rendezvous.describe_missing_pods(meeting("127.0.0.1", port, nodes))
     assert said == f"waiting for {others} of this job; the first pod answers at 127.0.0.1:{port}"
     assert (
-        joining.describe_missing_pods(meeting("0.invalid", nodes=nodes, node_rank=0))
+        rendezvous.describe_missing_pods(meeting("0.invalid", nodes=nodes, node_rank=0))
         == f"waiting for {others} of this job"
     )
 
@@ -44,17 +44,17 @@ def test_others_are_missing(nodes: int, others: str) -> None:
 def test_it_is_said_again_until_they_have_met() -> None:
     said: list[str] = []
     met = threading.Event()
-    with joining.log_rendezvous_progress(
+    with rendezvous.log_rendezvous_progress(
         meeting("0.invalid", node_rank=0), met.is_set, said.append, first_seconds=0.01, every_seconds=0.01
     ):
         until(lambda: len(said) >= 3)
         met.set()
         until(lambda: not alive())
-    assert set(said) == {joining.describe_missing_pods(meeting("0.invalid", node_rank=0))}
+    assert set(said) == {rendezvous.describe_missing_pods(meeting("0.invalid", node_rank=0))}
 
 
 def test_a_pod_on_its_own_waits_for_nobody() -> None:
-    with joining.log_rendezvous_progress(Rendezvous(), lambda: False, pytest.fail, first_seconds=0, every_seconds=0):
+    with rendezvous.log_rendezvous_progress(Rendezvous(), lambda: False, pytest.fail, first_seconds=0, every_seconds=0):
         assert not alive()
 
 

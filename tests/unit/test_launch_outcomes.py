@@ -14,8 +14,8 @@ from podscale.distributed.worker_exit import (
     report_path,
     write_worker_report,
 )
-from podscale.launch.orphans import ancestor_pids, kill_launch_processes, launch_processes
-from podscale.launch.outcomes import GroupExit, LostWorker, StageResult, stage_result
+from podscale.launch.process_cleanup import ancestor_pids, kill_launch_processes, launch_processes
+from podscale.launch.stage_result import GroupExit, LostWorker, StageResult, stage_result
 from podscale.util.processes import is_alive
 
 DONE, PEER = WorkerReport(0, ""), WorkerReport(77, "a peer is gone")
@@ -86,7 +86,7 @@ def test_ancestors_go_up_to_the_first_process() -> None:
 def test_a_process_whose_supervisor_is_gone_ends_at_once() -> None:
     dead = subprocess.Popen(["/bin/true"])
     dead.wait()
-    code = "import os; os.environ['PODSCALE_SUPERVISOR'] = '%d'; from podscale.launch.orphans import die_with_parent; "
+    code = "import os; os.environ['PODSCALE_SUPERVISOR'] = '%d'; from podscale.launch.process_cleanup import die_with_parent; "
     code += "die_with_parent(); print('alive')"
     ended = subprocess.run([sys.executable, "-c", code % dead.pid], capture_output=True)
     assert (ended.returncode, ended.stdout) == (-9, b"")

@@ -8,10 +8,10 @@ import pytest
 
 from podscale.config import load
 from podscale.distributed.worker_env import RankEnv, read_rank_env
-from podscale.launch import local, spawner
-from podscale.launch.environment import describe_environment
-from podscale.launch.podtask import WorkerSpec, build_worker_spec
+from podscale.launch import fork_launcher, worker_spec
+from podscale.launch.environment_file import describe_environment
 from podscale.launch.rendezvous import Rendezvous, read_rendezvous_env
+from podscale.launch.worker_spec import WorkerSpec, build_worker_spec
 from tests.support.refusals import refused
 
 
@@ -79,48 +79,48 @@ def test_several_nodes_need_a_launcher() -> None:
 
 
 def test_one_rank_alone_needs_no_torchrun() -> None:
-    command = local.launch_command(task(), Path("/r"))
-    assert command[1:] == ["-m", "podscale.launch.rankprocess", "podscale.pytorch.worker"]
+    command = worker_spec.launch_command(task(), Path("/r"))
+    assert command[1:] == ["-m", "podscale.launch.worker_main", "podscale.pytorch.worker"]
     variables = environment(task())
     assert (variables["RANK"], variables["WORLD_SIZE"], variables["MASTER_ADDR"]) == ("0", "1", "127.0.0.1")
     assert int(variables["MASTER_PORT"]) > 0
 
 
 def environment(of: WorkerSpec) -> dict[str, str]:
-    return local.launch_environment(of, Path("/r"), Path("/l"), {"HOME": "/h"}, lease=Path("/x/.lease"), fence=7)
+    return worker_spec.launch_environment(of, Path("/r"), Path("/l"), {"HOME": "/h"}, lease=Path("/x/.lease"), fence=7)
 
 
 @pytest.mark.parametrize("engine", ["pytorch", "jax"])
 def test_several_ranks_go_through_our_spawner(engine: str) -> None:
     ranks = task("launch.processes=4", f"train.engine={engine}")
-    command = local.launch_command(ranks, Path("/r"))
-    assert command[1:3] == ["-m", "podscale.launch.spawner"]
+    command = worker_spec.launch_command(ranks, Path("/r"))
+    assert command[1:3] == ["-m", "podscale.launch.fork_launcher"]
     assert {"--processes=4", "--nodes=1", "--node-rank=0", "--address=127.0.0.1", "--port=0"} <= set(command)
     assert command[-2:] == [f"--preload=podscale.{engine}.rank", f"podscale.{engine}.rank"]
     assert "RANK" not in environment(ranks)
-    other = local.launch_command(replace(ranks, rank_module="other"), Path("/r"))
+    other = worker_spec.launch_command(replace(ranks, rank_module="other"), Path("/r"))
     assert other[-1] == "other"
     assert not any(option.startswith("--preload") for option in other), "it may do at its import what a rank does"
 
 
 def test_several_pods_of_jax_go_through_our_spawner() -> None:
-    assert local.launch_command(task("train.engine=jax"), Path("/r"))[-1] == "podscale.jax.worker"
+    assert worker_spec.launch_command(task("train.engine=jax"), Path("/r"))[-1] == "podscale.jax.worker"
     jobset = {"PET_NNODES": "8", "PET_NODE_RANK": "2", "PET_MASTER_ADDR": "m", "PET_MASTER_PORT": "1"}
     slices = {"PODSCALE_SLICE": "1", "PODSCALE_SLICE_NODES": "4"}
-    command = local.launch_command(task("launch.nodes=8", "train.engine=jax", **jobset, **slices), Path("/r"))
+    command = worker_spec.launch_command(task("launch.nodes=8", "train.engine=jax", **jobset, **slices), Path("/r"))
     assert {"--nodes=8", "--node-rank=6", "--slices=2", "--address=m", "--port=1"} <= set(command)
 
 
 def test_what_the_spawner_gives_to_a_rank_is_what_the_rank_reads() -> None:
-    variables = spawner.worker_variables(Rendezvous(8, 6, "m", 1, slices=2), 2, 1, 1)
+    variables = fork_launcher.worker_variables(Rendezvous(8, 6, "m", 1, slices=2), 2, 1, 1)
     assert read_rank_env(variables) == RankEnv(13, 16, 1, 2, "m", 1, slice_id=1, slice_count=2)
-    assert read_rank_env(spawner.worker_variables(Rendezvous(1, 0, "127.0.0.1"), 2, 0, 4711)).store_port == 4711
+    assert read_rank_env(fork_launcher.worker_variables(Rendezvous(1, 0, "127.0.0.1"), 2, 0, 4711)).store_port == 4711
     assert read_rank_env({}) == read_rank_env(environment(task("train.engine=jax"))) == RankEnv()
 
 
 @pytest.mark.parametrize("left_out", ["RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "PODSCALE_STORE", "PODSCALE_SLICE"])
 def test_a_rank_whose_environment_is_half_set_says_so(left_out: str) -> None:
-    variables = spawner.worker_variables(Rendezvous(8, 6, "m", 1, slices=2), 2, 1, 1)
+    variables = fork_launcher.worker_variables(Rendezvous(8, 6, "m", 1, slices=2), 2, 1, 1)
     del variables[left_out]
     with refused(left_out):
         read_rank_env(variables)
@@ -145,11 +145,11 @@ def test_the_contract_of_a_rank() -> None:
 
 def test_torchrun_starts_ranks_across_nodes_and_restarts_them() -> None:
     variables = {"PET_NNODES": "2", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "m", "PET_MASTER_PORT": "1"}
-    command = local.launch_command(task("launch.max_restarts=3", **variables), Path("/r"))
+    command = worker_spec.launch_command(task("launch.max_restarts=3", **variables), Path("/r"))
     meeting = {"--nnodes=2", "--node-rank=0", "--master-addr=m", "--master-port=1"}
     assert command[1:3] == ["-m", "podscale.pytorch.torchrun"]
     assert {"--nproc-per-node=1", "--log-dir=/r/torchrun", "--max-restarts=3", *meeting} <= set(command)
-    assert command[-3:] == ["-m", "podscale.launch.rankprocess", "podscale.pytorch.worker"]
+    assert command[-3:] == ["-m", "podscale.launch.worker_main", "podscale.pytorch.worker"]
 
 
 def test_the_environment_is_described_without_importing_it() -> None:

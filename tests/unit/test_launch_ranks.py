@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from podscale.launch.orphans import launch_processes
+from podscale.launch.process_cleanup import launch_processes
 from podscale.util import env
 from tests.support.polling import until
 from tests.support.ports import free_port
@@ -21,7 +21,14 @@ def test_ranks_that_were_told_nothing_end_with_their_parent(tmp_path: Path, numb
     variables = {name: value for name, value in os.environ.items() if name != env.SUPERVISOR}
     variables[env.RANK_DIR] = str(tmp_path)
     spawner = subprocess.Popen(
-        [sys.executable, "-m", "podscale.launch.spawner", *options, f"--port={free_port()}", "podscale.jax.worker"],
+        [
+            sys.executable,
+            "-m",
+            "podscale.launch.fork_launcher",
+            *options,
+            f"--port={free_port()}",
+            "podscale.jax.worker",
+        ],
         env=variables,
     )
     try:

@@ -11,7 +11,7 @@ for name in sys.argv[1:]:
     importlib.import_module(name)
 from podscale.config import load
 from podscale.launch import local
-from podscale.launch.podtask import pod_task
+from podscale.launch.worker_spec import pod_task
 from pathlib import Path
 task = pod_task(load(None, ["train.engine=jax", "launch.processes=2"]), "train", "s", {}, gpus=0, cores=2)
 print(*local.command(task, Path("/r"))[1:3])
@@ -20,8 +20,8 @@ MODULES = (
     "podscale.cli",
     "podscale.stages",
     "podscale.launch.supervisor",
-    "podscale.launch.spawner",
-    "podscale.launch.rankprocess",
+    "podscale.launch.fork_launcher",
+    "podscale.launch.worker_main",
     "podscale.jax.worker",
     "podscale.jax.world",
     "podscale.jax.worker_stages",
@@ -33,4 +33,4 @@ def test_nothing_on_the_way_to_a_rank_of_jax_imports_torch() -> None:
     command = [sys.executable, "-c", PROGRAM, *MODULES]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["-m", "podscale.launch.spawner"]
+    assert done.stdout.split() == ["-m", "podscale.launch.fork_launcher"]

@@ -9,9 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from podscale.config import RunConfig
-from podscale.launch.orphans import kill_launch_processes
-from podscale.launch.outcomes import StageResult
-from podscale.launch.podtask import WorkerSpec
+from podscale.launch.process_cleanup import kill_launch_processes
+from podscale.launch.stage_result import StageResult
+from podscale.launch.worker_spec import WorkerSpec
 from podscale.telemetry.trackers import trainjob
 from podscale.telemetry.trackers.base import FAILURE_PREFIX, LaunchExit
 from podscale.util import env
@@ -119,7 +119,7 @@ class _TrackerProcess:
         module = [sys.executable, "-m", "podscale.telemetry.trackers", name]
         with log.open("ab") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "podscale.launch.orphans", *module],
+                [sys.executable, "-m", "podscale.launch.process_cleanup", *module],
                 env=variables,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from podscale.launch.podtask import WorkerSpec
+from podscale.launch.worker_spec import WorkerSpec
 from podscale.util import env, host_info
 from podscale.util.files import write_json
 from podscale.version import VERSION, installed

@@ -1,6 +1,6 @@
 """The first code of every rank: binds it to its parent, opens its log, and reports how it ended.
 
-Run as `python -m podscale.launch.rankprocess MODULE`, by torchrun or by the supervisor; MODULE runs as __main__ in
+Run as `python -m podscale.launch.worker_main MODULE`, by torchrun or by the supervisor; MODULE runs as __main__ in
 this same process. docs/environment.md lists what it finds in its environment.
 """
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from podscale.distributed.worker_exit import WorkerReport, register_worker, report_and_exit, report_path
 from podscale.errors import ExitCode, PodscaleError
-from podscale.launch.orphans import exit_with_supervisor
+from podscale.launch.process_cleanup import exit_with_supervisor
 from podscale.runs.lease import Lease
 from podscale.util import env
 from podscale.util.processes import SigtermReceived, raise_on_sigterm

@@ -11,11 +11,11 @@ from types import FrameType
 
 from podscale.distributed.worker_exit import read_exit_status, read_worker_reports, registered_workers
 from podscale.errors import ExitCode
-from podscale.launch import joining, local, orphans
-from podscale.launch.follow import LogDisplay
-from podscale.launch.outcomes import GroupExit, LostWorker
-from podscale.launch.podtask import WorkerSpec
-from podscale.launch.tracking import TrackerProcesses
+from podscale.launch import process_cleanup, rendezvous, worker_spec
+from podscale.launch.log_display import LogDisplay
+from podscale.launch.stage_result import GroupExit, LostWorker
+from podscale.launch.tracker_processes import TrackerProcesses
+from podscale.launch.worker_spec import WorkerSpec
 from podscale.runs import Lease, RunDirectory
 from podscale.util import env, host_info, processes
 from podscale.util.processes import DUPLICATE_SIGNAL_SECONDS
@@ -70,7 +70,7 @@ class WorkerGroup:
         self._launcher_log_offset = self._launcher_log.stat().st_size if self._launcher_log.exists() else 0
         self._display = display
         self._trackers = trackers
-        self._variables = local.launch_environment(
+        self._variables = worker_spec.launch_environment(
             spec, rank_dir, logs, os.environ, lease=run.lease, fence=lease.number if lease else None
         )
         self._variables |= variables
@@ -85,11 +85,11 @@ class WorkerGroup:
         """Starts the child and waits for its end; afterwards no process of it is left."""
         shutil.rmtree(self._rank_dir)  # of the attempt before
         self._rank_dir.mkdir(mode=0o700)
-        child = local.start_launcher(
-            local.launch_command(self._spec, self._rank_dir), self._variables, self._launcher_log
+        child = worker_spec.start_launcher(
+            worker_spec.launch_command(self._spec, self._rank_dir), self._variables, self._launcher_log
         )
         try:
-            with joining.log_rendezvous_progress(
+            with rendezvous.log_rendezvous_progress(
                 self._spec.rendezvous, lambda: bool(registered_workers(self._rank_dir))
             ):
                 while child.poll() is None:
@@ -100,7 +100,7 @@ class WorkerGroup:
                     self._kill_survivors()
                     time.sleep(POLL_SECONDS)
         finally:
-            orphans.kill_launch_processes(self._rank_dir)
+            process_cleanup.kill_launch_processes(self._rank_dir)
             child.wait()
         self._poll_trackers()
         self._find_lost_worker()
@@ -129,7 +129,7 @@ class WorkerGroup:
         over = time.monotonic() - stop.requested_at > self._spec.grace_seconds or stop.repeated
         if stop.requested and over and not self._killed:
             self._killed = self._workers_without_report() != [] or not registered_workers(self._rank_dir)
-            orphans.kill_launch_processes(self._rank_dir)
+            process_cleanup.kill_launch_processes(self._rank_dir)
 
     def _kill_survivors(self) -> None:
         if self._spec.uses_torchrun and self._spec.max_restarts:
@@ -139,7 +139,7 @@ class WorkerGroup:
         since = self._failed_since
         if since is not None and time.monotonic() - since > SURVIVOR_GRACE_SECONDS and not self._killed_survivors:
             self._killed_survivors = True
-            orphans.kill_launch_processes(self._rank_dir)
+            process_cleanup.kill_launch_processes(self._rank_dir)
 
     def _has_failed(self) -> bool:
         """Whether a rank has reported its failure."""
