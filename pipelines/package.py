@@ -17,7 +17,7 @@ from podscale.components.summary.component import summary
 from podscale.components.train.component import train
 from podscale.config import RunConfig, load
 from podscale.errors import InputError
-from podscale.launch.jobspec import pod_telemetry
+from podscale.kubernetes.job_spec import pod_telemetry
 from podscale.pipelines import presets
 from podscale.pipelines.kfp_quickly import compiler
 from podscale.pipelines.placement import task_placer

@@ -1,6 +1,6 @@
 """Where and on what the tasks of a pipeline run: as the pod of the same stage's job, as far as KFP can say it.
 
-The pod is rendered as for `podscale submit` (podscale.launch.render); this module only says it again in kfp-kubernetes'
+The pod is rendered as for `podscale submit` (podscale.kubernetes.render); this module only says it again in kfp-kubernetes'
 words. A pod that launches and waits has the pod of the report, which needs no accelerator, with a small image and
 small resources of its own. KFP gives the service account and the rest of the security context itself.
 """
@@ -10,8 +10,8 @@ from typing import Any
 
 from podscale.config import RunConfig
 from podscale.errors import InputError
-from podscale.launch.jobspec import StageName, build_job_spec, pod_telemetry
-from podscale.launch.render import render_job
+from podscale.kubernetes.job_spec import StageName, build_job_spec, pod_telemetry
+from podscale.kubernetes.render import render_job
 from podscale.pipelines.training import PlaceTask, TaskRole
 from podscale.stages import ExportedTelemetry
 from podscale.util import env

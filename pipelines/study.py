@@ -8,7 +8,7 @@ from typing import Any
 from podscale.components.shard.component import shard
 from podscale.config import RunConfig, data_fingerprint
 from podscale.errors import InputError
-from podscale.launch.jobspec import pod_telemetry
+from podscale.kubernetes.job_spec import pod_telemetry
 from podscale.pipelines.kfp_quickly import dsl
 from podscale.pipelines.package import KFP_VERSIONS, compile_to_yaml
 from podscale.pipelines.placement import task_placer

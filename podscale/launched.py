@@ -11,13 +11,12 @@ from datetime import UTC, datetime
 
 from podscale.config import RunConfig
 from podscale.errors import ExitCode, InputError, PodscaleError, error_from_exit_code
-from podscale.launch.cluster.api import connect_cluster
-from podscale.launch.cluster.carry import JobResult, run_stage
-from podscale.launch.cluster.patience import UNATTENDED
-from podscale.launch.cluster.pods import name_of
-from podscale.launch.cluster.removal import wait_until_gone
-from podscale.launch.cluster.stop import job_title, stop_jobs
-from podscale.launch.jobspec import job_identity
+from podscale.kubernetes.client import connect_cluster, wait_until_gone
+from podscale.kubernetes.job_spec import job_identity
+from podscale.kubernetes.jobs import job_title, stop_jobs
+from podscale.kubernetes.pod_state import name_of
+from podscale.kubernetes.retry import UNATTENDED
+from podscale.kubernetes.run_stage import JobResult, run_stage
 from podscale.runs import (
     RunDirectory,
     StageOutcome,

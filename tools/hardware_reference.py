@@ -4,7 +4,7 @@ from pathlib import Path
 
 from podscale.hardware import GPU_KINDS, TPU_KINDS, GpuMachine, TpuKind, find_hardware
 from podscale.hardware.lookup import POD_SHARE
-from podscale.launch.render.direct import GPUDIRECT_NETWORKS
+from podscale.kubernetes.render.gpudirect import GPUDIRECT_NETWORKS
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "hardware.md"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from podscale import config
 from podscale.commands.render import parse_stages, render_stages
-from podscale.launch.render.text import to_yaml
+from podscale.kubernetes.render.common import to_yaml
 from podscale.pipelines import presets
 
 TARGET = Path(__file__).resolve().parent.parent / "manifests" / "jobs"

@@ -7,7 +7,7 @@ from values.yaml by `make chart`, which runs this first.
 import textwrap
 from pathlib import Path
 
-from podscale.launch.render.text import to_yaml
+from podscale.kubernetes.render.common import to_yaml
 from podscale.monitoring.groups import ALERT_RULES, RECORDING_RULES
 from podscale.monitoring.render import RuleSettings, format_number, google_rules, prometheus_rule, rule_template
 from podscale.monitoring.thresholds import THRESHOLDS

@@ -12,19 +12,17 @@ from podscale.commands.render import parse_stages
 from podscale.config import RunConfig
 from podscale.config.preflight import preflight
 from podscale.errors import ExitCode, InputError, PodscaleError, error_from_exit_code
-from podscale.launch.cluster import patience
-from podscale.launch.cluster.api import ClusterClient, connect_cluster
-from podscale.launch.cluster.carry import JobResult, LinePrinter, build_manifests, run_stage, submit_stage
-from podscale.launch.cluster.connection import NamedCluster
-from podscale.launch.cluster.doctor import check_cluster
-from podscale.launch.cluster.listing import JobEntry, describe_pod, list_jobs
-from podscale.launch.cluster.logs import ContainerLog, LogFollower, PodChooser, first_pod, newest_pod_named
-from podscale.launch.cluster.observe import observe_job
-from podscale.launch.cluster.pods import creation_time, name_of, restart_count
-from podscale.launch.cluster.removal import wait_until_gone
-from podscale.launch.cluster.stop import is_resubmitted, job_title, stop_jobs
-from podscale.launch.cluster.submit import dry_run_job
-from podscale.launch.jobspec import StageName
+from podscale.kubernetes import retry
+from podscale.kubernetes.client import ClusterClient, connect_cluster, wait_until_gone
+from podscale.kubernetes.cluster_doctor import check_cluster
+from podscale.kubernetes.job_spec import StageName
+from podscale.kubernetes.job_watcher import observe_job
+from podscale.kubernetes.jobs import JobEntry, describe_pod, is_resubmitted, job_title, list_jobs, stop_jobs
+from podscale.kubernetes.logs import ContainerLog, LogFollower, PodChooser, first_pod, newest_pod_named
+from podscale.kubernetes.pod_state import creation_time, name_of, restart_count
+from podscale.kubernetes.run_stage import JobResult, LinePrinter, build_manifests, run_stage, submit_stage
+from podscale.kubernetes.submit import dry_run_job
+from podscale.kubernetes.transport import NamedCluster
 from podscale.pipelines import presets
 from podscale.util.formatting import format_duration, printable
 from podscale.util.terminal import CheckResult, paint, print_check_results, terminal_width
@@ -115,7 +113,7 @@ def run_logs(run: str, cluster: ClusterOptions, *, stage: str, follow: bool, pod
         job = f"{entry.resource.kind} {name_of(entry.job)}"
         raise InputError(f"{job} has no such pod", field="--pod", got=pod, hint=f"It has: {known}")
     if follow:
-        _follow_log(api.with_retry(patience.UNATTENDED, notes.notify), entry, choose, printer, notes)
+        _follow_log(api.with_retry(retry.UNATTENDED, notes.notify), entry, choose, printer, notes)
     elif found is not None:
         for line in ContainerLog(api, found, notes.notify).lines(found, follow=False):
             printer.line(printable(line))

@@ -42,9 +42,9 @@ def _load_defaults(document: str | None, changes: Sequence[str], named: str | No
         return None
     if named != CLUSTER_DEFAULTS:
         return Defaults(read_text(Path(named)), named)
-    from podscale.launch.cluster.api import connect_cluster
-    from podscale.launch.cluster.connection import NamedCluster
-    from podscale.launch.cluster.defaults import find_cluster_defaults
+    from podscale.kubernetes.client import connect_cluster
+    from podscale.kubernetes.inventory import find_cluster_defaults
+    from podscale.kubernetes.transport import NamedCluster
 
     path = presets.resolve_preset(document)
     choice = NamedCluster(*(peek(path, f"launch.cluster.{name}", changes) for name in ("namespace", "context")))

@@ -8,9 +8,9 @@ from podscale.commands.documents import load_with_defaults
 from podscale.config import RunConfig
 from podscale.config.preflight import find_problems
 from podscale.errors import InputError
-from podscale.launch.jobspec import JobSpec, StageName, build_job_spec
-from podscale.launch.render import RENDERERS_BY_KIND, Manifest, choose_backend, render_job, suitable_backends
-from podscale.launch.render.text import to_yaml
+from podscale.kubernetes.job_spec import JobSpec, StageName, build_job_spec
+from podscale.kubernetes.render import RENDERERS_BY_KIND, Manifest, choose_backend, render_job, suitable_backends
+from podscale.kubernetes.render.common import to_yaml
 
 STAGES: tuple[StageName, ...] = ("shard", "train", "evaluate", "report")
 

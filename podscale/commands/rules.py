@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from podscale.errors import InputError
-from podscale.launch.render.text import to_yaml
+from podscale.kubernetes.render.common import to_yaml
 from podscale.monitoring.render import FORMATS, RuleSettings
 
 RULES_FILE = "podscale-rules.yaml"

@@ -11,7 +11,7 @@ from podscale.commands.several import adhoc_ensemble_document
 from podscale.config import RunConfig
 from podscale.config.preflight import preflight
 from podscale.errors import InputError, PodscaleError
-from podscale.launch import termination
+from podscale.kubernetes import termination_message
 from podscale.runs import RunDirectory, StageOutcome, dataset_directory, ensemble_members, stage_outcomes
 from podscale.util.formatting import format_bytes, format_count
 from podscale.util.terminal import ProgressLine
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from podscale.evaluation.evaluation_json import Evaluation
 
 
-@termination.write_termination_on_exit("shard")
+@termination_message.write_termination_on_exit("shard")
 def run_shard(document: str | None, changes: Sequence[str], *, workers: int, index: int, of: int, verify: bool) -> None:
     """Makes the shard set of a document and tells what it holds."""
     if index >= of:
@@ -83,14 +83,14 @@ def _contact_sheets(directory: Path, splits: list[str], folder: Path) -> list[Pa
         raise InputError(problem, field=str(error.filename or folder)) from error
 
 
-@termination.write_termination_on_exit("train")
+@termination_message.write_termination_on_exit("train")
 def run_train(document: str | None, changes: Sequence[str], shard_set: str | None = None) -> None:
     """Trains on the document's shard set, which must be complete."""
     config, location = _load_with_shard_set(document, changes, shard_set)
     _print_outcome(config, stages.train(config, location), RunDirectory.for_config(config).model)
 
 
-@termination.write_termination_on_exit("train")
+@termination_message.write_termination_on_exit("train")
 def run_collapse(document: str | None, changes: Sequence[str], shard_set: str | None, cycles: Sequence[int]) -> None:
     """Trains the members of a document's ensemble, each from its snapshot; cycles: those alone, default all."""
     config = load_run_document(document, changes)
@@ -109,7 +109,7 @@ def run_collapse(document: str | None, changes: Sequence[str], shard_set: str | 
         _print_outcome(member.config, stages.train(member.config, location), member.model)
 
 
-@termination.write_termination_on_exit("evaluate")
+@termination_message.write_termination_on_exit("evaluate")
 def run_evaluate(documents: Sequence[str], changes: Sequence[str], shard_set: str | None = None) -> None:
     """Evaluates the trained model, or several together, and prints the figures."""
     from podscale.evaluation.evaluation_json import read_evaluation
@@ -134,7 +134,7 @@ def run_evaluate(documents: Sequence[str], changes: Sequence[str], shard_set: st
     _print_outcome(config, outcome, RunDirectory.for_config(config).evaluation)
 
 
-@termination.write_termination_on_exit("report")
+@termination_message.write_termination_on_exit("report")
 def run_report(document: str | None, changes: Sequence[str], shard_set: str | None = None) -> None:
     """Writes the report."""
     config, location = _load_with_shard_set(document, changes, shard_set)

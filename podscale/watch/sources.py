@@ -10,16 +10,16 @@ import yaml
 
 from podscale.config.telemetry import TelemetrySection
 from podscale.errors import PodscaleError
-from podscale.launch.cluster import patience
-from podscale.launch.cluster.api import ClusterClient
-from podscale.launch.cluster.errors import ApiError
-from podscale.launch.cluster.listing import JobEntry
-from podscale.launch.cluster.logs import ContainerLog, LogFollower, first_pod
-from podscale.launch.cluster.observe import JobObserver, observe_job
-from podscale.launch.cluster.pods import is_running, name_of
-from podscale.launch.cluster.resources import PODS, KubernetesObject
-from podscale.launch.cluster.transport import StreamInterrupted
-from podscale.launch.jobspec import METRICS_PORT
+from podscale.kubernetes import retry
+from podscale.kubernetes.client import ClusterClient
+from podscale.kubernetes.errors import ApiError
+from podscale.kubernetes.job_spec import METRICS_PORT
+from podscale.kubernetes.job_watcher import JobObserver, observe_job
+from podscale.kubernetes.jobs import JobEntry
+from podscale.kubernetes.logs import ContainerLog, LogFollower, first_pod
+from podscale.kubernetes.pod_state import is_running, name_of
+from podscale.kubernetes.resources import PODS, KubernetesObject
+from podscale.kubernetes.transport import StreamInterrupted
 from podscale.runs import RunDirectory, is_held, read_outcomes
 from podscale.telemetry.endpoint import ClientCertFiles, Endpoint, EndpointError
 from podscale.telemetry.events import EventRecord, FileTail, parse_record
@@ -106,7 +106,7 @@ class JobSource:
         self._closing = ExitStack()
         self._observer: JobObserver | None = None
         if follow:
-            patient = api.with_retry(patience.UNATTENDED, self._store_notice)
+            patient = api.with_retry(retry.UNATTENDED, self._store_notice)
             self._observer = self._closing.enter_context(observe_job(patient, entry.resource, entry.job))
             self._follower = LogFollower(patient, self._observer.pods, self._lines.append, self._store_notice)
         elif (pod := first_pod(entry.pods)) is not None:

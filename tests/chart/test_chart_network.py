@@ -6,9 +6,9 @@ import pytest
 import yaml
 
 from podscale.config import RunConfig
-from podscale.launch.jobspec import build_job_spec
-from podscale.launch.render import render_job
-from podscale.launch.render.common import MONITORING_NAMESPACES
+from podscale.kubernetes.job_spec import build_job_spec
+from podscale.kubernetes.render import render_job
+from podscale.kubernetes.render.common import MONITORING_NAMESPACES
 from tests.support import helm
 from tests.support.network_policy import End, Outside, Pod, reaches
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from podscale.launch.jobspec import METRICS_PORT
+from podscale.kubernetes.job_spec import METRICS_PORT
 from podscale.telemetry.server import MetricsServer
 from tests.support import crds, helm
 from tests.support.polling import until

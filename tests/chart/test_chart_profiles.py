@@ -8,8 +8,8 @@ import yaml
 
 from podscale.config import Defaults, RunConfig, loads
 from podscale.hardware import find_hardware
-from podscale.launch.jobspec import build_job_spec
-from podscale.launch.render import render_job
+from podscale.kubernetes.job_spec import build_job_spec
+from podscale.kubernetes.render import render_job
 from tests.support import helm
 from tests.support.helm import KUEUE
 

@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from podscale.config import load, loads
-from podscale.launch.jobspec import METRICS_PORT, StageName, build_job_spec
-from podscale.launch.render import render_job
+from podscale.kubernetes.job_spec import METRICS_PORT, StageName, build_job_spec
+from podscale.kubernetes.render import render_job
 from tests.support import crds, helm
 from tests.support.pods import pods_of
 

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from podscale.config import RunConfig, load
-from podscale.launch.cluster import permissions
-from podscale.launch.render.job import JOB_CONTAINER
+from podscale.kubernetes import cluster_doctor
+from podscale.kubernetes.render.job import JOB_CONTAINER
 from tests.support import crds, helm
 from tests.support.helm import EVERYTHING, GOOGLE, KUEUE, OPERATOR, PROFILES
 from tests.support.rendering import rendered
@@ -190,7 +190,7 @@ def test_the_launchers_role_is_what_launching_takes() -> None:
     (role,) = helm.kinds(helm.template(), "Role")
     assert granted(role) == {
         (rule.group, rule.resource, rule.only_names, verb)
-        for rule in permissions.PERMISSION_RULES
+        for rule in cluster_doctor.PERMISSION_RULES
         for verb in rule.verbs
     }
 

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from podscale.hardware import find_hardware
-from podscale.launch.cluster.resources import KIND_PROVIDERS
+from podscale.kubernetes.resources import KIND_PROVIDERS
 from tests.support import helm
 
 PAGE = (helm.ROOT / "docs" / "gke.md").read_text(encoding="utf-8")

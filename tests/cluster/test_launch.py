@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from podscale.launch.cluster.permissions import PERMISSION_RULES
+from podscale.kubernetes.cluster_doctor import PERMISSION_RULES
 from tests.cluster.cluster import Cluster
 from tests.cluster.launcher import Launcher
 from tests.cluster.training import steps

@@ -13,7 +13,7 @@ import pytest
 from kubernetes.client.exceptions import ApiException
 
 from podscale.config import RunConfig
-from podscale.launch.cluster import permissions
+from podscale.kubernetes import cluster_doctor
 from podscale.pipelines.package import package_pipeline
 from tests.cluster import training
 from tests.cluster.cluster import Cluster
@@ -48,7 +48,7 @@ def place(cluster: Cluster, namespace: str) -> str:
     cluster.core.create_namespaced_service_account(namespace, name)
     rules = [
         {"apiGroups": [rule.group], "resources": [rule.resource], "verbs": list(rule.verbs)}
-        for rule in permissions.PERMISSION_RULES
+        for rule in cluster_doctor.PERMISSION_RULES
     ]
     cluster.create(namespace, {**kind, "kind": "Role", **name, "rules": rules})
     subject = {"kind": "ServiceAccount", "name": LAUNCHER, "namespace": namespace}

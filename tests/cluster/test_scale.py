@@ -34,9 +34,9 @@ LAUNCHER = """
 import json, resource, sys, threading, time
 from pathlib import Path
 from podscale.config.document import load
-from podscale.launch.cluster import carry
-from podscale.launch.cluster.api import connect
-from podscale.launch.cluster.wait import wait
+from podscale.kubernetes import carry
+from podscale.kubernetes.client import connect
+from podscale.kubernetes.job_watcher import wait
 config = load(Path(sys.argv[1]))
 api = connect(config.launch.cluster)
 printer = carry.Printer(sys.stderr)

@@ -7,9 +7,9 @@ from typing import Any
 
 from podscale.config import RunConfig
 from podscale.config.document import loads
-from podscale.launch.backends import JOB_BACKENDS
-from podscale.launch.jobspec import StageName, build_job_spec
-from podscale.launch.render import render_job
+from podscale.kubernetes.job_spec import StageName, build_job_spec
+from podscale.kubernetes.render import render_job
+from podscale.kubernetes.resources import JOB_BACKENDS
 from tests.cluster.cluster import Cluster
 from tests.support.tiny import TINY
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from podscale.launch.render import JobManifests
+from podscale.kubernetes.render import JobManifests
 
 
 @dataclass(frozen=True)

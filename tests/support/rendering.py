@@ -1,8 +1,8 @@
 """Jobs for tests: a preset with a volume, rendered."""
 
 from podscale.config import RunConfig, load
-from podscale.launch.jobspec import JobSpec, StageName, build_job_spec
-from podscale.launch.render import JobManifests, render_job
+from podscale.kubernetes.job_spec import JobSpec, StageName, build_job_spec
+from podscale.kubernetes.render import JobManifests, render_job
 from podscale.pipelines import presets
 from tests.support.pods import Pods, pods_of
 

@@ -21,7 +21,7 @@ import pytest
 from podscale.components import work
 from podscale.config import load
 from podscale.errors import ExitCode
-from podscale.launch.jobspec import job_identity
+from podscale.kubernetes.job_spec import job_identity
 from podscale.pipelines import presets
 from podscale.pipelines.package import compile_to_yaml
 from podscale.pipelines.training import PipelineOptions, training_pipeline

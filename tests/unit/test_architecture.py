@@ -122,7 +122,7 @@ def test_engines_know_one_framework_each(name: str, path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "path"), MODULES, ids=[name for name, _ in MODULES])
 def test_only_the_launcher_talks_to_an_api_server(name: str, path: Path) -> None:
-    if name.startswith("podscale.launch.cluster"):
+    if name.startswith("podscale.kubernetes"):
         return
     assert not any(imported.partition(".")[0] == "kubernetes" for imported in imports_of(path))
 

@@ -6,7 +6,7 @@ import pytest
 
 from podscale.config import loads
 from podscale.errors import InputError, InputErrors
-from podscale.launch.jobspec import METRICS_PORT, build_job_spec
+from podscale.kubernetes.job_spec import METRICS_PORT, build_job_spec
 from podscale.pipelines import presets
 from tests.support.refusals import refused
 from tests.support.rendering import TWO, document, spec

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from podscale.cli import main
-from podscale.launch.render.text import to_yaml
+from podscale.kubernetes.render.common import to_yaml
 from podscale.monitoring.durations import find_ranges, parse_milliseconds, shorten_duration, shorten_expression
 from podscale.monitoring.groups import ALERT_RULES, RULE_GROUPS
 from podscale.monitoring.render import RuleSettings, prometheus_rule, rule_file

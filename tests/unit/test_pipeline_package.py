@@ -10,8 +10,8 @@ import yaml
 
 from podscale.config import load, loads
 from podscale.config.telemetry import TelemetrySection
-from podscale.launch.jobspec import METRICS_PORT, build_job_spec
-from podscale.launch.render import render_job
+from podscale.kubernetes.job_spec import METRICS_PORT, build_job_spec
+from podscale.kubernetes.render import render_job
 from podscale.pipelines import presets
 from podscale.pipelines.package import COMPONENT_FUNCTIONS, generated_files, package_pipeline
 from podscale.util import env

@@ -7,9 +7,9 @@ import pytest
 
 from podscale.config import loads
 from podscale.errors import ExitCode, InputError
-from podscale.launch.backends import JOB_BACKENDS
-from podscale.launch.render import RENDERERS_BY_KIND, choose_backend, render_job
-from podscale.launch.render.common import MONITORING_NAMESPACES
+from podscale.kubernetes.render import RENDERERS_BY_KIND, choose_backend, render_job
+from podscale.kubernetes.render.common import MONITORING_NAMESPACES
+from podscale.kubernetes.resources import JOB_BACKENDS
 from podscale.launch.rendezvous import Rendezvous, read_rendezvous_env
 from tests.support.refusals import refused
 from tests.support.rendering import TWO, pods, rendered, spec

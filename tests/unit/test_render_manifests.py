@@ -72,7 +72,7 @@ def test_validation_sees_unknown_fields_and_wrong_types() -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.file)
 def test_pods_of_cpus_and_gpus_are_admitted_where_security_is_restricted(case: Case) -> None:
-    from podscale.launch.render import JobManifests
+    from podscale.kubernetes.render import JobManifests
 
     *companions, job = objects_of(JOBS / case.file)
     found: Pods = pods_of(JobManifests(job, tuple(companions)))

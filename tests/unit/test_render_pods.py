@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from podscale.launch.render import RENDERERS_BY_KIND, placement
-from podscale.launch.render.text import to_yaml
+from podscale.kubernetes.render import RENDERERS_BY_KIND, pod_placement
+from podscale.kubernetes.render.common import to_yaml
 from tests.support.pod_security import violations
 from tests.support.rendering import TWO, pods, rendered, spec
 
@@ -135,10 +135,12 @@ def test_hardware_has_its_nodes() -> None:
 )
 def test_options_of_placement(change: str, selector: dict[str, str]) -> None:
     made = spec(f"launch.cluster.{change}")
-    assert placement.node_selector(made) == selector
+    assert pod_placement.node_selector(made) == selector
     own = selector if change.startswith("node_selector") else {}
-    assert placement.node_selector(spec(f"launch.cluster.{change}", stage="shard")) == own, "of the accelerators alone"
-    tainted = [taint["key"] for taint in placement.tolerations(made)]
+    assert pod_placement.node_selector(spec(f"launch.cluster.{change}", stage="shard")) == own, (
+        "of the accelerators alone"
+    )
+    tainted = [taint["key"] for taint in pod_placement.tolerations(made)]
     assert ("cloud.google.com/gke-spot" in tainted) == change.startswith("spot")
     assert ("cloud.google.com/compute-class" in tainted) == change.startswith("compute")
 

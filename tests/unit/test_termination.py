@@ -8,7 +8,7 @@ import pytest
 
 from podscale.config import RunConfig, dumps, load
 from podscale.errors import InputError, Preempted
-from podscale.launch import termination
+from podscale.kubernetes import termination_message
 from podscale.util import env
 
 
@@ -30,9 +30,9 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_the_end_of_a_stage(log: Path, error: BaseException, code: int, text: str) -> None:
-    with pytest.raises(type(error)), termination.write_termination_on_exit("train"):
+    with pytest.raises(type(error)), termination_message.write_termination_on_exit("train"):
         raise error
-    assert termination.parse_termination_message(log.read_text()) == {
+    assert termination_message.parse_termination_message(log.read_text()) == {
         "stage": "train",
         "exit_code": code,
         "error": text,
@@ -40,7 +40,7 @@ def test_the_end_of_a_stage(log: Path, error: BaseException, code: int, text: st
 
 
 def test_a_stage_that_is_done(log: Path) -> None:
-    with termination.write_termination_on_exit("shard"):
+    with termination_message.write_termination_on_exit("shard"):
         pass
     assert json.loads(log.read_text()) == {"stage": "shard", "exit_code": 0, "error": ""}
 
@@ -48,7 +48,7 @@ def test_a_stage_that_is_done(log: Path) -> None:
 def test_nothing_is_written_where_nobody_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(env.TERMINATION_LOG, raising=False)
     monkeypatch.chdir(tmp_path)
-    with termination.write_termination_on_exit("train"):
+    with termination_message.write_termination_on_exit("train"):
         pass
     assert list(tmp_path.iterdir()) == []
 
@@ -56,16 +56,16 @@ def test_nothing_is_written_where_nobody_asks(tmp_path: Path, monkeypatch: pytes
 def test_a_log_that_cannot_be_written_hides_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(env.TERMINATION_LOG, "/proc/no/such/file")
     error = InputError("the reason")
-    with pytest.raises(InputError) as caught, termination.write_termination_on_exit("train"):
+    with pytest.raises(InputError) as caught, termination_message.write_termination_on_exit("train"):
         raise error
     assert caught.value is error
 
 
 @pytest.mark.parametrize("error", ["x" * 10_000, "\u00e9" * 4096, '"\\\n' * 3000, "\U0001f600" * 2000, "x" * 4040])
 def test_the_message_fits_what_kubernetes_keeps(error: str) -> None:
-    message = termination.termination_message("train", 1, error)
+    message = termination_message.termination_message("train", 1, error)
     assert len(message) <= 4096
-    found = termination.parse_termination_message(message.decode())
+    found = termination_message.parse_termination_message(message.decode())
     assert found is not None
     assert found["error"].rstrip(".") == error[: len(found["error"].rstrip("."))], "the beginning is kept"
     assert len(message) > 4096 - 16 or found["error"] == error
@@ -75,7 +75,7 @@ def test_the_message_fits_what_kubernetes_keeps(error: str) -> None:
     "text", ["", "{}", "not json", '{"stage": "x"}', "[1]", '{"stage":"t","exit_code":"a","error":""}']
 )
 def test_messages_of_others_are_none_of_ours(text: str) -> None:
-    assert termination.parse_termination_message(text) is None
+    assert termination_message.parse_termination_message(text) is None
 
 
 def test_a_command_tells_even_what_is_wrong_with_its_document(
@@ -85,7 +85,7 @@ def test_a_command_tells_even_what_is_wrong_with_its_document(
 
     monkeypatch.setenv(env.RUN_DOCUMENT, "launch: {nodez: 2}")
     assert main(["train"]) == 2
-    found = termination.parse_termination_message(log.read_text())
+    found = termination_message.parse_termination_message(log.read_text())
     assert found is not None
     assert found["exit_code"] == 2
     assert found["error"].startswith("PODSCALE_RUN_DOCUMENT:1: ")

@@ -15,7 +15,7 @@ imagePullSecrets:
 {{- end }}
 {{- end -}}
 
-{{/* When a Job of one container gives up: as podscale/launch/render/job.py has it for the stages. */}}
+{{/* When a Job of one container gives up: as podscale/kubernetes/render/job.py has it for the stages. */}}
 {{- define "podscale.retries" -}}
 backoffLimit: 3
 podFailurePolicy:

@@ -13,7 +13,7 @@ HERE = Path(__file__).parent
 STANDINS = {
     "podscale.data.sharding.build_shard_set": HERE / "standin_build.py",
     "podscale.launch.supervisor": HERE / "standin_supervisor.py",
-    "podscale.launch.cluster.carry": HERE / "standin_carry.py",
+    "podscale.kubernetes.run_stage": HERE / "standin_carry.py",
     "podscale.report.model_card": HERE / "standin_card.py",
     "podscale.evaluation.evaluation_json": HERE / "standin_evaluation.py",
     "podscale.report": HERE / "standin_report.py",

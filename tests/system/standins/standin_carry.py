@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from podscale.errors import InputError
-from podscale.launch.cluster.api import connect_cluster
-from podscale.launch.cluster.connection import NamedCluster
-from podscale.launch.cluster.resources import JOB_KINDS
+from podscale.kubernetes.client import connect_cluster
+from podscale.kubernetes.resources import JOB_KINDS
+from podscale.kubernetes.transport import NamedCluster
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from podscale.launch.cluster.api import ClusterClient, connect_cluster
-from podscale.launch.cluster.connection import NamedCluster
-from podscale.launch.cluster.patience import RetryPolicy
+from podscale.kubernetes.client import ClusterClient, connect_cluster
+from podscale.kubernetes.retry import RetryPolicy
+from podscale.kubernetes.transport import NamedCluster
 from tests.support.fake_cluster import FakeCluster
 
 

@@ -14,10 +14,9 @@ import pytest
 import yaml
 
 from podscale.errors import ExitCode, InputError
-from podscale.launch.cluster import mirror, patience, transport
-from podscale.launch.cluster.api import ClusterClient, connect_cluster
-from podscale.launch.cluster.connection import NamedCluster
-from podscale.launch.cluster.errors import (
+from podscale.kubernetes import informer, retry, transport
+from podscale.kubernetes.client import ClusterClient, connect_cluster
+from podscale.kubernetes.errors import (
     ApiAlreadyExists,
     ApiConflict,
     ApiError,
@@ -26,10 +25,10 @@ from podscale.launch.cluster.errors import (
     KindNotServed,
     WatchExpired,
 )
-from podscale.launch.cluster.mirror import Informer
-from podscale.launch.cluster.patience import RetryPolicy
-from podscale.launch.cluster.resources import JOB_KINDS, PODS
-from podscale.launch.cluster.transport import StreamInterrupted
+from podscale.kubernetes.informer import Informer
+from podscale.kubernetes.resources import JOB_KINDS, PODS
+from podscale.kubernetes.retry import RetryPolicy
+from podscale.kubernetes.transport import NamedCluster, StreamInterrupted
 from tests.support.certificates import Authority
 from tests.support.cluster_objects import job, pod
 from tests.support.fake_cluster import FakeCluster
@@ -104,7 +103,7 @@ def test_an_answer_that_breaks_off_in_the_middle_is_asked_for_again(api: Cluster
 def test_an_outage_is_waited_out_and_told_once(
     api: ClusterClient, cluster: FakeCluster, told: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patience, "NOTICE_AFTER_SECONDS", 0.2)
+    monkeypatch.setattr(retry, "NOTICE_AFTER_SECONDS", 0.2)
     cluster.down()
     later(2.0, cluster.up)
     assert api.version()["gitVersion"] == "v1.35.4"
@@ -275,7 +274,7 @@ def test_a_webhook_that_does_not_answer_is_not_waited_for_long_and_points_at_the
 def test_a_server_that_stays_in_trouble_is_no_bad_input(
     cluster: FakeCluster, told: list[str], monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
-    monkeypatch.setattr(patience, "NOTICE_AFTER_SECONDS", 0.0)
+    monkeypatch.setattr(retry, "NOTICE_AFTER_SECONDS", 0.0)
     api = connect_cluster(NamedCluster(), policy=RetryPolicy(1.0), notify=told.append)
     cluster.admission.append(lambda *_: Answer(status, "InternalError", "etcdserver: leader changed"))
     with pytest.raises(ApiUnreachable, match="etcdserver: leader changed") as raised:
@@ -326,7 +325,7 @@ def test_a_watch_tells_changes_and_says_when_it_is_too_old(api: ClusterClient, c
 def test_trouble_of_the_server_within_a_watch_does_not_end_the_watching(
     api: ClusterClient, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mirror, "RETRY_SECONDS", 0.02)
+    monkeypatch.setattr(informer, "RETRY_SECONDS", 0.02)
     troubles = [Answer(500, "InternalError", "etcdserver: no leader"), Answer(504, "Timeout", "too large version")]
     real = cluster.changes
 

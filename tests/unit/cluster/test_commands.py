@@ -9,15 +9,13 @@ import pytest
 
 from podscale.cli import main
 from podscale.config import load
-from podscale.launch.backends import JOB_BACKENDS
-from podscale.launch.cluster import api as launch_api
-from podscale.launch.cluster import logs
-from podscale.launch.cluster.api import ClusterClient
-from podscale.launch.cluster.choose import choose_job_kind
-from podscale.launch.cluster.observe import observe_job
-from podscale.launch.cluster.patience import RetryPolicy
-from podscale.launch.cluster.resources import JOB_KINDS
-from podscale.launch.jobspec import build_job_spec
+from podscale.kubernetes import client, logs
+from podscale.kubernetes.client import ClusterClient
+from podscale.kubernetes.job_spec import build_job_spec
+from podscale.kubernetes.job_watcher import observe_job
+from podscale.kubernetes.resources import JOB_BACKENDS, JOB_KINDS
+from podscale.kubernetes.retry import RetryPolicy
+from podscale.kubernetes.run_stage import choose_job_kind
 from tests.support.cluster_objects import condition, job, pod, terminated, unschedulable
 from tests.support.fake_cluster import FakeCluster
 from tests.support.fake_state import Answer
@@ -251,7 +249,7 @@ def test_logs_prints_rank_0_to_the_end(cluster: FakeCluster, capsys: pytest.Capt
 def test_a_named_pod_is_followed_through_silence_and_restarts(
     cluster: FakeCluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launch_api, "LOG_SILENCE_SECONDS", 0.3)
+    monkeypatch.setattr(client, "LOG_SILENCE_SECONDS", 0.3)
     monkeypatch.setattr(logs, "POLL_SECONDS", 0.02)
     cluster.put("pytorchjobs", job())
     cluster.put("pods", pod(0))
@@ -282,7 +280,7 @@ def test_doctor_finds_an_api_server_that_is_down(
     cluster: FakeCluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "podscale.launch.cluster.api.connect_cluster.__kwdefaults__", {"policy": RetryPolicy(0.2), "notify": None}
+        "podscale.kubernetes.client.connect_cluster.__kwdefaults__", {"policy": RetryPolicy(0.2), "notify": None}
     )
     cluster.down()
     findings = examined(capsys)

@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from podscale import config
-from podscale.launch.cluster.doctor import check_cluster
-from podscale.launch.cluster.machines import parse_quantity
-from podscale.launch.cluster.permissions import PERMISSION_RULES
+from podscale.kubernetes.cluster_doctor import PERMISSION_RULES, check_cluster
+from podscale.kubernetes.inventory import parse_quantity
 from podscale.util.terminal import CheckResult
 from tests.support.cluster_objects import condition
 from tests.support.fake_cluster import FakeCluster

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from podscale.launch.cluster import logs
-from podscale.launch.cluster.api import ClusterClient
-from podscale.launch.cluster.logs import ContainerLog, LogFollower, first_pod, split_timestamp
-from podscale.launch.cluster.resources import PODS
-from podscale.launch.cluster.transport import StreamInterrupted
+from podscale.kubernetes import logs
+from podscale.kubernetes.client import ClusterClient
+from podscale.kubernetes.logs import ContainerLog, LogFollower, first_pod, split_timestamp
+from podscale.kubernetes.resources import PODS
+from podscale.kubernetes.transport import StreamInterrupted
 from tests.support.cluster_objects import pod, terminated
 from tests.support.fake_cluster import FakeCluster
 from tests.support.polling import until

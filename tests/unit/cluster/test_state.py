@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from podscale.launch.cluster import state
+from podscale.kubernetes import job_state
 from tests.support.cluster_objects import (
     condition,
     event,
@@ -31,7 +31,7 @@ REFUSED = (
 class Case:
     name: str
     job: Object | None
-    phase: state.JobPhase
+    phase: job_state.JobPhase
     says: str = ""
     pods: tuple[Object, ...] = ()
     events: tuple[Object, ...] = ()
@@ -172,7 +172,7 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_job_is_told_as_it_stands(case: Case) -> None:
-    found = state.read_job_state(case.job, case.pods, case.events, case.workload)
+    found = job_state.read_job_state(case.job, case.pods, case.events, case.workload)
     assert found.phase == case.phase, str(found)
     assert case.says in found.reason
     assert found.is_permanent == case.hopeless
@@ -183,18 +183,18 @@ def test_the_first_cause_explains_the_others() -> None:
     ends = [(77, "peer lost"), (76, "hang"), (1, "loss is not finite"), (2, "bad document")]
     for number in range(len(ends)):
         pods = [pod(index, state=terminated(*end)) for index, end in enumerate(ends[: number + 1])]
-        found = state.read_job_state(LIVE, pods).stage_exit
+        found = job_state.read_job_state(LIVE, pods).stage_exit
         assert found is not None
         assert (found.exit_code, found.error) == ends[number]
 
 
 def test_an_error_of_many_lines_is_one_line_in_a_state() -> None:
     pods = [pod(0, state=terminated(1, "loss is not finite\n  at update 12\nlower the rate"), phase="Failed")]
-    assert str(state.read_job_state(failed("Job"), pods)) == "failed: loss is not finite"
+    assert str(job_state.read_job_state(failed("Job"), pods)) == "failed: loss is not finite"
 
 
 def test_the_line_for_people_counts_pods_and_restarts() -> None:
-    found = state.read_job_state(
+    found = job_state.read_job_state(
         LIVE, [pod(0, restarts=2), pod(1, state=waiting("ContainerCreating"), phase="Pending")]
     )
     assert str(found) == "restarting, 1 of 2 pods, 2 restarts"
@@ -216,4 +216,4 @@ def test_the_line_for_people_counts_pods_and_restarts() -> None:
 def test_whether_a_job_ever_ran_is_told_by_its_pods_and_its_status(
     status: dict[str, Any], pods: list[dict[str, Any]], ran: bool
 ) -> None:
-    assert state.read_job_state(stored(job(status=status), created="2026-01-01T00:00:00Z"), pods).has_run is ran
+    assert job_state.read_job_state(stored(job(status=status), created="2026-01-01T00:00:00Z"), pods).has_run is ran

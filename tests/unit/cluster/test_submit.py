@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 
 from podscale.errors import ABSENT
-from podscale.launch.cluster import companions
-from podscale.launch.cluster.api import ClusterClient, connect_cluster
-from podscale.launch.cluster.connection import NamedCluster
-from podscale.launch.cluster.errors import ApiError, KindNotServed
-from podscale.launch.cluster.patience import RetryPolicy
-from podscale.launch.cluster.resources import resource_of
-from podscale.launch.cluster.submit import Submission, dry_run_job, submit_job
-from podscale.launch.render import JobManifests
+from podscale.kubernetes import submit
+from podscale.kubernetes.client import ClusterClient, connect_cluster
+from podscale.kubernetes.errors import ApiError, KindNotServed
+from podscale.kubernetes.render import JobManifests
+from podscale.kubernetes.resources import resource_of
+from podscale.kubernetes.retry import RetryPolicy
+from podscale.kubernetes.submit import Submission, dry_run_job, submit_job
+from podscale.kubernetes.transport import NamedCluster
 from tests.support.cluster_objects import LABELS, condition, job
 from tests.support.fake_cluster import FakeCluster
 from tests.support.fake_state import Answer, Seen
@@ -101,8 +101,8 @@ def test_what_an_earlier_job_left_is_replaced_where_it_differs(api: ClusterClien
 def test_what_another_submitter_of_this_document_has_just_made_is_used(
     api: ClusterClient, cluster: FakeCluster
 ) -> None:
-    (made,) = companions.prepare_owned_objects(api, (POLICY,))
-    assert companions.prepare_owned_objects(api, (POLICY,)) == []
+    (made,) = submit.prepare_owned_objects(api, (POLICY,))
+    assert submit.prepare_owned_objects(api, (POLICY,)) == []
     (kept,) = cluster.all("networkpolicies")
     submit_job(api, MANIFESTS, print)
     (owned,) = cluster.all("networkpolicies")

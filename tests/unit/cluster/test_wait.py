@@ -11,10 +11,10 @@ import pytest
 
 from podscale import config
 from podscale.errors import ExitCode
-from podscale.launch.cluster import logs, mirror, observe, patience
-from podscale.launch.cluster.carry import JobResult, run_stage
-from podscale.launch.cluster.patience import RetryPolicy
-from podscale.launch.cluster.wait import JobReplaced, JobVanished, NamespaceGone, WaitLimits
+from podscale.kubernetes import informer, job_watcher, logs, retry
+from podscale.kubernetes.job_watcher import JobReplaced, JobVanished, NamespaceGone, WaitLimits
+from podscale.kubernetes.retry import RetryPolicy
+from podscale.kubernetes.run_stage import JobResult, run_stage
 from podscale.util.processes import SigtermReceived, raise_on_sigterm
 from tests.support.cluster_objects import condition, event, pod, terminated, unschedulable, waiting
 from tests.support.fake_cluster import FakeCluster
@@ -33,9 +33,9 @@ DOCUMENT = (
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "POLL_SECONDS", 0.02)
-    monkeypatch.setattr(mirror, "RETRY_SECONDS", 0.05)
-    monkeypatch.setattr(observe, "DETAILS_SECONDS", 0.1)
-    monkeypatch.setattr(patience, "UNATTENDED", RetryPolicy(20.0))
+    monkeypatch.setattr(informer, "RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(job_watcher, "DETAILS_SECONDS", 0.1)
+    monkeypatch.setattr(retry, "UNATTENDED", RetryPolicy(20.0))
 
 
 class Waiting:
@@ -258,7 +258,7 @@ def test_a_job_that_somebody_replaced_is_not_taken_for_ours(operator: Operator, 
 def test_an_outage_and_forgotten_history_lose_nothing(
     operator: Operator, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patience, "NOTICE_AFTER_SECONDS", 0.2)
+    monkeypatch.setattr(retry, "NOTICE_AFTER_SECONDS", 0.2)
     launcher = Waiting()
     operator.pods(pod(0), pod(1))
     cluster.say("r1-worker-0", "epoch 1")

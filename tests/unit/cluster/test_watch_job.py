@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from podscale.cli import main
-from podscale.launch.cluster import logs
-from podscale.launch.jobspec import METRICS_PORT
+from podscale.kubernetes import logs
+from podscale.kubernetes.job_spec import METRICS_PORT
 from tests.support.cluster_objects import condition, job, pod, terminated
 from tests.support.fake_cluster import FakeCluster
 from tests.support.outcomes import assert_error

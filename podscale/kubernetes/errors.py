@@ -1,0 +1,227 @@
+"""Errors of an API server: the object, the reason, and what to do next."""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from podscale.errors import ABSENT, InputError, PodscaleError
+from podscale.kubernetes.resources import KIND_PROVIDERS, ResourceKind
+
+
+class ApiUnreachable(PodscaleError):
+    """No API server answered, or none that could; the same request may succeed later.
+
+    Args:
+        problem: text of the error.
+        hint: what to do next.
+        notice: text for the user while the request is retried.
+        retry_after: pause that the server asked for, seconds.
+        retry_for: time after which retries are in vain, seconds.
+    """
+
+    def __init__(
+        self,
+        problem: str,
+        *,
+        hint: str = "",
+        notice: str = "",
+        retry_after: float = 0.0,
+        retry_for: float = float("inf"),
+    ) -> None:
+        super().__init__(problem, hint=hint)
+        self.notice, self.retry_after, self.retry_for = notice, retry_after, retry_for
+
+
+WEBHOOK_FAILED = "failed calling webhook"
+"""What an API server says (HTTP 500) where an operator that has to check an object does not answer."""
+
+
+class ApiError(InputError):
+    """The API server answered and will answer the same again.
+
+    Args:
+        problem: what is wrong and why.
+        status: HTTP status.
+        reason: reason of the API's Status object.
+        field: object that was asked for, such as `PyTorchJob r1`, or document key that mends it.
+        got: offending value.
+        hint: what to do next.
+    """
+
+    def __init__(
+        self, problem: str, status: int, reason: str = "", *, field: str = "", got: Any = ABSENT, hint: str = ""
+    ) -> None:
+        super().__init__(problem, field=field, got=got, hint=hint)
+        self.status = status
+        self.reason = reason
+
+
+class ApiNotFound(ApiError):
+    """There is no such object."""
+
+
+class KindNotServed(ApiError):
+    """The cluster does not have this kind of object: its operator is not installed, or another version of it."""
+
+
+class ApiAlreadyExists(ApiError):
+    """Somebody was faster: an object of this name exists."""
+
+
+class ApiConflict(ApiError):
+    """The object has changed since it was read, or is another one than was meant."""
+
+
+class WatchExpired(ApiError):
+    """The place in the stream of changes is too old: list again."""
+
+
+@dataclass(frozen=True)
+class ApiRequest:
+    """What was asked for, for messages: verb as in RBAC, and the object."""
+
+    verb: str
+    resource: ResourceKind | None
+    namespace: str
+    name: str = ""
+
+    def __str__(self) -> str:
+        if self.resource is None:
+            return f"{self.verb} {self.name}"
+        return f"{self.verb} {self.target}" + self._where
+
+    @property
+    def target(self) -> str:
+        """Object that was asked for, such as `PyTorchJob r1`."""
+        return f"{self.resource.kind if self.resource else ''} {self.name}".strip()
+
+    @property
+    def cannot(self) -> str:
+        """Beginning of an error whose field is the target."""
+        return f"cannot {self.verb} it{self._where}"
+
+    @property
+    def _where(self) -> str:
+        return f" in namespace {self.namespace}" if self.resource and self.resource.namespaced else ""
+
+
+def api_error(request: ApiRequest, status: int, answer: dict[str, Any]) -> ApiError:
+    """Return the error of an answer that is no success.
+
+    Args:
+        status: HTTP status.
+        answer: the API's Status object, or {'message': text}.
+    """
+    message = str(answer.get("message", ""))
+    reason = str(answer.get("reason", ""))
+    details = answer.get("details") or {}
+    if status == 401:
+        return _unauthorized_error(request, status, reason)
+    if status == 403:
+        return _forbidden_error(request, message, reason)
+    if status == 404:
+        return _not_found_error(request, message, details)
+    if status == 409 and reason == "AlreadyExists":
+        return ApiAlreadyExists(f"{request.cannot}: it exists already", status, reason, field=request.target)
+    if status == 409:
+        hint = "Try the same command again."
+        return ApiConflict(f"{request.cannot}: {message}", status, reason, field=request.target, hint=hint)
+    if status == 410 or reason == "Expired":
+        return WatchExpired(f"{request.cannot}: {message}", status, reason, field=request.target)
+    return _invalid_error(request, message, status, reason)
+
+
+def _unauthorized_error(request: ApiRequest, status: int, reason: str) -> ApiError:
+    return ApiError(
+        f"{request.cannot}: the API server does not accept these credentials (HTTP 401): the token has expired, or it "
+        "belongs to another cluster",
+        status,
+        reason,
+        field=request.target,
+        hint="Log in again (GKE: `gcloud container clusters get-credentials CLUSTER`), check with "
+        "`kubectl auth whoami`, or name another context with launch.cluster.context",
+    )
+
+
+def _forbidden_error(request: ApiRequest, message: str, reason: str) -> ApiError:
+    if "exceeded quota" in message:
+        problem = message[message.index("exceeded quota") :]
+        hint = (
+            "Ask for less, wait for other jobs to end, or have the quota raised: "
+            f"`kubectl describe quota -n {request.namespace}`"
+        )
+    elif "being terminated" in message:
+        problem = f"namespace {request.namespace} is being deleted"
+        hint = "Wait until it is gone, or use another one with launch.cluster.namespace"
+    elif "violates PodSecurity" in message:
+        problem = f"{message}. The namespace's Pod Security level does not allow it"
+        hint = "Set launch.cluster.security=restricted, or use a namespace that allows what this hardware needs."
+    elif "blockOwnerDeletion" in message:
+        problem = f"{message}. This cluster asks for the right to update finalizers of jobs"
+        hint = f"Have the chart's launcher role bound to this account; {_DOCTOR}"
+    elif "denied the request" in message or "is forbidden: User" not in message:
+        problem = f"refused on admission: {message}"
+        hint = "Change the document or ask who runs this cluster."
+    elif "system:anonymous" in message:
+        return _unauthorized_error(request, 403, reason)
+    else:
+        user = re.search(r'User "([^"]*)"', message)
+        resource = request.resource.full_name if request.resource else "this"
+        problem = f"{user.group(1) if user else 'this account'} may not {request.verb} {resource} (RBAC)"
+        hint = f"Have the chart's launcher role bound to it; {_DOCTOR}"
+    return ApiError(f"{request.cannot}: {problem}", 403, reason, field=request.target, hint=hint)
+
+
+_DOCTOR = "`podscale doctor --cluster` lists everything that is needed."
+
+
+def _not_found_error(request: ApiRequest, message: str, details: dict[str, Any]) -> ApiError:
+    resource = request.resource
+    if details.get("kind") == "namespaces":
+        return ApiNotFound(
+            f"{request.cannot}: there is no namespace {request.namespace}",
+            404,
+            "NotFound",
+            field=request.target,
+            hint=f"`kubectl create namespace {request.namespace}`, or set launch.cluster.namespace",
+        )
+    if resource is not None and (not details.get("name") and not re.search(r'"[^"]+" not found', message)):
+        return kind_not_served_error(resource)
+    return ApiNotFound(f"{request.cannot}: there is none", 404, "NotFound", field=request.target)
+
+
+def kind_not_served_error(resource: ResourceKind, served: tuple[str, ...] = ()) -> KindNotServed:
+    """Return the error of a kind that a cluster lacks.
+
+    Args:
+        served: versions of its API group that the cluster has.
+    """
+    provider = KIND_PROVIDERS.get(resource.group)
+    if served and resource.version not in served:
+        name = f"{provider.name} {provider.version} or newer" if provider else "a newer version"
+        problem = f"needs {resource.api_version}, and this cluster has version {', '.join(served)} only"
+        hint = f"Install {name}" + (f": {provider.install}" if provider else "")
+    elif provider is None:
+        problem, hint = f"this cluster does not have {resource.api_version}", ""
+    else:
+        problem = f"this cluster does not have {resource.api_version}"
+        hint = (
+            f"Install {provider.name} {provider.version} or newer ({provider.install}), or choose another "
+            "launch.backend"
+        )
+    return KindNotServed(problem, 404, "NotFound", field=resource.kind, hint=hint)
+
+
+def _invalid_error(request: ApiRequest, message: str, status: int, reason: str) -> ApiError:
+    problem, hint = message or f"HTTP {status}", ""
+    unknown = re.findall(r'unknown field "([^"]+)"', message)
+    if unknown and request.resource is not None:
+        provider = KIND_PROVIDERS.get(request.resource.group)
+        problem = f"the cluster's {request.resource.kind} is too old for {', '.join(unknown)}"
+        hint = f"Install {provider.name} {provider.version} or newer." if provider else "Install a newer version."
+    elif "no more than 63 characters" in message or "must be no more than" in message:
+        hint = "Choose a shorter run.id"
+    elif WEBHOOK_FAILED in message:
+        problem = f"{message}. The operator that checks these objects does not answer"
+        hint = "`podscale doctor --cluster` tells whether it is up."
+    return ApiError(f"{request.cannot}: {problem}", status, reason, field=request.target, hint=hint)

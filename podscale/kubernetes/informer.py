@@ -1,0 +1,120 @@
+"""Informer: a current copy of some objects of the API server, by one list and then watches.
+
+Memory is bounded by the part of each object that `keep` returns. While nothing fails it sends one request a minute.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from podscale.kubernetes.client import ClusterClient
+from podscale.kubernetes.errors import WatchExpired
+from podscale.kubernetes.resources import KubernetesObject, ResourceKind
+from podscale.kubernetes.transport import StreamInterrupted
+
+RETRY_SECONDS = 1.0
+"""Shortest time between two watches, seconds: a server may end each at once."""
+
+
+class Informer:
+    """Objects of one kind by uid, kept current by a thread of its own until closed.
+
+    Args:
+        api: client of the cluster.
+        resource: kind of the objects.
+        on_change: set when an object changes, and when the thread fails.
+        labels: label selector.
+        fields: field selector.
+        trim: returns the part of an object to keep.
+    """
+
+    def __init__(
+        self,
+        api: ClusterClient,
+        resource: ResourceKind,
+        on_change: threading.Event,
+        *,
+        labels: str = "",
+        fields: str = "",
+        trim: Callable[[KubernetesObject], KubernetesObject] = lambda found: found,
+    ) -> None:
+        self._api = api
+        self._resource = resource
+        self._on_change = on_change
+        self._labels = labels
+        self._fields = fields
+        self._trim = trim
+        self._objects: dict[str, KubernetesObject] = {}
+        self._lock = threading.Lock()
+        self._synced = threading.Event()
+        self._closed = threading.Event()
+        self._failure: Exception | None = None
+        threading.Thread(target=self._run, name=f"watch {resource.plural}", daemon=True).start()
+
+    def objects(self) -> Sequence[KubernetesObject]:
+        """Return the newest state of the objects; waits for the first list. Raises the error that ended the thread."""
+        while not self._synced.wait(0.2):  # in slices, so that a signal gets its turn
+            pass
+        if self._failure is not None:
+            raise self._failure
+        with self._lock:
+            return list(self._objects.values())
+
+    def close(self) -> None:
+        """End the thread, at the latest when its watch ends (a minute)."""
+        self._closed.set()
+
+    def _run(self) -> None:
+        try:
+            while not self._closed.is_set():
+                self._watch(self._list())
+        except Exception as error:  # raised by `objects`
+            self._failure = error
+        finally:
+            self._synced.set()
+            self._on_change.set()
+
+    def _list(self) -> str:
+        """Fetch all objects; return the resource version to watch from."""
+        while True:
+            try:
+                found, version = self._api.list(
+                    self._resource, labels=self._labels, fields=self._fields, keep=self._trim
+                )
+                break
+            except WatchExpired:  # the pages of a long list grew too old
+                self._closed.wait(RETRY_SECONDS)
+        with self._lock:
+            self._objects = {str(thing["metadata"]["uid"]): thing for thing in found}
+        self._synced.set()
+        self._on_change.set()
+        return version
+
+    def _watch(self, version: str) -> None:
+        """Watch until `version` is too old or the informer is closed; a broken stream is resumed."""
+        while not self._closed.is_set():
+            began = time.monotonic()
+            try:
+                for change in self._api.watch(self._resource, version, labels=self._labels, fields=self._fields):
+                    version = self._apply_change(change)
+                    if self._closed.is_set():
+                        return
+            except WatchExpired:
+                return
+            except StreamInterrupted:
+                pass
+            self._closed.wait(max(0.0, RETRY_SECONDS - (time.monotonic() - began)))
+
+    def _apply_change(self, change: KubernetesObject) -> str:
+        """Apply one change; return its resource version."""
+        thing = change["object"]
+        version = str(thing["metadata"]["resourceVersion"])
+        if change["type"] == "BOOKMARK":
+            return version
+        with self._lock:
+            if change["type"] == "DELETED":
+                self._objects.pop(str(thing["metadata"]["uid"]), None)
+            else:
+                self._objects[str(thing["metadata"]["uid"])] = self._trim(thing)
+        self._on_change.set()
+        return version

@@ -1,0 +1,247 @@
+"""What is submitted to a cluster: one stage of one run, described without saying by which kind of job."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from podscale.config import RunConfig, dumps, loads, result_values
+from podscale.config.launch import ClusterSection
+from podscale.config.telemetry import TelemetrySection
+from podscale.errors import InputError
+from podscale.hardware import CPU, Hardware, find_hardware
+from podscale.kubernetes.pod_resources import PodResources, pod_resources, validate_job
+from podscale.runs import dataset_directory, local_path
+from podscale.version import VERSION
+
+StageName = Literal["shard", "train", "evaluate", "report"]
+SecurityMode = Literal["restricted", "privileged"]
+
+METRICS_PORT = 9464
+"""Where pods serve metrics; the container port is named `metrics`."""
+MAX_DOCUMENT_BYTES = 120_000
+"""Bytes of a document that fit into an environment variable (Linux: 128 KiB for one string)."""
+NAME_LABEL, RUN_LABEL, STAGE_LABEL = "app.kubernetes.io/name", "podscale.dev/run", "podscale.dev/stage"
+IDENTITY_ANNOTATION, VERSION_ANNOTATION = "podscale.dev/identity", "podscale.dev/version"
+"""Annotations of jobs."""
+CACHE_PATH = "/cache"
+METRICS_SECRETS_PATH = "/etc/podscale"
+"""Below it: what pods serve metrics with."""
+
+
+@dataclass(frozen=True)
+class MountedSecret:
+    """A Secret whose keys are files of the pods."""
+
+    name: str
+    secret: str
+
+    @property
+    def path(self) -> str:
+        return f"{METRICS_SECRETS_PATH}/{self.name}"
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """One stage of one run on `nodes` pods with `processes` ranks each.
+
+    identity: the same for jobs that produce the same, sha256 in hex. document: what the pods are given, as YAML.
+    min_nodes: where the job may go on with fewer pods. gpudirect: how GPUs reach each other past the host's memory.
+    cache_path: where the pods keep remote shards, None where there are none. grace_seconds: from the request to stop
+    to the kill.
+    """
+
+    run: str
+    stage: StageName
+    identity: str
+    document: str
+    shard_set: str
+    command: tuple[str, ...]
+    image: str
+    nodes: int
+    processes_per_node: int
+    hardware: Hardware
+    resources: PodResources
+    security_mode: SecurityMode
+    workspace: str
+    cluster: ClusterSection
+    engine: str = "pytorch"
+    min_nodes: int | None = None
+    slices: int = 1
+    gpudirect: str | None = None
+    cache_path: str | None = None
+    max_restarts: int = 0
+    grace_seconds: float = 60.0
+    time_limit_seconds: int = 0
+
+    @property
+    def name(self) -> str:
+        """Name of the job: the run's id, with the stage where it is not the training."""
+        return self.run if self.stage == "train" else f"{self.run}-{self.stage}"
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes * self.processes_per_node
+
+    @property
+    def needs_accelerators(self) -> bool:
+        """Whether its pods go to the machines that the document names, and not to any of the cluster."""
+        return self.stage in ("train", "evaluate")
+
+    @property
+    def selector(self) -> dict[str, str]:
+        """The labels by which the pods of this job, and no others, are found."""
+        return {RUN_LABEL: self.run, STAGE_LABEL: self.stage}
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The labels of the job and everything that belongs to it."""
+        own = {
+            NAME_LABEL: "podscale",
+            "app.kubernetes.io/component": self.stage,
+            "app.kubernetes.io/managed-by": "podscale",
+        }
+        return {**own, **self.selector, **self.cluster.labels}
+
+    @property
+    def annotations(self) -> dict[str, str]:
+        return {IDENTITY_ANNOTATION: self.identity, VERSION_ANNOTATION: VERSION, **self.cluster.annotations}
+
+
+def build_job_spec(
+    config: RunConfig, stage: StageName, shard_set: str | None = None, *, mounted: bool = True
+) -> JobSpec:
+    """The job of a stage. shard_set: its location; default: the one that the run's own shard stage makes.
+
+    mounted: what the pods read and write must be on a volume; not where somebody else mounts the volumes.
+
+    Raises one InputError that lists everything in which the document contradicts itself or its hardware.
+    """
+    launch, cluster = config.launch, config.launch.cluster
+    placed = stage in ("train", "evaluate")
+    named = _resolve_hardware(config)
+    hardware = named if placed else CPU
+    nodes = _node_count(config, stage, hardware)
+    processes = launch.processes or (1 if hardware.kind == "tpu" else max(1, hardware.accelerators))
+    location = shard_set or dataset_directory(config.run.workspace, config.data)
+    cached = stage != "shard" and ("://" in location or (placed and cluster.local_ssd))
+    security = _resolve_security_mode(
+        cluster, named
+    )  # of every stage: no other user could replace what root has written
+    direct = _resolve_gpudirect(cluster, hardware, security, nodes) if stage == "train" else None
+    asked = pod_resources(config, stage, hardware, processes, cached=cached, gpudirect=direct is not None)
+    validate_job(config, stage, hardware, nodes, processes, asked, location if mounted else None)
+    cache_path = (config.input.cache_dir or CACHE_PATH) if cached else None
+    return JobSpec(
+        run=config.run.id,
+        stage=stage,
+        identity=job_identity(config, stage, location),
+        document=_pod_document(config, nodes if stage == "train" else launch.nodes, processes, cache_path),
+        shard_set=location,
+        command=_stage_command(stage, location, nodes),
+        image=launch.image,
+        nodes=nodes,
+        processes_per_node=processes,
+        hardware=hardware,
+        resources=asked,
+        security_mode=security,
+        workspace=str(local_path(config.run.workspace)),
+        cluster=cluster,
+        engine=config.train.engine,
+        min_nodes=cluster.min_nodes if stage == "train" else None,
+        slices=cluster.slices if stage == "train" else 1,
+        gpudirect=direct,
+        cache_path=cache_path,
+        max_restarts=launch.max_restarts,
+        grace_seconds=launch.grace_seconds,
+        time_limit_seconds=round(launch.time_limit_hours * 3600),
+    )
+
+
+def job_identity(config: RunConfig, stage: StageName, shard_set: str) -> str:
+    """What makes two jobs the same job: the options that change the numbers, the shard set and the stage."""
+    values = {"stage": stage, "shard_set": shard_set, "document": result_values(config)}
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def _resolve_hardware(config: RunConfig) -> Hardware:
+    """What the document names, else what its resources count."""
+    named, resources = config.launch.hardware, config.launch.resources
+    if named is not None:
+        return find_hardware(named)
+    if not resources.accelerators:
+        return CPU
+    kind: Literal["gpu", "tpu"] = "tpu" if resources.accelerator == "google.com/tpu" else "gpu"
+    name = f"{resources.accelerators} {resources.accelerator}"
+    return Hardware(name, kind, resource=resources.accelerator, accelerators=resources.accelerators)
+
+
+def _node_count(config: RunConfig, stage: StageName, hardware: Hardware) -> int:
+    """Pods: of a slice all machines must take part, in evaluation too."""
+    if stage == "shard":
+        return config.launch.shard_pods
+    if stage == "train":
+        return hardware.hosts * config.launch.cluster.slices if hardware.hosts > 1 else config.launch.nodes
+    return hardware.hosts
+
+
+def _resolve_security_mode(cluster: ClusterSection, hardware: Hardware) -> SecurityMode:
+    if cluster.security is not None:
+        return cluster.security
+    return "privileged" if hardware.kind == "tpu" or cluster.network == "gpudirect" else "restricted"
+
+
+def _resolve_gpudirect(cluster: ClusterSection, hardware: Hardware, security: SecurityMode, nodes: int) -> str | None:
+    """GPUDirect where it is asked for, or allowed and of use."""
+    if cluster.network == "gpudirect":
+        return hardware.gpudirect
+    wanted = cluster.network == "auto" and cluster.security == "privileged" and nodes > 1
+    return hardware.gpudirect if wanted else None
+
+
+def _stage_command(stage: StageName, location: str, nodes: int) -> tuple[str, ...]:
+    if stage != "shard":
+        return ("podscale", stage, "--shard-set", location)
+    # the job controller gives each pod of an indexed job its number
+    return (
+        ("podscale", stage)
+        if nodes == 1
+        else ("podscale", stage, "--index", "$(JOB_COMPLETION_INDEX)", "--of", str(nodes))
+    )
+
+
+def _pod_document(config: RunConfig, nodes: int, processes_per_node: int, cache_path: str | None) -> str:
+    """The document of the pods: started by none but their job, on so many nodes, with metrics for the cluster."""
+    values: dict[str, Any] = config.model_dump(mode="json")
+    values["launch"].update(backend="local", nodes=nodes, processes=processes_per_node)
+    values["telemetry"] = pod_telemetry(config).model_dump(mode="json")
+    if cache_path is not None:
+        values["input"]["cache_dir"] = cache_path
+    text = dumps(loads(json.dumps(values), "the document of the pods"))
+    if len(text.encode()) > MAX_DOCUMENT_BYTES:
+        raise InputError(
+            f"longer than the {MAX_DOCUMENT_BYTES} bytes that pods take inline",
+            field="run document",
+            got=len(text.encode()),
+            hint="Shorten it: leave out data.classes, which is the longest part of most.",
+        )
+    return text
+
+
+def metrics_secrets(cluster: ClusterSection) -> list[MountedSecret]:
+    """The Secrets that pods serve metrics with."""
+    named = {"metrics-tls": cluster.metrics_tls_secret, "metrics-token": cluster.metrics_token_secret}
+    return [MountedSecret(name, secret) for name, secret in named.items() if secret is not None]
+
+
+def pod_telemetry(config: RunConfig) -> TelemetrySection:
+    """How pods serve metrics: to the cluster, with the files of those Secrets in the place of those of a machine."""
+    files: dict[str, Any] = {"address": "0.0.0.0", "port": METRICS_PORT}
+    cluster = config.launch.cluster
+    for secret in metrics_secrets(cluster):
+        if secret.name == "metrics-token":
+            files["bearer_token_file"] = f"{secret.path}/token"
+        else:
+            files |= {"tls_certificate": f"{secret.path}/tls.crt", "tls_key": f"{secret.path}/tls.key"}
+            files |= {"tls_client_ca": f"{secret.path}/ca.crt"} if cluster.metrics_mutual_tls else {}
+    return config.telemetry.model_copy(update=files)

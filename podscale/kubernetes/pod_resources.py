@@ -1,0 +1,265 @@
+"""Checks of a job against its document and hardware, as far as they need no cluster.
+
+How much of a node each pod asks for.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from pydantic_core import PydanticCustomError
+
+from podscale.config import RunConfig
+from podscale.config.checks import check_ranks
+from podscale.config.fields import refusal
+from podscale.config.preflight import input_cache_bytes, shared_memory_bytes
+from podscale.data.sampler import check_shard_groups
+from podscale.errors import InputError, InputErrors
+from podscale.hardware import Hardware
+from podscale.runs import local_path
+from podscale.util.formatting import format_count
+
+GIB = 2**30
+TEMPORARY_GIB = 8.0
+"""For /tmp (compiled kernels, torchrun's files) and what the container prints, unless the document says otherwise."""
+MIN_SHM_GIB = 1.0
+"""Above what the loaders need: NCCL and the driver keep buffers there (a container's own 64 MiB are too few)."""
+GPUDIRECT_SHM_GIB = 128.0
+"""What xpk mounts for GPUDirect (src/xpk/core/workload_decorators/tcpxo_decorator.py)."""
+REPORT_CPUS, REPORT_MEMORY_GIB = 4.0, 16.0
+"""A report is written by one process: it takes no more than this of what the document asks for each pod."""
+
+
+@dataclass(frozen=True)
+class PodResources:
+    """What one pod asks for, in cores and GiB; 0 asks for nothing. shm is part of memory, cache of the local disk."""
+
+    cpus: float
+    memory_gib: float
+    shm_gib: float
+    temporary_gib: float
+    cache_gib: float
+    resource: str | None = None
+    accelerators: int = 0
+
+    @property
+    def ephemeral_gib(self) -> float:
+        """GiB of the node's disk."""
+        return self.temporary_gib + self.cache_gib
+
+
+def pod_resources(
+    config: RunConfig, stage: str, hardware: Hardware, processes: int, *, cached: bool, gpudirect: bool
+) -> PodResources:
+    """What the document says, else the hardware's share. cached: shards are copied to the node's disk."""
+    resources = config.launch.resources
+    cpus, memory = resources.cpus or hardware.cpus_to_request, resources.memory_gib or hardware.memory_gib_to_request
+    if stage == "report":
+        cpus, memory = min(cpus, REPORT_CPUS), min(memory, REPORT_MEMORY_GIB)
+    return PodResources(
+        cpus=cpus,
+        memory_gib=memory,
+        shm_gib=resources.shm_gib or _shm_gib(config, stage, processes, memory, gpudirect=gpudirect),
+        temporary_gib=resources.ephemeral_gib or TEMPORARY_GIB,
+        cache_gib=math.ceil(config.input.cache_bytes / GIB) if cached else 0.0,
+        resource=hardware.resource,
+        accelerators=hardware.accelerators,
+    )
+
+
+def _shm_gib(config: RunConfig, stage: str, processes: int, memory: float, *, gpudirect: bool) -> float:
+    """Twice what the batches in flight take (they are copied while new ones are made), and room for NCCL."""
+    if stage not in ("train", "evaluate"):
+        return MIN_SHM_GIB if not memory else min(MIN_SHM_GIB, memory / 2)
+    needed = math.ceil(2 * shared_memory_bytes(config, processes) / GIB) + MIN_SHM_GIB
+    return max(needed, min(GPUDIRECT_SHM_GIB, memory / 2)) if gpudirect else needed
+
+
+def validate_job(
+    config: RunConfig,
+    stage: str,
+    hardware: Hardware,
+    nodes: int,
+    processes: int,
+    resources: PodResources,
+    shard_set: str | None,
+) -> None:
+    """Raise InputError with everything that does not fit: InputErrors if it is more than one thing.
+
+    Args:
+        shard_set: location of the shard set; None leaves out the checks of volumes.
+    """
+    found = [*_check_machine(config, stage, hardware, resources)]
+    if shard_set is not None:
+        found += [*_check_workspace(config), *_check_input_paths(config, stage, shard_set)]
+    if stage in ("train", "evaluate"):
+        found += [*_check_accelerators(config, hardware, nodes, processes), *_check_security(config, hardware)]
+    if stage == "train":
+        drives_all = hardware.kind == "tpu" or (config.train.engine == "jax" and processes == 1)
+        devices = max(hardware.accelerators, 1) if drives_all else processes
+        found += [*_check_world_sizes(config, nodes, devices), *_check_caches(config, processes, resources)]
+    if len(found) == 1:
+        raise found[0]
+    if found:
+        raise InputErrors(found, f"this job cannot run; {len(found)} things to change:")
+
+
+def volume_mounts(config: RunConfig) -> dict[str, bool]:
+    """Paths at which the pods have a volume, and whether it can be written."""
+    cluster = config.launch.cluster
+    found = {
+        volume.path: not volume.read_only and volume.kind not in ("secret", "config_map") for volume in cluster.volumes
+    }
+    if cluster.workspace_claim is not None:
+        found[str(local_path(config.run.workspace))] = True
+    return found
+
+
+def _is_writable(path: str, config: RunConfig) -> bool | None:
+    """Return if the volume that holds `path` is writable; None if no volume holds it."""
+    here = PurePosixPath(path)
+    around = [(PurePosixPath(mount), writable) for mount, writable in volume_mounts(config).items()]
+    inside = [(len(mount.parts), writable) for mount, writable in around if here.is_relative_to(mount)]
+    return max(inside)[1] if inside else None
+
+
+def _check_workspace(config: RunConfig) -> Iterator[InputError]:
+    key, workspace = "run.workspace", str(local_path(config.run.workspace))
+    if not workspace.startswith("/"):
+        hint = "Give the path in the pods at which a volume is mounted, such as /workspace"
+        yield InputError("not an absolute path", field=key, got=config.run.workspace, hint=hint)
+        return
+    writable = _is_writable(workspace, config)
+    if writable is None:
+        yield InputError(
+            "no volume is mounted there",
+            field=key,
+            got=workspace,
+            hint="Name a PersistentVolumeClaim with launch.cluster.workspace_claim, or a volume of "
+            "launch.cluster.volumes with that path.",
+        )
+    elif not writable:
+        hint = "A run writes its directory into the workspace: mount a volume that can be written."
+        yield InputError("the volume there is read-only", field=key, got=workspace, hint=hint)
+    if config.launch.cluster.workspace_claim and any(
+        PurePosixPath(volume.path) == PurePosixPath(workspace) for volume in config.launch.cluster.volumes
+    ):
+        yield InputError(
+            "launch.cluster.workspace_claim is mounted at this path too",
+            field="launch.cluster.volumes",
+            got=workspace,
+            hint="Leave one of them out.",
+        )
+
+
+def _check_input_paths(config: RunConfig, stage: str, shard_set: str) -> Iterator[InputError]:
+    """Yield what the pods read and no volume holds."""
+    problem, source = "no volume is mounted there", config.data.source
+    if stage == "shard" and source != "digits" and "://" not in source and _is_writable(source, config) is None:
+        hint = "Name one with launch.cluster.volumes, or give a gs:// or s3:// URL."
+        yield InputError(problem, field="data.source", got=source, hint=hint)
+    local = shard_set.removeprefix("file://")
+    if stage != "shard" and local.startswith("/") and "://" not in local and _is_writable(local, config) is None:
+        yield InputError(problem, field="shard set", got=shard_set, hint="Name one with launch.cluster.volumes.")
+
+
+def _check_machine(config: RunConfig, stage: str, hardware: Hardware, resources: PodResources) -> Iterator[InputError]:
+    if hardware.cpus and resources.cpus >= hardware.cpus:
+        yield InputError(
+            f"a {hardware.machine} has {hardware.cpus} and needs some itself",
+            field="launch.resources.cpus",
+            got=resources.cpus,
+            hint=f"Lower it, or set it to 0 for {hardware.cpus_to_request:g}.",
+        )
+    if hardware.memory_gib and resources.memory_gib >= hardware.memory_gib:
+        yield InputError(
+            f"a {hardware.machine} has {hardware.memory_gib:g} GiB and needs some itself",
+            field="launch.resources.memory_gib",
+            got=resources.memory_gib,
+            hint=f"Lower it, or set it to 0 for {hardware.memory_gib_to_request:g}.",
+        )
+    if resources.memory_gib and resources.shm_gib >= resources.memory_gib:
+        yield InputError(
+            f"shared memory for the batches in flight is part of it and takes {resources.shm_gib:g}",
+            field="launch.resources.memory_gib",
+            got=resources.memory_gib,
+            hint="Raise it, or lower input.prefetch, input.workers or launch.processes.",
+        )
+
+
+def _check_caches(config: RunConfig, processes: int, resources: PodResources) -> Iterator[InputError]:
+    caches = input_cache_bytes(config, processes) / GIB
+    if caches and resources.memory_gib and caches + resources.shm_gib >= resources.memory_gib:
+        yield InputError(
+            f"input.record_cache_bytes and input.decoded_cache_bytes of {format_count(processes, 'process')} take "
+            f"{caches:.3g} of it",
+            field="launch.resources.memory_gib",
+            got=resources.memory_gib,
+            hint="Raise it, or lower them.",
+        )
+
+
+def _check_accelerators(config: RunConfig, hardware: Hardware, nodes: int, processes: int) -> Iterator[InputError]:
+    launch = config.launch
+    if hardware.kind == "gpu" and processes > hardware.accelerators:
+        yield InputError(
+            f"{hardware.name} gives each pod {hardware.accelerators}",
+            field="launch.processes",
+            got=processes,
+            hint=f"Set it to {hardware.accelerators}, or 0.",
+        )
+    if hardware.kind == "tpu" and processes > 1:
+        problem = "one process drives all chips of a TPU machine"
+        yield InputError(problem, field="launch.processes", got=processes, hint="Set it to 1.")
+    if hardware.hosts > 1 and launch.nodes not in (1, nodes):
+        problem = f"{launch.cluster.slices} x {hardware.name} are {nodes} machines"
+        yield InputError(problem, field="launch.nodes", got=launch.nodes, hint="Leave it out.")
+    if launch.cluster.slices > 1 and hardware.hosts == 1:
+        problem = "only TPU slices of several machines go together"
+        yield InputError(problem, field="launch.cluster.slices", got=launch.cluster.slices)
+    if launch.cluster.min_nodes is not None and hardware.kind == "tpu":
+        problem = "a TPU slice runs whole or not at all"
+        yield InputError(problem, field="launch.cluster.min_nodes", got=launch.cluster.min_nodes, hint="Leave it out.")
+
+
+def _check_security(config: RunConfig, hardware: Hardware) -> Iterator[InputError]:
+    cluster = config.launch.cluster
+    if cluster.network == "gpudirect" and hardware.gpudirect is None:
+        yield InputError(
+            f"{hardware.name} has none: it comes with whole machines of eight H100, H200 or B200",
+            field="launch.cluster.network",
+            got=cluster.network,
+            hint="Set it to plain, or set another launch.hardware.",
+        )
+    if cluster.security != "privileged":
+        for volume in cluster.volumes:
+            if volume.nfs is not None:
+                yield InputError(
+                    "restricted Pod Security allows no NFS volume in a pod",
+                    field="launch.cluster.volumes",
+                    got=volume.path,
+                    hint="Make it a PersistentVolume and give its claim.",
+                )
+
+
+def _check_world_sizes(config: RunConfig, nodes: int, devices: int) -> Iterator[InputError]:
+    """Yield what does not fit on one of the numbers of nodes that the job may run on.
+
+    Args:
+        devices: number on each node.
+    """
+    least = config.launch.cluster.min_nodes or nodes
+    for number in range(least, nodes + 1):
+        try:
+            check_ranks(config, number * devices)
+        except PydanticCustomError as error:
+            misfit = refusal(error)
+            if number < nodes:
+                problem = f"{misfit.problem} (with {number} of launch.nodes={nodes} nodes)"
+                misfit = InputError(problem, field=misfit.field, got=misfit.got, hint=misfit.hint)
+            yield misfit
+    try:
+        check_shard_groups(config, nodes)
+    except InputError as error:
+        yield error

@@ -1,0 +1,55 @@
+"""From a job to the objects of a cluster: pure functions, one file for each kind of job."""
+
+from collections.abc import Callable
+
+from podscale.errors import InputError
+from podscale.kubernetes.job_spec import JobSpec
+from podscale.kubernetes.render import job, jobset, training_operator, trainjob
+from podscale.kubernetes.render.common import JobManifests, Manifest
+
+__all__ = ["RENDERERS_BY_KIND", "JobManifests", "Manifest", "choose_backend", "render_job", "suitable_backends"]
+
+RENDERERS_BY_KIND: dict[str, Callable[[JobSpec], JobManifests]] = {
+    "pytorchjob": training_operator.render_pytorchjob,
+    "jaxjob": training_operator.render_jaxjob,
+    "trainjob": trainjob.render_trainjob,
+    "jobset": jobset.render_jobset,
+    "job": job.render_plain_job,
+}
+
+
+PREFERRED_KINDS = ("pytorchjob", "trainjob", "jobset")
+"""For CPUs and GPUs: the operator that this project is proven with comes first."""
+PREFERRED_KINDS_JAX = ("jaxjob", "jobset", "trainjob")
+"""For JAX on CPUs and GPUs."""
+PREFERRED_KINDS_TPU = ("jobset", "trainjob")
+"""TPU slices of several hosts are what JobSet is for; nobody vouches for JAXJob on TPUs."""
+
+
+def suitable_backends(spec: JobSpec) -> tuple[str, ...]:
+    """The kinds of job that can carry out `spec`, the best first; a plain job only where there is one pod."""
+    if spec.min_nodes is not None:
+        return PREFERRED_KINDS[:1]  # only it is elastic
+    if spec.slices > 1:
+        return PREFERRED_KINDS_TPU[:1]
+    operators: tuple[str, ...] = PREFERRED_KINDS_JAX if spec.engine == "jax" else PREFERRED_KINDS
+    if spec.hardware.kind == "tpu":
+        operators = PREFERRED_KINDS_TPU
+    return (*operators, "job") if spec.nodes == 1 else operators
+
+
+def choose_backend(spec: JobSpec, backend: str) -> str:
+    """The kind of job for a stage: `backend` where ranks on several pods must meet or it trains, else a plain job."""
+    together = spec.stage == "train" or (spec.nodes > 1 and spec.stage != "shard")
+    return backend if together else "job"
+
+
+def render_job(spec: JobSpec, backend: str) -> JobManifests:
+    """The objects that carry out `spec` on `backend`, a name of BACKENDS.
+
+    Raises InputError where that kind of job cannot do what is asked.
+    """
+    if backend not in RENDERERS_BY_KIND:
+        hint = f"Choose one of {', '.join(RENDERERS_BY_KIND)}."
+        raise InputError("no kind of job", field="launch.backend", got=backend, hint=hint)
+    return RENDERERS_BY_KIND[backend](spec)

@@ -1,0 +1,61 @@
+"""Job of Kubernetes itself: for stages of one pod, and for shards that several pods make independently."""
+
+from typing import Any
+
+from podscale.errors import ExitCode, InputError
+from podscale.kubernetes.job_spec import JobSpec
+from podscale.kubernetes.render import common, pod
+from podscale.kubernetes.resources import JOB_BACKENDS
+
+JOB_CONTAINER = JOB_BACKENDS["job"].container
+COMPLETION_INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+"""Field with a pod's number within an indexed job."""
+
+
+def render_plain_job(spec: JobSpec) -> common.JobManifests:
+    """Raises InputError for ranks on several pods: a job does not restart them together."""
+    if spec.nodes > 1 and spec.stage != "shard":
+        problem = f"{spec.nodes} pods of {spec.stage} need a job that keeps them together"
+        raise InputError(problem, field="launch.backend", got="job")
+    alone = (
+        [pod.value_variable("PET_NNODES", 1), pod.value_variable("PET_NODE_RANK", 0)] if spec.needs_accelerators else []
+    )
+    body = {
+        **common.ttl_after_finished(spec),
+        "activeDeadlineSeconds": spec.time_limit_seconds,
+        "backoffLimit": spec.cluster.restarts,
+        **indexed_completion(spec.nodes),
+        "podFailurePolicy": {
+            "rules": [
+                bad_input_rule(JOB_CONTAINER),
+                disruption_rule("Ignore"),
+                preemption_rule(JOB_CONTAINER, "Ignore"),
+            ]
+        },
+        "template": pod.pod_template(spec, JOB_CONTAINER, environment=alone, restart="Never"),
+    }
+    return common.JobManifests(common.job_object(spec, "job", body), (common.network_policy(spec),))
+
+
+def indexed_completion(pods: int) -> dict[str, Any]:
+    """Pods with numbers, all at once."""
+    return {"completionMode": "Indexed", "completions": pods, "parallelism": pods}
+
+
+def disruption_rule(action: str) -> dict[str, Any]:
+    """The rule for pods that were taken away: preempted, drained, their node gone."""
+    return {"action": action, "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+
+
+def bad_input_rule(container: str) -> dict[str, Any]:
+    """The rule of a job's podFailurePolicy for an end that a restart cannot change."""
+    return _exit_code_rule(container, "FailJob", int(ExitCode.BAD_INPUT))
+
+
+def preemption_rule(container: str, action: str) -> dict[str, Any]:
+    """The rule for pods that saved and ended on request."""
+    return _exit_code_rule(container, action, int(ExitCode.PREEMPTED))
+
+
+def _exit_code_rule(container: str, action: str, code: int) -> dict[str, Any]:
+    return {"action": action, "onExitCodes": {"containerName": container, "operator": "In", "values": [code]}}

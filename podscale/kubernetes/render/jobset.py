@@ -1,0 +1,106 @@
+"""JobSet: one job for each TPU slice, or one for all pods where there are no slices.
+
+After any loss all pods start again, from the newest checkpoint. An end by bad input fails the set; pods that were taken
+away, or saved and ended on request, do not count against its restarts. A job over the time limit fails the set too; but
+every restart of the set makes its jobs anew, and with them the time begins anew.
+"""
+
+from typing import Any
+
+from podscale.kubernetes.job_spec import JobSpec
+from podscale.kubernetes.render import common, job, pod
+from podscale.kubernetes.resources import JOB_BACKENDS
+from podscale.util import env
+
+JOBSET_CONTAINER = JOB_BACKENDS["jobset"].container
+REPLICATED_JOB = "node"
+TORCHRUN_PORT = 29500
+"""torchrun's own choice."""
+EXCLUSIVE_TOPOLOGY = {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"}
+"""A slice is a node pool of GKE, and each pool is one job's alone."""
+
+
+def render_jobset(spec: JobSpec) -> common.JobManifests:
+    """Raises InputError for elastic jobs."""
+    common.check_not_elastic(spec, "jobset")
+    annotations = EXCLUSIVE_TOPOLOGY if spec.hardware.hosts > 1 else {}
+    environment = [*_rendezvous_variables(spec), *_slice_variables(spec)]
+    template = pod.pod_template(
+        spec, JOBSET_CONTAINER, environment=environment, ports={"rendezvous": TORCHRUN_PORT}, restart="Never"
+    )
+    body = jobset_spec(spec, JOBSET_CONTAINER, template, spec.nodes // spec.slices, spec.slices)
+    body = {**common.ttl_after_finished(spec), **body}
+    return common.JobManifests(common.job_object(spec, "jobset", body, annotations), (common.network_policy(spec),))
+
+
+def jobset_spec(
+    spec: JobSpec,
+    container: str,
+    template: dict[str, Any],
+    pods: int | None,
+    replicas: int = 1,
+    labels: dict[str, str] | None = None,
+) -> dict[str, Any]:
+    """The spec of a set of `replicas` jobs. pods: of each; None where another controller says it.
+
+    labels: of the jobs, where that controller looks for them.
+    """
+    rules = [job.bad_input_rule(container), job.disruption_rule("FailJob"), job.preemption_rule(container, "FailJob")]
+    child = {
+        "backoffLimit": 0,
+        "activeDeadlineSeconds": spec.time_limit_seconds,
+        **(job.indexed_completion(pods) if pods is not None else {}),
+        "podFailurePolicy": {"rules": rules},
+        "template": template,
+    }
+    metadata = {"metadata": {"labels": labels}} if labels else {}
+    return {
+        "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
+        "failurePolicy": failure_policy(spec),
+        "replicatedJobs": [{"name": REPLICATED_JOB, "replicas": replicas, "template": {**metadata, "spec": child}}],
+    }
+
+
+def failure_policy(spec: JobSpec) -> dict[str, Any]:
+    """The set's answer to how a job failed; what no rule matches restarts the set.
+
+    Which rule of the podFailurePolicy matched is told by the message alone.
+    """
+    return {
+        "maxRestarts": spec.cluster.restarts,
+        "rules": [
+            {"name": "tooLong", "action": "FailJobSet", "onJobFailureReasons": ["DeadlineExceeded"]},
+            {
+                "name": "badInput",
+                "action": "FailJobSet",
+                "onJobFailureReasons": ["PodFailurePolicy"],
+                "onJobFailureMessagePatterns": [".*matching FailJob rule at index 0.*"],
+            },
+            {
+                "name": "takenAway",
+                "action": "RestartJobSetAndIgnoreMaxRestarts",
+                "onJobFailureReasons": ["PodFailurePolicy"],
+            },
+        ],
+    }
+
+
+def _rendezvous_variables(spec: JobSpec) -> list[dict[str, Any]]:
+    """What torchrun reads; the first pod of the first job is where all meet."""
+    return [
+        pod.value_variable("PET_NNODES", spec.nodes),
+        pod.value_variable("PET_NPROC_PER_NODE", spec.processes_per_node),
+        pod.field_variable("PET_NODE_RANK", job.COMPLETION_INDEX),
+        pod.value_variable("PET_MASTER_ADDR", f"{spec.name}-{REPLICATED_JOB}-0-0.{spec.name}"),
+        pod.value_variable("PET_MASTER_PORT", TORCHRUN_PORT),
+    ]
+
+
+def _slice_variables(spec: JobSpec) -> list[dict[str, Any]]:
+    """With several slices a pod's number counts within its own: here is which slice that is, and how large they are."""
+    if spec.slices == 1:
+        return []
+    return [
+        pod.field_variable(env.SLICE, "metadata.labels['jobset.sigs.k8s.io/job-index']"),
+        pod.value_variable(env.SLICE_NODES, spec.nodes // spec.slices),
+    ]

@@ -1,0 +1,250 @@
+"""The pod that every kind of job makes: image, command, document, volumes, security, and where it may run.
+
+It fits the `restricted` Pod Security Standard unless the hardware needs more: no root, no capabilities, a read-only
+root file system with memory and disk only where they are needed, and no token of the cluster.
+
+The volumes of a pod: what it may write, the workspace, and what the document adds.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from podscale.config.launch import VolumeSection
+from podscale.kubernetes import termination_message
+from podscale.kubernetes.job_spec import METRICS_PORT, JobSpec, metrics_secrets
+from podscale.kubernetes.render import gpudirect, pod_placement
+from podscale.util import env
+
+TEMPORARY_PATH = "/tmp"
+SHARED_MEMORY_PATH = "/dev/shm"
+USER_ID = 65532
+"""uid and gid of our images."""
+
+
+def gib_quantity(gib: float) -> str:
+    """GiB as Kubernetes writes them."""
+    return f"{gib:g}Gi" if gib == int(gib) else f"{round(gib * 1024)}Mi"
+
+
+def pod_volumes(spec: JobSpec) -> list[dict[str, Any]]:
+    """The pod's volumes."""
+    demand = spec.resources
+    found: list[dict[str, Any]] = [
+        {"name": "tmp", "emptyDir": {"sizeLimit": gib_quantity(demand.temporary_gib)}},
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": gib_quantity(demand.shm_gib)}},
+    ]
+    if spec.cache_path is not None:
+        found.append({"name": "cache", "emptyDir": {"sizeLimit": gib_quantity(demand.cache_gib)}})
+    if spec.cluster.workspace_claim is not None:
+        found.append({"name": "workspace", "persistentVolumeClaim": {"claimName": spec.cluster.workspace_claim}})
+    found += [_secret_volume(mount.name, mount.secret) for mount in metrics_secrets(spec.cluster)]
+    return [*found, *(_volume_source(spec, f"volume-{n}", volume) for n, volume in enumerate(spec.cluster.volumes))]
+
+
+def container_mounts(spec: JobSpec) -> list[dict[str, Any]]:
+    """Where the container finds them."""
+    found: list[dict[str, Any]] = [
+        {"name": "tmp", "mountPath": TEMPORARY_PATH},
+        {"name": "shm", "mountPath": SHARED_MEMORY_PATH},
+    ]
+    if spec.cache_path is not None:
+        found.append({"name": "cache", "mountPath": spec.cache_path})
+    if spec.cluster.workspace_claim is not None:
+        found.append({"name": "workspace", "mountPath": spec.workspace})
+    for secret in metrics_secrets(spec.cluster):
+        found.append({"name": secret.name, "mountPath": secret.path, "readOnly": True})
+    for number, volume in enumerate(spec.cluster.volumes):
+        mount = {"name": f"volume-{number}", "mountPath": volume.path}
+        found.append({**mount, "readOnly": True} if volume.read_only else mount)
+    return found
+
+
+def volume_annotations(spec: JobSpec) -> dict[str, str]:
+    """What GKE's GCS FUSE driver looks for: it then adds a container of its own to the pod.
+
+    A limit of 0 lets that container use what the node has.
+    """
+    if all(volume.bucket is None for volume in spec.cluster.volumes):
+        return {}
+    limits = {f"gke-gcsfuse/{name}-limit": "0" for name in ("cpu", "memory", "ephemeral-storage")}
+    return {"gke-gcsfuse/volumes": "true", **limits}
+
+
+def _volume_source(spec: JobSpec, name: str, volume: VolumeSection) -> dict[str, Any]:
+    read_only = {"readOnly": True} if volume.read_only else {}
+    if volume.claim is not None:
+        return {"name": name, "persistentVolumeClaim": {"claimName": volume.claim, **read_only}}
+    if volume.secret is not None:
+        return _secret_volume(name, volume.secret)
+    if volume.config_map is not None:
+        return {"name": name, "configMap": {"name": volume.config_map}}
+    if volume.empty_gib is not None:
+        return {"name": name, "emptyDir": {"sizeLimit": gib_quantity(volume.empty_gib)}}
+    if volume.nfs is not None:
+        server, _, path = volume.nfs.partition(":")
+        return {"name": name, "nfs": {"server": server, "path": path, **read_only}}
+    assert volume.bucket is not None, "a volume is of exactly one kind"
+    return {"name": name, "csi": _bucket_volume(spec, volume.bucket, volume.read_only)}
+
+
+def _secret_volume(name: str, secret: str) -> dict[str, Any]:
+    return {"name": name, "secret": {"secretName": secret, "defaultMode": 0o440}}
+
+
+def _bucket_volume(spec: JobSpec, bucket: str, read_only: bool) -> dict[str, Any]:
+    """Files of the bucket belong to the user of the pod; folders exist where objects have them in their names."""
+    user = 0 if spec.security_mode == "privileged" else USER_ID
+    options = f"implicit-dirs,uid={user},gid={USER_ID}"
+    return {
+        "driver": "gcsfuse.csi.storage.gke.io",
+        **({"readOnly": True} if read_only else {}),
+        "volumeAttributes": {"bucketName": bucket, "mountOptions": options},
+    }
+
+
+KILL_MARGIN_SECONDS = 30
+"""Beyond the grace time of the ranks: the supervisor kills what is left, records the end and tells it."""
+JAX_PLATFORMS = {"cpu": "cpu", "gpu": "cuda,cpu", "tpu": "tpu,cpu"}
+"""JAX_PLATFORMS by hardware: accelerators that cannot be had end the run, which would else go on with CPUs, unseen; and
+where none are asked for, libtpu does not look for them."""
+TPU_PORTS = {"tpu": 8471, "tpu-metrics": 8431}
+"""Where the hosts of a slice reach each other, and where libtpu tells how its chips are (both are libtpu's own)."""
+MEGASCALE_PORT = {"megascale": 8080}
+"""Where slices reach each other (GKE's MEGASCALE_COORDINATOR_ADDRESS)."""
+NVIDIA_LIBRARIES = "/usr/local/nvidia/lib64"
+"""Where GKE's device plugin mounts the driver's libraries (recalled)."""
+
+
+def pod_template(
+    spec: JobSpec,
+    container: str,
+    *,
+    environment: Iterable[Mapping[str, Any]] = (),
+    ports: dict[str, int] | None = None,
+    restart: str | None = None,
+) -> dict[str, Any]:
+    """The template of a pod whose main container is named `container`.
+
+    environment: further variables, as Kubernetes writes them. ports: further ports by name. restart: restartPolicy,
+    where the kind of job leaves it to the pod.
+    """
+    pod: dict[str, Any] = {"restartPolicy": restart} if restart else {}
+    pod |= {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": math.ceil(spec.grace_seconds) + KILL_MARGIN_SECONDS,
+        "securityContext": pod_security(spec),
+    }
+    pod |= pod_placement.pod_placement(spec)
+    if daemons := gpudirect.gpudirect_daemons(spec):
+        pod["initContainers"] = daemons
+    pod["containers"] = [_container(spec, container, environment, ports or {})]
+    pod["volumes"] = [*pod_volumes(spec), *gpudirect.gpudirect_volumes(spec)]
+    annotations = {
+        **volume_annotations(spec),
+        **pod_placement.placement_annotations(spec),
+        **gpudirect.gpudirect_annotations(spec),
+    }
+    return {
+        "metadata": {"labels": spec.labels, "annotations": {**annotations, **spec.cluster.annotations}},
+        "spec": pod,
+    }
+
+
+def pod_security(spec: JobSpec) -> dict[str, Any]:
+    """Of the pod: who its processes are, and the system calls they may make."""
+    if spec.security_mode == "privileged":
+        return {"runAsUser": 0, "fsGroup": USER_ID, "fsGroupChangePolicy": "OnRootMismatch"}
+    return {
+        "runAsNonRoot": True,
+        "runAsUser": USER_ID,
+        "runAsGroup": USER_ID,
+        "fsGroup": USER_ID,
+        "fsGroupChangePolicy": "OnRootMismatch",
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def container_security(spec: JobSpec) -> dict[str, Any]:
+    """Of the container: nothing beyond its own files, except where devices of the host are needed."""
+    if spec.security_mode == "privileged":
+        return {"privileged": spec.needs_accelerators, "readOnlyRootFilesystem": True}
+    return {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
+def container_resources(spec: JobSpec) -> dict[str, Any]:
+    """Requests and limits are the same, so that pods are the last that a node in need evicts."""
+    demand, amounts = spec.resources, {}
+    if demand.cpus:
+        amounts["cpu"] = f"{demand.cpus:g}"
+    if demand.memory_gib:
+        amounts["memory"] = gib_quantity(demand.memory_gib)
+    amounts["ephemeral-storage"] = gib_quantity(demand.ephemeral_gib)
+    if demand.accelerators and demand.resource:
+        amounts[demand.resource] = str(demand.accelerators)
+    return {"requests": amounts, "limits": dict(amounts)}
+
+
+def value_variable(name: str, text: object) -> dict[str, Any]:
+    """A variable with a value."""
+    return {"name": name, "value": str(text)}
+
+
+def field_variable(name: str, path: str) -> dict[str, Any]:
+    """A variable with a field of the pod, such as a label."""
+    return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+
+
+def _container(
+    spec: JobSpec, name: str, environment: Iterable[Mapping[str, Any]], ports: dict[str, int]
+) -> dict[str, Any]:
+    container: dict[str, Any] = {"name": name, "image": spec.image}
+    if spec.cluster.image_pull_policy:
+        container["imagePullPolicy"] = spec.cluster.image_pull_policy
+    serving = {} if spec.stage == "report" else {"metrics": METRICS_PORT}
+    numbers = ports | _tpu_ports(spec) | serving
+    listed = [{"name": port, "containerPort": number, "protocol": "TCP"} for port, number in numbers.items()]
+    container |= {
+        "command": gpudirect.gpudirect_command(spec),
+        "env": _container_environment(spec, environment),
+        "resources": container_resources(spec),
+    }
+    if listed:
+        container["ports"] = listed
+    container |= {
+        "securityContext": container_security(spec),
+        "volumeMounts": [*container_mounts(spec), *gpudirect.gpudirect_mounts(spec)],
+        "terminationMessagePath": termination_message.TERMINATION_PATH,
+        "terminationMessagePolicy": "File",
+    }
+    return container
+
+
+def _tpu_ports(spec: JobSpec) -> dict[str, int]:
+    """For people and admission policies: pods of the job reach each other on every port."""
+    if spec.hardware.kind != "tpu":
+        return {}
+    return TPU_PORTS | MEGASCALE_PORT if spec.slices > 1 else TPU_PORTS
+
+
+def _container_environment(spec: JobSpec, more: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Ours, then what the document adds or says otherwise (it cannot name what jobs are held together by)."""
+    found = [
+        value_variable(env.RUN_DOCUMENT, spec.document),
+        value_variable(env.TERMINATION_LOG, termination_message.TERMINATION_PATH),
+        value_variable("HOME", TEMPORARY_PATH),
+        *more,
+    ]
+    if spec.engine == "jax" and spec.needs_accelerators:
+        found.append(value_variable("JAX_PLATFORMS", JAX_PLATFORMS[spec.hardware.kind]))
+    if spec.hardware.kind == "gpu":
+        found.append(value_variable("LD_LIBRARY_PATH", gpudirect.library_path(spec, NVIDIA_LIBRARIES)))
+        found += [value_variable("NCCL_DEBUG", "WARN")] if spec.nodes > 1 else []
+    found += gpudirect.gpudirect_environment(spec)
+    kept = [entry for entry in found if entry["name"] not in spec.cluster.env]
+    return [*kept, *(value_variable(name, text) for name, text in spec.cluster.env.items())]

@@ -1,0 +1,97 @@
+"""Where pods may run: labels of nodes, taints to accept, priority, and what Kueue is told.
+
+Labels and taints are those of GKE: reservations, Spot VMs, compute classes and placement groups by its documentation
+and by xpk (src/xpk/core/capacity.py).
+"""
+
+from typing import Any
+
+from podscale.config.launch import TolerationSection
+from podscale.kubernetes.job_spec import JobSpec
+
+TOPOLOGY_LEVEL = "cloud.google.com/gce-topology-block"
+"""Level of Kueue's topology for GKE (kueue, gke-default) within which machines are one network hop apart."""
+NODE_LOST_SECONDS = 60
+"""A pod on a node that does not answer is given up after this long; Kubernetes' own default of 300 s would be idle."""
+
+
+def pod_placement(spec: JobSpec) -> dict[str, Any]:
+    """The fields of a pod's spec that say where it runs; those that say nothing are left out."""
+    cluster = spec.cluster
+    fields: dict[str, Any] = {
+        "serviceAccountName": cluster.service_account,
+        "priorityClassName": cluster.priority_class,
+        "runtimeClassName": cluster.runtime_class,
+        "imagePullSecrets": [{"name": name} for name in cluster.image_pull_secrets],
+        "nodeSelector": node_selector(spec),
+        "tolerations": tolerations(spec),
+    }
+    return {name: value for name, value in fields.items() if value}
+
+
+def node_selector(spec: JobSpec) -> dict[str, str]:
+    """The labels that a node must have. Stages without accelerators go to any node with the document's own labels."""
+    cluster = spec.cluster
+    found: dict[str, str] = {}
+    if spec.needs_accelerators:
+        found |= spec.hardware.node_selector
+        if cluster.spot:
+            found["cloud.google.com/gke-spot"] = "true"
+        if cluster.reservation is not None:
+            found["cloud.google.com/reservation-name"] = cluster.reservation
+            found["cloud.google.com/reservation-affinity"] = "specific"
+        if cluster.compute_class is not None:
+            found["cloud.google.com/compute-class"] = cluster.compute_class
+        if cluster.placement == "compact":
+            found["cloud.google.com/gke-placement-group"] = spec.run
+        if cluster.local_ssd:
+            found["cloud.google.com/gke-ephemeral-storage-local-ssd"] = "true"
+    return {**found, **cluster.node_selector}
+
+
+def tolerations(spec: JobSpec) -> list[dict[str, Any]]:
+    """The taints that keep other pods off such nodes, those of the document, and a short patience with dead nodes."""
+    found: list[dict[str, Any]] = []
+    if spec.needs_accelerators:
+        if spec.resources.accelerators:
+            found.append({"key": spec.resources.resource, "operator": "Exists", "effect": "NoSchedule"})
+        if spec.cluster.spot:
+            found.append(_equal_toleration("cloud.google.com/gke-spot", "true"))
+        if spec.cluster.compute_class is not None:
+            found.append(_equal_toleration("cloud.google.com/compute-class", spec.cluster.compute_class))
+    found += [_toleration(section) for section in spec.cluster.tolerations]
+    dead = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+    return found + [
+        {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": NODE_LOST_SECONDS}
+        for key in dead
+    ]
+
+
+def placement_annotations(spec: JobSpec) -> dict[str, str]:
+    """Of the pods: not to be moved by an autoscaler that tidies up, and Kueue's topology."""
+    found = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
+    if spec.needs_accelerators and spec.cluster.topology != "none":
+        found[f"kueue.x-k8s.io/podset-{spec.cluster.topology}-topology"] = spec.cluster.topology_level or TOPOLOGY_LEVEL
+    return found
+
+
+def queue_labels(spec: JobSpec) -> dict[str, str]:
+    """Of the job: the queue of Kueue that admits it."""
+    if spec.cluster.queue is None or not spec.needs_accelerators:
+        return {}
+    return {"kueue.x-k8s.io/queue-name": spec.cluster.queue}
+
+
+def _equal_toleration(key: str, value: str) -> dict[str, Any]:
+    return {"key": key, "operator": "Equal", "value": value, "effect": "NoSchedule"}
+
+
+def _toleration(section: TolerationSection) -> dict[str, Any]:
+    fields = {
+        "key": section.key,
+        "operator": section.operator,
+        "value": section.value,
+        "effect": section.effect,
+        "tolerationSeconds": section.seconds,
+    }
+    return {name: value for name, value in fields.items() if value is not None}

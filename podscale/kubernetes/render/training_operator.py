@@ -1,0 +1,138 @@
+"""PyTorchJob of the Kubeflow training operator, v1, from the typed models of kubeflow-training.
+
+The models are those of the operator's own fields; the pod template in them is the dict that all kinds of job share. A
+field that the operator does not have is a TypeError here, not a refusal of the cluster.
+
+All pods are workers. With a master the operator gives every worker an init container without a security context, which
+a namespace with restricted Pod Security refuses (training-operator 1.9.4, pkg/controller.v1/pytorch/initcontainer.go).
+Without a master the operator sets the number of workers, but no rendezvous address. So the pod template sets it: the
+rank is the label that the operator gives each pod, the address is that of the first worker, for which the operator
+makes a headless service. The job succeeds when all pods have.
+
+With launch.cluster.min_nodes the job is elastic: torchrun's c10d rendezvous assigns the ranks, and goes on with fewer
+pods.
+
+JAXJob of the Kubeflow training operator, v1, from the typed models of kubeflow-training.
+
+The operator sets the coordinator's address in every pod (COORDINATOR_ADDRESS, COORDINATOR_PORT, NUM_PROCESSES,
+PROCESS_ID), which is enough for torchrun too. On GKE it sets nothing about TPUs: slices of several machines are for
+JobSet.
+"""
+
+from typing import Any
+
+from podscale.errors import InputError
+from podscale.kubernetes.job_spec import JobSpec
+from podscale.kubernetes.render import common, pod
+from podscale.kubernetes.resources import JOB_BACKENDS
+
+PYTORCHJOB_PORT = 23456
+"""The operator's own; it must be named pytorchjob-port."""
+JOIN_SECONDS = 900
+"""Timeout of an elastic rendezvous, seconds: images are pulled and nodes created meanwhile."""
+
+
+def render_pytorchjob(spec: JobSpec) -> common.JobManifests:
+    """Return the PyTorchJob of a stage, and its network policy."""
+    from kubeflow.training import models  # 0.4 s: it imports every model of kubernetes
+
+    elastic = spec.min_nodes is not None
+    template = pod.pod_template(
+        spec,
+        JOB_BACKENDS["pytorchjob"].container,
+        environment=[] if elastic else _rendezvous_variables(spec),
+        ports={"pytorchjob-port": PYTORCHJOB_PORT},
+    )
+    body = models.KubeflowOrgV1PyTorchJobSpec(
+        run_policy=run_policy_spec(spec),
+        nproc_per_node=str(spec.processes_per_node),
+        elastic_policy=_elastic_policy(spec) if elastic else None,
+        pytorch_replica_specs={"Worker": worker(spec, template)},
+    )
+    return common.JobManifests(common.job_object(spec, "pytorchjob", as_manifest(body)), (common.network_policy(spec),))
+
+
+def run_policy_spec(spec: JobSpec) -> Any:
+    """Return the operator's policy for the job as a whole (KubeflowOrgV1RunPolicy).
+
+    The operator counts the restarts of all containers together, and after one loss every pod restarts. A count that
+    reaches a limit above 0 fails the job (pkg/core/job.go, PastBackoffLimit), so the limit is one more than the
+    restarts that are allowed. Pods that still run when the job has ended are removed.
+    """
+    from kubeflow.training import models
+
+    allowed = spec.cluster.restarts * spec.nodes
+    return models.KubeflowOrgV1RunPolicy(
+        clean_pod_policy="Running",
+        backoff_limit=allowed + 1 if allowed else 0,
+        active_deadline_seconds=spec.time_limit_seconds,
+        ttl_seconds_after_finished=common.ttl_after_finished(spec).get("ttlSecondsAfterFinished"),
+    )
+
+
+def worker(spec: JobSpec, template: dict[str, Any]) -> Any:
+    """Return the replicas of a job whose pods are all workers (KubeflowOrgV1ReplicaSpec)."""
+    from kubeflow.training import models
+
+    return models.KubeflowOrgV1ReplicaSpec(replicas=spec.nodes, restart_policy="OnFailure", template=template)
+
+
+def as_manifest(model: Any) -> dict[str, Any]:
+    """Return a model of kubeflow-training as JSON values, in the order in which the model has its fields."""
+    from kubeflow.training import ApiClient
+
+    manifest: dict[str, Any] = ApiClient().sanitize_for_serialization(model)
+    return manifest
+
+
+def _rendezvous_variables(spec: JobSpec) -> list[dict[str, Any]]:
+    """Return the rendezvous address and the rank of a pod; the operator sets the number of pods and processes."""
+    return [
+        pod.field_variable("PET_NODE_RANK", "metadata.labels['training.kubeflow.org/replica-index']"),
+        pod.value_variable("PET_MASTER_ADDR", f"{spec.name}-worker-0"),
+        pod.value_variable("PET_MASTER_PORT", PYTORCHJOB_PORT),
+    ]
+
+
+def _elastic_policy(spec: JobSpec) -> Any:
+    """Return the elastic policy (KubeflowOrgV1ElasticPolicy).
+
+    It has no metrics: with them the operator would scale the job, and kubeflow-training could not read it back.
+    """
+    from kubeflow.training import models
+
+    timeouts = {"join_timeout": JOIN_SECONDS, "read_timeout": JOIN_SECONDS}
+    return models.KubeflowOrgV1ElasticPolicy(
+        min_replicas=spec.min_nodes,
+        max_replicas=spec.nodes,
+        max_restarts=spec.max_restarts,
+        rdzv_backend="c10d",
+        rdzv_id=spec.run,
+        rdzv_conf=[models.KubeflowOrgV1RDZVConf(key=key, value=str(value)) for key, value in timeouts.items()],
+    )
+
+
+JAXJOB_PORT = 6666
+"""The operator's own; it must be named jaxjob-port."""
+
+
+def render_jaxjob(spec: JobSpec) -> common.JobManifests:
+    """Return the JAXJob of a stage, and its network policy.
+
+    Raises InputError for TPU slices of several machines and for elastic jobs.
+    """
+    from kubeflow.training import models  # 0.4 s: it imports every model of kubernetes
+
+    common.check_not_elastic(spec, "jaxjob")
+    if spec.hardware.hosts > 1:
+        raise InputError(
+            f"the training operator does not tell the {spec.nodes} machines of {spec.hardware.name} about their slice",
+            field="launch.backend",
+            got="jaxjob",
+            hint="Set launch.backend=jobset",
+        )
+    template = pod.pod_template(spec, JOB_BACKENDS["jaxjob"].container, ports={"jaxjob-port": JAXJOB_PORT})
+    body = models.KubeflowOrgV1JAXJobSpec(
+        run_policy=run_policy_spec(spec), jax_replica_specs={"Worker": worker(spec, template)}
+    )
+    return common.JobManifests(common.job_object(spec, "jaxjob", as_manifest(body)), (common.network_policy(spec),))

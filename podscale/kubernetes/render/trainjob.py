@@ -1,0 +1,68 @@
+"""TrainJob of Kubeflow Trainer v2, with a runtime of its own.
+
+The runtime (a TrainingRuntime beside the job) says how the pods are made: security, volumes, grace time, and what a
+failure means, most of which a TrainJob's patches may not touch. The TrainJob says what runs, on how many nodes, and by
+its runtimePatches where the pods go. Trainer 2.3 has no elastic jobs and removes none after their end.
+"""
+
+from typing import Any
+
+from podscale.errors import InputError
+from podscale.kubernetes.job_spec import JobSpec
+from podscale.kubernetes.render import common, jobset, pod
+from podscale.kubernetes.resources import JOB_BACKENDS
+
+TRAINJOB_CONTAINER = JOB_BACKENDS["trainjob"].container
+ANCESTOR_LABEL = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
+PATCHED_FIELDS = ("serviceAccountName", "imagePullSecrets", "nodeSelector", "tolerations")
+"""Fields of the pod that say where it goes; Trainer lets a TrainJob patch them."""
+PATCH_MANAGER = "podscale.dev/render"
+
+
+def render_trainjob(spec: JobSpec) -> common.JobManifests:
+    """Raises InputError for elastic jobs and for several TPU slices."""
+    common.check_not_elastic(spec, "trainjob")
+    if spec.slices > 1:
+        hint = "Set launch.backend=jobset"
+        raise InputError("Trainer knows no slices", field="launch.backend", got="trainjob", hint=hint)
+    template = pod.pod_template(spec, TRAINJOB_CONTAINER, restart="Never")
+    (container,) = template["spec"]["containers"]
+    trainer = {
+        "image": container["image"],
+        "command": container.pop("command"),
+        "env": container.pop("env"),
+        "numNodes": spec.nodes,
+        "numProcPerNode": spec.processes_per_node,
+        "resourcesPerNode": container.pop("resources"),
+    }
+    patch = {name: template["spec"].pop(name) for name in PATCHED_FIELDS if name in template["spec"]}
+    body = {
+        "runtimeRef": {"apiGroup": JOB_BACKENDS["trainjob"].group, "kind": "TrainingRuntime", "name": spec.name},
+        "activeDeadlineSeconds": spec.time_limit_seconds,
+        "trainer": trainer,
+        "runtimePatches": [{"manager": PATCH_MANAGER, "trainingRuntimeSpec": _runtime_patch(patch)}],
+    }
+    companions = (common.network_policy(spec), _training_runtime(spec, template))
+    return common.JobManifests(common.job_object(spec, "trainjob", body), companions)
+
+
+def _training_runtime(spec: JobSpec, template: dict[str, Any]) -> common.Manifest:
+    annotations = jobset.EXCLUSIVE_TOPOLOGY if spec.hardware.hosts > 1 else {}
+    metadata = {"metadata": {"annotations": annotations}} if annotations else {}
+    return {
+        "apiVersion": JOB_BACKENDS["trainjob"].api_version,
+        "kind": "TrainingRuntime",
+        "metadata": common.object_metadata(spec, {**spec.labels, "trainer.kubeflow.org/framework": "torch"}),
+        "spec": {
+            "mlPolicy": {"numNodes": spec.nodes, "torch": {}},
+            "template": {
+                **metadata,
+                "spec": jobset.jobset_spec(spec, TRAINJOB_CONTAINER, template, None, labels=ANCESTOR_LABEL),
+            },
+        },
+    }
+
+
+def _runtime_patch(fields: dict[str, Any]) -> dict[str, Any]:
+    patched = {"name": jobset.REPLICATED_JOB, "template": {"spec": {"template": {"spec": fields}}}}
+    return {"template": {"spec": {"replicatedJobs": [patched]}}}

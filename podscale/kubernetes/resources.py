@@ -1,0 +1,154 @@
+"""Kinds of objects that the launcher reads and writes, and the operators that bring them.
+
+The kinds of job that a cluster may carry out a stage with.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+
+@dataclass(frozen=True)
+class JobBackend:
+    """One kind of job, as the API server names it."""
+
+    name: str
+    group: str
+    version: str
+    kind: str
+    plural: str
+    container: str
+    """Name of the container that carries out the stage; its operator looks for it."""
+
+    @property
+    def api_version(self) -> str:
+        return f"{self.group}/{self.version}"
+
+
+JOB_BACKENDS = {
+    backend.name: backend
+    for backend in (
+        JobBackend("pytorchjob", "kubeflow.org", "v1", "PyTorchJob", "pytorchjobs", "pytorch"),
+        JobBackend("jaxjob", "kubeflow.org", "v1", "JAXJob", "jaxjobs", "jax"),
+        JobBackend("trainjob", "trainer.kubeflow.org", "v1alpha1", "TrainJob", "trainjobs", "node"),
+        JobBackend("jobset", "jobset.x-k8s.io", "v1alpha2", "JobSet", "jobsets", "podscale"),
+        JobBackend("job", "batch", "v1", "Job", "jobs", "podscale"),
+    )
+}
+
+
+KubernetesObject = dict[str, Any]
+"""A Kubernetes object as the API server sends it."""
+
+
+@dataclass(frozen=True)
+class ResourceKind:
+    """Kind of object. DynamicClient takes it in place of a kubernetes.dynamic.Resource, which needs a request to find,
+    and quotes neither namespace nor name.
+
+    Args:
+        group: API group; "" is the core group.
+        version: version of the group.
+        kind: as in manifests.
+        plural: as in URLs.
+        namespaced: False if the objects belong to the whole cluster.
+    """
+
+    group: str
+    version: str
+    kind: str
+    plural: str
+    namespaced: bool = True
+
+    @property
+    def api_version(self) -> str:
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    @property
+    def full_name(self) -> str:
+        """Name for RBAC and kubectl: pytorchjobs.kubeflow.org."""
+        return f"{self.plural}.{self.group}" if self.group else self.plural
+
+    @property
+    def root(self) -> str:
+        """URL path of the group and version."""
+        return f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
+
+    def path(self, name: str | None = None, namespace: str | None = None, part: str = "") -> str:
+        """Return the URL path of the collection, of one object, or of a part of it such as `log`."""
+        scope = ("namespaces", namespace) if self.namespaced and namespace else ()
+        words = (*scope, self.plural, name, part)
+        return "/".join((self.root, *(quote(word, safe="") for word in words if word)))
+
+
+PODS = ResourceKind("", "v1", "Pod", "pods")
+EVENTS = ResourceKind("", "v1", "Event", "events")
+CONFIG_MAPS = ResourceKind("", "v1", "ConfigMap", "configmaps")
+NAMESPACES = ResourceKind("", "v1", "Namespace", "namespaces", namespaced=False)
+NODES = ResourceKind("", "v1", "Node", "nodes", namespaced=False)
+RESOURCE_QUOTAS = ResourceKind("", "v1", "ResourceQuota", "resourcequotas")
+VOLUME_CLAIMS = ResourceKind("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims")
+SERVICE_ACCOUNTS = ResourceKind("", "v1", "ServiceAccount", "serviceaccounts")
+DEPLOYMENTS = ResourceKind("apps", "v1", "Deployment", "deployments")
+STORAGE_CLASSES = ResourceKind("storage.k8s.io", "v1", "StorageClass", "storageclasses", namespaced=False)
+ACCESS_REVIEWS = ResourceKind(
+    "authorization.k8s.io", "v1", "SelfSubjectAccessReview", "selfsubjectaccessreviews", namespaced=False
+)
+WORKLOADS = ResourceKind("kueue.x-k8s.io", "v1beta2", "Workload", "workloads")
+LOCAL_QUEUES = ResourceKind("kueue.x-k8s.io", "v1beta2", "LocalQueue", "localqueues")
+
+JOB_KINDS = {
+    name: ResourceKind(kind.group, kind.version, kind.kind, kind.plural) for name, kind in JOB_BACKENDS.items()
+}
+"""Kinds of job, by the name of the backend."""
+
+
+@dataclass(frozen=True)
+class KindProvider:
+    """Operator that brings a kind of object: name, oldest version that is enough, command that installs it."""
+
+    name: str
+    version: str
+    install: str
+
+
+_TRAINING_OPERATOR = KindProvider(
+    "Kubeflow Training Operator",
+    "1.9",
+    'kubectl apply --server-side -k "github.com/kubeflow/trainer.git/manifests/overlays/standalone?ref=v1.9.4"',
+)
+_TRAINER = KindProvider(
+    "Kubeflow Trainer",
+    "2.3",
+    "helm install kubeflow-trainer oci://ghcr.io/kubeflow/charts/kubeflow-trainer --version 2.3.0 "
+    "--namespace kubeflow-system --create-namespace",
+)
+_JOBSET = KindProvider(
+    "JobSet",
+    "0.12",
+    "kubectl apply --server-side -f https://github.com/kubernetes-sigs/jobset/releases/download/v0.12.0/manifests.yaml",
+)
+_KUEUE = KindProvider(
+    "Kueue",
+    "0.15",
+    "kubectl apply --server-side -f https://github.com/kubernetes-sigs/kueue/releases/download/v0.19.2/manifests.yaml",
+)
+KIND_PROVIDERS = {
+    "kubeflow.org": _TRAINING_OPERATOR,
+    "trainer.kubeflow.org": _TRAINER,
+    "jobset.x-k8s.io": _JOBSET,
+    "kueue.x-k8s.io": _KUEUE,
+}
+"""Operator that brings the kinds of an API group."""
+
+
+def resource_of(manifest: KubernetesObject) -> ResourceKind:
+    """Return the resource of a rendered object; a kind without an entry in the table gets its regular plural."""
+    kind = str(manifest["kind"])
+    group, _, version = str(manifest["apiVersion"]).rpartition("/")
+    known = next((found for found in JOB_KINDS.values() if (found.kind, found.group) == (kind, group)), None)
+    if known is not None:
+        return known
+    lower = kind.lower()
+    plural = f"{lower[:-1]}ies" if lower.endswith("y") else f"{lower}es" if lower.endswith("s") else f"{lower}s"
+    return ResourceKind(group, version, kind, plural)

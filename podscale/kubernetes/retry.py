@@ -1,0 +1,95 @@
+"""Retry policy of requests to the API server, and the notices of an outage.
+
+The loop, the backoff and the deadline are tenacity's. The notices are ours: one line when an outage has lasted, one
+when it is over, however many threads retry.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_before_delay, wait_exponential_jitter
+
+from podscale.kubernetes.errors import ApiUnreachable
+
+NOTICE_AFTER_SECONDS = 5.0
+"""Age of an outage from which the user is notified, seconds."""
+
+Notify = Callable[[str], None]
+"""Takes one line for the user."""
+
+_backoff = wait_exponential_jitter(multiplier=0.5, max=20.0, jitter=0.25)
+
+
+@dataclass(frozen=True)
+class RetryPolicy:
+    """Time limits of a request.
+
+    Args:
+        deadline: longest time from the first attempt to the last, seconds; 0 for one attempt.
+        read_timeout: longest wait for one answer, seconds.
+    """
+
+    deadline: float
+    read_timeout: float = 60.0
+
+    def retrying(self, notice: "OutageNotice") -> Retrying:
+        """Return tenacity's caller of a function that is retried while it raises Unreachable."""
+
+        def seconds(state: RetryCallState) -> float:
+            return min(self.deadline, _error(state).retry_for)
+
+        def report(state: RetryCallState) -> None:
+            if (state.seconds_since_start or 0.0) > NOTICE_AFTER_SECONDS:
+                notice.outage_started(_error(state).notice, state.start_time, seconds(state))
+
+        return Retrying(
+            retry=retry_if_exception_type(ApiUnreachable),
+            wait=lambda state: max(_error(state).retry_after, _backoff(state)),
+            stop=lambda state: stop_before_delay(seconds(state))(state),
+            before_sleep=report,
+            reraise=True,
+        )
+
+
+INTERACTIVE = RetryPolicy(15.0, read_timeout=15.0)
+"""For commands whose reader waits at the terminal."""
+UNATTENDED = RetryPolicy(1800.0)
+"""For commands that follow a job: the job runs on during an outage, which costs nothing but waiting."""
+
+
+class OutageNotice:
+    """Notifies once that the API server does not answer, and once that it does again; used from several threads."""
+
+    def __init__(self, notify: Notify) -> None:
+        self._notify = notify
+        self._lock = threading.Lock()
+        self._since: float | None = None
+
+    def outage_started(self, reason: str, since: float, retry_seconds: float) -> None:
+        """Notify of an outage unless that is done.
+
+        Args:
+            reason: what the API server does not do.
+            since: begin of the outage, seconds of the monotonic clock.
+            retry_seconds: longest time for which the request is retried.
+        """
+        with self._lock:
+            if self._since is None:
+                self._since = since
+                minutes = max(1, round(retry_seconds / 60))
+                self._notify(f"{reason}; retrying for {minutes} min. Jobs on the cluster run on")
+
+    def outage_ended(self) -> None:
+        """Notify of the end of an outage that was notified."""
+        with self._lock:
+            if self._since is not None:
+                self._notify(f"the API server answers again, after {time.monotonic() - self._since:.0f} s")
+                self._since = None
+
+
+def _error(state: RetryCallState) -> ApiUnreachable:
+    error = state.outcome.exception() if state.outcome is not None else None
+    assert isinstance(error, ApiUnreachable), "retried for this class alone"
+    return error
