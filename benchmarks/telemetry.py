@@ -16,7 +16,7 @@ from overhead import overhead
 from saves import checkpoints
 
 from podscale.config import RunConfig
-from podscale.stages import shard
+from podscale.stages.local import shard
 
 PARTS = ("telemetry", "abuse", "checkpoints")
 

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from podscale import stages
 from podscale.components.process import stage_process
 from podscale.config import RunConfig, loads
 from podscale.config.data import DataSection
 from podscale.errors import InputError, PodscaleError
 from podscale.runs import RunDirectory, StageOutcome, ensemble_members, stage_outcomes
+from podscale.stages import local
 from podscale.study import StudyDocument
 from podscale.util import env, progress_reports
 from podscale.util.files import write_json
@@ -34,25 +34,25 @@ SUCCEEDED_STATES = ("SUCCEEDED", "COMPLETE")
 def pack(data: str, workspace: str, index: int, of: int) -> None:
     """Packs part `index` of `of` of a shard set; whichever part ends last completes it."""
     with stage_process("shard"):
-        stages.shard(
+        local.shard(
             DataSection.model_validate_json(data),
             workspace,
             workers=_worker_count(),
             index=index,
             of=of,
-            telemetry=stages.ExportedTelemetry.from_env(),
+            telemetry=local.ExportedTelemetry.from_env(),
         )
 
 
 def shard(data: str, workspace: str, shard_set: Any) -> None:
     """Makes the shard set, or what is missing of it; `shard_set` is a dsl.Dataset artifact."""
     with stage_process("shard"):
-        result = stages.shard(
+        result = local.shard(
             DataSection.model_validate_json(data),
             workspace,
             workers=_worker_count(),
             progress=progress_reports.progress_from_env(),
-            telemetry=stages.ExportedTelemetry.from_env(),
+            telemetry=local.ExportedTelemetry.from_env(),
         )
         assert result is not None, "a component packs the whole set"
         for note in result.messages:
@@ -109,7 +109,7 @@ def evaluate(document: str, run_id: str, shard_set: Any, metrics: Any, confusion
 
     with stage_process("evaluate"):
         config = _load_config(document, run_id)
-        stages.evaluate(config, _shard_set_location(shard_set))
+        local.evaluate(config, _shard_set_location(shard_set))
         evaluation = read_evaluation(RunDirectory.for_config(config).evaluation)
         for name, value in kfp_metrics(evaluation).items():
             metrics.log_metric(name, value)
@@ -122,7 +122,7 @@ def report(document: str, run_id: str, shard_set: Any, page: Any, card: Any) -> 
     """Builds the report; `page` is a dsl.HTML artifact, `card` the model card as dsl.Markdown."""
     with stage_process("report"):
         config = _load_config(document, run_id)
-        stages.report(config, _shard_set_location(shard_set))
+        local.report(config, _shard_set_location(shard_set))
         run = RunDirectory.for_config(config)
         shutil.copyfile(run.report, page.path)
         shutil.copyfile(run.model / "README.md", card.path)
@@ -188,7 +188,7 @@ def summarize(document: str, run_id: str, status: Any, page: Any) -> None:
 
 def summary_markdown(config: RunConfig, state: str, stopped: str = "") -> str:
     """The run in Markdown: how each stage ended, how long it took, what to do next; stopped: what became of its job."""
-    found: dict[str, StageOutcome] = dict(stages.run_outcomes(config))
+    found: dict[str, StageOutcome] = dict(local.run_outcomes(config))
     state = SUCCEEDED_STATES[0] if state in SUCCEEDED_STATES else state
     lines = [f"# Run {config.run.id}: {state}", "", "| stage | ended | seconds |", "|---|---|---|"]
     for stage in stage_outcomes.STAGES:
@@ -198,7 +198,7 @@ def summary_markdown(config: RunConfig, state: str, stopped: str = "") -> str:
             continue
         how = "done before" if outcome.reused else "done" if outcome.is_done else f"exit code {outcome.exit_code}"
         lines.append(f"| {stage} | {how} | {outcome.seconds:.1f} |")
-    collapses = stages.collapse_outcomes(config)
+    collapses = local.collapse_outcomes(config)
     for member in ensemble_members.ensemble_members(config):
         name = f"collapse {member.config.run.id}"
         ended = collapses.get(name)
@@ -217,19 +217,19 @@ def summary_markdown(config: RunConfig, state: str, stopped: str = "") -> str:
 def _choose_trainer(config: RunConfig) -> Callable[[RunConfig, str], StageOutcome]:
     """Training here, or by a job of the cluster."""
     if config.launch.backend == "local":
-        return stages.train
-    from podscale import launched
+        return local.train
+    from podscale.stages import on_cluster
 
-    return launched.train_on_cluster
+    return on_cluster.train_on_cluster
 
 
 def _stop_jobs(config: RunConfig) -> str:
     if config.launch.backend == "local":
         return ""
-    from podscale import launched
+    from podscale.stages import on_cluster
 
     return "\n\n".join(
-        launched.stop_training_job(one)
+        on_cluster.stop_training_job(one)
         for one in [config, *(m.config for m in ensemble_members.ensemble_members(config))]
     )
 

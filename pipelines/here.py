@@ -25,13 +25,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
-from podscale import stages
 from podscale.components import process
 from podscale.config import RunConfig
 from podscale.errors import ExitCode
 from podscale.pipelines.runners import ProcessRunner, StageRunner
 from podscale.runs import Lease, RunDirectory, StageOutcome, stage_outcomes
 from podscale.runs.stage_outcomes import EXIT_INTERRUPTED
+from podscale.stages.local import ExportedTelemetry, collapse_outcomes, run_outcomes
 from podscale.util import env
 from podscale.util.processes import DUPLICATE_SIGNAL_SECONDS, STOP_MESSAGE
 
@@ -120,7 +120,7 @@ def run_locally(
         _update_launch(launch, begun)
         on_change(launch)
     ended = _launch_result(launch, stopped_by, time.monotonic() - started, log)
-    return replace(ended, collapses=_ended_since(begun, stages.collapse_outcomes(config)))
+    return replace(ended, collapses=_ended_since(begun, collapse_outcomes(config)))
 
 
 def _run_and_watch(
@@ -177,7 +177,7 @@ def _update_launch(launch: LocalLaunch, started_at: datetime) -> None:
         launch.stage = launch.task if launch.task in SHOWN_STAGES else launch.stage
     if launch.stage is not None:
         launch.log_tail = process.failed_stage_error(launch.stage_file, launch.stage)
-    launch.outcomes = _ended_since(started_at, stages.run_outcomes(launch.config))
+    launch.outcomes = _ended_since(started_at, run_outcomes(launch.config))
 
 
 def _ended_since(begun: datetime, found: dict[str, StageOutcome]) -> dict[str, StageOutcome]:
@@ -228,7 +228,7 @@ def _stage_variables(launch: LocalLaunch) -> dict[str, str]:
         env.STAGE_FILE: str(launch.stage_file),
         env.PROGRESS_FILE: str(launch.progress_file),
         env.SHARD_WORKERS: str(launch.config.launch.shard_workers),
-        **stages.ExportedTelemetry.for_config(launch.config, RunDirectory.for_config(launch.config).endpoint).variables,
+        **ExportedTelemetry.for_config(launch.config, RunDirectory.for_config(launch.config).endpoint).variables,
         "PYTHONUNBUFFERED": "1",
     }
 

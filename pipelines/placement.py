@@ -13,7 +13,7 @@ from podscale.errors import InputError
 from podscale.kubernetes.job_spec import StageName, build_job_spec, pod_telemetry
 from podscale.kubernetes.render import render_job
 from podscale.pipelines.training import PlaceTask, TaskRole
-from podscale.stages import ExportedTelemetry
+from podscale.stages.local import ExportedTelemetry
 from podscale.util import env
 
 STAGE_OF_ROLE: Mapping[TaskRole, StageName] = {

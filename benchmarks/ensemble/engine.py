@@ -7,7 +7,6 @@ from pathlib import Path
 import torch
 
 from benchmarks.ensemble.cases import Comparison
-from podscale import stages
 from podscale.config import RunConfig
 from podscale.data.shard_set import ShardSet
 from podscale.distributed.progress_tracker import ProgressTracker
@@ -19,11 +18,12 @@ from podscale.pytorch.worker import run_training
 from podscale.pytorch.world import World, join_world, leave_world
 from podscale.runs import RunDirectory, stage_outcomes
 from podscale.runs.ensemble_members import MODEL_JSON
+from podscale.stages import local
 
 
 def carry_out(sides: Comparison) -> list[str]:
     """Trains and evaluates what is not finished, and returns the names of those runs."""
-    made = stages.shard(sides.cycles.data, sides.cycles.run.workspace)
+    made = local.shard(sides.cycles.data, sides.cycles.run.workspace)
     assert made is not None, "all parts at once"
     todo = [config for config in sides.trained if not (RunDirectory.for_config(config).model / MODEL_JSON).exists()]
     judge = [config for config in sides.evaluated if not RunDirectory.for_config(config).evaluation.exists()]

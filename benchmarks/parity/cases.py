@@ -8,12 +8,12 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import save_file
 
-from podscale import stages
 from podscale.config import RunConfig
 from podscale.data.loaders.build_loader import build_evaluation_loader, build_loader
 from podscale.data.sampler import build_sampler
 from podscale.data.shard_set import ShardSet
 from podscale.runs.directory import dataset_directory
+from podscale.stages import local
 from podscale.training.schedules import image_phases
 
 RANKS, GLOBAL_BATCH = 4, 64
@@ -119,7 +119,7 @@ def document(family: Family, case: Case, seed: int, work: Path, source: str, eng
 
 def shard_set_of(config: RunConfig) -> ShardSet:
     """The images as a shard set, which is made where it is not there."""
-    stages.shard(config.data, config.run.workspace)
+    local.shard(config.data, config.run.workspace)
     return ShardSet.open(Path(dataset_directory(config.run.workspace, config.data)))
 
 

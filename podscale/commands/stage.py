@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from podscale import stages
 from podscale.commands.documents import load_run_document
 from podscale.commands.several import adhoc_ensemble_document
 from podscale.config import RunConfig
@@ -13,6 +12,7 @@ from podscale.config.preflight import preflight
 from podscale.errors import InputError, PodscaleError
 from podscale.kubernetes import termination_message
 from podscale.runs import RunDirectory, StageOutcome, dataset_directory, ensemble_members, stage_outcomes
+from podscale.stages import local
 from podscale.util.formatting import format_bytes, format_count
 from podscale.util.terminal import ProgressLine
 
@@ -26,9 +26,9 @@ def run_shard(document: str | None, changes: Sequence[str], *, workers: int, ind
     if index >= of:
         raise InputError(f"parts of --of {of} are counted from 0 to {of - 1}", field="--index", got=index)
     config = load_run_document(document, changes)
-    preflight(config, stages.preflight_target())
+    preflight(config, local.preflight_target())
     progress = ProgressLine(sys.stderr)
-    result = stages.shard(
+    result = local.shard(
         config.data,
         config.run.workspace,
         workers=workers or config.launch.shard_workers,
@@ -36,7 +36,7 @@ def run_shard(document: str | None, changes: Sequence[str], *, workers: int, ind
         of=of,
         verify=verify,
         progress=progress,
-        telemetry=stages.ExportedTelemetry.for_config(config),
+        telemetry=local.ExportedTelemetry.for_config(config),
     )
     progress.clear()
     if result is None:
@@ -87,7 +87,7 @@ def _contact_sheets(directory: Path, splits: list[str], folder: Path) -> list[Pa
 def run_train(document: str | None, changes: Sequence[str], shard_set: str | None = None) -> None:
     """Trains on the document's shard set, which must be complete."""
     config, location = _load_with_shard_set(document, changes, shard_set)
-    _print_outcome(config, stages.train(config, location), RunDirectory.for_config(config).model)
+    _print_outcome(config, local.train(config, location), RunDirectory.for_config(config).model)
 
 
 @termination_message.write_termination_on_exit("train")
@@ -106,7 +106,7 @@ def run_collapse(document: str | None, changes: Sequence[str], shard_set: str | 
     location = shard_set or dataset_directory(config.run.workspace, config.data)
     for member in chosen:
         stage_outcomes.check_run_document(member.config)
-        _print_outcome(member.config, stages.train(member.config, location), member.model)
+        _print_outcome(member.config, local.train(member.config, location), member.model)
 
 
 @termination_message.write_termination_on_exit("evaluate")
@@ -125,7 +125,7 @@ def run_evaluate(documents: Sequence[str], changes: Sequence[str], shard_set: st
         raise InputError("there is no such directory", field=missing, hint=hint)
     else:
         config, location = _load_with_shard_set(documents[0] if documents else None, changes, shard_set)
-    outcome = stages.evaluate(config, location)
+    outcome = local.evaluate(config, location)
     found = read_evaluation(RunDirectory.for_config(config).evaluation)
     if found.ensemble is not None:
         print(ensemble_text_table(found.ensemble), end="\n\n")
@@ -138,7 +138,7 @@ def run_evaluate(documents: Sequence[str], changes: Sequence[str], shard_set: st
 def run_report(document: str | None, changes: Sequence[str], shard_set: str | None = None) -> None:
     """Writes the report."""
     config, location = _load_with_shard_set(document, changes, shard_set)
-    _print_outcome(config, stages.report(config, location), RunDirectory.for_config(config).report)
+    _print_outcome(config, local.report(config, location), RunDirectory.for_config(config).report)
 
 
 def _load_with_shard_set(document: str | None, changes: Sequence[str], shard_set: str | None) -> tuple[RunConfig, str]:

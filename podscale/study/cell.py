@@ -6,9 +6,9 @@ Trains as `podscale train` does; ends with the study that started it, and with t
 import sys
 from pathlib import Path
 
-from podscale import stages
 from podscale.config import RunConfig
 from podscale.errors import ExitCode, PodscaleError
+from podscale.stages import local
 from podscale.util import processes
 from podscale.util.processes import preempt_on_sigterm
 
@@ -20,7 +20,7 @@ def run_trial(arguments: list[str]) -> int:
     try:
         with preempt_on_sigterm():
             config = RunConfig.model_validate_json(Path(document).read_text(encoding="utf-8"))
-            stages.train(config, shard_set)
+            local.train(config, shard_set)
     except PodscaleError as error:
         print(error, file=sys.stderr, flush=True)
         return int(error.exit_code)

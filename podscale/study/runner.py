@@ -15,11 +15,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from podscale import stages
 from podscale.config import RunConfig, data_fingerprint
 from podscale.config.preflight import preflight
 from podscale.errors import ExitCode, InputError, PodscaleError
 from podscale.runs import RunDirectory, read_outcomes
+from podscale.stages import local
 from podscale.study.budget import TrialCosts
 from podscale.study.cells import SweepSeries, Trial, TrialGrid
 from podscale.study.measure import build_record, read_trial_history, trial_outcome
@@ -74,7 +74,7 @@ class StudyRunner:
         for cell in self.grid.due_trials(self.records.get, self.series):
             if cell.priority == 0:
                 self._shard_set(cell.config)
-                preflight(cell.config, stages.preflight_target())
+                preflight(cell.config, local.preflight_target())
 
     def run(self) -> None:
         """Runs what is due until nothing is, or the time box is full. Raises where more than a cell is wrong."""
@@ -184,7 +184,7 @@ class StudyRunner:
         """Location and training images of the shard set of a cell; made where it is not there."""
         name = data_fingerprint(config.data)
         if name not in self._shard_sets:
-            made = stages.shard(config.data, config.run.workspace, workers=config.launch.shard_workers)
+            made = local.shard(config.data, config.run.workspace, workers=config.launch.shard_workers)
             assert made is not None, "all parts at once"
             self._shard_sets[name] = (made.location, made.manifest.splits["train"].count)
         return self._shard_sets[name]

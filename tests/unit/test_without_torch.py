@@ -18,7 +18,7 @@ print(*local.command(task, Path("/r"))[1:3])
 """
 MODULES = (
     "podscale.cli",
-    "podscale.stages",
+    "podscale.stages.local",
     "podscale.launch.supervisor",
     "podscale.launch.fork_launcher",
     "podscale.launch.worker_main",

@@ -35,11 +35,11 @@ def run_stage(config, stage, shard_set=None, *, out=None, pipeline=False):
     if how == "wait":
         Path(os.environ["STANDIN_PIDS"]).write_text(str(os.getpid()))
         time.sleep(600)
-    from podscale import stages
+    from podscale.stages import local
 
     print("[cluster] PyTorchJob submitted", file=out, flush=True)
     try:
-        stages.train(config, shard_set)
+        local.train(config, shard_set)
     except Exception as error:
         return JobResult(int(getattr(error, "exit_code", 1)), "the pod ended")
     return JobResult(0)
