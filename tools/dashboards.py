@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from podscale.monitoring.dashboards.render import render_dashboards
+from podscale.monitoring.dashboards import render_dashboards
 
 TARGET = Path(__file__).resolve().parent.parent / "charts" / "podscale" / "dashboards"
 

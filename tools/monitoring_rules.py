@@ -8,9 +8,16 @@ import textwrap
 from pathlib import Path
 
 from podscale.kubernetes.render.common import to_yaml
-from podscale.monitoring.groups import ALERT_RULES, RECORDING_RULES
-from podscale.monitoring.render import RuleSettings, format_number, google_rules, prometheus_rule, rule_template
-from podscale.monitoring.thresholds import THRESHOLDS
+from podscale.monitoring.rule_files import (
+    ALERT_RULES,
+    RECORDING_RULES,
+    RuleSettings,
+    format_number,
+    google_rules,
+    prometheus_rule,
+    rule_template,
+)
+from podscale.monitoring.rule_types import THRESHOLDS
 
 ROOT = Path(__file__).resolve().parent.parent
 CHART = ROOT / "charts" / "podscale"

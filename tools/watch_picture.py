@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.terminal_theme import MONOKAI
 
 from podscale.commands.watch import INTERVAL_SECONDS, WatchedRun
+from podscale.monitoring.watch.sources import DirectorySource
 from podscale.runs import RunDirectory
-from podscale.watch.sources import DirectorySource
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "images" / "watch.svg"
 WIDTH = 112

@@ -4,7 +4,7 @@ import importlib.resources
 from pathlib import Path
 
 from podscale.errors import InputError
-from podscale.monitoring.rule import fill_tokens
+from podscale.monitoring.rule_types import fill_tokens
 from podscale.util.files import write_atomically
 
 

@@ -4,8 +4,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from podscale.monitoring.local import FiringAlert, LocalPrometheus, run_prometheus
-from podscale.monitoring.scraping import DEFAULT_INTERVALS
+from podscale.monitoring.local_prometheus import DEFAULT_INTERVALS, FiringAlert, LocalPrometheus, run_prometheus
 from podscale.telemetry.endpoint import ClientCertFiles
 from podscale.util.formatting import format_count
 from podscale.util.processes import SigtermReceived

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from podscale.errors import InputError
 from podscale.kubernetes.render.common import to_yaml
-from podscale.monitoring.render import FORMATS, RuleSettings
+from podscale.monitoring.rule_files import FORMATS, RuleSettings
 
 RULES_FILE = "podscale-rules.yaml"
 

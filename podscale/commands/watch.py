@@ -11,14 +11,13 @@ from typing import Any
 from podscale.commands.cluster import ClusterOptions, find_jobs
 from podscale.commands.documents import load_run_document
 from podscale.errors import ExitCode, InputError, format_error
+from podscale.monitoring.watch.run_status import RunStats, RunStatus, read_run_stats, stats_since
+from podscale.monitoring.watch.sources import DirectorySource, JobSource, RunSource
 from podscale.pipelines import presets
 from podscale.runs import RunDirectory
 from podscale.telemetry.endpoint import ClientCertFiles
 from podscale.telemetry.goodput import goodput_fraction
 from podscale.telemetry.step_log import StepLog
-from podscale.watch.figures import RunStats, read_run_stats, stats_since
-from podscale.watch.sources import DirectorySource, JobSource, RunSource
-from podscale.watch.standing import RunStatus
 
 INTERVAL_SECONDS = 1.0
 """Between two pictures."""
@@ -91,7 +90,7 @@ class WatchedRun:
 
     def render(self) -> Any:
         """What rich draws."""
-        from podscale.watch.view import ScreenFrame, render_frame
+        from podscale.monitoring.watch.view import ScreenFrame, render_frame
 
         ranks = stats_since(self.stats.ranks.values(), self._before)
         return render_frame(

@@ -5,7 +5,7 @@ evaluated, that has not got going, or because a pod was started again. So they a
 waits are longer than the windows that a start makes wrong.
 """
 
-from podscale.monitoring.rule import AlertRule
+from podscale.monitoring.rule_types import AlertRule
 
 RUN_TEXT = "Run {{ $labels.run }}{{ with $labels.namespace }} in {{ . }}{{ end }}"
 RANK_TEXT = "Rank {{ $labels.rank }} of run {{ $labels.run }}{{ with $labels.namespace }} in {{ . }}{{ end }}"

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import yaml
 
-from podscale.monitoring.render import RuleSettings, rule_file
-from podscale.monitoring.thresholds import DEFAULT_THRESHOLDS
+from podscale.monitoring.rule_files import RuleSettings, rule_file
+from podscale.monitoring.rule_types import DEFAULT_THRESHOLDS
 from tests.support import helm
 from tools.chart_values import VALUES
 from tools.monitoring_rules import render

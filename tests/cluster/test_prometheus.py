@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from podscale.monitoring.groups import ALERT_RULES, RECORDING_RULES
+from podscale.monitoring.rule_files import ALERT_RULES, RECORDING_RULES
 from tests.cluster.cluster import Cluster
 from tests.cluster.lab import images
 from tests.cluster.training import Training

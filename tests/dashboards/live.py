@@ -18,8 +18,7 @@ import yaml
 from PIL import Image
 
 from podscale.data.sources.digits import load as load_digits
-from podscale.monitoring.local import LocalPrometheus, run_prometheus
-from podscale.monitoring.scraping import DEFAULT_INTERVALS
+from podscale.monitoring.local_prometheus import DEFAULT_INTERVALS, LocalPrometheus, run_prometheus
 from podscale.telemetry.events import read_records
 from tests.support.commands import Command
 from tests.support.drawing import Span

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from podscale.monitoring.dashboards.render import DASHBOARDS as BOARDS
+from podscale.monitoring.dashboards import DASHBOARDS as BOARDS
 from tests.dashboards.live import RUN, SECOND, Recorded, record
 from tests.support.browser import browser, find_browser
 from tests.support.drawing import EVERYTHING, ROOT, bundle, draw

@@ -16,10 +16,10 @@ pytest.importorskip("grafana_foundation_sdk")
 
 from grafana_foundation_sdk.models import units
 
-from podscale.monitoring.dashboards.foreign import THIRD_PARTY_METRICS
-from podscale.monitoring.dashboards.render import DASHBOARDS, render_dashboards
-from podscale.monitoring.groups import RULE_GROUPS
-from podscale.monitoring.rule import RUNBOOKS_TOKEN, AlertRule
+from podscale.monitoring.dashboards import DASHBOARDS, render_dashboards
+from podscale.monitoring.dashboards.panels import THIRD_PARTY_METRICS
+from podscale.monitoring.rule_files import RULE_GROUPS
+from podscale.monitoring.rule_types import RUNBOOKS_TOKEN, AlertRule
 from podscale.telemetry.catalogue import METRICS
 
 ROOT = Path(__file__).resolve().parents[2]

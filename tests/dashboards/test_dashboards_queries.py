@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from podscale.monitoring.dashboards.foreign import THIRD_PARTY_METRICS
+from podscale.monitoring.dashboards.panels import THIRD_PARTY_METRICS
 from podscale.telemetry.catalogue import METRICS
 from tests.support import imaginary_run
 from tests.support.helm import CHART

@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 import yaml
 
-from podscale.monitoring.groups import ALERT_RULES, RECORDING_RULES
-from podscale.monitoring.render import RuleSettings, rule_file
-from podscale.monitoring.rule import AlertRule, RecordingRule
+from podscale.monitoring.rule_files import ALERT_RULES, RECORDING_RULES, RuleSettings, rule_file
+from podscale.monitoring.rule_types import AlertRule, RecordingRule
 from tests.rules import cases_lives, cases_numerics, cases_place, cases_progress, cases_speed
 from tests.rules.cases import Case, Labels, Recorded, Series, selector
 from tests.rules.recorded import RECORDED

@@ -6,10 +6,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from podscale.monitoring.groups import ALERT_RULES, RECORDING_RULES, RULE_GROUPS
-from podscale.monitoring.render import RuleSettings, format_number, rule_file
-from podscale.monitoring.rule import AlertRule, RecordingRule, find_tokens
-from podscale.monitoring.thresholds import DEFAULT_THRESHOLDS, THRESHOLDS
+from podscale.monitoring.rule_files import (
+    ALERT_RULES,
+    RECORDING_RULES,
+    RULE_GROUPS,
+    RuleSettings,
+    format_number,
+    rule_file,
+)
+from podscale.monitoring.rule_types import DEFAULT_THRESHOLDS, THRESHOLDS, AlertRule, RecordingRule, find_tokens
 from podscale.telemetry.catalogue import METRICS, MetricSpec
 from tests.rules.cases import FOREIGN
 from tests.support.promtool import Promtool

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from podscale.config.telemetry import TelemetrySection
-from podscale.monitoring.groups import ALERT_RULES
+from podscale.monitoring.rule_files import ALERT_RULES
 from podscale.telemetry.endpoint import Endpoint
 from podscale.telemetry.pod_telemetry import StageTelemetry
 from podscale.telemetry.server import MetricsServer

@@ -51,7 +51,7 @@ FLOORS = {
     "podscale.runs.stage_outcomes": 6,
     "podscale.runs.ensemble_members": 4,
     "podscale.stages.local": 8,
-    "podscale.watch": 8,
+    "podscale.monitoring.watch": 8,
     "podscale.stages.on_cluster": 8,
     "podscale.bench": 8,
     "podscale.study": 9,

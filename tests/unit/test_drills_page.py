@@ -2,7 +2,7 @@
 
 import re
 
-from podscale.monitoring.groups import ALERT_RULES
+from podscale.monitoring.rule_files import ALERT_RULES
 from tests.system.drills.faults import ASIDE, DRILLS, Expected
 from tests.system.drills.page import MARK, PAGE, identity, shipped
 

@@ -8,9 +8,17 @@ import yaml
 
 from podscale.cli import main
 from podscale.kubernetes.render.common import to_yaml
-from podscale.monitoring.durations import find_ranges, parse_milliseconds, shorten_duration, shorten_expression
-from podscale.monitoring.groups import ALERT_RULES, RULE_GROUPS
-from podscale.monitoring.render import RuleSettings, prometheus_rule, rule_file
+from podscale.monitoring.rule_files import (
+    ALERT_RULES,
+    RULE_GROUPS,
+    RuleSettings,
+    find_ranges,
+    parse_milliseconds,
+    prometheus_rule,
+    rule_file,
+    shorten_duration,
+    shorten_expression,
+)
 from tests.support import promtool
 from tests.support.refusals import refused
 from tools.monitoring_rules import COMPONENTS, GENERATED

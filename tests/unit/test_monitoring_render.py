@@ -7,8 +7,15 @@ import pytest
 import yaml
 
 from podscale.cli import main
-from podscale.monitoring.groups import ALERT_RULES, RECORDING_RULES
-from podscale.monitoring.render import RuleSettings, google_rules, prometheus_rule, rule_file, rule_template
+from podscale.monitoring.rule_files import (
+    ALERT_RULES,
+    RECORDING_RULES,
+    RuleSettings,
+    google_rules,
+    prometheus_rule,
+    rule_file,
+    rule_template,
+)
 from tests.support import crds, promtool
 from tests.support.outcomes import assert_error
 from tests.support.refusals import refused

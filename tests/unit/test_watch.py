@@ -15,14 +15,13 @@ from rich.console import Console
 
 from podscale.cli import main
 from podscale.config.telemetry import TelemetrySection
+from podscale.monitoring.watch.run_status import RunStatus, read_run_stats
+from podscale.monitoring.watch.view import MAX_RANKS, ScreenFrame, render_frame, sparkline
 from podscale.telemetry.endpoint import Endpoint
 from podscale.telemetry.events import EventLog, EventRecord
 from podscale.telemetry.goodput import goodput_fraction
 from podscale.telemetry.pod_telemetry import StageTelemetry
 from podscale.telemetry.server import MetricsServer
-from podscale.watch.figures import read_run_stats
-from podscale.watch.standing import RunStatus
-from podscale.watch.view import MAX_RANKS, ScreenFrame, render_frame, sparkline
 from tests.support.outcomes import assert_error
 
 PHASES = {"data_wait": 1.0, "forward_backward": 6.0, "allreduce_wait": 3.0, "evaluation": 50.0}

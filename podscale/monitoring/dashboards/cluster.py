@@ -1,9 +1,8 @@
 """Cluster: the machines under the runs, and what Kubernetes does with their pods."""
 
-from podscale.monitoring.dashboards.frame import Dashboard
+from podscale.monitoring.dashboards.frame import BY_RUN, RANGE, RATE_INTERVAL, Dashboard, rate_query, series_selector
 from podscale.monitoring.dashboards.panels import PanelQuery, ThresholdStep, stat_panel, time_series_panel
-from podscale.monitoring.dashboards.queries import BY_RUN, RANGE, RATE_INTERVAL, rate_query, series_selector
-from podscale.monitoring.thresholds import DEFAULT_THRESHOLDS
+from podscale.monitoring.rule_types import DEFAULT_THRESHOLDS
 
 NO_GPU = "No GPU under these runs"
 NO_DCGM = "NVIDIA's DCGM exporter is not scraped"

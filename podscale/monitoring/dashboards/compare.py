@@ -1,8 +1,6 @@
 """Compare runs: one row and one line a run."""
 
-from podscale.monitoring.dashboards.frame import Dashboard
-from podscale.monitoring.dashboards.panels import PanelQuery, table_panel, time_series_panel
-from podscale.monitoring.dashboards.queries import (
+from podscale.monitoring.dashboards.frame import (
     BY_RUN,
     GOODPUT,
     IMAGES,
@@ -10,11 +8,13 @@ from podscale.monitoring.dashboards.queries import (
     MFU,
     RANGE,
     WALL_SECONDS,
+    Dashboard,
     increase_query,
     last_query,
     max_query,
     series_selector,
 )
+from podscale.monitoring.dashboards.panels import PanelQuery, table_panel, time_series_panel
 
 NONE = "Nothing trained in this time"
 TRAINED = increase_query("train_images", BY_RUN)

@@ -1,6 +1,15 @@
 """Data: packing photographs into shards, and the ranks' waiting for them."""
 
-from podscale.monitoring.dashboards.frame import Dashboard
+from podscale.monitoring.dashboards.frame import (
+    BY_RANK,
+    BY_RUN,
+    DATA_WAIT,
+    Dashboard,
+    fraction_query,
+    integer_increase_query,
+    rate_query,
+    series_selector,
+)
 from podscale.monitoring.dashboards.panels import (
     PanelQuery,
     ThresholdStep,
@@ -8,16 +17,7 @@ from podscale.monitoring.dashboards.panels import (
     stat_panel,
     time_series_panel,
 )
-from podscale.monitoring.dashboards.queries import (
-    BY_RANK,
-    BY_RUN,
-    DATA_WAIT,
-    fraction_query,
-    integer_increase_query,
-    rate_query,
-    series_selector,
-)
-from podscale.monitoring.thresholds import DEFAULT_THRESHOLDS
+from podscale.monitoring.rule_types import DEFAULT_THRESHOLDS
 
 UNPACKED = "Nothing packed in this time"
 IDLE = "Nothing trained in this time"

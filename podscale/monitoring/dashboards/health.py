@@ -1,14 +1,6 @@
 """Run health: what the time was spent on, whether a crash would cost much, and whether the model learns."""
 
-from podscale.monitoring.dashboards.frame import Dashboard
-from podscale.monitoring.dashboards.panels import (
-    PanelQuery,
-    ThresholdStep,
-    bar_gauge_panel,
-    stat_panel,
-    time_series_panel,
-)
-from podscale.monitoring.dashboards.queries import (
+from podscale.monitoring.dashboards.frame import (
     BY_RUN,
     BY_STATE,
     CHECKPOINT_AGE,
@@ -19,13 +11,21 @@ from podscale.monitoring.dashboards.queries import (
     RECENT_WALL_SECONDS,
     RESTARTS,
     UNPRODUCTIVE,
+    Dashboard,
     integer_increase_query,
     max_query,
     rate_query,
     series_selector,
     total_increase_query,
 )
-from podscale.monitoring.thresholds import DEFAULT_THRESHOLDS
+from podscale.monitoring.dashboards.panels import (
+    PanelQuery,
+    ThresholdStep,
+    bar_gauge_panel,
+    stat_panel,
+    time_series_panel,
+)
+from podscale.monitoring.rule_types import DEFAULT_THRESHOLDS
 
 NONE = "Nothing trained in this time"
 UNSAVED = "No checkpoint yet"

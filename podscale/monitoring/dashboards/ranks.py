@@ -1,16 +1,16 @@
 """Ranks: who is slow, who waits for whom, and who has stopped."""
 
-from podscale.monitoring.dashboards.frame import Dashboard
-from podscale.monitoring.dashboards.panels import Panel, PanelQuery, ThresholdStep, heat, stat_panel, time_series_panel
-from podscale.monitoring.dashboards.queries import (
+from podscale.monitoring.dashboards.frame import (
     BUSY_FRACTION,
     BY_RANK,
     BY_RUN,
+    Dashboard,
     fraction_query,
     max_query,
     series_selector,
 )
-from podscale.monitoring.thresholds import DEFAULT_THRESHOLDS
+from podscale.monitoring.dashboards.panels import Panel, PanelQuery, ThresholdStep, heat, stat_panel, time_series_panel
+from podscale.monitoring.rule_types import DEFAULT_THRESHOLDS
 
 NONE = "Nothing trained in this time"
 ALIKE = "The ranks have not been compared yet"

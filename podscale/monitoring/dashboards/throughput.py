@@ -1,8 +1,6 @@
 """Throughput: how fast, how far, and where an update's time goes."""
 
-from podscale.monitoring.dashboards.frame import Dashboard
-from podscale.monitoring.dashboards.panels import PanelQuery, ThresholdStep, stat_panel, time_series_panel
-from podscale.monitoring.dashboards.queries import (
+from podscale.monitoring.dashboards.frame import (
     BY_RANK,
     BY_RUN,
     DATA_WAIT,
@@ -12,12 +10,14 @@ from podscale.monitoring.dashboards.queries import (
     MFU,
     PROGRESS,
     SECONDS_LEFT,
+    Dashboard,
     fraction_query,
     max_query,
     quantile_query,
     series_selector,
 )
-from podscale.monitoring.thresholds import DEFAULT_THRESHOLDS
+from podscale.monitoring.dashboards.panels import PanelQuery, ThresholdStep, stat_panel, time_series_panel
+from podscale.monitoring.rule_types import DEFAULT_THRESHOLDS
 
 IDLE = "Nothing trained in this time"
 NO_PEAK = "No peak is known for this device"

@@ -9,9 +9,8 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 
 from podscale.errors import ExitCode
-from podscale.monitoring.durations import find_ranges, parse_milliseconds
-from podscale.monitoring.groups import ALERT_RULES, RULE_GROUPS
-from podscale.monitoring.rule import AlertRule
+from podscale.monitoring.rule_files import ALERT_RULES, RULE_GROUPS, find_ranges, parse_milliseconds
+from podscale.monitoring.rule_types import AlertRule
 from tests.support.disk import fill
 from tests.support.faults import slowed, stopped
 from tests.system.drills.scene import HOST, RUN, Scene

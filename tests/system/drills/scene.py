@@ -11,10 +11,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from podscale.monitoring.durations import parse_milliseconds
-from podscale.monitoring.local import LocalPrometheus, run_prometheus
-from podscale.monitoring.render import RuleSettings
-from podscale.monitoring.scraping import ScrapeIntervals
+from podscale.monitoring.local_prometheus import LocalPrometheus, ScrapeIntervals, run_prometheus
+from podscale.monitoring.rule_files import RuleSettings, parse_milliseconds
 from podscale.telemetry.events import EventRecord, newest_step, read_records
 from tests.support.commands import Command, alive, podscale
 from tests.support.disk import small_disk

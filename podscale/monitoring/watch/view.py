@@ -10,12 +10,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from podscale.monitoring.watch.run_status import RankStats, RunStatus
 from podscale.telemetry.goodput import goodput_fraction
 from podscale.telemetry.phases import phase_fractions
 from podscale.telemetry.step_log import format_record
 from podscale.util.formatting import format_bytes, format_count, format_duration, one_line
-from podscale.watch.figures import RankStats
-from podscale.watch.standing import RunStatus
 
 SPARKS = "▁▂▃▄▅▆▇█"
 PHASE_STYLES = {

@@ -4,7 +4,7 @@ Two traps shape them. A rate over five minutes is too low while a series is youn
 pod that starts again has a new address, so a new series: what counts over all lives is first taken as a maximum by run.
 """
 
-from podscale.monitoring.rule import RecordingRule
+from podscale.monitoring.rule_types import RecordingRule
 
 THROUGHPUT_RULES = (
     RecordingRule(
