@@ -2,24 +2,70 @@
 
 A variant that runs out of memory, does not compile or hangs is one row with its reason; the sweep goes on. What was
 measured is kept in a JSON file after every variant, and a sweep that is started again measures what is missing.
+
+A shard set without images, for rates that need none: an index like ImageNet's, and no bytes behind it.
+
+What `podscale bench train` measures: named sweeps in the order of their worth, and grids of options.
 """
 
 import json
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-from podscale.bench.imaginary import write_synthetic_shard_set
+import numpy as np
+
 from podscale.bench.ranks import run_workers
 from podscale.config import RunConfig
+from podscale.data import index
 from podscale.data.manifest import MANIFEST_FILE as MANIFEST
-from podscale.data.manifest import ShardSetManifest
+from podscale.data.manifest import SCHEMA_VERSION, Shard, ShardSetManifest, SplitSummary, classes_sha256
 from podscale.errors import InputError
 from podscale.util import host_info
 from podscale.util.files import write_json
+
+WIDTH, HEIGHT = 500, 375
+"""The most frequent size among ImageNet's photographs, in pixels."""
+
+
+def write_synthetic_shard_set(directory: Path, *, images: int, classes: int) -> Path:
+    """Writes a complete shard set of `images` training rows. The synthetic loader reads no record, others fail."""
+    directory.mkdir(parents=True, exist_ok=True)
+    names = [f"class-{number:04d}" for number in range(classes)]
+    write_json(directory / "classes.json", names)
+    splits = {
+        "train": _write_split(directory / "train", images, classes, first_key=0),
+        "validation": _write_split(directory / "validation", classes, classes, first_key=images),
+    }
+    ShardSetManifest(SCHEMA_VERSION, "imaginary", "imaginary", {}, classes_sha256(names), splits).write(directory)
+    return directory
+
+
+def _write_split(directory: Path, images: int, classes: int, *, first_key: int) -> SplitSummary:
+    directory.mkdir(parents=True, exist_ok=True)
+    labels = np.arange(images) % classes
+    zeros = np.zeros(images, dtype=np.int64)
+    index.write_index(
+        directory / "index",
+        {
+            "key": np.arange(first_key, first_key + images),
+            "offset": zeros,
+            "size": zeros,
+            "shard": zeros,
+            "label": labels,
+            "height": zeros + HEIGHT,
+            "width": zeros + WIDTH,
+            "format": zeros + index.JPEG,
+            "flags": zeros,
+        },
+    )
+    counts = tuple(np.bincount(labels, minlength=classes).tolist())
+    return SplitSummary(images, 0, counts, "", (Shard("shard-00000-of-00001.tar", images, 0, ""),))
+
 
 BENCHMARK_MODULE = "podscale.pytorch.throughput_benchmark"
 SYNTHETIC_EPOCHS = 4
@@ -203,3 +249,84 @@ def _failure_reason(directory: Path, log: Path) -> str:
         return str(json.loads(path.read_text())["error"])
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     return f"ended without a result: {lines[-1][:300] if lines else 'nothing was printed'}"
+
+
+GRAPH = {"train.cuda_graph": True}
+COMPILED = {**GRAPH, "train.compile": "default"}
+AUTOTUNED = {**GRAPH, "train.compile": "max-autotune-no-cudagraphs"}
+FOLDED = {"train.stem_compute": "space_to_depth"}
+BF16, PURE, FP16, FP32 = ({"train.precision": name} for name in ("bf16", "bf16-pure", "fp16", "fp32"))
+
+GPU_VARIANTS = (
+    BenchVariant("bf16", BF16, 256),
+    BenchVariant("bf16, graph", {**BF16, **GRAPH}, 256),
+    BenchVariant("bf16, compile, graph", {**BF16, **COMPILED}, 256),
+    BenchVariant("bf16, compile, graph, 400", {**BF16, **COMPILED}, 400),
+    BenchVariant("bf16, compile, graph, 400, real images", {**BF16, **COMPILED}, 400, real_images=True),
+    BenchVariant("bf16-pure, compile, graph, 400", {**PURE, **COMPILED}, 400),
+    BenchVariant("bf16, compile, graph, 400, folded stem", {**BF16, **COMPILED, **FOLDED}, 400),
+    BenchVariant("fp32", FP32, 256),
+    BenchVariant("bf16-pure, graph, 400", {**PURE, **GRAPH}, 400),
+    BenchVariant("bf16, autotune, graph, 400", {**BF16, **AUTOTUNED}, 400),
+    BenchVariant("bf16, compile, graph, 400, padded stem", {**BF16, **COMPILED, "train.stem_compute": "padded4"}, 400),
+    BenchVariant("bf16, compile", {**BF16, "train.compile": "default"}, 256),
+    BenchVariant("bf16, reduce-overhead", {**BF16, "train.compile": "reduce-overhead"}, 256),
+    BenchVariant("fp16, compile, graph, 400", {**FP16, **COMPILED}, 400),
+    BenchVariant("bf16, compile, graph, 512", {**BF16, **COMPILED}, 512),
+    BenchVariant("bf16, compile, graph, 128", {**BF16, **COMPILED}, 128),
+    BenchVariant("bf16, NCHW", {**BF16, "train.channels_last": False}, 256),
+    BenchVariant("fp32, compile, graph", {**FP32, **COMPILED}, 256),
+    BenchVariant(
+        "bf16, compile, graph, 400, torchvision",
+        {**BF16, **COMPILED, "input.loader": "torchvision"},
+        400,
+        real_images=True,
+    ),
+)
+"""One GPU, ResNet-50: first what tells most, so that a sweep that is cut short was worth its time."""
+
+CPU_VARIANTS = (
+    BenchVariant("fp32", FP32, 8),
+    BenchVariant("bf16", BF16, 8),
+    BenchVariant("fp32, compile", {**FP32, "train.compile": "default"}, 8),
+    BenchVariant("fp32, NCHW", {**FP32, "train.channels_last": False}, 8),
+)
+"""A laptop: that it works, not how fast."""
+
+SWEEPS: Mapping[str, Sequence[BenchVariant]] = {"gpu": GPU_VARIANTS, "cpu": CPU_VARIANTS}
+
+
+def named_sweep(name: str, *, real_images: bool) -> list[BenchVariant]:
+    """The variants of a sweep, those with real images only where there are some; raises InputError for another name."""
+    if name not in SWEEPS:
+        hint = f"There are {', '.join(SWEEPS)}; make others with --vary a.b=x,y"
+        raise InputError("unknown sweep", field="--sweep", got=name, hint=hint)
+    return [variant for variant in SWEEPS[name] if real_images or not variant.real_images]
+
+
+def variant_grid(settings: Sequence[str], *, real_images: bool) -> list[BenchVariant]:
+    """Every combination of `a.b=x,y` settings; `batch=` is images per rank. Without settings, the base document."""
+    options = []
+    for setting in settings:
+        name, separator, values = setting.partition("=")
+        if not separator or not values:
+            problem = "not an option and its values, such as train.compile=off,default"
+            raise InputError(problem, field="--vary", got=setting)
+        options.append([(name, value) for value in values.split(",")])
+    return [_variant(chosen, real_images) for chosen in product(*options)]
+
+
+def _variant(chosen: Sequence[tuple[str, str]], real_images: bool) -> BenchVariant:
+    batch = next((value for name, value in chosen if name == "batch"), None)
+    if batch is not None and not batch.isdecimal():
+        raise InputError("images per rank, a whole number", field="--vary batch", got=batch)
+    changes: dict[str, Any] = {name: _parse_value(value) for name, value in chosen if name != "batch"}
+    name = ", ".join(f"{name.rpartition('.')[2]}={value}" for name, value in chosen) or "as the document says"
+    return BenchVariant(name, changes, None if batch is None else int(batch), real_images)
+
+
+def _parse_value(text: str) -> Any:
+    """Numbers and truth values as such: the document's reader takes YAML, `document` hands over JSON."""
+    import yaml
+
+    return yaml.safe_load(text)

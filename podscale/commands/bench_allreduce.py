@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from podscale.bench import allreduce
+from podscale.bench import all_reduce
 from podscale.config.train import AllReduceSection
 from podscale.errors import InputError
 from podscale.util import env, host_info
@@ -51,14 +51,14 @@ def run_bench_allreduce(options: AllReduceBenchOptions) -> None:
             raise InputError(
                 f"does not divide --ranks {options.ranks}", field="--row", got=options.row, hint="Choose a divisor."
             )
-        found = allreduce.run_link_benchmark(job, options.ranks, options.time_limit)
-    lines = allreduce.format_tables(found)
+        found = all_reduce.run_link_benchmark(job, options.ranks, options.time_limit)
+    lines = all_reduce.format_tables(found)
     if options.out is not None:
         command = f"Command: `{os.environ.get(env.COMMAND, '')}`  "
         machine = f"Machine: {host_info.cpu_count()} cores of {host_info.cpu_name()}  "
         text = ["# Speed of all-reduce", "", command, machine, f"Date: {time.strftime('%Y-%m-%d')}", "", *lines, ""]
         (options.out / "allreduce.md").write_text("\n".join(text), encoding="utf-8")
-        (options.out / "allreduce.svg").write_text(allreduce.bandwidth_chart(found), encoding="utf-8")
+        (options.out / "allreduce.svg").write_text(all_reduce.bandwidth_chart(found), encoding="utf-8")
         write_json(options.out / "allreduce.json", found)
     sys.stdout.write(json.dumps(found, indent=2) + "\n" if options.json else "\n".join([*lines, ""]))
 
@@ -67,7 +67,7 @@ def _benchmark_job(options: AllReduceBenchOptions) -> dict[str, Any]:
     sections = {name: _section(name, options) for name in options.algorithms.split(",")}
     return {
         "sections": sections,
-        "sizes": allreduce.parse_sizes(options.sizes),
+        "sizes": all_reduce.parse_sizes(options.sizes),
         "row": options.row,
         "seconds": options.seconds,
         "model": {"name": options.model} if options.model else None,

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from podscale import config
-from podscale.bench.sweep import SweepRow, SweepSettings, run_sweep
+from podscale.bench.sweep import SweepRow, SweepSettings, named_sweep, run_sweep, variant_grid
 from podscale.bench.train_report import format_report, write_report
-from podscale.bench.variants import named_sweep, variant_grid
 from podscale.config import RunConfig
 from podscale.errors import InputError
 from podscale.pipelines import presets

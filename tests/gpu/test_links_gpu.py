@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from podscale.bench import allreduce
+from podscale.bench import all_reduce
 from podscale.config.train import AllReduceSection
 
 pytestmark = pytest.mark.gpu
@@ -29,11 +29,11 @@ def test_bench_allreduce_over_nccl(ranks: int) -> None:
         "side": 64,
         "batch": 8,
     }
-    found = allreduce.run_link_benchmark(job, ranks, 300.0)
+    found = all_reduce.run_link_benchmark(job, ranks, 300.0)
     assert (found["backend"], found["ranks"], found["rows"]) == ("nccl", ranks, [ranks, 1])
     assert all(one["error"] < 1e-6 for one in found["whole"])
     assert len(found["steps"]) == 3
-    assert allreduce.format_tables(found)
+    assert all_reduce.format_tables(found)
 
 
 def test_auto_on_the_device(tmp_path: Path) -> None:

@@ -8,9 +8,18 @@ from pathlib import Path
 import pytest
 
 from podscale.bench import sweep
-from podscale.bench.sweep import BenchVariant, SweepRow, SweepSettings, read_rows, run_sweep
+from podscale.bench.sweep import (
+    CPU_VARIANTS,
+    GPU_VARIANTS,
+    BenchVariant,
+    SweepRow,
+    SweepSettings,
+    named_sweep,
+    read_rows,
+    run_sweep,
+    variant_grid,
+)
 from podscale.bench.train_report import format_report
-from podscale.bench.variants import CPU_VARIANTS, GPU_VARIANTS, named_sweep, variant_grid
 from podscale.commands.bench_train import RESNET50
 from podscale.config import RunConfig, load
 from podscale.errors import InputError

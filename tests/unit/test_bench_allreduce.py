@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from podscale.bench import allreduce
+from podscale.bench import all_reduce
 from podscale.commands.bench_allreduce import AllReduceBenchOptions, run_bench_allreduce
 from tests.support.refusals import refused
 
@@ -29,7 +29,7 @@ def row(lines: list[str], start: str) -> list[str]:
 
 
 def test_bandwidths_as_nccl_tests_define_them() -> None:
-    lines = allreduce.format_tables(FOUND)
+    lines = all_reduce.format_tables(FOUND)
     # 8 MB in 3 ms: 2.667 GB/s; times 2 * 3/4 for an all-reduce over 4 ranks
     assert row(lines, "ring") == ["ring", "8,000,000", "3.000", "4.000", "2.667", "4.000", "5.0e-08"]
     assert row(lines, "row of 2")[-2:] == ["4.000", "2.000"]  # reduce-scatter: times 1/2
@@ -40,14 +40,14 @@ def test_bandwidths_as_nccl_tests_define_them() -> None:
 
 @pytest.mark.parametrize(("share", "value"), [(0.95, 19.0), (0.5, 10.0), (1.0, 20.0), (0.01, 1.0)])
 def test_percentile_is_a_value_that_was_measured(share: float, value: float) -> None:
-    assert allreduce.percentile([float(n) for n in range(1, 21)], share) == value
+    assert all_reduce.percentile([float(n) for n in range(1, 21)], share) == value
 
 
 def test_sizes() -> None:
-    assert allreduce.parse_sizes("4,64K,1.5M,1G") == [4, 65536, 1_572_864, 2**30]
+    assert all_reduce.parse_sizes("4,64K,1.5M,1G") == [4, 65536, 1_572_864, 2**30]
     for wrong in ("", "1,,2", "2", "-4K", "4X", "K"):
         with refused(field="--sizes"):
-            allreduce.parse_sizes(wrong)
+            all_reduce.parse_sizes(wrong)
 
 
 def options(out: Path | None = None, **changes: object) -> AllReduceBenchOptions:
