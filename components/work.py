@@ -23,7 +23,7 @@ from podscale.util.files import write_json
 from podscale.version import VERSION
 
 if TYPE_CHECKING:
-    from podscale.study.cells import Trial
+    from podscale.study.grid import Trial
     from podscale.study.records import TrialRecord
 
 
@@ -130,7 +130,7 @@ def report(document: str, run_id: str, shard_set: Any, page: Any, card: Any) -> 
 
 def cells(study: str, chain: int) -> None:
     """Runs what is missing of one chain of a study, in this pod."""
-    from podscale.study.cells import TrialGrid
+    from podscale.study.grid import TrialGrid
     from podscale.study.records import RecordStore
     from podscale.study.runner import StudyRunner
 

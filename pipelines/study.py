@@ -14,7 +14,7 @@ from podscale.pipelines.package import KFP_VERSIONS, compile_to_yaml
 from podscale.pipelines.placement import task_placer
 from podscale.pipelines.training import PlaceTask
 from podscale.study import StudyDocument
-from podscale.study.cells import TrialGrid
+from podscale.study.grid import TrialGrid
 
 from podscale.components.cells.component import cells  # isort: skip (kfp_quickly must import kfp first)
 from podscale.components.findings.component import findings  # isort: skip

@@ -13,10 +13,10 @@ from podscale.errors import InputError, PodscaleError, Preempted
 from podscale.pipelines import presets
 from podscale.study import StudyDocument, read_study
 from podscale.study.budget import StudyPlan, plan_study
-from podscale.study.cells import Trial, TrialGrid
-from podscale.study.findings import study_results
+from podscale.study.grid import Trial, TrialGrid
 from podscale.study.publish import write_study_results
 from podscale.study.records import RecordStore, TrialRecord
+from podscale.study.results import study_results
 from podscale.study.runner import StudyRunner
 from podscale.util import host_info
 from podscale.util.formatting import format_count, format_duration

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from podscale.config import RunConfig
-from podscale.study.cells import PendingTrial, SweepSeries, Trial, TrialGrid
+from podscale.study.grid import PendingTrial, SweepSeries, Trial, TrialGrid
 from podscale.study.records import GetRecord, TrialRecord
 from podscale.util import host_info
 

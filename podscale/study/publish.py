@@ -15,11 +15,19 @@ from podscale.report.charts.lines import line_chart
 from podscale.report.charts.standalone import dots_chart, dots_chart_svg, line_chart_svg
 from podscale.report.markup import Markup, section_tag, tag
 from podscale.report.page import render_framed_page
-from podscale.study.blocks import BulletBlock, ChartBlock, DotBlock, ResultBlock, TableBlock, TextBlock, result_blocks
-from podscale.study.cells import TrialGrid
 from podscale.study.document import StudyDocument
-from podscale.study.findings import StudyResults, study_results
+from podscale.study.grid import TrialGrid
 from podscale.study.records import RecordStore
+from podscale.study.result_blocks import (
+    BulletBlock,
+    ChartBlock,
+    DotBlock,
+    ResultBlock,
+    TableBlock,
+    TextBlock,
+    result_blocks,
+)
+from podscale.study.results import StudyResults, study_results
 from podscale.util import env, host_info
 from podscale.util.files import write_atomically
 from podscale.version import VERSION, installed

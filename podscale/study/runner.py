@@ -21,9 +21,9 @@ from podscale.errors import ExitCode, InputError, PodscaleError
 from podscale.runs import RunDirectory, read_outcomes
 from podscale.stages import local
 from podscale.study.budget import TrialCosts
-from podscale.study.cells import SweepSeries, Trial, TrialGrid
-from podscale.study.measure import build_record, read_trial_history, trial_outcome
+from podscale.study.grid import SweepSeries, Trial, TrialGrid
 from podscale.study.records import RecordStore, TrialRecord
+from podscale.study.trial import build_record, read_trial_history, trial_outcome
 from podscale.util.files import write_atomically
 
 POLL_SECONDS = 0.05
@@ -108,7 +108,7 @@ class StudyRunner:
         (folder / "logs").mkdir(parents=True, exist_ok=True)
         document, log = folder / "logs" / f"{trial.key}.json", folder / "logs" / f"{trial.key}.log"
         write_atomically(document, config.model_dump_json(indent=1))
-        command = [sys.executable, "-m", "podscale.study.cell", str(document), location, str(os.getpid())]
+        command = [sys.executable, "-m", "podscale.study.trial", str(document), location, str(os.getpid())]
         anew = not RunDirectory.for_config(config).path.exists()
         with log.open("wb") as output:
             process = subprocess.Popen(

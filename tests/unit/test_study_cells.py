@@ -10,7 +10,7 @@ from podscale.errors import ABSENT
 from podscale.pipelines import presets
 from podscale.study import StudyDocument, read_study
 from podscale.study.budget import plan_study
-from podscale.study.cells import SweepSeries, Trial, TrialGrid
+from podscale.study.grid import SweepSeries, Trial, TrialGrid
 from podscale.study.records import EvaluationPoint, RecordStore, TrialRecord, trial_key
 from tests.support.refusals import refused
 

@@ -10,7 +10,7 @@ import pytest
 from podscale.cli import main
 from podscale.errors import ExitCode
 from podscale.study import StudyDocument
-from podscale.study.cells import TrialGrid
+from podscale.study.grid import TrialGrid
 from tests.support.kfp_api import check_package
 from tests.support.outcomes import assert_error
 

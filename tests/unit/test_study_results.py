@@ -12,7 +12,10 @@ import pytest
 
 from podscale.evaluation.history import parse_history
 from podscale.study import StudyDocument
-from podscale.study.blocks import (
+from podscale.study.grid import TrialGrid
+from podscale.study.publish import measurement_conditions, render_csv, write_results
+from podscale.study.records import EvaluationPoint, TrialRecord
+from podscale.study.result_blocks import (
     BulletBlock,
     ChartBlock,
     DotBlock,
@@ -22,12 +25,8 @@ from podscale.study.blocks import (
     result_blocks,
     summary_sentences,
 )
-from podscale.study.cells import TrialGrid
-from podscale.study.findings import StudyResults, study_results
-from podscale.study.measure import build_record, trial_outcome
-from podscale.study.publish import measurement_conditions, render_csv, write_results
-from podscale.study.records import EvaluationPoint, TrialRecord
-from podscale.study.statistics import critical_batch, mean_deviation_percent, mean_difference
+from podscale.study.results import StudyResults, critical_batch, mean_deviation_percent, mean_difference, study_results
+from podscale.study.trial import build_record, trial_outcome
 from podscale.training.trainer import NONFINITE_MESSAGE
 
 LINES = (

@@ -8,8 +8,7 @@ from typing import Any
 from podscale.report.charts.lines import LineSeries, round_outwards
 from podscale.report.charts.standalone import DotRow
 from podscale.report.markup import format_percent
-from podscale.study.findings import ResultGroup, StudyResults
-from podscale.study.statistics import mean_deviation, mean_deviation_percent, mean_difference
+from podscale.study.results import ResultGroup, StudyResults, mean_deviation, mean_deviation_percent, mean_difference
 from podscale.util.formatting import format_count
 
 COLOURS = 8

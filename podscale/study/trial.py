@@ -1,17 +1,46 @@
-"""From the run directory of a cell to its record."""
+"""From the run directory of a cell to its record.
+
+The process of one cell: `python -m podscale.study.trial DOCUMENT SHARD_SET PARENT`.
+
+Trains as `podscale train` does; ends with the study that started it, and with the exit codes of every stage.
+"""
 
 import json
 import statistics
+import sys
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
-from podscale.errors import ExitCode
+from podscale.config import RunConfig
+from podscale.errors import ExitCode, PodscaleError
 from podscale.evaluation.history import RunHistory, finite_number, read_history
 from podscale.runs import RunDirectory
-from podscale.study.cells import Trial
+from podscale.stages import local
+from podscale.study.grid import Trial
 from podscale.study.records import EvaluationPoint, TrialOutcome, TrialRecord
 from podscale.training.trainer import NONFINITE_MESSAGE
+from podscale.util import processes
+from podscale.util.processes import preempt_on_sigterm
 from podscale.version import VERSION
+
+
+def run_trial(arguments: list[str]) -> int:
+    """Trains; what it says of a failure is the last line that it prints."""
+    document, shard_set, parent = arguments
+    processes.exit_with_process(int(parent))
+    try:
+        with preempt_on_sigterm():
+            config = RunConfig.model_validate_json(Path(document).read_text(encoding="utf-8"))
+            local.train(config, shard_set)
+    except PodscaleError as error:
+        print(error, file=sys.stderr, flush=True)
+        return int(error.exit_code)
+    return int(ExitCode.DONE)
+
+
+if __name__ == "__main__":
+    sys.exit(run_trial(sys.argv[1:]))
 
 
 def trial_outcome(exit_code: int, error: str, history: RunHistory) -> TrialOutcome | None:
