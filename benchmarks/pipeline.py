@@ -26,7 +26,7 @@ GOAL = 0.10
 AGAIN = "jax, programs kept"
 IMPORTS = {
     "podscale run": "podscale.commands.run",
-    "a stage's process (kfp executor)": "kfp.dsl.executor_main, podscale.components.work",
+    "a stage's process (kfp executor)": "kfp.dsl.executor_main, podscale.components.steps",
     "a rank, or the parent of several": "podscale.pytorch.worker",
 }
 

@@ -2,7 +2,7 @@
 
 kfp pipes what a stage prints, indents it and drops its exit code, so all of that goes to a log file; what people see
 comes from the files the stages write, and how it ended from their outcomes. Signals are forwarded to the running
-stage, which saves; a launch that is killed takes its stages with it (see podscale.components.process).
+stage, which saves; a launch that is killed takes its stages with it (see podscale.components.stage_process).
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
-from podscale.components import process
+from podscale.components import stage_process
 from podscale.config import RunConfig
 from podscale.errors import ExitCode
 from podscale.pipelines.runners import ProcessRunner, StageRunner
@@ -176,7 +176,7 @@ def _update_launch(launch: LocalLaunch, started_at: datetime) -> None:
         launch.task, launch.pid = sign["stage"], sign["pid"]
         launch.stage = launch.task if launch.task in SHOWN_STAGES else launch.stage
     if launch.stage is not None:
-        launch.log_tail = process.failed_stage_error(launch.stage_file, launch.stage)
+        launch.log_tail = stage_process.failed_stage_error(launch.stage_file, launch.stage)
     launch.outcomes = _ended_since(started_at, run_outcomes(launch.config))
 
 

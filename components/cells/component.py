@@ -2,7 +2,7 @@
 
 from kfp import dsl
 
-from podscale.components.image import IMAGE
+from podscale.components import IMAGE
 
 
 @dsl.component(base_image=IMAGE, install_kfp_package=False)
@@ -15,6 +15,6 @@ def cells(study: str, chain: int) -> None:
         study: The study document as JSON, with the run document inside.
         chain: Number of the chain in the order of the document, from 0.
     """
-    from podscale.components import work
+    from podscale.components import steps
 
-    work.cells(study, chain)
+    steps.cells(study, chain)

@@ -2,7 +2,7 @@
 
 from kfp import dsl
 
-from podscale.components.image import IMAGE
+from podscale.components import IMAGE
 
 
 @dsl.component(base_image=IMAGE, install_kfp_package=False)
@@ -24,6 +24,6 @@ def collapse(
         run_id: Takes the place of run.id in the document; empty: as the document says.
         model: Directory with the member's model.safetensors and model.json.
     """
-    from podscale.components import work
+    from podscale.components import steps
 
-    work.collapse(document, run_id, cycle, shard_set, model)
+    steps.collapse(document, run_id, cycle, shard_set, model)

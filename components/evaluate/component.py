@@ -2,7 +2,7 @@
 
 from kfp import dsl
 
-from podscale.components.image import IMAGE
+from podscale.components import IMAGE
 
 
 @dsl.component(base_image=IMAGE, install_kfp_package=False)
@@ -24,6 +24,6 @@ def evaluate(
         confusion: The confusion matrix, up to 20 classes; the report shows larger ones.
         run_id: Takes the place of run.id in the document; empty: as the document says.
     """
-    from podscale.components import work
+    from podscale.components import steps
 
-    work.evaluate(document, run_id, shard_set, metrics, confusion)
+    steps.evaluate(document, run_id, shard_set, metrics, confusion)

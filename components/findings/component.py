@@ -2,7 +2,7 @@
 
 from kfp import dsl
 
-from podscale.components.image import IMAGE
+from podscale.components import IMAGE
 
 
 @dsl.component(base_image=IMAGE, install_kfp_package=False)
@@ -14,6 +14,6 @@ def findings(study: str, page: dsl.Output[dsl.HTML], text: dsl.Output[dsl.Markdo
         page: The results as one file, no remote asset.
         text: The same as Markdown; its pictures are beside it in the workspace.
     """
-    from podscale.components import work
+    from podscale.components import steps
 
-    work.findings(study, page, text)
+    steps.findings(study, page, text)

@@ -2,7 +2,7 @@
 
 from kfp import dsl
 
-from podscale.components.image import IMAGE
+from podscale.components import IMAGE
 
 
 @dsl.component(base_image=IMAGE, install_kfp_package=False)
@@ -15,6 +15,6 @@ def pack(data: str, workspace: str, index: int, of: int) -> None:
         index: Number of this worker, from 0.
         of: Number of workers.
     """
-    from podscale.components import work
+    from podscale.components import steps
 
-    work.pack(data, workspace, index, of)
+    steps.pack(data, workspace, index, of)

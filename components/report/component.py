@@ -2,7 +2,7 @@
 
 from kfp import dsl
 
-from podscale.components.image import IMAGE
+from podscale.components import IMAGE
 
 
 @dsl.component(base_image=IMAGE, install_kfp_package=False)
@@ -24,6 +24,6 @@ def report(
         card: The model card.
         run_id: Takes the place of run.id in the document; empty: as the document says.
     """
-    from podscale.components import work
+    from podscale.components import steps
 
-    work.report(document, run_id, shard_set, page, card)
+    steps.report(document, run_id, shard_set, page, card)

@@ -2,7 +2,7 @@
 
 from kfp import dsl
 
-from podscale.components.image import IMAGE
+from podscale.components import IMAGE
 
 
 @dsl.component(base_image=IMAGE, install_kfp_package=False)
@@ -15,6 +15,6 @@ def shard(data: str, workspace: str, shard_set: dsl.Output[dsl.Dataset]) -> None
         workspace: Directory under which datasets/<fingerprint> is made.
         shard_set: The manifest: a small JSON file with location, counts and hashes. The shards stay where they are.
     """
-    from podscale.components import work
+    from podscale.components import steps
 
-    work.shard(data, workspace, shard_set)
+    steps.shard(data, workspace, shard_set)

@@ -2,7 +2,7 @@
 
 from kfp import dsl
 
-from podscale.components.image import IMAGE
+from podscale.components import IMAGE
 
 
 @dsl.component(base_image=IMAGE, install_kfp_package=False)
@@ -20,6 +20,6 @@ def summary(
         page: The summary.
         run_id: Takes the place of run.id in the document; empty: as the document says.
     """
-    from podscale.components import work
+    from podscale.components import steps
 
-    work.summarize(document, run_id, status, page)
+    steps.summarize(document, run_id, status, page)

@@ -2,7 +2,7 @@
 
 from kfp import dsl
 
-from podscale.components.image import IMAGE
+from podscale.components import IMAGE
 
 
 @dsl.component(base_image=IMAGE, install_kfp_package=False)
@@ -23,6 +23,6 @@ def train(
         run_id: Takes the place of run.id in the document; empty: as the document says.
         model: Directory with model.safetensors, model.json and the model card once training is finished.
     """
-    from podscale.components import work
+    from podscale.components import steps
 
-    work.train(document, run_id, shard_set, model)
+    steps.train(document, run_id, shard_set, model)

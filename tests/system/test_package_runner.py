@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from podscale.components import work
+from podscale.components import steps
 from podscale.config import load
 from podscale.errors import ExitCode
 from podscale.kubernetes.job_spec import job_identity
@@ -152,7 +152,7 @@ def test_an_image_of_another_version_is_told(capsys):
     document = json.loads(load(presets.resolve_preset(None)).model_dump_json())
     document["input"]["of_tomorrow"] = 1
     with pytest.raises(SystemExit) as ended:
-        work.train(json.dumps(document), "", None, None)
+        steps.train(json.dumps(document), "", None, None)
     said = capsys.readouterr().err
     assert ended.value.code == ExitCode.BAD_INPUT
     assert "input.of_tomorrow: " in said
@@ -326,7 +326,7 @@ def test_a_local_run_asks_no_cluster(start, tmp_path, cluster):
 def test_success_has_one_name_whatever_the_backend_calls_it(tmp_path, state, title):
     config = load(presets.resolve_preset(None), [f"run.workspace={tmp_path}", "launch.backend=pytorchjob"])
     page = SimpleNamespace(path=str(tmp_path / "page.md"))
-    if state in work.SUCCEEDED_STATES:  # no cluster is asked
-        work.summarize(config.model_dump_json(), "", SimpleNamespace(state=state), page)
+    if state in steps.SUCCEEDED_STATES:  # no cluster is asked
+        steps.summarize(config.model_dump_json(), "", SimpleNamespace(state=state), page)
         assert f"# Run digits: {title}" in (tmp_path / "page.md").read_text()
-    assert work.summary_markdown(config, state).startswith(f"# Run digits: {title}")
+    assert steps.summary_markdown(config, state).startswith(f"# Run digits: {title}")

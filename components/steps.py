@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from podscale.components.process import stage_process
+from podscale.components.stage_process import stage_process
 from podscale.config import RunConfig, loads
 from podscale.config.data import DataSection
 from podscale.errors import InputError, PodscaleError

@@ -1,3 +1,0 @@
-"""The container image that the components name unless a run document says otherwise (launch.image)."""
-
-IMAGE = "podscale-base:latest"
