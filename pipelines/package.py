@@ -19,9 +19,9 @@ from podscale.config import RunConfig, load
 from podscale.errors import InputError
 from podscale.kubernetes.job_spec import pod_telemetry
 from podscale.pipelines import presets
-from podscale.pipelines.kfp_quickly import compiler
-from podscale.pipelines.placement import task_placer
-from podscale.pipelines.training import PipelineOptions, training_pipeline
+from podscale.pipelines.kfp_fast_import import compiler
+from podscale.pipelines.task_placement import task_placer
+from podscale.pipelines.training_pipeline import PipelineOptions, training_pipeline
 
 from podscale.components.cells.component import cells  # isort: skip (kfp_quickly must import kfp first)
 from podscale.components.findings.component import findings  # isort: skip

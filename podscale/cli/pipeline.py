@@ -11,7 +11,7 @@ from podscale.cli.options import Defaults, Json, Kfp, Run, Set
 from podscale.util import env
 
 if TYPE_CHECKING:
-    from podscale.pipelines.endpoint import KfpEndpoint
+    from podscale.pipelines.kfp_endpoint import KfpEndpoint
 
 
 app = typer.Typer(help="Hand the pipeline of a run document to Kubeflow Pipelines.", no_args_is_help=True)
@@ -37,7 +37,7 @@ class BackendOptions:
 
     def endpoint(self) -> "KfpEndpoint":
         """What was named, with what the environment says of the rest."""
-        from podscale.pipelines.endpoint import resolve_endpoint
+        from podscale.pipelines.kfp_endpoint import resolve_endpoint
 
         return resolve_endpoint(**vars(self))
 

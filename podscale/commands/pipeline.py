@@ -11,13 +11,13 @@ from podscale.commands.documents import load_with_defaults
 from podscale.config import RunConfig
 from podscale.config.preflight import preflight
 from podscale.errors import ExitCode, InputError
-from podscale.pipelines.endpoint import KfpEndpoint
+from podscale.pipelines.kfp_endpoint import KfpEndpoint
 from podscale.runs.stage_outcomes import STAGES
 from podscale.util.formatting import format_duration
 from podscale.util.terminal import paint
 
 if TYPE_CHECKING:
-    from podscale.pipelines.backend import KfpBackend, PipelineProgress, PipelineVersion, StartedRun
+    from podscale.pipelines.kfp_backend import KfpBackend, PipelineProgress, PipelineVersion, StartedRun
 
 
 SCHEDULED_TIME = "[[ScheduledTime]]"
@@ -97,7 +97,7 @@ def _load_document(request: PipelineRequest) -> RunConfig:
 def _upload_package(
     request: PipelineRequest, config: RunConfig, endpoint: KfpEndpoint
 ) -> "tuple[KfpBackend, PipelineVersion]":
-    from podscale.pipelines.backend import connect_backend
+    from podscale.pipelines.kfp_backend import connect_backend
     from podscale.pipelines.package import package_pipeline
 
     backend = connect_backend(endpoint)  # before compiling: what is wrong with the address is known at once

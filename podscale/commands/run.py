@@ -10,8 +10,8 @@ from podscale.commands.documents import load_run_document
 from podscale.config import RunConfig
 from podscale.config.preflight import preflight, shard_set_counts
 from podscale.errors import ExitCode, InputError
-from podscale.pipelines.here import LaunchResult, LocalLaunch, run_locally
-from podscale.pipelines.runners import ProcessRunner, StageRunner
+from podscale.pipelines.local_runner import LaunchResult, LocalLaunch, run_locally
+from podscale.pipelines.stage_runners import ProcessRunner, StageRunner
 from podscale.runs import Lease, RunDirectory, StageOutcome, check_not_taken, ensemble_members, stage_outcomes
 from podscale.telemetry.endpoint import Endpoint
 from podscale.telemetry.events import FileTail, parse_record
@@ -56,7 +56,7 @@ def run_local_pipeline(
 def _build_runner(config: RunConfig, name: str) -> StageRunner:
     if name == "process":
         return ProcessRunner()
-    from podscale.pipelines.containers import ContainerRunner
+    from podscale.pipelines.stage_runners import ContainerRunner
 
     return ContainerRunner(config)
 

@@ -193,7 +193,7 @@ def compile_study_package(document: str, changes: Sequence[str], output: Path, *
     """Writes the KFP package of a study."""
     if output.suffix not in (".yaml", ".yml"):
         raise InputError("a pipeline package ends in .yaml", field=str(output))
-    from podscale.pipelines.study import study_package
+    from podscale.pipelines.study_pipeline import study_package
 
     study = load_study(document, changes)
     output.write_text(study_package(study, parallel=parallel, kfp=kfp), encoding="utf-8")

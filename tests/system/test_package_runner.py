@@ -24,7 +24,7 @@ from podscale.errors import ExitCode
 from podscale.kubernetes.job_spec import job_identity
 from podscale.pipelines import presets
 from podscale.pipelines.package import compile_to_yaml
-from podscale.pipelines.training import PipelineOptions, training_pipeline
+from podscale.pipelines.training_pipeline import PipelineOptions, training_pipeline
 from podscale.runs import Lease, StageOutcome, dataset_directory, read_outcomes, write_outcome
 from tests.support.cluster_objects import condition, job, stored
 from tests.support.commands import PATIENCE

@@ -12,7 +12,7 @@ import pytest
 
 from podscale.config import load
 from podscale.errors import ExitCode
-from podscale.pipelines.containers import LEASE_LABEL, ContainerRunner
+from podscale.pipelines.stage_runners import LEASE_LABEL, ContainerRunner
 from podscale.runs.checkpoint.format import complete_entries
 from podscale.telemetry.events import read_records
 from tests.support.commands import SMALL_DIGITS, Command, different, podscale, result
@@ -124,7 +124,7 @@ def test_kfp_learns_how_a_container_ended(
     script: str, failed: bool, folder: Path, host: str, image: str, monkeypatch: pytest.MonkeyPatch
 ):
     """kfp by itself takes a container that is gone before it was asked for a success."""
-    from podscale.pipelines.kfp_quickly import dsl, local
+    from podscale.pipelines.kfp_fast_import import dsl, local
 
     monkeypatch.setenv("DOCKER_HOST", host)
     monkeypatch.chdir(folder)

@@ -7,12 +7,11 @@ import pytest
 
 from podscale.config import load
 from podscale.errors import InputError, PodscaleError
-from podscale.pipelines import backend as pipelines_backend
-from podscale.pipelines import presets
-from podscale.pipelines.backend import KfpBackend, PipelineProgress, connect_backend
-from podscale.pipelines.endpoint import KfpEndpoint
+from podscale.pipelines import kfp_backend, presets
+from podscale.pipelines.kfp_backend import KfpBackend, PipelineProgress, connect_backend
+from podscale.pipelines.kfp_endpoint import KfpEndpoint
 from podscale.pipelines.package import compile_to_yaml
-from podscale.pipelines.training import training_pipeline
+from podscale.pipelines.training_pipeline import training_pipeline
 from tests.support.kfp_api import KfpApi, kfp_api
 from tests.support.refusals import refused
 
@@ -135,7 +134,7 @@ def test_following_outlasts_an_outage_but_not_for_ever(api, backend, package, mo
     api.store.script = [("SUCCEEDED", {})]
     api.store.failures = 4
     assert backend.follow(started.id, lambda _: None, poll_seconds=0) == "SUCCEEDED"
-    monkeypatch.setattr(pipelines_backend, "OUTAGE_SECONDS", 0.0)
+    monkeypatch.setattr(kfp_backend, "OUTAGE_SECONDS", 0.0)
     api.close()
     with refused(field=backend.place.host, kind=PodscaleError):
         backend.follow(started.id, lambda _: None, poll_seconds=0)

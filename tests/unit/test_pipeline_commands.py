@@ -9,7 +9,7 @@ import pytest
 from podscale import cli
 from podscale.commands.pipeline import _kfp_cron
 from podscale.errors import InputError
-from podscale.pipelines.backend import KfpBackend
+from podscale.pipelines.kfp_backend import KfpBackend
 from tests.support.kfp_api import KfpApi, kfp_api
 from tests.support.outcomes import assert_error
 

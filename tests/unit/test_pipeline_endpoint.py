@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from podscale.errors import ABSENT, InputError, PodscaleError
-from podscale.pipelines.endpoint import (
+from podscale.pipelines.kfp_endpoint import (
     IN_CLUSTER_ADDRESS,
     BackendUnreachable,
     KfpEndpoint,

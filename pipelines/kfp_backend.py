@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from podscale.errors import InputError, PodscaleError
-from podscale.pipelines.endpoint import BackendUnreachable, KfpEndpoint, credentials_error, probe_backend
+from podscale.pipelines.kfp_endpoint import BackendUnreachable, KfpEndpoint, credentials_error, probe_backend
 
 OUTAGE_SECONDS = 600.0
 """A backend that cannot be asked for so long while a run is followed is given up; the run itself goes on."""
@@ -225,7 +225,7 @@ class KfpBackend:
 
 
 def connect_backend(endpoint: KfpEndpoint) -> KfpBackend:
-    """A client of the backend, which has answered; raises what podscale.pipelines.endpoint.probe_backend raises."""
+    """A client of the backend, which has answered; raises what podscale.pipelines.kfp_endpoint.probe_backend raises."""
     multi_user = probe_backend(endpoint)
     if multi_user and not endpoint.namespace:
         hint = "Name the namespace to use with --namespace"

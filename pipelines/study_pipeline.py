@@ -9,10 +9,10 @@ from podscale.components.shard.component import shard
 from podscale.config import RunConfig, data_fingerprint
 from podscale.errors import InputError
 from podscale.kubernetes.job_spec import pod_telemetry
-from podscale.pipelines.kfp_quickly import dsl
+from podscale.pipelines.kfp_fast_import import dsl
 from podscale.pipelines.package import KFP_VERSIONS, compile_to_yaml
-from podscale.pipelines.placement import task_placer
-from podscale.pipelines.training import PlaceTask
+from podscale.pipelines.task_placement import task_placer
+from podscale.pipelines.training_pipeline import PlaceTask
 from podscale.study import StudyDocument
 from podscale.study.grid import TrialGrid
 

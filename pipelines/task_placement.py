@@ -12,7 +12,7 @@ from podscale.config import RunConfig
 from podscale.errors import InputError
 from podscale.kubernetes.job_spec import StageName, build_job_spec, pod_telemetry
 from podscale.kubernetes.render import render_job
-from podscale.pipelines.training import PlaceTask, TaskRole
+from podscale.pipelines.training_pipeline import PlaceTask, TaskRole
 from podscale.stages.local import ExportedTelemetry
 from podscale.util import env
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from podscale.config import RunConfig
-from podscale.pipelines.kfp_quickly import dsl
+from podscale.pipelines.kfp_fast_import import dsl
 from podscale.runs.ensemble_members import ensemble_members
 
 from podscale.components.collapse.component import collapse  # isort: skip (kfp_quickly must import kfp first)

@@ -28,7 +28,7 @@ from typing import Any, TextIO
 from podscale.components import stage_process
 from podscale.config import RunConfig
 from podscale.errors import ExitCode
-from podscale.pipelines.runners import ProcessRunner, StageRunner
+from podscale.pipelines.stage_runners import ProcessRunner, StageRunner
 from podscale.runs import Lease, RunDirectory, StageOutcome, stage_outcomes
 from podscale.runs.stage_outcomes import EXIT_INTERRUPTED
 from podscale.stages.local import ExportedTelemetry, collapse_outcomes, run_outcomes
@@ -143,8 +143,8 @@ def _run_and_watch(
 
 def _run_kfp(launch: LocalLaunch, root: Path) -> None:
     """What kfp does; its exception is only "a task failed", which the outcomes tell better."""
-    from podscale.pipelines.kfp_quickly import local
-    from podscale.pipelines.training import PipelineOptions, training_pipeline
+    from podscale.pipelines.kfp_fast_import import local
+    from podscale.pipelines.training_pipeline import PipelineOptions, training_pipeline
 
     shutil.rmtree(root, ignore_errors=True)  # artifacts of the former launch: copies of what the run directory holds
     root.mkdir()
