@@ -25,7 +25,7 @@ from conditions import RESULTS, head, publish
 GOAL = 0.10
 AGAIN = "jax, programs kept"
 IMPORTS = {
-    "podscale run": "podscale.commands.run",
+    "podscale run": "podscale.cli.run",
     "a stage's process (kfp executor)": "kfp.dsl.executor_main, podscale.components.steps",
     "a rank, or the parent of several": "podscale.pytorch.worker",
 }

@@ -33,8 +33,8 @@ def watch(
     client_key: ClientKey = None,
 ) -> None:
     """Show a run on one screen while it goes on: rates, phases, goodput, time left, every rank."""
+    from podscale.cli.watch import watch_run
     from podscale.commands import cluster
-    from podscale.commands.watch import watch_run
     from podscale.telemetry.endpoint import ClientCertFiles
 
     client = ClientCertFiles.from_options(client_certificate, client_key)

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from podscale.cli.groups import expand_option_groups
-from podscale.cli.options import Defaults, Json, Kfp, Run, Set
+from podscale.cli.options import Defaults, Json, Kfp, Run, Set, expand_option_groups
 from podscale.util import env
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ def run(
     ] = "process",
 ) -> None:
     """The whole pipeline here: shard, train, evaluate, report. The same command again continues."""
-    from podscale.commands.run import run_local_pipeline
+    from podscale.cli.run import run_local_pipeline
 
     raise typer.Exit(
         run_local_pipeline(document, changes, runner=runner, dry_run=dry_run, fresh=fresh, verbose=verbose)

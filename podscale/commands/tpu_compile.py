@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from podscale.cli.dry_run import known_data
 from podscale.commands.documents import load_run_document
-from podscale.commands.outline import known_data
 from podscale.commands.plot import IMAGENET_IMAGES
 from podscale.config import RunConfig
 from podscale.config.engine_support import find_unsupported_option, requests_tpus

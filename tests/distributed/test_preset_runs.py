@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from podscale.commands.outline import describe_run
+from podscale.cli.dry_run import describe_run
 from podscale.commands.render import render_run
 from podscale.config import RunConfig, load
 from podscale.errors import Preempted

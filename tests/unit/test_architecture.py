@@ -57,7 +57,7 @@ FLOORS = {
     "podscale.study": 9,
     "podscale.components": 10,
     "podscale.pipelines": 11,
-    "podscale.doctor": 11,
+    "podscale.cli.doctor": 11,
     "podscale.commands": 12,
     "podscale.cli": 13,
     "podscale.__main__": 14,

@@ -4,8 +4,7 @@ import json
 import socket
 from pathlib import Path
 
-from podscale import doctor
-from podscale.cli import main
+from podscale.cli import doctor, main
 from podscale.util import host_info
 from podscale.util.terminal import CheckResult
 

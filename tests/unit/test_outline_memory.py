@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from podscale.commands.outline import _matrix_bytes, _state_bytes
+from podscale.cli.dry_run import _matrix_bytes, _state_bytes
 from podscale.config import ModelSection, TrainSection
 from podscale.models import model_spec
 from podscale.training.param_layout import preconditioner_elements

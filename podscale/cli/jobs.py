@@ -148,6 +148,6 @@ def doctor(
 
         where = ClusterOptions(namespace, context)
         raise typer.Exit(run_cluster_doctor(document, changes, where, defaults, as_json=json))
-    from podscale.doctor import run_doctor
+    from podscale.cli.doctor import run_doctor
 
     raise typer.Exit(run_doctor(workspace, as_json=json))
