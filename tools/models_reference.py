@@ -1,4 +1,4 @@
-"""Writes the table of docs/models.md from the catalogue. tests/unit/test_models_catalogue.py fails when it has drifted.
+"""Writes the table of docs/models.md from the catalogue. tests/unit/training/model_specs/test_spec.py fails when it has drifted.
 
 Usage: python tools/models_reference.py
 """

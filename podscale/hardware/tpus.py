@@ -11,7 +11,7 @@ halved; v3's is its 340 TB/s of all-reduce in a pod over 1,024 chips. Recalled, 
 clocks (Jouppi 2020 and 2023). v2's peak and memory are those of jax 0.10.2 (pallas/mosaic/tpu_info.py), which agrees
 with the others but for v5p's memory (2,460 GB/s there) and v3's peak (140 there). Names and devices of a chip: as
 libtpu 0.0.42.1 describes them. What a program may use of the memory: as that version says, rounded, when it refuses a
-program that is too large (tests/system/test_tpu_compiler.py asks it again). v5p's page has 95 GiB, less than that; its
+program that is too large (tests/system/train/test_tpu_compiler.py asks it again). v5p's page has 95 GiB, less than that; its
 96 are jax's 103 GB.
 """
 

@@ -48,7 +48,7 @@ class WorkerSpec:
     @property
     def entry_module(self) -> str:
         """The module that each rank runs."""
-        return self.worker_module or f"podscale.{self.engine}.rank"
+        return self.worker_module or f"podscale.{self.engine}.worker"
 
     @property
     def single_process(self) -> bool:

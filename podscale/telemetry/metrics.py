@@ -11,7 +11,6 @@ The Prometheus metrics of a pod that packs shards.
 from __future__ import annotations
 
 import threading
-import time
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -240,7 +239,7 @@ class ShardMetrics:
         self.values = MetricRegistry(run=run)
         self.values.declare(*SHARD_COUNTERS)
         self.values.on_collect(self._add_phase_seconds)
-        self._running: tuple[BuildPhase, float] = ("other", time.perf_counter())
+        self._running: tuple[BuildPhase, float] = ("other", perf_counter())
         self._lock = threading.Lock()
         self._packed: dict[str, PackProgress] = {}
         registry.register(self.values)
@@ -265,7 +264,7 @@ class ShardMetrics:
     def _add_phase_seconds(self, name: BuildPhase | None = None) -> None:
         """Books the time so far on the running phase, and goes on with `name`, or the same one."""
         with self._lock:
-            now = time.perf_counter()
+            now = perf_counter()
             phase, since = self._running
             self.values.add("shard_phase_seconds", now - since, phase)
             self._running = (name or phase, now)

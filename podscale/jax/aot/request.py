@@ -35,7 +35,7 @@ COMPILER_ENVIRONMENT = {
 libtpu too (it locks a file of the machine otherwise, because a TPU serves one process). A failure ends with its error:
 otherwise jax says last that it has shortened the traceback."""
 COMPILER_PACKAGES = ("jax", "jaxlib", "libtpu")
-FRAMEWORK_FREE = ("models/*.py", "layout.py", "decay.py", "config/spans.py")
+FRAMEWORK_FREE = ("models/*.py", "training/param_layout.py", "config/batch_norm_groups.py")
 """What a compiled step depends on below the engine; the rest of what it imports only reads the document."""
 
 

@@ -1,0 +1,287 @@
+"""Real processes of JAX, started as in a run: they meet, agree, and those that are left name who was lost."""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from podscale.config import load
+from podscale.data.loaders.build_loader import build_loader
+from podscale.data.sampler import build_sampler
+from podscale.data.shard_set import ShardSet
+from podscale.distributed.worker_exit import WorkerReport, read_worker_reports, registered_workers
+from podscale.training.schedules import image_phases
+from tests.conftest import MakeShardSet
+from tests.support.jax_bodies import DIES_AT, READ
+from tests.support.ports import free_port
+
+ROOT = Path(__file__).resolve().parents[3]
+TIMEOUT, SHORT = 120.0, 40.0
+"""The longest that ranks wait for each other, in seconds; the short one where a test waits for it to pass."""
+PATIENCE = 300.0
+"""Seconds for anything to happen on a loaded machine."""
+NO_JAX = {"JAX_PLATFORMS": "nowhere"}
+"""With it JAX fails as soon as it looks for devices."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How the ranks of a world ended, and what they said; `seconds` since one of them was hit."""
+
+    code: int
+    out: str
+    outcomes: dict[int, WorkerReport]
+    answers: dict[int, Any]
+    seconds: float
+
+
+Start = Callable[..., Ended]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """start(processes, module, pods=1, **variables): a spawner for each pod with its ranks, to their end."""
+    spawners: list[subprocess.Popen[str]] = []
+
+    def run(processes: int, module: str, *, pods: int = 1, **variables: str) -> Ended:
+        environment = {
+            **os.environ,
+            "JAX_PLATFORMS": "cpu",
+            "OMP_NUM_THREADS": "1",
+            "PODSCALE_RANK_DIR": str(tmp_path),
+            "PODSCALE_STAGE": "train",
+            "PODSCALE_FENCE": "1",
+            "PODSCALE_TEST_TIMEOUT": str(TIMEOUT),
+            **variables,
+        }
+        environment.pop("PODSCALE_SUPERVISOR", None)
+        port = free_port() if pods > 1 else 0
+        for pod in range(pods):
+            options = {"processes": processes, "nodes": pods, "node-rank": pod, "slices": 1}
+            options |= {"address": "127.0.0.1", "port": port}
+            command = [
+                sys.executable,
+                "-m",
+                "podscale.launch.fork_launcher",
+                *(f"--{k}={v}" for k, v in options.items()),
+            ]
+            command.append(module)
+            spawners.append(
+                subprocess.Popen(
+                    command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+                )
+            )
+        hit = _await_end(spawners, tmp_path, pods * processes)
+        out = "".join(spawner.communicate(timeout=PATIENCE)[0] for spawner in spawners)
+        answers = {
+            int(path.stem.partition("-")[2]): json.loads(path.read_text()) for path in tmp_path.glob("answer-*.json")
+        }
+        code = max(spawner.returncode for spawner in spawners)
+        return Ended(code, out, read_worker_reports(tmp_path), answers, time.monotonic() - hit)
+
+    yield run
+    for pid in registered_workers(tmp_path).values():
+        if (Path("/proc") / str(pid)).exists():
+            os.kill(pid, signal.SIGKILL)
+    for spawner in spawners:
+        spawner.kill()
+        spawner.communicate()
+
+
+def _await_end(spawners: list[subprocess.Popen[str]], place: Path, ranks: int) -> float:
+    """Returns when all ranks but a stopped one, which is then killed, have ended; when one of them was hit."""
+    deadline, hit = time.monotonic() + PATIENCE, time.monotonic()
+    seen = False
+    while any(spawner.poll() is None for spawner in spawners):
+        assert time.monotonic() < deadline, [spawner.communicate() for spawner in spawners if not spawner.kill()]
+        pids = registered_workers(place)
+        if not seen and (place / "hit").exists():
+            seen, hit = True, time.monotonic()
+        if len(read_worker_reports(place)) == ranks - 1 and (place / "hit").exists() and len(pids) == ranks:
+            (left,) = set(pids) - set(read_worker_reports(place))
+            with suppress(ProcessLookupError):
+                os.kill(pids[left], signal.SIGKILL)
+            break
+        time.sleep(0.02)
+    return hit
+
+
+def body(name: str) -> dict[str, str]:
+    return {"PODSCALE_TEST_BODY": f"tests.support.jax_bodies:{name}"}
+
+
+def test_processes_of_one_pod_meet(start: Start) -> None:
+    ended = start(2, "tests.support.jax_rank", **body("meets"))
+    assert ended.code == 0, ended.out
+    check_that_they_met(ended.answers, 2, devices=1)
+    assert {outcome.exit_code for outcome in ended.outcomes.values()} == {0}
+
+
+def test_one_process_compiles_and_the_others_read(start: Start) -> None:
+    """At the first launch and at the next; but for the last process, whose CPU is of another kind."""
+    for hits in ([0, 1, 0], [1, 1, 0]):
+        ended = start(3, "tests.support.jax_rank", **body("keeps"))
+        assert ended.code == 0, ended.out
+        assert [ended.answers[rank] for rank in range(3)] == [{"hits": count, "sum": 6.0} for count in hits]
+
+
+@pytest.mark.parametrize(("processes", "devices"), [(1, 2), (2, 1)])
+def test_each_host_reads_its_own_shards_and_both_engines_the_same(
+    start: Start, make_shard_set: MakeShardSet, processes: int, devices: int
+) -> None:
+    """Two hosts over three epochs, each with a process of two devices, or two of one, against PyTorch's four ranks."""
+    directory = make_shard_set(shards=4)
+    changes = ["input.order=blocked", "input.groups=4", "input.image_size=32", "train.global_batch=16"]
+    config = load(None, [*changes, "train.engine=jax", "launch.nodes=2", f"launch.processes={processes}"])
+    variables = {"PODSCALE_CONFIG": config.model_dump_json(), "PODSCALE_SHARD_SET": str(directory)}
+    variables["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
+    ended = start(processes, "tests.support.jax_rank", pods=2, **body("reads"), **variables)
+    assert ended.code == 0, ended.out
+    met = {process: told.pop("met") for process, told in ended.answers.items()}
+    check_that_they_met(met, 2 * processes, devices)
+
+    split = ShardSet.open(directory).split("train")
+    order = build_sampler(config, split)
+    shard_of = dict(zip(split.keys.tolist(), split.column("shard").tolist(), strict=True))
+    for host in range(2):
+        own = {shard_of[key] for key in split.keys[order.rows_of_host(host)].tolist()}
+        assert len(own) == 2
+        tellers = [ended.answers[host * processes + number] for number in range(processes)]
+        for told in tellers:
+            assert told["opened"] == [split.shard_names[shard] for shard in sorted(own)]
+        for epoch in range(3):  # an epoch of every group is three updates
+            steps = range(3 * epoch, 3 * epoch + 3)
+            seen = [key for told in tellers for step in steps for key in told["keys"][step]]
+            assert sorted(seen) == sorted(key for key, shard in shard_of.items() if shard in own)
+    for rank in range(4):
+        loader = build_loader(
+            config,
+            split,
+            order,
+            phases=image_phases(config, len(split)),
+            ranks=range(rank, rank + 1),
+            world_size=4,
+            device="cpu",
+        )
+        process, device = divmod(rank, devices)
+        told = ended.answers[process]
+        for step, batch in enumerate(loader.batches(0, READ)):
+            assert told["keys"][step][4 * device : 4 * device + 4] == batch.keys.tolist()
+            assert told["pixels"][step][device] == hashlib.sha256(np.asarray(batch.images).tobytes()).hexdigest()
+        loader.close()
+
+
+def check_that_they_met(answers: dict[int, Any], size: int, devices: int) -> None:
+    """devices: of each process."""
+    of_devices = [rank for rank in range(size) for _ in range(devices)]
+    assert sorted(answers) == list(range(size))
+    for rank, told in answers.items():
+        assert told == {
+            "rank": rank,
+            "size": size,
+            "ranks": list(range(rank * devices, (rank + 1) * devices)),
+            "devices": of_devices,
+            "mine": [rank] * devices,
+            "told": {"seed": 7},
+            "gathered": [other**2 for other in range(size)],
+            "hosts": size,
+            "sum": devices * size * (size + 1) / 2,
+            "begun together": True,
+        }
+
+
+@pytest.mark.parametrize(
+    ("victim", "number"),
+    [(0, signal.SIGKILL), (1, signal.SIGKILL), (0, signal.SIGSTOP), (1, signal.SIGSTOP)],
+)
+def test_the_others_name_who_was_lost(start: Start, tmp_path: Path, victim: int, number: signal.Signals) -> None:
+    """Process 0 is where JAX's own service lives: with it JAX would end the others by SIGABRT."""
+    stopped = number is signal.SIGSTOP
+    variables = {"PODSCALE_TEST_VICTIM": str(victim), "PODSCALE_TEST_SIGNAL": str(int(number))}
+    variables["PODSCALE_TEST_TIMEOUT"] = str(SHORT if stopped else TIMEOUT)
+    ended = start(3, "tests.support.jax_rank", **body("loses"), **variables)
+    pid = (tmp_path / "hit").read_text()
+    assert sorted(ended.outcomes) == [rank for rank in range(3) if rank != victim], ended.out
+    for rank, outcome in ended.outcomes.items():
+        first = outcome.error.splitlines()[0]
+        assert outcome.exit_code == (76 if stopped else 77), outcome.error
+        assert first.startswith(f"rank {rank} of 3 {'waited in vain for its peers' if stopped else 'lost a peer'} in ")
+        assert f"rank {victim} {'is stopped' if stopped else 'is gone'} (process {pid} on " in first
+        assert f"last seen in forward_backward of update {DIES_AT + 1})" in first
+    assert ended.seconds < (SHORT if stopped else 0) + 60
+    if stopped:
+        assert len(list((tmp_path / "hang").iterdir())) == 2
+
+
+def test_a_process_that_does_not_come_to_a_barrier_is_named(start: Start) -> None:
+    ended = start(3, "tests.support.jax_rank", **body("stays_away"), PODSCALE_TEST_TIMEOUT=str(SHORT))
+    first = ended.outcomes[0]
+    assert first.exit_code == 76
+    assert "timed out: rank 1 did not come to the save" in first.error
+    assert ended.outcomes[2].exit_code == 76
+
+
+@pytest.mark.parametrize(
+    ("pods", "processes", "what", "code", "message"),
+    [
+        (1, 4, "another document", 2, "train.label_smoothing: 0.25 on rank 1, 0.1 on rank"),
+        (2, 2, "another library", 2, "\n  - jaxlib: 0.4.2 on rank 1, {jaxlib} on ranks 0, 2 and 3\nGive every rank"),
+        (1, 2, "no shard set", 2, "not every rank can start, so none does:\n  - rank 1: /nowhere"),
+        (1, 4, "never comes", 76, "rank 1 of 4 did not come to the start within 40 s (launch.timeout_seconds)"),
+    ],
+)
+def test_ranks_that_do_not_agree_start_nothing(
+    start: Start,
+    tmp_path: Path,
+    make_shard_set: MakeShardSet,
+    pods: int,
+    processes: int,
+    what: str,
+    code: int,
+    message: str,
+) -> None:
+    """By the rank entry itself; JAX does not begin."""
+    seconds = SHORT if what == "never comes" else TIMEOUT
+    changes = [f"run.workspace={tmp_path}", "train.engine=jax", f"launch.timeout_seconds={seconds}"]
+    variables = {
+        "PODSCALE_CONFIG": load(None, [*changes, "train.global_batch=32"]).model_dump_json(),
+        "PODSCALE_SHARD_SET": str(make_shard_set()),
+        "PODSCALE_TEST_ODD": "1",
+        "PODSCALE_TEST_DO": what,
+        **NO_JAX,
+    }
+    if what == "never comes":
+        (tmp_path / "hit").touch()  # rank 1 is taken away once the others have ended
+    ended = start(processes, "tests.support.jax_odd_rank", pods=pods, **variables)
+    others = {rank: outcome for rank, outcome in ended.outcomes.items() if what != "never comes" or rank != 1}
+    assert len(others) == pods * processes - (what == "never comes"), ended.out
+    assert {outcome.exit_code for outcome in others.values()} == {code}, others
+    assert len({outcome.error for outcome in others.values()}) == 1
+    assert message.format(jaxlib=metadata.version("jaxlib")) in others[0].error
+
+
+def test_hosts_that_cannot_share_the_shards_start_nothing(
+    start: Start, tmp_path: Path, make_shard_set: MakeShardSet
+) -> None:
+    """Three hosts and four groups of shards: one message on each, with the numbers that would do."""
+    changes = [f"run.workspace={tmp_path}", "train.engine=jax", "train.global_batch=48", "launch.nodes=3"]
+    variables = {
+        "PODSCALE_CONFIG": load(None, [*changes, "input.order=blocked", "input.groups=4"]).model_dump_json(),
+        "PODSCALE_SHARD_SET": str(make_shard_set(shards=8)),
+        **NO_JAX,
+    }
+    ended = start(1, "podscale.jax.worker", pods=3, **variables)
+    message = "input.groups 4: 3 hosts (launch.nodes) cannot have equally many of them; choose 3 or 6"
+    assert [(ended.outcomes[rank].exit_code, ended.outcomes[rank].error) for rank in range(3)] == [(2, message)] * 3

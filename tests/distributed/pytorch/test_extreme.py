@@ -1,0 +1,95 @@
+"""Whole trainings with NLCG and the Neumann optimizer: stopped and resumed, on fewer ranks, and what is exported."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file
+
+from podscale.config import RunConfig
+from podscale.pytorch.trainer import PyTorchTrainer
+from podscale.pytorch.world import World
+from podscale.runs import RunDirectory
+from podscale.runs.model_files import WEIGHTS_FILE
+from tests.distributed.training.test_sharded_training import SHARDED, copied, outcome, restored
+from tests.distributed.training.test_training import assert_same_bits, document, final_state, losses_of, stop_after
+
+Values = dict[str, np.ndarray[Any, Any]]
+HALF = {"train__precision": "bf16-pure", "train__weight_gather": "bf16", "train__accumulation": 2}
+CASES: dict[str, dict[str, Any]] = {
+    "nlcg": {**SHARDED, "train__optimizer": {"name": "nlcg", "nlcg": {"beta": "polak_ribiere"}}},
+    "neumann": {
+        **SHARDED,
+        **HALF,
+        "train__optimizer": {"name": "neumann", "neumann": {"sgd_epochs": 1, "reset_epochs": 1}},
+    },
+}
+
+
+def config_of(workspace: Path, name: str, run: str, **changes: Any) -> RunConfig:
+    return document(workspace / name / run, evaluate__every_epochs=2, **{**CASES[name], **changes})
+
+
+def looking(session: PyTorchTrainer, seen: list[Values]) -> None:
+    """Keeps the parameters of every evaluation."""
+    measure = session.evaluator.evaluate
+
+    def measure_and_look(model: Any, *arguments: Any) -> Any:
+        seen.append({name: p.detach().float().numpy().copy() for name, p in model.named_parameters()})
+        return measure(model, *arguments)
+
+    session.evaluator.evaluate = measure_and_look  # type: ignore[method-assign]
+
+
+def test_they_resume_to_the_bit_and_on_fewer_ranks(run_world: Any, make_shard_set: Any, tmp_path: Path) -> None:
+    shards = make_shard_set()
+
+    def on_four(world: World) -> dict[str, list[Values]]:
+        evaluated: dict[str, list[Values]] = {name: [] for name in CASES}
+        for name, seen in evaluated.items():
+            straight, halted = config_of(tmp_path, name, "straight"), config_of(tmp_path, name, "halted")
+            assert outcome(straight, shards, world, lambda session, seen=seen: looking(session, seen)) is not None
+            assert outcome(halted, shards, world, stop_after(5, 0)) is None
+            world.barrier()
+            if world.is_rank0:
+                copied(Path(halted.run.workspace), 0)
+            world.barrier()
+            assert outcome(halted, shards, world) is not None
+        return evaluated
+
+    evaluated = run_world(4, on_four)
+    for name in CASES:
+        straight, halted = config_of(tmp_path, name, "straight"), config_of(tmp_path, name, "halted")
+        assert_same_bits(final_state(halted), final_state(straight))
+        assert losses_of(halted) == losses_of(straight)
+        state, exported = final_state(straight), load_file(RunDirectory.for_config(straight).model / WEIGHTS_FILE)
+        assert all(np.isfinite(value).all() for value in state.values())
+        reached = reached_by(state)
+        for parameter, value in reached.items():
+            np.testing.assert_array_equal(exported[parameter], value)
+            for rank in evaluated:  # in bf16, where the model computes in that
+                np.testing.assert_allclose(rank[name][-1][parameter], value, rtol=2**-8 if name == "neumann" else 0)
+        moved = any(np.abs(reached[parameter] - state[f"model/{parameter}"]).max() > 1e-4 for parameter in reached)
+        assert moved == (name == "neumann"), "what is exported is another point than what is trained on"
+
+    def on_two(world: World) -> dict[str, Values]:
+        """Not sharded, and sharded in another way."""
+        other = {"train__all_reduce": {"algorithm": "flat"}}
+        return {name: restored(config_of(tmp_path, name, "halted/copy0", **other), shards, world) for name in CASES}
+
+    for found in run_world(2, on_two):
+        for name in CASES:
+            written = final_state(config_of(tmp_path, name, "halted/copy0"))
+            assert_same_bits(found[name], written)
+
+
+def reached_by(state: Values) -> Values:
+    """The point reached by parameter, from a checkpoint: Neumann's w - mu m; of other rules the weights."""
+    weights = {name.removeprefix("model/"): value for name, value in state.items() if name.startswith("model/")}
+    displaced = "optimizer/average/fc.weight" in state
+    mu = state["optimizer/mu"] if displaced else np.float32(0)
+    return {
+        name: value - mu * state[f"optimizer/momentum/{name}"] if displaced else value
+        for name, value in weights.items()
+        if f"optimizer/{'momentum' if displaced else 'direction'}/{name}" in state
+    }

@@ -1,0 +1,267 @@
+"""Imports between the rooms of the library point downwards, without a circle, and frameworks stay in their rooms."""
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+HOMES = ("podscale", "components", "pipelines")
+
+ROOMS = {
+    "util": "",
+    "config": "util",
+    "hardware": "util",
+    "data": "util config",
+    "runs": "util config data",
+    "telemetry": "util config data runs",
+    "distributed": "util config runs telemetry",
+    "models": "util config",
+    "training": "util config hardware data runs telemetry distributed models",
+    "pytorch": "util config hardware data runs distributed models training",
+    "jax": "util config hardware data runs distributed models training",
+    "evaluation": "util config data runs telemetry",
+    "report": "util config data runs training evaluation",
+    "launch": "util config runs telemetry distributed",
+    "kubernetes": "util config hardware data runs",
+    "stages": "util config data runs telemetry evaluation report launch kubernetes",
+    "monitoring": "util config runs telemetry kubernetes",
+    "bench": "util config hardware data report",
+    "study": "util config runs training evaluation report stages",
+    "components": "util config runs evaluation stages study",
+    "pipelines": "util config runs kubernetes stages study components",
+    "cli": (
+        "util config hardware data runs telemetry models training pytorch jax evaluation report kubernetes stages monitoring "
+        "bench study pipelines"
+    ),
+}
+"""Rooms, lowest first, and what the modules of each may import besides their own room."""
+ROOT_MODULES = {"podscale": "util", "podscale.errors": "util", "podscale.version": "util", "podscale.__main__": "cli"}
+"""Modules outside of the rooms, and the room that each counts as."""
+
+FRAMEWORKS = {"torch", "torchvision", "nvidia", "jax", "flax", "optax"}
+FRAMEWORK_ROOMS = tuple(f"podscale.{room}" for room in ("pytorch", "jax", "data.loaders"))
+HEAVY = {"torch", "torchvision", "jax", "flax", "optax", "kfp", "sklearn", "kubernetes"}
+LIGHT = ("cli", "config", "stages.local", "launch", "data.sharding", "bench", "study", "jax.worker")
+"""Modules, and packages with all their modules, that load nothing of HEAVY."""
+MARKERS = (
+    *("util", "distributed", "launch", "stages", "telemetry", "training", "pytorch", "jax", "kubernetes"),
+    *("evaluation", "report.sections"),
+)
+"""Packages whose `__init__` a light process passes on the way to a module: it imports nothing of HEAVY either."""
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    name = ".".join(parts if parts[0] == "podscale" else ("podscale", *parts))
+    return name.removesuffix(".__init__")
+
+
+MODULES = {module_name(path): path for top in HOMES for path in sorted((ROOT / top).rglob("*.py"))}
+TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in MODULES.items()}
+
+
+def imports_of(tree: ast.AST) -> Iterator[str]:
+    """Yield what a module imports, anywhere in it; types alone count too."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def module_of(imported: str) -> str | None:
+    """Return the module that an import needs: itself, or the one that it takes a name from."""
+    if imported in MODULES:
+        return imported
+    parent = imported.rpartition(".")[0]
+    return parent if parent in MODULES else None
+
+
+IMPORTS = {
+    name: {found for imported in imports_of(tree) if (found := module_of(imported)) not in (None, name)}
+    for name, tree in TREES.items()
+}
+
+
+def room_of(module: str) -> str:
+    return ROOT_MODULES.get(module) or module.split(".")[1]
+
+
+def cycle_in(graph: dict[str, Iterable[str | None]]) -> list[str]:
+    """Return one circle of a graph, empty if there is none."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(reversed(error.args[1]))
+    return []
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    assert cycle_in(IMPORTS) == []
+
+
+def test_a_circle_is_found() -> None:
+    assert cycle_in({"a": ["b"], "b": ["c"], "c": ["a"], "d": ["a"]})
+    tree = ast.parse("if TYPE_CHECKING:\n    from podscale.errors import InputError\n")
+    assert "podscale.errors.InputError" in imports_of(tree)
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if name not in ROOT_MODULES])
+def test_imports_are_those_of_the_table(name: str) -> None:
+    room = room_of(name)
+    assert room in ROOMS, f"{name} stands in no room: add it to the table and to docs/explanation/architecture.md"
+    for imported in sorted(filter(None, IMPORTS[name])):
+        other = room_of(imported)
+        assert other == room or other in ROOMS[room].split(), f"{name} imports {imported}, which {room} may not"
+
+
+def test_the_table_points_downwards() -> None:
+    order = list(ROOMS)
+    for room, below in ROOMS.items():
+        assert all(order.index(other) < order.index(room) for other in below.split()), room
+
+
+def test_the_table_allows_nothing_that_no_module_needs() -> None:
+    used = defaultdict(set)
+    for name, found in IMPORTS.items():
+        used[room_of(name)].update(room_of(imported) for imported in found if imported)
+    spare = {room: sorted(set(below.split()) - used[room]) for room, below in ROOMS.items()}
+    assert {room: names for room, names in spare.items() if names} == {}
+
+
+@pytest.mark.parametrize("name", list(MODULES))
+def test_frameworks_stay_in_their_rooms(name: str) -> None:
+    """A TPU image has no torch, and a GPU image no jax."""
+    found = {imported.partition(".")[0] for imported in imports_of(TREES[name])}
+    if not name.startswith(FRAMEWORK_ROOMS):
+        assert not found & FRAMEWORKS, f"only {FRAMEWORK_ROOMS} may import a framework"
+    other = {"pytorch": {"jax", "flax", "optax"}, "jax": {"torch", "torchvision", "nvidia"}}
+    assert not found & other.get(room_of(name), set())
+    assert "kubernetes" not in found or room_of(name) == "kubernetes", "only one room talks to an API server"
+
+
+def loaded_by(modules: Iterable[str]) -> dict[str, list[str]]:
+    """Return what of HEAVY each module loads first, in one process that imports them in turn."""
+    program = (
+        "import importlib, json, sys\n"
+        "before, found = set(), {}\n"
+        f"for name in {list(modules)!r}:\n"
+        "    importlib.import_module(name)\n"
+        f"    heavy = set(sys.modules) & {HEAVY!r}\n"
+        "    if heavy - before: found[name] = sorted(heavy - before)\n"
+        "    before |= heavy\n"
+        "print(json.dumps(found))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    found: dict[str, list[str]] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("light", LIGHT)
+def test_light_modules_load_no_framework(light: str) -> None:
+    inside = [name for name in MODULES if f"{name}.".startswith(f"podscale.{light}.")]
+    assert inside
+    assert loaded_by(inside) == {}
+
+
+def test_packages_on_the_way_load_no_framework() -> None:
+    assert loaded_by(f"podscale.{name}" for name in MARKERS) == {}
+
+
+def test_help_loads_no_validation_library() -> None:
+    """`podscale --help` answers at once because even pydantic is imported later."""
+    program = (
+        "import sys; sys.argv = ['podscale', '--help']\nfrom podscale import cli\n"
+        "try: cli.main()\nexcept SystemExit: pass\n"
+        "print('loaded:', *(set(sys.modules) & {'pydantic', 'torch', 'kfp', 'numpy', 'yaml'}))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1].split() == ["loaded:"]
+
+
+DOTTED = re.compile(r"(?<![\w./-])podscale(?:\.[A-Za-z_]\w*)+(?![\w/-])")
+FROM = re.compile(r"from (podscale(?:\.\w+)*) import (\w+(?:, \w+)*)")
+NO_NAMES = {"podscale.dev", "podscale.yaml", "podscale.conflist", "podscale.no_such_module"}
+"""Labels and files that are written like modules, and a module that a test wants to be missing."""
+ENGINES = ("pytorch", "jax")
+PLACES = (*HOMES, "tests", "tools", "benchmarks")
+TEXTS = ("*.md", "Makefile", "docs/**/*.md", "images/*", *(f"{top}/**/*.yaml" for top in (*HOMES[1:], "manifests")))
+
+
+def strings_of(tree: ast.AST) -> Iterator[str]:
+    """Yield the strings of a module; a name with an engine in it once for each engine. Loggers are named freely."""
+    loggers = {
+        id(argument)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("getLogger", "at_level"))
+        for argument in node.args
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in loggers:
+            yield node.value
+        elif isinstance(node, ast.JoinedStr) and isinstance(node.values[0], ast.Constant):
+            for engine in ENGINES:
+                parts = [part.value if isinstance(part, ast.Constant) else engine for part in node.values]
+                if str(parts[0]).startswith("podscale.") and len(parts) == 3:
+                    yield "".join(map(str, parts))
+
+
+def names_in(text: str) -> Iterator[str]:
+    yield from DOTTED.findall(text)
+    yield from (f"{module}.{name}" for module, names in FROM.findall(text) for name in names.split(", "))
+
+
+def named_modules() -> dict[str, set[str]]:
+    """Return every dotted name of the library that stands in a string or a text, and the files that have it."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for path in (path for place in PLACES for path in (ROOT / place).rglob("*.py")):
+        for text in strings_of(ast.parse(path.read_text(encoding="utf-8"))):
+            for name in names_in(text):
+                found[name].add(str(path.relative_to(ROOT)))
+    for path in {path for pattern in TEXTS for path in ROOT.glob(pattern) if path.is_file()}:
+        for name in names_in(path.read_text(encoding="utf-8")):
+            found[name].add(str(path.relative_to(ROOT)))
+    return {name: files for name, files in found.items() if not any(f"{name}.".startswith(f"{no}.") for no in NO_NAMES)}
+
+
+RESOLVE = """
+import importlib.util, json, sys
+def missing(name):
+    if name.endswith(".__main__"):
+        return importlib.util.find_spec(name) is None  # importing it would run it
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        try:
+            found = importlib.import_module(".".join(parts[:length]))
+        except ModuleNotFoundError as error:
+            if not str(error.name).startswith("podscale"):
+                return False  # a package that is not installed here
+            continue
+        for part in parts[length:]:
+            if not hasattr(found, part):
+                return True
+            found = getattr(found, part)
+        return False
+print(json.dumps([name for name in json.load(sys.stdin) if missing(name)]))
+"""
+
+
+def test_names_of_modules_in_strings_and_texts_exist() -> None:
+    """Processes are started by module name, and tests replace members by name: a rename does not see those."""
+    names = named_modules()
+    assert {"podscale.cli", "podscale.config"} <= names.keys(), "the search finds what is there"
+    starts = [name for name, files in names.items() if any(file.startswith("podscale/launch") for file in files)]
+    assert len(starts) >= 3, "the launcher starts at least three modules by name"
+    done = subprocess.run(
+        [sys.executable, "-c", RESOLVE], input=json.dumps(sorted(names)), capture_output=True, text=True, check=True
+    )
+    lost = json.loads(done.stdout.splitlines()[-1])
+    assert {name: sorted(names[name])[:3] for name in lost} == {}

@@ -1,0 +1,160 @@
+"""The network lab of the benchmarks: traffic really passes the shaped links, and nothing is left behind.
+
+Needs root and the tools of iproute2; skips otherwise.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.network.lab import NAMESPACES, PREFIX, Lab, Shape, clean_up, lab
+from benchmarks.network.meter import measure
+from benchmarks.network.ranks import run_ranks
+from podscale.pytorch.world import World
+
+MB = 10**6
+SHAPE = Shape(2, 2, 400 * MB, 40 * MB)
+
+
+def _usable() -> str:
+    """Why there can be no lab here; empty where there can."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    missing = [tool for tool in ("ip", "tc", "sysctl") if shutil.which(tool) is None]
+    if missing:
+        return f"the lab needs {', '.join(missing)} (iproute2, procps)"
+    if not Path("/dev/net/tun").exists():
+        return "the lab's delays need /dev/net/tun"
+    name = f"{PREFIX}0-0-trial"
+    trial = (f"ip netns add {name}", f"tc -n {name} qdisc add dev lo root tbf rate 8mbit burst 32kb limit 1mb")
+    try:
+        for command in trial:
+            done = subprocess.run(command.split(), capture_output=True, text=True)
+            if done.returncode:
+                return f"this place cannot shape links of a namespace: {done.stderr.strip()}"
+        return ""
+    finally:
+        clean_up()
+
+
+@pytest.fixture(autouse=True)
+def _needs_a_lab() -> Iterator[None]:
+    if reason := _usable():
+        pytest.skip(reason)
+    yield
+    assert mine(os.getpid()) == []
+
+
+def mine(pid: int) -> list[str]:
+    return sorted(path.name for path in NAMESPACES.glob(f"{PREFIX}{pid}-*"))
+
+
+def reduce_on_both_axes(world: World, built: Lab) -> dict[str, Any]:
+    """4 MB in the node, then across."""
+    import torch
+    from torch import distributed as dist
+
+    from podscale.pytorch.mesh import build_mesh
+
+    mesh, data = build_mesh(world), torch.full((MB,), float(world.rank))
+    found = {}
+    for name, axis in (("row", mesh.row), ("column", mesh.column)):
+        dist.all_reduce(torch.zeros(8), group=axis.group)  # connections
+        found[name] = measure(world, built, lambda axis=axis: dist.all_reduce(data, group=axis.group), 1)
+    found["mean"] = float(data[-1]) / world.size
+    return found
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.002])
+def test_traffic_between_nodes_passes_the_slow_link(delay: float) -> None:
+    with lab(Shape(2, 2, SHAPE.rank_rate, SHAPE.node_rate, delay)) as built:
+        found = run_ranks(built, reduce_on_both_axes, built, seconds=120.0)[0]
+        assert len(mine(os.getpid())) == 1 + 2 + 4
+    assert found["mean"] == 1.5
+    row, column = found["row"], found["column"]
+    size = 4 * MB
+    assert row.node_bytes < 0.01 * size, "inside a node nothing passes the link between nodes"
+    assert 1.0 * size < row.rank_bytes < 1.05 * size
+    assert 2.0 * size < column.node_bytes < 2.1 * size, "both ranks of a node send 4 MB to the other node"
+    assert column.median > 0.95 * (2 * size - 2**16) / SHAPE.node_rate, "no faster than the link allows"
+
+
+def test_a_failing_rank_ends_the_others_and_the_lab() -> None:
+    def body(world: World) -> None:
+        if world.rank == 1:
+            raise ValueError("of all things")
+        world.barrier()
+
+    with pytest.raises(RuntimeError, match="of all things"), lab(SHAPE) as built:
+        run_ranks(built, body)
+
+
+PROGRAM = """
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs have it ignored
+from benchmarks.network.lab import Shape, lab
+with lab(Shape(2, 1, 1e8, 1e7, 0.001)) as built:
+    print(built.namespaces[0], flush=True)
+    time.sleep(60)
+"""
+
+
+def test_what_a_killed_owner_left_is_removed_by_the_next() -> None:
+    owner = subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True, cwd=_root())
+    assert owner.stdout is not None
+    assert owner.stdout.readline().startswith(f"{PREFIX}{owner.pid}-")
+    left = mine(owner.pid)
+    assert len(left) == 1 + 2 + 2
+    assert clean_up() == [], "what a living owner has is not touched"
+    assert mine(owner.pid) == left
+    wires = _processes_in(left)
+    owner.send_signal(signal.SIGKILL)
+    owner.wait()
+    assert mine(owner.pid) == left
+    assert clean_up() == left
+    assert mine(owner.pid) == []
+    assert len(wires) == 2, "one process for each node's wire"
+    assert _soon(lambda: not any(Path(f"/proc/{pid}/stat").exists() for pid in wires))
+
+
+def test_an_ordinary_end_and_an_interrupt_leave_nothing() -> None:
+    owner = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        cwd=_root(),
+    )
+    assert owner.stdout is not None
+    owner.stdout.readline()
+    owner.send_signal(signal.SIGINT)
+    owner.wait(30)
+    assert mine(owner.pid) == []
+
+
+def _root() -> Path:
+    return Path(__file__).resolve().parents[3]
+
+
+def _processes_in(namespaces: list[str]) -> list[str]:
+    found: list[str] = []
+    for name in namespaces:
+        found += subprocess.run(
+            ["ip", "netns", "pids", name], capture_output=True, text=True, check=True
+        ).stdout.split()
+    return found
+
+
+def _soon(condition: Any, seconds: float = 5.0) -> bool:
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.02)
+    return bool(condition())

@@ -1,0 +1,332 @@
+"""The compiled package, task by task as KFP carries it out, with small real stages in processes of this machine.
+
+What this shows without a cluster: the graph of the package, what passes between its tasks, retries, loops and the exit
+task; and, of the components, what a launcher and the exit handler do. tests/cluster does the same with pods.
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from podscale.components import steps
+from podscale.config import load
+from podscale.errors import ExitCode
+from podscale.kubernetes.job_spec import job_identity
+from podscale.pipelines import presets
+from podscale.pipelines.package import compile_to_yaml
+from podscale.pipelines.training_pipeline import PipelineOptions, training_pipeline
+from podscale.runs import Lease, StageOutcome, dataset_directory, read_outcomes, write_outcome
+from tests.support.cluster_objects import condition, job, stored
+from tests.support.commands import PATIENCE
+from tests.support.fake_cluster import FakeCluster
+from tests.support.package_pod import MARK, OUTPUT_FILE
+from tests.support.package_runner import PackageRunner, PodEnd, in_background
+
+STANDINS = Path(__file__).parents[1] / "standins"
+
+
+class Processes:
+    """A host whose pods are processes here, with the volume of the artifacts at a folder."""
+
+    def __init__(self, folder: Path, variables: dict[str, str]) -> None:
+        self._folder, self._variables = folder, variables
+        self._running: dict[str, subprocess.Popen[str]] = {}
+
+    def run(self, manifest: dict[str, Any]) -> PodEnd:
+        container = manifest["spec"]["containers"][0]
+        name = manifest["metadata"]["name"]
+        command = [self._here(name, part) for part in container["command"]]
+        environment = {**os.environ, **self._variables, **{v["name"]: v["value"] for v in container["env"]}}
+        process = subprocess.Popen(
+            command,
+            env={
+                **environment,
+                "PYTHONPATH": str(STANDINS),
+                "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self._running[name] = process
+        log, _ = process.communicate(timeout=PATIENCE)
+        return PodEnd(None if process.returncode < 0 else process.returncode, log)
+
+    def kill(self, name: str) -> None:
+        os.killpg(self._running[name].pid, signal.SIGKILL)
+
+    def _here(self, name: str, text: str) -> str:
+        """`text` of a pod with the paths of this machine; kfp makes a path out of `minio://` itself."""
+        text = text.replace(OUTPUT_FILE, str(self._folder / name / "output.json"))
+        return text.replace("minio://", f"{self._folder}/").replace("/minio", str(self._folder))
+
+
+Start = Callable[..., PackageRunner]
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    """The cluster that the exit handler finds."""
+    with FakeCluster().running() as running:
+        yield running
+
+
+@pytest.fixture
+def start(tmp_path: Path, cluster: FakeCluster) -> Start:
+    """start(changes, parts=, **how) -> a runner; keyword arguments say how the stand-ins behave."""
+    kubeconfig = cluster.kubeconfig(tmp_path / "kubeconfig")
+
+    def begin(*changes: str, parts: int = 1, retries: int = 0, **how: str) -> PackageRunner:
+        config = load(presets.resolve_preset(None), [f"run.workspace={tmp_path}/ws", *changes])
+
+        def place(task: Any, role: str) -> None:
+            if retries and role != "summary":
+                task.set_retry(retries)
+
+        package = compile_to_yaml(training_pipeline(config, PipelineOptions(place, parts)))
+        variables = {f"STANDIN_{name.upper()}": value for name, value in how.items()}
+        variables |= {"STANDIN_PIDS": str(tmp_path / "pids"), "KUBECONFIG": str(kubeconfig)}
+        host = Processes(tmp_path / "artifacts", variables)
+        return PackageRunner(package, host, artifacts_claim="a", service_account="s", retry_seconds=0)
+
+    return begin
+
+
+def states(runner: PackageRunner) -> dict[str, str]:
+    return {name: run.state for name, run in runner.tasks.items()}
+
+
+def summary(tmp_path: Path, runner: PackageRunner) -> str:
+    uri = runner.tasks["summary"].outputs["page"]["uri"]
+    return (tmp_path / "artifacts" / uri.removeprefix("minio://")).read_text()
+
+
+@pytest.mark.parametrize("backend", ["local", "pytorchjob"])
+def test_the_whole_pipeline(start, tmp_path, backend):
+    runner = start(f"launch.backend={backend}")
+    assert runner.run() == "SUCCEEDED", runner.tasks
+    assert states(runner) == dict.fromkeys(("shard", "train", "evaluate", "report", "summary"), "SUCCEEDED")
+    shard_set = runner.tasks["shard"].outputs["shard_set"]
+    assert shard_set["metadata"]["train_images"] == 100
+    model = runner.tasks["train"].outputs["model"]
+    assert model["metadata"]["framework"] == "pytorch"
+    assert (tmp_path / "artifacts" / model["uri"].removeprefix("minio://") / "model.safetensors").exists()
+    assert runner.tasks["evaluate"].outputs["metrics"]["metadata"] == {"top1": 0.75}
+    assert ("[cluster] PyTorchJob" in runner.tasks["train"].log) == (backend == "pytorchjob")
+    assert "# Run digits: SUCCEEDED" in summary(tmp_path, runner)
+    assert MARK not in runner.tasks["train"].log
+
+
+def test_a_training_that_is_finished_needs_no_job(start):
+    assert start("launch.backend=pytorchjob").run() == "SUCCEEDED"
+    again = start("launch.backend=pytorchjob", job="refuse:no job may be made now")
+    assert again.run() == "SUCCEEDED", again.tasks["train"].log
+    assert again.tasks["train"].outputs["model"]["metadata"]["reused"] is True
+
+
+def test_the_parameter_run_id_names_the_run(start, tmp_path):
+    runner = start()
+    assert runner.run({"run_id": "nightly-20261122020000"}) == "SUCCEEDED"
+    assert [path.name for path in (tmp_path / "ws" / "runs").iterdir()] == ["nightly-20261122020000"]
+
+
+def test_a_run_id_that_cannot_be_one_is_told(start, tmp_path):
+    runner = start()
+    assert runner.run({"run_id": "No Name"}) == "FAILED"
+    assert re.search(r"run\.id: .*'No Name'", runner.tasks["train"].log)
+    assert "Traceback" not in runner.tasks["train"].log
+
+
+def test_an_image_of_another_version_is_told(capsys):
+    document = json.loads(load(presets.resolve_preset(None)).model_dump_json())
+    document["input"]["of_tomorrow"] = 1
+    with pytest.raises(SystemExit) as ended:
+        steps.train(json.dumps(document), "", None, None)
+    said = capsys.readouterr().err
+    assert ended.value.code == ExitCode.BAD_INPUT
+    assert "input.of_tomorrow: " in said
+    assert "images.tag" in said
+
+
+def test_several_pods_pack_and_the_shard_stage_completes(start):
+    runner = start(parts=3)
+    assert runner.run() == "SUCCEEDED", runner.tasks
+    assert [f"pack.{index}" in runner.tasks for index in range(3)] == [True] * 3
+
+
+def test_a_part_that_fails_is_in_the_summary(start, tmp_path):
+    runner = start("launch.shard_pods=2", parts=2, shard="empty")
+    assert runner.run() == "FAILED"
+    assert states(runner) | {"summary": "SUCCEEDED"} == states(runner)
+    assert "shard" not in runner.tasks or runner.tasks["shard"].state == "SKIPPED"
+    text = summary(tmp_path, runner)
+    assert "| shard | exit code 2 |" in text
+    assert "the source is empty" in text
+
+
+def test_a_stage_is_tried_again_and_its_error_reaches_the_summary(start, tmp_path):
+    runner = start(retries=2, train="fail:1:rank 0: no such device")
+    assert runner.run() == "FAILED"
+    assert len(runner.tasks["train"].pods) == 3
+    assert states(runner)["evaluate"] == "SKIPPED"
+    text = summary(tmp_path, runner)
+    assert "# Run digits: FAILED" in text
+    assert "rank 0: no such device" in text
+
+
+def test_a_job_that_never_starts_leaves_its_error(start, tmp_path):
+    runner = start("launch.backend=pytorchjob", job="refuse:this cluster has no PyTorchJob: install it")
+    assert runner.run() == "FAILED"
+    assert "podscale train: this cluster has no PyTorchJob" in runner.tasks["train"].log
+    assert "this cluster has no PyTorchJob: install it" in summary(tmp_path, runner)
+    told = read_outcomes(tmp_path / "ws/runs/digits/outcome.json")["train"]
+    assert (told.exit_code, told.error) == (2, "this cluster has no PyTorchJob: install it")
+
+
+def test_the_jobs_own_word_of_its_failure_is_kept(start, tmp_path):
+    runner = start("launch.backend=pytorchjob", train="fail:77:rank 3 was lost in update 7")
+    assert runner.run() == "FAILED"
+    text = summary(tmp_path, runner)
+    assert "rank 3 was lost in update 7" in text
+    assert "the pod ended" not in text
+
+
+def test_a_job_that_ended_without_a_word_is_told_by_its_pods(start, tmp_path):
+    runner = start("launch.backend=pytorchjob", job="lost:1:OOMKilled: raise launch.resources.memory_gib")
+    assert runner.run() == "FAILED"
+    assert "OOMKilled: raise launch.resources.memory_gib" in summary(tmp_path, runner)
+
+
+def test_a_pod_that_is_still_ending_does_not_hide_why_its_job_failed(start, tmp_path):
+    """It was started again, dropped the record of the failure, and is told to end while the launcher gives its word."""
+    run = tmp_path / "ws/runs/digits"
+    run.mkdir(parents=True)
+    runner = start("launch.backend=pytorchjob", job="lost:1:rank 0: the loss is not finite")
+    with Lease.acquire(run / ".lease"):
+        thread = in_background(runner.run)
+        runner.wait_for("train")
+        time.sleep(8)
+        write_outcome(run / "outcome.json", StageOutcome("train", 75, "stopped on request"))
+    thread.join(60)
+    told = read_outcomes(run / "outcome.json")["train"]
+    assert (told.exit_code, told.error) == (1, "rank 0: the loss is not finite")
+    assert "rank 0: the loss is not finite" in summary(tmp_path, runner)
+
+
+def test_a_job_that_is_done_elsewhere_is_missed_here(start, tmp_path):
+    runner = start("launch.backend=pytorchjob", job="lost:0:")
+    assert runner.run() == "FAILED"
+    assert "launch.cluster.workspace_claim" in runner.tasks["train"].log
+
+
+def cancelled(runner: PackageRunner, tmp_path: Path) -> None:
+    """Terminates the run when its training is at work."""
+    thread = in_background(runner.run)
+    runner.wait_for("train")
+    while not (tmp_path / "pids").exists():
+        time.sleep(0.02)
+    runner.terminate()
+    thread.join(60)
+
+
+def trained_by(tmp_path: Path, name: str = "digits", *, stage: str = "train", **changes: Any) -> dict[str, Any]:
+    """A job of the run `digits` as the cluster has it; changes: of its document."""
+    options = [f"run.workspace={tmp_path}/ws", "launch.backend=pytorchjob"]
+    config = load(presets.resolve_preset(None), [*options, *(f"{key}={value}" for key, value in changes.items())])
+    shard_set = dataset_directory(config.run.workspace, config.data)
+    labels = {"podscale.dev/run": "digits", "podscale.dev/stage": stage}
+    return stored(job("PyTorchJob", name, job_identity(config, "train", shard_set), labels=labels))
+
+
+def test_a_cancelled_run_has_its_job_stopped_and_its_summary(start, tmp_path, cluster):
+    cluster.put("pytorchjobs", trained_by(tmp_path))
+    cluster.put("pytorchjobs", stored(job("PyTorchJob", "other"), "u2"))
+    cluster.put("pytorchjobs", trained_by(tmp_path, "digits-shard", stage="shard"))
+    runner = start("launch.backend=pytorchjob", job="wait")
+    cancelled(runner, tmp_path)
+    assert states(runner) == {
+        "shard": "SUCCEEDED",
+        "train": "RUNNING",
+        "evaluate": "SKIPPED",
+        "report": "SKIPPED",
+        "summary": "SUCCEEDED",
+    }
+    text = summary(tmp_path, runner)
+    assert "# Run digits: RUNNING" in text
+    assert "PyTorchJob digits was stopped" in text
+    assert cluster.get("pytorchjobs", "digits") is None
+    assert cluster.get("pytorchjobs", "other") is not None
+    assert cluster.get("pytorchjobs", "digits-shard") is not None
+
+
+def test_a_job_that_succeeded_and_whose_products_are_gone_is_run_anew(start, tmp_path, cluster):
+    finished = {"conditions": [condition("Succeeded")]}
+    cluster.put("pytorchjobs", {**trained_by(tmp_path), "status": finished})
+    runner = start("launch.backend=pytorchjob", job="succeeded")
+    assert runner.run() == "SUCCEEDED", runner.tasks["train"].log
+    assert cluster.get("pytorchjobs", "digits") is None  # the stand-in submits none
+
+
+def test_the_healthy_job_of_another_document_under_the_same_run_id_is_left_alone(start, tmp_path, cluster):
+    cluster.put("pytorchjobs", trained_by(tmp_path, **{"run.seed": 77}))
+    runner = start("launch.backend=pytorchjob", job="refuse:PyTorchJob digits belongs to another document")
+    assert runner.run() == "FAILED"
+    assert cluster.get("pytorchjobs", "digits") is not None
+    assert "PyTorchJob digits runs on" in summary(tmp_path, runner)
+
+
+@pytest.mark.parametrize("how", ["succeeded", "not ours"])
+def test_jobs_that_have_ended_or_are_not_ours_are_left_alone(start, tmp_path, cluster, how):
+    found = trained_by(tmp_path)
+    if how == "succeeded":
+        found["status"] = {"conditions": [condition("Succeeded")]}
+    else:
+        found["metadata"]["labels"] = {}
+    cluster.put("pytorchjobs", found)
+    runner = start("launch.backend=pytorchjob", job="wait")
+    cancelled(runner, tmp_path)
+    assert cluster.get("pytorchjobs", "digits") is not None
+    assert "No training job was at work." in summary(tmp_path, runner)
+
+
+@pytest.mark.parametrize(
+    ("denied", "told"), [("list", "may not list pytorchjobs.kubeflow.org"), ("delete", "podscale stop digits")]
+)
+def test_a_job_that_cannot_be_seen_or_stopped_is_told_beside_the_error(start, tmp_path, cluster, denied, told):
+    cluster.put("pytorchjobs", trained_by(tmp_path))
+    cluster.denied.add((denied, "pytorchjobs"))
+    runner = start("launch.backend=pytorchjob", job="lost:76:no update for 300 s")
+    assert runner.run() == "FAILED"
+    assert states(runner)["summary"] == "FAILED"
+    text = (tmp_path / "ws/runs/digits/summary.md").read_text()
+    assert "no update for 300 s" in text
+    assert "podscale stop digits" in text
+    assert told in text
+
+
+def test_a_local_run_asks_no_cluster(start, tmp_path, cluster):
+    runner = start(train="fail:1:an error")
+    assert runner.run() == "FAILED"
+    assert states(runner)["summary"] == "SUCCEEDED"
+    assert not cluster.seen
+
+
+@pytest.mark.parametrize(("state", "title"), [("COMPLETE", "SUCCEEDED"), ("RUNNING", "RUNNING")])
+def test_success_has_one_name_whatever_the_backend_calls_it(tmp_path, state, title):
+    config = load(presets.resolve_preset(None), [f"run.workspace={tmp_path}", "launch.backend=pytorchjob"])
+    page = SimpleNamespace(path=str(tmp_path / "page.md"))
+    if state in steps.SUCCEEDED_STATES:  # no cluster is asked
+        steps.summarize(config.model_dump_json(), "", SimpleNamespace(state=state), page)
+        assert f"# Run digits: {title}" in (tmp_path / "page.md").read_text()
+    assert steps.summary_markdown(config, state).startswith(f"# Run digits: {title}")

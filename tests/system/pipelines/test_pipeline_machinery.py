@@ -1,0 +1,207 @@
+"""`podscale run` as a person meets it: real kfp, real processes and signals, small stages (see standins/)."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from podscale.config import load
+from podscale.pipelines.presets import resolve_preset
+
+STANDINS = Path(__file__).parents[1] / "standins"
+PATIENCE = 60.0
+PRESET = load(resolve_preset("digits"))
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts `podscale run` in an empty folder; keyword arguments say how the stand-ins behave."""
+    started = []
+
+    def begin(*arguments: str, **how: str) -> subprocess.Popen[str]:
+        environment = {**os.environ, "PYTHONPATH": str(STANDINS), "STANDIN_PIDS": str(tmp_path / "pids")}
+        environment.update({f"STANDIN_{name.upper()}": value for name, value in how.items()})
+        process = subprocess.Popen(
+            [sys.executable, "-m", "podscale", "run", *arguments],
+            cwd=tmp_path,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        started.append(process)
+        return process
+
+    yield begin
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=PATIENCE)
+    return process.returncode, out, err
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, "nothing happened"
+        time.sleep(0.05)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_run_leaves_everything_and_a_second_one_does_nothing_again(start, tmp_path):
+    code, out, err = finish(start())
+    assert code == 0, err
+    run = tmp_path / "runs" / "digits"
+    assert [name for name in ("shard", "train", "evaluate", "report") if f"{name}:" in err] != []
+    assert err.rstrip().endswith("report: runs/digits/report.html")
+    lines = [json.loads(line) for line in out.splitlines()]  # a pipe: JSON lines and nothing else
+    assert lines[-1]["event"] == "ended"
+    assert list(lines[-1]["stages"]) == ["shard", "train", "evaluate", "report"]
+    assert "pipeline" in err
+    assert "KFP" not in out + err
+    assert "Executing task" not in out + err
+    assert "step" in {line["kind"] for line in lines}, "the step log is shown"
+    assert "SUCCEEDED" in (run / "summary.md").read_text()
+    outcomes = json.loads((run / "outcome.json").read_text())
+    assert {name: entry["exit_code"] for name, entry in outcomes.items()} == dict.fromkeys(outcomes, 0)
+    assert list(outcomes) == ["shard", "train", "evaluate", "report"]
+
+    written = {path: path.stat().st_mtime_ns for path in (run / "model" / "model.safetensors", run / "report.html")}
+    code, out, err = finish(start())
+    assert code == 0, err
+    assert err.count("finished before, nothing to do") == 4
+    assert written == {path: path.stat().st_mtime_ns for path in written}
+
+    code, out, err = finish(start("--set", "train.epochs=7", "--set", "run.seed=9"))
+    assert code == 2
+    assert "run.seed: was 1, is 9" in err
+    assert f"train.epochs: was {PRESET.train.epochs}, is 7.0" in err
+    assert "--fresh" in err
+
+    code, out, err = finish(start("--set", "train.epochs=7", "--fresh"))
+    assert code == 0, err
+    assert len(list((tmp_path / "runs").iterdir())) == 2, "the former run is kept"
+    assert json.loads((run / "outcome.json").read_text())["shard"]["reused"], "shards do not depend on train"
+    assert not json.loads((run / "outcome.json").read_text())["train"]["reused"]
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "last"),
+    [
+        ({"train": "fail:77:rank 1 was lost\nsee its log"}, 77, "rank 1 was lost\nsee its log"),
+        ({"shard": "empty"}, 2, "the source is empty\nput one folder per class there"),
+        ({"evaluate": "crash"}, 1, "RuntimeError: a bug in the stage"),
+    ],
+)
+def test_a_failed_stage_fails_the_run_with_its_own_error_and_code(start, tmp_path, how, code, last):
+    returned, out, err = finish(start(**how))
+    assert returned == code
+    assert err.rstrip().endswith(last), "the stage's own error is the last thing printed"
+    assert "Traceback" not in out + err
+    summary = (tmp_path / "runs" / "digits" / "summary.md").read_text()
+    assert "FAILED" in summary
+    assert last.splitlines()[0] in summary
+    assert "not run" in summary
+
+
+def test_a_stage_that_vanishes_is_reported_with_its_last_words(start, tmp_path):
+    """An earlier launch's outcome must not be taken for this one's."""
+    assert finish(start())[0] == 0
+    (tmp_path / "runs" / "digits" / "evaluation.json").unlink()
+    code, _, err = finish(start(evaluate="vanish"))
+    assert code == 1
+    assert "evaluate stage ended without saying why" in err
+    assert err.rstrip().endswith("last words")
+
+
+def test_sigterm_lets_the_stage_save_and_the_next_launch_continues(start, tmp_path):
+    process = start(train="wait")
+    wait_for((tmp_path / "pids").exists)
+    wait_for(lambda: '"step": 2' in (tmp_path / "runs" / "digits" / "metrics.jsonl").read_text())
+    process.send_signal(signal.SIGTERM)
+    code, _, err = finish(process)
+    assert code == 75
+    assert err.rstrip().endswith("stopped after saving step 3")
+    assert "exit code 75" in (tmp_path / "runs" / "digits" / "summary.md").read_text()
+
+    code, out, err = finish(start())
+    assert code == 0, err
+    assert '"event": "resumed", "step": 3' in out
+    assert out.count('"kind": "step"') == 2, "steps of the former launch are not shown again"
+
+
+@pytest.mark.parametrize("stage", ["shard", "report"])
+def test_sigterm_ends_a_stage_that_has_nothing_to_save(start, tmp_path, stage):
+    process = start(**{stage: "wait"})
+    wait_for((tmp_path / "pids").exists)
+    os.killpg(process.pid, signal.SIGTERM)  # as `timeout` and a service manager do: to everyone, twice to the stage
+    code, _, err = finish(process)
+    assert code == 75
+    assert err.rstrip().endswith(f"podscale in stage {stage}: stopped on request; the same command continues")
+    code, _, err = finish(start())
+    assert code == 0, err
+
+
+def test_ctrl_c_is_130_and_leaves_no_process(start, tmp_path):
+    process = start(train="wait")
+    wait_for((tmp_path / "pids").exists)
+    wait_for(lambda: '"step": 2' in (tmp_path / "runs" / "digits" / "metrics.jsonl").read_text())
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to everyone
+    code, _, err = finish(process)
+    assert code == 130
+    assert "Traceback" not in err
+    pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+    wait_for(lambda: not any(map(alive, pids)))
+
+
+def test_kill_9_of_the_run_leaves_no_orphan_and_the_next_launch_continues(start, tmp_path):
+    process = start(train="wait")
+    wait_for((tmp_path / "pids").exists)
+    wait_for(lambda: '"step": 2' in (tmp_path / "runs" / "digits" / "metrics.jsonl").read_text())
+    pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+    assert all(map(alive, pids))
+    process.kill()
+    wait_for(lambda: not any(map(alive, pids)))
+    code, out, err = finish(start())
+    assert code == 0, err
+    assert '"event": "resumed"' in out
+
+
+def test_outputs_of_the_tasks_are_typed_artifacts(start, tmp_path):
+    code, _, err = finish(start())
+    assert code == 0, err
+    tasks = next((tmp_path / "runs" / "digits" / "pipeline").iterdir())
+
+    def artifact(task: str, name: str) -> dict:
+        found = json.loads((tasks / task / "executor_output.json").read_text())
+        return found["artifacts"][name]["artifacts"][0]
+
+    shard_set = json.loads((tasks / "shard" / "shard_set").read_text())
+    assert shard_set["counts"] == {"train": 100, "validation": 20}
+    assert Path(tmp_path, shard_set["location"], "manifest.json").exists()
+    assert (tasks / "shard" / "shard_set").stat().st_size < 10_000, "the artifact is a small manifest"
+    assert artifact("shard", "shard_set")["metadata"]["train_images"] == 100
+    assert (tasks / "train" / "model" / "model.safetensors").exists()
+    assert artifact("evaluate", "metrics")["metadata"]["top1"] == 0.75
+    matrix = artifact("evaluate", "confusion")["metadata"]["confusionMatrix"]
+    assert [row["row"] for row in matrix["rows"]] == [[9, 1], [4, 6]]
+    assert (tasks / "report" / "page").read_text().startswith("<html>")
+    assert (tasks / "report" / "card").exists()
+    assert "SUCCEEDED" in (tasks / "summary" / "page").read_text()

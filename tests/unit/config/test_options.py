@@ -1,0 +1,88 @@
+"""The set of options is frozen, every option has a class and a description, and the committed schema is the model's."""
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+from pydantic import BaseModel
+
+from podscale import config
+from podscale.commands.documents import json_schema_text
+from podscale.config import RunConfig, dumps, json_schema, loads, option_names, result_values
+from podscale.config.data import DataSection
+from podscale.config.fields import FieldClass
+from podscale.config.identity import data_fingerprint, differences, field_values, fingerprint
+
+OPTIONS = Path(__file__).parent / "test_options.txt"
+SCHEMA = Path(config.__file__).parent / "schema.json"
+
+
+def fields(model: type[BaseModel], prefix: str = ""):
+    for name, info in model.model_fields.items():
+        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+            yield from fields(info.annotation, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", info
+
+
+def test_the_set_of_options_is_frozen():
+    """A new option is a decision: add it to test_options.txt, to the schema and to the documentation."""
+    classed = {name: info.json_schema_extra["x-class"] for name, info in fields(RunConfig)}
+    assert list(classed) == option_names()
+    written = dict(line.split() for line in OPTIONS.read_text().splitlines())
+    assert classed == written
+
+
+@pytest.mark.parametrize(("name", "info"), list(fields(RunConfig)))
+def test_every_option_says_what_it_is(name, info):
+    assert info.json_schema_extra["x-class"] in set(FieldClass)
+    assert info.description
+    assert info.description.rstrip().endswith(".")
+
+
+def test_every_option_is_in_exactly_one_class():
+    config = RunConfig()
+    found = [name for kind in FieldClass for name in field_values(config, kind)]
+    assert sorted(found) == sorted(option_names())
+
+
+def test_placement_and_display_do_not_change_identity():
+    changed = ["launch.processes=2", "run.id=other", "telemetry.port=9", "checkpoint.keep_last=5", "claim.top1=0.5"]
+    assert result_values(loads("", overrides=changed)) == result_values(RunConfig())
+    before, now = result_values(RunConfig()), result_values(loads("", overrides=["train.epochs=3", "run.seed=1"]))
+    assert [str(change) for change in differences(before, now)] == [
+        "run.seed: was 0, is 1",
+        "train.epochs: was 90.0, is 3.0",
+    ]
+    assert differences({"gone": 1}, {"new": 2}) == [*differences({"gone": 1}, {}), *differences({}, {"new": 2})]
+
+
+def test_fingerprints_are_stable_for_ever():
+    """Shard sets on disk are found by these; a change here orphans them all."""
+    assert fingerprint({"b": [1, 2.5, None], "a": "\u00e9"}) == fingerprint({"a": "\u00e9", "b": [1, 2.5, None]})
+    assert fingerprint({"b": [1, 2.5, None], "a": "\u00e9"}) == "84afbf1d4853005f"
+    assert data_fingerprint(DataSection()) == "4c9bb8270e03cbff"
+    assert data_fingerprint(DataSection(source="a")) != data_fingerprint(DataSection(source="b"))
+
+
+def test_the_whole_data_section_is_of_class_result():
+    """The shard stage is given this section alone, and its cache is keyed by it."""
+    assert set(field_values(DataSection(), FieldClass.RESULT)) == set(DataSection.model_fields)
+
+
+def test_the_committed_schema_is_current():
+    assert SCHEMA.read_text(encoding="utf-8") == json_schema_text(), (
+        "run: podscale config --schema > podscale/config/schema.json"
+    )
+
+
+def test_the_schema_accepts_documents_and_refuses_what_the_model_refuses():
+    schema = json_schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    validate = jsonschema.Draft202012Validator(schema)
+    validate.validate(yaml.safe_load(dumps(RunConfig())))
+    for wrong in ({"trian": {}}, {"train": {"epochs": 0}}, {"model": {"name": "vgg"}}, {"run": {"id": "A"}}):
+        with pytest.raises(jsonschema.ValidationError):
+            validate.validate(json.loads(json.dumps(wrong)))

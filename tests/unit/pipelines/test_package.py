@@ -1,0 +1,288 @@
+"""The compiled pipeline and components: what a backend is given, and that the committed files are current."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from podscale.config import load, loads
+from podscale.config.telemetry import TelemetrySection
+from podscale.kubernetes.job_spec import METRICS_PORT, build_job_spec
+from podscale.kubernetes.render import render_job
+from podscale.pipelines import presets
+from podscale.pipelines.package import COMPONENT_FUNCTIONS, generated_files, package_pipeline
+from podscale.util import env
+from tests.support.kfp_api import check_package
+from tests.support.refusals import refused
+
+ROOT = Path(__file__).resolve().parents[3]
+COMMITTED = generated_files()
+STAGES = ("shard", "train", "evaluate", "report")
+
+
+def without_version(text: str) -> str:
+    return re.sub(r"^sdkVersion: .*$", "", text, flags=re.M)  # any kfp of the supported range compiles the same
+
+
+@pytest.mark.parametrize("path", list(COMMITTED), ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_committed_packages_are_current(path: Path):
+    written = path.read_text(encoding="utf-8")
+    assert without_version(written) == without_version(COMMITTED[path]), "run: python -m podscale.pipelines.package"
+    assert str(ROOT) not in written
+    assert "://" not in written
+    check_package(written)
+
+
+class Package:
+    """A compiled package, by what tests look at."""
+
+    def __init__(self, *changes: str, kfp: str = "2.16") -> None:
+        self.config = load(presets.resolve_preset(None), ["run.workspace=/workspace", *changes])
+        self.text = package_pipeline(self.config, kfp=kfp)
+        self.pipeline, self.platform = check_package(self.text)
+
+    @property
+    def inner(self) -> dict[str, Any]:
+        """The tasks inside the exit handler."""
+        return self.pipeline["components"]["comp-exit-handler-1"]["dag"]["tasks"]
+
+    @property
+    def tasks(self) -> dict[str, Any]:
+        return {**self.inner, **self.pipeline["root"]["dag"]["tasks"]}
+
+    def container(self, task: str) -> dict[str, Any]:
+        return self.pipeline["deploymentSpec"]["executors"][f"exec-{task}"]["container"]
+
+    def kubernetes(self, task: str) -> dict[str, Any]:
+        return self.platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"][f"exec-{task}"]
+
+
+@pytest.fixture(scope="module")
+def local() -> Package:
+    """Training in the stage's own pod."""
+    return Package(
+        "launch.image=registry/podscale:1",
+        "launch.retries=3",
+        "launch.time_limit_hours=10",
+        "launch.resources={cpus: 4, memory_gib: 8.5, accelerator: nvidia.com/gpu, accelerators: 2}",
+    )
+
+
+@pytest.fixture(scope="module")
+def launched() -> Package:
+    """Training by a job, on GPU nodes, with a volume."""
+    return Package(
+        "launch.backend=pytorchjob",
+        "launch.hardware=nvidia-l4",
+        "launch.processes=1",
+        "launch.nodes=2",
+        "launch.shard_pods=3",
+        "launch.image=registry/podscale-gpu:1",
+        "launch.launcher_image=registry/podscale-tools:1",
+        "launch.cluster.workspace_claim=data",
+        "launch.cluster.image_pull_secrets=[registry]",
+        "launch.cluster.image_pull_policy=IfNotPresent",
+        "launch.cluster.volumes=[{path: /keys, secret: keys}, {path: /own, config_map: own}]",
+        "launch.resources.shm_gib=3",
+    )
+
+
+def test_the_stages_follow_each_other_inside_the_exit_handler(local):
+    assert {name: task.get("dependentTasks", []) for name, task in local.inner.items()} == {
+        "shard": [],
+        "train": ["shard"],
+        "evaluate": ["shard", "train"],
+        "report": ["evaluate", "shard"],
+    }
+    summary = local.pipeline["root"]["dag"]["tasks"]["summary"]
+    assert summary["triggerPolicy"]["strategy"] == "ALL_UPSTREAM_TASKS_COMPLETED"
+
+
+def test_several_pods_pack_before_the_shard_stage_completes(launched):
+    loop = launched.inner["for-loop-3"]
+    assert json.loads(loop["parameterIterator"]["items"]["raw"]) == [0, 1, 2]
+    assert loop["iteratorPolicy"]["parallelismLimit"] == 3
+    assert launched.inner["shard"]["dependentTasks"] == ["for-loop-3"]
+    assert launched.container("pack")["image"] == "registry/podscale-gpu:1"
+
+
+@pytest.mark.parametrize("cache", [True, False])
+def test_only_shards_are_cached_and_every_task_says_so_itself(local, cache):
+    pipeline = yaml.safe_load_all(local.text if cache else package_pipeline(local.config, cache=False))
+    spec = next(iter(pipeline))
+    tasks = {**spec["components"]["comp-exit-handler-1"]["dag"]["tasks"], **spec["root"]["dag"]["tasks"]}
+    cached = {n: t["cachingOptions"].get("enableCache", False) for n, t in tasks.items() if n != "exit-handler-1"}
+    assert cached == {"shard": cache, "train": False, "evaluate": False, "report": False, "summary": False}
+
+
+def test_the_shard_stage_is_given_the_data_section_alone(local):
+    inputs = local.tasks["shard"]["inputs"]["parameters"]
+    assert set(inputs) == {"data", "workspace"}
+    assert json.loads(inputs["data"]["runtimeValue"]["constant"])["source"] == "digits"
+    other = Package("train.schedule.learning_rate=0.5", "run.id=other")
+    assert other.tasks["shard"]["inputs"]["parameters"] == inputs
+    assert other.tasks["train"]["inputs"] != local.tasks["train"]["inputs"]
+    assert other.pipeline["pipelineInfo"]["name"] == local.pipeline["pipelineInfo"]["name"], "one cache for all runs"
+
+
+def variables(package: Package, task: str) -> dict[str, str]:
+    return {entry["name"]: entry["value"] for entry in package.container(task).get("env", ())}
+
+
+def test_tasks_that_carry_out_a_stage_serve_metrics_to_the_cluster():
+    secured = Package("launch.cluster.metrics_tls_secret=tls", "launch.cluster.metrics_token_secret=token")
+    sharding = json.loads(variables(secured, "shard")[env.TELEMETRY])
+    evaluating = json.loads(secured.tasks["evaluate"]["inputs"]["parameters"]["document"]["runtimeValue"]["constant"])
+    for told in (sharding["telemetry"], evaluating["telemetry"]):
+        served = TelemetrySection.model_validate(told)
+        assert (served.address, served.port) == ("0.0.0.0", METRICS_PORT)
+        assert (served.tls_key, served.bearer_token_file) == (
+            "/etc/podscale/metrics-tls/tls.key",
+            "/etc/podscale/metrics-token/token",
+        )
+    assert sharding["run"] == "digits"
+    for task in ("shard", "evaluate"):
+        mounted = {volume["mountPath"]: volume["secretName"] for volume in secured.kubernetes(task)["secretAsVolume"]}
+        assert mounted == {"/etc/podscale/metrics-tls": "tls", "/etc/podscale/metrics-token": "token"}
+        assert secured.kubernetes(task)["podMetadata"]["labels"]["app.kubernetes.io/component"] == task
+    assert env.TELEMETRY not in variables(Package("telemetry.enabled=false"), "shard")
+
+
+def test_the_run_is_named_by_a_parameter(local):
+    parameters = local.pipeline["root"]["inputDefinitions"]["parameters"]
+    assert {name: content["defaultValue"] for name, content in parameters.items()} == {"run_id": "digits"}
+    for name in ("train", "evaluate", "report"):
+        source = local.tasks[name]["inputs"]["parameters"]["run_id"]
+        assert source == {"componentInputParameter": "pipelinechannel--run_id"}
+    assert local.tasks["summary"]["inputs"]["parameters"]["run_id"] == {"componentInputParameter": "run_id"}
+
+
+def test_retries_last_as_long_as_the_run_and_pods_no_longer(local):
+    for name in STAGES:
+        policy = local.tasks[name]["retryPolicy"]
+        assert policy["maxRetryCount"] == 3
+        assert policy["backoffMaxDuration"] == "36000s"
+        assert local.kubernetes(name)["activeDeadlineSeconds"] == "36000"
+    assert "retryPolicy" not in local.tasks["summary"]
+
+
+def test_image_and_resources_come_from_the_document(local):
+    for name in STAGES:
+        assert local.container(name)["image"] == "registry/podscale:1"
+        assert local.container(name)["resources"]["resourceCpuLimit"] == "4"
+        assert local.container(name)["resources"]["resourceMemoryLimit"] == "8704Mi"
+    accelerated = [name for name in STAGES if "accelerator" in local.container(name)["resources"]]
+    assert sorted(accelerated) == ["evaluate", "train"]
+    assert local.container("train")["resources"]["accelerator"]["resourceCount"] == "2"
+
+
+def test_a_launcher_is_small_and_needs_no_accelerator(launched):
+    for name in ("train", "summary"):
+        container = launched.container(name)
+        assert container["image"] == "registry/podscale-tools:1"
+        assert container["resources"]["resourceMemoryLimit"] == "1Gi"
+        assert "accelerator" not in container["resources"]
+        assert "cloud.google.com/gke-accelerator" not in launched.kubernetes(name).get("nodeSelector", {})
+        assert launched.kubernetes(name)["podMetadata"]["labels"]["app.kubernetes.io/component"] == "launcher"
+    evaluate = launched.kubernetes("evaluate")
+    assert launched.container("evaluate")["resources"]["accelerator"]["resourceType"] == "nvidia.com/gpu"
+    assert evaluate["nodeSelector"]["labels"] == {"cloud.google.com/gke-accelerator": "nvidia-l4"}
+    assert "nvidia.com/gpu" in [toleration.get("key") for toleration in evaluate["tolerations"]]
+
+
+def test_every_pod_sees_the_same_volumes_and_runs_as_nobody(launched):
+    for name in ("pack", *STAGES, "summary"):
+        found = launched.kubernetes(name)
+        assert [(c["constant"], c["mountPath"]) for c in found["pvcMount"]] == [("data", "/workspace")]
+        assert [(s["secretName"], s["mountPath"]) for s in found["secretAsVolume"]] == [("keys", "/keys")]
+        assert [(c["configMapName"], c["mountPath"]) for c in found["configMapAsVolume"]] == [("own", "/own")]
+        memory = {e["mountPath"]: e["sizeLimit"] for e in found["emptyDirMounts"] if e.get("medium") == "Memory"}
+        assert set(memory) == {"/dev/shm"}
+        assert [secret["secretName"] for secret in found["imagePullSecret"]] == ["registry"]
+        assert found["imagePullPolicy"] == "IfNotPresent"
+        assert found["securityContext"] == {"runAsUser": "65532", "runAsGroup": "65532", "runAsNonRoot": True}
+    shared = {e["mountPath"]: e["sizeLimit"] for e in launched.kubernetes("evaluate")["emptyDirMounts"]}
+    assert shared["/dev/shm"] == "3Gi"
+
+
+def test_no_pod_of_the_pipeline_is_taken_for_one_of_a_job(launched):
+    job = render_job(build_job_spec(launched.config, "train"), "pytorchjob").job["metadata"]["labels"]
+    for name in ("pack", *STAGES, "summary"):
+        labels = launched.kubernetes(name)["podMetadata"]["labels"]
+        assert not {"podscale.dev/run", "podscale.dev/stage"} & set(labels)
+        assert labels["app.kubernetes.io/name"] == job["app.kubernetes.io/name"]
+
+
+def test_a_package_for_kfp_2_15_leaves_out_what_that_does_not_know(launched):
+    older = package_pipeline(launched.config, kfp="2.15")
+    assert "securityContext" not in older
+    assert "securityContext" in launched.text
+    with refused("2.15, 2.16", field="--kfp", got="1.8"):
+        package_pipeline(launched.config, kfp="1.8")
+
+
+@pytest.mark.parametrize("volume", ["bucket: photos", "nfs: 'server:/export'"])
+def test_a_volume_that_no_task_of_kfp_can_mount_is_refused(volume):
+    security = ["launch.cluster.security=privileged"] if "nfs" in volume else []
+    with refused("PersistentVolume", field="launch.cluster.volumes", got="/photos"):
+        Package(f"launch.cluster.volumes=[{{path: /photos, {volume}}}]", *security)
+
+
+def test_the_document_travels_inline_and_whole(local):
+    constant = local.tasks["train"]["inputs"]["parameters"]["document"]["runtimeValue"]["constant"]
+    assert loads(constant).launch.image == "registry/podscale:1"
+
+
+def test_snapshots_of_an_ensemble_are_collapsed_in_parallel_before_they_are_evaluated():
+    spec = next(yaml.safe_load_all((ROOT / "pipelines/digits-ensemble.pipeline.yaml").read_text()))
+    dags = {name: entry["dag"]["tasks"] for name, entry in spec["components"].items() if "dag" in entry}
+    loop_name = next(name for name, tasks in dags.items() if "collapse" in tasks)
+    stages = next(tasks for tasks in dags.values() if "evaluate" in tasks)
+    loop = next(name for name, task in stages.items() if task["componentRef"]["name"] == loop_name)
+    assert json.loads(stages[loop]["parameterIterator"]["items"]["raw"]) == [0, 1, 2]
+    assert stages[loop]["iteratorPolicy"]["parallelismLimit"] == 3
+    assert "train" in stages[loop]["dependentTasks"]
+    assert loop in stages["evaluate"]["dependentTasks"]
+    caching = dags[loop_name]["collapse"]["cachingOptions"]
+    assert not caching.get("enableCache")
+
+
+def test_components_declare_typed_artifacts_and_install_nothing():
+    found = {}
+    for name in COMPONENT_FUNCTIONS:
+        text = (ROOT / "components" / name / "component.yaml").read_text()
+        spec = yaml.safe_load(text)
+        outputs = spec["components"][f"comp-{name}"].get("outputDefinitions", {}).get("artifacts", {})
+        found[name] = {key: value["artifactType"]["schemaTitle"] for key, value in outputs.items()}
+        assert "pip install" not in text
+    assert found == {
+        "pack": {},
+        "shard": {"shard_set": "system.Dataset"},
+        "train": {"model": "system.Model"},
+        "collapse": {"model": "system.Model"},
+        "evaluate": {"metrics": "system.Metrics", "confusion": "system.ClassificationMetrics"},
+        "report": {"page": "system.HTML", "card": "system.Markdown"},
+        "summary": {"page": "system.Markdown"},
+        "cells": {},
+        "findings": {"page": "system.HTML", "text": "system.Markdown"},
+    }
+
+
+@pytest.mark.parametrize("name", list(COMPONENT_FUNCTIONS))
+def test_every_component_has_a_readme_that_names_its_inputs_and_outputs(name):
+    readme = (ROOT / "components" / name / "README.md").read_text()
+    spec = yaml.safe_load((ROOT / "components" / name / "component.yaml").read_text())["components"][f"comp-{name}"]
+    for direction in ("inputDefinitions", "outputDefinitions"):
+        for kind in spec.get(direction, {}).values():
+            for item in kind:
+                assert f"`{item}`" in readme
+
+
+def test_a_task_that_would_be_several_pods_is_refused_in_its_own_words() -> None:
+    slice_ = ["launch.hardware=tpu-v5e-4x4", "launch.processes=1", "launch.nodes=1", "train.global_batch=512"]
+    config = load(presets.resolve_preset(None), ["run.workspace=/workspace", *slice_])
+    with refused("asks for 4", field="launch.hardware", got="tpu-v5e-4x4"):
+        package_pipeline(config)
