@@ -1,1 +1,1 @@
-"""What a trained model achieved, from its predictions alone: scores, evaluation.json, report and model card."""
+"""Scores of a trained model from its predictions, and evaluation.json."""
