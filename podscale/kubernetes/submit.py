@@ -23,7 +23,7 @@ from podscale.kubernetes.retry import Notify
 
 MANIFEST_ANNOTATION = "podscale.dev/manifest"
 """Annotation: what an object was made from. The API server fills in defaults, so the object itself does not tell."""
-PODSCALE_LABELS = (NAME_LABEL, RUN_LABEL, STAGE_LABEL)
+IDENTITY_LABELS = (NAME_LABEL, RUN_LABEL, STAGE_LABEL)
 
 
 def prepare_owned_objects(api: ClusterClient, objects: Iterable[KubernetesObject]) -> Sequence[KubernetesObject]:
@@ -109,7 +109,7 @@ def _create_if_absent(api: ClusterClient, companion: KubernetesObject) -> bool:
 def _check_created_for_stage(found: KubernetesObject, companion: KubernetesObject) -> None:
     """Raises InputError where the object was not made for this stage of this run."""
     labels, wanted = found["metadata"].get("labels") or {}, companion["metadata"]["labels"]
-    if any(labels.get(name) != wanted[name] for name in PODSCALE_LABELS):
+    if any(labels.get(name) != wanted[name] for name in IDENTITY_LABELS):
         raise InputError(
             "exists and was not made for this job, which needs one of that name",
             field=f"{companion['kind']} {name_of(companion)}",

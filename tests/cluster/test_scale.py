@@ -34,15 +34,15 @@ LAUNCHER = """
 import json, resource, sys, threading, time
 from pathlib import Path
 from podscale.config.document import load
-from podscale.kubernetes import carry
-from podscale.kubernetes.client import connect
-from podscale.kubernetes.job_watcher import wait
+from podscale.kubernetes import run_stage
+from podscale.kubernetes.client import connect_cluster
+from podscale.kubernetes.job_watcher import wait_for_job
 config = load(Path(sys.argv[1]))
-api = connect(config.launch.cluster)
-printer = carry.Printer(sys.stderr)
-found = carry.place(api, config, "train", None, printer)
+api = connect_cluster(config.launch.cluster)
+printer = run_stage.LinePrinter(sys.stderr)
+found = run_stage.submit_stage(api, config, "train", None, printer)
 waiting = threading.Thread(
-    target=wait, args=(api, found.resource, found.job), kwargs={"show": printer.line, "tell": printer.tell}, daemon=True
+    target=wait_for_job, args=(api, found.resource, found.job), kwargs={"print_line": printer.line, "notify": printer.notify}, daemon=True
 )
 waiting.start()
 time.sleep(20)

@@ -14,14 +14,14 @@ from pathlib import Path
 PROGRAMS = Path(__file__).parents[1] / "system" / "programs"
 SUPERVISE = """
 import functools, sys
-from podscale import stages
+from podscale.stages import local
 from podscale.config import load
 from podscale.errors import PodscaleError
 from podscale.launch import supervisor
 
-supervisor.supervise = functools.partial(supervisor.supervise, rank_module=sys.argv[1])
+supervisor.supervise_stage = functools.partial(supervisor.supervise_stage, worker_module=sys.argv[1])
 try:
-    stages.train(load(None, sys.argv[2:]), "memory://nowhere")
+    local.train(load(None, sys.argv[2:]), "memory://nowhere")
 except PodscaleError as error:
     print(f"error: {error}", file=sys.stderr)
     sys.exit(int(error.exit_code))

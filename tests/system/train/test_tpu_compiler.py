@@ -112,18 +112,18 @@ import sys
 import jax
 from jax.sharding import PartitionSpec, NamedSharding, Mesh
 from podscale.hardware import find_topology
-from podscale.jax.aot.compiler import described_devices
-from podscale.jax.out_of_memory import find_shortage
+from podscale.jax.aot.compiler import topology_devices
+from podscale.jax.out_of_memory import parse_memory_shortage
 
 for name in sys.argv[1:]:
     topology = find_topology(name)
-    mesh = Mesh(described_devices(topology)[:1], "x")
+    mesh = Mesh(topology_devices(topology)[:1], "x")
     elements = int(topology.device_hbm / 4 * 1.2)
     given = jax.ShapeDtypeStruct((elements,), "float32", sharding=NamedSharding(mesh, PartitionSpec()))
     try:
         jax.jit(lambda x: x + 1).lower(given).compile()
     except jax.errors.JaxRuntimeError as error:
-        print(name, find_shortage(str(error)).available / 2**30)
+        print(name, parse_memory_shortage(str(error)).available / 2**30)
 """
 
 

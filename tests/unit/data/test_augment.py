@@ -85,7 +85,7 @@ def test_an_operation_of_trivial_augment_gives_torchvisions_pixels(number, negat
     name, (magnitudes, signed) = list(space.items())[number]
     operation = TRIVIAL_AUGMENT[number]
     assert operation.name.replace("_", "") == name.lower()
-    assert operation.signed == signed
+    assert operation.is_signed == signed
     turned = negative != operation.name.startswith("translate")  # torchvision moves the image, we (as timm) the frame
     for strength in range(0, LEVELS, 3):
         magnitude = round(float(magnitudes[strength]), 5) if magnitudes.ndim else 0.0  # fp32 has 15.999999 for 16
@@ -116,8 +116,8 @@ def test_rand_augment_as_timm_draws_it() -> None:
     seen: list[tuple[str, float, bool, FillMode]] = []
 
     def watched(name: str) -> Any:
-        def operation(image: Image.Image, level: float, *, negative: bool, look: FillMode) -> Image.Image:
-            seen.append((name, level, negative, look))
+        def operation(image: Image.Image, level: float, *, negative: bool, fill_mode: FillMode) -> Image.Image:
+            seen.append((name, level, negative, fill_mode))
             return image
 
         return operation
@@ -158,7 +158,7 @@ def test_trivial_augment_draws_one_operation_of_one_of_31_strengths() -> None:
     made, seen = augmentation(policy="trivial_augment"), []
 
     def watched(name: str) -> Any:
-        return lambda image, level, negative, look: seen.append((name, round(level * 30, 9))) or image
+        return lambda image, level, negative, fill_mode: seen.append((name, round(level * 30, 9))) or image
 
     images = 6000
     with pytest.MonkeyPatch.context() as patch:

@@ -38,7 +38,7 @@ def tars(cache: Path) -> list[str]:
 
 
 def read_all(split: Any) -> list[bytes]:
-    return [split.record(i).tobytes() for i in range(len(split))]
+    return [split.read(i).tobytes() for i in range(len(split))]
 
 
 def shard_bytes(directory: Path) -> list[int]:
@@ -225,10 +225,10 @@ def test_several_processes_download_each_shard_once(store, make_shard_set, tmp_p
     program = (
         "import sys, hashlib\n"
         "from podscale.data.node_cache import ShardCache\n"
-        "from podscale.data.remote_files import Patience\n"
-        f"cache = ShardCache({str(tmp_path / 'cache')!r}, 10**9, Patience(2.0, 6, 0.01, 2**20))\n"
+        "from podscale.data.remote_files import ReadRetryPolicy\n"
+        f"cache = ShardCache({str(tmp_path / 'cache')!r}, 10**9, ReadRetryPolicy(2.0, 6, 0.01, 2**20))\n"
         f"split = cache.open('{store.url}/shards').split('train')\n"
-        "print(hashlib.sha256(b''.join(split.record(i).tobytes() for i in range(len(split)))).hexdigest())\n"
+        "print(hashlib.sha256(b''.join(split.read(i).tobytes() for i in range(len(split)))).hexdigest())\n"
     )
     processes = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(4)]
     answers = {process.communicate(timeout=60)[0].strip() for process in processes}
@@ -245,7 +245,7 @@ def test_a_killed_downloader_leaves_no_shard_and_no_lock(store, make_shard_set, 
     program = (
         "from podscale.data.node_cache import ShardCache\n"
         f"split = ShardCache({str(cache_dir)!r}, 10**9).open('{store.url}/shards').split('train')\n"
-        "split.record(0)\n"
+        "split.read(0)\n"
     )
     process = subprocess.Popen([sys.executable, "-c", program])
     while not list(cache_dir.glob("*/train/*.part")):

@@ -219,7 +219,7 @@ def test_a_job_in_a_queue_is_told_with_kueues_words(operator: Operator, cluster:
     cluster.put("pytorchjobs", made)
     operator.pods(pod(0), pod(1))
     operator.succeed()
-    assert launcher.end().done
+    assert launcher.end().is_done
 
 
 def test_a_deleted_job_is_one_message(operator: Operator, cluster: FakeCluster) -> None:

@@ -98,7 +98,7 @@ def test_several_ranks_go_through_our_spawner(engine: str) -> None:
     assert {"--processes=4", "--nodes=1", "--node-rank=0", "--address=127.0.0.1", "--port=0"} <= set(command)
     assert command[-2:] == [f"--preload=podscale.{engine}.worker", f"podscale.{engine}.worker"]
     assert "RANK" not in environment(ranks)
-    other = worker_spec.launch_command(replace(ranks, rank_module="other"), Path("/r"))
+    other = worker_spec.launch_command(replace(ranks, worker_module="other"), Path("/r"))
     assert other[-1] == "other"
     assert not any(option.startswith("--preload") for option in other), "it may do at its import what a rank does"
 

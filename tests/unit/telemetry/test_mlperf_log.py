@@ -132,5 +132,5 @@ def test_hyper_parameters_have_the_names_and_values_of_the_rules() -> None:
 
 
 def test_a_log_without_a_target_is_refused() -> None:
-    with pytest.raises(InputError, match=r"set train\.target_top1 \(0\.759"):
+    with pytest.raises(InputError, match=r"Set train\.target_top1 \(0\.759"):
         loads("telemetry: {mlperf_log: true}")

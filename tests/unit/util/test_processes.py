@@ -9,8 +9,8 @@ from podscale.util import processes
 SERVANT = """
 import sys, time
 from pathlib import Path
-from podscale.util.processes import die_with_holder
-die_with_holder(Path(sys.argv[1]))
+from podscale.util.processes import exit_with_lock_holder
+exit_with_lock_holder(Path(sys.argv[1]))
 print("alive", flush=True)
 time.sleep(float(sys.argv[2]))
 """

@@ -89,9 +89,9 @@ def test_the_same_batches_as_without_a_cache(cache, workers, order, mixed) -> No
     same(expected[9:], train(cached, mixed, 9, 18)[0])
     for name, limit in (("records", "record_cache_bytes"), ("decoded", "decoded_cache_bytes")):
         asked = CACHES[cache].get(limit, 0)
-        until(lambda name=name, asked=asked: bool(loader.cached[name]) == bool(asked), 60)
-        assert loader.cached[name] <= asked
-    assert not any(reference.cached.values())
+        until(lambda name=name, asked=asked: bool(loader.cached_bytes[name]) == bool(asked), 60)
+        assert loader.cached_bytes[name] <= asked
+    assert not any(reference.cached_bytes.values())
 
 
 def test_processes_with_caches_make_up_the_same_global_batches(mixed) -> None:
@@ -131,14 +131,14 @@ def test_a_kept_image_is_decoded_once(make_shard_set, monkeypatch) -> None:
     _, loader = train(document(input=alone), directory, 0, 18)
     assert len(spy.rows) == 48
     assert all(rows == height for rows, height in spy.rows), "it is kept whole, whatever crop comes first"
-    assert loader.cached["decoded"] == pixels
+    assert loader.cached_bytes["decoded"] == pixels
 
 
 def test_what_does_not_fit_is_decoded_as_far_as_its_crop(make_shard_set, monkeypatch) -> None:
     spy = Spy(monkeypatch)
     _, loader = train(document(input={"decoded_cache_bytes": 40_000}), make_shard_set(), 0, 18)
     kept = sum(rows == height for rows, height in spy.rows[:48])
-    assert 20_000 < loader.cached["decoded"] <= 40_000
+    assert 20_000 < loader.cached_bytes["decoded"] <= 40_000
     assert kept > 0
     assert 96 < len(spy.rows) < 144, "three epochs, less what was kept"
     assert sum(rows < height for rows, height in spy.rows) > 60
@@ -273,17 +273,17 @@ def test_hosts_without_torch_can_read(make_shard_set) -> None:
         "sys.meta_path.insert(0, Refuse())\n"
         "from podscale.config.run_config import RunConfig\n"
         "from podscale.data import build_evaluation_loader, build_loader, open_shard_set\n"
-        "from podscale.data.sampler import build_order\n"
+        "from podscale.data.sampler import build_sampler\n"
         "from podscale.training.schedules import image_phases\n"
         f"config = RunConfig.model_validate({document(input=CACHES['both']).model_dump()!r})\n"
         f"shards = open_shard_set({str(make_shard_set())!r}, config)\n"
         "split = shards.split('train')\n"
-        "order, phases = build_order(config, split), image_phases(config, len(split))\n"
-        "loader = build_loader(config, split, order, phases=phases, ranks=range(1), world=1, device='cpu')\n"
+        "order, phases = build_sampler(config, split), image_phases(config, len(split))\n"
+        "loader = build_loader(config, split, order, phases=phases, ranks=range(1), world_size=1, device='cpu')\n"
         "print(sum(len(batch) for batch in loader.batches(0, 3)))\n"
         "loader.close()\n"
         "split = shards.split('validation')\n"
-        "loader = build_evaluation_loader(config, split, ranks=range(1), world=1, device='cpu')\n"
+        "loader = build_evaluation_loader(config, split, ranks=range(1), world_size=1, device='cpu')\n"
         "print(sum(len(batch) for batch in loader.batches(0, 2)))\n"
         "loader.close()\n"
     )

@@ -123,8 +123,8 @@ def test_batches_are_prepared_ahead(make_shard_set) -> None:
         device="cpu",
     )
     asked: list[int] = []
-    at = loader._batch_plan.at  # type: ignore[attr-defined]
-    loader._batch_plan.at = lambda step: (asked.append(step), at(step))[1]  # type: ignore[attr-defined]
+    at = loader._batch_plan.request_at  # type: ignore[attr-defined]
+    loader._batch_plan.request_at = lambda step: (asked.append(step), at(step))[1]  # type: ignore[attr-defined]
     batches = loader.batches(0, 12)
     next(batches)
     assert asked == [0, 1, 2, 3]
@@ -140,13 +140,13 @@ def test_an_abandoned_loader_lets_the_interpreter_end_and_starts_no_process(load
         "import os, sys\n"
         "from podscale.config.run_config import RunConfig\n"
         "from podscale.data import build_loader\n"
-        "from podscale.data.sampler import build_order\n"
+        "from podscale.data.sampler import build_sampler\n"
         "from podscale.training.schedules import image_phases\n"
         "from podscale.data.shard_set import ShardSet\n"
         f"config = RunConfig.model_validate({document(loader).model_dump()!r})\n"
         f"split = ShardSet.open({str(make_shard_set())!r}).split('train')\n"
-        "order, phases = build_order(config, split), image_phases(config, len(split))\n"
-        "loader = build_loader(config, split, order, phases=phases, ranks=range(1), world=1, device='cpu')\n"
+        "order, phases = build_sampler(config, split), image_phases(config, len(split))\n"
+        "loader = build_loader(config, split, order, phases=phases, ranks=range(1), world_size=1, device='cpu')\n"
         "batches = loader.batches(0, 10**6)\n"
         "next(batches)\n"
         "print('children:', open(f'/proc/self/task/{os.getpid()}/children').read())\n"

@@ -243,7 +243,7 @@ def test_an_estimate_is_a_batch_that_the_document_allows() -> None:
 def test_of_memory_that_grows_evenly_two_batches_tell_the_largest(limit: int, fixed: float, each: float) -> None:
     """One tells too few where it fits, too many where it does not, and never contradicts what was compiled."""
     memory = fixed + each * (limit + 0.5)
-    small = replace(REQUEST, topology=replace(V5E, chip=replace(V5E.chip, available=memory)))
+    small = replace(REQUEST, topology=replace(V5E, chip=replace(V5E.chip, available_gib=memory)))
 
     def result(batch: int) -> dict[str, Any]:
         needed, temporaries = (fixed + each * batch) * GIB, (fixed / 2 + each * batch) * GIB
@@ -346,7 +346,7 @@ def test_all_that_changes_the_program_changes_the_key(monkeypatch: pytest.Monkey
     monkeypatch.setattr(jax_request, "compiler_versions", lambda: VERSIONS)
     others = [
         replace(REQUEST, classes=10),
-        replace(REQUEST, updates=10**6),
+        replace(REQUEST, steps=10**6),
         replace(REQUEST, topology=find_topology("v5e:4x4", 2)),
         replace(REQUEST, topology=find_topology("v6e:4x4")),
         *(
@@ -364,7 +364,7 @@ def test_all_that_changes_the_program_changes_the_key(monkeypatch: pytest.Monkey
     keys = [one.cache_key for one in [REQUEST, *others]]
     assert len(set(keys)) == len(keys)
     alike = document(epochs=3.0, schedule={"learning_rate": 7.0, "warmup_epochs": 0.0}, target_top1=0.5)
-    assert replace(REQUEST, config=alike, updates=1).cache_key == REQUEST.cache_key
+    assert replace(REQUEST, config=alike, steps=1).cache_key == REQUEST.cache_key
     monkeypatch.setattr(jax_request, "compiler_versions", lambda: {**VERSIONS, "libtpu": "4"})
     assert replace(REQUEST).cache_key != REQUEST.cache_key
     monkeypatch.setattr(jax_request, "source_hash", lambda: "other")
@@ -373,9 +373,9 @@ def test_all_that_changes_the_program_changes_the_key(monkeypatch: pytest.Monkey
 
 def test_the_key_covers_the_step_and_not_what_runs_or_reads_it() -> None:
     names = {f"{path.parent.name}/{path.name}" for path in jax_request._source_modules()}
-    step = {"jax/step.py", "jax/mesh.py", "optim/lars.py", "allreduce/torus2d.py", "batchnorm/function.py"}
-    assert {*step, "ahead/compiling.py", "models/table.py", "config/spans.py"} <= names
-    assert not {"ahead/report.py", "ahead/program.py", "jax/rank.py", "jax/world.py"} & names
+    step = {"jax/train_step.py", "jax/mesh.py", "optim/lars.py", "jax/all_reduce.py", "jax/batch_norm.py"}
+    assert {*step, "aot/compiler.py", "models/branches.py", "config/batch_norm_groups.py"} <= names
+    assert not {"aot/compile_report.py", "aot/hlo.py", "jax/worker.py", "jax/world.py"} & names
 
 
 def test_a_pattern_of_the_key_that_matches_nothing_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

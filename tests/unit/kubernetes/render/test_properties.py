@@ -111,7 +111,7 @@ def test_every_job(identity: str, launch: dict[str, Any], stage: StageName, back
     assert len(f"{spec.name}-node-{spec.slices}-{spec.nodes}") <= LONGEST
 
     # security, and pods that hold together
-    if spec.security == "restricted":
+    if spec.security_mode == "restricted":
         assert violations(pods.spec) == []
     mounted = {mount["name"] for mount in pods.container["volumeMounts"]}
     assert mounted == {volume["name"] for volume in pods.spec["volumes"]}

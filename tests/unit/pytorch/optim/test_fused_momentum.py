@@ -29,7 +29,9 @@ def test_fused_momentum_is_the_listed_one() -> None:
     assert all(difference < 2e-6 for difference in differences.values()), differences
 
 
-@pytest.mark.parametrize(("kernel", "constants"), [("_norms", {"of_sum": True}), ("_move", {"nesterov": True})])
+@pytest.mark.parametrize(
+    ("kernel", "constants"), [("_norms_kernel", {"of_sum": True}), ("_momentum_kernel", {"nesterov": True})]
+)
 def test_the_kernels_compile_for_a_gpu_and_read_whole_vectors(
     kernel: str, constants: dict[str, Any], tmp_path: Path, monkeypatch: Any
 ) -> None:
@@ -51,7 +53,7 @@ def test_the_kernels_compile_for_a_gpu_and_read_whole_vectors(
     )
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 8})
     vectors = compiled.asm["ptx"].count("ld.global.v4")
-    assert vectors == {"_norms": 4, "_move": 6}[kernel]  # of 8 elements a thread of each array
+    assert vectors == {"_norms_kernel": 4, "_momentum_kernel": 6}[kernel]  # of 8 elements a thread of each array
 
 
 def test_where_triton_cannot_compile_lists_of_operations_do(monkeypatch: Any, caplog: Any) -> None:

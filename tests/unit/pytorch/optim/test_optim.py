@@ -113,10 +113,10 @@ def test_a_masked_update_changes_nothing_to_the_bit(name: str, elsewhere: bool) 
     if not elsewhere:
         assert arrays.step(optimizer, gradients(0), hyper(0.1))
     else:
-        exchanges = optimizer._share._exchange  # type: ignore[attr-defined]
-        optimizer._share._exchange = None  # type: ignore[attr-defined]
+        exchanges = optimizer._shard._sum_ranks  # type: ignore[attr-defined]
+        optimizer._shard._sum_ranks = None  # type: ignore[attr-defined]
         assert arrays.step(optimizer, gradients(0), hyper(0.1))
-        optimizer._share._exchange = exchanges  # type: ignore[attr-defined]
+        optimizer._shard._sum_ranks = exchanges  # type: ignore[attr-defined]
         bad_there.fill_(1.0)
     kept = [arrays.weights, *optimizer.moments.values(), *optimizer.scalars.values()]
     before = [tensor.clone() for tensor in kept]

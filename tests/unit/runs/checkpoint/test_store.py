@@ -1,4 +1,4 @@
-"""Checkpoints: complete or ignored, retained by rule, refused where they belong to another run."""
+"""CheckpointStore: complete or ignored, retained by rule, refused where they belong to another run."""
 
 import errno
 import json
@@ -322,8 +322,8 @@ WRITER = """
 import sys
 from pathlib import Path
 import numpy as np
-from podscale.runs.checkpoint import Checkpoints, Identity, Snapshot
-store = Checkpoints(Path(sys.argv[1]), Identity({}, "c", "f"), keep_last=2, keep_best=0, asynchronous=True, fence=None)
+from podscale.runs.checkpoint import CheckpointStore, RunIdentity, Snapshot
+store = CheckpointStore(Path(sys.argv[1]), RunIdentity({}, "c", "f"), keep_last=2, keep_best=0, asynchronous=True, fence=None)
 store.restore("auto")
 step = 0
 while True:
