@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from podscale.cli.dry_run import describe_run
 from podscale.cli.documents import render
+from podscale.cli.dry_run import describe_run
 from podscale.config import RunConfig, load
 from podscale.errors import Preempted
 from podscale.pipelines.presets import resolve_preset
