@@ -19,7 +19,7 @@ from typing import Any
 from conditions import RESULTS, head, publish
 
 from podscale import config
-from podscale.commands.tpu_compile import build_compile_request
+from podscale.cli.tpu import build_compile_request
 from podscale.errors import InputError, PodscaleError
 from podscale.hardware import find_topology
 from podscale.jax.aot.batch_search import batch_within_memory

@@ -1,15 +1,37 @@
 """Commands that measure this machine."""
 
+import json
 import os
+import re
+import shlex
+import sys
+import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from podscale.cli.options import Json, Set, complete_run
-from podscale.util import env
+from podscale.errors import InputError
+from podscale.pipelines import presets
+from podscale.util import env, host_info
+from podscale.util.files import write_json
+
+if TYPE_CHECKING:
+    from podscale.config import RunConfig
 
 app = typer.Typer(help="Measure this machine, with the code that runs use.", no_args_is_help=True)
+
+ALGORITHMS = ("flat", "ring", "tree", "hierarchical", "torus2d", "hybrid")
+ALGORITHMS_WITHOUT_ROWS = ("flat", "ring", "tree")
+RESNET50 = (
+    "model.name=resnet50",
+    "input.image_size=224",
+    "train.global_batch=256",
+    "train.precision=bf16",
+    "train.optimizer.name=lars",
+)
+"""Options of the measured run if no document is named."""
 
 
 @app.command("allreduce")
@@ -32,16 +54,39 @@ def allreduce(
     batch: Annotated[int, typer.Option(help="Images per rank in the measured step.", min=2)] = 8,
     time_limit: Annotated[float, typer.Option(help="Seconds for everything.", min=10)] = 900.0,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for allreduce.md, .json and .svg.")] = None,
-    json: Json = False,
+    as_json: Json = False,
 ) -> None:
     """Time, algbw and busbw of every all-reduce by size and axis, and what shows of it in a step (gloo or NCCL)."""
-    from podscale.commands import bench_allreduce
+    from podscale.bench import all_reduce
 
-    bench_allreduce.run_bench_allreduce(
-        bench_allreduce.AllReduceBenchOptions(
-            ranks, algorithms, sizes, wire, row, bucket_mb, seconds, model, side, batch, time_limit, out, json
-        )
-    )
+    if out is not None and not out.is_dir():
+        raise InputError("the folder does not exist", field="--out", got=str(out))
+    job = {
+        "sections": {name: _section(name, wire, row, bucket_mb) for name in algorithms.split(",")},
+        "sizes": all_reduce.parse_sizes(sizes),
+        "row": row,
+        "seconds": seconds,
+        "model": {"name": model} if model else None,
+        "side": side,
+        "batch": batch,
+    }
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        found = _run_as_worker(job)
+        if os.environ["RANK"] != "0":
+            return
+    else:
+        if row is not None and ranks % row:
+            raise InputError(f"does not divide --ranks {ranks}", field="--row", got=row, hint="Choose a divisor.")
+        found = all_reduce.run_link_benchmark(job, ranks, time_limit)
+    lines = all_reduce.format_tables(found)
+    if out is not None:
+        command = f"Command: `{os.environ.get(env.COMMAND, '')}`  "
+        machine = f"Machine: {host_info.cpu_count()} cores of {host_info.cpu_name()}  "
+        text = ["# Speed of all-reduce", "", command, machine, f"Date: {time.strftime('%Y-%m-%d')}", "", *lines, ""]
+        (out / "allreduce.md").write_text("\n".join(text), encoding="utf-8")
+        (out / "allreduce.svg").write_text(all_reduce.bandwidth_chart(found), encoding="utf-8")
+        write_json(out / "allreduce.json", found)
+    sys.stdout.write(json.dumps(found, indent=2) + "\n" if as_json else "\n".join([*lines, ""]))
 
 
 @app.command("train")
@@ -71,15 +116,63 @@ def train(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for train-<device>.md and .json.")] = Path(),
 ) -> None:
     """Images/s, parts of an update, share of the device's peak, memory. Started again, it measures what is missing."""
-    from podscale.bench.sweep import SweepSettings
-    from podscale.commands import bench_train
+    from podscale import config
+    from podscale.bench.sweep import SweepRow, SweepSettings, named_sweep, run_sweep, variant_grid
+    from podscale.bench.train_report import format_report, write_report
 
-    bench_train.run_bench_train(
-        document,
-        changes,
-        sweep=sweep,
-        vary=vary,
-        settings=SweepSettings(warmup, steps, parts, time_limit, budget, shard_set),
-        out=out,
-        command=os.environ.get(env.COMMAND, "podscale bench train"),
-    )
+    if not out.is_dir():
+        raise InputError("the folder does not exist", field="--out", got=str(out))
+    if sweep is not None and vary:
+        raise InputError("a sweep is one or the other", field="--sweep, --vary")
+    preset = presets.resolve_preset(document) if document is not None else None
+    given = [*(() if document is not None else RESNET50), *changes]
+
+    def base(more: list[str]) -> "RunConfig":
+        return config.load(preset, [*given, *more])
+
+    settings = SweepSettings(warmup, steps, parts, time_limit, budget, shard_set)
+    real = settings.shard_set is not None
+    variants = named_sweep(sweep, real_images=real) if sweep is not None else variant_grid(vary, real_images=real)
+    name = f"train-{device_slug()}"
+    table = out / f"{name}.md"
+
+    command = os.environ.get(env.COMMAND, "podscale bench train")
+    shown = " ".join(shlex.quote(Path(word).name if "/" in word else word) for word in shlex.split(command))
+
+    def measured(row: SweepRow, rows: list[SweepRow]) -> None:
+        write_report(table, shown, rows)
+        what = f"{row.found['images_per_second']:,.1f} images/s" if row.found else row.reason
+        print(f"{row.name}: {what}", file=sys.stderr, flush=True)
+
+    rows = run_sweep(base, variants, settings, out / f"{name}.json", measured)
+    print("\n".join(format_report(shown, rows)))
+
+
+def _section(name: str, wire: str, row: int | None, bucket_mb: float) -> dict[str, Any]:
+    """Return the all-reduce section of one algorithm. Raises InputError for unknown names."""
+    from podscale.config.train import AllReduceSection
+
+    if name not in ALGORITHMS:
+        raise InputError("unknown algorithm", field="--algorithms", got=name, hint=f"Known: {', '.join(ALGORITHMS)}.")
+    if wire not in ("fp32", "bf16", "fp16"):
+        raise InputError("messages are fp32, bf16 or fp16", field="--wire", got=wire)
+    wire_row = "fp32" if name in ALGORITHMS_WITHOUT_ROWS else wire
+    values = {"algorithm": name, "row": row, "bucket_mb": bucket_mb}
+    values |= {"wire_row": wire_row, "wire_column": wire}
+    AllReduceSection.model_validate(values)
+    return values
+
+
+def _run_as_worker(job: dict[str, Any]) -> dict[str, Any]:
+    from podscale.pytorch import link_benchmark, world
+
+    found = link_benchmark.measure_links(world.join_world(300.0), link_benchmark.LinkBenchmarkJob(**job))
+    world.leave_world()
+    return found
+
+
+def device_slug() -> str:
+    """Return the first device of this machine as part of a file's name."""
+    names = host_info.gpu_names()
+    name = names[0].removeprefix("NVIDIA ") if names else "cpu"
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")

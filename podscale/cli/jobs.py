@@ -1,23 +1,43 @@
 """Commands about jobs on a Kubernetes cluster; `doctor` looks at this machine too."""
 
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from podscale.cli.documents import CLUSTER_DEFAULTS, load_run_document, load_with_defaults, parse_stages
 from podscale.cli.options import (
     ClusterDefaults,
     Context,
-    Defaults,
     Json,
     Namespace,
     Run,
     Set,
     ShardSetLocation,
     complete_run,
+    expand_option_groups,
 )
+from podscale.errors import ExitCode, InputError, PodscaleError, error_from_exit_code
+from podscale.pipelines import presets
+from podscale.util.formatting import format_duration, printable
+from podscale.util.terminal import CheckResult, paint, print_check_results, terminal_width
+
+if TYPE_CHECKING:
+    from podscale.config import RunConfig
+    from podscale.kubernetes.client import ClusterClient
+    from podscale.kubernetes.job_spec import StageName
+    from podscale.kubernetes.jobs import JobEntry
+    from podscale.kubernetes.logs import PodChooser
+    from podscale.kubernetes.run_stage import LinePrinter
 
 app = typer.Typer()
+
+PHASE_STYLES = {"succeeded": "green", "running": "green", "failed": "bold red", "gone": "dim", "stopped": "yellow"}
 
 Stage = Annotated[str | None, typer.Option(metavar="STAGE", help="shard, train, evaluate or report.")]
 RunOrId = Annotated[
@@ -26,33 +46,30 @@ RunOrId = Annotated[
 ]
 
 
-@app.command()
-def render(
-    document: Run = None,
-    changes: Set = [],
-    backend: Annotated[
-        str | None,
-        typer.Option(help="pytorchjob, jaxjob, trainjob, jobset or job; default: what the document or hardware says."),
-    ] = None,
-    stage: Annotated[str, typer.Option(help="shard, train, evaluate, report, or all of them.")] = "train",
-    defaults: Defaults = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write a file instead.")] = None,
-) -> None:
-    """Print the Kubernetes objects that carry out a run: `podscale render RUN | kubectl apply -f -`."""
-    from podscale.commands.render import render_run
+@dataclass(frozen=True)
+class ClusterOptions:
+    """Options that name the cluster; the document or the kubeconfig says the rest."""
 
-    render_run(document, changes, backend=backend, stage=stage, defaults=defaults, output=output)
+    namespace: Namespace = None
+    context: Context = None
+
+    @property
+    def changes(self) -> list[str]:
+        """The same as changes of a document."""
+        named = {"namespace": self.namespace, "context": self.context}
+        return [f"launch.cluster.{name}={value}" for name, value in named.items() if value is not None]
 
 
 @app.command()
+@expand_option_groups
 def submit(
     document: Run = None,
     changes: Set = [],
+    *,
     stage: Annotated[str, typer.Option(help="shard, train, evaluate, report, or all of them in turn.")] = "all",
     shard_set: ShardSetLocation = None,
     defaults: ClusterDefaults = "cluster",
-    namespace: Namespace = None,
-    context: Context = None,
+    cluster: ClusterOptions,
     wait: Annotated[
         bool, typer.Option("--wait/--no-wait", help="Follow the job to its end, or return when it is submitted.")
     ] = True,
@@ -64,90 +81,255 @@ def submit(
     ] = False,
 ) -> None:
     """Carry out a run on a Kubernetes cluster, each stage as a job. The same command again adopts what is there."""
-    from podscale.commands.cluster import ClusterOptions, run_submit
+    from podscale.config.preflight import preflight
+    from podscale.kubernetes.client import connect_cluster
+    from podscale.kubernetes.run_stage import LinePrinter, run_stage, submit_stage
 
-    where = ClusterOptions(namespace, context)
-    code = run_submit(
-        document,
-        changes,
-        where,
-        stage=stage,
-        shard_set=shard_set,
-        defaults=defaults,
-        wait=wait,
-        dry_run=dry_run,
-        stop_on_signal=stop_on_signal,
-    )
-    raise typer.Exit(code)
+    stages = parse_stages(stage)
+    if len(stages) > 1 and not (wait or dry_run):
+        hint = "Submit one: --stage shard, then --stage train ..."
+        raise InputError("the stages need each other", field="--no-wait", hint=hint)
+    config = load_with_defaults(document, [*changes, *cluster.changes], defaults)
+    preflight(config, "job")
+    if dry_run:
+        _dry_run(config, stages, shard_set)
+        return
+    if not wait:
+        submit_stage(connect_cluster(config.launch.cluster), config, stages[0], shard_set, LinePrinter(sys.stdout))
+        return
+    for one in stages:
+        ended = run_stage(config, one, shard_set, stop_on_signal=stop_on_signal)
+        if not ended.is_done:
+            message = f"{ended.stage} of run {config.run.id} failed (exit code {ended.exit_code}): {ended.error}"
+            raise error_from_exit_code(ended.exit_code, message)
 
 
 @app.command()
-def status(
-    run: RunOrId, stage: Stage = None, namespace: Namespace = None, context: Context = None, json: Json = False
-) -> None:
+@expand_option_groups
+def status(run: RunOrId, stage: Stage = None, *, cluster: ClusterOptions, as_json: Json = False) -> None:
     """Tell how the jobs of a run stand on the cluster, and why where they wait."""
-    from podscale.commands.cluster import ClusterOptions, run_status
+    from podscale.kubernetes.jobs import list_jobs
 
-    raise typer.Exit(run_status(run, ClusterOptions(namespace, context), stage=stage, as_json=json))
+    name, api = _resolve_run(run, cluster)
+    found = list_jobs(api, name, stage)
+    if as_json:
+        print(json.dumps([entry.to_json() for entry in found], indent=2))
+    elif found:
+        print("\n".join(line for entry in found for line in _job_lines(entry)))
+    else:
+        print(f"no job of run {name} in namespace {api.namespace}; what it left is in its run directory")
+    raise typer.Exit(int(ExitCode.DONE if found else ExitCode.FAILED))
 
 
 @app.command()
+@expand_option_groups
 def logs(
     run: RunOrId,
+    *,
     stage: Annotated[str, typer.Option(help="shard, train, evaluate or report.")] = "train",
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
     pod: Annotated[str | None, typer.Option(metavar="NAME", help="Another pod than that of rank 0.")] = None,
-    namespace: Namespace = None,
-    context: Context = None,
+    cluster: ClusterOptions,
 ) -> None:
     """Print the log of rank 0, also through restarts."""
-    from podscale.commands.cluster import ClusterOptions, run_logs
+    from podscale.kubernetes import retry
+    from podscale.kubernetes.logs import ContainerLog, first_pod, newest_pod_named
+    from podscale.kubernetes.pod_state import name_of
+    from podscale.kubernetes.run_stage import LinePrinter
 
-    run_logs(run, ClusterOptions(namespace, context), stage=stage, follow=follow, pod=pod)
+    name, api = _resolve_run(run, cluster)
+    printer = LinePrinter(sys.stdout)
+    notes = LinePrinter(sys.stderr)
+    entry = _find_single_job(api, name, stage)
+    choose = first_pod if pod is None else newest_pod_named(pod)
+    found = choose(entry.pods)
+    if found is None and not (follow and pod is None):
+        known = ", ".join(map(name_of, entry.pods)) or "none yet"
+        job = f"{entry.resource.kind} {name_of(entry.job)}"
+        raise InputError(f"{job} has no such pod", field="--pod", got=pod, hint=f"It has: {known}")
+    if follow:
+        _follow_log(api.with_retry(retry.UNATTENDED, notes.notify), entry, choose, printer, notes)
+    elif found is not None:
+        for line in ContainerLog(api, found, notes.notify).lines(found, follow=False):
+            printer.line(printable(line))
 
 
 @app.command()
+@expand_option_groups
 def stop(
     run: RunOrId,
+    *,
     stage: Stage = None,
     remove: Annotated[bool, typer.Option("--delete", help="Jobs that have ended go too, with their logs.")] = False,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Return when the pods are gone, or at once.")] = True,
-    namespace: Namespace = None,
-    context: Context = None,
+    cluster: ClusterOptions,
 ) -> None:
     """End the jobs of a run: their pods save first, and submitting again goes on from there."""
-    from podscale.commands.cluster import ClusterOptions, run_stop
+    from podscale.kubernetes.client import wait_until_gone
+    from podscale.kubernetes.jobs import is_resubmitted, job_title, stop_jobs
+    from podscale.kubernetes.pod_state import name_of
 
-    run_stop(run, ClusterOptions(namespace, context), stage=stage, remove=remove, wait=wait)
+    name, api = _resolve_run(run, cluster)
+    found = stop_jobs(api, name, stage, include_finished=remove).stopped
+    if not found:
+        print(f"no job of run {name} is at work in namespace {api.namespace}")
+    for stopped in found:
+        print(f"{job_title(stopped)}: deleted; its pods have time to save", flush=True)
+        if is_resubmitted(stopped):
+            print(
+                "  a pipeline waits for it, and submits it again when its task is tried again: terminate the "
+                "pipeline's run in Kubeflow Pipelines, which stops the job too",
+                flush=True,
+            )
+    for resource, job in found if wait else ():
+        wait_until_gone(api, resource, name_of(job), str(job["metadata"]["uid"]))
+        print(f"{job_title((resource, job))}: gone", flush=True)
 
 
 @app.command("list")
-def list_jobs(namespace: Namespace = None, context: Context = None, json: Json = False) -> None:
+@expand_option_groups
+def list_all_jobs(*, cluster: ClusterOptions, as_json: Json = False) -> None:
     """List the jobs of a namespace."""
-    from podscale.commands.cluster import ClusterOptions, run_list
+    from podscale.kubernetes.client import connect_cluster
+    from podscale.kubernetes.jobs import list_jobs
+    from podscale.kubernetes.transport import NamedCluster
 
-    run_list(ClusterOptions(namespace, context), as_json=json)
+    api = connect_cluster(NamedCluster(cluster.namespace, cluster.context))
+    found = list_jobs(api)
+    if as_json:
+        print(json.dumps([entry.to_json() for entry in found], indent=2))
+    elif found:
+        print("\n".join(_job_table(found)))
+    else:
+        print(f"no jobs of Podscale in namespace {api.namespace} ({api.target.origin})")
 
 
 @app.command()
+@expand_option_groups
 def doctor(
     document: Run = None,
     changes: Set = [],
-    json: Json = False,
+    *,
+    as_json: Json = False,
     workspace: Annotated[Path, typer.Option(help="Where runs would be kept.")] = Path(),
     cluster: Annotated[
         bool, typer.Option("--cluster", help="Look at the Kubernetes cluster instead, for the run document.")
     ] = False,
     defaults: ClusterDefaults = "cluster",
-    namespace: Namespace = None,
-    context: Context = None,
+    where: ClusterOptions,
 ) -> None:
     """Tell what this machine, or a cluster, offers and what is missing for what."""
     if cluster:
-        from podscale.commands.cluster import ClusterOptions, run_cluster_doctor
-
-        where = ClusterOptions(namespace, context)
-        raise typer.Exit(run_cluster_doctor(document, changes, where, defaults, as_json=json))
+        findings = _check_cluster(document, [*changes, *where.changes], defaults)
+        raise typer.Exit(print_check_results(findings, as_json=as_json))
     from podscale.cli.doctor import run_doctor
 
-    raise typer.Exit(run_doctor(workspace, as_json=json))
+    raise typer.Exit(run_doctor(workspace, as_json=as_json))
+
+
+def _check_cluster(document: str | None, changes: Sequence[str], defaults: str) -> list[CheckResult]:
+    """Examine a cluster for a document."""
+    from podscale.kubernetes.cluster_doctor import check_cluster
+
+    wrong: PodscaleError | None = None
+    try:
+        config = load_with_defaults(document, changes, defaults)
+    except PodscaleError as error:
+        config = load_run_document(document, changes)  # an error of the document itself is raised as everywhere
+        wrong = error
+    findings = list(check_cluster(config))
+    if wrong is not None and findings[0].verdict == "ok":  # else no API server was there to ask for them
+        findings.append(CheckResult("defaults", "missing", str(wrong), "mend them: all else was examined without them"))
+    return findings
+
+
+def find_jobs(run: str, cluster: ClusterOptions) -> "tuple[ClusterClient, list[JobEntry]]":
+    """Return the jobs of a run (a document's path, a preset, or an id) on its cluster."""
+    from podscale.kubernetes.jobs import list_jobs
+
+    name, api = _resolve_run(run, cluster)
+    return api, list_jobs(api, name)
+
+
+def _resolve_run(run: str, cluster: ClusterOptions) -> "tuple[str, ClusterClient]":
+    """Return the run's id and the API of its cluster. run: a document's path or preset, else an id."""
+    from podscale.kubernetes.client import connect_cluster
+    from podscale.kubernetes.transport import NamedCluster
+
+    if not Path(run).is_file() and run not in presets.preset_names():
+        return run, connect_cluster(NamedCluster(cluster.namespace, cluster.context))
+    config = load_with_defaults(run, cluster.changes, CLUSTER_DEFAULTS)
+    return config.run.id, connect_cluster(config.launch.cluster)
+
+
+def _dry_run(config: "RunConfig", stages: "Sequence[StageName]", shard_set: str | None) -> None:
+    from podscale.kubernetes.client import connect_cluster
+    from podscale.kubernetes.pod_state import name_of
+    from podscale.kubernetes.run_stage import build_manifests
+    from podscale.kubernetes.submit import dry_run_job
+
+    api = connect_cluster(config.launch.cluster)
+    for stage in stages:
+        manifests = build_manifests(api, config, stage, shard_set)
+        dry_run_job(api, manifests)
+        print(f"{manifests.job['kind']} {name_of(manifests.job)}: accepted by the API server, not created")
+
+
+def _follow_log(
+    api: "ClusterClient", entry: "JobEntry", choose_pod: "PodChooser", printer: "LinePrinter", notes: "LinePrinter"
+) -> None:
+    """Print the log of a pod, through its restarts, until the job has ended."""
+    from podscale.kubernetes.job_watcher import observe_job
+    from podscale.kubernetes.logs import LogFollower
+
+    with observe_job(api, entry.resource, entry.job) as observer:
+        follower = LogFollower(api, observer.pods, printer.line, notes.notify, choose_pod)
+        while not observer.state().is_finished:
+            observer.changed.wait(5.0)
+            observer.changed.clear()
+        follower.finish(30.0)
+
+
+def _find_single_job(api: "ClusterClient", run: str, stage: str) -> "JobEntry":
+    from podscale.kubernetes.jobs import list_jobs
+
+    found = list_jobs(api, run, stage)
+    if not found:
+        others = ", ".join(entry.stage for entry in list_jobs(api, run)) or "none"
+        problem = f"no job of stage {stage} in namespace {api.namespace}"
+        raise InputError(problem, field=f"run {run}", hint=f"Stages with a job: {others}")
+    return found[-1]
+
+
+def _job_lines(entry: "JobEntry") -> Iterator[str]:
+    """Yield a line for the job, and one for each pod with a problem or restarts (at most 20)."""
+    from podscale.kubernetes.jobs import describe_pod
+    from podscale.kubernetes.pod_state import name_of, restart_count
+
+    phase = paint(entry.state.phase, PHASE_STYLES.get(entry.state.phase, "yellow"), sys.stdout)
+    rest = str(entry.state).removeprefix(entry.state.phase)
+    yield f"{entry.stage:<9} {entry.resource.kind} {name_of(entry.job)} ({_job_age(entry)}): {phase}{rest}"
+    telling = [pod for pod in entry.pods if describe_pod(pod) or restart_count(pod)]
+    for pod in telling[:20]:
+        node = (pod.get("spec") or {}).get("nodeName") or "no node"
+        yield f"          {name_of(pod)} on {node}, {restart_count(pod)} restarts: {describe_pod(pod) or 'runs'}"
+    if len(telling) > 20:
+        yield f"          and {len(telling) - 20} more pods: podscale status --json"
+
+
+def _job_table(found: "Sequence[JobEntry]") -> Iterator[str]:
+    width = max(3, *(len(entry.run) for entry in found))
+    yield f"{'run':<{width}}  stage     kind        phase       pods      age  reason"
+    for entry in found:
+        state = entry.state
+        phase = paint(f"{state.phase:<10}", PHASE_STYLES.get(state.phase, "yellow"), sys.stdout)
+        pods = f"{state.running}/{state.wanted}"
+        job = f"{entry.run:<{width}}  {entry.stage:<8}  {entry.resource.kind:<10}"
+        line = f"{job}  {phase}  {pods:>4}  {_job_age(entry):>7}"
+        yield f"{line}  {state.reason}"[: max(terminal_width(), 80) + 10].rstrip()
+
+
+def _job_age(entry: "JobEntry") -> str:
+    from podscale.kubernetes.pod_state import creation_time
+
+    return format_duration((datetime.now(UTC) - creation_time(entry.job)).total_seconds())

@@ -1,11 +1,23 @@
-"""Commands for looking at runs."""
+"""Commands for looking at runs: `watch`, `monitor`, `rules`, `dashboards`."""
 
+import importlib.resources
+import math
+import time
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from podscale.cli.options import ClientCertificate, ClientKey, Context, Json, Namespace, complete_run
+from podscale.cli.jobs import ClusterOptions
+from podscale.cli.options import ClientCertificate, ClientKey, Json, complete_run, expand_option_groups
+from podscale.errors import InputError
+from podscale.util.files import write_atomically
+from podscale.util.formatting import format_count
+from podscale.util.processes import SigtermReceived
+
+if TYPE_CHECKING:
+    from podscale.monitoring.local_prometheus import FiringAlert, LocalPrometheus
 
 app = typer.Typer()
 rules = typer.Typer(help="Recording rules and alerts for Prometheus.", no_args_is_help=True)
@@ -13,8 +25,12 @@ app.add_typer(rules, name="rules")
 dashboards = typer.Typer(help="Dashboards for Grafana.", no_args_is_help=True)
 app.add_typer(dashboards, name="dashboards")
 
+POLL_SECONDS = 1.0
+RULES_FILE = "podscale-rules.yaml"
+
 
 @app.command()
+@expand_option_groups
 def watch(
     run: Annotated[
         str | None,
@@ -26,20 +42,18 @@ def watch(
     ] = None,
     stage: Annotated[str, typer.Option(help="Stage of a job on a cluster.")] = "train",
     once: Annotated[bool, typer.Option("--once", help="Show it as it stands now and return.")] = False,
-    json: Json = False,
-    namespace: Namespace = None,
-    context: Context = None,
+    as_json: Json = False,
+    *,
+    cluster: ClusterOptions,
     client_certificate: ClientCertificate = None,
     client_key: ClientKey = None,
 ) -> None:
     """Show a run on one screen while it goes on: rates, phases, goodput, time left, every rank."""
     from podscale.cli.watch import watch_run
-    from podscale.commands import cluster
     from podscale.telemetry.endpoint import ClientCertFiles
 
     client = ClientCertFiles.from_options(client_certificate, client_key)
-    where = cluster.ClusterOptions(namespace, context)
-    raise typer.Exit(watch_run(run, where, stage=stage, once=once, as_json=json, client=client))
+    raise typer.Exit(watch_run(run, cluster, stage=stage, once=once, as_json=as_json, client=client))
 
 
 @app.command()
@@ -50,10 +64,14 @@ def monitor(
     client_key: ClientKey = None,
 ) -> None:
     """Start the real Prometheus with Podscale's rules for the runs of this machine, and tell which alerts fire."""
-    from podscale.commands.monitor import run_monitor
+    from podscale.monitoring.local_prometheus import run_prometheus
     from podscale.telemetry.endpoint import ClientCertFiles
 
-    run_monitor(runs, port, ClientCertFiles.from_options(client_certificate, client_key))
+    client = ClientCertFiles.from_options(client_certificate, client_key)
+    with suppress(KeyboardInterrupt, SigtermReceived), run_prometheus(runs, port, client) as prometheus:
+        print(f"Prometheus at {prometheus.url}, with Podscale's rules; it follows the runs in {runs}", flush=True)
+        print(f"its samples stay in {runs}/.prometheus; Ctrl-C ends it", flush=True)
+        follow_prometheus(prometheus)
 
 
 @rules.command("export")
@@ -72,9 +90,25 @@ def rules_export(
     ] = 1,
 ) -> None:
     """Write the rules for a Prometheus that the chart does not reach."""
-    from podscale.commands.rules import export_rules
+    from podscale.kubernetes.render.common import to_yaml
+    from podscale.monitoring.rule_files import FORMATS, RuleSettings
 
-    export_rules(directory, form=form, runbooks=runbooks, thresholds=thresholds, without=without, shorten=shorten)
+    if form not in FORMATS:
+        raise InputError("unknown format", field="--format", got=form, hint=f"Choose one of {', '.join(FORMATS)}.")
+    settings = RuleSettings(
+        thresholds=dict(map(_parse_threshold, thresholds)),
+        runbooks=runbooks,
+        excluded_alerts=frozenset(without),
+        shorten=shorten,
+    )
+    text = to_yaml([FORMATS[form](settings)])
+    path = directory / RULES_FILE
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"cannot be written: {error.strerror or error}", field=str(path)) from error
+    print(path)
 
 
 @dashboards.command()
@@ -85,6 +119,73 @@ def export(
     ] = "docs/runbooks/",
 ) -> None:
     """Write the dashboards as files that Grafana's provisioning or its import page takes."""
-    from podscale.commands.dashboards import export_dashboards as command
+    from podscale.monitoring.rule_types import fill_tokens
 
-    command(folder, runbooks)
+    if set(runbooks) & set(' "\\'):
+        problem = "an address holds no spaces, quotes or backslashes"
+        raise InputError(problem, field="--runbooks", got=runbooks)
+    packaged = importlib.resources.files("podscale.dashboards")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in sorted(packaged.iterdir(), key=lambda file: file.name):
+            if file.name.endswith(".json"):
+                text = fill_tokens(file.read_text(encoding="utf-8"), {"runbooks": f"{runbooks.rstrip('/')}/"})
+                write_atomically(folder / file.name, text)
+                print(folder / file.name)
+    except OSError as error:
+        problem = f"cannot write the dashboards: {error.strerror or error}"
+        raise InputError(problem, field=str(folder)) from error
+
+
+def follow_prometheus(prometheus: "LocalPrometheus") -> None:
+    """Poll the local Prometheus, and print new targets, alerts and failing scrapes."""
+    from podscale.monitoring.local_prometheus import DEFAULT_INTERVALS
+
+    followed: list[str] | None = None
+    news = AlertPrinter()
+    asked = 0.0
+    while True:
+        prometheus.raise_if_exited()
+        found = prometheus.update_targets()
+        if found != followed:
+            print(
+                f"{format_count(len(found), 'endpoint')}: {', '.join(found) or 'no run serves metrics now'}", flush=True
+            )
+            followed = found
+        if time.monotonic() - asked > DEFAULT_INTERVALS.evaluation_seconds:
+            asked = time.monotonic()
+            with suppress(OSError):
+                news.print_changes(set(prometheus.firing_alerts()), prometheus.scrape_errors(), found)
+        time.sleep(POLL_SECONDS)
+
+
+class AlertPrinter:
+    """Print alerts and failing scrapes, each once when it begins and once when it is over."""
+
+    def __init__(self) -> None:
+        self._firing: set[FiringAlert] = set()
+        self._down: dict[str, str] = {}
+        self._seen_runs: set[str] = set()
+
+    def print_changes(self, firing: "set[FiringAlert]", down: dict[str, str], followed: list[str]) -> None:
+        """Print what changed. down: error of each address; printed the second time, for a stage may just have ended."""
+        for alert in sorted(firing - self._firing, key=lambda alert: alert.name):
+            print(f"ALERT {alert.name}: {alert.summary}", flush=True)
+        for alert in sorted(self._firing - firing, key=lambda alert: alert.name):
+            print(f"over  {alert.name}: {alert.summary}", flush=True)
+        lasting = {address for address in down if address in self._down and address in followed}
+        for address in sorted(lasting - self._seen_runs):
+            print(f"{address} cannot be scraped: {down[address]}", flush=True)
+        self._firing, self._down, self._seen_runs = firing, down, lasting
+
+
+def _parse_threshold(text: str) -> tuple[str, float]:
+    name, equals, value = text.partition("=")
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    if not equals or not math.isfinite(number) or number < 0:
+        problem = "not NAME=NUMBER with a number of 0 or more, such as dataWaitShare=0.3"
+        raise InputError(problem, field="--threshold", got=text)
+    return name, number

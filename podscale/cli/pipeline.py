@@ -1,19 +1,36 @@
 """Commands that hand the pipeline of a run document to Kubeflow Pipelines."""
 
-from dataclasses import dataclass
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from podscale.cli.documents import load_with_defaults
 from podscale.cli.options import Defaults, Json, Kfp, Run, Set, expand_option_groups
+from podscale.errors import ExitCode, InputError
 from podscale.util import env
+from podscale.util.formatting import format_duration
+from podscale.util.terminal import paint
 
 if TYPE_CHECKING:
+    from podscale.config import RunConfig
+    from podscale.pipelines.kfp_backend import KfpBackend, PipelineProgress, PipelineVersion, StartedRun
     from podscale.pipelines.kfp_endpoint import KfpEndpoint
 
-
 app = typer.Typer(help="Hand the pipeline of a run document to Kubeflow Pipelines.", no_args_is_help=True)
+
+SCHEDULED_TIME = "[[ScheduledTime]]"
+"""KFP's macro: the planned time of a scheduled run as 14 digits."""
+ID_CHARACTERS = 40
+TIME_CHARACTERS = 15
+"""Of a scheduled run's name: a hyphen and the time."""
+STATE_STYLES = {"SUCCEEDED": "green", "FAILED": "bold red", "CANCELED": "yellow", "CACHED": "green", "SKIPPED": "dim"}
+HIDDEN_TASK_STATES = ("PENDING", "RUNTIME_STATE_UNSPECIFIED")
 
 
 @dataclass(frozen=True)
@@ -67,12 +84,13 @@ class StartOptions:
 @app.command()
 @expand_option_groups
 def upload(
-    document: Run = None, changes: Set = [], *, place: BackendOptions, package: PackageOptions, json: Json = False
+    document: Run = None, changes: Set = [], *, place: BackendOptions, package: PackageOptions, as_json: Json = False
 ) -> None:
     """Make the package of a run document the newest version of a pipeline; the same package is sent once."""
-    from podscale.commands.pipeline import PipelineRequest, upload_pipeline
-
-    upload_pipeline(PipelineRequest(document, changes, **vars(package)), place.endpoint(), as_json=json)
+    endpoint = place.endpoint()
+    config = _load_document(document, changes, package)
+    _, version = _upload_package(config, endpoint, package)
+    _print(asdict(version), _upload_message(version), as_json)
 
 
 @app.command()
@@ -85,13 +103,17 @@ def run(
     package: PackageOptions,
     start: StartOptions,
     wait: Annotated[bool, typer.Option("--wait", help="Show the stages as they go; fail where the run fails.")] = False,
-    json: Json = False,
+    as_json: Json = False,
 ) -> None:
     """Upload, and start a run. Interrupting --wait leaves the run at work."""
-    from podscale.commands.pipeline import PipelineRequest, run_remote_pipeline
-
-    what = PipelineRequest(document, changes, **vars(package), **vars(start))
-    raise typer.Exit(run_remote_pipeline(what, place.endpoint(), wait=wait, as_json=json))
+    endpoint = place.endpoint()
+    config = _load_document(document, changes, package)
+    backend, version = _upload_package(config, endpoint, package)
+    name, parameters = start.name or config.run.id, {"run_id": config.run.id}
+    started = backend.run(version, name, start.experiment, parameters, start.service_account)
+    _print(asdict(started), f"run {started.name}: {started.link}", as_json)
+    if wait:
+        raise typer.Exit(_follow_run(backend, started))
 
 
 @app.command()
@@ -105,10 +127,111 @@ def schedule(
     package: PackageOptions,
     start: StartOptions,
     replace: Annotated[bool, typer.Option("--replace", help="Take the place of a schedule of this name.")] = False,
-    json: Json = False,
+    as_json: Json = False,
 ) -> None:
     """Upload, and start a run at every time of a cron expression; each is named <run.id>-<time>."""
-    from podscale.commands.pipeline import PipelineRequest, schedule_pipeline
+    endpoint = place.endpoint()
+    config = _load_document(document, changes, package)
+    longest = ID_CHARACTERS - TIME_CHARACTERS
+    if len(config.run.id) > longest:
+        raise InputError(
+            f"longer than {longest} characters, and scheduled runs are named <run.id>-<time>",
+            field="run.id",
+            got=config.run.id,
+            hint="Choose a shorter one with --set run.id=...",
+        )
+    fields = _kfp_cron(cron)
+    backend, version = _upload_package(config, endpoint, package)
+    parameters = {"run_id": f"{config.run.id}-{SCHEDULED_TIME}"}
+    name = start.name or config.run.id
+    started = backend.schedule(
+        version, name, start.experiment, fields, parameters, start.service_account, replace=replace
+    )
+    _print(asdict(started), f"schedule {name} ({fields}): {started.link}", as_json)
 
-    what = PipelineRequest(document, changes, **vars(package), **vars(start))
-    schedule_pipeline(what, place.endpoint(), cron=cron, replace=replace, as_json=json)
+
+def _load_document(document: str | None, changes: Sequence[str], package: PackageOptions) -> "RunConfig":
+    from podscale.config.preflight import preflight
+
+    config = load_with_defaults(document, changes, package.defaults)
+    preflight(config, "cluster")
+    return config
+
+
+def _upload_package(
+    config: "RunConfig", endpoint: "KfpEndpoint", package: PackageOptions
+) -> "tuple[KfpBackend, PipelineVersion]":
+    from podscale.pipelines.kfp_backend import connect_backend
+    from podscale.pipelines.package import package_pipeline
+
+    backend = connect_backend(endpoint)  # before compiling: what is wrong with the address is known at once
+    text = package_pipeline(config, cache=package.cache, kfp=package.kfp)
+    version = backend.upload(text, package.pipeline, config.run.id, f"Podscale run {config.run.id}")
+    print(_upload_message(version), file=sys.stderr)
+    return backend, version
+
+
+def _upload_message(version: "PipelineVersion") -> str:
+    how = "uploaded" if version.new else "is there already"
+    return f"version {version.name} {how}: {version.link}"
+
+
+def _print(content: dict[str, object], text: str, as_json: bool) -> None:
+    print(json.dumps(content, indent=2) if as_json else text, flush=True)
+
+
+def _follow_run(backend: "KfpBackend", started: "StartedRun") -> int:
+    """Print the stages as they come and go; return 0 only for a run that succeeded."""
+    view = _StagePrinter()
+    try:
+        state = backend.follow(started.id, view.update)
+    except KeyboardInterrupt:
+        print(f"\nno longer watching; the run goes on: {started.link}", file=sys.stderr)
+        raise
+    if state == "SUCCEEDED":
+        return int(ExitCode.DONE)
+    print(
+        f"podscale: run {started.name} ended {state}; its summary task says how each stage ended: {started.link}",
+        file=sys.stderr,
+    )
+    return int(ExitCode.FAILED)
+
+
+class _StagePrinter:
+    """Print each change of a stage's state, with the time since the run was first seen."""
+
+    def __init__(self) -> None:
+        from podscale.runs.stage_outcomes import STAGES
+
+        self._begun = time.monotonic()
+        self._seen: dict[str, str] = {}
+        self._shown = ("pack", *STAGES, "collapse", "summary")
+
+    def update(self, progress: "PipelineProgress") -> None:
+        states = {
+            name: state
+            for name, state in progress.tasks.items()
+            if name in self._shown and state not in HIDDEN_TASK_STATES
+        }
+        for name, state in [*states.items(), ("run", progress.state)]:
+            if self._seen.get(name) != state:
+                self._seen[name] = state
+                shown = paint(f"{state.lower():<10}", STATE_STYLES.get(state, ""), sys.stderr)
+                print(
+                    f"{format_duration(time.monotonic() - self._begun):>8}  {name:<9} {shown}".rstrip(), file=sys.stderr
+                )
+
+
+def _kfp_cron(cron: str) -> str:
+    """Return KFP's form of a cron expression, seconds first; the usual five fields are taken too."""
+    fields = cron.split()
+    if cron.startswith("@") and len(fields) in (1, 2):
+        return cron
+    if len(fields) not in (5, 6):
+        raise InputError(
+            "not five fields (minute hour day month weekday) or six (with seconds before them), such as '0 2 * * *' "
+            "for every night at two (UTC)",
+            field="--cron",
+            got=cron,
+        )
+    return " ".join(["0", *fields] if len(fields) == 5 else fields)

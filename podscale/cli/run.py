@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from podscale.commands.documents import load_run_document
+from podscale.cli.documents import load_run_document
 from podscale.config import RunConfig
 from podscale.config.preflight import preflight, shard_set_counts
 from podscale.errors import ExitCode, InputError

@@ -1,13 +1,26 @@
-"""Commands about TPUs."""
+"""Commands about TPUs: `podscale tpu compile` compiles the step of a document for TPUs that are not here."""
 
+import json
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from podscale.cli.documents import IMAGENET_IMAGES, load_run_document
 from podscale.cli.options import Json, Run, Set
+from podscale.errors import InputError
+from podscale.util.formatting import format_bytes
+
+if TYPE_CHECKING:
+    from podscale.config import RunConfig
+    from podscale.hardware import Topology
+    from podscale.jax.aot.request import CompileRequest
 
 app = typer.Typer(help="What a run would be on TPUs that are not here.", no_args_is_help=True)
+
+DEFAULT_CLASSES = 1000
+"""Assumed while no shards are made and the document names no classes."""
 
 
 @app.command("compile")
@@ -29,12 +42,114 @@ def compile_step(
         Path | None, typer.Option(metavar="DIR", help="Folder of results; default: ~/.cache/podscale/tpu-compile.")
     ] = None,
     time_limit: Annotated[float, typer.Option(help="Seconds for one compilation.", min=1)] = 7200.0,
-    json: Json = False,
+    as_json: Json = False,
 ) -> None:
     """Compile the training step with the real TPU compiler: memory, about the largest batch that fits, collectives,
     work, estimated speed. Takes minutes, and needs libtpu but no TPU."""
-    from podscale.commands import tpu_compile
+    from podscale.jax.aot.batch_search import FitResult, cached_results, find_largest_batch, largest_known_batch
+    from podscale.jax.aot.compile_report import compile_findings, format_compile_report, format_sweep_report
+    from podscale.jax.aot.request import cached_result, compile_aot, default_cache
 
-    tpu_compile.run_tpu_compile(
-        document, changes, tpu_compile.CompileOptions(topology, slices, sweep, cache, time_limit, json)
+    if sweep not in (None, "batch"):
+        raise InputError("there is one sweep, batch", field="--sweep", got=sweep)
+    config = load_run_document(document, changes)
+    request = build_compile_request(config, _resolve_topology(config, topology, slices))
+    kept = cache or default_cache()
+
+    def examined(one: "CompileRequest") -> dict[str, Any]:
+        if cached_result(one, kept) is None:
+            images = one.config.train.global_batch
+            print(f"compiling {images} images for {one.topology} ...", file=sys.stderr, flush=True)
+        return compile_findings(one, compile_aot(one, kept, time_limit))
+
+    if sweep is None:
+        found = examined(request)
+        found["largest"] = largest_known_batch(request, {**cached_results(request, kept), request.batch: found})
+        _print_result(found if as_json else format_compile_report(found))
+        if not found["fits"]:
+            raise _too_large_message(found)
+        return
+    rows: list[dict[str, Any]] = []
+
+    def measure(one: "CompileRequest") -> FitResult:
+        rows.append(examined(one))
+        memory = rows[-1]["memory"]
+        return FitResult(rows[-1]["fits"], memory["needed"], memory["available"])
+
+    largest = find_largest_batch(request, measure)
+    if as_json:
+        _print_result({"largest": largest_known_batch(request, {row["batch"]: row for row in rows}), "tried": rows})
+        return
+    best = next(row for row in rows if row["batch"] == largest)
+    _print_result([*format_compile_report(best), "", *format_sweep_report(rows, largest)])
+
+
+def _too_large_message(found: dict[str, Any]) -> InputError:
+    largest = found["largest"]
+    smaller = (
+        f"Lower it to {largest['global_batch']}, or ask --sweep batch"
+        if largest["batch"]
+        else "No batch that the document allows fits: choose larger chips, a smaller model or smaller images."
     )
+    over = format_bytes(found["memory"]["over"])
+    problem = f"the step takes {over} more than a device of {found['topology']['name']} has"
+    return InputError(problem, field="train.global_batch", got=found["global_batch"], hint=smaller)
+
+
+def build_compile_request(config: "RunConfig", topology: "Topology") -> "CompileRequest":
+    """Build the request to compile a document. Raises InputError for what the JAX engine does not have."""
+    from podscale.cli.dry_run import known_data
+    from podscale.jax.aot.request import CompileRequest
+    from podscale.training import schedules
+
+    config = as_jax_config(config)
+    counts, classes = known_data(config)
+    updates = schedules.total_steps(config.train, counts.get("train", IMAGENET_IMAGES))
+    return CompileRequest(config, topology, classes or DEFAULT_CLASSES, updates)
+
+
+def as_jax_config(config: "RunConfig") -> "RunConfig":
+    """Return the document as the JAX engine would train it, without the options of the PyTorch engine alone.
+
+    Raises InputError for what changes the program and the JAX engine does not have.
+    """
+    from podscale.config.engine_support import find_unsupported_option
+
+    own = {"cuda_graph": False, "compile": "off", "channels_last": True, "deterministic": False}
+    reduce = config.train.all_reduce.model_copy(update={"backend": "auto", "overlap": True})
+    cluster = config.launch.cluster.model_copy(update={"min_nodes": None})
+    found = config.model_copy(
+        update={
+            "train": config.train.model_copy(update={"engine": "jax", "all_reduce": reduce, **own}),
+            "input": config.input.model_copy(update={"loader": "auto"}),
+            "launch": config.launch.model_copy(update={"cluster": cluster}),
+        }
+    )
+    if lacking := find_unsupported_option(found):
+        raise InputError(
+            f"{lacking.problem} (a step for TPUs is one of the JAX engine)",
+            field=lacking.key,
+            hint=f"Set {lacking.key}={lacking.instead}",
+        )
+    return found
+
+
+def _resolve_topology(config: "RunConfig", topology: str | None, slices: int | None) -> "Topology":
+    """Return the topology of the command line, else that of the document."""
+    from podscale.config.engine_support import requests_tpus
+    from podscale.hardware import find_topology
+
+    hardware = config.launch.hardware if requests_tpus(config) else None
+    name = topology or hardware
+    if name is None:
+        raise InputError(
+            "no TPU",
+            field="launch.hardware",
+            got=config.launch.hardware,
+            hint="Give --topology, such as v5e:4x4, or launch.hardware, such as tpu-v5e-4x4",
+        )
+    return find_topology(name, slices or config.launch.cluster.slices)
+
+
+def _print_result(what: dict[str, Any] | list[str]) -> None:
+    print(json.dumps(what, indent=2) if isinstance(what, dict) else "\n".join(what))

@@ -8,8 +8,8 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
-from podscale.commands.cluster import ClusterOptions, find_jobs
-from podscale.commands.documents import load_run_document
+from podscale.cli.documents import load_run_document
+from podscale.cli.jobs import ClusterOptions, find_jobs
 from podscale.errors import ExitCode, InputError, format_error
 from podscale.monitoring.watch.run_status import RunStats, RunStatus, read_run_stats, stats_since
 from podscale.monitoring.watch.sources import DirectorySource, JobSource, RunSource

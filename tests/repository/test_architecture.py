@@ -23,7 +23,7 @@ ROOMS = {
     "runs": "util config data",
     "telemetry": "util config data runs",
     "distributed": "util config runs telemetry",
-    "models": "util config",
+    "models": "config",
     "training": "util config hardware data runs telemetry distributed models",
     "pytorch": "util config hardware data runs distributed models training",
     "jax": "util config hardware data runs distributed models training",

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from podscale.cli.documents import render
 from podscale.cli.dry_run import describe_run
-from podscale.commands.render import render_run
 from podscale.config import RunConfig, load
 from podscale.errors import Preempted
 from podscale.pipelines.presets import resolve_preset
@@ -72,7 +72,7 @@ def test_a_preset_trains_and_resumes_to_the_bit(name: str, run_world: Any, make_
 def test_a_preset_is_rendered_and_planned(name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     claim = ["launch.cluster.workspace_claim=claim", "data.source=gs://bucket/images"]
     config = load(resolve_preset(name), claim)
-    render_run(name, claim, backend=None, stage="all", defaults=None, output=None)
+    render(name, claim, stage="all")
     said = capsys.readouterr().out
     assert f"name: {name}" in said
     assert re.search(rf"nvidia\.com/gpu: \W?{config.launch.resources.accelerators}\b", said)

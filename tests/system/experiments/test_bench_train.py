@@ -20,7 +20,7 @@ from podscale.bench.sweep import (
     variant_grid,
 )
 from podscale.bench.train_report import format_report
-from podscale.commands.bench_train import RESNET50
+from podscale.cli.bench import RESNET50
 from podscale.config import RunConfig, load
 from podscale.errors import InputError
 from tests.support.refusals import refused

@@ -2,11 +2,12 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from podscale.bench import all_reduce
-from podscale.commands.bench_allreduce import AllReduceBenchOptions, run_bench_allreduce
+from podscale.cli.bench import allreduce
 from tests.support.refusals import refused
 
 FOUND = {
@@ -50,8 +51,8 @@ def test_sizes() -> None:
             all_reduce.parse_sizes(wrong)
 
 
-def options(out: Path | None = None, **changes: object) -> AllReduceBenchOptions:
-    values = {
+def run(out: Path | None = None, **changes: Any) -> None:
+    values: dict[str, Any] = {
         "ranks": 2,
         "algorithms": "flat,torus2d",
         "sizes": "4K,256K",
@@ -64,9 +65,9 @@ def options(out: Path | None = None, **changes: object) -> AllReduceBenchOptions
         "batch": 2,
         "time_limit": 120.0,
         "out": out,
-        "json": True,
+        "as_json": True,
     }
-    return AllReduceBenchOptions(**(values | changes))  # type: ignore[arg-type]
+    allreduce(**(values | changes))
 
 
 @pytest.mark.parametrize(
@@ -78,13 +79,13 @@ def options(out: Path | None = None, **changes: object) -> AllReduceBenchOptions
         ({"out": Path("/no/such/folder")}, "--out", "/no/such/folder"),
     ],
 )
-def test_wrong_options_start_nothing(changes: dict[str, object], field: str, got: object) -> None:
+def test_wrong_options_start_nothing(changes: dict[str, Any], field: str, got: object) -> None:
     with refused(field=field, got=got):
-        run_bench_allreduce(options(**changes))  # type: ignore[arg-type]
+        run(**changes)
 
 
 def test_two_real_processes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run_bench_allreduce(options(tmp_path))
+    run(tmp_path)
     found = json.loads(capsys.readouterr().out)
     assert found == json.loads((tmp_path / "allreduce.json").read_text())
     assert found["rows"] == [2, 1]

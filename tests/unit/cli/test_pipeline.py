@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from podscale import cli
-from podscale.commands.pipeline import _kfp_cron
+from podscale.cli.pipeline import _kfp_cron
 from podscale.errors import InputError
 from podscale.pipelines.kfp_backend import KfpBackend
 from tests.support.kfp_api import KfpApi, kfp_api

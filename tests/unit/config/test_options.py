@@ -9,7 +9,7 @@ import yaml
 from pydantic import BaseModel
 
 from podscale import config
-from podscale.commands.documents import json_schema_text
+from podscale.cli.documents import json_schema_text
 from podscale.config import RunConfig, dumps, json_schema, loads, option_names, result_values
 from podscale.config.data import DataSection
 from podscale.config.fields import FieldClass

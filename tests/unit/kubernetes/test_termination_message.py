@@ -93,7 +93,7 @@ def test_a_command_tells_even_what_is_wrong_with_its_document(
 
 
 def test_a_stage_reads_its_document_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    from podscale.commands import documents
+    from podscale.cli import documents
 
     given: RunConfig = load(None, ["run.id=from-the-environment"])
     monkeypatch.setenv(env.RUN_DOCUMENT, dumps(given))

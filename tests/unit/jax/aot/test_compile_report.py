@@ -443,7 +443,7 @@ def test_the_command_tells_what_is_kept(
     child: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """launch.hardware and launch.cluster.slices stand in for the options; JSON is what the report is made of."""
-    from podscale.commands.tpu_compile import build_compile_request
+    from podscale.cli.tpu import build_compile_request
 
     changes = ["launch.hardware=tpu-v5e-4x4", "launch.cluster.slices=2", "launch.backend=jobset"]
     asked = [word for change in changes for word in ("--set", change)]
@@ -488,7 +488,7 @@ def test_the_command_tells_what_is_kept(
 )
 def test_a_step_that_the_jax_engine_does_not_have_is_not_compiled_as_another(preset: str, field: str | None) -> None:
     from podscale import config
-    from podscale.commands.tpu_compile import build_compile_request
+    from podscale.cli.tpu import build_compile_request
     from podscale.pipelines import presets
 
     document = config.load(presets.resolve_preset(preset), [] if field else ["train.all_reduce.overlap=false"])
