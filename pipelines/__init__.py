@@ -1,1 +1,1 @@
-"""The Kubeflow pipelines and the presets in runs/. Installed as podscale.pipelines."""
+"""The Kubeflow pipelines and the presets in presets/. Installed as podscale.pipelines."""

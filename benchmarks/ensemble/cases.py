@@ -36,7 +36,7 @@ class Family:
     settings: dict[str, Any]
 
 
-DIGITS = ROOT / "pipelines/runs/digits-ensemble.yaml"
+DIGITS = ROOT / "pipelines/presets/digits-ensemble.yaml"
 SMALL: dict[str, Any] = {"input.image_size": 8, "model.width": 8}
 FEW = SMALL | {
     "data.validation_fraction": 0.8,

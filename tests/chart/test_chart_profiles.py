@@ -19,7 +19,7 @@ QUEUED = [path for path in helm.PROFILES if "kueue" in yaml.safe_load(path.read_
 def config(profile: Path, *changes: str) -> RunConfig:
     """The digits, submitted with the defaults that the profile installs."""
     found = helm.defaults(helm.template(profile, apis=[KUEUE]))
-    preset = (helm.ROOT / "pipelines" / "runs" / "digits.yaml").read_text(encoding="utf-8")
+    preset = (helm.ROOT / "pipelines" / "presets" / "digits.yaml").read_text(encoding="utf-8")
     document = yaml.safe_load(preset) | {"launch": {}}
     document["run"].pop("workspace", None)
     return loads(yaml.safe_dump(document), "digits", changes, Defaults(yaml.safe_dump(found), "podscale-defaults"))

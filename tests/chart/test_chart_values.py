@@ -64,7 +64,7 @@ def test_every_preset_may_stand_below_defaults() -> None:
 
     schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
     part = {"$ref": "#/$defs/RunConfig", "$defs": schema["$defs"]}
-    for path in sorted((ROOT / "pipelines" / "runs").glob("*.yaml")):
+    for path in sorted((ROOT / "pipelines" / "presets").glob("*.yaml")):
         jsonschema.validate(yaml.safe_load(path.read_text(encoding="utf-8")), part)
     with pytest.raises(jsonschema.ValidationError, match="hardwar"):
         jsonschema.validate({"launch": {"hardwar": "nvidia-l4"}}, part)

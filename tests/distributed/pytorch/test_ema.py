@@ -45,7 +45,7 @@ def recorded(session: PyTorchTrainer, found: dict[int, Values]) -> None:
 
         def __call__(self, batch: Any, phase: Any) -> Any:
             result = step(batch, phase)
-            found[batch.source.step + 1] = state.model_arrays()
+            found[batch.host_batch.step + 1] = state.model_arrays()
             return result
 
     session.step = Recording()  # type: ignore[assignment]

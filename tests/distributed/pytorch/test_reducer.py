@@ -41,7 +41,7 @@ def oracle(size: int, parts: int = 1) -> list[np.ndarray[Any, Any]]:
 
 
 def one_update(reducer: Any, rank: int, parts: int = 1) -> list[Tensor]:
-    reducer.begin()
+    reducer.start_step()
     for part in range(parts):
         images, labels = data(rank, part)
         with no_sync_unless_last(reducer, last=part == parts - 1):

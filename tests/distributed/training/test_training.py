@@ -52,7 +52,7 @@ def stop_after(step: int, rank: int) -> Prepare:
 
     def prepare(session: PyTorchTrainer) -> None:
         def ask(batch: Any) -> None:
-            if batch.source.step == step and session.world.rank == rank:
+            if batch.host_batch.step == step and session.world.rank == rank:
                 session.stop_request.requested = True
 
         before_every_step(session, ask)
@@ -62,7 +62,7 @@ def stop_after(step: int, rank: int) -> Prepare:
 
 def keys_of(session: PyTorchTrainer, found: dict[int, list[int]]) -> None:
     """Records the sample keys of every update."""
-    before_every_step(session, lambda batch: found.update({batch.source.step: batch.source.keys.tolist()}))
+    before_every_step(session, lambda batch: found.update({batch.host_batch.step: batch.host_batch.keys.tolist()}))
 
 
 def final_state(config: RunConfig) -> dict[str, np.ndarray[Any, Any]]:
@@ -223,7 +223,7 @@ def poison(steps: range, rank: int) -> Prepare:
 
         def remember(batch: Any) -> None:
             nonlocal step
-            step = batch.source.step
+            step = batch.host_batch.step
 
         def spoil(module: nn.Module, given: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
             spoiled = module.training and step in steps and session.world.rank == rank

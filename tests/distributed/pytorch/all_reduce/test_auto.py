@@ -42,7 +42,7 @@ def test_every_rank_comes_to_the_same(run_world: RunWorld, tmp_path: Path, size:
     answers = run_world(size, body)
     first, again, chosen = answers[0]
     assert all(answer == answers[0] for answer in answers)
-    assert (first.kept, again.kept) == (False, True)
+    assert (first.is_reused, again.is_reused) == (False, True)
     assert (again.choice, again.fabric) == (first.choice, first.fabric)
     assert chosen.algorithm in ("flat", "tree", "hierarchical", "torus2d")
     assert chosen.row == section.row

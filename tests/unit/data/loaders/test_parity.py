@@ -57,7 +57,7 @@ def test_evaluation_is_alike_in_both_loaders(size, make_shard_set) -> None:
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunConfig, Path]:
     """The embedded digits as their preset has them: PNG images of 8 x 8 pixels, enlarged to 16."""
-    preset = Path(__file__).parents[4] / "pipelines" / "runs" / "digits.yaml"
+    preset = Path(__file__).parents[4] / "pipelines" / "presets" / "digits.yaml"
     directory = tmp_path_factory.mktemp("digits") / "set"
     config = load(preset)
     build_shard_set(config.data, directory, workers=1)

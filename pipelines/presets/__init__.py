@@ -1,24 +1,24 @@
-"""The documents that come with Podscale, by their names: run documents in runs/, studies in studies/."""
+"""Documents shipped with Podscale, by name: the presets beside this file, and the studies in `../studies/`."""
 
 import difflib
 from pathlib import Path
 
 from podscale.errors import InputError
 
-PRESET_DIRECTORY = Path(__file__).parent / "runs"
-STUDY_DIRECTORY = Path(__file__).parent / "studies"
+PRESET_DIRECTORY = Path(__file__).parent
+STUDY_DIRECTORY = Path(__file__).parents[1] / "studies"
 DEFAULT_PRESET = "digits"
 
 
 def preset_names() -> list[str]:
-    """The presets, in alphabetical order."""
+    """Return the names of the presets, in alphabetical order."""
     return sorted(path.stem for path in PRESET_DIRECTORY.glob("*.yaml"))
 
 
 def resolve_preset(argument: str | None) -> Path:
-    """The run document that a person means: a path, a preset's bare name, or the default preset where None.
+    """Return the path of a run document from a path or a preset's bare name. None is the default preset.
 
-    Raises InputError, with the nearest preset, where there is neither.
+    Raises InputError with the nearest preset's name if there is neither.
     """
     if argument is None:
         return PRESET_DIRECTORY / f"{DEFAULT_PRESET}.yaml"
@@ -26,14 +26,14 @@ def resolve_preset(argument: str | None) -> Path:
 
 
 def study_names() -> list[str]:
-    """The study documents that come with Podscale, in alphabetical order."""
+    """Return the names of the study documents shipped with Podscale, in alphabetical order."""
     return sorted(path.stem for path in STUDY_DIRECTORY.glob("*.yaml"))
 
 
 def resolve_study(argument: str) -> Path:
-    """The study document that a person means: a path, or the bare name of one that comes with Podscale.
+    """Return the path of a study document from a path or the bare name of one shipped with Podscale.
 
-    Raises InputError, with the nearest name, where there is neither.
+    Raises InputError with the nearest name if there is neither.
     """
     return _resolve(argument, STUDY_DIRECTORY, study_names(), "study")
 
@@ -53,6 +53,6 @@ _PLURALS = {"preset": "presets", "study": "studies"}
 
 
 def preset_summary(name: str) -> str:
-    """The first comment line of a preset: what it is."""
+    """Return the description of a preset: its first comment line."""
     first = (PRESET_DIRECTORY / f"{name}.yaml").read_text(encoding="utf-8").partition("\n")[0]
     return first.removeprefix("#").strip()

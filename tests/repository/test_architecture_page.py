@@ -1,0 +1,53 @@
+"""docs/explanation/architecture.md agrees with the code: picture, table of rooms, lists of files."""
+
+import re
+
+import pytest
+
+from tests.repository.test_architecture import ROOMS
+from tools.architecture_picture import (
+    PAGE,
+    PICTURE,
+    PURPOSES,
+    imports_of_rooms,
+    layers_of,
+    reduce_transitively,
+    render_page,
+    render_picture,
+)
+
+TEXT = PAGE.read_text(encoding="utf-8")
+LONGEST = {"learning rate": 3, "rank dies": 12, "JPEG to the GPU": 8}
+"""Number of files that may answer each question."""
+
+
+def test_the_picture_shows_the_imports() -> None:
+    assert PICTURE.read_text(encoding="utf-8") == render_picture(), "run: python -m tools.architecture_picture"
+
+
+def test_the_table_is_that_of_the_architecture_test() -> None:
+    assert render_page(TEXT) == TEXT, "run: python -m tools.architecture_picture"
+    assert list(PURPOSES) == list(ROOMS)
+
+
+def test_arrows_that_follow_from_others_are_left_out() -> None:
+    graph = {"a": {"b", "c", "d"}, "b": {"c"}, "c": {"d"}, "d": set[str]()}
+    assert reduce_transitively(graph) == {"a": {"b"}, "b": {"c"}, "c": {"d"}, "d": set()}
+
+
+def test_arrows_point_downwards() -> None:
+    graph = reduce_transitively(imports_of_rooms())
+    layers = layers_of(graph)
+    assert all(layers[other] < layers[room] for room, below in graph.items() for other in below)
+
+
+@pytest.mark.parametrize("question", LONGEST)
+def test_each_question_is_answered_by_few_files(question: str) -> None:
+    (section,) = [part for part in re.split(r"^##+ ", TEXT, flags=re.MULTILINE) if question in part.partition("\n")[0]]
+    files = re.findall(r"^\| `(podscale/[\w/]+\.py)` \|", section, re.MULTILINE)
+    assert 0 < len(files) == len(set(files)) <= LONGEST[question]
+
+
+def test_the_tour_has_eight_files() -> None:
+    tour = TEXT.partition("## A tour in eight files")[2].partition("\n## ")[0]
+    assert len(re.findall(r"^\d\. `podscale/[\w/]+\.py`", tour, re.MULTILINE)) == 8

@@ -1,0 +1,43 @@
+"""Paths named in CONTRIBUTING.md, README.md and docs/ exist, and so do the targets of their links."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "CONTRIBUTING.md", ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FOLDERS = ("benchmarks", "charts", "components", "docs", "images", "manifests", "pipelines", "podscale", "requirements")
+TOPS = (*FOLDERS, "terraform", "tests", "tools")
+NAMED = re.compile(rf"(?<![\w./:=@([}}\"-])(?!images/s\b)(?:{'|'.join(TOPS)})/[\w./*<>-]*[\w/*>]")
+"""A path from the top of the repository: no target of a link, no address, no rate in images/s."""
+LINK = re.compile(r"\]\(([^)#\s]+)[^)\s]*\)")
+MADE = {"requirements/cpu.txt": "tools/lock.sh writes it on request"}
+"""Paths that a command makes, and the reason that they are absent here."""
+
+
+def named_paths(text: str) -> Iterator[str]:
+    """Yield the paths that a page names. `<name>` stands for any text, as `*` does."""
+    yield from (re.sub(r"(<\w+>)+", "*", path) for path in NAMED.findall(text))
+
+
+def missing_paths(page: Path, text: str) -> set[str]:
+    links = {link for link in LINK.findall(text) if "://" not in link and not link.startswith("mailto:")}
+    lost = {link for link in links if not (page.parent / link).exists()}
+    return lost | {path for path in named_paths(text) if path not in MADE and not any(ROOT.glob(path.rstrip("/")))}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_documented_paths_exist(page: Path) -> None:
+    assert missing_paths(page, page.read_text(encoding="utf-8")) == set()
+
+
+def test_a_lost_path_is_found() -> None:
+    page = ROOT / "docs" / "page.md"
+    assert missing_paths(page, "`podscale/engine/`, `tests/unit/test_order_*.py`, [x](gone.md)") == {
+        "podscale/engine/",
+        "tests/unit/test_order_*.py",
+        "gone.md",
+    }
+    assert missing_paths(page, "`podscale/pytorch/optim/<name>.py`, 400 images/s, [x](cli.md#a)") == set()
