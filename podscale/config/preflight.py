@@ -40,8 +40,8 @@ def preflight(document: RunConfig, target: PreflightTarget, shard_set: str | Non
     target: `here` is this machine with everything on it, `containers` the same with the software of an image, `pod` is
     one pod of a job (its launcher says how many nodes there are), `cluster` is a cluster seen from outside: only what
     the document alone shows is checked; `job` the same for a job, whose launcher counts the ranks of each pod.
-    shard_set: location of the shards, for a stage that needs no source; default: the shards are still to be made (in a pod:
-    by that pod, which then need not be fit for training).
+    shard_set: location of the shards, for a stage that needs no source; default: the shards are still to be
+    made (in a pod: by that pod, which then need not be fit for training).
     """
     problems = find_problems(document, target, shard_set)
     if len(problems) == 1:

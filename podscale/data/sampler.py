@@ -232,5 +232,5 @@ def evaluation_rows(
 
     Places beyond the last sample carry weight 0 and its row, so that all ranks and steps have the same shapes.
     """
-    places = step * world_size * batch + rank + world_size * np.arange(batch, dtype=np.int64)
-    return np.minimum(places, count - 1), (places < count).astype(np.float32)
+    positions = step * world_size * batch + rank + world_size * np.arange(batch, dtype=np.int64)
+    return np.minimum(positions, count - 1), (positions < count).astype(np.float32)

@@ -109,6 +109,6 @@ def print_check_results(results: Sequence[CheckResult], *, as_json: bool) -> int
 def _result_lines(results: Sequence[CheckResult]) -> Iterator[str]:
     width = max(len(finding.subject) for finding in results)
     for finding in results:
-        word = paint(f"{finding.verdict:<7}", STATUS_STYLES[finding.verdict], sys.stdout)
+        status = paint(f"{finding.verdict:<7}", STATUS_STYLES[finding.verdict], sys.stdout)
         advice = f" -> {finding.advice}" if finding.advice else ""
-        yield f"{word}  {finding.subject:<{width}}  {finding.found}{advice}"
+        yield f"{status}  {finding.subject:<{width}}  {finding.found}{advice}"
