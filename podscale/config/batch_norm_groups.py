@@ -1,4 +1,4 @@
-"""Over how many images batch norm takes its statistics, and which ranks hold them."""
+"""Batch norm groups: images per statistics and the ranks that share them."""
 
 from dataclasses import dataclass
 from math import prod
@@ -29,7 +29,7 @@ def devices_per_rank(config: RunDocument) -> int:
 
 
 def batch_norm_group(config: RunDocument, devices: int) -> BatchNormGroup:
-    """What a document's batch_norm section means on so many devices; raises a conflict where it does not fit.
+    """Resolve a document's batch_norm section for a number of devices; raises a conflict if it does not fit.
 
     The batch that counts is that of one forward pass of one rank: global batch / (ranks x accumulation).
     """
@@ -67,7 +67,7 @@ def batch_norm_group(config: RunDocument, devices: int) -> BatchNormGroup:
 
 
 def check_batch_norm_span(config: RunDocument) -> None:
-    """What holds for the batch_norm section at any number of ranks."""
+    """Check the batch_norm section as far as no number of ranks is needed."""
     section, train = config.model.batch_norm, config.train
     if section.span is None:
         return

@@ -15,7 +15,7 @@ from podscale.util.formatting import join_words
 
 
 def check_sections(config: RunDocument) -> None:
-    """Raises where two fields, each valid alone, cannot both hold."""
+    """Raise if two fields, each valid alone, cannot both hold."""
     train, launch = config.train, config.launch
     check_engine_support(config)
     processes = launch.processes * launch.nodes if launch.processes else None
@@ -85,7 +85,7 @@ def check_sections(config: RunDocument) -> None:
 
 
 def check_weight_update(train: TrainSection) -> None:
-    """Raises where optimizer, precision and the way of updating do not go together."""
+    """Raise if the optimizer, the precision and the weight update options conflict."""
     optimizer = train.optimizer
     check_optimizer_options(optimizer)
     check_momentum(train)
@@ -146,7 +146,7 @@ def check_weight_update(train: TrainSection) -> None:
 
 
 def check_momentum(train: TrainSection) -> None:
-    """Raises where schedules or phases set a momentum that the update rule does not take from them."""
+    """Raise if schedules or phases set a momentum that the update rule does not take from them."""
     name, have = train.optimizer.name, optimizers_with("momentum")
     if name in have:
         return
@@ -165,7 +165,7 @@ def check_momentum(train: TrainSection) -> None:
 
 
 def check_neumann(train: TrainSection) -> None:
-    """Raises where a part of the Neumann optimizer would not begin before the run ends."""
+    """Raise if a part of the Neumann optimizer would not begin before the run ends."""
     section = train.optimizer.neumann
     if section.sgd_epochs >= train.epochs:
         raise conflict_error(
@@ -184,7 +184,7 @@ def check_neumann(train: TrainSection) -> None:
 
 
 def check_step_options(config: RunDocument) -> None:
-    """Raises where the ways to carry out an update exclude each other."""
+    """Raise if options of the training step exclude each other."""
     train = config.train
     if train.cuda_graph and train.all_reduce.algorithm == "ddp":
         raise conflict_error(
@@ -220,7 +220,7 @@ def check_step_options(config: RunDocument) -> None:
 
 
 def check_phases(train: TrainSection) -> None:
-    """Raises where phases do not follow each other, or their schedules do not fit."""
+    """Raise if phases do not follow each other, or their schedules do not fit."""
     starts = [0.0, *(phase.start for phase in train.phases), train.epochs]
     for number, (before, start) in enumerate(pairwise(starts[:-1])):
         if start <= before:
@@ -237,7 +237,7 @@ def check_phases(train: TrainSection) -> None:
 
 
 def check_schedules(train: TrainSection) -> None:
-    """Raises where a warm-up does not end within its schedule, or the schedule does not fit the optimizer."""
+    """Raise if a warm-up does not end within its schedule, or the schedule does not fit the optimizer."""
     schedules = [("train", 0.0, train.schedule)]
     schedules += [(f"train.phases.{i}", p.start, p.schedule) for i, p in enumerate(train.phases) if p.schedule]
     ends = [*(start for _, start, _ in schedules[1:]), train.epochs]
@@ -259,7 +259,7 @@ def check_schedules(train: TrainSection) -> None:
 
 
 def check_ranks(config: RunDocument, devices: int) -> None:
-    """Raises where the document does not fit so many devices; called again once that number is known."""
+    """Raise if the document does not fit so many devices; called again once that number is known."""
     train, shared = config.train, devices_per_rank(config)
     if devices % shared:
         down, across = train.spatial_partitions
@@ -282,7 +282,7 @@ def check_ranks(config: RunDocument, devices: int) -> None:
 
 
 def fits_devices(config: RunDocument, devices: int) -> bool:
-    """Whether batch, spans and rows of a document fit so many devices; of one whose batch was changed by hand."""
+    """Return whether batch, spans and rows of a document fit the devices, after a change of the batch."""
     try:
         check_batch_norm_span(config)
         check_ranks(config, devices)
@@ -292,7 +292,7 @@ def fits_devices(config: RunDocument, devices: int) -> bool:
 
 
 def check_processes(config: RunDocument, processes: int) -> None:
-    """Raises where each of so many processes, with one rank or several, cannot have the same part of the batch."""
+    """Raise if each of so many processes, with one rank or several, cannot have the same part of the batch."""
     train = config.train
     if train.global_batch % (processes * train.accumulation):
         raise conflict_error(
@@ -303,7 +303,7 @@ def check_processes(config: RunDocument, processes: int) -> None:
 
 
 def check_partitions(config: RunDocument) -> None:
-    """Raises where images cannot be cut as the document says."""
+    """Raise if images cannot be cut as the document says."""
     parts, side = config.train.spatial_partitions, config.input.image_size
     if any(side % of_side for of_side in parts):
         raise conflict_error(

@@ -1,7 +1,4 @@
-"""Data and input sections: what the shard set is made of, and the way from shards to batches.
-
-The section about changes of colour and shape that each training image gets after its crop.
-"""
+"""Data, input and augmentation sections: source of the shard set, and the input pipeline from shards to batches."""
 
 from typing import Literal
 
@@ -40,7 +37,7 @@ class AugmentSection(Section):
 
     @property
     def is_enabled(self) -> bool:
-        """Whether images are changed at all."""
+        """Return whether images are changed at all."""
         return self.policy != "none" or self.erase > 0
 
     @model_validator(mode="after")

@@ -25,7 +25,7 @@ MAX_DOCUMENT_BYTES = 2**20
 
 
 _FLOAT = re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$")
-_CORE_SCHEMA = (  # YAML 1.2.2, section 10.3.2; the order decides where two match
+_CORE_SCHEMA = (  # YAML 1.2.2, section 10.3.2; the order decides if two match
     ("null", re.compile(r"^(~|null|Null|NULL|)$"), ["~", "n", "N", ""]),
     ("bool", re.compile(r"^(true|True|TRUE|false|False|FALSE)$"), list("tTfF")),
     ("int", re.compile(r"^([-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$"), list("-+0123456789")),
@@ -51,7 +51,7 @@ _DocumentLoader.add_constructor("tag:yaml.org,2002:int", _construct_int)
 
 
 class _DocumentDumper(yaml.SafeDumper):
-    """Quotes what any version of YAML would take for something other than text."""
+    """Quote what any version of YAML would take for something other than text."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True
@@ -73,16 +73,16 @@ class NotYaml(InputError):
 
 @dataclass
 class _KeyLocations:
-    """Where each dotted key was written, for messages."""
+    """Locations of the dotted keys, for messages."""
 
     name: str
     lines: dict[str, int] = field(default_factory=dict)
     overrides: dict[str, str] = field(default_factory=dict)
     defaults: "_KeyLocations | None" = None
-    """Of the defaults that hold where the document says nothing."""
+    """Locations of the defaults."""
 
     def locate(self, key: str) -> str:
-        """The place to look: the override, else the line of the key or of its nearest parent, else the file."""
+        """Return the location of a key: the override, else the line of the key or its nearest parent, else the file."""
         inside = next((text for name, text in self.overrides.items() if name.startswith(f"{key}.")), None)
         if inside is not None and key not in self.lines:
             return f"--set {inside}"
@@ -100,14 +100,14 @@ class _KeyLocations:
 
 @dataclass(frozen=True)
 class Defaults:
-    """Part of a run document that holds where the document itself says nothing, such as a cluster's own settings."""
+    """Defaults beneath a run document, such as a cluster's own settings."""
 
     text: str
     name: str
 
 
 def load(path: Path | str | None, overrides: Sequence[str] = (), defaults: Defaults | None = None) -> RunConfig:
-    """The run document at `path` (what is built in alone where None) over `defaults`, with `a.b=c` overrides applied.
+    """Load the run document at `path` (None: only built-in values) over `defaults`, with `a.b=c` overrides applied.
 
     Raises InputError: the file cannot be read, is no YAML, repeats a key, has an unknown key or a wrong value.
     """
@@ -118,7 +118,7 @@ def load(path: Path | str | None, overrides: Sequence[str] = (), defaults: Defau
 
 
 def read_text(path: Path) -> str:
-    """The text of a document. Raises InputError where it cannot be read."""
+    """Read the text of a document; raises InputError if it cannot be read."""
     try:
         if path.stat().st_size > MAX_DOCUMENT_BYTES:
             raise InputError(f"no run document: larger than {MAX_DOCUMENT_BYTES} bytes", field=str(path))
@@ -132,7 +132,7 @@ def read_text(path: Path) -> str:
 def loads(
     text: str, name: str = "document", overrides: Sequence[str] = (), defaults: Defaults | None = None
 ) -> RunConfig:
-    """As `load`, from text; `name` stands in for the file in messages."""
+    """Load a run document from text; `name` stands in for the file in messages."""
     origins = _KeyLocations(name)
     values = _parse(text, origins)
     if defaults is not None:
@@ -181,7 +181,7 @@ def _validate(model: type[DocumentT], values: dict[str, Any], origins: _KeyLocat
 
 
 def peek(path: Path | str | None, key: str, overrides: Sequence[str] = ()) -> Any:
-    """One value as `load` would read it, before anything is checked; None where it is not given."""
+    """Return one value as `load` would read it, before any check; None if it is not given."""
     origins = _KeyLocations(str(path))
     values = _parse(read_text(Path(path)), origins) if path is not None else {}
     for override in overrides:
@@ -229,7 +229,7 @@ def _parse(text: str, origins: _KeyLocations) -> dict[str, Any]:
 
 
 def _merge_values(defaults: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-    """Values on top of others: sections are joined, everything else replaces what is below."""
+    """Merge values over others: sections are joined, everything else is replaced."""
     joined = dict(defaults)
     for name, value in values.items():
         under = joined.get(name)
@@ -285,7 +285,7 @@ def _apply_override(values: dict[str, Any], override: str, origins: _KeyLocation
 
 
 def _drop_unsupported_options(values: dict[str, Any], origins: _KeyLocations) -> None:
-    """Where `--set` names the update rule, takes out what the document said of options that this rule does not have."""
+    """If `--set` names the update rule, drop the document's options that this rule does not have."""
     if "train.optimizer.name" not in origins.overrides:
         return
     section = values["train"]["optimizer"]
@@ -351,7 +351,7 @@ def _keys_under(section: str, model: type[BaseModel]) -> list[str]:
 
 
 def section_of(annotation: Any) -> type[BaseModel] | None:
-    """The section that a field holds, alone, as an option or in a list; None where it holds a value."""
+    """The section that a field holds, alone, as an option or in a list; None if it holds a value."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next((found for found in map(section_of, get_args(annotation)) if found is not None), None)

@@ -1,6 +1,6 @@
-"""What only one of the engines has: a document that asks the other for it is refused, never quietly done otherwise.
+"""Options and models that only one engine supports; a document that asks the other for them is refused.
 
-What a document may ask of each network: its options, and the smallest images that it can see.
+Includes the options of each network and the smallest images that it takes.
 """
 
 from typing import NamedTuple
@@ -17,7 +17,7 @@ TPU_RESOURCE = "google.com/tpu"
 
 
 def requests_tpus(config: RunDocument) -> bool:
-    """Whether the document names TPUs as its hardware."""
+    """Return whether the document names TPUs as its hardware."""
     hardware, resources = config.launch.hardware, config.launch.resources
     if hardware is not None:
         return hardware.strip().lower().startswith("tpu")
@@ -25,7 +25,7 @@ def requests_tpus(config: RunDocument) -> bool:
 
 
 def check_engine_support(config: RunDocument) -> None:
-    """Raises where the document asks its engine for what only the other has."""
+    """Raise if the document asks its engine for what only the other has."""
     if config.train.engine == "jax":
         _check_jax_support(config)
     elif devices_per_rank(config) > 1:
@@ -56,7 +56,7 @@ class UnsupportedOption(NamedTuple):
 
     Args:
         key: the option, dotted.
-        problem: what the engine does instead.
+        problem: behaviour of the engine instead.
         instead: value to set, as a document writes it.
     """
 
@@ -133,7 +133,7 @@ MIN_IMAGE_SIZE_AUXILIARY = 299
 
 
 def check_model(config: RunDocument) -> None:
-    """Raises where the document asks of its network what this does not have, or gives it too small images."""
+    """Raise if the document asks of its network what this does not have, or gives it too small images."""
     model = config.model
     trained = min(config.training_sizes)
     smallest = min(trained, config.eval_image_size)

@@ -1,8 +1,8 @@
-"""The sections about the collapsed ensemble of Codreanu 2017, and what follows from them for the schedule of a run.
+"""Sections for the collapsed ensemble of Codreanu 2017, and the schedule that follows from them.
 
-A run goes through cycles, each with a lower peak of the learning rate than the one before. From the snapshot at the end
-of a cycle a short run, the collapse, ends with more weight decay and a gentler augmentation; what it leaves is one
-member of the ensemble. The defaults of the ratios are those that the authors' own solver files show (sara-nl/caffe,
+A run goes through cycles, each with a lower peak of the learning rate than the one before. A short run, the collapse,
+starts from the snapshot at the end of a cycle and trains with more weight decay and a gentler augmentation. Its model
+is one member of the ensemble. The defaults of the ratios are those in the authors' own solver files (sara-nl/caffe,
 multinode/resnet50_custom_lr): 1.02, 0.764, 0.572 and then 0.143.
 """
 
@@ -155,7 +155,7 @@ def collapse_schedule(section: EnsembleSection, cycle: int, schedule: ScheduleSe
 
 
 def fill_cycles(values: Any) -> Any:
-    """The raw values of a document with what its ensemble section says of the training, wherever that is not given.
+    """Fill the training values that follow from the ensemble section into a raw document, unless given.
 
     Values that the model would refuse are left for it to refuse.
     """
@@ -178,7 +178,7 @@ def fill_cycles(values: Any) -> Any:
 
 
 def check_ensemble(section: EnsembleSection, epochs: float, snapshots: tuple[float, ...]) -> None:
-    """Raises where the training does not keep what the ensemble is made of, or snapshots lie behind its end."""
+    """Raise if the training does not keep what the ensemble is made of, or snapshots lie behind its end."""
     late = [epoch for epoch in snapshots if epoch > epochs or epoch <= 0]
     if late:
         raise conflict_error(

@@ -1,11 +1,8 @@
-"""The three classes of field in a run document.
+"""Base of all sections of a run document: field classes, the Section model, and errors between options.
 
-`result` fields change the numbers a run produces; `placement` fields say where and on how many it runs; `display`
-fields change what is shown. Identity and stale-run checks look at `result` alone, so that a run may resume elsewhere.
-
-What all sections of a run document have in common.
-
-Errors of checks between options, which a document's reader tells with the line that they were written on.
+`result` fields change the numbers a run produces; `placement` fields set the machines and the number of processes;
+`display` fields change only the output. Identity and stale-run checks compare `result` fields alone, so that a run may
+resume elsewhere.
 """
 
 from enum import StrEnum
@@ -33,7 +30,7 @@ def result_field(default: Any, description: str, **constraints: Any) -> Any:
 
 
 def placement_field(default: Any, description: str, **constraints: Any) -> Any:
-    """A field that says where, with what and on how many processes the run is carried out."""
+    """Declare a field that sets the machines, software or number of processes of a run."""
     return _field(FieldClass.PLACEMENT, default, description, constraints)
 
 
@@ -53,9 +50,9 @@ def conflict_error(key: str, problem: str, *, got: Any = ABSENT, hint: str = "")
 
     Args:
         key: dotted option to change first; in a section's own check, as it is called within the section.
-        problem: what does not go together.
-        got: value of that option, if the problem does not tell it.
-        hint: what to do, a sentence.
+        problem: the options that conflict.
+        got: value of that option, if the problem does not name it.
+        hint: advice, a sentence.
     """
     message = format_error(problem, field=key, got=got, hint=hint)
     return PydanticCustomError(

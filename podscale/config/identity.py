@@ -1,4 +1,4 @@
-"""What makes two run documents the same run: the values of their `result` fields."""
+"""Identity of a run: the values of the `result` fields of its document."""
 
 import hashlib
 import json
@@ -59,6 +59,6 @@ def data_fingerprint(data: DataSection) -> str:
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[Difference]:
-    """What changed between two sets of result values, in option order."""
+    """List the differences between two sets of result values, in option order."""
     names = [*before, *(name for name in now if name not in before)]
     return [Difference(name, before.get(name), now.get(name)) for name in names if before.get(name) != now.get(name)]

@@ -1,7 +1,4 @@
-"""Who starts the processes of a run, on how many machines of which kind.
-
-What a run asks of a Kubernetes cluster, beyond machines and processes.
-"""
+"""Launch section: launcher, machines, processes, and the job's settings on a Kubernetes cluster."""
 
 from typing import Annotated, Literal
 
@@ -30,7 +27,7 @@ RESERVED_LABELS = (
     "podscale.dev/",
 )
 RESERVED_VARIABLES = (PREFIX, "PET_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-"""What launchers and Podscale itself set in the pods; a prefix where it ends in an underscore."""
+"""Environment variables that launchers and Podscale set in pods; a prefix if it ends in an underscore."""
 RESERVED_PATHS = ("/", "/tmp", "/dev", "/dev/shm", "/proc", "/sys", "/etc", "/usr")
 
 

@@ -120,15 +120,15 @@ class ModelSection(Section):
 
     @property
     def small_stem(self) -> bool:
-        """Whether the network begins with one 3x3 convolution of stride 1."""
+        """Return whether the network begins with one 3x3 convolution of stride 1."""
         return self.stem == "small" or self.name in CIFAR_RESNETS
 
     @property
     def is_residual(self) -> bool:
-        """Whether it is one of the residual networks, for ImageNet or CIFAR."""
+        """Return whether it is one of the residual networks, for ImageNet or CIFAR."""
         return self.name.startswith("resnet")
 
     @property
     def has_auxiliary_head(self) -> bool:
-        """Whether training adds the loss of a second classifier."""
+        """Return whether training adds the loss of a second classifier."""
         return self.name == "inception_v3" and self.inception.auxiliary > 0

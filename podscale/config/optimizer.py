@@ -1,17 +1,8 @@
-"""The section of a run document that says how weights are updated, and which of its options belong to which rule.
+"""Optimizer section: update rules, their options, and the running average of the weights.
 
-What one rule alone needs stands in a section of its own under its name. An option that the chosen rule does not have
-may stand at its default, as resolved documents write it; any other value is refused, never quietly left aside.
-
-The options of the Neumann optimizer (Krishnan 2018).
-
-The options of preconditioned nonlinear conjugate gradient (Adya 2018).
-
-The section about Shampoo, read where the optimizer is of that name.
-
-The sections about Adam and RMSProp, read where the optimizer is of that name.
-
-The section about a running average of the weights.
+Options of one rule alone are in a section under its name (Neumann: Krishnan 2018; preconditioned nonlinear conjugate
+gradient: Adya 2018; Shampoo; Adam; RMSProp). An option that the chosen rule does not have may stand at its default, as
+resolved documents write it; any other value is refused.
 """
 
 from collections.abc import Iterator
@@ -186,7 +177,7 @@ class OptimizerSection(Section):
         return self.momentum_form or ("unscaled" if self.name == "lars" else "scaled")
 
     def has_option(self, option: str) -> bool:
-        """Whether the chosen rule has an option, by its name in this section."""
+        """Return whether the chosen rule has an option, by its name in this section."""
         return self.name in optimizers_with(option)
 
     @property
@@ -196,7 +187,7 @@ class OptimizerSection(Section):
 
 
 DEFAULT_EPS: dict[str, float] = {"lamb": 1e-6, "adam": 1e-8, "rmsprop": 1e-8}
-"""Where the default of `eps` is not 0."""
+"""Defaults of `eps` that are not 0, by rule."""
 
 JAX_OPTIMIZERS: tuple[OptimizerName, ...] = ("sgd", "lars", "lamb", "adam", "rmsprop")
 """The rules that the JAX engine has, too."""
@@ -231,7 +222,7 @@ def unsupported_options(section: OptimizerSection) -> Iterator[str]:
 
 
 def check_optimizer_options(section: OptimizerSection) -> None:
-    """Raises where an option is given that belongs to other rules."""
+    """Raise if an option is given that belongs to other rules."""
     for option in unsupported_options(section):
         have = optimizers_with(option.partition(".")[0])
         raise conflict_error(

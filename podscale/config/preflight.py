@@ -1,4 +1,4 @@
-"""Can this document run at this place? Everything that needs files, devices or ports, before anything is started."""
+"""Preflight checks of files, devices, software and ports, before anything is started."""
 
 import errno
 import json
@@ -29,19 +29,19 @@ MAX_MEASURED_FILES = 20_000
 MIN_PROCESS_BYTES = 200 * 2**20
 """A training process takes at least this much memory before it holds any array."""
 IMAGE_ENGINES = {"podscale-base": "pytorch", "podscale-gpu": "pytorch", "podscale-tpu": "jax"}
-"""What our images train with (see images/)."""
+"""Engine of each of our container images (see images/)."""
 SPARE_BYTES = 64 * 2**20
 """Space beyond the shards: index, report, logs."""
 
 
 def preflight(document: RunConfig, target: PreflightTarget, shard_set: str | None = None) -> None:
-    """Raises one InputError that lists every problem found.
+    """Raise one InputError that lists every problem found.
 
     target: `here` is this machine with everything on it, `containers` the same with the software of an image, `pod` is
     one pod of a job (its launcher says how many nodes there are), `cluster` is a cluster seen from outside: only what
     the document alone shows is checked; `job` the same for a job, whose launcher counts the ranks of each pod.
-    shard_set: where a stage that needs no source reads its shards; default: the shards are still to be made (in a pod:
-    by that pod, which then need not be fit for training).
+    shard_set: location of the shards, for a stage that needs no source; default: the shards are still to be
+    made (in a pod: by that pod, which then need not be fit for training).
     """
     problems = find_problems(document, target, shard_set)
     if len(problems) == 1:
@@ -73,7 +73,7 @@ def processes_per_node(document: RunConfig) -> int:
 
 
 def local_device_count(document: RunConfig) -> int:
-    """Devices that the engine will compute on in this machine, where processes drive several; 0 where not."""
+    """Devices of this machine that the engine will compute on, if processes drive several; else 0."""
     if document.train.engine == "pytorch":
         return 0
     processes = processes_per_node(document)
@@ -107,7 +107,7 @@ def _cluster_problems(document: RunConfig) -> Iterator[InputError]:
 
 
 def _image_problems(document: RunConfig) -> Iterator[InputError]:
-    """One of our images, wherever it lies, that is without the engine. What others hold is not known here."""
+    """Report a container image of ours that lacks the engine; the contents of other images are unknown here."""
     image, engine = document.launch.image, document.train.engine
     name = re.split("[:@]", image.rpartition("/")[2])[0]
     if name in IMAGE_ENGINES and IMAGE_ENGINES[name] != engine:
@@ -215,7 +215,7 @@ def _workspace_problems(document: RunConfig) -> Iterator[InputError]:
 
 
 def _required_disk_bytes(document: RunConfig) -> int:
-    """Bytes the run will at least write: copies of the source's images, where they are not there yet."""
+    """Bytes the run will at least write: copies of the source's images that do not exist yet."""
     if shard_set_counts(document):
         return SPARE_BYTES
     source = local_directory(document.data.source)
@@ -264,7 +264,7 @@ def _pytorch_problems() -> Iterator[InputError]:
 
 
 def _jax_problems(document: RunConfig) -> Iterator[InputError]:
-    """A machine with TPUs whose library is missing would train on its CPU, unnoticed."""
+    """Report a machine with TPUs but without their library: it would train on its CPU, unnoticed."""
     advice = _install_hint("Install 'jax[tpu]' on a TPU host, 'podscale[tpu]' elsewhere", "podscale-tpu")
     if find_spec("jax") is None:
         yield InputError("the JAX engine needs jax, which is not installed", field="train.engine", hint=advice)
@@ -302,13 +302,13 @@ def _tracker_problems(document: RunConfig) -> Iterator[InputError]:
 
 
 def _is_installed(package: str) -> bool:
-    """Whether it can be imported; a folder of that name (wandb leaves one where it is used) is no package."""
+    """Return whether it can be imported; a folder of that name (wandb leaves one) is no package."""
     found = find_spec(package)
     return found is not None and found.origin is not None
 
 
 def _install_hint(install: str, images: str) -> str:
-    """What to do about missing software: nothing can be installed into a container, which has another image."""
+    """Advice on missing software: a container needs another image, because nothing can be installed into it."""
     inside = os.environ.get(env.IMAGE)
     if not inside:
         return install
@@ -318,7 +318,7 @@ def _install_hint(install: str, images: str) -> str:
 
 
 def is_dali_installed() -> bool:
-    """Whether NVIDIA DALI is installed (it is not imported)."""
+    """Return whether NVIDIA DALI is installed (it is not imported)."""
     return find_spec("nvidia") is not None and find_spec("nvidia.dali") is not None
 
 
@@ -406,7 +406,7 @@ def shared_memory_bytes(document: RunConfig, processes: int) -> int:
 def _port_problems(document: RunConfig) -> Iterator[InputError]:
     telemetry = document.telemetry
     if not telemetry.enabled or not telemetry.required:
-        return  # a run goes on without metrics, and says so
+        return  # a run continues without metrics and logs that
     family = socket.AF_INET6 if ":" in telemetry.address else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -427,7 +427,7 @@ def _port_problems(document: RunConfig) -> Iterator[InputError]:
 
 
 def shard_set_counts(document: RunConfig, shard_set: str | None = None) -> dict[str, int]:
-    """Samples by split of `shard_set` (default: the document's own) where it is complete here; empty where not."""
+    """Samples by split of `shard_set` (default: the document's own) if it is complete here; else empty."""
     default = f"{document.run.workspace}/datasets/{data_fingerprint(document.data)}"
     directory = local_directory(default if shard_set is None else shard_set)
     if directory is None:
@@ -437,7 +437,7 @@ def shard_set_counts(document: RunConfig, shard_set: str | None = None) -> dict[
         splits = json.loads(path.read_text(encoding="utf-8"))["splits"]
         return {name: int(split["count"]) for name, split in splits.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return {}  # no set, or a damaged one: the shard stage says what is wrong with it
+        return {}  # no set, or a damaged one: the shard stage reports the damage
 
 
 def _data_problems(document: RunConfig, counts: dict[str, int]) -> Iterator[InputError]:

@@ -1,4 +1,4 @@
-"""Published settings by global batch: what `train.recipe` fills in where a document leaves things open.
+"""Published settings by global batch, which `train.recipe` fills in for options that a document leaves open.
 
 `mlperf-lars`: ResNet-50 v1.5 to 75.9 % top-1 with LARS, from the result logs of MLPerf Training v0.7 to v4.0
 (mlcommons/training_results_*). They hold several systems for most batches. The table keeps one of each: among the
@@ -15,9 +15,9 @@ logarithmic scale of the batch:
   of the closed division ask for;
 - the batch-norm span geometrically, then to the nearest divisor of the batch.
 
-Interpolated values were trained by nobody. Nothing is extrapolated.
+Interpolated values are untested. Nothing is extrapolated.
 
-A recipe put into a document before it is checked: what the person wrote stands, the rest is filled in.
+A recipe is filled into a document before it is checked; the user's own values stay.
 """
 
 import math
@@ -82,14 +82,14 @@ MLPERF_LARS: Sequence[RecipeRow] = (
 
 @dataclass(frozen=True)
 class RecipeValues:
-    """The values of a recipe for one batch: options by their dotted names, and where they are from."""
+    """Values of a recipe for one batch: options by their dotted names, and their origin."""
 
     values: dict[str, Any]
     origin: str
 
 
 def recipe_values(name: str, batch: int) -> RecipeValues:
-    """What recipe `name` says for a global batch. Raises RecipeError where it says nothing."""
+    """Return the values of recipe `name` for a global batch; raises RecipeError if it has none."""
     if name not in RECIPE_NAMES:
         raise RecipeError("train.recipe", "unknown recipe", got=name, hint=f"Known: {', '.join(RECIPE_NAMES)}")
     first, last = MLPERF_LARS[0].batch, MLPERF_LARS[-1].batch
@@ -131,7 +131,7 @@ def recipe_values(name: str, batch: int) -> RecipeValues:
 
 
 def recipe_row(batch: int) -> tuple[RecipeRow, str]:
-    """The row of a batch inside the table, interpolated where it has none, and the words for its origin."""
+    """Return the row of a batch inside the table, interpolated if it has none, and the text of its origin."""
     for row in MLPERF_LARS:
         if row.batch == batch:
             return row, f"the row of {row.submitter}"
@@ -166,7 +166,7 @@ def interpolate_rows(below: RecipeRow, above: RecipeRow, batch: int) -> RecipeRo
 
 
 def nearest_divisor(batch: int, span: int) -> int | None:
-    """The divisor of `batch` whose ratio to `span` is nearest to 1; None where that ratio is more than 2."""
+    """The divisor of `batch` whose ratio to `span` is nearest to 1; None if that ratio is more than 2."""
     divisors = {d for low in range(1, math.isqrt(batch) + 1) if batch % low == 0 for d in (low, batch // low)}
     best = min(divisors, key=lambda divisor: (abs(math.log(divisor / span)), divisor))
     return best if 0.5 <= best / span <= 2 else None
@@ -200,7 +200,7 @@ def fill_recipe(values: Any) -> Any:
             hint="Leave one of them out.",
         )
     filled = deepcopy(values)
-    given_group = _get_key(values, "model.batch_norm.group") is not None  # says the same as a span in another way
+    given_group = _get_key(values, "model.batch_norm.group") is not None  # an equivalent of the span
     skipped = {"model.batch_norm.span"} if given_group else set()
     for key, value in {**setting.values, RECIPE_ORIGIN_KEY: setting.origin}.items():
         if key not in skipped:
@@ -209,7 +209,7 @@ def fill_recipe(values: Any) -> Any:
 
 
 def _get_key(values: Any, key: str, default: Any = None) -> Any:
-    """The value of a dotted key, or the default where it is not given."""
+    """Return the value of a dotted key, or the default if it is not given."""
     for part in key.split("."):
         if not isinstance(values, dict) or part not in values:
             return default
@@ -218,7 +218,7 @@ def _get_key(values: Any, key: str, default: Any = None) -> Any:
 
 
 def set_if_absent(values: dict[str, Any], key: str, value: Any) -> None:
-    """Sets a dotted key unless it is given; a section that is no mapping is left for the model to refuse."""
+    """Set a dotted key unless it is given; a section that is no mapping is left for the model to refuse."""
     *parents, last = key.split(".")
     for parent in parents:
         inner = values.setdefault(parent, {})

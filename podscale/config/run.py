@@ -1,8 +1,8 @@
 """Run document: its sections as fields, and the sections of the run itself.
 
-Sections follow the stages. Each field names its class (see `fields`), its unit and its meaning; the JSON schema that
-editors and the chart use is generated from here. Checks inside one section stand beside its fields; checks across
-sections stand in `checks`, and `run_config` runs them.
+Sections follow the stages. Each field names its class (see podscale.config.fields), its unit and its meaning; the JSON
+schema that editors and the chart use is generated from here. Checks inside one section stand beside its fields; checks
+across sections stand in podscale.config.checks, and podscale.config.run_config runs them.
 """
 
 from typing import Literal

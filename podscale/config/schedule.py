@@ -1,4 +1,4 @@
-"""The sections of a run document that may change in the course of a run: augmentation, schedule, phases."""
+"""Schedule and phase sections: learning rate, momentum and image size over the course of a run."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""What a run tells while it goes on: metrics, the step log, and experiment trackers."""
+"""Telemetry section: metrics, the step log, and experiment trackers."""
 
 from typing import Literal
 

@@ -1,7 +1,4 @@
-"""Train section, and how gradients are averaged over the ranks.
-
-The section about mixing the images of a batch with each other.
-"""
+"""Train section, with gradient averaging over the ranks and the mixing of images."""
 
 from typing import Annotated, Literal
 
@@ -35,7 +32,7 @@ class MixSection(Section):
 
     @property
     def is_enabled(self) -> bool:
-        """Whether images are mixed at all."""
+        """Return whether images are mixed at all."""
         return self.mixup > 0 or self.cutmix > 0
 
 

@@ -1,4 +1,4 @@
-"""From shards to batches of uint8 images; no framework is imported outside the loaders that need one."""
+"""Shard sets, sampler, augmentation and loaders: from source images to batches of uint8 images."""
 
 from podscale.data.loaders.base import Batch, Loader
 from podscale.data.loaders.build_loader import build_evaluation_loader, build_loader, open_shard_set, resolve_loader

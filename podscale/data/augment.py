@@ -1,11 +1,8 @@
-"""What happens to a training image after its crop: RandAugment, TrivialAugment, a rectangle erased.
+"""Augmentation after the crop: RandAugment, TrivialAugment and random erasing.
 
-All is drawn from a counter-based stream keyed by (seed, epoch, sample key), so it depends neither on the world size, on
-threads, nor on where a run was resumed.
-
-Operations on a cropped image, by Pillow, and the two policies' tables of them.
-
-An amount of 0 changes nothing, but for `posterize` and `solarize`, whose amounts are bits kept and a threshold.
+All draws come from a counter-based stream keyed by (seed, epoch, sample key), so they depend neither on the world size,
+nor on threads, nor on the step at which a run resumed. The operations use Pillow. An amount of 0 changes nothing,
+except for `posterize` and `solarize`, whose amounts are bits kept and a threshold.
 """
 
 from __future__ import annotations
@@ -27,7 +24,7 @@ Rgb = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class FillMode:
-    """How an operation that moves pixels fills in: between them, and where the image has none."""
+    """Interpolation between pixels, and the fill colour outside the image."""
 
     resample: Image.Resampling
     fill: Rgb

@@ -1,4 +1,4 @@
-"""What a loader is asked for: the samples of one step and what to make of each."""
+"""Batch plan: the samples of one step, with their crops and augmentations, that a loader decodes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ class BatchPlan(Protocol):
 
     @property
     def augment(self) -> Augmentation | None:
-        """What happens to an image after its crop, where anything does."""
+        """Augmentation of an image after its crop, if any."""
         ...
 
     def image_size_at(self, step: int) -> int:
@@ -55,7 +55,7 @@ class BatchPlan(Protocol):
         ...
 
     def steps_of_one_size(self, start: int, stop: int) -> int:
-        """Where the run of steps from `start` on ends whose images have one size: at `stop` or before."""
+        """Return the end (at most `stop`) of the steps from `start` on whose images have one size."""
         ...
 
     def request_at(self, step: int) -> BatchRequest: ...
@@ -130,7 +130,7 @@ class EvaluationBatchPlan:
         parts = [
             evaluation_rows(len(self.split), step, rank, self._world_size, self._batch_size) for rank in self._ranks
         ]
-        # In ascending order over the ranks, so that padding comes last; no result depends on which computes what.
+        # In ascending order over the ranks, so that padding comes last; no result depends on a sample's rank.
         rows, weights = (np.stack(columns, axis=1).reshape(-1) for columns in zip(*parts, strict=True))
         epochs = np.zeros_like(rows)
         return BatchRequest(step, rows, self._guard.substitute_all(rows, epochs), epochs, weights)

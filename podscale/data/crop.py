@@ -1,7 +1,7 @@
-"""Which part of an image a loader takes, how large it becomes, and whether it is mirrored.
+"""Crop parameters of training and evaluation images: rectangle, output size, mirroring.
 
-Training crops are drawn from a counter-based stream keyed by (seed, epoch, sample key): they do not depend on the
-world size, on workers, or on where a run was resumed, and all loaders cut the same rectangles.
+Training crops are drawn from a counter-based stream keyed by (seed, epoch, sample key). They do not depend on the world
+size, on workers, or on the step at which a run resumed, and all loaders cut the same rectangles.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TRIES = 10
 
 
 class CropParams(NamedTuple):
-    """What to make of one image; see `Views`."""
+    """Crop of one image; see `CropParamsBatch`."""
 
     left: int
     top: int
@@ -37,10 +37,10 @@ class CropParams(NamedTuple):
 
 @dataclass(frozen=True)
 class CropParamsBatch:
-    """What to make of n images; all int64 [n] in pixels but `flip`, bool [n].
+    """Crops of n images; all int64 [n] in pixels but `flip`, bool [n].
 
     Take the rectangle (left, top, width, height) of the image, resize it to (out_width, out_height), cut the square
-    of the loader's size at (out_left, out_top), mirror where `flip`.
+    of the loader's size at (out_left, out_top), mirror if `flip`.
     """
 
     left: IntArray
@@ -69,8 +69,8 @@ def training_crops(
 ) -> CropParamsBatch:
     """Random crops, resized to the square of `size`: rectangles by `crop.scale` and `crop.ratio`, or fixed squares.
 
-    With `crop.short_side` a square of that share of the short side, anywhere in the image: what cutting `size` out of
-    an image resized to a short side of size / share takes. It uses the same draws for place and mirror.
+    With `crop.short_side`, a square of that share of the short side, anywhere in the image: equivalent to cutting
+    `size` out of an image resized to a short side of size / share takes. It uses the same draws for place and mirror.
     """
     sample = derive_key(seed, _KEY_DOMAIN, epochs, keys)
     draws = uniform(derive_key(sample[:, np.newaxis], np.arange(2 * _TRIES + 3)))
@@ -92,8 +92,8 @@ def _random_rectangles(
 ) -> tuple[IntArray, IntArray, npt.NDArray[np.bool_]]:
     """Random area and aspect ratio (Szegedy et al. 2015, section 6, with the limits and the fallback of torchvision).
 
-    Of ten draws the first that fits into the image is taken; where none does, the largest rectangle whose ratio is
-    allowed. Returns widths, heights, and where a draw did fit (the others are centred).
+    Of ten draws the first that fits into the image is taken; if none does, the largest rectangle whose ratio is
+    allowed. Returns widths, heights, and a mask of the draws that fit (the others are centred).
     """
     area = draws[:, :_TRIES] * (crop.scale[1] - crop.scale[0]) + crop.scale[0]
     low, high = np.log(crop.ratio)

@@ -1,12 +1,11 @@
-"""Bytes of an image to pixels: the reference that the other loaders are held against.
+"""Reference decoder, from encoded bytes to pixels; the other loaders are tested against it.
 
-Pixels are those of torchvision's transforms on PIL images, bit for bit: decode to RGB (gray repeated, CMYK converted,
+Pixels equal those of torchvision's transforms on PIL images, bit for bit: decode to RGB (gray repeated, CMYK converted,
 alpha dropped, EXIF orientation ignored), crop, resize bilinearly with antialiasing, mirror.
 
-Where a JPEG may end early: most crops need nothing of the rows below them, so those need not be decoded.
-
-No library in a wheel offers libjpeg-turbo's partial decoding, but its decoder stops by itself where the header says
-that the image ends. Rows are decoded from the top, so what lies above is the same to the bit.
+Most crops need no rows below them, so a JPEG is decoded only as far as its crop. No library in a wheel offers
+libjpeg-turbo's partial decoding, but its decoder stops where the header says that the image ends. Rows are decoded from
+the top, so the rows above that line are the same to the bit.
 """
 
 import io
@@ -22,7 +21,7 @@ EncodedBytes = npt.NDArray[np.uint8]
 
 _MARGIN = 8  # rows below the last one wanted: smooth upsampling of chroma looks at two of them
 _WORTHWHILE = 16  # rows of one line of blocks: fewer saved are not worth a copy of the record
-_FRAMES = (0xC0, 0xC1)  # whose rows come one after the other; progressive ones come in passes
+_FRAMES = (0xC0, 0xC1)  # rows in order; progressive ones come in passes
 _TABLES = (0xC4, 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE)  # and notes: what else may stand before the scan
 _SCAN = 0xDA
 _EVERYTHING = b"\x00\x3f\x00"  # at the end of a scan's header: all coefficients, all of their bits
@@ -34,9 +33,9 @@ _WITHIN[[0x00, *range(0xD0, 0xD8)]] = True
 def truncate_jpeg(record: EncodedBytes, height: int, width: int, rows: int) -> EncodedBytes | None:
     """A copy of a JPEG whose header says that it ends a little below the first `rows` of its `height` rows.
 
-    Decode it leniently: what follows the last row is then data too many. None where that would save nothing, where the
-    image is another than (height, width), where rows may depend on what lies below (progressive, several scans, CMYK),
-    and where the file is so damaged (cut short, with a marker in its data) that a decoder should judge the whole of it.
+    Decode it leniently: the data after the last row is then surplus. None if that would save nothing, if the
+    image is another than (height, width), if rows may depend on those below (progressive, several scans, CMYK),
+    and if the file is so damaged (cut short, with a marker in its data) that a decoder should judge the whole of it.
     """
     enough = rows + _MARGIN
     if enough + _WORTHWHILE > height or bytes(record[-2:]) != _END:
@@ -54,7 +53,7 @@ def truncate_jpeg(record: EncodedBytes, height: int, width: int, rows: int) -> E
 
 
 def _find_frame_and_scan(data: memoryview, height: int, width: int) -> tuple[int, int] | None:
-    """Where the height stands, and where the scan begins, in a JPEG of this size with 8 bits and 1 or 3 components."""
+    """Return the offsets of the height and of the scan in a JPEG of this size with 8 bits and 1 or 3 components."""
     at, found, components = 2, None, 0
     while at + 10 <= len(data) and data[at] == 0xFF:
         marker, length = data[at + 1], data[at + 2] << 8 | data[at + 3]
@@ -87,8 +86,8 @@ def decode(record: Pixels, buffer: Pixels | None = None) -> Pixels:
     """The pixels uint8 [height, width, 3] of an encoded image.
 
     JPEGs go through libjpeg-turbo directly (simplejpeg), which gives PIL's pixels in less time; what it does not
-    take (CMYK, PNG) goes through PIL. They may be written to `buffer` (uint8 [n]), where they fit.
-    Raises BadRecord where nothing can be decoded.
+    take (CMYK, PNG) goes through PIL. They may be written to `buffer` (uint8 [n]), if they fit.
+    Raises BadRecord if nothing can be decoded.
     """
     data = record.data
     if bytes(data[:2]) == b"\xff\xd8":
@@ -96,14 +95,14 @@ def decode(record: Pixels, buffer: Pixels | None = None) -> Pixels:
             if simplejpeg.decode_jpeg_header(data, strict=False)[2] not in _CMYK_SPACES:
                 return np.asarray(simplejpeg.decode_jpeg(data, colorspace="RGB", buffer=buffer, strict=True))
         except (ValueError, KeyError):
-            pass  # damaged, or libjpeg is not sure: PIL has the last word
+            pass  # damaged, or libjpeg is not sure: PIL decides
     return _decode_by_pil(data)
 
 
 def decode_rows(record: Pixels, height: int, width: int, rows: int, buffer: Pixels | None = None) -> Pixels:
     """The first `rows` rows at least of an image of `height` times `width` pixels; the same pixels as `decode`'s.
 
-    Raises BadRecord where nothing can be decoded, or the image has another size.
+    Raises BadRecord if nothing can be decoded, or the image has another size.
     """
     shorter = truncate_jpeg(record, height, width, rows)
     if shorter is not None:

@@ -39,7 +39,7 @@ JPEG, PNG = 1, 2
 
 
 class ImageFlag(IntFlag):
-    """What is particular about a record."""
+    """Flag of a record."""
 
     DROPPED = 1
     """A duplicate left out by `data.dedup=drop`; packed, but no part of the split."""
@@ -69,14 +69,14 @@ def encode_index(columns: Mapping[str, npt.ArrayLike]) -> bytes:
 
 
 def write_index(path: Path, columns: Mapping[str, npt.ArrayLike]) -> None:
-    """Writes the index file atomically."""
+    """Write the index file atomically."""
     write_atomically(path, encode_index(columns))
 
 
 def read_index(path: Path) -> dict[str, npt.NDArray[Any]]:
     """The columns of an index file, memory-mapped and read-only.
 
-    Raises InputError where the file is no index, of another version, or cut short.
+    Raises InputError if the file is no index, of another version, or cut short.
     """
     try:
         raw: npt.NDArray[np.uint8] = np.memmap(path, dtype=np.uint8, mode="r")

@@ -1,7 +1,4 @@
-"""What is in a shard set, for people: counts, classes, sizes, rejects, and pictures to look at.
-
-Contact sheets: one picture of a split with images of every class, so that a person can look.
-"""
+"""Summary of a shard set (counts, classes, sizes, rejects) and contact sheets of its images."""
 
 import io
 import json
@@ -42,7 +39,7 @@ class SplitStatistics:
 
 @dataclass(frozen=True)
 class ShardSetSummary:
-    """A shard set in figures; `damage` is None where nothing was verified."""
+    """Count of a shard set; `damage` is None if nothing was verified."""
 
     directory: str
     source: str
@@ -66,7 +63,7 @@ class ShardSetSummary:
 def inspect_shard_set(
     directory: Path, *, verify: bool = False, progress: ProgressCallback = ignore_progress
 ) -> ShardSetSummary:
-    """Summarises a complete local shard set, and reads all of it where `verify` asks for that."""
+    """Summarise a complete local shard set; with `verify`, read all of it."""
     shard_set = ShardSet.open(directory)
     manifest = shard_set.manifest
     damage = [str(entry) for entry in verify_files(directory, manifest, progress)] if verify else None
@@ -163,7 +160,7 @@ MIN_SMOOTHED_SIDE = 32
 
 
 def contact_sheet(directory: Path, split: str, path: Path, *, classes: int = 20, per_class: int = 10) -> Path:
-    """Writes a PNG with up to `per_class` images of up to `classes` classes, a row each; returns `path`.
+    """Write a PNG with up to `per_class` images of up to `classes` classes, a row each; returns `path`.
 
     Classes are taken at equal distances over the class map, images in the order of the shards.
     """

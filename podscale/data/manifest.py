@@ -1,6 +1,6 @@
-"""manifest.json: what a shard set holds. Written last, so its presence means that the set is complete.
+"""Shard set manifest, and verification of the files it lists.
 
-Whether a shard set on disk is the one its manifest describes, found out by reading all of it.
+manifest.json is written last, so its presence means that the set is complete.
 """
 
 import hashlib
@@ -67,7 +67,7 @@ class ShardSetManifest:
 
     @classmethod
     def parse(cls, text: str, where: str) -> "ShardSetManifest":
-        """Raises InputError where the text is no manifest of this version."""
+        """Raise InputError if the text is no manifest of this version."""
         try:
             raw = json.loads(text)
             if raw["schema_version"] != SCHEMA_VERSION:
@@ -101,7 +101,7 @@ def classes_sha256(classes: list[str]) -> str:
 
 @dataclass(frozen=True)
 class Damage:
-    """A file that is not what the manifest says, relative to the set."""
+    """A file that differs from the manifest; its path is relative to the set."""
 
     file: str
     problem: str
@@ -111,7 +111,7 @@ class Damage:
 
 
 def file_matches(path: Path, size: int, sha256: str) -> bool:
-    """Whether a file is there with these bytes."""
+    """Return whether a file exists and has this size and hash."""
     try:
         with path.open("rb") as file:
             return path.stat().st_size == size and hashlib.file_digest(file, "sha256").hexdigest() == sha256
@@ -122,7 +122,7 @@ def file_matches(path: Path, size: int, sha256: str) -> bool:
 def verify_shard_set(
     directory: Path, manifest: ShardSetManifest, progress: ProgressCallback = ignore_progress
 ) -> list[Damage]:
-    """Reads every shard and index; returns what is damaged, in manifest order."""
+    """Read every shard and index; returns what is damaged, in manifest order."""
     ticker = ProgressReporter("verify", progress, manifest.count)
     damage = []
     for name, split in manifest.splits.items():

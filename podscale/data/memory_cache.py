@@ -1,8 +1,8 @@
-"""Whole shards in the memory of a process: the compressed records that a host reads again in every epoch.
+"""Memory cache of whole shards: compressed records that a host reads again in every epoch.
 
-The kernel's page cache does the same for shards that are mapped from a local disk, shares it between processes, and
-gives it back where memory is short. This one is for shards that come from elsewhere, behind a URL or on a mounted
-volume, where a page that was given back is a request over the network, and for hosts without a disk to copy them to.
+For shards mapped from a local disk the kernel's page cache does the same, shares it between processes, and gives memory
+back under pressure. This cache is for shards behind a URL or on a mounted volume, whose dropped pages cost a request
+over the network, and for hosts without a disk to copy them to.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ReadableShardMapper(ShardMapper, Protocol):
     """Shards that can be read whole, too."""
 
     def is_local(self, path: Path) -> bool:
-        """Whether a shard can be mapped as it is, with nothing to bring first."""
+        """Return whether a shard can be mapped as it is, without a download."""
         ...
 
     def size(self, path: Path) -> int: ...
@@ -39,11 +39,11 @@ class ReadableShardMapper(ShardMapper, Protocol):
 
 
 class MemoryCache:
-    """Keeps the first shards that fit into `limit` bytes; the others are mapped where they are.
+    """Keep the first shards that fit into `limit` bytes; the others are mapped where they are.
 
     What is kept stays: records come in random order, so every shard is asked for at any time, and to evict one for
     another would read whole shards for single records. Shards are brought one after the other in the background; one
-    that is asked for earlier is mapped where it is if it is `here`, and else brought at once.
+    that is asked for earlier is mapped in place if it `is_local`, else read at once.
     """
 
     def __init__(self, backing: ReadableShardMapper, limit_bytes: int) -> None:
@@ -68,9 +68,9 @@ class MemoryCache:
         return self._backing(path)
 
     def prefetch(self, paths: Sequence[Path]) -> None:
-        """Brings the shards that fit, in this order; the rest is left to the place where they are.
+        """Read the shards that fit into memory, in this order; the others stay in place.
 
-        Raises InputError where the limit holds not one shard.
+        Raises InputError if the limit holds not one shard.
         """
         with self._lock:
             chosen = [path for path in paths if path not in self._planned and self._reserve(path)]
@@ -104,7 +104,7 @@ class MemoryCache:
         for path in paths:
             try:
                 self._load(path)
-            except (PodscaleError, OSError, MemoryError) as error:  # whoever needs the shard will say so again
+            except (PodscaleError, OSError, MemoryError) as error:  # the next read of the shard raises it again
                 log.warning("%s: could not be brought to memory: %s", path.name, error)
                 return
 

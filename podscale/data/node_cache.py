@@ -1,15 +1,15 @@
-"""The node-local cache: the shards of remote sets, one copy a node, shared by all its processes.
+"""Node-local cache of the shards of remote sets: one copy per node, shared by all its processes.
 
 Layout: <cache>/<first 16 digits of the manifest's sha256>/ holds the small files of a set and, as they are read, its
-tar files. All agreement between processes goes through the kernel's file locks, which die with their holder:
+tar files. Processes synchronise through the kernel's file locks, which are released when their holder exits:
 
 - `<shard>.lock`, exclusive, while one process downloads the shard;
-- the shard itself, shared, as long as somebody maps it: such a shard is never evicted;
+- the shard itself, shared, while any process maps it: such a shard is never evicted;
 - `<part>`, exclusive, while it is written: an unlocked part was left by a killed process and is removed;
 - `<cache>/lock`, exclusive, while room is made and reserved.
 
 A shard gets its name only when all its bytes are here and have the sha256 of the manifest. Its modification time is
-when it was last mapped; the least recently used ones go first when room is needed.
+when it was last mapped; the least recently used ones are evicted first.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _MAX_MAPPED_SHARDS = 4  # shards a process keeps mapped when the set is larger t
 
 
 def is_remote(location: str) -> bool:
-    """Whether a location needs the cache; file:// URLs and plain paths are read in place."""
+    """Return whether a location needs the cache; file:// URLs and plain paths are read in place."""
     return "://" in location and not location.startswith("file://")
 
 
@@ -70,11 +70,11 @@ class ShardCache:
             ) from error
 
     def open(self, location: str, memory_bytes: int = 0) -> ShardSet:
-        """The shard set at a URL: its small files are brought here now, its shards when they are read.
+        """Open the shard set at a URL: its small files are downloaded now, its shards when they are read.
 
-        The first shards that fit into `memory` bytes come to the process's memory, and not here.
+        The first shards that fit into `memory` bytes go to the process's memory, not to this cache.
 
-        Raises InputError where there is no complete shard set.
+        Raises InputError if there is no complete shard set.
         """
         remote = RemoteFiles(location, self.retry_policy)
         try:
@@ -95,7 +95,7 @@ class ShardCache:
         return ShardSet.open(directory, MemoryCache(shards, memory_bytes) if memory_bytes else shards)
 
     def map_if_cached(self, path: Path, shard: Shard) -> npt.NDArray[np.uint8] | None:
-        """A shard that is here, mapped and safe from eviction while the mapping lives; None where it is not."""
+        """Map a cached shard, which is safe from eviction while it is mapped; None if it is not cached."""
         while True:
             try:
                 file = path.open("rb")
@@ -112,7 +112,7 @@ class ShardCache:
                 return map_file(file)
 
     def download(self, remote: RemoteFiles, name: str, path: Path, shard: Shard, *, evict: bool) -> bool:
-        """Brings one shard; False where that needed room that `evict` does not allow to make."""
+        """Download one shard; False if that needs room that `evict` does not allow to make."""
         part = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")
         file = self._reserve(part, shard.bytes, evict=evict)
         if file is None:
@@ -132,7 +132,7 @@ class ShardCache:
         return True
 
     def _reserve(self, part: Path, size: int, *, evict: bool) -> BinaryIO | None:
-        """An empty locked part file of `size` bytes, counted from now on; waits where all shards are in use."""
+        """Reserve an empty locked part file of `size` bytes; waits if all shards are in use."""
         if size > self.limit_bytes:
             raise InputError(
                 f"smaller than one shard of {size} bytes",
@@ -160,7 +160,7 @@ class ShardCache:
             time.sleep(0.1)
 
     def _free_space(self, size: int, *, evict: bool) -> bool:
-        """Whether `size` bytes fit now, after removing what was left behind and, if allowed, unused shards."""
+        """Return whether `size` bytes fit now, after removing what was left behind and, if allowed, unused shards."""
         for part in self.directory.glob("*/*/*.part"):
             _remove_unused(part)
         shards = sorted(_file_sizes(self.directory.glob("*/*/*.tar")))
@@ -176,7 +176,7 @@ class ShardCache:
 
 
 class CachedShardMapper:
-    """Maps the shards of one remote set, bringing those that are not here yet."""
+    """Mapper of the shards of one remote set, which downloads those that are missing."""
 
     cached_bytes = 0
 
@@ -208,7 +208,7 @@ class CachedShardMapper:
         return mapped
 
     def prefetch(self, paths: Sequence[Path]) -> None:
-        """Brings shards in the background while there is room; those that others are bringing are left to them."""
+        """Download shards in the background while there is room, except those that another process downloads."""
         threading.Thread(target=self._prefetch, args=(list(paths),), name="podscale-prefetch", daemon=True).start()
 
     def is_local(self, path: Path) -> bool:
@@ -248,13 +248,13 @@ class CachedShardMapper:
             except BlockingIOError:
                 continue
             except (PodscaleError, OSError) as error:
-                log.warning("%s: prefetch gave up: %s", path.name, error)  # whoever reads it will say so again
+                log.warning("%s: prefetch gave up: %s", path.name, error)  # the next read raises it again
                 return
 
 
 @contextmanager
 def file_lock(path: Path, *, wait: bool = True) -> Iterator[None]:
-    """Holds the exclusive lock of a file, between threads and processes; BlockingIOError where `wait` is off."""
+    """Hold the exclusive lock of a file, between threads and processes; BlockingIOError if `wait` is off."""
     with path.open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
@@ -285,7 +285,7 @@ def _set_at(content: memoryview, offset: int, block: bytes) -> None:
 
 
 def _remove_unused(path: Path) -> bool:
-    """Removes a file unless somebody holds its lock."""
+    """Remove a file unless its lock is held."""
     with suppress(FileNotFoundError), path.open("rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""Reading files of a remote shard set: every read has a deadline, and is tried again with growing pauses."""
+"""Reads from a remote shard set, with a timeout and retries with exponential backoff."""
 
 import hashlib
 import logging
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ReadRetryPolicy:
-    """How long to try: seconds for one read, tries, first pause in seconds (doubles), bytes of one read."""
+    """Retry policy: seconds for one read, tries, first pause in seconds (doubles), bytes of one read."""
 
     timeout_seconds: float = 60.0
     max_attempts: int = 6
@@ -43,7 +43,7 @@ class RemoteFiles:
             raise InputError(f"cannot open this kind of location: {error}", field=location) from error
 
     def read(self, name: str) -> bytes:
-        """A whole small file; FileNotFoundError where there is none."""
+        """A whole small file; FileNotFoundError if there is none."""
         return self._read_with_retries(name, lambda: self._files.cat_file(self._path(name)))
 
     def blocks(self, name: str, size: int) -> Iterator[bytes]:
@@ -53,9 +53,9 @@ class RemoteFiles:
             yield self._read_with_retries(name, partial(self._read_range, name, begin, end))
 
     def copy(self, name: str, size: int, sha256: str, write: Callable[[int, bytes], object]) -> None:
-        """Hands a whole file to `write(offset, block)`, from the beginning again where its sha256 is another.
+        """Copy a whole file to `write(offset, block)`, from the beginning again if its sha256 differs.
 
-        Raises InputError where there is no such file, PodscaleError where it cannot be read or stays another.
+        Raises InputError if there is no such file, PodscaleError if it cannot be read or its sha256 still differs.
         """
         for attempt in range(1, self.retry_policy.max_attempts + 1):
             digest, offset = hashlib.sha256(), 0

@@ -1,7 +1,7 @@
-"""Counter-based random numbers and permutations: pure functions of a key, the same on every machine, for ever.
+"""Counter-based random numbers and permutations: pure functions of a key, the same on every machine.
 
-Nothing here is a library's generator, whose stream may change between versions; the golden values in the tests hold
-these functions still. Everything is vectorised over NumPy arrays of uint64.
+No library's generator is used, because its stream may change between versions; golden values in the tests pin these
+functions. Everything is vectorised over NumPy arrays of uint64.
 """
 
 import math
@@ -40,7 +40,7 @@ def uniform(key: UInt64Array) -> npt.NDArray[np.float64]:
 
 
 def permute(positions: npt.NDArray[np.int64], count: int, key: UInt64Array) -> npt.NDArray[np.int64]:
-    """Where each position goes in the permutation of 0..count-1 that `key` (one, or one per position) names.
+    """Map each position through the permutation of 0..count-1 that `key` (one, or one per position) names.
 
     A generalised Feistel network on pairs (left, right) from a rectangle of at least `count` cells, with cycle walking
     for the few cells beyond it (Black and Rogaway 2002, "Ciphers with Arbitrary Finite Domains", methods 2 and 3):

@@ -1,21 +1,21 @@
-"""The sample order: which samples make which global batch, and which rank takes which of them.
+"""Sampler: the samples of each global batch, and the part of each rank.
 
 Stateless: every answer is a pure function of (seed, step), so a run starts anywhere at once, and a checkpoint needs
 one integer. The global batches do not depend on how many ranks or hosts share them.
 
 `global`: the samples of an epoch are one permutation of the split; the epochs follow each other without a gap, and
 global batch g is the slice [g B, (g + 1) B) of that stream. A batch may end one epoch and begin the next, and no
-sample is left out where B does not divide the epoch.
+sample is left out if B does not divide the epoch.
 
 `blocked`: the shards are dealt into G fixed groups with nearly equal numbers of samples. Every group is a stream of
 its own (each of its samples once in each of its own epochs), and every global batch takes B / G from each group. A
 host owns G / hosts groups and reads no other shard, in any epoch, so that a node-local cache holds all it needs
 (Ying et al. 2018, section 3: host sharding). Groups of unequal size end their epochs at different steps, so the
 samples of a smaller group come up more often, by the ratio of the sizes; a set whose groups differ by more than
-`MAX_IMBALANCE` is refused.
+`MAX_GROUP_IMBALANCE` is refused.
 
 With `repeats` r (repeated augmentation: Hoffer 2020; the samplers of timm and torchvision) each sample comes r times in
-a row, so to r ranks where there are as many, and an epoch of N places sees the first N / r samples of its permutation.
+a row, so on r ranks if there are that many, and an epoch of N places sees the first N / r samples of its permutation.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _KEY_DOMAIN = 0x6F72646572  # "order": keeps these keys apart from those of crop
 
 
 class SampleTable(Protocol):
-    """What the order must know of a split (see `shards.shardset.Split`)."""
+    """Columns of a split that the sampler reads (see podscale.data.shard_set.Split)."""
 
     def __len__(self) -> int: ...
 
@@ -84,7 +84,7 @@ class Sampler:
     repeats: int = 1
 
     def global_batch(self, step: int) -> SampleIndices:
-        """The samples of update `step`, in an order that no world size changes; grouped by group where blocked."""
+        """Return the samples of step `step`, in an order that no world size changes; by group if blocked."""
         if self.groups is None:
             return self._slice_stream(0, None, step * self.batch, self.batch)
         return self._batch_of_groups(step, range(len(self.groups)))
@@ -92,7 +92,7 @@ class Sampler:
     def rank_batch(self, step: int, rank: int, world_size: int) -> SampleIndices:
         """The part of `rank`: every world-th sample of the global batch.
 
-        Where blocked, a host (a block of world / hosts consecutive ranks) takes its own groups' part of the batch
+        If blocked, a host (a block of world / hosts consecutive ranks) takes its own groups' part of the batch
         first, and its ranks take every (world / hosts)-th sample of that.
         """
         if self.groups is None:
@@ -102,7 +102,7 @@ class Sampler:
         return self._batch_of_groups(step, self._groups_of_host(host))[slice(local, None, ranks_per_host)]
 
     def host_of(self, rank: int, world_size: int) -> int:
-        """The host that `rank` belongs to. Raises InputError where the hosts have no equal numbers of ranks."""
+        """The host that `rank` belongs to. Raises InputError if the hosts have no equal numbers of ranks."""
         return rank // self._ranks_per_host(world_size)
 
     def rows_of_host(self, host: int) -> RowIndices:
@@ -149,9 +149,9 @@ class Sampler:
 
 
 def build_sampler(config: RunConfig, split: SampleTable) -> Sampler:
-    """The order that the run document asks for over the training split.
+    """Build the sampler that the run document asks for over the training split.
 
-    Raises InputError where the split is empty or the groups fit neither its shards nor the hosts (launch.nodes).
+    Raises InputError if the split is empty or the groups fit neither its shards nor the hosts (launch.nodes).
     """
     count, batch, seed, repeats = len(split), config.train.global_batch, config.run.seed, config.input.repeats
     if count == 0:
@@ -164,7 +164,7 @@ def build_sampler(config: RunConfig, split: SampleTable) -> Sampler:
 
 
 def check_shard_groups(config: RunConfig, hosts: int, shards: int | None = None) -> None:
-    """Raises InputError where hosts cannot have equally many groups of shards, with the numbers of groups that do.
+    """Raise InputError if hosts cannot have equally many groups of shards, with the numbers of groups that do.
 
     shards: how many there are, where that is known.
     """
@@ -188,7 +188,7 @@ def _format_choices(numbers: Sequence[int]) -> str:
 
 
 def assign_shards_to_groups(shard_of_row: npt.NDArray[Any], group_count: int) -> tuple[RowIndices, ...]:
-    """The rows of each of `number` groups of whole shards, ascending.
+    """Return the rows, ascending, of each of `group_count` groups of whole shards.
 
     Largest shard first, always to the group with the fewest samples (Graham 1969); ties go to the lower number, so
     the groups depend on the shard set alone.
@@ -221,7 +221,7 @@ def assign_shards_to_groups(shard_of_row: npt.NDArray[Any], group_count: int) ->
 
 
 def evaluation_steps(count: int, world_size: int, batch: int) -> int:
-    """Steps in which `world` ranks with batches of `batch` see `count` samples once."""
+    """Steps in which `world_size` ranks with batches of `batch` see `count` samples once."""
     return -(-count // (world_size * batch))
 
 
@@ -232,5 +232,5 @@ def evaluation_rows(
 
     Places beyond the last sample carry weight 0 and its row, so that all ranks and steps have the same shapes.
     """
-    places = step * world_size * batch + rank + world_size * np.arange(batch, dtype=np.int64)
-    return np.minimum(places, count - 1), (places < count).astype(np.float32)
+    positions = step * world_size * batch + rank + world_size * np.arange(batch, dtype=np.int64)
+    return np.minimum(positions, count - 1), (positions < count).astype(np.float32)

@@ -1,6 +1,6 @@
-"""Reading a local shard set: memory-mapped tars, zero-copy records, one row per sample in use.
+"""Reader of a local shard set: memory-mapped tars, zero-copy records, one row per sample in use.
 
-The shards of a remote set are brought to the node when they are first read (see `cache`), by the same classes.
+The same classes read a remote set, whose shards are downloaded to the node on first use (see podscale.data.node_cache).
 """
 
 import json
@@ -21,7 +21,7 @@ _READ_BYTES = 8 * 2**20  # bytes of one read
 
 
 class ShardMapper(Protocol):
-    """Maps the tar files of a shard set; the path is where a shard is, or will be, on this machine."""
+    """Map the tar files of a shard set; the path is that of a shard on this machine, now or after its download."""
 
     def __call__(self, path: Path) -> npt.NDArray[np.uint8]: ...
 
@@ -53,7 +53,7 @@ class LocalShardMapper:
         return mapped
 
     def prefetch(self, paths: Sequence[Path]) -> None:
-        """Nothing to do: they are here."""
+        """Do nothing: the shards are local."""
 
     def is_local(self, path: Path) -> bool:
         return True
@@ -133,11 +133,11 @@ class Split:
         return self._shards.cached_bytes
 
     def prefetch(self, rows: npt.NDArray[np.int64]) -> None:
-        """Says that these samples will be read, so that a remote set can bring their shards ahead of time."""
+        """Announce samples that will be read, so that a remote set can download their shards ahead of time."""
         self._shards.prefetch([self._paths[shard] for shard in np.unique(self._columns["shard"][rows])])
 
     def source(self, row: int) -> bytes:
-        """Where sample `i` came from, as the source named it."""
+        """Name of sample `i` in its source."""
         return self._sources[int(self._rows[row])]
 
     @cached_property
@@ -159,9 +159,9 @@ class ShardSet:
 
     @classmethod
     def open(cls, directory: Path | str, shards: ShardMapper | None = None) -> "ShardSet":
-        """Opens what lies in a directory; `shards` maps its tar files where they are not simply there.
+        """Open the shard set in a directory; `shards` maps tar files that are not local.
 
-        Raises InputError where there is no complete shard set or its class map does not match its manifest.
+        Raises InputError if there is no complete shard set or its class map does not match its manifest.
         """
         directory = Path(directory)
         try:

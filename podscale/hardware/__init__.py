@@ -1,4 +1,4 @@
-"""What machines and accelerators there are: peaks, machine types, shapes, and the names a cluster knows them by."""
+"""Accelerators and machine types: peaks, topologies, and their names on a cluster."""
 
 from podscale.hardware.gpus import GPU_CHIPS, GPU_KINDS, GpuChip, GpuKind, GpuMachine, find_gpu_chip
 from podscale.hardware.lookup import CPU, Hardware, find_hardware, hardware_names

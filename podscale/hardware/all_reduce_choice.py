@@ -1,6 +1,6 @@
-"""Which all-reduce, and buckets of which size, for a model's gradients over given links.
+"""Choose the all-reduce algorithm and bucket size for a model's gradients, from measured links.
 
-Latency and bandwidth of links from a few timed collectives.
+Latency and bandwidth of the links are fitted to a few timed collectives.
 """
 
 from collections.abc import Sequence

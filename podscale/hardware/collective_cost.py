@@ -1,4 +1,4 @@
-"""How long an all-reduce takes: latency and bandwidth of two axes, one formula an algorithm.
+"""Cost model of an all-reduce: latency and bandwidth of two axes, one formula per algorithm.
 
 The alpha-beta model. A message of B bytes between neighbours on an axis takes `latency + B * per_byte` seconds, with
 every group of that axis busy at the same time. p = ranks in a row (a node), N = rows, n = p N, S = bytes.
@@ -206,7 +206,7 @@ class NcclCluster(NamedTuple):
 
     @property
     def supports_ll128(self) -> bool:
-        """Whether LL128 works: from Volta on."""
+        """Return whether LL128 works: from Volta on."""
         return self.compute_capability >= 70
 
     @property

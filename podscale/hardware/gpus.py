@@ -1,4 +1,4 @@
-"""NVIDIA GPUs as Google Cloud offers them: machine types, what is in them, and what GKE calls them.
+"""NVIDIA GPUs on Google Cloud: machine types, their contents and GKE labels, and peak rates.
 
 Sources, read in 2026: accelerator labels, machine types and their GPUDirect of xpk
 (AI-Hypercomputer/xpk, src/xpk/core/system_characteristics.py at 367c838); vCPUs and memory of a2 and a3-highgpu by the
@@ -6,7 +6,7 @@ SkyPilot catalogue (skypilot-org/skypilot-catalog, catalogs/v8/gcp/vms.csv); the
 google/dranet (pkg/cloudprovider/gce). Recalled, not read again: everything about g2
 and n1, vCPUs and memory of a3-mega, a3-ultra and a4, and Local SSD.
 
-What accelerators can do at best: peaks to set measured rates against.
+Peaks, for comparison with measured rates:
 
 Dense matrix arithmetic in TFLOP/s (a multiply-add counts as 2), without structured sparsity, at the boost clock of the
 part named; memory in GB/s. The figures are those of NVIDIA's data sheets as the field quotes them; they were not read
@@ -29,7 +29,7 @@ class GpuChip:
     memory_bandwidth: float
 
     def peak_tflops(self, precision: str) -> float:
-        """TFLOP/s of a policy of the run document (`train.precision`); 0 where the chip does not offer it."""
+        """TFLOP/s of a policy of the run document (`train.precision`); 0 if the chip does not offer it."""
         return {"fp32": self.fp32, "fp16": self.fp16}.get(precision, self.bf16)
 
 
@@ -50,7 +50,7 @@ GPU_CHIPS = (
 
 
 def find_gpu_chip(device: str) -> GpuChip | None:
-    """The chip that a device's name (as the driver tells it) speaks of; None where it is not in the table."""
+    """The chip that a device's name (as the driver tells it) speaks of; None if it is not in the table."""
     words = device.replace("-", " ").split()
     return next((chip for chip in GPU_CHIPS if all(word in words for word in chip.name.split())), None)
 
@@ -121,5 +121,5 @@ GPU_KINDS = (
 
 
 def find_gpu_kind(name: str) -> GpuKind | None:
-    """The kind of that name or node label; None where there is none."""
+    """The kind of that name or node label; None if there is none."""
     return next((kind for kind in GPU_KINDS if name in (kind.name, kind.gke_label)), None)

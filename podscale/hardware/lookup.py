@@ -1,4 +1,4 @@
-"""From a name such as `nvidia-h100-80gb x8` or `tpu-v5e-4x4` to what a pod must ask a cluster for."""
+"""Look up hardware by name, such as `nvidia-h100-80gb x8` or `tpu-v5e-4x4`, for a pod's resource requests."""
 
 import difflib
 import re
@@ -23,7 +23,7 @@ class Hardware:
     """What one pod of a job runs on, and how many of them make a whole.
 
     resource: name of the accelerators as a cluster counts them, of which each pod gets `accelerators`. hosts: pods
-    that a TPU slice needs; 1 for everything else. cpus, memory_gib: of one machine, 0 where not in the table.
+    that a TPU slice needs; 1 for everything else. cpus, memory_gib: of one machine, 0 if not in the table.
     """
 
     name: str

@@ -1,18 +1,18 @@
-"""TPUs as Google Cloud offers them: generations, slices, and the machines that a slice consists of.
+"""TPUs on Google Cloud: generations, slices and their machines, and the chips as the TPU compiler names them.
 
 Source, read in 2026: AI-Hypercomputer/xpk, src/xpk/core/system_characteristics.py at 367c838 (node labels, machine
 types, chips of a machine, topologies). Slices of one and of four chips on v5e are recalled, not read.
 
-What a TPU chip can do at best, and how the TPU compiler calls and cuts it.
+Peaks, topologies and compiler names of a chip:
 
 Sources, read in November 2026: Google Cloud's pages of each generation (docs.cloud.google.com/tpu/docs/v3, v4, v5e,
-v5p, v6e, tpu7x): peak, memory, interconnect, network. What a page tells of the interconnect for both directions is
-halved; v3's is its 340 TB/s of all-reduce in a pod over 1,024 chips. Recalled, not read again: links of v2 and v4, and
-clocks (Jouppi 2020 and 2023). v2's peak and memory are those of jax 0.10.2 (pallas/mosaic/tpu_info.py), which agrees
-with the others but for v5p's memory (2,460 GB/s there) and v3's peak (140 there). Names and devices of a chip: as
-libtpu 0.0.42.1 describes them. What a program may use of the memory: as that version says, rounded, when it refuses a
-program that is too large (tests/system/train/test_tpu_compiler.py asks it again). v5p's page has 95 GiB, less than that; its
-96 are jax's 103 GB.
+v5p, v6e, tpu7x): peak, memory, interconnect, network. A page's interconnect figure for both directions is halved; v3's
+is its 340 TB/s of all-reduce in a pod over 1,024 chips. Recalled, not read again: links of v2 and v4, and clocks
+(Jouppi 2020 and 2023). v2's peak and memory are those of jax 0.10.2 (pallas/mosaic/tpu_info.py), which agrees with the
+others but for v5p's memory (2,460 GB/s there) and v3's peak (140 there). Names and devices of a chip: as libtpu
+0.0.42.1 describes them. What a program may use of the memory: as that version says, rounded, when it refuses a program
+that is too large (tests/system/train/test_tpu_compiler.py asks it again). v5p's page has 95 GiB, less than that; its 96
+are jax's 103 GB.
 """
 
 import re
@@ -31,8 +31,8 @@ FLAT_TOPOLOGIES = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
 class TpuKind:
     """One generation. gke_label: value of the node label cloud.google.com/gke-tpu-accelerator.
 
-    machine: type of the machines of 4 chips; single_chip_machine: that of the machine with one chip, where there is
-    one. max_cubes: blocks of 4x4x4 chips that the largest slice has; 0 where slices are flat.
+    machine: type of the machines of 4 chips; single_chip_machine: that of the machine with one chip, if there is
+    one. max_cubes: blocks of 4x4x4 chips that the largest slice has; 0 if slices are flat.
     """
 
     name: str
@@ -58,7 +58,7 @@ class TpuKind:
         )
 
     def has_topology(self, topology: str) -> bool:
-        """Whether a slice may have this topology; sides in ascending order where it is built from cubes."""
+        """Return whether a slice may have this topology; sides in ascending order where it is built from cubes."""
         if topology in self.smallest_topologies:
             return True
         sides = [int(side) for side in topology.split("x") if side.isdigit()]
@@ -138,7 +138,7 @@ class TpuChip:
         )
 
     def has_topology(self, sides: str) -> bool:
-        """Whether a slice may have these sides."""
+        """Return whether a slice may have these sides."""
         return self.kind.has_topology(sides) if self.kind else sides in self._flat_topologies
 
 

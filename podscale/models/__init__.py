@@ -1,10 +1,10 @@
-"""The catalogue of models: canonical names, shapes and roles of everything a network owns, and what it costs.
+"""Model catalogue: canonical names, shapes and roles of a network's parameters, and its costs.
 
-Engines define the layers; the catalogue says what they are called. A checkpoint, an optimizer's skip list and the
-planner go by these names, so they hold for every engine. Shapes are torchvision's: convolutions are OIHW, linear
-layers (out, in); so are the names of residual networks and of Inception-V3. Inception-ResNet-V2 has timm's. AlexNet
-has names of its own, because torchvision numbers its layers and batch norm would shift the numbers. Nothing here
-imports a framework.
+Engines define the layers; the catalogue names them. A checkpoint, an optimizer's skip list and the planner use these
+names, so they hold for every engine. Shapes are torchvision's: convolutions are OIHW, linear layers (out, in). The
+names of residual networks and of Inception-V3 are torchvision's too; Inception-ResNet-V2 has timm's. AlexNet has names
+of its own, because torchvision numbers its layers and batch norm would shift the numbers. Nothing here imports a
+framework.
 """
 
 from podscale.config import ModelSection

@@ -11,7 +11,7 @@ KERNELS = (11, 5, 3, 3, 3)
 GROUPED, POOLED = (2, 4, 5), (1, 2, 5)
 """Convolutions that see their own tower alone, and those that an overlapping max-pool follows."""
 FC6_INPUT_SIDE = 6
-"""Side of what fc6 sees, in pixels: pool5's output for an image of 224."""
+"""Input side of fc6, pixels: pool5's output for an image of 224."""
 FIRST_WINDOW, POOL_WINDOW = Window(11, 4, 2), Window(3, 2, 0)
 
 

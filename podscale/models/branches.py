@@ -1,6 +1,6 @@
-"""Networks of many branches, written down as tables: what follows what, where images part, and where they meet again.
+"""Tables of networks with branches: nodes, where images part, and where they meet again.
 
-The catalogue reads layers, sides and costs off a table; an engine builds and runs the network from the same one.
+The catalogue reads layers, sides and costs from a table; an engine builds and runs the network from the same one.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,7 +30,7 @@ class ConvNode:
 
     @property
     def path(self) -> WindowPath:
-        """What it does to the side of an image: nothing where it is padded and strides by 1."""
+        """Windows along the side of an image; none if padded with stride 1."""
         if self.same_padding and self.stride == 1:
             return ()
         assert self.kernel[0] == self.kernel[1], "a long kernel keeps both sides"
@@ -39,7 +39,7 @@ class ConvNode:
 
 @dataclass(frozen=True)
 class PoolNode:
-    """The largest value or the mean of each window. count_padding: whether a mean counts the zeros outside the image."""
+    """Largest value or mean of each window. count_padding: whether a mean counts the zeros outside the image."""
 
     kind: Literal["max", "average"]
     window: Window
@@ -48,7 +48,7 @@ class PoolNode:
 
 @dataclass(frozen=True)
 class BranchNode:
-    """Several ways from the same images, their outputs behind each other."""
+    """Parallel branches from the same input, their outputs concatenated."""
 
     branches: tuple["Nodes", ...]
 
@@ -71,7 +71,7 @@ Nodes = tuple[Node, ...]
 class BranchTable:
     """A network: stages to run one after the other, global average, dropout, classifier.
 
-    auxiliary: in training, where there is one, a second way to logits from the images that stage `auxiliary_after`
+    auxiliary: in training, if there is one, a second head with logits from the images that stage `auxiliary_after`
     (counted from 0) leaves; it ends in a global average and a classifier too.
     """
 
@@ -98,7 +98,7 @@ def table_layers(table: BranchTable, classes: int) -> Iterator[LayerSpec]:
 
 
 class LayerWalker:
-    """Goes through nodes and keeps how many channels there are and what became of the images' side."""
+    """Walk over nodes that tracks the number of channels and the windows along the images' side."""
 
     def __init__(self, channels: int, path: WindowPath, *, auxiliary: bool = False) -> None:
         self.channels, self.path, self._auxiliary = channels, path, auxiliary

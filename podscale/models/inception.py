@@ -30,7 +30,7 @@ def inception_table(model: ModelSection) -> BranchTable:
 
 
 class ConvBuilder:
-    """Writes convolutions whose channels are those of the papers at width 64, and in proportion at others."""
+    """Builder of convolutions with the papers' channels at width 64, and in proportion at others."""
 
     def __init__(self, width: int) -> None:
         self._width = width

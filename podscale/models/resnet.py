@@ -1,4 +1,4 @@
-"""The layers of residual networks: those for ImageNet (18 to 152) and the CIFAR family (20 to 110)."""
+"""Layers of residual networks: those for ImageNet (18 to 152) and the CIFAR family (20 to 110)."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,10 +30,10 @@ MIN_BLURRED_CHANNELS = 16
 
 @dataclass(frozen=True)
 class ResNetSpec:
-    """What a model section says about a residual network.
+    """Shape of a residual network, from the model section.
 
     depths: blocks per stage; each stage but the first halves the image and doubles the channels. channels: those of
-    the first stage, before expansion. shortcut: where shapes change, a projection (He 2015, option B) or every other
+    the first stage, before expansion. shortcut: when shapes change, a projection (He 2015, option B) or every other
     pixel with channels of zeros behind (option A). blurpool: blur before striding.
     """
 
@@ -50,7 +50,7 @@ class ResNetSpec:
         return Window(3, 1, 1) if self.small_stem else Window(7, 2, 3)
 
     def uses_blur(self, inputs: int, stride: int) -> bool:
-        """Whether a convolution of so many input channels and this stride sees blurred images."""
+        """Return whether a convolution of this many input channels and this stride sees blurred images."""
         return self.blurpool and stride > 1 and inputs >= MIN_BLURRED_CHANNELS
 
 

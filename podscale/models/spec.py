@@ -1,4 +1,4 @@
-"""What a network owns and what it costs, layer by layer."""
+"""Model specification: layers, parameters, FLOPs and activations of a network."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -43,13 +43,13 @@ class Window(NamedTuple):
 
 
 HALVING_WINDOW = Window(1, 2, 0)
-"""What every stride of 2 with same padding does to a side, whatever its kernel: half, rounded up."""
+"""Window of stride 2 with same padding, for any kernel: half the side, rounded up."""
 
 WindowPath = tuple[Window, ...]
 
 
 def output_size(path: WindowPath, image_size: int) -> int:
-    """The side of what an image of this side has become behind the windows, in pixels."""
+    """Return the side of an image after the windows, in pixels."""
     return reduce(lambda before, window: window.output_size(before), path, image_size)
 
 
@@ -57,7 +57,7 @@ def output_size(path: WindowPath, image_size: int) -> int:
 class LayerSpec:
     """One thing that computes: a convolution, a linear layer, a batch norm that stands alone, or a fixed blur.
 
-    kernel, padding: rows and columns. norm: name of the batch norm that follows, "" where none does. path: the windows
+    kernel, padding: rows and columns. norm: name of the batch norm that follows, "" if none. path: the windows
     between the image and this output, in order, without those that leave the side as it is. auxiliary: computed in
     training alone.
     """
@@ -107,7 +107,7 @@ class LayerSpec:
 
     @property
     def norm_name(self) -> str:
-        """Name of the batch norm that this layer is or has; "" where there is none."""
+        """Name of the batch norm that this layer is or has; "" if there is none."""
         return self.name if self.kind == "norm" else self.norm
 
 
@@ -139,9 +139,9 @@ class ModelSpec:
         return 2 * sum(layer.multiply_adds(image_size) for layer in self.layers if not layer.auxiliary)
 
     def training_flops(self, image_size: int) -> int:
-        """Those of forward and backward, auxiliary layers included.
+        """FLOPs of forward and backward, auxiliary layers included.
 
-        Backward is two more passes, one for the weights and one for the inputs; a blur has no weights, and nobody
+        Backward is two more passes, one for the weights and one for the inputs; a blur has no weights, and no step
         needs the gradient of the pixels.
         """
         once = [layer.multiply_adds(image_size) for layer in self.layers]
@@ -149,7 +149,7 @@ class ModelSpec:
         return 2 * (3 * sum(once) - once[0] - blurs)
 
     def activation_elements(self, image_size: int) -> int:
-        """Elements of all layers' outputs of one image: what sets the memory and the traffic of training."""
+        """Elements of all layers' outputs of one image, which set the memory and the traffic of training."""
         return sum(
             layer.out_channels * layer.output_pixels(image_size) for layer in self.layers if layer.kind != "norm"
         )

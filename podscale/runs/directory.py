@@ -1,4 +1,4 @@
-"""Where everything of a run is: <workspace>/datasets/<fingerprint>, <workspace>/runs/<id>, <workspace>/programs."""
+"""Paths of a workspace: <workspace>/datasets/<fingerprint>, <workspace>/runs/<id>, <workspace>/programs."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +32,7 @@ def dataset_directory(workspace: str, data: DataSection) -> str:
 
 
 def programs_directory(workspace: str) -> Path:
-    """What the JAX engine compiled, for the next launch and for other runs (see podscale.jax.program_cache)."""
+    """Compiled programs of the JAX engine, shared by launches and runs (see podscale.jax.program_cache)."""
     return local_path(workspace) / "programs"
 
 
@@ -47,7 +47,7 @@ class RunDirectory:
         return cls(local_path(config.run.workspace) / "runs" / config.run.id)
 
     def create(self) -> "RunDirectory":
-        """Makes the directory; raises InputError where the place cannot be written."""
+        """Create the directory; raises InputError if it cannot be written."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -71,17 +71,17 @@ class RunDirectory:
 
     @property
     def mlperf(self) -> Path:
-        """The training in MLPerf's lines, where the document asks for them (see podscale.telemetry.mlperf_log)."""
+        """MLPerf log, if the document asks for it (see podscale.telemetry.mlperf_log)."""
         return self.path / "mlperf.log"
 
     @property
     def tensorboard(self) -> Path:
-        """Event files, where the document asks for them."""
+        """Event files, if the document asks for them."""
         return self.path / "tensorboard"
 
     @property
     def trackers(self) -> Path:
-        """What experiment trackers were sent so far (see podscale.telemetry.trackers.base)."""
+        """Record of what was sent to experiment trackers (see podscale.telemetry.trackers.base)."""
         return self.path / "trackers"
 
     @property
@@ -96,12 +96,12 @@ class RunDirectory:
 
     @property
     def outcome(self) -> Path:
-        """How the newest launch of each stage ended."""
+        """Outcomes of each stage's newest launch."""
         return self.path / "outcome.json"
 
     @property
     def all_reduce(self) -> Path:
-        """What `all_reduce.algorithm: auto` measured and chose, for as long as the run lives."""
+        """Measurements and choice of `all_reduce.algorithm: auto`, kept over restarts."""
         return self.path / "all_reduce.json"
 
     @property
@@ -134,12 +134,12 @@ class RunDirectory:
 
     @property
     def hang_stacks(self) -> Path:
-        """What each rank was doing when the run last hung."""
+        """Stack of each rank when the run last hung."""
         return self.path / "hang"
 
     @property
     def goodput(self) -> Path:
-        """Where the run's wall time went so far, over all launches (see podscale.telemetry.goodput)."""
+        """Wall time of the run by cause, over all launches (see podscale.telemetry.goodput)."""
         return self.path / ".heartbeat"
 
     @property

@@ -1,4 +1,4 @@
-"""The members of a collapsed ensemble as runs of their own, and where the models are that are evaluated together."""
+"""Members of a collapsed ensemble as runs of their own, and the directories of models evaluated together."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from podscale.errors import InputError
 from podscale.runs.directory import RunDirectory, local_path
 
 MODEL_JSON = "model.json"
-"""Marks the directory of a whole model."""
+"""File that marks the directory of a complete model."""
 MAX_RUN_ID_LENGTH = 40
 
 
@@ -28,7 +28,7 @@ class EnsembleMember:
 
 
 def ensemble_members(config: RunConfig) -> list[EnsembleMember]:
-    """The members of a document's ensemble, in order of their cycles; none where it has no ensemble."""
+    """Return the members of a document's ensemble by cycle; empty without an ensemble section."""
     return [
         EnsembleMember(cycle, member_run_config(config, cycle))
         for cycle in config.ensemble.member_cycles
@@ -37,7 +37,7 @@ def ensemble_members(config: RunConfig) -> list[EnsembleMember]:
 
 
 def ensemble_member(config: RunConfig, cycle: int) -> EnsembleMember:
-    """The member of one cycle. Raises InputError where that cycle is not collapsed."""
+    """Return the member of one cycle; raises InputError if that cycle is not collapsed."""
     numbers = config.ensemble.member_cycles if config.ensemble.cycles else ()
     if cycle not in numbers:
         problem = f"run {config.run.id} collapses no snapshot of this cycle"
@@ -49,7 +49,7 @@ def ensemble_member(config: RunConfig, cycle: int) -> EnsembleMember:
 
 
 def member_run_id(run: str, cycle: int) -> str:
-    """The run id of a member. Raises InputError where it would be too long."""
+    """The run id of a member. Raises InputError if it would be too long."""
     name = f"{run}-c{cycle}"
     if len(name) > MAX_RUN_ID_LENGTH:
         raise InputError(
@@ -93,7 +93,7 @@ def member_run_config(config: RunConfig, cycle: int) -> RunConfig:
 
 
 def combined_model_directories(config: RunConfig) -> list[Path]:
-    """The directories of the models that the evaluation of a document combines; none where it evaluates its own."""
+    """Directories of the models that a document's evaluation combines; empty if it evaluates the run's own."""
     if config.evaluate.models:
         return [resolve_model_directory(config, name) for name in config.evaluate.models]
     return [one.model for one in ensemble_members(config)]
@@ -109,7 +109,7 @@ def evaluated_model_directories(config: RunConfig) -> list[Path]:
 
 
 def resolve_model_directory(config: RunConfig, name: str) -> Path:
-    """Where a model is that is named by its directory, that of its run, or a run id of the same workspace."""
+    """Return the directory of a model named by it, by its run's directory, or by a run id of the workspace."""
     candidates = list(_model_candidates(config, name))
     return next((path for path in candidates if (path / MODEL_JSON).exists()), candidates[0])
 

@@ -1,10 +1,9 @@
-"""One writer per run directory: a lock that dies with its holder, and a number that unmasks late writers.
+"""Run directory lease: a file lock that ends with its holder, and a fencing number against late writers.
 
-The lock (flock) is held by the command that a person started and ends with it, even by kill -9; the processes of its
-launch know the number by environment. A process of an earlier launch that still
-lives for a moment, or on another machine, is caught by the fencing number: every new lease raises it, and whoever
-finds another number than its own in the file may not write any more. Where the file system has no locks, a living
-holder on this machine is still seen by its process, and the number alone guards against other machines.
+The user's command holds the lock (flock), which the kernel releases when the command exits, even after kill -9. The
+processes of its launch know the fencing number from their environment. Every new lease raises the number, so a process
+of an earlier launch, on this machine or another, finds a number that is not its own and stops writing. On a file system
+without locks, a live holder on this machine is found by its process id; against other machines only the number guards.
 """
 
 import errno
@@ -27,7 +26,7 @@ from podscale.util.processes import start_ticks
 RECORD_BYTES = 512
 POLL_SECONDS = 0.5
 POD_EXIT_SECONDS = 60.0
-"""Time after the grace time by which pods that were told to exit have exited."""
+"""Seconds after the grace time by which terminated pods have exited."""
 LOCKING_UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL)
 
 T = TypeVar("T")
@@ -44,7 +43,7 @@ class LeaseTaken(InputError):
 
 @dataclass(frozen=True)
 class LeaseHolder:
-    """Who took the lease; `started` tells a process from a later one with the same id (clock ticks since boot)."""
+    """Holder of the lease; `started` (clock ticks since boot) tells reused process ids apart."""
 
     number: int
     host: str
@@ -68,14 +67,14 @@ class Lease:
         self.path = path
         self.number = number
         self.check = lease_fence(path, number)
-        """Raises LeaseLost where a newer lease exists; cheap enough for every line of a log."""
+        """Raise LeaseLost if a newer lease exists; cheap enough for every log line."""
         self._descriptor = descriptor
 
     @classmethod
     def acquire(cls, path: Path, wait_seconds: float = 0.0) -> "Lease":
-        """Takes the lease of `path` (its directory must exist); raises LeaseTaken naming the holder where it is taken.
+        """Take the lease of `path` (its directory must exist); raises LeaseTaken naming the holder if it is taken.
 
-        wait_seconds: seconds to wait for a holder that is about to end.
+        wait_seconds: seconds to wait for a holder that is about to exit.
         """
         return _retry_while_taken(lambda: cls._acquire(path), wait_seconds)
 
@@ -104,7 +103,7 @@ class Lease:
     def hold(cls, path: Path, environ: Mapping[str, str] = os.environ, wait_seconds: float = 0.0) -> "Lease":
         """The lease of the launch that this process belongs to (see `variables`), else as `acquire`.
 
-        Raises LeaseLost where a newer launch has taken over meanwhile.
+        Raises LeaseLost if a newer launch has taken over meanwhile.
         """
         if env.FENCE not in environ or Path(environ.get(env.LEASE, "")) != path.absolute():
             return cls.acquire(path, wait_seconds)
@@ -114,11 +113,11 @@ class Lease:
 
     @property
     def variables(self) -> dict[str, str]:
-        """What the processes of this launch need in their environment, so that they `hold` this lease too."""
+        """Environment variables by which the processes of this launch `hold` this lease too."""
         return {env.LEASE: str(self.path.absolute()), env.FENCE: str(self.number)}
 
     def release(self) -> None:
-        """Lets others in; the number stays, so that the next is higher. Safe to call twice."""
+        """Release the lock; the number stays, so that the next is higher. Safe to call twice."""
         if self._descriptor >= 0:
             # A child between fork and exec still shares the open file: unlock, do not only close.
             with suppress(OSError):
@@ -134,9 +133,9 @@ class Lease:
 
 
 def check_not_taken(path: Path, wait_seconds: float = 0.0) -> None:
-    """Raises LeaseTaken naming the holder where a living launch holds the lease of `path`; changes nothing.
+    """Raise LeaseTaken, naming the holder, if a live launch holds the lease of `path`; changes nothing.
 
-    wait_seconds: seconds to wait for a holder that is about to end.
+    wait_seconds: seconds to wait for a holder that is about to exit.
     """
 
     def look() -> None:
@@ -148,7 +147,7 @@ def check_not_taken(path: Path, wait_seconds: float = 0.0) -> None:
 
 
 def _retry_while_taken(attempt: Callable[[], T], seconds: float) -> T:
-    """What the attempt returns, made again while the lease is taken, for so long."""
+    """Return the attempt's result; retry while the lease is taken, until the timeout."""
     until, told = time.monotonic() + seconds, False
     while True:
         try:
@@ -177,16 +176,16 @@ def pod_exit_seconds(grace_seconds: float) -> float:
 
 
 def is_held(path: Path) -> bool:
-    """Whether a living launch holds the lease of `path`; changes nothing."""
+    """Return whether a live launch holds the lease of `path`; changes nothing."""
     return _read_lock_state(path)[0]
 
 
 def _read_lock_state(path: Path) -> tuple[bool, LeaseHolder | None]:
-    """Whether the lease is held, and who took it last."""
+    """Return whether the lease is held, and who took it last."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
-        return False, None  # no lease yet, or a place that `acquire` complains about
+        return False, None  # no lease yet, or a directory that `acquire` reports
     try:
         lock = _try_lock(descriptor)
         holder = _parse_holder(os.pread(descriptor, RECORD_BYTES, 0))
@@ -236,7 +235,7 @@ def _parse_holder(content: bytes) -> LeaseHolder | None:
 
 
 def _write_holder(descriptor: int, number: int) -> None:
-    """In place, since the lock belongs to the file itself; one write of one length, so that no reader sees half."""
+    """Write in place, because the lock belongs to the file itself; one write of fixed length is never seen half."""
     holder = LeaseHolder(number, socket.gethostname(), os.getpid(), start_ticks(os.getpid()), time.time())
     record = json.dumps(asdict(holder)).encode()
     assert len(record) < RECORD_BYTES, "a host name has at most 255 bytes"

@@ -1,6 +1,7 @@
-"""The models that are evaluated together: read, and refused where they do not answer the same question.
+"""Model files of a finished run, and checks on models that are evaluated together.
 
-The weights of a finished model: one safetensors file with the catalogue's names, the same for every engine.
+The weights are one safetensors file with the catalogue's names, the same for every engine. Models that know other
+classes or preprocess images in another way are refused.
 """
 
 import json
@@ -24,7 +25,7 @@ OTHER_WEIGHTS_FILES = {"trained": "ema.safetensors", "ema": "trained.safetensors
 def read_weights(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, npt.NDArray[Any]]:
     """Parameters and running statistics by name; `shapes`: of all that the network owns.
 
-    Raises InputError where the file is missing or holds another architecture.
+    Raises InputError if the file is missing or holds another architecture.
     """
     try:
         arrays: dict[str, npt.NDArray[Any]] = load_file(path)
@@ -39,7 +40,7 @@ def read_weights(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str,
 
 @dataclass(frozen=True)
 class EvaluatedModel:
-    """One model: its directory, and what its model.json says."""
+    """One model: its directory, and the contents of its model.json."""
 
     directory: Path
     description: dict[str, Any]
@@ -60,7 +61,7 @@ class EvaluatedModel:
 
     @property
     def average_weights(self) -> Path | None:
-        """The running average of its weights, where the run kept one and it is not the model itself."""
+        """The running average of the weights, if the run kept one and it is not the model itself."""
         beside = self.directory / OTHER_WEIGHTS_FILES["trained"]
         return beside if self.description["training"].get("weights") == "trained" and beside.exists() else None
 
@@ -74,12 +75,12 @@ class EvaluatedModels:
 
     @property
     def same_architecture(self) -> bool:
-        """Whether all members have one architecture, so that their weights have a mean."""
+        """Return whether all members have one architecture, so that their weights have a mean."""
         return all(one.model_section == self.members[0].model_section for one in self.members)
 
 
 def preprocessing_of(config: RunConfig) -> dict[str, Any]:
-    """What becomes of an image before a document's model sees it, as model.json says it."""
+    """Preprocessing of images for a document's model, as model.json records it."""
     return {
         "color": "RGB",
         "image_size": config.eval_image_size,
@@ -90,7 +91,7 @@ def preprocessing_of(config: RunConfig) -> dict[str, Any]:
 
 
 def read_evaluated_models(config: RunConfig, classes: Sequence[str]) -> EvaluatedModels:
-    """The models that a document has evaluated together. classes: of the shard set, in index order.
+    """Read the models that a document evaluates together. classes: of the shard set, in index order.
 
     Raises InputError for a model that is missing or damaged, that knows other classes, or that wants its images
     prepared in another way.
@@ -113,7 +114,7 @@ def read_evaluated_models(config: RunConfig, classes: Sequence[str]) -> Evaluate
 
 
 def read_model(directory: Path) -> EvaluatedModel:
-    """The model in a directory; raises InputError where there is none, or its description is damaged."""
+    """Read the model in a directory; raises InputError if there is none or its model.json is damaged."""
     path = directory / MODEL_JSON
     try:
         listed = EvaluatedModel(directory, json.loads(path.read_text(encoding="utf-8")))

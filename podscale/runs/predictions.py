@@ -1,11 +1,8 @@
-"""What the model said about every validation sample: the one thing that engines hand to evaluation.
+"""Predictions for every validation sample: the interface between engines and evaluation.
 
-Kept as columns in a safetensors file, sorted by sample key, so that two files of one model are byte-identical whatever
-the number of ranks that made them.
-
-What the evaluation of several models leaves beside the run's predictions: who made which pass, and how long it took.
-
-`<run>/ensemble/passes.json`, written last, and the predictions of each pass and of each way of combining them.
+Columns in a safetensors file, sorted by sample key, so that two files of one model are byte-identical whatever the
+number of ranks. The evaluation of several models keeps the predictions of each pass and of each combination in
+`<run>/ensemble/`, and writes passes.json there last: the model and the seconds of each pass.
 """
 
 import json
@@ -37,7 +34,7 @@ PREDICTION_COLUMNS = {
 class Predictions:
     """One row per sample.
 
-    keys: uint64 [n], unique sample keys (see `shards.index`).
+    keys: uint64 [n], unique sample keys (see podscale.data.index).
     labels: int32 [n], true class indices.
     topk: int32 [n, k], the k most probable classes, best first; k >= min(5, number of classes).
     confidences: float32 [n, k], their softmax probabilities.
@@ -65,9 +62,9 @@ class Predictions:
 
 
 def write_predictions(path: Path, predictions: Predictions) -> None:
-    """Writes `predictions` atomically, sorted by key.
+    """Write `predictions` atomically, sorted by key.
 
-    Raises ValueError where the columns disagree in length or a sample occurs twice: padding must be left out before.
+    Raises ValueError if the columns disagree in length or a sample occurs twice: padding must be left out before.
     """
     columns = {name: np.asarray(getattr(predictions, name)).astype(dtype) for name, dtype in PREDICTION_COLUMNS.items()}
     _check_columns(columns)
@@ -82,7 +79,7 @@ def write_predictions(path: Path, predictions: Predictions) -> None:
 
 
 def read_predictions(path: Path) -> Predictions:
-    """The predictions at `path`; raises InputError where there are none or the file is damaged."""
+    """The predictions at `path`; raises InputError if there are none or the file is damaged."""
     try:
         columns = load(path.read_bytes())
         predictions = Predictions(
@@ -124,7 +121,7 @@ class EvaluationPass:
 
 
 def write_passes(directory: Path, passes: Sequence[EvaluationPass], found: Mapping[str, Predictions]) -> None:
-    """Keeps the predictions of all passes and ways by name, and then the passes."""
+    """Write the predictions of all passes and combinations by name, and then passes.json."""
     directory.mkdir(exist_ok=True)
     for name, answers in found.items():
         write_predictions(pass_predictions_path(directory, name), answers)
@@ -132,7 +129,7 @@ def write_passes(directory: Path, passes: Sequence[EvaluationPass], found: Mappi
 
 
 def read_passes(directory: Path) -> dict[str, EvaluationPass]:
-    """The passes by name. Raises InputError where there are none, or the file is damaged."""
+    """The passes by name. Raises InputError if there are none, or the file is damaged."""
     path = directory / PASSES_FILE
     try:
         entries: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))

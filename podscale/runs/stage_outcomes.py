@@ -1,6 +1,7 @@
-"""What a run directory already holds: whose document it is, and which stages are finished for the same inputs.
+"""Stage outcomes of a run directory, and reuse of stages that finished with the same inputs.
 
-outcome.json: how each stage of a run ended, for launchers, the exit handler and people.
+outcome.json records how each stage of a run ended, for launchers, the exit handler and people. stages.json records the
+fingerprint of each finished stage's inputs. A run directory belongs to one run document: another is refused.
 """
 
 import errno
@@ -40,7 +41,7 @@ class StageOutcome:
     seconds: float = 0.0
     ended: str = ""
     reused: bool = False
-    """True where the stage was finished before and nothing had to be done; `seconds` are then those of the work."""
+    """True if the stage was already finished; `seconds` are then those of the launch that did the work."""
 
     @property
     def is_done(self) -> bool:
@@ -48,7 +49,7 @@ class StageOutcome:
 
 
 def write_outcome(path: Path, outcome: StageOutcome) -> None:
-    """Records `outcome` beside those of the other stages, which are kept."""
+    """Record `outcome` beside those of the other stages, which are kept."""
     outcomes = read_outcomes(path)
     outcomes[outcome.stage] = outcome
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -56,7 +57,7 @@ def write_outcome(path: Path, outcome: StageOutcome) -> None:
 
 
 def read_outcomes(path: Path) -> dict[str, StageOutcome]:
-    """The recorded outcomes by stage; empty where there are none or the file is damaged."""
+    """The recorded outcomes by stage; empty if there are none or the file is damaged."""
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))
         return {name: StageOutcome(**entry) for name, entry in entries.items()}
@@ -65,7 +66,7 @@ def read_outcomes(path: Path) -> dict[str, StageOutcome]:
 
 
 def exit_code_and_message(error: BaseException) -> tuple[int, str]:
-    """Exit code and text for people of what ended a stage."""
+    """Return the exit code and error text of the exception that ended a stage."""
     if isinstance(error, PodscaleError):
         return int(error.exit_code), str(error)
     if isinstance(error, SigtermReceived):
@@ -77,17 +78,17 @@ def exit_code_and_message(error: BaseException) -> tuple[int, str]:
 
 @dataclass
 class StageRecording:
-    """What a stage tells about itself while it is recorded."""
+    """State of a stage's recording, set by its body."""
 
     reused_outcome: StageOutcome | None = None
-    """Set where nothing had to be done: the outcome of the launch that did the work."""
+    """Outcome of the launch that did the work, if this one had nothing to do."""
 
 
 @contextmanager
 def record_stage(path: Path, stage: StageName, fence: Callable[[], None] = lambda: None) -> Iterator[StageRecording]:
-    """Runs one stage and records its outcome whatever happens; the exception goes on to the caller.
+    """Run one stage and records its outcome whatever happens; the exception goes on to the caller.
 
-    fence: raises LeaseLost where a newer launch has taken over, whose record this is now.
+    fence: raises LeaseLost if a newer launch has taken over and now owns the record.
     """
     started = datetime.now(UTC)
     recording = StageRecording()
@@ -114,9 +115,9 @@ STAGES: tuple[StageName, ...] = get_args(StageName)
 
 
 def check_run_document(config: RunConfig) -> RunDirectory:
-    """The run directory of this document; nothing is written.
+    """Return the run directory of this document; nothing is written.
 
-    Raises InputError where it holds the run of a document with other `result` fields, listing them.
+    Raises InputError if it holds the run of a document with other `result` fields, listing them.
     """
     run = RunDirectory.for_config(config)
     if not run.config.exists():
@@ -134,7 +135,7 @@ def check_run_document(config: RunConfig) -> RunDirectory:
 
 
 def prepare_run_directory(config: RunConfig) -> RunDirectory:
-    """As `refuse_other_document`, then makes the run directory and records the resolved document in it."""
+    """Check the run document, create the run directory and record the resolved document in it."""
     run = check_run_document(config).create()
     try:
         write_atomically(run.config, dumps(config))
@@ -144,10 +145,10 @@ def prepare_run_directory(config: RunConfig) -> RunDirectory:
 
 
 def move_run_aside(config: RunConfig) -> Path | None:
-    """Moves the run directory aside, so that this launch starts anew; nothing is deleted.
+    """Move the run directory aside, so that this launch starts anew; nothing is deleted.
 
-    The lease, which the caller holds, stays: whoever still writes for the former run finds another number in it.
-    Returns where the former run is now, or None where there was none.
+    The lease, which the caller holds, stays: a late writer of the former run finds another number in it.
+    Returns the new path of the former run, or None if there was none.
     """
     run = RunDirectory.for_config(config)
     if all(path == run.lease for path in run.path.iterdir()):
@@ -163,7 +164,7 @@ def move_run_aside(config: RunConfig) -> Path | None:
 
 
 def finished_outcome(config: RunConfig, stage: StageName, shard_set: str) -> StageOutcome | None:
-    """The recorded outcome of `stage` where it is done, was given the same inputs and left its products."""
+    """Return the outcome of `stage` if it is done, had the same inputs and left its products; else None."""
     run = RunDirectory.for_config(config)
     outcome = read_outcomes(run.outcome).get(stage)
     if outcome is None or not outcome.is_done or not all(path.exists() for path in _output_files(run, stage)):
@@ -172,7 +173,7 @@ def finished_outcome(config: RunConfig, stage: StageName, shard_set: str) -> Sta
 
 
 def record_finished(config: RunConfig, stage: StageName, shard_set: str) -> None:
-    """Remembers what `stage` was given, for `finished`."""
+    """Record the fingerprint of the inputs of `stage`, for `finished_outcome`."""
     run = RunDirectory.for_config(config)
     write_json(
         _fingerprints_path(run), {**_read_fingerprints(run), stage: inputs_fingerprint(config, stage, shard_set)}
@@ -180,7 +181,7 @@ def record_finished(config: RunConfig, stage: StageName, shard_set: str) -> None
 
 
 def discard_outcomes(config: RunConfig, stage: StageName) -> None:
-    """Drops the outcomes of `stage` and of the stages after it: they are about to be done again."""
+    """Drop the outcomes of `stage` and of the stages after it: they are about to be done again."""
     run = RunDirectory.for_config(config)
     stale = STAGES[STAGES.index(stage) :]
     kept = {name: entry for name, entry in _read_json(run.outcome).items() if name not in stale}

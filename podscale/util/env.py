@@ -1,7 +1,7 @@
-"""Environment variables between launcher, workers, stages and images: the one place that names them.
+"""Environment variables between launcher, workers, stages and images.
 
-`VARIABLES` is the contract as data; docs/environment.md is generated from it. A constant is the variable's name and is
-called like it, without the prefix.
+`VARIABLES` is the contract as data; docs/environment.md is generated from it. A constant holds the variable's name and
+is named like it, without the prefix.
 """
 
 import os

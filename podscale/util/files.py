@@ -1,4 +1,4 @@
-"""Small files written so that a reader sees the old content or the new, never half of it."""
+"""Atomic writes of small files: a reader sees the old content or the new, never half of it."""
 
 import json
 import os
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:
-    """Writes `path` by a temporary neighbour, fsync and rename; the directory must exist."""
+    """Write `path` by a temporary neighbour, fsync and rename; the directory must exist."""
     data = content.encode() if isinstance(content, str) else content
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
     try:
@@ -25,12 +25,12 @@ def write_atomically(path: Path, content: bytes | str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes a JSON document atomically, with sorted keys nowhere: the order given is the order read."""
+    """Write a JSON document atomically; keys keep their order."""
     write_atomically(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
 def fsync_directory(path: Path) -> None:
-    """Makes renames inside `path` durable."""
+    """Make renames inside `path` durable."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""Numbers, and text from outside (class names, paths, messages), made fit to be shown to people."""
+"""Formatting of numbers and of untrusted text (class names, paths, messages) for display."""
 
 import unicodedata
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What this machine offers, found without importing a framework (which takes seconds)."""
+"""CPUs, memory, GPUs and TPUs of this machine, without importing a framework (which takes seconds)."""
 
 import os
 import platform
@@ -13,7 +13,7 @@ TPU_PCI_DEVICES = {"0x005e": "v4", "0x0062": "v5p", "0x0063": "v5e", "0x006f": "
 
 @dataclass(frozen=True)
 class MemoryInfo:
-    """Bytes of main memory and of the shared memory file system; 0 where unknown."""
+    """Bytes of main memory and of the shared memory file system; 0 if unknown."""
 
     total: int
     available: int
@@ -31,7 +31,7 @@ def cpu_count() -> int:
 
 
 def cpu_name() -> str:
-    """The processor's name, as /proc/cpuinfo tells it, else its architecture."""
+    """Processor name from /proc/cpuinfo, else the architecture."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -72,7 +72,7 @@ def tpu_chips(bus: Path = Path("/sys/bus/pci/devices")) -> list[str]:
 
 
 def default_processes_per_node() -> int:
-    """Training processes of one node where the document leaves it open: one per GPU, or one."""
+    """Default training processes per node: one per GPU, or one."""
     return visible_gpus() or 1
 
 
@@ -93,7 +93,7 @@ def memory_info() -> MemoryInfo:
 
 
 def oom_kill_count() -> int:
-    """Processes of this container that the kernel has killed for memory so far (cgroup v2); 0 where unknown."""
+    """Processes of this container that the kernel has killed for memory so far (cgroup v2); 0 if unknown."""
     try:
         lines = Path("/sys/fs/cgroup/memory.events").read_text(encoding="ascii").splitlines()
     except OSError:

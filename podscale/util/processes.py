@@ -1,11 +1,8 @@
-"""Processes that end with the one they serve, even where that is killed; whether one lives. Linux only: /proc.
+"""Process lifetime, SIGTERM handling and calls with a timeout. Linux only: /proc, pidfd, prctl.
 
-A request to stop (SIGTERM), for work that can be given up at any moment because its products appear at once.
-
-Training is not of that kind: its ranks look at a flag between updates (see podscale.distributed.step_status), and the supervisor
-waits for them.
-
-Waiting for what may hang, for a while only.
+`exit_with_parent`, `exit_with_process` and `exit_with_lock_holder` end a process together with the one it serves, even
+after kill -9. `preempt_on_sigterm` interrupts work at any moment, so it is only for work whose products appear at once.
+Training ranks check a flag between steps instead (podscale.distributed.step_status), and the supervisor waits for them.
 """
 
 import ctypes
@@ -27,9 +24,9 @@ PR_SET_PDEATHSIG = 1
 
 
 def exit_with_parent(parent: int | None = None) -> None:
-    """Asks the kernel for SIGKILL when the parent ends; with `parent`, its pid, dies at once where it already has.
+    """Ask the kernel for SIGKILL when the parent exits; exit at once if the parent is no longer `parent` (a pid).
 
-    The request survives exec. It goes by the parent's *thread*: parents start children from their main thread.
+    The request survives exec. The kernel watches the parent's *thread*: start children from the main thread.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
@@ -39,7 +36,7 @@ def exit_with_parent(parent: int | None = None) -> None:
 
 
 def exit_with_process(pid: int) -> None:
-    """Ends this process when the process `pid` ends, whoever is in between; at once where it is gone."""
+    """Kill this process when the process `pid`, any ancestor or other process, exits; at once if it is gone."""
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -49,16 +46,16 @@ def exit_with_process(pid: int) -> None:
 
 @contextmanager
 def hold_lock_file(path: Path) -> Iterator[None]:
-    """Holds a new file locked, for others to see that this process lives; the lock ends with it, however it ends."""
+    """Hold a lock on a new file while this process runs; the kernel releases it on exit, even after kill -9."""
     with path.open("wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def exit_with_lock_holder(path: Path) -> None:
-    """Ends this process when the lock of a file is given up, which is seen through the mounts of a container.
+    """Kill this process when the lock of a file is released, which a container sees through its mounts.
 
-    Nothing is watched where the file is not locked: its file system does not show locks to containers.
+    Nothing is watched if the file is not locked: its file system does not show locks to containers.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -75,7 +72,7 @@ def _exit_on_lock_release(descriptor: int) -> None:
 
 
 def process_state(pid: int) -> str:
-    """The state of a process as in /proc (T: stopped, Z: a zombie); empty where it is gone."""
+    """The state of a process as in /proc (T: stopped, Z: a zombie); empty if it is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -83,7 +80,7 @@ def process_state(pid: int) -> str:
 
 
 def start_ticks(pid: int) -> int:
-    """Start of a living process in clock ticks since boot; 0 where there is none or it has ended (a zombie)."""
+    """Start of a live process in clock ticks since boot; 0 if there is none or it is a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -103,7 +100,7 @@ def is_alive(pid: int) -> bool:
 
 
 def kill_self() -> None:
-    """SIGKILL rather than an orderly end: what this process started dies by the kernel's parent-death signal."""
+    """Kill this process with SIGKILL; its children die by the kernel's parent-death signal."""
     os.kill(os.getpid(), signal.SIGKILL)
     os._exit(128 + signal.SIGKILL)  # the first process of a container is spared its own signals
 
@@ -128,13 +125,13 @@ class SigtermReceived(BaseException):
 
 
 def raise_on_sigterm(message: str = STOP_MESSAGE) -> Any:
-    """From now on the first SIGTERM raises Stopped(text), further ones are ignored; returns the handler before.
+    """Raise SigtermReceived(message) at the first SIGTERM and ignore further ones; returns the previous handler.
 
     Call it from the main thread.
     """
 
     def handle(number: int, frame: FrameType | None) -> NoReturn:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what is left to do is short, and must not be cut again
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the cleanup is short, and must not be interrupted again
         raise SigtermReceived(message)
 
     return signal.signal(signal.SIGTERM, handle)
@@ -142,7 +139,7 @@ def raise_on_sigterm(message: str = STOP_MESSAGE) -> Any:
 
 @contextmanager
 def preempt_on_sigterm() -> Iterator[None]:
-    """SIGTERM ends the body, which then raises Preempted."""
+    """Interrupt the body at SIGTERM and raise Preempted."""
     before = raise_on_sigterm()
     try:
         yield
@@ -156,7 +153,7 @@ T = TypeVar("T")
 
 
 def call_with_timeout(timeout_seconds: float, action: Callable[[], T]) -> T:
-    """The result of `action`, or TimeoutError; an action that hangs is left in a thread that holds up no exit."""
+    """Return the result of `action`, or raise TimeoutError; a hanging action stays in a daemon thread."""
     result: list[T] = []
     failure: list[BaseException] = []
 

@@ -1,4 +1,4 @@
-"""How long work reports where it is: a callable that gets an update now and then, for a bar or a log."""
+"""Progress updates of long work: a callback that receives an update ten times a second at most."""
 
 import json
 import time
@@ -15,7 +15,7 @@ ProgressStage = Literal["list", "pack", "merge", "verify", "evaluate"]
 
 @dataclass(frozen=True)
 class ProgressUpdate:
-    """Where a stage stands. `total` is 0 where it is not known; rates are over the whole stage so far."""
+    """Progress of a stage. `total` is 0 if unknown; rates are means since the stage began."""
 
     stage: ProgressStage
     images: int
@@ -31,7 +31,7 @@ class ProgressUpdate:
 
     @property
     def seconds_left(self) -> float | None:
-        """At the rate so far; None where it cannot be told."""
+        """Seconds left at the rate so far; None if unknown."""
         if not self.total or not self.images:
             return None
         return (self.total - self.images) * self.seconds / self.images
@@ -41,11 +41,11 @@ ProgressCallback = Callable[[ProgressUpdate], None]
 
 
 def ignore_progress(progress: ProgressUpdate) -> None:
-    """The report of whoever does not want one."""
+    """Discard the update."""
 
 
 def write_progress_to(path: Path) -> ProgressCallback:
-    """A report that keeps the newest update in a file; a disk that is full costs the display, not the work."""
+    """Return a callback that keeps the newest update in a file; a full disk stops the display, not the work."""
 
     def write_update(progress: ProgressUpdate) -> None:
         part = path.with_suffix(".part")
@@ -57,13 +57,13 @@ def write_progress_to(path: Path) -> ProgressCallback:
 
 
 def progress_from_env() -> ProgressCallback:
-    """The report that the launcher asked for, or the silent one."""
+    """Return the callback that the launcher asked for, or `ignore_progress`."""
     path = env.read_path(env.PROGRESS_FILE)
     return write_progress_to(path) if path else ignore_progress
 
 
 def read_progress(path: Path) -> ProgressUpdate | None:
-    """The newest update in a file; None where there is none."""
+    """The newest update in a file; None if there is none."""
     try:
         return ProgressUpdate(**json.loads(path.read_text(encoding="ascii")))
     except (OSError, ValueError, TypeError):
@@ -71,7 +71,7 @@ def read_progress(path: Path) -> ProgressUpdate | None:
 
 
 class ProgressReporter:
-    """Counts images of a stage and reports at most ten times a second."""
+    """Count images of a stage and reports at most ten times a second."""
 
     INTERVAL_SECONDS = 0.1
 

@@ -1,7 +1,4 @@
-"""What a person sees on a terminal besides plain lines: colours, and one line of progress that is drawn again.
-
-What an examination found: one line each, with what to do where something is missing.
-"""
+"""Terminal output: colours, a progress line that is redrawn in place, and the results of checks."""
 
 import json
 import os
@@ -21,12 +18,12 @@ BAR_WIDTH = 24
 
 
 def supports_colours(stream: TextIO) -> bool:
-    """Whether `stream` is a terminal that shows colours, and its owner wants them (no-color.org)."""
+    """Return whether `stream` is a terminal with colours, and NO_COLOR is not set (no-color.org)."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def paint(text: str, style: str, stream: TextIO) -> str:
-    """`text` in one or more styles ('bold green') where `stream` shows colours; '' leaves it as it is."""
+    """Return `text` in one or more styles ('bold green') if `stream` shows colours; '' leaves it as it is."""
     if not style or not text or not supports_colours(stream):
         return text
     return f"\x1b[{';'.join(ANSI_CODES[name] for name in style.split())}m{text}\x1b[0m"
@@ -46,21 +43,21 @@ class ProgressLine:
         self._drawn = ""
 
     def __call__(self, progress: ProgressUpdate) -> None:
-        """Draws where long work stands, and removes the line when it is done."""
+        """Draw the progress, or remove the line when the work is done."""
         if progress.done:
             self.clear()
         else:
             self.draw(format_progress(progress))
 
     def draw(self, text: str) -> None:
-        """Shows `text`, cut to the terminal."""
+        """Show `text`, cut to the terminal."""
         if self._on_terminal and text != self._drawn:
             self._stream.write(f"\r\x1b[2K{text[: terminal_width() - 1]}")
             self._stream.flush()
             self._drawn = text
 
     def clear(self) -> None:
-        """Removes the line, so that other text can follow."""
+        """Remove the line, so that other text can follow."""
         if self._drawn:
             self._stream.write("\r\x1b[2K")
             self._stream.flush()
@@ -92,7 +89,7 @@ STATUS_STYLES = {"ok": "green", "note": "yellow", "missing": "bold red"}
 
 @dataclass(frozen=True)
 class CheckResult:
-    """One line: what was looked at, what was found, and what to do where something is missing."""
+    """Result of one check: its subject, the finding, and advice if something is missing."""
 
     subject: str
     verdict: CheckStatus
@@ -101,7 +98,7 @@ class CheckResult:
 
 
 def print_check_results(results: Sequence[CheckResult], *, as_json: bool) -> int:
-    """Prints the findings; the exit code is 2 where something is missing."""
+    """Print the results; returns exit code 2 if something is missing."""
     if as_json:
         print(json.dumps([asdict(finding) for finding in results], indent=2))
     else:
@@ -112,6 +109,6 @@ def print_check_results(results: Sequence[CheckResult], *, as_json: bool) -> int
 def _result_lines(results: Sequence[CheckResult]) -> Iterator[str]:
     width = max(len(finding.subject) for finding in results)
     for finding in results:
-        word = paint(f"{finding.verdict:<7}", STATUS_STYLES[finding.verdict], sys.stdout)
+        status = paint(f"{finding.verdict:<7}", STATUS_STYLES[finding.verdict], sys.stdout)
         advice = f" -> {finding.advice}" if finding.advice else ""
-        yield f"{word}  {finding.subject:<{width}}  {finding.found}{advice}"
+        yield f"{status}  {finding.subject:<{width}}  {finding.found}{advice}"

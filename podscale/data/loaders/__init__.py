@@ -1,1 +1,1 @@
-"""The loaders, one file each; a new one implements `input.batch.Loader` and gets its name in `input.build`."""
+"""Loaders, one module each. A new one implements `podscale.data.loaders.base.Loader`; `build_loader` names it."""

@@ -1,7 +1,4 @@
-"""Records that cannot be decoded: counted, substituted, logged once, and too many of them end the run.
-
-What a loader hands over, and what a place in the sample order is.
-"""
+"""Loader interface and batch type, and the guard that counts, substitutes and limits undecodable records."""
 
 import logging
 import threading
@@ -18,9 +15,9 @@ from podscale.errors import PodscaleError
 
 @dataclass(frozen=True)
 class Batch:
-    """The images of one rank for one update (training) or one step (evaluation).
+    """The images of one rank for one step (training) or one step (evaluation).
 
-    images: uint8 [n, height, width, 3]; a NumPy array, or a device tensor where a loader decodes on the device. Such a
+    images: uint8 [n, height, width, 3]; a NumPy array, or a device tensor if a loader decodes on the device. Such a
     tensor is complete when it is handed over: whoever uses it need not know the loader's stream.
     labels: int64 [n] class indices.
     keys: uint64 [n] sample keys, for predictions and for proving the order.
@@ -43,12 +40,12 @@ class Loader(Protocol):
 
     @property
     def bad_records(self) -> int:
-        """Records of this rank that could not be decoded and were substituted, so far."""
+        """Record of this rank that could not be decoded and were substituted, so far."""
         ...
 
     @property
     def queued_batches(self) -> int | None:
-        """Batches that wait to be taken, asked from any thread; None where the loader cannot tell."""
+        """Number of decoded batches in the queue; callable from any thread; None if unknown."""
         ...
 
     @property
@@ -61,7 +58,7 @@ class Loader(Protocol):
         ...
 
     def close(self) -> None:
-        """Ends worker processes and releases memory; safe to call twice."""
+        """End worker processes and releases memory; safe to call twice."""
         ...
 
 
@@ -72,11 +69,11 @@ TOLERATED_BAD_RECORDS = 10
 
 
 class BadRecordGuard:
-    """What one rank knows of the bad records of a split.
+    """Bad records of a split, as counted by one rank.
 
     A bad record is replaced by the next one of its shard that can be decoded, so that a host reads no other shard.
     Nothing is carried from one epoch to the next: a loader that decodes only the crop may accept a damaged image in
-    one epoch and not in another, and what takes its place must not depend on where a run was started.
+    one epoch and not in another, and the substitute must not depend on the step at which a run started.
     """
 
     def __init__(self, split: Split, max_bad_rate: float) -> None:
@@ -112,7 +109,7 @@ class BadRecordGuard:
         )
 
     def mark_bad(self, row: int, epoch: int, reason: str) -> None:
-        """Marks a record as bad in this epoch and logs it, the first time."""
+        """Mark a record as bad in this epoch and logs it, the first time."""
         with self._lock:
             self._bad.add((row, epoch))
             if row in self._logged:
@@ -129,7 +126,7 @@ class BadRecordGuard:
         )
 
     def count_delivered(self, seen: int, bad: int) -> None:
-        """Counts the samples of a batch; raises PodscaleError where too many so far were bad."""
+        """Count the samples of a batch; raises PodscaleError if too many so far were bad."""
         self._seen += seen
         self.bad_records += bad
         limit = self._max_bad_rate * self._seen

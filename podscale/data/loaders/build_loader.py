@@ -1,4 +1,4 @@
-"""The one place where a loader's name in the run document meets its class."""
+"""Build the loader that the run document names."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def build_loader(
     ranks, one after the other.
 
     Args:
-        phases: size and crop of the images by first step, as `schedules.image_phases` computes them.
+        phases: size and crop of the images by first step, as `podscale.training.schedules.image_phases` computes them.
         ranks: ranks of the sample order that this process computes, of `world`.
-        device: torch's name (`cpu`, `cuda:0`) of where a loader may decode.
+        device: torch's name (`cpu`, `cuda:0`) of the device on which a loader may decode.
     """
     hosts = sorted({sampler.host_of(rank, world_size) for rank in ranks})
     split.prefetch(np.concatenate([sampler.rows_of_host(host) for host in hosts]))
@@ -54,7 +54,7 @@ def build_evaluation_loader(config: RunConfig, split: Split, *, ranks: range, wo
 
 
 def resolve_loader(name: str, device: str, *, has_augmentation: bool = False) -> str:
-    """`auto` by device and what is installed. On CPUs the reference loader is the choice: see benchmarks/input.py.
+    """Resolve `auto` by device and installed software. On CPUs it is the reference loader: see benchmarks/input.py.
 
     has_augmentation: whether images are changed after their crop, which the reference loader alone does.
     """
@@ -89,7 +89,7 @@ def open_shard_set(location: str, config: RunConfig) -> ShardSet:
 
     Either is kept in memory as far as input.record_cache_bytes goes.
 
-    Raises InputError where there is no complete shard set.
+    Raises InputError if there is no complete shard set.
     """
     from podscale.data.memory_cache import MemoryCache
     from podscale.data.node_cache import ShardCache, is_remote, path_of_location

@@ -1,7 +1,7 @@
-"""NVIDIA DALI: decodes only the crop, on the CPU or by the GPU's JPEG engine, from views of the mapped shards.
+"""NVIDIA DALI loader: decodes only the crop, on the CPU or with the GPU's JPEG engine, from the mapped shards.
 
-The order and the rectangles are ours, fed batch by batch; DALI draws nothing at random. Decoded pixels equal PIL's on
-the CPU; resizing differs by about one grey level (DALI filters in float, PIL in fixed point).
+The sample order and the rectangles are ours, fed batch by batch; DALI draws nothing at random. Decoded pixels equal
+PIL's on the CPU. Resizing differs by about one gray level (DALI filters in float, PIL in fixed point).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class DaliBatch:
 
 
 class DaliLoader:
-    """Keeps `prefetch` batches in the pipeline behind the one handed over; `workers` CPU threads."""
+    """Keep `prefetch` batches in the pipeline behind the one handed over; `workers` CPU threads."""
 
     def __init__(
         self, batch_plan: BatchPlan, guard: BadRecordGuard, *, workers: int, prefetch: int, seed: int, device: str
@@ -65,7 +65,7 @@ class DaliLoader:
                     start = batch.step + 1
                     yield batch
             except _BrokenPipeline:
-                continue  # the culprits are known now: build it again where it stood
+                continue  # the bad records are known now: rebuild the pipeline at the same step
         self.close()
 
     def close(self) -> None:
@@ -151,7 +151,7 @@ class DaliLoader:
         return images
 
     def _mark_bad_records(self, in_flight: Sequence[DaliBatch], error: RuntimeError) -> None:
-        """Finds the records that DALI cannot decode by running them one by one; raises where there is none."""
+        """Find the records that DALI cannot decode by running them one by one; raises if there is none."""
         self._pipeline = None
         probe, found = None, False
         for feed in in_flight:
@@ -229,6 +229,6 @@ def _device_number(device: str) -> int | None:
 
 
 def _error_summary(error: RuntimeError) -> str:
-    """What DALI met, without the traceback into the definition of the pipeline."""
+    """DALI's error, without the traceback into the definition of the pipeline."""
     _, _, reason = str(error).rpartition("encountered:")
     return reason.replace("Current pipeline object is no longer valid.", "").strip()[:200]

@@ -1,9 +1,9 @@
-"""torchvision's JPEG decoder on a GPU (nvJPEG, and the decoding engines of GPUs that have them), where DALI is absent.
+"""nvJPEG loader: torchvision's JPEG decoder on a GPU, for machines without DALI.
 
 Whole images are decoded in batches; crop, resize and mirror follow on the GPU. The samples and rectangles are those of
-the reference; pixels differ by about one grey level, since PIL resizes in fixed point and nvJPEG rounds its transform
-otherwise. What nvJPEG does not take (PNG, CMYK) or cannot decode goes through the reference's decoder on the CPU, so
-that the same records count as bad. On the device `cpu` the same code runs with torchvision's own decoder.
+the reference. Pixels differ by about one gray level, because PIL resizes in fixed point and nvJPEG rounds its transform
+differently. Images that nvJPEG does not take (PNG, CMYK) or cannot decode go through the reference decoder on the CPU,
+so that the same records count as bad. On the device `cpu` the same code runs with torchvision's own decoder.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class NvjpegLoader:
         return replace(request, rows=rows), images
 
     def _decode(self, rows: Any) -> list[Tensor | None]:
-        """uint8 [3, height, width] of each row on the device; None where it is no image, or another than described."""
+        """uint8 [3, height, width] of each row on the device; None if it is no image, or another than described."""
         split = self._batch_plan.split
         records = [np.array(split.read(row)) for row in rows.tolist()]
         easy = [slot for slot, record in enumerate(records) if _is_plain_jpeg(record)]
@@ -114,7 +114,7 @@ class NvjpegLoader:
         ]
 
     def _decode_jpegs(self, records: list[Any]) -> list[Tensor | None]:
-        """All at once; one by one where that fails, so that one bad record does not spoil the others."""
+        """Decode all at once; one by one if that fails, so that one bad record does not spoil the others."""
         if not records:
             return []
         try:
@@ -133,7 +133,7 @@ class NvjpegLoader:
         return torch.from_numpy(pixels).permute(2, 0, 1).to(self._device)
 
     def _substitute(self, row: int, epoch: int) -> tuple[int, Tensor]:
-        """The row that takes the place of a bad one, and its pixels."""
+        """Return the substitute row of a bad one, and its pixels."""
         while True:
             self._guard.mark_bad(row, epoch, "no image, or not of the size that the index describes")
             row = self._guard.substitute(row, epoch)
@@ -155,7 +155,7 @@ def crop_and_resize(pixels: Tensor, crop: CropParams, size: int) -> Tensor:
 
 @cache
 def is_available_on(device: str) -> bool:
-    """Whether torchvision decodes on this device: tried on a small image, once."""
+    """Return whether torchvision decodes on this device: tried on a small image, once."""
     if not (torch.cuda.is_available() and torch.device(device).type == "cuda"):
         return False
     encoded = torch.frombuffer(bytearray(simplejpeg.encode_jpeg(np.zeros((16, 16, 3), np.uint8))), dtype=torch.uint8)
@@ -166,7 +166,7 @@ def is_available_on(device: str) -> bool:
 
 
 def _is_plain_jpeg(record: Any) -> bool:
-    """Whether it is a whole JPEG in gray or three colours; a decoder may make up the rest of one that was cut off."""
+    """Return whether it is a complete gray or three-colour JPEG; a decoder may invent the rest of a truncated one."""
     if bytes(record[:2]) != b"\xff\xd8" or bytes(record[-2:]) != b"\xff\xd9":
         return False
     try:

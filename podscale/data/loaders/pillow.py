@@ -1,11 +1,8 @@
-"""The reference loader: torchvision's transforms on PIL images, bit for bit, by a pool of threads.
+"""Reference loader: torchvision's transforms on PIL images, bit for bit, in a pool of threads.
 
-It is named after the pixels that it gives and needs no torchvision, nor torch: hosts of TPUs have neither.
-
-Threads, because decoding and resizing release the interpreter's lock: nothing is copied between processes, images are
-written straight into their batch, and no worker can be left behind by a rank that is killed.
-
-Decoded images of a split by row, as the threads of a loader ask for them; some are kept for the epochs to come.
+It needs neither torchvision nor torch, which hosts of TPUs do not have. Threads suffice because decoding and resizing
+release the interpreter's lock. Nothing is copied between processes, images are written straight into their batch, and a
+killed rank leaves no worker behind. `DecodedCache` keeps some decoded images for later epochs.
 """
 
 import threading
@@ -26,10 +23,11 @@ from podscale.data.shard_set import Split
 
 
 class DecodedCache:
-    """Decodes images, and keeps those that fit into `limit` bytes, whole and as they were decoded.
+    """Decode images, and keeps those that fit into `limit` bytes, whole and as they were decoded.
 
-    What is kept stays: every sample comes once in an epoch, so to evict one for another would only cost the decoding of
-    both. An image that is not kept is decoded no further down than asked, into memory that its thread uses again.
+    Kept images are never evicted: every sample comes once in an epoch, so to evict one for another would only cost the
+    decoding of both. An image that is not kept is decoded no further down than asked, into memory that its thread uses
+    again.
     """
 
     def __init__(self, split: Split, limit_bytes: int = 0) -> None:
@@ -48,7 +46,7 @@ class DecodedCache:
     def __call__(self, row: int, rows: int | None = None) -> Pixels:
         """At least the first `rows` rows (default: all) of an image, uint8 [n, width, 3].
 
-        To be read only, and only until the calling thread asks for its next image. Raises BadRecord where the bytes
+        To be read only, and only until the calling thread asks for its next image. Raises BadRecord if the bytes
         are no image, or not the one that the index describes.
         """
         kept = self._kept.get(row)
@@ -73,7 +71,7 @@ class DecodedCache:
             return self._kept.setdefault(row, pixels)
 
     def _reserve(self, size: int) -> bool:
-        """Books the bytes of an image that is to be kept; False where they do not fit."""
+        """Reserve the bytes of an image that is to be kept; False if they do not fit."""
         if self._cached_bytes + size > self._limit_bytes:
             return False
         with self._lock:
@@ -105,7 +103,7 @@ class _PendingBatch:
 
 
 class PillowLoader:
-    """Decodes with `workers` threads, `prefetch` batches ahead; keeps decoded images of up to `decoded_bytes`."""
+    """Decode with `workers` threads, `prefetch` batches ahead; keeps decoded images of up to `decoded_bytes`."""
 
     def __init__(
         self, batch_plan: BatchPlan, guard: BadRecordGuard, *, workers: int, prefetch: int, decoded_bytes: int = 0
@@ -172,7 +170,7 @@ class PillowLoader:
         return drawn
 
     def _decode_or_substitute(self, pending: _PendingBatch, slot: int) -> tuple[Pixels, CropParams]:
-        """The pixels of a slot's sample, or of the one that takes its place, and what to make of them."""
+        """Return the pixels and the crop of a slot's sample, or of its substitute."""
         row, epoch, view = int(pending.rows[slot]), int(pending.request.epochs[slot]), pending.crops[slot]
         while True:
             usable = self._guard.substitute(row, epoch)

@@ -1,4 +1,4 @@
-"""Random images that stay on the device: measures computing alone, with the order and the labels' shapes of a run."""
+"""Synthetic loader: random images that stay on the device, with the sample order and label shapes of a run."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -42,7 +42,7 @@ class SyntheticLoader:
             generator = np.random.Generator(np.random.Philox(self._seed))
             self._images = generator.integers(0, 256, (length, size, size, 3), dtype=np.uint8)
             if self._device != "cpu":
-                import torch  # only where the pixels live on a device
+                import torch  # only if the pixels are on a device
 
                 self._images = torch.from_numpy(self._images).to(self._device)
         return self._images

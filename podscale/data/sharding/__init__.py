@@ -1,1 +1,1 @@
-"""Shard sets: plain tar files of images, one binary index a split, and a manifest that says they are complete."""
+"""Build shard sets: tar files of images, one binary index per split, and a manifest that is written last."""

@@ -1,4 +1,4 @@
-"""From a data section to a complete shard set: plan, pack what is missing, merge."""
+"""Build the shard set of a data section: plan, pack the missing shards, merge."""
 
 import fcntl
 import os
@@ -25,11 +25,11 @@ from podscale.util.progress_reports import ProgressCallback, ignore_progress
 
 @dataclass(frozen=True)
 class BuildResult:
-    """How a build ended."""
+    """Result of a build."""
 
     directory: Path
     complete_manifest: ShardSetManifest | None
-    """The manifest; None where other packers of an indexed job have not finished."""
+    """The manifest; None if other packers of an indexed job have not finished."""
     reused: bool
     """The set was complete before and nothing was written."""
     packed_shards: int
@@ -37,7 +37,7 @@ class BuildResult:
     existing_shards: int
     """Shards that were there before."""
     messages: tuple[str, ...] = ()
-    """What a person should know, one sentence each."""
+    """Notes for the user, one sentence each."""
 
     @property
     def manifest(self) -> ShardSetManifest:
@@ -57,10 +57,10 @@ def build_shard_set(
     progress: ProgressCallback | None = None,
     observer: BuildObserver = NULL_OBSERVER,
 ) -> BuildResult:
-    """Makes the shard set of `data` in `directory`, or finishes it, or finds that it is complete.
+    """Build the shard set of `data` in `directory`, or finish it, or find it complete.
 
     Packer `index` of `of` packs every of-th shard; the one that finds all shards packed merges. With `verify`, shards
-    that are there are read again and packed anew where their sha256 differs. Raises InputError, and then leaves what
+    that exist are read again and packed anew if their sha256 differs. Raises InputError, and then leaves what
     was finished for the next call.
     """
     assert 0 <= packer_index < packer_count
@@ -123,7 +123,7 @@ def _build(
 
 @contextmanager
 def _build_lock(directory: Path, shared: bool) -> Iterator[None]:
-    """Keeps a set to one builder at a time, or to the packers of one indexed job; waits for another to end."""
+    """Keep a set to one builder at a time, or to the packers of one indexed job; waits for another to end."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with suppress(OSError):  # a file system without locks: packers write under names of their own and rename
@@ -134,7 +134,7 @@ def _build_lock(directory: Path, shared: bool) -> Iterator[None]:
 
 
 def _read_complete_manifest(directory: Path, data: DataSection) -> ShardSetManifest | None:
-    """The manifest that is there; raises InputError where it belongs to another data section."""
+    """The manifest that is there; raises InputError if it belongs to another data section."""
     path = directory / MANIFEST_FILE
     if not path.exists():
         return None
@@ -170,7 +170,7 @@ def _is_packed(directory: Path, plan: ShardPlan, task: PackTask, before: ShardSe
 
 
 def _read_same_plan(directory: Path, plan: ShardPlan) -> ShardPlan | None:
-    """The plan that is written there where it is this one."""
+    """Return the plan in the directory if it is the same; else None."""
     try:
         written = ShardPlan.read(directory / PLAN_FILE)
     except InputError:
@@ -189,7 +189,7 @@ def _read_records(directory: Path, plan: ShardPlan, tasks: Sequence[PackTask]) -
 
 
 def _check_disk_space(directory: Path, plan: ShardPlan, tasks: Sequence[PackTask]) -> None:
-    """Raises InputError where the disk cannot hold what is to be packed (known before anything is written)."""
+    """Raise InputError if the disk cannot hold what is to be packed (known before anything is written)."""
     needed = sum(int(plan.shard_bytes(split)[shard]) for split, shard in tasks)
     free = shutil.disk_usage(directory).free
     if needed > free:

@@ -1,12 +1,11 @@
-"""A small file format: one JSON header and named columns, memory-mapped. Plans and shard records are kept in it.
+"""File formats of shard sets: column files and USTAR archives.
 
-Layout: magic (8 bytes), length of the header u64, the header (JSON, ASCII), then each column aligned to 64 bytes. The
-header's "columns" entry lists name, dtype and length of each, in file order.
+A column file keeps a plan or a shard record: magic (8 bytes), length of the header u64, the header (JSON, ASCII), then
+each column aligned to 64 bytes. The header's "columns" entry lists name, dtype and length of each, in file order.
 
-Plain USTAR archives written by hand: the same members give the same bytes on every machine.
-
-Layout per member (POSIX.1-1988, ustar interchange format): a 512-byte header, the content, zeros up to the next
-multiple of 512; two zero blocks end the archive. Owner, group and time are 0, the mode is 0644.
+The archives are written by hand, so that the same members give the same bytes on every machine. Layout per member
+(POSIX.1-1988, ustar interchange format): a 512-byte header, the content, zeros up to the next multiple of 512; two zero
+blocks end the archive. Owner, group and time are 0, the mode is 0644.
 """
 
 import json
@@ -42,12 +41,12 @@ def encode_columns(header: Mapping[str, Any], columns: Columns) -> bytes:
 
 
 def write_columns(path: Path, header: Mapping[str, Any], columns: Columns) -> None:
-    """Writes the file atomically."""
+    """Write the file atomically."""
     write_atomically(path, encode_columns(header, columns))
 
 
 def read_columns(path: Path) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
-    """Header and memory-mapped columns of a file; raises InputError where it is none or is cut short."""
+    """Header and memory-mapped columns of a file; raises InputError if it is none or is cut short."""
     try:
         raw: npt.NDArray[np.uint8] = np.memmap(path, dtype=np.uint8, mode="r")
         magic, length = _PREFIX.unpack(raw[: _PREFIX.size].tobytes())
@@ -77,7 +76,7 @@ def pack_byte_strings(prefix: str, texts: Sequence[bytes]) -> dict[str, npt.NDAr
 
 
 class ByteStrings(Sequence[bytes]):
-    """What `pack_bytes` packed, read back one at a time."""
+    """Sequence of byte strings that `pack_bytes` packed."""
 
     def __init__(self, columns: Columns, prefix: str) -> None:
         self._ends, self._text = columns[f"{prefix}_ends"], columns[f"{prefix}_text"]

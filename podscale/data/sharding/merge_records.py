@@ -1,6 +1,6 @@
-"""Merging: from the records of all shards to the index, the lists and, last of all, the manifest.
+"""Merge the records of all shards into the index, the lists and, last, the manifest.
 
-Everything here follows from plan and records alone, so that any packer, or two at once, may do it.
+The result follows from plan and records alone, so any packer, or two at once, may merge.
 """
 
 import json
@@ -33,9 +33,9 @@ RecordsBySplit = dict[str, list[ShardRecord]]
 
 
 def merge_shards(directory: Path, plan: ShardPlan, data: DataSection, records: RecordsBySplit) -> ShardSetManifest:
-    """Completes the shard set of these records, one list of all shards a split.
+    """Complete the shard set of these records, one list of all shards a split.
 
-    Raises InputError where too many images are unusable, duplicates are forbidden, or a class lost all its images.
+    Raises InputError if too many images are unusable, duplicates are forbidden, or a class lost all its images.
     """
     with explain_write_errors(directory):
         rejects = write_rejects(directory, plan, records)
@@ -71,7 +71,7 @@ def merge_shards(directory: Path, plan: ShardPlan, data: DataSection, records: R
 
 
 def write_rejects(directory: Path, plan: ShardPlan, records: RecordsBySplit) -> Counter[str]:
-    """Writes rejects.jsonl, in key order; returns how many there are by reason."""
+    """Write rejects.jsonl, in key order; returns how many there are by reason."""
     reasons: Counter[str] = Counter()
     lines = []
     names = plan.source_names
@@ -93,7 +93,7 @@ def write_rejects(directory: Path, plan: ShardPlan, records: RecordsBySplit) -> 
 
 
 def check_rejects(directory: Path, plan: ShardPlan, data: DataSection, reasons: Counter[str]) -> None:
-    """Raises InputError where more images are unusable than allowed."""
+    """Raise InputError if more images are unusable than allowed."""
     rejected = reasons.total()
     if rejected > data.max_reject_rate * len(plan):
         listed = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
@@ -120,7 +120,7 @@ class _DuplicateGroup:
 
 
 def _find_duplicates(columns: dict[str, dict[str, npt.NDArray[Any]]]) -> list[_DuplicateGroup]:
-    """Groups of equal xxh3-128, in the order of their first key; a validation image is kept before a train one."""
+    """Group of equal xxh3-128, in the order of their first key; a validation image is kept before a train one."""
     high, low, key, label = (
         np.concatenate([columns[split][name] for split in SPLITS])
         for name in ("digest_high", "digest_low", "key", "label")
@@ -145,7 +145,7 @@ def _find_duplicates(columns: dict[str, dict[str, npt.NDArray[Any]]]) -> list[_D
 def _flag_dropped(
     columns: dict[str, dict[str, npt.NDArray[Any]]], groups: Sequence[_DuplicateGroup], data: DataSection
 ) -> None:
-    """Flags all but the kept image of each group where the document asks for it."""
+    """Flag all but the kept image of each group if the document asks for it."""
     if data.dedup == "drop":
         for group in groups:
             for split, row in group.members[1:]:
@@ -207,7 +207,7 @@ def _check_classes(columns: dict[str, dict[str, npt.NDArray[Any]]], plan: ShardP
 def _write_split(
     directory: Path, split: str, plan: ShardPlan, columns: dict[str, npt.NDArray[Any]], records: Sequence[ShardRecord]
 ) -> SplitSummary:
-    """Writes the index, source names and DALI index files of one split."""
+    """Write the index, source names and DALI index files of one split."""
     content = index.encode_index({name: columns[name] for name in index.INDEX_COLUMNS})
     write_atomically(directory / split / "index", content)
     names = plan.source_names
@@ -242,7 +242,7 @@ def dali_index(record: ShardRecord) -> str:
 
 
 def _remove_leftovers(directory: Path, plan: ShardPlan) -> None:
-    """Removes shards, records and temporary files of an earlier plan or a killed packer."""
+    """Remove shards, records and temporary files of an earlier plan or a killed packer."""
     for split in SPLITS:
         names = {plan.shard_name(split, shard).removesuffix(".tar") for shard in range(plan.shard_count(split))}
         for folder in (directory / split, directory / "records" / split):

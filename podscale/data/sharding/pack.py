@@ -1,7 +1,7 @@
-"""Packing: reads the images of each planned shard once, checks them, and writes tar and record.
+"""Pack shards: read the images of each planned shard once, check them, write tar and record.
 
-A shard is written under a temporary name, synced and renamed; its record follows. Whatever moment a packer dies at,
-the next run finds finished shards with their records, and packs the others again from the plan.
+A shard is written under a temporary name, synced and renamed; its record follows. After a crash at any moment the next
+run keeps the finished shards that have records, and packs the others again from the plan.
 """
 
 import hashlib
@@ -57,14 +57,14 @@ class PackTask(NamedTuple):
 
 
 PackCallback = Callable[[PackProgress], None]
-"""Hears of every image."""
+"""Called for every image."""
 RejectCounts = Mapping[str, int]
 """Images that a shard had to leave out, by reason."""
 
 
 @dataclass(frozen=True)
 class Packer:
-    """Packs shards of one plan into one directory; picklable, a process needs nothing else."""
+    """Pack shards of one plan into one directory; picklable, a process needs nothing else."""
 
     directory: Path
     data: DataSection
@@ -73,7 +73,7 @@ class Packer:
     """Take the sha256 of every shard while writing (only a measurement of the copy alone goes without)."""
 
     def pack(self, plan: ShardPlan, source: Source, task: PackTask, on_image: PackCallback) -> ShardRecord:
-        """Writes one shard and its record; raises InputError where the place or, by policy, an image stops it."""
+        """Write one shard and its record; raises InputError if the disk or, by policy, an image stops it."""
         path = self.directory / task.split / plan.shard_name(*task)
         with explain_write_errors(path.parent):
             temporary = self._temporary_path(path)
@@ -91,7 +91,7 @@ class Packer:
         return record
 
     def _temporary_path(self, path: Path) -> Path:
-        """A temporary name beside `path`; what dead packers of the same shard left is removed."""
+        """Return a temporary name beside `path`; leftovers of killed packers of the same shard are removed."""
         for leftover in path.parent.glob(f".{path.name}.*.tmp"):
             leftover.unlink(missing_ok=True)
         return path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -131,7 +131,7 @@ class Packer:
         return rows.columns(), rejects
 
     def _read(self, source: Source, entry: PlannedImage) -> bytes:
-        """The image's bytes; raises Unusable, or InputError where they are not those of the plan any more."""
+        """The image's bytes; raises InvalidImage, or InputError if they are no longer those of the plan."""
         if entry.item.size > self.rules.max_bytes:
             raise InvalidImage(
                 "too_many_bytes", f"{entry.item.size} bytes, at most {self.rules.max_bytes} (data.max_bytes)"
@@ -165,7 +165,7 @@ class _ShardWriter:
         self.position = 0
 
     def write_sample(self, key: int, ending: bytes, content: bytes, label: int) -> int:
-        """Appends image and label of one sample; returns where the image begins."""
+        """Append image and label of one sample; returns the offset of the image, in bytes."""
         name = b"%08d." % key
         size = len(content)
         offset = self.position + file_formats.TAR_BLOCK_BYTES
@@ -190,7 +190,7 @@ class _ShardWriter:
             self._flush()
 
     def _flush_aligned(self) -> None:
-        """Writes up to the last multiple of FLUSH_BYTES; the rest of the last piece stays."""
+        """Write up to the last multiple of FLUSH_BYTES; the rest of the last piece stays."""
         surplus = self.position % FLUSH_BYTES
         kept: list[bytes | memoryview] = []
         while surplus:
@@ -236,7 +236,7 @@ class _ShardWriter:
 
 @contextmanager
 def explain_write_errors(directory: Path) -> Iterator[None]:
-    """Errors of the place that is written to, in words for people; everything finished is kept."""
+    """Raise InputError with a hint if the shard set cannot be written; finished shards are kept."""
     try:
         yield
     except OSError as error:
@@ -260,9 +260,9 @@ def pack_shards(
     limit: int,
     observer: BuildObserver = NULL_OBSERVER,
 ) -> None:
-    """Packs `tasks`, in this process where there is little to do, else in `workers` processes.
+    """Pack `tasks`, in this process if there is little to do, else in `workers` processes.
 
-    Raises InputError where the place fails, and TooManyRejects as soon as the finished shards hold more than `limit`
+    Raises InputError if the disk fails, and TooManyRejects as soon as the finished shards hold more than `limit`
     unusable images.
     """
     total = sum(plan.image_count(*task) for task in tasks)
@@ -282,7 +282,7 @@ def pack_shards(
 def _pack_serially(
     packer: Packer, plan: ShardPlan, tasks: Sequence[PackTask], workers: int, ticker: SplitProgressReporter
 ) -> Iterator[tuple[str, RejectCounts]]:
-    """Yields the rejects of every finished shard."""
+    """Yield the rejects of every finished shard."""
     source = open_source(packer.data)
     for task in tasks:
         counter = PackerCounter(partial(ticker.add, task.split))
@@ -294,8 +294,8 @@ def _pack_serially(
 def _pack_in_pool(
     packer: Packer, plan: ShardPlan, tasks: Sequence[PackTask], workers: int, ticker: SplitProgressReporter
 ) -> Iterator[tuple[str, RejectCounts]]:
-    """Yields the rejects of every finished shard."""
-    context = multiprocessing.get_context("spawn")  # a fork would share the threads and locks of whoever calls
+    """Yield the rejects of every finished shard."""
+    context = multiprocessing.get_context("spawn")  # a fork would share the threads and locks of the caller
     counters = {split: [context.Value("Q", 0) for _ in PackProgress._fields] for split in SPLITS}
     pool = ProcessPoolExecutor(workers, context, _start_worker, (packer, counters, os.getpid()))
     try:
@@ -327,7 +327,7 @@ _worker_state: list[_PackWorker] = []  # the state of this process: a pool hands
 
 
 def _start_worker(packer: Packer, totals: SharedTotals, parent: int) -> None:
-    """Prepares a packing process, which dies with its parent even where that is killed."""
+    """Prepare a packing process, which exits with its parent even if that is killed."""
     processes.exit_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent answers Ctrl-C
     plan = ShardPlan.read(packer.directory / PLAN_FILE)

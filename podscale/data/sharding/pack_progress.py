@@ -1,6 +1,7 @@
-"""How packers count: each for itself, ten times a second into sums, and from there to people and to metrics.
+"""Progress of packing: counters of each process, their sums, and the observer of a build.
 
-What a build tells while it works, for metrics: counts so far, finished shards, phases.
+Each packer adds to shared sums ten times a second. The building process reports the sums to the progress bar and, with
+finished shards and phases, to the observer that exports metrics.
 """
 
 import time
@@ -24,18 +25,18 @@ class PackProgress(NamedTuple):
 
 
 class BuildObserver(Protocol):
-    """Hears of a build, on the thread that builds, some ten times a second at most."""
+    """Observer of a build, called on the building thread about ten times a second at most."""
 
     def phase_started(self, name: BuildPhase) -> None:
-        """From now on time belongs to this phase."""
+        """Start of a phase."""
         ...
 
     def images_planned(self, split: str, images: int) -> None:
-        """How many images this build is to pack."""
+        """Number of images that this build packs."""
         ...
 
     def images_packed(self, split: str, so_far: PackProgress) -> None:
-        """How far the packers are."""
+        """Progress of the packers."""
         ...
 
     def shard_finished(self, split: str, rejects: Mapping[str, int]) -> None:
@@ -44,7 +45,7 @@ class BuildObserver(Protocol):
 
 
 class NullObserver:
-    """The watch of whoever does not want one."""
+    """Observer that ignores everything."""
 
     def phase_started(self, name: BuildPhase) -> None:
         pass
@@ -63,11 +64,11 @@ NULL_OBSERVER = NullObserver()
 
 
 SharedTotals = Mapping[str, "list[Synchronized[int]]"]
-"""By split, a number for each field of Progress, shared with the packing processes."""
+"""By split, a number for each field of PackProgress, shared with the packing processes."""
 
 
 class PackerCounter:
-    """Counts images of a packer and passes the sums on ten times a second, and when told."""
+    """Counter of a packer's images, which passes the sums on ten times a second and on `flush`."""
 
     def __init__(self, callback: Callable[[PackProgress], None]) -> None:
         self._callback = callback
@@ -93,7 +94,7 @@ def add_to_totals(totals: "list[Synchronized[int]]", more: PackProgress) -> None
 
 
 class SplitProgressReporter:
-    """Sums up by split what packers count, for the bar and for the watch."""
+    """Sum of the packers' counts by split, for the progress bar and the observer."""
 
     def __init__(self, reporter: ProgressReporter, observer: BuildObserver) -> None:
         self._reporter, self._observer = reporter, observer

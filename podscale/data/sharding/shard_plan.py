@@ -1,8 +1,8 @@
-"""The plan of a shard set: which image goes where, decided before any image is read.
+"""Shard plan: the shard of every image, decided before any image is read.
 
-The listing is sorted by name (bytes), so it does not depend on a file system or locale. Order and hold-out go by a
-hash of name and seed (xxh3-64): an image keeps its side of the split when others are added. The plan alone decides
-what every shard holds; who packs it, and with how many workers, does not.
+The listing is sorted by name (bytes), so it does not depend on a file system or locale. Order and hold-out follow a
+hash of name and seed (xxh3-64): an image keeps its side of the split when others are added. The plan alone decides the
+content of every shard; the packer and the number of workers do not matter.
 """
 
 import hashlib
@@ -61,7 +61,7 @@ class ShardPlan:
         return len(self.bounds[split]) - 1
 
     def image_count(self, split: str, shard: int) -> int:
-        """How many images a shard is made of, unusable ones among them."""
+        """Number of images of a shard, unusable ones included."""
         return int(self.bounds[split][shard + 1] - self.bounds[split][shard])
 
     def shard_name(self, split: str, shard: int) -> str:
@@ -89,7 +89,7 @@ class ShardPlan:
             )
 
     def shard_bytes(self, split: str) -> IntArray:
-        """Bytes of each shard as planned (an upper bound where nothing is converted)."""
+        """Bytes of each shard as planned (an upper bound if nothing is converted)."""
         sizes = np.concatenate([[0], np.cumsum(_packed_bytes(self.columns["size"]))])
         packed: IntArray = np.diff(sizes[self.bounds[split]])
         return packed
@@ -100,16 +100,16 @@ class ShardPlan:
 
     @classmethod
     def read(cls, path: Path) -> "ShardPlan":
-        """The plan in a file, memory-mapped; raises InputError where it is none."""
+        """The plan in a file, memory-mapped; raises InputError if it is none."""
         header, columns = file_formats.read_columns(path)
         bounds = {split: columns.pop(f"bounds_{split}").astype(np.int64) for split in SPLITS}
         return cls(header["fingerprint"], header["classes"], bounds, columns)
 
 
 def plan_shards(source: Source, data: DataSection, progress: ProgressCallback = ignore_progress) -> ShardPlan:
-    """Lists the source and decides split, order and shard of every image.
+    """List the source and decides split, order and shard of every image.
 
-    Raises InputError where the listing cannot make a data set: nothing in it, one class, a class without images in a
+    Raises InputError if the listing cannot make a data set: nothing in it, one class, a class without images in a
     split, a name twice, other classes than expected.
     """
     listing = _Listing.read(source, ProgressReporter("list", progress))
@@ -201,7 +201,7 @@ def _name_hashes(names: Sequence[bytes], salt: bytes, seed: int) -> npt.NDArray[
 
 
 def _class_names(found: Sequence[str], data: DataSection) -> list[str]:
-    """The class map: the expected names where the document gives them, else the sorted names found."""
+    """Return the class map: the expected names if the document gives them, else the sorted names found."""
     if len(found) < 2:
         raise _refusal(data, f"only the class {found[0]!r}", "A classifier needs at least two.")
     if data.classes is None:
@@ -212,7 +212,8 @@ def _class_names(found: Sequence[str], data: DataSection) -> list[str]:
     if missing or extra:
         raise _refusal(
             data,
-            f"its classes are not those of data.classes: missing {_first_names(missing)}, unexpected {_first_names(extra)}",
+            f"its classes are not those of data.classes: missing {_first_names(missing)}, "
+            f"unexpected {_first_names(extra)}",
             "Correct the source or the document.",
         )
     return list(data.classes)
@@ -229,7 +230,7 @@ def _first_names(names: Sequence[str]) -> str:
 def _validation_mask(
     given: npt.NDArray[np.int8], labels: IntArray, hashes: npt.NDArray[np.uint64], data: DataSection
 ) -> npt.NDArray[np.bool_]:
-    """Which images are validation: as the source says, else the share with the smallest hashes.
+    """Return the mask of validation images: as the source says, else the share with the smallest hashes.
 
     Plain: hash below the threshold, so nothing moves when images are added. Stratified: of each class the nearest
     whole number of images with the smallest hashes, at least one; adding an image moves at most one other.
@@ -292,7 +293,7 @@ def _fingerprint(
 
 
 def describe_changes(before: ShardPlan, now: ShardPlan) -> str:
-    """What differs between two listings of one source, in words for people."""
+    """Describe the differences between two listings of one source."""
     old = dict(zip(before.source_names, zip(before.columns["size"], before.columns["label"], strict=True), strict=True))
     new = dict(zip(now.source_names, zip(now.columns["size"], now.columns["label"], strict=True), strict=True))
     parts = []

@@ -1,4 +1,4 @@
-"""The record of one packed shard: its hash and one row per image, kept beside the shards so that packing resumes."""
+"""Record of one packed shard: its hash and one row per image, kept beside the shards so that packing resumes."""
 
 import struct
 from dataclasses import dataclass, field
@@ -32,7 +32,7 @@ UNREADABLE = "unreadable"
 
 @dataclass(frozen=True)
 class ShardRecord:
-    """What is in a shard file: its bytes and sha256 (empty where hashing was off), images and rejects."""
+    """Contents of a shard file: its bytes and sha256 (empty if hashing was off), images and rejects."""
 
     plan: str
     bytes: int
@@ -59,19 +59,19 @@ class ShardRecord:
 
     @classmethod
     def read(cls, path: Path) -> "ShardRecord":
-        """Raises InputError where the file is no record."""
+        """Read a record; raises InputError if the file is none."""
         header, columns = file_formats.read_columns(path)
         rejects = [RejectedImage(*entry) for entry in header["rejects"]]
         return cls(header["plan"], header["bytes"], header["sha256"], columns, rejects)
 
 
 def record_path(directory: Path, plan: ShardPlan, split: str, shard: int) -> Path:
-    """Where the record of a shard is kept: beside the split folders, out of the way of readers of tars."""
+    """Return the path of a shard's record, beside the split folders: readers of tars do not see it."""
     return directory / "records" / split / plan.shard_name(split, shard).replace(".tar", ".record")
 
 
 def find_record(directory: Path, plan: ShardPlan, split: str, shard: int) -> ShardRecord | None:
-    """The record of a shard that is there as this plan wants it, by name and size; None where it must be packed."""
+    """Return the record of a shard that exists with the plan's name and size; None if it must be packed."""
     try:
         record = ShardRecord.read(record_path(directory, plan, split, shard))
         size = (directory / split / plan.shard_name(split, shard)).stat().st_size
@@ -81,7 +81,7 @@ def find_record(directory: Path, plan: ShardPlan, split: str, shard: int) -> Sha
 
 
 class RecordRows:
-    """Collects the rows of a record as bytes: kept as tuples, they would have the garbage collector walk them all."""
+    """Collect the rows of a record as bytes: kept as tuples, they would have the garbage collector walk them all."""
 
     _DTYPE = np.dtype(list(RECORD_COLUMNS.items()))
     _STRUCT = struct.Struct("<" + "".join(np.dtype(dtype).char for dtype in RECORD_COLUMNS.values()).replace("L", "Q"))

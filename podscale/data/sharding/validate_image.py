@@ -1,10 +1,9 @@
-"""Whether an image can be trained on, found out from its bytes: magic, header, caps, then a strict decode.
+"""Validation of images from their bytes (magic, header, limits, strict decode), and their conversion.
 
 The header is read without a decoder, so that a bomb is refused before anything is decoded. The decode is at 1/8 scale
-and gray: it still walks all entropy data, where truncation and corruption show (Pillow, DALI and torchvision accept
-both silently), at a third of the cost.
-
-What is packed for an image: its own bytes, or a clean JPEG where the options ask for one.
+and gray: it still walks all entropy data, which reveals truncation and corruption (Pillow, DALI and torchvision accept
+both silently), at a third of the cost. An image is packed as its own bytes, or as a clean JPEG if the options ask for
+it.
 """
 
 import io
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import PIL.Image as pil  # noqa: N813 - our own Image is what a header says
+import PIL.Image as pil  # noqa: N813 - Image is taken
 from PIL import ImageOps
 from simplejpeg import decode_jpeg
 
@@ -35,7 +34,7 @@ MAX_SIDE = 65535
 
 
 class InvalidImage(Exception):
-    """Why an image is left out: a short stable reason, detail for people, and whether converting may help."""
+    """Reason for leaving out an image: a short stable key, detail for people, and whether converting may help."""
 
     def __init__(self, reason: str, detail: str = "", convertible: bool = False) -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
@@ -46,7 +45,7 @@ class InvalidImage(Exception):
 
 
 class ImageHeader(NamedTuple):
-    """What the header of a usable image says; sides in pixels."""
+    """Header of a usable image; sides in pixels."""
 
     format: int
     height: int
@@ -55,7 +54,7 @@ class ImageHeader(NamedTuple):
 
 
 def read_header(data: bytes, max_pixels: int, max_bytes: int) -> ImageHeader:
-    """Reads the header; raises Unusable where the image is empty, no image, too large or of an unusable kind."""
+    """Read the header; raises InvalidImage if the image is empty, no image, too large or of an unusable kind."""
     if not data:
         raise InvalidImage("empty", "the file has no bytes")
     if len(data) > max_bytes:
@@ -74,7 +73,7 @@ def read_header(data: bytes, max_pixels: int, max_bytes: int) -> ImageHeader:
 
 
 def check_pixels(height: int, width: int, max_pixels: int) -> None:
-    """Raises Unusable where an image is larger than allowed or has no pixels."""
+    """Raise InvalidImage if an image is larger than allowed or has no pixels."""
     if height * width > max_pixels or max(height, width) > MAX_SIDE:
         raise InvalidImage("too_many_pixels", f"{width}x{height}, at most {max_pixels} pixels (data.max_pixels)")
     if height == 0 or width == 0:
@@ -82,7 +81,7 @@ def check_pixels(height: int, width: int, max_pixels: int) -> None:
 
 
 def other_format(data: bytes) -> str:
-    """The name of a known image format that is neither JPEG nor PNG; empty where there is none."""
+    """The name of a known image format that is neither JPEG nor PNG; empty if there is none."""
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return "webp"
     if data[4:12] in (b"ftypheic", b"ftypheix", b"ftypmif1", b"ftypavif"):
@@ -102,7 +101,7 @@ _OF_COMPONENTS = {1: int(ImageFlag.GRAY), 3: 0, 4: int(ImageFlag.CMYK)}
 
 
 def jpeg_header(data: bytes) -> ImageHeader:
-    """Reads marker segments up to the frame header (ITU-T T.81, B.2); raises Unusable."""
+    """Read marker segments up to the frame header (ITU-T T.81, B.2); raises InvalidImage."""
     flags = 0
     position, end = 2, len(data) - 4
     while position <= end:
@@ -136,7 +135,7 @@ def _read_frame(data: bytes, position: int, marker: int, flags: int) -> ImageHea
 
 
 def _rotation_flag(exif: bytes) -> int:
-    """ROTATED where the Exif orientation (tag 0x0112) is one of 2..8."""
+    """ROTATED if the Exif orientation (tag 0x0112) is one of 2..8."""
     order = {b"II": "<", b"MM": ">"}.get(exif[:2])
     if order is None or len(exif) < 8:
         return 0
@@ -152,7 +151,7 @@ def _rotation_flag(exif: bytes) -> int:
 
 
 def png_header(data: bytes, max_pixels: int) -> ImageHeader:
-    """Reads the IHDR chunk (PNG specification, 11.2.2); raises Unusable."""
+    """Read the IHDR chunk (PNG specification, 11.2.2); raises InvalidImage."""
     if len(data) < 33 or data[12:16] != b"IHDR":
         raise InvalidImage("corrupt", "the PNG has no header chunk")
     width, height, depth, color = struct.unpack_from(">IIBB", data, 16)
@@ -163,7 +162,7 @@ def png_header(data: bytes, max_pixels: int) -> ImageHeader:
 
 
 def decode_strictly(data: bytes, image: ImageHeader) -> None:
-    """Decodes all of it; raises Unusable where it is truncated or damaged."""
+    """Decode all of it; raises InvalidImage if it is truncated or damaged."""
     try:
         if image.format == JPEG:
             space = "CMYK" if image.flags & ImageFlag.CMYK else "GRAY"
@@ -175,7 +174,7 @@ def decode_strictly(data: bytes, image: ImageHeader) -> None:
 
 
 def _decode_png(data: bytes) -> None:
-    """Checks every chunk's CRC and all pixel data, which Pillow does for PNG (and not for JPEG)."""
+    """Check every chunk's CRC and all pixel data, which Pillow does for PNG (and not for JPEG)."""
     import PIL.Image as pil  # noqa: N813
 
     try:
@@ -195,7 +194,7 @@ FULL_CHROMA, HALF_CHROMA = 0, 2
 
 @dataclass(frozen=True)
 class ImageRules:
-    """What is usable, what is rewritten, and how."""
+    """Rules for images: limits, conversion and resizing."""
 
     convert: bool
     resize_short: int | None
@@ -211,7 +210,7 @@ class ImageRules:
 
 
 def prepare_image(name: bytes, data: bytes, rules: ImageRules) -> tuple[bytes, ImageHeader]:
-    """The bytes to pack for an image and what they are; raises Unusable."""
+    """The bytes to pack for an image and what they are; raises InvalidImage."""
     try:
         image = read_header(data, rules.max_pixels, rules.max_bytes)
         if rules.decode:
@@ -234,7 +233,7 @@ def _needs_conversion(name: bytes, image: ImageHeader) -> bool:
 
 
 def _reencode(data: bytes, image: ImageHeader | None, rules: ImageRules, done: ImageFlag) -> tuple[bytes, ImageHeader]:
-    """A baseline JPEG of the picture: upright and RGB where converted, at the short side asked for."""
+    """A baseline JPEG of the picture: upright and RGB if converted, at the short side asked for."""
     try:
         with pil.open(io.BytesIO(data), formats=_FORMATS) as opened:
             check_pixels(opened.height, opened.width, rules.max_pixels)

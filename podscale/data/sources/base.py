@@ -1,6 +1,6 @@
-"""What a source of images is: something that lists items and reads one of them.
+"""Source interface, which lists items and reads one of them, and the path convention of class folders.
 
-How paths say split and class: [common directories/][train|val|...]/class/.../image.
+Split and class come from the path: [common directories/][train|val|...]/class/.../image.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,27 +21,27 @@ class SourceItem(NamedTuple):
     size: int
     """Its bytes as listed."""
     split: str = ""
-    """"train", "validation", or empty where the source does not say."""
+    """"train", "validation", or empty if the source does not name a split."""
     container: bytes = b""
-    """The file that holds it as a byte range; empty where it is a file of its own."""
+    """The file that holds it as a byte range; empty if it is a file of its own."""
     offset: int = 0
-    """Where it begins in its container, in bytes."""
+    """Its offset in its container, in bytes."""
 
 
 class Source(Protocol):
     """A place that images come from; it is picklable, because packing processes read from it too."""
 
     def items(self) -> Iterator[SourceItem]:
-        """Every image, in any order; raises InputError where the source as a whole cannot be used."""
+        """Every image, in any order; raises InputError if the source as a whole cannot be used."""
         ...
 
     def read(self, item: SourceItem) -> bytes:
-        """The bytes of one item; raises OSError where they cannot be had."""
+        """Read the bytes of one item; raises OSError if that fails."""
         ...
 
 
 class SourceMissing(InputError):
-    """There is nothing at the place the document names."""
+    """Nothing exists at `data.source`."""
 
 
 class Where(NamedTuple):
@@ -91,7 +91,7 @@ IMAGE_SUFFIXES = frozenset(
 
 
 def is_image_name(name: bytes) -> bool:
-    """Whether a file name claims to be an image; hidden files (AppleDouble "._x.jpg") do not."""
+    """Return whether a file name claims to be an image; hidden files (AppleDouble "._x.jpg") do not."""
     base = name.rsplit(b"/", 1)[-1]
     dot = base.rfind(b".")
     return dot > 0 and base[:1] != b"." and base[dot:].lower() in IMAGE_SUFFIXES
@@ -118,9 +118,9 @@ def count_common_directories(paths: Sequence[bytes]) -> int:
 
 
 def classify_path(path: bytes, skip: int, splits: bool, where: Where) -> SplitAndClass | None:
-    """Split and class of a path below `skip` common directories; None where it belongs to no split (test/).
+    """Split and class of a path below `skip` common directories; None if it belongs to no split (test/).
 
-    Raises InputError where the path has no class directory.
+    Raises InputError if the path has no class directory.
     """
     parts: Sequence[bytes] = path.split(b"/")[skip:]
     split = ""
@@ -144,9 +144,9 @@ def classify_path(path: bytes, skip: int, splits: bool, where: Where) -> SplitAn
 
 
 def has_splits(paths: Sequence[bytes], skip: int) -> bool:
-    """Whether the first directory below the common ones names splits.
+    """Return whether the first directory below the common ones names splits.
 
-    `train` may also be a class (COCO has one): it names a split where there are class folders below it.
+    `train` may also be a class (COCO has one): it names a split if there are class folders below it.
     """
     named = [parts for parts in (path.split(b"/")[skip:] for path in paths) if parts[0].lower() in SPLIT_FOLDERS]
     return bool(named) and all(len(parts) >= 3 for parts in named)

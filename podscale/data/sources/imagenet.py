@@ -1,6 +1,6 @@
-"""ImageNet as it is distributed: training images by synset, validation images in one heap with a label file beside it.
+"""ImageNet in its distributed form: training images by synset, validation images in one folder with a label file.
 
-Training: ILSVRC2012_img_train.tar (a tar of one tar a synset), those inner tars, or folders train/<synset>/.
+Training: ILSVRC2012_img_train.tar (a tar of one tar per synset), those inner tars, or folders train/<synset>/.
 Validation: ILSVRC2012_img_val.tar or a flat folder val/, and one of: the synset of each image a line
 (imagenet_2012_validation_synset_labels.txt), rows of image,synset (LOC_val_solution.csv), or the development kit's
 numbers (ILSVRC2012_validation_ground_truth.txt with meta.mat).

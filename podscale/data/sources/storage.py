@@ -1,6 +1,6 @@
-"""Where the files of a source are: a local directory (names are bytes) or anything fsspec can open.
+"""Storage of a source's files (local, names as bytes, or any fsspec URL), and the source of class folders.
 
-A tree of class folders: train/ and val/ of them, or one tree of which a share is held out.
+Class folders lie below train/ and val/, or in one tree of which a share is held out.
 """
 
 import os
@@ -24,16 +24,16 @@ class StorageFile(NamedTuple):
 
 
 class Storage(Protocol):
-    """Reads files below a root. Paths are relative to it, separated by slashes; b"" is the root itself."""
+    """Read files below a root. Paths are relative to it, separated by slashes; b"" is the root itself."""
 
     location: str
 
     def files(self) -> Iterator[StorageFile]:
-        """All files below the root, or the root itself as b"" where it is a file; hidden ones are left out."""
+        """All files below the root, or the root itself as b"" if it is a file; hidden ones are left out."""
         ...
 
     def top_level_names(self) -> list[bytes]:
-        """Names directly below the root, sorted; just b"" where the root is a file."""
+        """Names directly below the root, sorted; just b"" if the root is a file."""
         ...
 
     def read(self, path: bytes, offset: int = 0, size: int | None = None) -> bytes:
@@ -50,7 +50,7 @@ class Storage(Protocol):
 
 
 def open_storage(location: str) -> Storage:
-    """The storage of a path or URL; raises SourceMissing where nothing is there."""
+    """The storage of a path or URL; raises SourceMissing if nothing is there."""
     if location.startswith("file://"):
         location = location.removeprefix("file://")
     return RemoteStorage(location) if "://" in location else LocalStorage(location)

@@ -1,4 +1,4 @@
-"""A table of images: CSV or JSON lines of path, label and optionally split."""
+"""Table source: CSV or JSON lines of path, label and optionally split."""
 
 import csv
 import io
@@ -40,7 +40,7 @@ class TableSource:
         return storage.read(path)
 
     def _size(self, name: bytes) -> int:
-        """Bytes of an image; 0 where it is not there, which is found unreadable when it is packed."""
+        """Bytes of an image; 0 if it is missing, which is found unreadable when it is packed."""
         try:
             storage, path = self._locate(name)
             return storage.size(path)
@@ -96,7 +96,7 @@ class TableSource:
 
 
 def _header_columns(row: Sequence[str]) -> tuple[int, int, int | None] | None:
-    """Positions of path, label and split where the first row names its columns."""
+    """Positions of path, label and split if the first row names its columns."""
     names = [cell.strip().lower() for cell in row]
     path = next((names.index(name) for name in PATH_COLUMNS if name in names), None)
     label = next((names.index(name) for name in LABEL_COLUMNS if name in names), None)

@@ -1,6 +1,6 @@
-"""Tar files of images, in class folders or in WebDataset form (<key>.jpg beside <key>.cls).
+"""Tar source: images in class folders or in WebDataset form (<key>.jpg beside <key>.cls).
 
-Members of tar files by name and byte range: streamed, never extracted, so that links and paths can do no harm.
+Members are read by name and byte range, never extracted, so that links and paths in an archive can do no harm.
 """
 
 import re
@@ -21,7 +21,7 @@ from podscale.data.sources.storage import Storage
 
 
 class TarMember(NamedTuple):
-    """A regular file inside a tar: its name and where its content is, in bytes from the beginning of the tar."""
+    """A regular file inside a tar: its name, and the offset and size of its content in the tar, in bytes."""
 
     name: bytes
     offset: int
@@ -37,7 +37,7 @@ def is_compressed_tar_name(name: bytes) -> bool:
 
 
 def tar_members(file: IO[bytes], where: Where) -> Iterator[TarMember]:
-    """The regular files of an uncompressed tar; raises InputError where it is none or is cut short."""
+    """The regular files of an uncompressed tar; raises InputError if it is none or is cut short."""
     try:
         with tarfile.open(fileobj=file, mode="r:") as archive:
             while (info := archive.next()) is not None:

@@ -1,6 +1,6 @@
-"""Arrays in safetensors files, hashed while they are written.
+"""Safetensors files that are hashed while they are written.
 
-The library's own writer needs a second pass over the file for the hash, or a second copy in memory; the format is an
+The library's own writer needs a second pass over the file for the hash, or a second copy in memory. The format is an
 8-byte little-endian header length, a JSON header, and the raw little-endian values one after another.
 """
 
@@ -45,7 +45,7 @@ class WrittenFile:
 
 
 def write_arrays(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> WrittenFile:
-    """Writes `arrays` in one pass and makes them durable (fsync); the directory entry is the caller's to sync."""
+    """Write `arrays` in one pass and makes them durable (fsync); the directory entry is the caller's to sync."""
     contiguous = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in arrays.items()}
     digest = hashlib.sha256()
     size = 0
@@ -62,7 +62,7 @@ def write_arrays(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> WrittenF
 
 
 def read_arrays(path: Path, expected: WrittenFile) -> dict[str, npt.NDArray[Any]]:
-    """The arrays of a file; raises ValueError saying what is wrong where it is not the file that was written."""
+    """Return the arrays of a file; raises ValueError if its size or hash differs from `expected`."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -90,7 +90,7 @@ def _header(arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
 
 
 def _write_all(descriptor: int, chunk: Any) -> None:
-    """Writes the whole chunk: a write may be cut short by a signal or a nearly full disk."""
+    """Write the whole chunk: a write may be cut short by a signal or a nearly full disk."""
     rest = memoryview(chunk)
     while rest:
         rest = rest[os.write(descriptor, rest) :]

@@ -1,11 +1,8 @@
-"""checkpoints/step-<n>/: array files first, manifest.json last; without a valid manifest a checkpoint does not exist.
+"""Checkpoint format: checkpoints/step-<n>/ with array files first and manifest.json last.
 
-Nothing is renamed into place, so that the same layout works on object stores. The manifest carries the hash of every
-file and, over its own content, of itself: a torn or damaged manifest is the same as none.
-
-Which run a checkpoint belongs to, and why another run may not continue it.
-
-Writes one checkpoint so that it is complete or does not exist.
+Without a valid manifest a checkpoint does not exist. Nothing is renamed into place, so the same layout works on object
+stores. The manifest carries the hash of every file and, over its own content, of itself: a torn or damaged manifest
+counts as none. `RunIdentity` names the run that a checkpoint belongs to; another run may not continue it.
 """
 
 import errno
@@ -30,7 +27,7 @@ from podscale.util.files import fsync_directory, write_atomically
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """What must agree between a checkpoint and the run that continues it.
+    """Identity of a run: values that a checkpoint and the run that resumes from it must share.
 
     result: the `result` options of the run document as {dotted name: JSON value} (`config.result_values`).
     classes_sha256: hash of the class map of the shard set.
@@ -42,7 +39,7 @@ class RunIdentity:
     data_fingerprint: str
 
     def conflicts(self, saved: "RunIdentity") -> list[str]:
-        """One line for each thing in which `saved` belongs to another run than this; empty where it may continue."""
+        """One line for each difference from the identity `saved`; empty if the run may resume."""
         lines = [str(difference) for difference in differences(saved.result, self.result)]
         if saved.classes_sha256 != self.classes_sha256:
             lines.append(
@@ -61,7 +58,7 @@ STEP_DIRECTORY_PATTERN = re.compile(r"^step-(\d+)$")
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The state of a run after `step` updates.
+    """The state of a run after `step` steps.
 
     arrays: `model/<catalogue name>` and `optimizer/<slot>/<parameter>`, OIHW fp32, independent of the world size.
     meta: JSON values: position, loss scale, counters.
@@ -120,7 +117,7 @@ def manifest_bytes(manifest: CheckpointManifest) -> bytes:
 
 
 def write_manifest(directory: Path, manifest: CheckpointManifest) -> None:
-    """Makes the checkpoint exist: the last write, durable when it returns."""
+    """Write the manifest, which completes the checkpoint; durable on return."""
     with (directory / MANIFEST_FILE).open("wb") as file:
         file.write(manifest_bytes(manifest))
         file.flush()
@@ -128,7 +125,7 @@ def write_manifest(directory: Path, manifest: CheckpointManifest) -> None:
 
 
 def replace_manifest(directory: Path, manifest: CheckpointManifest) -> None:
-    """Changes what a complete checkpoint says of itself; it stays complete throughout."""
+    """Replace the manifest of a complete checkpoint atomically."""
     write_atomically(directory / MANIFEST_FILE, manifest_bytes(manifest))
 
 
@@ -160,7 +157,7 @@ def complete_entries(root: Path) -> list[CheckpointEntry]:
 
 
 def read_snapshot(entry: CheckpointEntry) -> Snapshot:
-    """Reads and verifies every array; raises ValueError where a file is damaged."""
+    """Read and verifies every array; raises ValueError if a file is damaged."""
     arrays: dict[str, npt.NDArray[Any]] = {}
     for file in entry.manifest.files:
         arrays.update(read_arrays(entry.path / file.name, file))
@@ -190,16 +187,16 @@ def _digest(content: dict[str, Any]) -> str:
 
 
 DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
-"""What a file system answers that has no room left for this user."""
+"""Error numbers of a full file system or an exhausted quota."""
 
 
 def write_checkpoint(
     root: Path, snapshot: Snapshot, identity: RunIdentity, top1: float | None, fence: Callable[[], None]
 ) -> CheckpointManifest:
-    """Writes step-<n>/ under `root`; durable when it returns.
+    """Write step-<n>/ under `root`; durable when it returns.
 
-    `fence` raises where another run has taken the directory over; it is asked before the first byte and again before
-    the manifest. Raises PodscaleError where the file system refuses (full disk, quota); then nothing of this
+    `fence` raises if another launch has taken the directory over; it is called before the first byte and again before
+    the manifest. Raises PodscaleError if the file system refuses (full disk, quota); then nothing of this
     checkpoint is left and the earlier ones are untouched.
     """
     directory = step_directory(root, snapshot.step)
@@ -228,7 +225,7 @@ def write_checkpoint(
 
 
 def remove_checkpoint(directory: Path) -> None:
-    """Removes a checkpoint, its manifest first: one that is half removed no longer counts as complete."""
+    """Remove a checkpoint, its manifest first: one that is half removed no longer counts as complete."""
     if not directory.exists():
         return
     manifest = directory / MANIFEST_FILE

@@ -1,7 +1,4 @@
-"""The checkpoints of one run: save without waiting, restore the newest that is whole.
-
-Which checkpoints stay.
-"""
+"""Checkpoint store of one run: asynchronous saves, retention, and restore of the newest complete checkpoint."""
 
 import logging
 import threading
@@ -32,7 +29,7 @@ from podscale.runs.checkpoint.format import (
 def kept_steps(
     entries: Sequence[CheckpointEntry], keep_last: int, keep_best: int, snapshots: Collection[int] = ()
 ) -> set[int]:
-    """Steps to keep: the `keep_last` newest, the `keep_best` highest by top-1 (the later one where equal), and those
+    """Steps to keep: the `keep_last` newest, the `keep_best` highest by top-1 (the later one if equal), and those
     of `snapshots`, for good.
 
     keep_last >= 1, so the newest complete checkpoint always stays.
@@ -52,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Saved:
-    """A finished save: what it wrote, how long the writer took, and what retention then removed."""
+    """A finished save: the entry written, the writer's seconds, and the checkpoints that retention removed."""
 
     step: int
     bytes: int
@@ -87,15 +84,15 @@ class Skipped:
 
 
 CheckpointReport = Saved | Failed | Restored | Skipped
-"""What a listener hears of."""
+"""Reports that a listener receives."""
 
 
 class CheckpointStore:
-    """Saves and restores under `directory`; one writer at a time (the run's lease sees to that).
+    """Save and restores under `directory`; one writer at a time (the run's lease sees to that).
 
     One save is in flight at most: a further `save` waits for it, so that memory holds one snapshot and every
     checkpoint asked for is written. A failed save raises its error at the next `save`, `wait` or `close`.
-    `listener` hears what became of every save (from the writer's thread when asynchronous), and of checkpoints that
+    `listener` receives the result of every save (from the writer's thread when asynchronous), and of checkpoints that
     were read or passed over.
     """
 
@@ -125,23 +122,23 @@ class CheckpointStore:
         self._damaged: set[int] = set()  # steps that restore passed over; their sizes may look right
 
     def save(self, snapshot: Snapshot, *, top1: float | None = None) -> None:
-        """Writes `snapshot`; returns at once when asynchronous (the arrays must be the caller's copies).
+        """Write `snapshot`; returns at once when asynchronous (the arrays must be the caller's copies).
 
-        top1: validation accuracy as a share, where known, for `keep_best`. Raises the error of an earlier failed
+        top1: validation accuracy as a share, if known, for `keep_best`. Raises the error of an earlier failed
         save.
         """
         self.wait()
         if not self._asynchronous:
             self._write(snapshot, top1)
             return
-        # Not a daemon: an interpreter that ends in the ordinary way finishes the checkpoint first.
+        # Not a daemon: an interpreter that exits normally finishes the checkpoint first.
         self._thread = threading.Thread(
             target=self._write_in_background, args=(snapshot, top1), name="checkpoint-writer"
         )
         self._thread.start()
 
     def wait(self) -> None:
-        """Waits for the save in flight; raises its error, once."""
+        """Wait for the save in flight; raises its error, once."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -150,17 +147,17 @@ class CheckpointStore:
             raise error
 
     def close(self) -> None:
-        """As `wait`; safe to call twice."""
+        """Wait for the save in flight; safe to call twice."""
         self.wait()
 
     def restore(self, resume: str) -> Snapshot | None:
-        """The state to continue from, verified; None where the run starts from the beginning.
+        """Return the verified state to resume from; None if the run starts from the beginning.
 
-        resume: `auto`: the newest whole checkpoint of this run; `never`: only a fresh run will do; otherwise a
+        resume: `auto`: the newest complete checkpoint of this run; `never`: only a fresh run will do; otherwise a
         checkpoint, or a directory of them, to start from until this run has its own. Reading changes nothing on disk,
         so every rank may call it (before rank 0 saves); agree on the step, or let rank 0 read and broadcast.
-        Raises InputError where a checkpoint belongs to another run (the differences are listed), where `never`
-        meets a checkpoint, and where a named directory holds none.
+        Raises InputError if a checkpoint belongs to another run (the differences are listed), if `never`
+        meets a checkpoint, and if a named directory holds none.
         """
         started = time.perf_counter()
         snapshot = self._find_snapshot(resume)
@@ -228,7 +225,7 @@ class CheckpointStore:
         return manifest
 
     def _prune(self) -> tuple[int, ...]:
-        """Removes what retention does not keep, and leftovers of writers that died: the lease makes us the only one."""
+        """Remove what retention does not keep, and leftovers of killed writers: the lease makes us the only one."""
         self._fence()
         kept = kept_steps(self.entries(), self._keep_last, self._keep_best, self._snapshot_steps)
         surplus = {step: path for step, path in steps_on_disk(self.directory).items() if step not in kept}
@@ -285,7 +282,7 @@ class CheckpointStore:
             ) from None
 
     def _read(self, path: Path) -> Snapshot:
-        """Raises ValueError where it is not whole and InputError where it belongs to another run."""
+        """Read a checkpoint; raises ValueError if it is incomplete and InputError if it belongs to another run."""
         entry = read_entry(path)
         conflicts = self._identity.conflicts(entry.manifest.identity)
         if conflicts:
