@@ -94,18 +94,25 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 def supervise_stage(
     config: RunConfig, stage: WorkerStage, shard_set: str, lease: Lease | None, *, worker_module: str | None = None
 ) -> StageResult:
-    """Runs one stage in this pod to its end and tells how it ended.
+    """Run one stage in this pod to its end and return its result.
 
-    Writes environment.json (in the pod that leads). Call it from the main thread: it handles SIGTERM and SIGINT while
-    it runs. lease: of the run directory, held by the pod that leads; where nobody knows yet which one that is, rank 0
-    takes it. worker_module: what each rank runs; default: the entry of the document's engine. Raises InputError where
-    it cannot even start (port in use).
+    Writes environment.json in the leading pod. Call it from the main thread: it handles SIGTERM and SIGINT.
+
+    Args:
+        config: Run document.
+        stage: Stage to run.
+        shard_set: Location of the shards.
+        lease: Lease of the run directory, held by the leading pod; None if the rendezvous decides which pod leads.
+        worker_module: Module that each rank runs; None for the worker module of the engine.
+
+    Raises:
+        InputError: The stage cannot start, for example because a port is in use.
     """
-    task = build_worker_spec(
+    spec = build_worker_spec(
         config, stage, shard_set, os.environ, gpus=host_info.visible_gpus(), cores=host_info.cpu_count()
     )
-    task = replace(task, worker_module=worker_module or task.worker_module)
-    return supervise_worker_spec(config, task, RunDirectory.for_config(config).create(), lease)
+    spec = replace(spec, worker_module=worker_module or spec.worker_module)
+    return supervise_worker_spec(config, spec, RunDirectory.for_config(config).create(), lease)
 
 
 def supervise_worker_spec(
