@@ -1,6 +1,8 @@
-"""What a failed collective says about the other ranks, for people: which collective, and which rank is missing.
+"""Report a failed collective or a hang: name the collective and the missing rank, and dump the stacks of this rank.
 
-What a rank that hangs was doing: the Python stacks of its threads and what its engine's recorder holds.
+`watch_peers` wraps a training. When a rank dies, its peers' collectives fail or hang. Each peer then reads the
+heartbeats (see `heartbeat`), raises HangDetected or PeerLost with the culprit's name, and exits. The launcher decides
+on a restart (see `launch.supervisor`).
 """
 
 import faulthandler
@@ -24,7 +26,13 @@ logger = logging.getLogger(__name__)
 
 
 FlightRecorder = Callable[[Path], str]
-"""Writes what an engine's collectives were at to a file; a line on what became of it."""
+"""Function that writes the state of an engine's collectives to a file and returns one line for the stack dump."""
+
+ErrorClassifier = Callable[[BaseException], type[PodscaleError] | None]
+"""Function that returns HangDetected or PeerLost for an error caused by another rank, else None."""
+
+COLLECTIVE_GRACE_SECONDS = 5.0
+"""Extra time before the clock reports a hang, seconds: the error of a collective says more than the clock."""
 
 
 def dump_stacks(
@@ -34,15 +42,22 @@ def dump_stacks(
     failure: BaseException | None = None,
     flight_recorder: FlightRecorder | None = None,
 ) -> None:
-    """Adds to <folder>/rank-<k>.txt, and writes the recorder's state to rank-<k>.flight.json. Never raises.
+    """Append the stacks of all threads to rank-<k>.txt, and write the recorder's state to rank-<k>.flight.json.
 
-    failure: what the main thread has been brought out of its wait by.
+    An unwritable directory is logged, not raised.
+
+    Args:
+        directory: Directory of the dumps, created if needed.
+        rank: Rank of this process.
+        reason: Text of the first line.
+        failure: Error that the main thread raised, with its own traceback.
+        flight_recorder: Writer of the state of the engine's collectives.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with (directory / f"rank-{rank}.txt").open("a", encoding="utf-8") as file:
-            when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
-            file.write(f"{when} UTC, rank {rank}, process {os.getpid()} on {socket.gethostname()}: {reason}\n")
+            now = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
+            file.write(f"{now} UTC, rank {rank}, process {os.getpid()} on {socket.gethostname()}: {reason}\n")
             file.writelines(traceback.format_exception(failure) if failure is not None else [])
             file.flush()
             faulthandler.dump_traceback(file, all_threads=True)
@@ -52,12 +67,6 @@ def dump_stacks(
             )
     except OSError as error:
         logger.warning("%s: the stacks of this rank are not kept: %s", directory, error.strerror)
-
-
-ErrorClassifier = Callable[[BaseException], type[PodscaleError] | None]
-
-COLLECTIVE_GRACE_SECONDS = 5.0
-"""Collectives that raise know more than a clock: where both would come at one time, the clock waits for longer."""
 
 
 @contextmanager
@@ -72,64 +81,67 @@ def watch_peers(
     stack_directory: Path | None = None,
     flight_recorder: FlightRecorder | None = None,
 ) -> Iterator[ProgressTracker]:
-    """Lets the other ranks know where this one is; an error because of another rank comes out naming the culprit.
+    """Send heartbeats inside the block, and raise errors caused by another rank with that rank's name.
 
-    exit_process: ends this process, called on another thread where the main thread hangs. classify_error: HangDetected
-    or PeerLost where a collective raised the error because of another rank, else None. silent_collectives: collectives
-    wait on the device and raise nothing. interval_seconds: between two signs of life. hang_seconds: the least time
-    without an update that is called a hang; default: none is. stack_directory: where every rank then writes what it was
-    doing; flight_recorder: with its collectives.
+    Args:
+        rank_group: Ranks of the run and their store.
+        exit_process: Reports an error and exits this process; called on another thread when the main thread hangs.
+        classify_error: Tells errors caused by another rank from those of this rank.
+        silent_collectives: Collectives wait on the device and raise no error (NCCL's).
+        interval_seconds: Time between two heartbeats.
+        hang_seconds: Shortest time without a step that counts as a hang; None: hangs are not detected.
+        stack_directory: Directory for the stacks of every rank after a hang.
+        flight_recorder: Writer of the state of the engine's collectives, for the stack dump.
     """
-    deaf_seconds = rank_group.timeout_seconds if silent_collectives else None
-    most = rank_group.timeout_seconds + (0.0 if silent_collectives else COLLECTIVE_GRACE_SECONDS)
-    whereabouts = ProgressTracker(None if hang_seconds is None else HangLimit(hang_seconds, most))
-    speaking = threading.Lock()
+    stall_seconds = rank_group.timeout_seconds if silent_collectives else None
+    max_seconds = rank_group.timeout_seconds + (0.0 if silent_collectives else COLLECTIVE_GRACE_SECONDS)
+    progress_tracker = ProgressTracker(None if hang_seconds is None else HangLimit(hang_seconds, max_seconds))
+    report_lock = threading.Lock()
 
     def handle_trouble(reason: str, *, hang: bool) -> None:
-        with speaking:
+        with report_lock:
             if hang:
                 report_hang(reason)
             kind = HangDetected if hang else PeerLost
-            error = explain(kind, current_wait() or f"phase {whereabouts.phase}", reason)
-            pulse.stop(str(error), caused_by_peer=True)
+            error = explain(kind, current_wait() or f"phase {progress_tracker.phase}", reason)
+            heartbeat.stop(str(error), caused_by_peer=True)
             exit_process(error)
 
     def report_hang(reason: str, failure: BaseException | None = None) -> None:
-        pulse.report_hang()
+        heartbeat.report_hang()
         if stack_directory is not None:
-            dump_stacks(stack_directory, rank_group.rank, f"{reason}, in {whereabouts}", failure, flight_recorder)
+            dump_stacks(stack_directory, rank_group.rank, f"{reason}, in {progress_tracker}", failure, flight_recorder)
 
     def explain(kind: type[PodscaleError], collective: str, reason: str) -> PodscaleError:
-        return _peer_error(kind, collective, reason, rank_group, whereabouts, pulse.peers(), stack_directory)
+        return _peer_error(kind, collective, reason, rank_group, progress_tracker, heartbeat.peers(), stack_directory)
 
-    pulse = RankHeartbeat(
+    heartbeat = RankHeartbeat(
         rank_group,
-        whereabouts,
+        progress_tracker,
         interval_seconds=interval_seconds,
-        stall_seconds=deaf_seconds,
+        stall_seconds=stall_seconds,
         on_trouble=handle_trouble,
     )
     try:
-        yield whereabouts
+        yield progress_tracker
     except Preempted:
-        pulse.stop("")
+        heartbeat.stop("")
         raise
     except BaseException as failure:
-        with speaking:
-            pass  # another thread is about to end this process with more to say
+        with report_lock:
+            pass  # another thread reports a more precise error and exits this process
         kind = classify_error(failure)
-        if kind is HangDetected or (kind is PeerLost and pulse.hang_reported()):
+        if kind is HangDetected or (kind is PeerLost and heartbeat.hang_reported()):
             kind = HangDetected
             report_hang(_last_line(failure), failure)
         explained = explain(kind, wait_of(failure) or "a collective", _last_line(failure)) if kind is not None else None
-        follows = explained is not None or isinstance(
-            failure, HangDetected | PeerLost
-        )  # said in full where it was seen
-        pulse.stop(str(failure) or type(failure).__name__, caused_by_peer=follows)
+        # An error of these types was already reported in full by the code that raised it.
+        follows = explained is not None or isinstance(failure, HangDetected | PeerLost)
+        heartbeat.stop(str(failure) or type(failure).__name__, caused_by_peer=follows)
         if explained is not None:
             raise explained from failure
         raise
-    pulse.stop("")
+    heartbeat.stop("")
 
 
 def _peer_error(
@@ -141,27 +153,38 @@ def _peer_error(
     peers: PeerStatus,
     stack_directory: Path | None,
 ) -> PodscaleError:
-    """kind: as the backend has it, which cannot tell a peer that is stopped from one that left because of another."""
+    """Return the error that names the culprit.
+
+    Args:
+        kind: Type from the backend, which cannot tell a stopped peer from one that exited because of another rank.
+        collective: Name of the wait that failed.
+        reason: Last line of the backend's error, or the heartbeat's reason.
+        rank_group: Ranks of the run.
+        tracker: Progress of this rank.
+        peers: Status of the other ranks; overrides `kind` when it is known.
+        stack_directory: Directory of the stack dumps, named in the advice.
+    """
     hang = kind is HangDetected if peers.is_hang is None else peers.is_hang
-    me = f"rank {rank_group.rank} of {rank_group.size}"
+    this_rank = f"rank {rank_group.rank} of {rank_group.size}"
     if (
         hang
         and not peers.missing
         and (peers.furthest_behind is None or progress_order(tracker) < progress_order(peers.furthest_behind[1]))
     ):
-        where = f"process {os.getpid()} on {socket.gethostname()}"
-        what = f"{me} does not get on ({where}, in {tracker})" + (
+        process = f"process {os.getpid()} on {socket.gethostname()}"
+        problem = f"{this_rank} does not get on ({process}, in {tracker})" + (
             "; the others wait for it" if peers.furthest_behind else ""
         )
     else:
-        what = f"{me} {'waited in vain for its peers' if hang else 'lost a peer'} in {collective} ({tracker}): {peers}"
+        event = "waited in vain for its peers" if hang else "lost a peer"
+        problem = f"{this_rank} {event} in {collective} ({tracker}): {peers}"
     seconds = rank_group.timeout_seconds
     options = f"launch.timeout_seconds (now {seconds:g}) and launch.hang_seconds"
     advice = f" Raise {options} if an update can take that long." if hang else ""
     if hang and stack_directory is not None:
         advice += f" What each rank was doing is in {stack_directory}."
     return (HangDetected if hang else PeerLost)(
-        f"{what}\n{reason}\nThe newest checkpoint is kept: start the same command again.{advice}"
+        f"{problem}\n{reason}\nThe newest checkpoint is kept: start the same command again.{advice}"
     )
 
 

@@ -1,7 +1,8 @@
-"""Who is where: each rank tells the others once a second, so that a failure can name the rank that is missing.
+"""Heartbeats between ranks, so that an error can name the missing rank.
 
-A collective that fails knows only that somebody did not come. The notes of all ranks stand in the store of the
-meeting; a rank that waits in vain looks at them twice and knows whose no longer change. Clocks are never compared.
+A failed collective does not know which rank is missing. Each rank therefore writes a record of its progress to the
+store about once a second. A rank whose collective fails reads all records twice: a rank whose record did not change is
+missing. Clocks of different hosts are never compared.
 """
 
 import json
@@ -20,28 +21,34 @@ from podscale.distributed.rank_group import RankGroup
 from podscale.distributed.store import FAILED_KEY, Store, StoreError, StoreTimeout
 
 INTERVAL_SECONDS = 1.0
-"""Between two notes of a rank; in large worlds more, so that the store never takes over `WRITES` a second."""
+"""Heartbeat interval, seconds; longer in large worlds, see `MAX_WRITES_PER_SECOND`."""
 MAX_WRITES_PER_SECOND = 1000.0
+"""Heartbeats of all ranks that the store takes, per second."""
 MISSED_HEARTBEATS = 3.5
-"""Notes that a living rank may miss before it counts as missing."""
+"""Heartbeats without a change after which a rank counts as missing."""
 STORE_TIMEOUT_HEARTBEATS = 5.0
-"""Notes in whose time the store answers, or never will."""
+"""Store timeout, in heartbeats."""
 HANG_KEY = "pulse/hang"
-"""Which rank was the first to call it a hang: then all write down what they were doing."""
+"""Store key of the first rank that detected a hang; all ranks then dump their stacks."""
 
 
 class TroubleHandler(Protocol):
+    """Callback for a hang or a lost peer, with the reason as text."""
+
     def __call__(self, reason: str, *, hang: bool) -> None: ...
 
 
 class RankHeartbeat:
-    """Writes this rank's notes and reads those of all.
+    """Heartbeat thread of one rank: writes its record and checks those of its peers.
 
-    on_trouble: called once, on a thread of its own, where an update takes longer than the limit of `whereabouts`, and
-    where another rank calls it a hang. With `deaf_seconds` also where this rank, once under way, has not got on for as
-    long, or where another has ended with an error and this one does not notice: what a rank needs whose collectives
-    raise nothing (NCCL's, which wait on the device). interval_seconds: between two notes; default: by the size of the
-    world.
+    Args:
+        rank_group: This rank's place in the run, and the store.
+        progress_tracker: Progress of this rank.
+        interval_seconds: Time between two heartbeats; by default from the size of the world.
+        stall_seconds: Longest time without progress before the peers are checked, for collectives that raise no error
+            (NCCL's, which wait on the device). A peer's failure is then reported too. None: collectives raise errors.
+        on_trouble: Called once, on its own thread, when a step exceeds the tracker's hang limit, when another rank
+            reports a hang, or when `stall_seconds` found a problem.
     """
 
     def __init__(
@@ -59,7 +66,7 @@ class RankHeartbeat:
         self._stall_seconds, self._on_trouble = stall_seconds, on_trouble
         self._beat = 0
         self._rank0_record: HeartbeatRecord | None = None
-        """The newest note of rank 0: the store may end with it."""
+        """Newest record of rank 0; kept because the store may be lost together with rank 0."""
         self._stopped = threading.Event()
         self._has_reported = False
         self._is_searching = False
@@ -69,25 +76,27 @@ class RankHeartbeat:
             threading.Thread(target=self._run, name="pulse", daemon=True).start()
 
     def stop(self, reason: str, *, caused_by_peer: bool = False) -> None:
-        """Tells the others that this rank ends, and why, so that nobody looks for it; an empty text: it is done.
+        """Stop the heartbeat and record why this rank exits, so that its peers do not report it missing.
 
-        caused_by_peer: because of another rank. Then rank 0, with which the store may end, stays until the others have
-        looked.
+        Args:
+            reason: Error of this rank; empty if it finished.
+            caused_by_peer: Another rank caused the exit. Rank 0 then waits until its peers have read the records,
+                because the store may be lost together with rank 0.
         """
         self._stopped.set()
         stay = caused_by_peer and self._rank_group.rank == 0
         self._run_with_timeout(lambda: self._write_exit(reason, caused_by_peer, stay), self._store_seconds)
 
     def report_hang(self) -> None:
-        """Lets the others know at once, before it is known who is to blame.
+        """Report a hang to all ranks at once, before the cause is known.
 
-        Whoever calls this is about to say more: this rank is not to take its own call for another's.
+        The caller reports the error itself, so this rank no longer calls `on_trouble`.
         """
         self._has_reported = True
         self._run_with_timeout(self._write_hang, self._store_seconds)
 
     def hang_reported(self) -> bool:
-        """Whether any rank calls it a hang."""
+        """Return True if any rank has reported a hang."""
         found: list[bool] = []
         self._run_with_timeout(
             lambda: found.append(self._rank_group.store_for_thread(self._store_seconds).has(HANG_KEY)),
@@ -96,7 +105,7 @@ class RankHeartbeat:
         return any(found)
 
     def peers(self) -> PeerStatus:
-        """How the other ranks are; takes up to `PATIENCE` notes and never hangs."""
+        """Return the status of the other ranks; takes up to `MISSED_HEARTBEATS` intervals and never hangs."""
         found: list[PeerStatus] = []
         self._run_with_timeout(
             lambda: found.append(self._read_peers()), MISSED_HEARTBEATS * self._interval_seconds + self._store_seconds
@@ -106,21 +115,21 @@ class RankHeartbeat:
         return PeerStatus(missing={0: self._rank0_record}) if self._rank0_record is not None else PeerStatus()
 
     def _run(self) -> None:
-        still, quiet = _UnchangedTimer(), _UnchangedTimer()
+        progress_timer, step_timer = _UnchangedTimer(), _UnchangedTimer()
         store: Store | None = None
-        gone = ""
-        ticked = time.monotonic()
+        store_error = ""
+        last_tick = time.monotonic()
         while not self._stopped.wait(self._interval_seconds):
-            # What a process that was stopped itself, or whose machine was, does not live through does not count.
-            now, before = time.monotonic(), ticked
-            ticked, passed = now, min(now - before, 3 * self._interval_seconds)
+            # Time in which this process or its host was suspended does not count as a hang.
+            now, before = time.monotonic(), last_tick
+            last_tick, passed = now, min(now - before, 3 * self._interval_seconds)
             self._beat += 1
-            at = self._progress_tracker
-            quiet_seconds = quiet.update(passed, at.step_changes) if at.in_step else 0.0
-            still_seconds = still.update(passed, at.changes)
+            tracker = self._progress_tracker
+            quiet_seconds = step_timer.update(passed, tracker.step_changes) if tracker.in_step else 0.0
+            still_seconds = progress_timer.update(passed, tracker.changes)
             self._check_timeouts(quiet_seconds, still_seconds)
-            if gone:
-                self._check_lost_store(gone, still_seconds)
+            if store_error:
+                self._check_lost_store(store_error, still_seconds)
                 continue
             try:
                 store = store or self._rank_group.store_for_thread(self._store_seconds)
@@ -129,55 +138,57 @@ class RankHeartbeat:
                     self._rank0_record = _read_records(store, [0])[0]
                 self._check_peers(store, still_seconds)
             except StoreTimeout:
-                continue  # rank 0 has not said anything yet
+                continue  # rank 0 has not written a record yet
             except StoreError as error:
-                gone = str(error)
+                store_error = str(error)
 
     def _check_lost_store(self, gone: str, still_seconds: float) -> None:
-        """Nobody can say any more how the others are; with the store its whole pod may be gone."""
+        """Report a lost store if this rank makes no progress either: the whole pod of the store may be gone."""
         if self._stall_seconds is not None and still_seconds > MISSED_HEARTBEATS * self._interval_seconds:
             self._report_trouble(gone, hang=False)
 
     def _check_timeouts(self, quiet_seconds: float, still_seconds: float) -> None:
-        """Speaks up for a main thread that does not get on.
+        """Report a main thread that makes no progress.
 
-        quiet_seconds: since the last update, while it is in one; still_seconds: since it last moved.
+        Args:
+            quiet_seconds: Time since the last step, 0 outside of a step.
+            still_seconds: Time since the last progress of any kind.
         """
-        at, deaf = self._progress_tracker, self._stall_seconds
-        if at.hang_limit is not None and quiet_seconds > (limit := at.hang_limit.seconds):
+        tracker, stall_seconds = self._progress_tracker, self._stall_seconds
+        if tracker.hang_limit is not None and quiet_seconds > (limit := tracker.hang_limit.seconds):
             self._report_trouble(
                 f"there was no update for {quiet_seconds:.0f} s (the limit is {limit:.0f} s)", hang=True
             )
-        elif deaf is not None and still_seconds > deaf and at.first_step_done:
+        elif stall_seconds is not None and still_seconds > stall_seconds and tracker.first_step_done:
             self._report_trouble(f"nothing has moved here for {still_seconds:.0f} s", hang=True)
 
     def _check_peers(self, store: Store, still_seconds: float) -> None:
-        """Speaks up for a main thread that hears nothing of what has become of the others."""
-        deaf = self._stall_seconds
+        """Report a hang or failure of a peer while the main thread makes no progress."""
+        stall_seconds = self._stall_seconds
         if still_seconds > MISSED_HEARTBEATS * self._interval_seconds:
             if store.has(HANG_KEY):
                 self._report_trouble(f"rank {store.get([HANG_KEY])[0]} calls it a hang", hang=True)
-            elif deaf is not None and store.has(FAILED_KEY):
+            elif stall_seconds is not None and store.has(FAILED_KEY):
                 self._beats_since_failure += 1
-                if (
-                    self._beats_since_failure > MISSED_HEARTBEATS
-                ):  # the main thread may be about to hear of it, and knows more
+                # The main thread may be about to raise the error, and its error says more.
+                if self._beats_since_failure > MISSED_HEARTBEATS:
                     self._report_trouble(f"rank {store.get([FAILED_KEY])[0]} has failed", hang=False)
-            elif deaf is not None and still_seconds > deaf and not self._is_searching:  # the network is being compiled?
+            elif stall_seconds is not None and still_seconds > stall_seconds and not self._is_searching:
+                # The step may still be compiling: report only if a peer is missing.
                 self._is_searching = True
                 threading.Thread(
                     target=self._search_missing, args=(still_seconds,), name="look-out", daemon=True
                 ).start()
 
     def _search_missing(self, still_seconds: float) -> None:
-        """Speaks up where another rank is missing; on a thread of its own, because it takes a while."""
+        """Report a stall if a peer is missing; takes several intervals, so it has its own thread."""
         with suppress(StoreError):
             if self._read_peers().missing:
                 self._report_trouble(f"nothing has moved here for {still_seconds:.0f} s", hang=True)
         self._is_searching = False
 
     def _report_trouble(self, reason: str, *, hang: bool) -> None:
-        """Once, and on a thread of its own: this one goes on writing notes, lest others take this rank for missing."""
+        """Call `on_trouble` once, on its own thread: this thread must go on writing heartbeats."""
         if not self._has_reported:
             self._has_reported = True
             work = partial(self._on_trouble, reason, hang=hang)
@@ -198,7 +209,7 @@ class RankHeartbeat:
             time.sleep(self._interval_seconds / 4)
 
     def _read_peers(self) -> PeerStatus:
-        """Looks at the notes until each has changed, or should have."""
+        """Read the records until each has changed, or has missed `MISSED_HEARTBEATS` heartbeats."""
         store = self._rank_group.store_for_thread(self._store_seconds)
         others = [rank for rank in range(self._rank_group.size) if rank != self._rank_group.rank]
         first, deadline = _read_records(store, others), time.monotonic() + MISSED_HEARTBEATS * self._interval_seconds
@@ -212,7 +223,7 @@ class RankHeartbeat:
             time.sleep(self._interval_seconds / 4)
 
     def _run_with_timeout(self, work: Callable[[], None], seconds: float) -> None:
-        """The store's host may be the one that hangs, and then no timeout of its client helps."""
+        """Run `work` on a thread for at most `seconds`: no client timeout helps if the store's host hangs."""
 
         def run() -> None:
             with suppress(StoreError):
@@ -223,19 +234,21 @@ class RankHeartbeat:
         thread.join(seconds)
 
     def _write_record(self, store: Store, ended: str = "", *, follows: bool = False) -> None:
-        at = self._progress_tracker
-        note = HeartbeatRecord(self._beat, at.step, at.phase, socket.gethostname(), os.getpid(), ended, follows)
-        store.set(_record_key(self._rank_group.rank), json.dumps(asdict(note)))
+        tracker = self._progress_tracker
+        record = HeartbeatRecord(
+            self._beat, tracker.step, tracker.phase, socket.gethostname(), os.getpid(), ended, follows
+        )
+        store.set(_record_key(self._rank_group.rank), json.dumps(asdict(record)))
 
 
 class _UnchangedTimer:
-    """Seconds since a number last changed."""
+    """Timer of the seconds since a number last changed."""
 
     def __init__(self) -> None:
         self._number, self._seconds = -1, 0.0
 
     def update(self, passed: float, number: int) -> float:
-        """`passed`: seconds since the call before."""
+        """Return the seconds since `number` changed; `passed` is the time since the call before, seconds."""
         self._seconds = self._seconds + passed if number == self._number else 0.0
         self._number = number
         return self._seconds

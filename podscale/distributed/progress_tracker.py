@@ -1,7 +1,4 @@
-"""What the ranks say of themselves while they work, and what can be read from all of it after a failure.
-
-How long a rank waits for an update before it calls it a hang: learned from the updates there were.
-"""
+"""Progress of a rank, the heartbeat record it writes, the hang limit of a step, and the status of its peers."""
 
 import socket
 from collections.abc import Iterator
@@ -12,15 +9,18 @@ from podscale.telemetry.registry import MetricSample
 from podscale.util import processes
 
 P99_MULTIPLE = 10.0
-"""So often as long as an update takes, but for the slowest in a hundred, is no longer a matter of noise."""
+"""Hang threshold as a multiple of the p99 step time."""
 MIN_STEPS = 10
+"""Step times needed before the p99 is used."""
 WINDOW_STEPS = 256
+"""Newest step times that the p99 is taken over."""
 
 
 class HangLimit:
-    """`most` seconds until some updates are known, then `TIMES` their 99th percentile between `least` and `most`.
+    """Longest time of a step before it counts as a hang, learned from the step times of this launch.
 
-    Times are added by one thread, the limit is read by others, about once a second.
+    The limit is `max_seconds` for the first `MIN_STEPS` steps, then `P99_MULTIPLE` times their 99th percentile, between
+    `min_seconds` and `max_seconds`. One thread adds times; others read the limit about once a second.
     """
 
     def __init__(self, min_seconds: float, max_seconds: float) -> None:
@@ -29,7 +29,7 @@ class HangLimit:
         self._added = 0
 
     def add(self, seconds: float) -> None:
-        """An update took `seconds`."""
+        """Record the time of one step, seconds."""
         if len(self._recent) < WINDOW_STEPS:
             self._recent.append(seconds)
         else:
@@ -38,57 +38,58 @@ class HangLimit:
 
     @property
     def seconds(self) -> float:
-        """The limit of this moment."""
+        """Current limit, seconds."""
         recent = sorted(self._recent)
         if len(recent) < MIN_STEPS:
             return self._max_seconds
         return min(self._max_seconds, max(self._min_seconds, P99_MULTIPLE * recent[(len(recent) - 1) * 99 // 100]))
 
     def samples(self) -> Iterator[MetricSample]:
-        """What is exported."""
+        """Yield the exported metric."""
         yield "train_hang_limit_seconds", (), self.seconds
 
 
 UNTIMED_PHASES = ("start", "checkpoint", "evaluation")
-"""Phases whose length says nothing about updates."""
+"""Phases outside of a step: the hang limit does not apply to them."""
 
 
 class ProgressTracker:
-    """What a rank is doing: the phase (names in telemetry.phases) of the update after `step` updates."""
+    """Progress of a rank: the number of finished steps and the current phase (see telemetry.phases)."""
 
     def __init__(self, limit: HangLimit | None = None) -> None:
         self.step, self.phase = 0, "start"
         self.hang_limit = limit
-        """Of one update; None: nobody calls it a hang."""
+        """Limit of one step; None: hangs are not detected."""
         self.step_changes = 0
-        """Rises with every update, and with every end of what stands between two of them."""
+        """Counter of finished steps and of phases outside of a step."""
         self.changes = 0
-        """Rises with every sign of progress: a rank whose number stands still does not get on."""
+        """Counter of every sign of progress: while it is constant, the rank makes no progress."""
         self.first_step_done = False
-        """Whether an update was done in this launch: the first may take long, for the network is compiled in it."""
+        """True after the first step of this launch, which takes longer because it compiles the network."""
 
     def start(self, step: int) -> None:
-        """The training goes on after `step` updates."""
+        """Set the step that training continues from."""
         self.step = step
         self.changes += 1
 
     @property
     def in_step(self) -> bool:
-        """Whether this rank is in an update, and not in its first, in which the network is compiled."""
+        """True inside a step other than the first, which compiles the network."""
         return self.first_step_done and self.phase not in UNTIMED_PHASES
 
     def enter_phase(self, phase: str) -> None:
+        """Set the current phase."""
         if self.phase in UNTIMED_PHASES:
             self.step_changes += 1
         self.phase = phase
         self.changes += 1
 
     def touch(self) -> None:
-        """Some progress inside a phase."""
+        """Record progress inside a phase."""
         self.changes += 1
 
     def step_done(self, step: int, seconds: float | None = None) -> None:
-        """seconds: that the update took."""
+        """Record a finished step, and its time in seconds if known."""
         if self.hang_limit is not None and self.first_step_done and seconds is not None:
             self.hang_limit.add(seconds)
         self.step = step
@@ -102,7 +103,10 @@ class ProgressTracker:
 
 @dataclass(frozen=True)
 class HeartbeatRecord:
-    """What a rank says of itself; `ended`: why it ends, empty while it lives; `follows`: only because of another."""
+    """One heartbeat of a rank.
+
+    `ended` is the reason of its exit, empty while it runs; `follows` marks an exit caused by another rank.
+    """
 
     beat: int
     step: int
@@ -114,7 +118,7 @@ class HeartbeatRecord:
 
     @property
     def process_state(self) -> str:
-        """What has become of a process that no longer writes: seen on the same host, unknown elsewhere."""
+        """State of a process that no longer writes, as text; known on the same host only."""
         if self.host != socket.gethostname():
             return "does not answer"
         if not processes.is_alive(self.pid):
@@ -131,13 +135,13 @@ class HeartbeatRecord:
 
 
 def progress_order(tracker: HeartbeatRecord | ProgressTracker) -> tuple[int, int]:
-    """How far along a rank is: who waits for others is in a later phase than who lets them wait."""
+    """Return a sort key of progress: a rank that waits is in a later phase than the rank it waits for."""
     return tracker.step, PHASES.index(tracker.phase) if tracker.phase in PHASES else -1
 
 
 @dataclass(frozen=True)
 class PeerStatus:
-    """The other ranks, by whether they are missing, have ended themselves, or live."""
+    """Records of the other ranks: missing, exited, or alive."""
 
     missing: dict[int, HeartbeatRecord] = field(default_factory=dict)
     ended: dict[int, HeartbeatRecord] = field(default_factory=dict)
@@ -145,26 +149,28 @@ class PeerStatus:
 
     @property
     def is_hang(self) -> bool | None:
-        """Whether the missing are still there (True) or gone (False), where that can be seen."""
-        fates = {note.process_state for note in self.missing.values()}
-        return False if "is gone" in fates else True if "is stopped" in fates else None
+        """True if a missing rank is stopped, False if one is gone, None if that is unknown."""
+        states = {record.process_state for record in self.missing.values()}
+        return False if "is gone" in states else True if "is stopped" in states else None
 
     def __str__(self) -> str:
-        """Who is to blame, for people: who is missing, else who ended first, else who is behind."""
-        told = [
-            f"rank {rank} {note.process_state} ({note.process_name}, last seen in {note.position})"
-            for rank, note in self.missing.items()
+        """Describe the culprit: the missing ranks, else the first that exited, else the furthest behind."""
+        parts = [
+            f"rank {rank} {record.process_state} ({record.process_name}, last seen in {record.position})"
+            for rank, record in self.missing.items()
         ]
-        told += [f"rank {rank} ended: {note.ended}" for rank, note in self.ended.items() if not note.follows]
-        if not told and self.furthest_behind is not None:
-            rank, note = self.furthest_behind
-            told = [f"no rank is missing; the furthest behind is rank {rank} ({note.process_name}), in {note.position}"]
-        return "; ".join(told) or "the others have ended, because of each other"
+        parts += [f"rank {rank} ended: {record.ended}" for rank, record in self.ended.items() if not record.follows]
+        if not parts and self.furthest_behind is not None:
+            rank, record = self.furthest_behind
+            parts = [
+                f"no rank is missing; the furthest behind is rank {rank} ({record.process_name}), in {record.position}"
+            ]
+        return "; ".join(parts) or "the others have ended, because of each other"
 
     @property
     def furthest_behind(self) -> tuple[int, HeartbeatRecord] | None:
-        """Of those that live, or have ended because of another: the one that is furthest behind."""
-        present = self.alive | {rank: note for rank, note in self.ended.items() if note.follows}
+        """Return the rank with the least progress among those alive or exited because of another rank."""
+        present = self.alive | {rank: record for rank, record in self.ended.items() if record.follows}
         return min(present.items(), key=lambda entry: progress_order(entry[1]), default=None)
 
 

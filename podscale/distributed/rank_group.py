@@ -1,9 +1,7 @@
-"""How the ranks of a run find each other before anything is built: one small key-value store that all of them reach.
+"""Join and leave the group of a run's ranks, which share one key-value store.
 
-Frameworks have stores of their own, which live in rank 0 and end with it. This one names who is missing and outlives
-every rank, so it is where ranks agree, where they tell how they are, and where a failure looks for the culprit.
-
-The processes of a run, as far as what both engines share must know of them.
+A framework's own store lives in rank 0 and is lost with it. This store outlives every rank. Ranks use it for agreement
+on their configuration, for heartbeats, and to find the culprit after a failure.
 """
 
 from contextlib import suppress
@@ -14,14 +12,14 @@ from podscale.distributed.store import LocalStore, Store, StoreClient, StoreErro
 from podscale.distributed.worker_env import RankEnv
 
 LEAVE_TIMEOUT_SECONDS = 10.0
-"""How long rank 0, in which the framework's own store lives, stays for the others at the end."""
+"""Time that rank 0, which holds the framework's own store, waits for its peers at the end, seconds."""
 
 
 @dataclass(frozen=True)
 class RankGroup:
-    """One rank's place among `size` ranks, and their store.
+    """Rank, size and store of a group of ranks.
 
-    `timeout_seconds` is the longest that a rank waits for the others, here and in every collective later.
+    `timeout_seconds` is the longest wait for other ranks, in the store and in every collective.
     """
 
     rank: int
@@ -30,12 +28,12 @@ class RankGroup:
     timeout_seconds: float
 
     def store_for_thread(self, timeout_seconds: float) -> Store:
-        """The store for another thread; its operations give up after `seconds`."""
+        """Return the store for another thread, with its own timeout in seconds."""
         return self.store.clone(timeout_seconds)
 
 
 def join_rank_group(rank_env: RankEnv, timeout_seconds: float) -> RankGroup:
-    """The meeting of this rank with the others, if there are any, by the spawner's store; nothing is waited for yet."""
+    """Return the group of this rank with the launcher's store, or a local one for a single process; does not wait."""
     store = (
         StoreClient(rank_env.store_address, rank_env.store_port, timeout_seconds)
         if rank_env.world_size > 1
@@ -45,8 +43,8 @@ def join_rank_group(rank_env: RankEnv, timeout_seconds: float) -> RankGroup:
 
 
 def leave_rank_group(rank_group: RankGroup) -> None:
-    """Lets the others know that this rank is done; rank 0 stays for the last of them."""
-    with suppress(StoreError):  # nothing is left to lose
+    """Mark this rank as done; rank 0 waits for all others, at most `LEAVE_TIMEOUT_SECONDS`."""
+    with suppress(StoreError):  # all work is done by now
         if rank_group.rank:
             rank_group.store.set(f"left/{rank_group.rank}", "")
         else:
@@ -54,7 +52,7 @@ def leave_rank_group(rank_group: RankGroup) -> None:
 
 
 class World(Protocol):
-    """One process among `size`; each engine has its own, which knows its devices besides."""
+    """Processes of a run, as shared code sees them; each engine's own class also knows the devices."""
 
     @property
     def rank(self) -> int: ...
@@ -64,19 +62,19 @@ class World(Protocol):
 
     @property
     def ranks(self) -> range:
-        """This process's devices, counted over all: its ranks of the sample order, unless devices share images."""
+        """Global numbers of this process's devices: its ranks in the sampler, unless devices share images."""
         ...
 
     @property
     def is_rank0(self) -> bool:
-        """Rank 0: the one that writes."""
+        """True on rank 0, which writes the run's files."""
         ...
 
     @property
     def device_name(self) -> str:
-        """What this process computes on, for people."""
+        """Name of the device, for logs."""
         ...
 
     def hosts(self) -> tuple[str, ...]:
-        """The machine of every process, by name. Every process must call this at the same time."""
+        """Return the host name of every process. Collective: every process must call it."""
         ...

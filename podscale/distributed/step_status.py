@@ -1,11 +1,14 @@
-"""The control word: how all ranks come to the same decisions without ever waiting for each other.
+"""Status of a step that all ranks agree on without waiting for each other, and the stop request from a signal.
 
-With every update each rank says whether a stop was requested of it, whether the update was masked, `milliseconds << 16
-| rank` of the time it was busy before waiting, which names the slowest, and the same milliseconds negated, of which
-the fastest rank's are the highest: four int32, agreed under MAX. The host reads the word of `LAG` updates ago, which
-has long arrived, so the loop never waits for it; since all ranks read the same word at the same step, all act alike.
+With each step, the ranks reduce four int32 under MAX:
 
-A request to stop, from a signal; the loop looks at it once an update.
+1. 1 if a stop was requested of the rank.
+2. 1 if the step was masked (non-finite).
+3. `milliseconds << 16 | rank`, the busy time before waiting: the maximum names the slowest rank.
+4. The same milliseconds, negated: the maximum is the fastest rank's.
+
+The host reads the status of `STATUS_LAG` steps ago, which has arrived by then, so the loop never waits for it. All
+ranks read the same status at the same step and therefore act alike.
 """
 
 import signal
@@ -15,14 +18,14 @@ from types import FrameType
 from typing import Protocol
 
 STATUS_LAG = 2
-"""Updates (or calls of several) between sending a word and acting on it."""
+"""Steps (or calls of several steps) between sending a status and acting on it."""
 
 _MAX_MILLISECONDS = 2**15 - 1
 
 
 @dataclass(frozen=True)
 class StepStatus:
-    """What all ranks agree on about update `step`: the same on each of them."""
+    """Agreed status of one step, the same on every rank."""
 
     step: int
     stop_requested: bool
@@ -35,38 +38,47 @@ class StepStatus:
 
 
 class StepSync(Protocol):
-    """Hands out agreed words, each once, oldest first."""
+    """Source of agreed statuses; returns each once, oldest first."""
 
     def ready(self) -> list[StepStatus]:
-        """Those that were sent long enough ago to have arrived without waiting; the same on all ranks."""
+        """Return the statuses sent at least `STATUS_LAG` steps ago; the same on all ranks, without waiting."""
         ...
 
     def drain(self) -> list[StepStatus]:
-        """Every word not handed out yet; waits for the newest."""
+        """Return every status not returned yet; waits for the newest."""
         ...
 
 
 def pack(rank: int, *, stop: bool, busy_seconds: float) -> list[int]:
-    """What a rank brings to the word: stop, masked (filled in where that is known), slowest, fastest; busy in s."""
+    """Return a rank's four integers of the status.
+
+    Args:
+        rank: Rank of this process.
+        stop: A stop was requested of this rank.
+        busy_seconds: Time before waiting for other ranks.
+
+    Returns:
+        Stop, masked (0 here; the engine sets it), slowest, fastest.
+    """
     milliseconds = min(round(busy_seconds * 1000), _MAX_MILLISECONDS)
     return [int(stop), 0, milliseconds << 16 | rank, -milliseconds]
 
 
 def unpack(step: int, agreed: Sequence[int], loss: float, grad_norm: float | None) -> StepStatus:
-    """The word of an update from the four integers under MAX."""
+    """Return the status of a step from the four integers after MAX."""
     stop, masked, slowest, fastest = agreed
     slow = {"slowest_rank": slowest & 0xFFFF, "slowest_milliseconds": slowest >> 16, "fastest_milliseconds": -fastest}
     return StepStatus(step, bool(stop), not masked, loss, **slow, grad_norm=grad_norm)
 
 
 class StopRequest:
-    """Set by SIGTERM and SIGINT once installed; never by anything that could interrupt an update half way."""
+    """Flag set by SIGTERM and SIGINT; the loop reads it once a step, so no step is interrupted."""
 
     def __init__(self) -> None:
         self.requested = False
 
     def install(self) -> "StopRequest":
-        """Handles the signals from now on; call it from the main thread."""
+        """Install the signal handlers; call it from the main thread."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._handle)
         return self

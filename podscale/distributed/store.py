@@ -1,16 +1,14 @@
-"""The small key-value store that all ranks of a run reach, as both engines use it.
+"""Key-value store of a run's ranks: server, client, and a local store for a single process.
 
-The store of `server` as a rank of another process uses it, and one for a process alone.
-
-Serves a store over TCP: one JSON object a line, asked and answered.
+The launcher runs the server, so the store outlives every rank, and the last heartbeat of a lost rank can still be read.
+The protocol is JSON over TCP, one object a line for each request and response:
 
     {"set": KEY, "value": TEXT}             -> {}
     {"get": [KEY, ...], "seconds": NUMBER}  -> {"values": [TEXT, ...]}, or {"missing": [KEY, ...]} after that time
     {"check": KEY}                          -> {"found": BOOL}
     {"add": KEY, "amount": NUMBER}          -> {"sum": NUMBER}
 
-Who connects is told first which store this is, {"store": NAME}: one that is started again is another. It lives in a
-process that outlives every rank, so that what a lost rank said last can still be read.
+The server first sends {"store": NAME} to each client. A restarted server has another name.
 """
 
 import asyncio
@@ -25,60 +23,66 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 FAILED_KEY = "pulse/failed"
-"""Key: which rank was the first to fail by itself, by its own word or that of the process that started it."""
-
-
-class StoreError(Exception):
-    """The store cannot be reached (any more)."""
-
-
-class StoreTimeout(StoreError):
-    """What was waited for did not come in time."""
-
-
-class Store(Protocol):
-    """Texts by their names, the same for every rank.
-
-    It is that of `server`, or torchrun's where that has started the ranks (pytorch.meeting). Every call raises
-    StoreError where the store is gone, after the store's patience at the latest.
-    """
-
-    def set(self, key: str, value: str) -> None:
-        """Writes a value, over an older one."""
-
-    def get(self, keys: Sequence[str]) -> list[str]:
-        """The values of the keys, each as soon as there is one; StoreTimeout after the store's patience."""
-
-    def wait(self, keys: Sequence[str], seconds: float) -> None:
-        """Returns when every key has a value; StoreTimeout after `seconds`."""
-
-    def has(self, key: str) -> bool:
-        """Whether the key has a value."""
-
-    def add(self, key: str, amount: int) -> int:
-        """Adds to a counter, which begins at 0; its new value. A counter is no key of the other calls."""
-
-    def clone(self, timeout_seconds: float) -> "Store":
-        """The same store for another thread, with `seconds` of patience."""
-
+"""Key of the first rank that failed by itself; that rank or its launcher writes it."""
 
 RETRY_SECONDS = 0.2
 CONNECT_SECONDS = 5.0
-"""Of one attempt: a pod that was replaced may leave an address at which nobody answers, and another one in DNS."""
+"""Timeout of one connection attempt, seconds: DNS may still return the address of a pod that was replaced."""
 GRACE_SECONDS = 5.0
-"""Longer than it was asked to wait the server has for its answer."""
+"""Time that the client allows beyond the wait it asked the server for, seconds."""
+MAX_LINE_BYTES = 2**24
+LINGER_SECONDS = 5.0
+"""Time that the server waits for its clients to disconnect, seconds."""
+
+
+class StoreError(Exception):
+    """The store cannot be reached."""
+
+
+class StoreTimeout(StoreError):
+    """A key was not set in time."""
+
+
+class Store(Protocol):
+    """Key-value store shared by all ranks: ours, or torchrun's if torchrun started the ranks.
+
+    Every call raises StoreError if the store is gone, after the store's timeout at the latest.
+    """
+
+    def set(self, key: str, value: str) -> None:
+        """Set a value; replaces an older one."""
+
+    def get(self, keys: Sequence[str]) -> list[str]:
+        """Wait for all keys and return their values. Raises StoreTimeout after the store's timeout."""
+
+    def wait(self, keys: Sequence[str], seconds: float) -> None:
+        """Wait until every key has a value. Raises StoreTimeout after `seconds`."""
+
+    def has(self, key: str) -> bool:
+        """Return True if the key has a value."""
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a counter, which begins at 0, and return its new value. Counters and keys are separate."""
+
+    def clone(self, timeout_seconds: float) -> "Store":
+        """Return the same store for another thread, with its own timeout in seconds."""
 
 
 class StoreClient:
-    """A connection to the server at `address`:`port`, made at the first question.
+    """Connection to a StoreServer, opened at the first request.
 
-    timeout_seconds: the patience of its calls. A server that is not there yet is looked for again for as long; one that
-    was there and is no more is gone, even where another has taken its place: it would be told of a world that it knows
-    nothing of. Connections are not shared between threads: see `own`.
+    A server that does not answer yet is retried until the timeout. A server that was reached once and is gone stays
+    gone, even if a restarted one answers at its address: the new store knows nothing of this run. Threads do not share
+    a connection; use `clone`.
+
+    Args:
+        address: Host of the server.
+        port: Port of the server.
+        timeout_seconds: Timeout of each call.
+        known: Name of the store once it was reached, shared by all clones.
     """
 
     def __init__(self, address: str, port: int, timeout_seconds: float, known: set[str] | None = None) -> None:
-        """known: the name of the store, once it was met; all that `own` has made know it, too."""
         self._address, self._port, self._timeout_seconds = address, port, timeout_seconds
         self._known = set() if known is None else known
         self._socket: socket.socket | None = None
@@ -105,36 +109,32 @@ class StoreClient:
         return StoreClient(self._address, self._port, timeout_seconds, self._known)
 
     def close(self) -> None:
-        """Lets the server know that nothing more is asked."""
+        """Close the connection."""
         if self._socket is not None:
             self._socket.close()
 
     def _get(self, keys: Sequence[str], seconds: float) -> list[str]:
-        answer = self._request({"get": list(keys), "seconds": seconds}, seconds)
-        if "missing" in answer:
-            raise StoreTimeout(f"timed out after {seconds:g} s without {', '.join(answer['missing'])}")
-        return [str(value) for value in answer["values"]]
+        response = self._request({"get": list(keys), "seconds": seconds}, seconds)
+        if "missing" in response:
+            raise StoreTimeout(f"timed out after {seconds:g} s without {', '.join(response['missing'])}")
+        return [str(value) for value in response["values"]]
 
     def _request(self, question: dict[str, Any], seconds: float = 0.0) -> dict[str, Any]:
-        """seconds: that the server is asked to wait."""
+        """Send a request and return the response; `seconds` is the wait that the server was asked for."""
         with self._lock:
             if self._lost_reason:
                 raise StoreError(self._lost_reason)
             try:
                 line = self._exchange(json.dumps(question).encode() + b"\n", seconds)
-                answer: dict[str, Any] = json.loads(line)
-            except (
-                OSError,
-                ValueError,
-                KeyError,
-                TypeError,
-            ) as error:  # from here on question and answer would not match
+                response: dict[str, Any] = json.loads(line)
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                # Requests and responses of this connection no longer match: it cannot be used again.
                 self._lost_reason = (
                     f"the store at {self._address}:{self._port} does not answer ({error or 'it has ended'})"
                 )
                 self.close()
                 raise StoreError(self._lost_reason) from error
-            return answer
+            return response
 
     def _exchange(self, line: bytes, seconds: float) -> bytes:
         if self._socket is None:
@@ -148,7 +148,7 @@ class StoreClient:
         return self._receive(self._socket)
 
     def _receive(self, connection: socket.socket) -> bytes:
-        """The next line."""
+        """Return the next line of the connection."""
         while b"\n" not in self._buffer:
             received = connection.recv(2**16)
             if not received:
@@ -172,7 +172,7 @@ class StoreClient:
 
 
 class LocalStore:
-    """For a process that has nobody to meet: nothing that is not there yet will ever come."""
+    """Store of a single process: waiting for a missing key fails at once."""
 
     def __init__(self) -> None:
         self._values: dict[str, str] = {}
@@ -200,13 +200,16 @@ class LocalStore:
         return self
 
 
-MAX_LINE_BYTES = 2**24
-"""Of one line."""
-LINGER_SECONDS = 5.0
-
-
 class StoreServer:
-    """Listens on `address`:`port` (0: a free one, see `port`) from a thread of its own. Raises OSError if it cannot."""
+    """Store server on its own thread.
+
+    Args:
+        address: Address to listen on, "" for all.
+        port: Port to listen on; 0 picks a free one, see the attribute `port`.
+
+    Raises:
+        OSError: The port is not available.
+    """
 
     def __init__(self, address: str, port: int = 0) -> None:
         self._values: dict[str, str] = {}
@@ -222,20 +225,20 @@ class StoreServer:
         threading.Thread(target=self._loop.run_forever, name="store", daemon=True).start()
 
     def wait_for_clients(self, seconds: float = LINGER_SECONDS) -> None:
-        """Returns when every client has gone, or after `seconds`: ranks of other pods may have one more question."""
+        """Wait until every client has disconnected, at most `seconds`: ranks of other pods may still send a request."""
         deadline = time.monotonic() + seconds
         while self._clients and time.monotonic() < deadline:
             time.sleep(0.02)
 
     def close(self) -> None:
-        """Listens no more."""
+        """Stop listening."""
         self._loop.call_soon_threadsafe(self._server.close)
         while self._server.is_serving():
             time.sleep(0.01)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._clients += 1
-        with suppress(ConnectionError, ValueError):  # the client is gone, or is none of ours
+        with suppress(ConnectionError, ValueError):  # the client disconnected, or speaks another protocol
             writer.write(json.dumps({"store": self._name}).encode() + b"\n")
             while line := await reader.readline():
                 writer.write(json.dumps(await self._answer(json.loads(line))).encode() + b"\n")
@@ -247,8 +250,8 @@ class StoreServer:
         match asked:
             case {"set": key, "value": value}:
                 self._values[key] = value
-                if arrival := self._key_events.pop(key, None):
-                    arrival.set()
+                if event := self._key_events.pop(key, None):
+                    event.set()
                 return {}
             case {"get": keys, "seconds": seconds}:
                 with suppress(TimeoutError):

@@ -1,9 +1,8 @@
 """Named waits for other ranks, so that an error can name the collective that a rank waited in.
 
-A wait is named where it is begun: `with waiting_for("a barrier"): ...`. An exception that leaves the block carries the
-name, also from a helper thread or from a hook of autograd to the thread that gets it. The heartbeat's thread reads the
-names of all threads. A wait costs one push and one pop and no new object, because training begins some hundred of them
-in a step.
+Code that waits names the wait: `with waiting_for("a barrier"): ...`. An exception that leaves the block carries the
+name, also from a helper thread or an autograd hook to the thread that receives it. The heartbeat thread reads the names
+of all threads. A wait costs one push, one pop and no new object, because one step has about a hundred of them.
 """
 
 import threading

@@ -1,9 +1,8 @@
-"""What a rank finds in its environment: its place among the others, from `launch.spawner`.
+"""Environment of a rank: its rank numbers and store address, and the stage that the supervisor gave it.
 
-How the pods of a JAXJob, a TrainJob, a JobSet or a TPU slice meet is read before, in each pod: see `launch.rendezvous`.
-Nothing is left for JAX's own detection to guess, which knows some of these launchers and fails in others.
-
-What the supervisor hands to each rank, of whichever engine.
+`launch.fork_launcher` or torchrun sets the rank numbers. `launch.rendezvous` reads the variables of the cluster's
+launchers (JAXJob, TrainJob, JobSet, TPU slice) in each pod before. JAX's own cluster detection is not used: it knows
+some of these launchers only.
 """
 
 import os
@@ -25,9 +24,9 @@ RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 @dataclass(frozen=True)
 class RankEnv:
-    """Process `rank` of `size`, `local_rank` of `local_size` in its pod, in slice `slice_` of `slices`.
+    """Rank numbers of a process, in the run, in its pod and by slice.
 
-    address, store_port: of the store by which they meet; empty and 0 for a process alone.
+    `store_address` and `store_port` locate the store of the run; "" and 0 for a single process.
     """
 
     rank: int = 0
@@ -41,9 +40,10 @@ class RankEnv:
 
 
 def read_rank_env(environ: Mapping[str, str] = os.environ) -> RankEnv:
-    """The place that the spawner gave to this process; alone where there is none.
+    """Return the rank numbers that the launcher set; those of a single process if it set none.
 
-    Raises InputError for variables that are half set or make no sense together.
+    Raises:
+        InputError: Some variables are missing or contradict each other.
     """
     if environ.get("WORLD_SIZE", "1") == "1" and env.STORE not in environ:
         return RankEnv()
@@ -56,31 +56,39 @@ def read_rank_env(environ: Mapping[str, str] = os.environ) -> RankEnv:
             field=missing[0],
             hint="`podscale train` starts ranks with all of it.",
         )
-    rank, size, local_rank, local_size = (env.number(name, environ[name]) for name in RANK_VARIABLES)
+    rank, world_size, local_rank, local_world_size = (env.number(name, environ[name]) for name in RANK_VARIABLES)
     address, _, port = environ[env.STORE].rpartition(":")
-    slice_, slices = 0, 1
+    slice_id, slice_count = 0, 1
     if env.SLICES in environ:
-        slice_, slices = env.number(env.SLICE, environ[env.SLICE]), env.number(env.SLICES, environ[env.SLICES])
-    seat = RankEnv(rank, size, local_rank, local_size, address, env.number(env.STORE, port), slice_, slices)
-    if not (0 <= rank < size and 0 <= local_rank < local_size <= size and 0 <= slice_ < slices):
-        raise InputError(f"the numbers of this rank contradict each other: {seat}", field="RANK", got=rank)
-    return seat
+        slice_id, slice_count = env.number(env.SLICE, environ[env.SLICE]), env.number(env.SLICES, environ[env.SLICES])
+    rank_env = RankEnv(
+        rank, world_size, local_rank, local_world_size, address, env.number(env.STORE, port), slice_id, slice_count
+    )
+    if not (
+        0 <= rank < world_size and 0 <= local_rank < local_world_size <= world_size and 0 <= slice_id < slice_count
+    ):
+        raise InputError(f"the numbers of this rank contradict each other: {rank_env}", field="RANK", got=rank)
+    return rank_env
 
 
 def launch_age(environment: Mapping[str, str] = os.environ) -> float:
-    """Return the seconds since this launch began: with the pod, or with the process if torchrun restarted it."""
-    began = env.read_seconds(env.LIFE_BEGAN, environment)
-    again = environment.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
-    return processes.process_age() if began is None or again else max(0.0, time.monotonic() - began)
+    """Return the seconds since this launch began: since the pod's start, or the process's if torchrun restarted it."""
+    began_at = env.read_seconds(env.LIFE_BEGAN, environment)
+    restarted = environment.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    return processes.process_age() if began_at is None or restarted else max(0.0, time.monotonic() - began_at)
 
 
 @dataclass(frozen=True)
 class WorkerEnv:
-    """One rank's part of a stage.
+    """Stage and paths of one rank.
 
-    config: the resolved document. stage: `train` or `evaluate`. shard_set: its location. rank_directory: local to the
-    pod; metrics-<rank>.prom and outcome-<rank>.json go there. fence_number: number of the supervisor's lease, if it has
-    one.
+    Args:
+        config: Resolved run document.
+        stage: `train` or `evaluate`.
+        shard_set: Location of the shards.
+        rank_directory: Directory local to the pod, for metrics-<rank>.prom and outcome-<rank>.json.
+        fence_number: Number of the supervisor's lease, None without a lease.
+        rank: Rank of this process in the run.
     """
 
     config: RunConfig
@@ -103,9 +111,9 @@ class WorkerEnv:
         )
 
     def exit(self, error: PodscaleError) -> NoReturn:
-        """Ends this process because of `error`, from whichever thread finds it."""
+        """Report `error` and exit this process; safe to call from any thread."""
         report_and_exit(self.rank_directory, self.rank, WorkerReport(int(error.exit_code), str(error)))
 
     def fence(self, run: RunDirectory) -> Callable[[], None] | None:
-        """Raises where a newer launch writes the run directory; None without a lease."""
+        """Return a check that raises if a newer launch writes the run directory; None without a lease."""
         return None if self.fence_number is None else lease_fence(run.lease, self.fence_number)

@@ -27,12 +27,12 @@ def write_worker_report(rank_dir: Path, rank: int, report: WorkerReport) -> None
 
 
 def report_and_exit(rank_dir: Path, rank: int, report: WorkerReport) -> NoReturn:
-    """Records how this rank ended and ends its process at once.
+    """Write the report of this rank and exit at once.
 
-    After a lost peer an ordinary shutdown would wait for threads that wait for the peer.
+    After a lost peer, an ordinary shutdown would wait for threads that wait for that peer.
     """
     write_worker_report(rank_dir, rank, report)
-    if report.error and os.environ.get("LOCAL_RANK", "0") != "0":  # the first one's log people see, and the verdict
+    if report.error and os.environ.get("LOCAL_RANK", "0") != "0":  # the launcher shows local rank 0's error
         print(report.error, file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -40,23 +40,23 @@ def report_and_exit(rank_dir: Path, rank: int, report: WorkerReport) -> NoReturn
 
 
 def read_worker_reports(rank_dir: Path) -> dict[int, WorkerReport]:
-    """The reports of this pod's ranks, by rank."""
-    outcomes = {}
+    """Return the reports of this pod's ranks, by rank."""
+    reports = {}
     for path in rank_dir.glob("outcome-*.json"):
         try:
-            outcomes[int(path.stem.partition("-")[2])] = WorkerReport(**json.loads(path.read_text(encoding="utf-8")))
+            reports[int(path.stem.partition("-")[2])] = WorkerReport(**json.loads(path.read_text(encoding="utf-8")))
         except (ValueError, TypeError):
             continue  # half written by a rank that was killed: no report
-    return dict(sorted(outcomes.items()))
+    return dict(sorted(reports.items()))
 
 
 def register_worker(rank_dir: Path, rank: int) -> None:
-    """Says which process is which rank."""
+    """Record the process id of a rank."""
     write_json(rank_dir / f"rank-{rank}.json", {"pid": os.getpid()})
 
 
 def registered_workers(rank_dir: Path) -> dict[int, int]:
-    """Process ids of this pod's ranks, by rank."""
+    """Return the process ids of this pod's ranks, by rank."""
     return {
         int(path.stem.partition("-")[2]): int(json.loads(path.read_text(encoding="utf-8"))["pid"])
         for path in sorted(rank_dir.glob("rank-*.json"))

@@ -1,4 +1,4 @@
-"""A stage as a job on a Kubernetes cluster: submit, wait, follow its log, stop it, say what is wrong.
+"""Jobs on a Kubernetes cluster: submit a stage, wait for it, show its log, stop it, and report problems.
 
-Only this package talks to an API server; pods that train never import it.
+Only this package talks to an API server; training pods never import it.
 """

@@ -1,7 +1,4 @@
-"""Client of the Kubernetes API in one namespace: raw dicts, and the verbs that the launcher needs.
-
-Deleting one object, and no other that has its name by now.
-"""
+"""Client of the Kubernetes API in one namespace, with raw dicts and the verbs that the launcher needs."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -280,7 +277,7 @@ DELETE_TIMEOUT_SECONDS = 600.0
 
 
 def delete_job(api: ClusterClient, resource: ResourceKind, name: str, uid: str) -> bool:
-    """Deletes this very job; False where it was gone, or another one has its name."""
+    """Delete a job if it still has its uid. Returns False if it is gone or another job has its name."""
     try:
         api.delete(resource, name, uid=uid)
     except (ApiNotFound, ApiConflict):
@@ -289,7 +286,7 @@ def delete_job(api: ClusterClient, resource: ResourceKind, name: str, uid: str) 
 
 
 def wait_until_gone(api: ClusterClient, resource: ResourceKind, name: str, uid: str) -> None:
-    """Returns when the job and its pods are gone. Raises PodscaleError where that takes too long."""
+    """Wait until the job and its pods are gone. Raises PodscaleError after a timeout."""
     until = time.monotonic() + DELETE_TIMEOUT_SECONDS
     while (found := api.get_or_none(resource, name)) is not None and found["metadata"]["uid"] == uid:
         if time.monotonic() > until:

@@ -1,9 +1,7 @@
-"""`podscale doctor --cluster`: whether a cluster can carry out a run, line by line, with what to do about each.
+"""Checks of `podscale doctor --cluster`: one line for each requirement of a run, with a remedy, and the RBAC rules.
 
-Nothing is created: the last line has the API server check the job itself without effect. What these credentials may
-not see is said to be unseen, not to be missing.
-
-What submitting, following and stopping jobs takes: the table behind the chart's Role, `podscale doctor` and docs.
+Nothing is created: the last check is a server-side dry run of the job. Objects that these credentials may not read are
+reported as unseen, not as missing. The table of RBAC rules is the source of the chart's Role and of the docs.
 """
 
 from collections.abc import Callable, Iterator
@@ -60,7 +58,7 @@ class PermissionRule:
 
     @property
     def base_resource(self) -> str:
-        """The name of the resource that this is a part of, or its own."""
+        """Return the resource that a subresource belongs to, or the resource itself."""
         return replace(self, resource=self.resource.partition("/")[0]).name
 
 
@@ -99,7 +97,7 @@ DEFAULT_CLASS_ANNOTATION = "storageclass.kubernetes.io/is-default-class"
 
 
 def check_cluster(config: RunConfig) -> Iterator[CheckResult]:
-    """Looks at the cluster that the document names, for this document."""
+    """Check the cluster that the document names, for this document."""
     try:
         api = connect_cluster(config.launch.cluster)
         version = api.version()

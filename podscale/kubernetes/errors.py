@@ -57,28 +57,28 @@ class ApiError(InputError):
 
 
 class ApiNotFound(ApiError):
-    """There is no such object."""
+    """The object does not exist."""
 
 
 class KindNotServed(ApiError):
-    """The cluster does not have this kind of object: its operator is not installed, or another version of it."""
+    """The cluster does not serve this kind: its operator is missing or has another version."""
 
 
 class ApiAlreadyExists(ApiError):
-    """Somebody was faster: an object of this name exists."""
+    """An object of this name already exists."""
 
 
 class ApiConflict(ApiError):
-    """The object has changed since it was read, or is another one than was meant."""
+    """The object was changed or replaced since it was read."""
 
 
 class WatchExpired(ApiError):
-    """The place in the stream of changes is too old: list again."""
+    """The resource version of the watch is too old: list again."""
 
 
 @dataclass(frozen=True)
 class ApiRequest:
-    """What was asked for, for messages: verb as in RBAC, and the object."""
+    """Verb (as in RBAC) and object of a request, for messages."""
 
     verb: str
     resource: ResourceKind | None

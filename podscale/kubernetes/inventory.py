@@ -1,9 +1,4 @@
-"""What is installed in a cluster beside Kubernetes itself: kinds of objects, the controllers behind them, KFP.
-
-Whether the nodes of a cluster fit what the pods of a job ask for.
-
-The settings of a cluster that stand below every run document there, left by the chart in a ConfigMap.
-"""
+"""Inventory of a cluster: kinds of jobs and their controllers, KFP, fitting nodes, default settings of the chart."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -37,13 +32,13 @@ _QUANTITY_SUFFIXES = {
 
 
 def parse_quantity(text: object) -> Decimal:
-    """A quantity as Kubernetes writes it: 100m, 1536Mi, 4."""
+    """Parse a Kubernetes quantity such as 100m, 1536Mi or 4."""
     found = _QUANTITY_PATTERN.match(str(text))
     return Decimal(found[1]) * _QUANTITY_SUFFIXES.get(found[2], Decimal(1)) if found else Decimal(0)
 
 
 def fitting_nodes(api: ClusterClient, spec: JobSpec) -> Iterator[CheckResult]:
-    """Nodes with the labels and the size that one pod needs. Nodes in use count: this is about pools, not about now."""
+    """Return the nodes with the labels and the size that one pod needs, including nodes in use."""
     subject, need = f"nodes for {spec.hardware.name}", format_count(spec.nodes, "pod")
     try:
         nodes, _ = api.list(NODES, keep=_node_size)
@@ -116,7 +111,7 @@ MONITOR_KINDS = (
 
 
 def check_job_kinds(api: ClusterClient, backend: str) -> Iterator[CheckResult]:
-    """Which kinds of job the cluster knows; the one that is wanted must be there."""
+    """Check which kinds of job the cluster serves; the wanted one is required."""
     for name, resource in JOB_KINDS.items():
         if name == "job":
             continue
@@ -133,7 +128,7 @@ def check_job_kinds(api: ClusterClient, backend: str) -> Iterator[CheckResult]:
 
 
 def check_controllers(api: ClusterClient, backend: str) -> Iterator[CheckResult]:
-    """Whether the operators behind the wanted kind of job are up."""
+    """Check that the operators of the wanted kind of job run."""
     wanted = CONTROLLER_NAMES.get(backend, ())
     deployments = _list_deployments(api)
     if deployments is None:
@@ -160,7 +155,7 @@ def check_controllers(api: ClusterClient, backend: str) -> Iterator[CheckResult]
 
 
 def check_init_container(api: ClusterClient) -> Iterator[CheckResult]:
-    """The training operator gives workers of jobs with a master an init container that restricted admission refuses."""
+    """Check for the init container of workers with a master, which restricted pod security refuses."""
     for found in _list_deployments(api) or ():
         if name_of(found) == "training-operator" and "pytorch-init-container-template-file" not in str(found["spec"]):
             yield CheckResult(
@@ -173,7 +168,7 @@ def check_init_container(api: ClusterClient) -> Iterator[CheckResult]:
 
 
 def check_managed_by_kueue(api: ClusterClient, backend: str) -> Iterator[CheckResult]:
-    """Kueue's default configuration leaves PyTorchJob and JAXJob alone: such a job would pass by the quota."""
+    """Check that Kueue manages the kind of job; by default it ignores PyTorchJob and JAXJob."""
     namespace, name = KUEUE_CONFIG
     try:
         found = api.get(CONFIG_MAPS, name, namespace=namespace)
@@ -196,7 +191,7 @@ def check_managed_by_kueue(api: ClusterClient, backend: str) -> Iterator[CheckRe
 
 
 def check_pipelines(api: ClusterClient) -> Iterator[CheckResult]:
-    """Whether Kubeflow Pipelines answers, through the API server's proxy."""
+    """Check that Kubeflow Pipelines answers, through the API server's proxy."""
     subject, advice = "Kubeflow Pipelines", "only `podscale pipeline` needs it; `podscale submit` does not"
     try:
         answers = api.is_service_healthy(KFP_HEALTH)
@@ -210,7 +205,7 @@ def check_pipelines(api: ClusterClient) -> Iterator[CheckResult]:
 
 
 def check_monitoring(api: ClusterClient) -> Iterator[CheckResult]:
-    """Whether anything could scrape the pods' metrics by an object of the chart."""
+    """Check that Prometheus can scrape the pods' metrics through an object of the chart."""
     found = [resource for resource in MONITOR_KINDS if api.serves(resource)]
     if found:
         yield CheckResult("monitoring", "ok", ", ".join(f"{one.kind} ({one.api_version})" for one in found))
@@ -235,7 +230,7 @@ DEFAULTS_KEY = "defaults.yaml"
 
 
 def find_cluster_defaults(api: ClusterClient) -> Defaults | None:
-    """The defaults of the namespace; None where there are none, or these credentials may not see them."""
+    """Return the default settings of the namespace; None if there are none or they may not be read."""
     try:
         found = api.get_or_none(CONFIG_MAPS, DEFAULTS_CONFIG_MAP)
     except ApiError as error:

@@ -1,4 +1,4 @@
-"""What is submitted to a cluster: one stage of one run, described without saying by which kind of job."""
+"""Job specification: one stage of one run, independent of the kind of job."""
 
 import hashlib
 import json
@@ -31,7 +31,7 @@ METRICS_SECRETS_PATH = "/etc/podscale"
 
 @dataclass(frozen=True)
 class MountedSecret:
-    """A Secret whose keys are files of the pods."""
+    """Secret whose keys are mounted as files."""
 
     name: str
     secret: str
@@ -43,12 +43,15 @@ class MountedSecret:
 
 @dataclass(frozen=True)
 class JobSpec:
-    """One stage of one run on `nodes` pods with `processes` ranks each.
+    """One stage of one run: pods, ranks per pod, resources, and the document that the pods receive.
 
-    identity: the same for jobs that produce the same, sha256 in hex. document: what the pods are given, as YAML.
-    min_nodes: where the job may go on with fewer pods. gpudirect: how GPUs reach each other past the host's memory.
-    cache_path: where the pods keep remote shards, None where there are none. grace_seconds: from the request to stop
-    to the kill.
+    Args:
+        identity: SHA-256 in hex, the same for jobs with the same result.
+        document: Run document of the pods, as YAML.
+        min_nodes: Fewest pods with which an elastic job continues.
+        gpudirect: Kind of GPUDirect.
+        cache_path: Directory of the pods for remote shards; None without a cache.
+        grace_seconds: Time from the stop request to the kill.
     """
 
     run: str
@@ -111,11 +114,14 @@ class JobSpec:
 def build_job_spec(
     config: RunConfig, stage: StageName, shard_set: str | None = None, *, mounted: bool = True
 ) -> JobSpec:
-    """The job of a stage. shard_set: its location; default: the one that the run's own shard stage makes.
+    """Return the job of a stage.
 
-    mounted: what the pods read and write must be on a volume; not where somebody else mounts the volumes.
+    Args:
+        shard_set: Location of the shards; by default that of the run's own shard stage.
+        mounted: Check that the files of the pods are on a volume; False if another tool mounts the volumes.
 
-    Raises one InputError that lists everything in which the document contradicts itself or its hardware.
+    Raises:
+        InputError: The document contradicts itself or its hardware; lists all problems.
     """
     launch, cluster = config.launch, config.launch.cluster
     placed = stage in ("train", "evaluate")
@@ -159,7 +165,7 @@ def build_job_spec(
 
 
 def job_identity(config: RunConfig, stage: StageName, shard_set: str) -> str:
-    """What makes two jobs the same job: the options that change the numbers, the shard set and the stage."""
+    """Return the hash of the options that change the result, the shard set and the stage."""
     values = {"stage": stage, "shard_set": shard_set, "document": result_values(config)}
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
@@ -229,13 +235,13 @@ def _pod_document(config: RunConfig, nodes: int, processes_per_node: int, cache_
 
 
 def metrics_secrets(cluster: ClusterSection) -> list[MountedSecret]:
-    """The Secrets that pods serve metrics with."""
+    """Return the Secrets that pods need to serve metrics."""
     named = {"metrics-tls": cluster.metrics_tls_secret, "metrics-token": cluster.metrics_token_secret}
     return [MountedSecret(name, secret) for name, secret in named.items() if secret is not None]
 
 
 def pod_telemetry(config: RunConfig) -> TelemetrySection:
-    """How pods serve metrics: to the cluster, with the files of those Secrets in the place of those of a machine."""
+    """Return the telemetry section of a pod: served to the cluster, with files from the mounted Secrets."""
     files: dict[str, Any] = {"address": "0.0.0.0", "port": METRICS_PORT}
     cluster = config.launch.cluster
     for secret in metrics_secrets(cluster):

@@ -1,6 +1,6 @@
-"""From what the API server holds of a job to what a person wants to know: one phase, one reason.
+"""State of a job, from its objects: one phase and one reason.
 
-Pure: objects in, state out. Objects are those of the five kinds of job that Podscale renders.
+Pure functions from API objects to state, for the five kinds of job that Podscale renders.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -33,8 +33,10 @@ PROBLEM_EVENTS = ("FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox")
 
 @dataclass(frozen=True)
 class JobState:
-    """How a job stands. running of wanted pods; restarts: of the container that was restarted most, and of the whole;
-    stage_exit: how the stage ended, or ended before its last restart."""
+    """State of a job.
+
+    `running` counts running pods of `wanted`. `stage_exit` is the exit of the stage, or that before its last restart.
+    """
 
     phase: JobPhase
     reason: str = ""
@@ -66,7 +68,12 @@ def read_job_state(
     events: Sequence[KubernetesObject] = (),
     workload: KubernetesObject | None = None,
 ) -> JobState:
-    """The state of a job. events: of the job, of what it owns, and of its pods; workload: Kueue's, where it has one."""
+    """Return the state of a job.
+
+    Args:
+        events: Events of the job, of the objects it owns, and of its pods.
+        workload: Workload of Kueue, None without one.
+    """
     if job is None:
         return JobState("gone", "there is no such job")
     own = pods_of_job(job, pods)
@@ -94,13 +101,13 @@ def read_job_state(
 
 
 def pods_of_job(job: KubernetesObject, pods: Sequence[KubernetesObject]) -> list[KubernetesObject]:
-    """The pods of this very job: those of an earlier one of the same name, which may still be ending, are older."""
+    """Return the pods of this job, without those of an earlier job of the same name."""
     since = creation_time(job)
     return [pod for pod in pods if creation_time(pod) >= since]
 
 
 def wanted_pods(job: KubernetesObject) -> int:
-    """The pods that a job asks for."""
+    """Return the number of pods that a job asks for."""
     spec = job.get("spec") or {}
     match job["kind"]:
         case "PyTorchJob" | "JAXJob":

@@ -1,11 +1,9 @@
-"""Follow a job to its end: report its state, show the log of rank 0, delete a job that no restart can help.
+"""Watch a job to its end: report its state, show the log of rank 0, and delete a job that cannot recover.
 
-The job does not depend on this process. An outage of the API server, a restart or the end of this process cost it
-nothing; the next `podscale submit` finds it and follows it.
+The job does not depend on this process. After an outage of the API server or an exit of this process, the next
+`podscale submit` finds the job and watches it again.
 
-State of one job, kept current with few requests.
-
-Job and pods are watched. Events and Kueue's Workload are fetched only while the job does not run, and seldom.
+Job and pods are watched. Events and Kueue's Workload are fetched rarely, and only while the job does not run.
 """
 
 import threading

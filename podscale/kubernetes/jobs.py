@@ -1,7 +1,4 @@
-"""The jobs of a namespace or of one run, with their pods, as they stand now.
-
-Stopping the jobs of a run: for the command, and for the exit handler of a pipeline.
-"""
+"""List and stop the jobs of a namespace or of one run, for the commands and the exit handler of a pipeline."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -55,9 +52,9 @@ class JobEntry:
 
 
 def list_jobs(api: ClusterClient, run: str | None = None, stage: str | None = None) -> list[JobEntry]:
-    """The jobs that Podscale made in the namespace, by age; of one run, and of one of its stages, where named.
+    """Return the jobs of the namespace, of one run, or of one stage of it, by age.
 
-    Why a job waits is looked up only where one run is asked for.
+    The reason why a job waits is fetched only for one run.
     """
     jobs = list_job_objects(api, run, stage)
     if not jobs:
@@ -130,7 +127,7 @@ def _pod_json(pod: KubernetesObject) -> dict[str, Any]:
 
 
 def describe_pod(pod: KubernetesObject) -> str:
-    """Why a pod does not run, or how it ended, in one line; empty where it runs as it should."""
+    """Return in one line why a pod does not run or how it ended; empty if it runs normally."""
     why = find_problem(pod)
     if why is not None:
         return why.reason
@@ -143,7 +140,7 @@ FoundJob = tuple[ResourceKind, KubernetesObject]
 
 @dataclass(frozen=True)
 class StopResult:
-    """What became of the jobs of a run: stopped ones, and those that were left because they are of another document."""
+    """Stopped jobs of a run, and jobs that were left because they belong to another document."""
 
     stopped: tuple[FoundJob, ...]
     others: tuple[FoundJob, ...]

@@ -1,8 +1,8 @@
-"""The log of a container as one stream: through restarts, new pods and broken connections, each line once.
+"""Log of a container as one stream through restarts, new pods and broken connections, each line once.
 
-The kubelet stamps every line; a place in the log is the stamp of the last line that was handed over, and how many
-lines bore it. A stream that is opened again asks for lines since that second and skips what it has shown. Stamps of
-one node only grow, so the same place serves for the next container of the pod too.
+The kubelet timestamps every line. A position is the timestamp of the last line shown and the number of lines shown with
+it. A reopened stream starts at that second and skips the lines already shown. Timestamps of one node only grow, so the
+position also serves for the next container of the pod.
 """
 
 import re
@@ -36,7 +36,7 @@ PodChooser = Callable[[Sequence[KubernetesObject]], KubernetesObject | None]
 
 @dataclass
 class LogPosition:
-    """How far a pod's log has been lines_at_timestamp: nanoseconds of the last line, and lines shown with that stamp."""
+    """Position in a pod's log: timestamp of the last line shown, nanoseconds, and lines shown with that timestamp."""
 
     timestamp_ns: int = 0
     lines_at_timestamp: int = 0
@@ -45,19 +45,19 @@ class LogPosition:
 
 
 def first_pod(pods: Sequence[KubernetesObject]) -> KubernetesObject | None:
-    """The newest pod that rank 0 is or was in: a master, else the one of index 0; None where there is none yet."""
+    """Return the newest pod of rank 0, a master or the pod with index 0; None if there is none yet."""
     firsts = [pod for pod in pods if _is_first(pod)]
     masters = [pod for pod in firsts if _labels_of(pod).get("training.kubeflow.org/replica-type") == "master"]
     return max(masters or firsts, key=creation_time, default=None)
 
 
 def newest_pod_named(name: str) -> PodChooser:
-    """Chooses the newest pod of a name: operators make a pod that is lost again under the same one."""
+    """Return a function that picks the newest pod of a name: operators recreate a lost pod under its name."""
     return lambda pods: max((pod for pod in pods if name_of(pod) == name), key=creation_time, default=None)
 
 
 class ContainerLog:
-    """Reads the log of one pod's stage container, from where it last was."""
+    """Reader of the log of one pod's stage container; continues from its last position."""
 
     def __init__(self, api: ClusterClient, pod: KubernetesObject, notify: Callable[[str], None]) -> None:
         self._api = api
@@ -176,7 +176,7 @@ class LogFollower:
 
 
 def split_timestamp(line: bytes) -> tuple[int | None, bytes]:
-    """The stamp of a line in nanoseconds since 1970, and the line without it; None where it bears none."""
+    """Return the timestamp of a line in nanoseconds since 1970 and the line without it; None without a timestamp."""
     found = _TIMESTAMP_PATTERN.match(line)
     if found is None:
         return None, line

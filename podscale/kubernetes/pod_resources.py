@@ -1,7 +1,4 @@
-"""Checks of a job against its document and hardware, as far as they need no cluster.
-
-How much of a node each pod asks for.
-"""
+"""Resources of a pod, and checks of a job against its document and hardware that need no cluster."""
 
 import math
 from collections.abc import Iterator
@@ -33,7 +30,7 @@ REPORT_CPUS, REPORT_MEMORY_GIB = 4.0, 16.0
 
 @dataclass(frozen=True)
 class PodResources:
-    """What one pod asks for, in cores and GiB; 0 asks for nothing. shm is part of memory, cache of the local disk."""
+    """Resources of one pod, in cores and GiB; 0 requests nothing. shm is part of memory, cache of the local disk."""
 
     cpus: float
     memory_gib: float
@@ -45,14 +42,14 @@ class PodResources:
 
     @property
     def ephemeral_gib(self) -> float:
-        """GiB of the node's disk."""
+        """Ephemeral storage of the node, GiB."""
         return self.temporary_gib + self.cache_gib
 
 
 def pod_resources(
     config: RunConfig, stage: str, hardware: Hardware, processes: int, *, cached: bool, gpudirect: bool
 ) -> PodResources:
-    """What the document says, else the hardware's share. cached: shards are copied to the node's disk."""
+    """Return the resources from the document, else the hardware's share; `cached` adds disk for remote shards."""
     resources = config.launch.resources
     cpus, memory = resources.cpus or hardware.cpus_to_request, resources.memory_gib or hardware.memory_gib_to_request
     if stage == "report":
@@ -106,7 +103,7 @@ def validate_job(
 
 
 def volume_mounts(config: RunConfig) -> dict[str, bool]:
-    """Paths at which the pods have a volume, and whether it can be written."""
+    """Return the paths at which the pods have a volume, and whether each is writable."""
     cluster = config.launch.cluster
     found = {
         volume.path: not volume.read_only and volume.kind not in ("secret", "config_map") for volume in cluster.volumes

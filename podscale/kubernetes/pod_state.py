@@ -1,4 +1,4 @@
-"""What one pod's status says: whether it runs, why it does not, and how its stage ended."""
+"""State of one pod, from its status: whether it runs, why not, and the exit of its stage."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ START_FAILURE_REASONS = ("StartError", "ContainerCannotRun")
 
 @dataclass(frozen=True)
 class StageExit:
-    """How a stage ended in one pod: its exit code, and the error as the stage itself told it."""
+    """Exit of a stage in one pod: exit code and error, as the stage reported them."""
 
     exit_code: int
     error: str
@@ -39,25 +39,25 @@ class StageExit:
 
     @property
     def first_line(self) -> str:
-        """What happened; the further lines of an error are details and advice."""
+        """Return the first line of an error; later lines are details and advice."""
         return next(iter(self.error.splitlines()), "")
 
     @property
     def is_bad_input(self) -> bool:
-        """The same input ends the same way again: no restart can help."""
+        """Return True if the input is bad: no restart can help."""
         return self.exit_code == ExitCode.BAD_INPUT
 
 
 @dataclass(frozen=True)
 class PodProblem:
-    """Why a pod does not run; is_permanent: nothing but a change by somebody helps."""
+    """Reason why a pod does not run; `is_permanent` if only an operator can fix it."""
 
     reason: str
     is_permanent: bool = False
 
 
 def trim_pod(pod: KubernetesObject) -> KubernetesObject:
-    """The part of a pod that is read here: large jobs have many pods, and their specs are the same."""
+    """Return the part of a pod that is read here: large jobs have many pods with equal specs."""
     metadata, status = pod.get("metadata") or {}, pod.get("status") or {}
     keep = ("name", "uid", "labels", "creationTimestamp", "deletionTimestamp", "resourceVersion")
     parts = ("phase", "reason", "message", "conditions", "containerStatuses", "initContainerStatuses")
@@ -73,18 +73,18 @@ def name_of(thing: KubernetesObject) -> str:
 
 
 def creation_time(thing: KubernetesObject) -> datetime:
-    """When the API server made it."""
+    """Return the creation time that the API server recorded."""
     return datetime.fromisoformat(str(thing["metadata"]["creationTimestamp"]))
 
 
 def main_container(pod: KubernetesObject) -> KubernetesObject | None:
-    """The status of the container that carries out the stage; None before the node knows it."""
+    """Return the status of the stage's container; None before the node reports it."""
     statuses: list[KubernetesObject] = (pod.get("status") or {}).get("containerStatuses") or []
     return next((found for found in statuses if found["name"] in STAGE_CONTAINERS), statuses[0] if statuses else None)
 
 
 def restart_count(pod: KubernetesObject) -> int:
-    """How often the node started the stage's container again."""
+    """Return how often the node restarted the stage's container."""
     container = main_container(pod)
     return int(container.get("restartCount", 0)) if container else 0
 
@@ -96,7 +96,7 @@ def is_running(pod: KubernetesObject) -> bool:
 
 
 def has_run(pod: KubernetesObject) -> bool:
-    """Whether the stage's container runs or has run in this pod."""
+    """Return True if the stage's container runs or has run."""
     container = main_container(pod) or {}
     states = [container.get("state") or {}, container.get("lastState") or {}]
     ends = [state["terminated"].get("reason") for state in states if "terminated" in state]
@@ -104,12 +104,12 @@ def has_run(pod: KubernetesObject) -> bool:
 
 
 def has_exited(pod: KubernetesObject) -> bool:
-    """Whether no container of the pod will ever run again."""
+    """Return True if no container of the pod will run again."""
     return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
 
 
 def stage_exits(pod: KubernetesObject) -> Iterator[StageExit]:
-    """How the stage ended in this pod, the newest first; a running container tells of the time before its restart."""
+    """Return the exits of the stage in this pod, newest first; a running container has the exit before its restart."""
     status = pod.get("status") or {}
     if status.get("phase") == "Failed" and status.get("reason"):  # evicted, say: that explains the container's end
         yield StageExit(int(ExitCode.FAILED), _lost_pod_message(status), name_of(pod))
@@ -121,7 +121,7 @@ def stage_exits(pod: KubernetesObject) -> Iterator[StageExit]:
 
 
 def root_cause(pods: Iterable[KubernetesObject]) -> StageExit | None:
-    """The ending that explains the others: bad input, then a stage's own error, then a hang, then a lost peer."""
+    """Return the exit that explains the others: bad input, a stage's own error, a hang, a lost peer."""
     found = [ending for pod in pods for ending in stage_exits(pod) if ending.exit_code != ExitCode.DONE]
     return min(found, key=_cause_rank, default=None)
 
@@ -156,7 +156,7 @@ def _lost_pod_message(status: KubernetesObject) -> str:
 
 
 def find_problem(pod: KubernetesObject) -> PodProblem | None:
-    """Why this pod does not run, for people; None where it runs, has ended, or merely needs a moment."""
+    """Return why this pod does not run; None if it runs, has ended or is only starting."""
     status = pod.get("status") or {}
     if has_exited(pod):
         return None

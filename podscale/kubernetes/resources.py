@@ -1,7 +1,4 @@
-"""Kinds of objects that the launcher reads and writes, and the operators that bring them.
-
-The kinds of job that a cluster may carry out a stage with.
-"""
+"""Kinds of objects that the launcher reads and writes, their operators, and the kinds of job."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +7,7 @@ from urllib.parse import quote
 
 @dataclass(frozen=True)
 class JobBackend:
-    """One kind of job, as the API server names it."""
+    """Kind of job, as the API server names it."""
 
     name: str
     group: str

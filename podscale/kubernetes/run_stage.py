@@ -1,6 +1,6 @@
-"""One stage from its document to its end on a cluster: what `podscale submit --wait` and the pipeline's launcher do.
+"""Run one stage on a cluster, from its document to its end: `podscale submit --wait` and the pipeline's launcher.
 
-Which kind of job carries out a training: what the document says, else what the cluster has and hardware needs.
+Also chooses the kind of job: from the document, else from what the cluster serves and the hardware needs.
 """
 
 import sys
@@ -25,9 +25,10 @@ from podscale.util.processes import SigtermReceived
 
 
 def choose_job_kind(api: ClusterClient, spec: JobSpec, backend: str) -> str:
-    """The name of a backend. `auto`, and `local` where something is submitted all the same, look at the cluster.
+    """Return the name of the backend; `auto` and `local` look at the cluster.
 
-    Raises InputError where it has nothing that could carry out the training.
+    Raises:
+        InputError: The cluster serves no kind of job that can run the training.
     """
     if backend not in ("auto", "local"):
         return backend
@@ -46,7 +47,7 @@ def choose_job_kind(api: ClusterClient, spec: JobSpec, backend: str) -> str:
 
 @dataclass(frozen=True)
 class JobResult:
-    """How a stage ended on the cluster: the exit code of the stage itself, and its error for people."""
+    """Result of a stage on the cluster: exit code of the stage, and its error."""
 
     stage: StageName
     exit_code: int
@@ -69,11 +70,16 @@ def run_stage(
     pipeline: bool = False,
     limits: WaitLimits | None = None,
 ) -> JobResult:
-    """Submits the job of a stage, or adopts it, and accompanies it to its end; rank 0's log goes to `out`.
+    """Submit or adopt the job of a stage and wait until it ends; the log of rank 0 goes to `out`.
 
-    stop_on_signal: SIGTERM and Ctrl-C delete the job; otherwise it runs on, and the same call takes it up again.
-    pipeline: we are a task that is tried again when its job vanishes, which whoever stops the job must be told.
-    Raises InputError for what the cluster refuses, Unreachable after a long outage, JobVanished.
+    Args:
+        stop_on_signal: SIGTERM and Ctrl-C delete the job; otherwise it goes on, and the same call adopts it again.
+        pipeline: The caller is a pipeline task, which is retried if its job vanishes; messages about stopping say so.
+
+    Raises:
+        InputError: The cluster refuses the job.
+        ApiUnreachable: The API server was out of reach for too long.
+        JobVanished: The job was deleted.
     """
     printer = LinePrinter(out or sys.stdout)
     api = connect_cluster(config.launch.cluster, policy=retry.UNATTENDED, notify=printer.notify)
@@ -93,7 +99,7 @@ def run_stage(
 def submit_stage(
     api: ClusterClient, config: RunConfig, stage: StageName, shard_set: str | None, printer: "LinePrinter"
 ) -> Submission:
-    """Renders and submits the job of a stage, and tells what became of it."""
+    """Render and submit the job of a stage, and report the result."""
     return _submit_manifests(api, build_manifests(api, config, stage, shard_set), printer)
 
 
@@ -114,14 +120,14 @@ def _submit_manifests(api: ClusterClient, manifests: JobManifests, printer: "Lin
 def build_manifests(
     api: ClusterClient, config: RunConfig, stage: StageName, shard_set: str | None = None
 ) -> JobManifests:
-    """The objects of a stage for this cluster; the kind of job is looked up only where it matters."""
+    """Return the objects of a stage for this cluster; looks up the kind of job only if it matters."""
     spec = build_job_spec(config, stage, shard_set)
     backend = choose_backend(spec, "auto")
     return render_job(spec, choose_job_kind(api, spec, config.launch.backend) if backend == "auto" else backend)
 
 
 class LinePrinter:
-    """Lines of several threads to one stream, whole; ours are marked."""
+    """Printer of whole lines from several threads to one stream; our own lines carry a prefix."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out

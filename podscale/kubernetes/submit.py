@@ -1,8 +1,7 @@
-"""Submitting is idempotent by run id and stage: whatever happens, there is one job, and it is of this document.
+"""Submit a job once per run id and stage: after any retry there is one job, and it is of this document.
 
-The name is the lock: the API server lets one of two submitters create it, and the other finds the job of the first.
-
-The objects beside a job (NetworkPolicy, TrainingRuntime): made before it, of this very document, gone with it.
+The job's name is the lock: the API server lets one of two submitters create it, and the other adopts that job. Objects
+that the job needs (NetworkPolicy, TrainingRuntime) are created before it and deleted with it.
 """
 
 import hashlib
@@ -27,17 +26,21 @@ IDENTITY_LABELS = (NAME_LABEL, RUN_LABEL, STAGE_LABEL)
 
 
 def prepare_owned_objects(api: ClusterClient, objects: Iterable[KubernetesObject]) -> Sequence[KubernetesObject]:
-    """Creates what is not there and replaces what an earlier job left; returns what was made.
+    """Create missing objects, replace those of an earlier job, and return the new ones.
 
-    For a job that does not exist yet. Raises InputError for an object of that name that is not this job's.
+    For a job that does not exist yet.
+
+    Raises:
+        InputError: An object of that name belongs to another job.
     """
     return [companion for companion in map(_annotate_manifest, objects) if _prepare_one(api, companion)]
 
 
 def set_owner(api: ClusterClient, job: KubernetesObject, objects: Iterable[KubernetesObject]) -> None:
-    """Makes the job the owner of its companions, so that they go with it, and it is not gone before they are.
+    """Make the job the owner of its objects, so that they are deleted with it, and before it is gone.
 
-    Raises InputError for an object of that name that is not this job's.
+    Raises:
+        InputError: An object of that name belongs to another job.
     """
     resource = resource_of(job)
     owner = {
@@ -58,7 +61,7 @@ def set_owner(api: ClusterClient, job: KubernetesObject, objects: Iterable[Kuber
 
 
 def remove_owned_objects(api: ClusterClient, objects: Iterable[KubernetesObject]) -> None:
-    """Takes back what was made for a job that was refused."""
+    """Delete the objects that were created for a refused job."""
     for companion in objects:
         resource = resource_of(companion)
         found = api.get_or_none(resource, name_of(companion))
@@ -129,7 +132,7 @@ MAX_RACES = 5
 
 @dataclass(frozen=True)
 class Submission:
-    """The job that carries out the stage, and what was done to get it."""
+    """Job of the stage, and what was done to get it."""
 
     action: Literal["created", "adopted", "finished"]
     job: KubernetesObject
@@ -137,10 +140,10 @@ class Submission:
 
 
 def submit_job(api: ClusterClient, manifests: JobManifests, notify: Notify) -> Submission:
-    """Creates the job, or finds the one that is there: running ones are adopted, successful ones are left alone,
-    failed ones are replaced.
+    """Create the job or find an existing one: adopt a running one, keep a successful one, replace a failed one.
 
-    Raises InputError: the server refuses it, or another document has run under this id.
+    Raises:
+        InputError: The server refuses the job, or another document ran under this id.
     """
     resource = resource_of(manifests.job)
     check_no_other_kind(api, manifests.job, resource)
@@ -163,9 +166,12 @@ def submit_job(api: ClusterClient, manifests: JobManifests, notify: Notify) -> S
 
 
 def create_job(api: ClusterClient, manifests: JobManifests) -> KubernetesObject:
-    """Creates the companions, tries the job without effect, creates it, and makes it the companions' owner.
+    """Create the owned objects, dry-run the job, create it, and make it their owner.
 
-    Nothing new is left behind where the job is refused. Raises AlreadyExists where another submitter was faster.
+    Nothing new remains if the job is refused.
+
+    Raises:
+        ApiAlreadyExists: Another submitter was faster.
     """
     resource = resource_of(manifests.job)
     made = prepare_owned_objects(api, manifests.owned_objects)
@@ -185,9 +191,12 @@ def create_job(api: ClusterClient, manifests: JobManifests) -> KubernetesObject:
 
 
 def dry_run_job(api: ClusterClient, manifests: JobManifests) -> None:
-    """Has the server check everything without effect.
+    """Have the server check every object without effect.
 
-    Raises InputError with what it refuses. A job that needs its companions first can only be checked by submitting.
+    A job that needs its owned objects first can only be checked by submitting it.
+
+    Raises:
+        InputError: The server refuses an object.
     """
     resource = resource_of(manifests.job)
     for companion in manifests.owned_objects:
@@ -207,20 +216,20 @@ def dry_run_job(api: ClusterClient, manifests: JobManifests) -> None:
 
 
 def stop_command(job: KubernetesObject) -> str:
-    """What to type to end this job."""
+    """Return the command that stops this job."""
     labels = job["metadata"].get("labels") or {}
     run, stage = labels.get(RUN_LABEL, name_of(job)), labels.get(STAGE_LABEL, "train")
     return f"podscale stop {run}" + ("" if stage == "train" else f" --stage {stage}")
 
 
 def identity_of_job(job: KubernetesObject) -> str | None:
-    """What makes two jobs the same job; None where Podscale did not make it."""
+    """Return the identity of a job; None if Podscale did not create it."""
     identity = (job["metadata"].get("annotations") or {}).get(IDENTITY_ANNOTATION)
     return None if identity is None else str(identity)
 
 
 def check_same_document(found: KubernetesObject, wanted: KubernetesObject) -> None:
-    """Raises InputError where the job that is there is not of the document that is to be carried out."""
+    """Raise InputError if the existing job is of another document."""
     name, identity = f"{found['kind']} {name_of(found)}", identity_of_job(found)
     if identity is None:
         raise InputError("exists and was not made by Podscale", field=name, hint="Choose another run.id, or delete it.")
@@ -234,9 +243,9 @@ def check_same_document(found: KubernetesObject, wanted: KubernetesObject) -> No
 
 
 def check_no_other_kind(api: ClusterClient, wanted: KubernetesObject, resource: ResourceKind) -> None:
-    """Raises InputError where a job of another kind still carries out the same stage of the same run.
+    """Raise InputError if a job of another kind still runs the same stage of the same run.
 
-    Kinds that the cluster lacks or hides from us are passed over: whoever may not see them does not use them.
+    Kinds that the cluster does not serve, or that these credentials may not list, are skipped.
     """
     for kind in JOB_KINDS.values():
         try:

@@ -1,7 +1,4 @@
-"""How a stage in a pod tells its end to the launcher: a termination message, which the pod's status then carries.
-
-The launcher thus reads exit code and error without the volume that the run directory is on.
-"""
+"""Termination message of a stage: exit code and error in the pod's status, readable without the run's volume."""
 
 import json
 from collections.abc import Iterator
@@ -19,7 +16,7 @@ MAX_MESSAGE_BYTES = 4096
 
 @contextmanager
 def write_termination_on_exit(stage: str) -> Iterator[None]:
-    """Runs a stage and leaves how it ended in the file that the environment names, if it names one."""
+    """Run a stage and write its result to the file that the environment names, if any."""
     try:
         yield
     except BaseException as error:
@@ -29,7 +26,7 @@ def write_termination_on_exit(stage: str) -> Iterator[None]:
 
 
 def termination_message(stage: str, exit_code: int, error: str) -> bytes:
-    """The JSON of one ending, at most LIMIT bytes of UTF-8: a longer error loses its end."""
+    """Return the JSON of a result, at most LIMIT bytes of UTF-8; a longer error is cut."""
     whole = _encode(stage, exit_code, error)
     if len(whole) <= MAX_MESSAGE_BYTES:
         return whole
@@ -42,7 +39,7 @@ def termination_message(stage: str, exit_code: int, error: str) -> bytes:
 
 
 def parse_termination_message(text: str) -> dict[str, Any] | None:
-    """The ending in a pod's termination message: stage, exit_code, error; None where it is no message of ours."""
+    """Return stage, exit_code and error of a termination message; None if it is not one of ours."""
     try:
         found = json.loads(text)
         return {"stage": str(found["stage"]), "exit_code": int(found["exit_code"]), "error": str(found["error"])}

@@ -1,1 +1,1 @@
-"""Starts the processes of a stage and looks after them; knows nothing of tensors and imports no framework."""
+"""Start, supervise and restart the worker processes of a stage. Imports no framework."""

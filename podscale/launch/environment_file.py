@@ -1,4 +1,4 @@
-"""environment.json: with what a run was made, found without importing any of it."""
+"""environment.json: versions, devices, command line and commit of a run, read without importing the packages."""
 
 import os
 import platform
@@ -30,11 +30,12 @@ RECORDED_PACKAGES = (
 
 
 def write_environment_file(path: Path, spec: WorkerSpec) -> None:
-    """Records versions, devices, command line and commit of this launch."""
+    """Write versions, devices, command line and commit of this launch to `path`."""
     write_json(path, describe_environment(spec))
 
 
 def describe_environment(spec: WorkerSpec) -> dict[str, Any]:
+    """Return the contents of environment.json."""
     return {
         "podscale": VERSION,
         "commit": _source_commit(),
@@ -55,7 +56,7 @@ def describe_environment(spec: WorkerSpec) -> dict[str, Any]:
 
 
 def _source_commit() -> str | None:
-    """The commit of the source this runs from, with a mark where files differ; an image gives it by environment."""
+    """Return the commit of the source tree, marked if files differ; an image sets it in the environment."""
     given = os.environ.get(env.COMMIT)
     source = Path(__file__).resolve().parents[2]
     if given or not (source / ".git").exists():

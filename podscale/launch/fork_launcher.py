@@ -1,14 +1,12 @@
-"""The rank processes of one pod: copies of a process that has imported what all of them need.
+"""Launcher of one pod's ranks in place of torchrun: forks them from one process and serves the store of the run.
 
-To import PyTorch takes seconds of a core and hundreds of megabytes. Ranks that are forked from the process which has
-done it share both, however many they are.
+Run as `python -m podscale.launch.fork_launcher OPTIONS MODULE`. The launcher imports the module of --preload once, so
+that all ranks share its import time and memory: PyTorch alone takes seconds and hundreds of megabytes. It then waits
+for the other pods and starts its ranks, once. It kills no rank: a rank that loses a peer reports it and exits, and the
+supervisor kills the rest.
 
-Starts the ranks of one pod and keeps the store by which all ranks of the run meet: what torchrun is elsewhere.
-
-Run as `python -m podscale.launch.fork_launcher OPTIONS MODULE`; needs no framework but what --preload imports, once for all
-ranks. It waits for the other pods and starts its ranks, once; it ends none of them: whoever loses a peer says so
-itself, and the supervisor has the last word. Each rank runs MODULE and is given RANK, WORLD_SIZE, LOCAL_RANK,
-LOCAL_WORLD_SIZE, GROUP_RANK (number of the pod), `env.STORE`, and with several slices `env.SLICE` and `env.SLICES`.
+Each rank runs MODULE with RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK (number of the pod), `env.STORE`,
+and with several slices `env.SLICE` and `env.SLICES`.
 """
 
 import argparse
@@ -34,24 +32,26 @@ from podscale.util import env
 from podscale.util.env import RANK_DIR
 
 FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+REPORT_LOST_SECONDS = 5.0
+"""Store timeout for the report of a lost rank, seconds."""
 
 
 def preload_module(module: str) -> None:
-    """Imports all that a module imports. Itself it is forgotten again: each rank runs it anew, as its main program."""
+    """Import a module for its imports, then forget the module itself: each rank runs it as its main program."""
     importlib.import_module(module)
     del sys.modules[module]
 
 
 class ForkServer:
-    """Processes that wait until `begin` tells them who they are, and then each carry out `entry` (see rankprocess)."""
+    """Forked processes that wait for `start_workers` and then run the module `entry` (see worker_main)."""
 
     def __init__(self, entry: str, count: int) -> None:
-        """Forks them: from the main thread, to which their lives are bound, and while there is no other."""
+        """Fork `count` processes; call it from the main thread, before other threads start."""
         self._workers: dict[int, int] = {}
         self._pipes: list[int] = []
         sys.stdout.flush()
         sys.stderr.flush()
-        gc.freeze()  # what is never looked at is never copied
+        gc.freeze()  # the garbage collector would copy shared pages
         signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED_SIGNALS)
         for number in range(count):
             reader, writer = os.pipe()
@@ -64,12 +64,12 @@ class ForkServer:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED_SIGNALS)
 
     def start_workers(self, variables: Sequence[Mapping[str, str]]) -> None:
-        """Gives each its variables; from here on a request to stop is theirs, and before, the end of all."""
+        """Send each process its environment variables, and forward stop signals to the ranks from here on."""
         for number in FORWARDED_SIGNALS:
             signal.signal(number, self._forward_stop)
-        for pipe, own in zip(self._pipes, variables, strict=True):
+        for pipe, environment in zip(self._pipes, variables, strict=True):
             with os.fdopen(pipe, "w") as writer:
-                json.dump(dict(own), writer)
+                json.dump(dict(environment), writer)
 
     def wait(self, on_killed: Callable[[int], None]) -> int:
         """Wait for all ranks; record the exit status of each that failed.
@@ -80,18 +80,18 @@ class ForkServer:
         Returns:
             The first exit code that is not 0, else 0; 128 + n for signal n.
         """
-        first = 0
+        first_code = 0
         while self._workers:
             pid = _wait_for_exit()
-            number = self._workers.pop(pid)  # while it is a zombie: nobody else can have its pid
+            number = self._workers.pop(pid)  # while it is a zombie: its pid cannot be reused
             code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
             if code != 0:
                 write_exit_status(Path(os.environ[RANK_DIR]), pid, code)
                 print(f"rank process {pid} ended with exit code {code}", file=sys.stderr, flush=True)
             if code < 0:
                 on_killed(number)
-            first = first or code
-        return first if first >= 0 else 128 - first
+            first_code = first_code or code
+        return first_code if first_code >= 0 else 128 - first_code
 
     def _forward_stop(self, number: int, frame: FrameType | None) -> None:
         for pid in list(self._workers):
@@ -99,21 +99,21 @@ class ForkServer:
 
 
 def _wait_for_exit() -> int:
-    """Waits for the end of a child, and leaves it a zombie."""
-    ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
-    assert ended is not None
-    return ended.si_pid
+    """Wait until a child exits, leave it a zombie and return its pid."""
+    status = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+    assert status is not None
+    return status.si_pid
 
 
 def _run_worker(entry: str, reader: int, writers: Sequence[int]) -> NoReturn:
-    """A rank's life, in its own process; it ends unborn where its parent does before it has spoken."""
+    """Run one rank in the forked process; exits if the parent exits before sending the environment."""
     try:
         for writer in writers:
             os.close(writer)
         with os.fdopen(reader) as pipe:
-            told = pipe.read()
-        if told:
-            os.environ.update(json.loads(told))
+            text = pipe.read()
+        if text:
+            os.environ.update(json.loads(text))
             signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED_SIGNALS)
             sys.argv = [worker_main.__name__, entry]
             worker_main.main()
@@ -123,11 +123,15 @@ def _run_worker(entry: str, reader: int, writers: Sequence[int]) -> NoReturn:
         os._exit(1)
 
 
-REPORT_LOST_SECONDS = 5.0
-
-
 def worker_variables(rendezvous: Rendezvous, count: int, local_rank: int, port: int) -> dict[str, str]:
-    """What the rank number `local_rank` of the `count` in this pod is given; `port`: of the store."""
+    """Return the environment variables of one rank.
+
+    Args:
+        rendezvous: Pods of the run.
+        count: Ranks of this pod.
+        local_rank: Number of the rank in this pod.
+        port: Port of the store.
+    """
     assert rendezvous.node_rank is not None
     numbers = {
         "RANK": rendezvous.node_rank * count + local_rank,
@@ -142,7 +146,7 @@ def worker_variables(rendezvous: Rendezvous, count: int, local_rank: int, port: 
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs the ranks to their end; the exit code is that of the first that failed."""
+    """Run the ranks of this pod and return the exit code of the first that failed, else 0."""
     parser = argparse.ArgumentParser(prog="podscale.launch.fork_launcher")
     for name in ("processes", "nodes", "node-rank", "slices", "port"):
         parser.add_argument(f"--{name}", type=int, required=True)
@@ -151,34 +155,36 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--preload")
     parser.add_argument("module")
     options = parser.parse_args(arguments)
-    meeting = Rendezvous(options.nodes, options.node_rank, options.address, options.port, options.slices)
-    assert meeting.node_rank is not None, "whoever starts these pods numbers them"
+    rendezvous = Rendezvous(options.nodes, options.node_rank, options.address, options.port, options.slices)
+    assert rendezvous.node_rank is not None, "whoever starts these pods numbers them"
     if options.preload:
         preload_module(options.preload)
-    ranks = ForkServer(options.module, options.processes)  # before there is another thread
+    workers = ForkServer(options.module, options.processes)  # before there is another thread
     try:
-        server = StoreServer("127.0.0.1" if meeting.nodes == 1 else "", meeting.port) if meeting.is_leader else None
+        server = (
+            StoreServer("127.0.0.1" if rendezvous.nodes == 1 else "", rendezvous.port) if rendezvous.is_leader else None
+        )
     except OSError as error:
-        print(f"the ranks cannot meet at port {meeting.port}: {error.strerror}", file=sys.stderr)
+        print(f"the ranks cannot meet at port {rendezvous.port}: {error.strerror}", file=sys.stderr)
         return 1
-    address, port = meeting.address, server.port if server is not None else meeting.port
-    first = meeting.node_rank * options.processes
+    address, port = rendezvous.address, server.port if server is not None else rendezvous.port
+    first_rank = rendezvous.node_rank * options.processes
     try:
-        if meeting.nodes > 1:
+        if rendezvous.nodes > 1:
             pod_barrier(
-                meeting,
+                rendezvous,
                 lambda: StoreClient(address, port, BARRIER_TIMEOUT_SECONDS),
-                first,
+                first_rank,
                 exit_grace_seconds=options.leaving,
             )
     except BarrierTimeout as absent:
         print(absent, file=sys.stderr)
         return 1
-    ranks.start_workers(
-        [worker_variables(meeting, options.processes, local_rank, port) for local_rank in range(options.processes)]
+    workers.start_workers(
+        [worker_variables(rendezvous, options.processes, local_rank, port) for local_rank in range(options.processes)]
     )
-    code = ranks.wait(
-        lambda local_rank: _report_lost(StoreClient(address, port, REPORT_LOST_SECONDS), first + local_rank)
+    code = workers.wait(
+        lambda local_rank: _report_lost(StoreClient(address, port, REPORT_LOST_SECONDS), first_rank + local_rank)
     )
     if server is not None:
         server.wait_for_clients()
@@ -186,7 +192,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _report_lost(store: Store, rank: int) -> None:
-    """Lets the other ranks know of one that was killed, if there still is a place to tell it."""
+    """Report a killed rank to the other ranks, if the store still runs."""
     with suppress(StoreError):
         mark_rank_lost(store, rank)
 

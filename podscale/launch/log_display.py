@@ -1,4 +1,4 @@
-"""Shows a running stage: follows the files its ranks append to."""
+"""Display of a running stage: prints new lines of the files that its ranks write."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -12,7 +12,15 @@ from podscale.util.terminal import ProgressLine
 
 
 class LogDisplay:
-    """The step log of a run; on `err` what its first local rank prints and, on a terminal, how far an evaluation is."""
+    """Step log of a run, output of the first local rank, and the progress bar of an evaluation.
+
+    Args:
+        metrics: metrics.jsonl, shown as the step log; None in pods that do not lead.
+        rank_log: Log of the first local rank, copied to `err`.
+        progress_file: Progress of an evaluation, shown on `err` if it is a terminal.
+        steplog: Writer of the step log.
+        err: Standard error.
+    """
 
     def __init__(
         self, metrics: Path | None, rank_log: Path | None, progress_file: Path, steplog: StepLog, err: TextIO
@@ -25,7 +33,7 @@ class LogDisplay:
         self._bar = ProgressLine(err)
 
     def update(self) -> None:
-        """Shows what is new; a reader that hung up (a closed pipe) costs the display, not the run."""
+        """Print new lines; a closed pipe stops the display, not the run."""
         with suppress(BrokenPipeError):
             self._print_new_lines()
 
@@ -43,12 +51,12 @@ class LogDisplay:
             self._bar(update)
 
     def print_line(self, line: str) -> None:
-        """Shows a line about the run itself."""
+        """Print a line about the run itself."""
         with suppress(BrokenPipeError):
             self._bar.clear()
             print(line, file=self._err, flush=True)
 
     def close(self) -> None:
-        """Leaves the terminal tidy."""
+        """Clear the progress bar."""
         with suppress(BrokenPipeError):
             self._bar.clear()

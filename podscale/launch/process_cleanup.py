@@ -1,4 +1,4 @@
-"""Nothing outlives its supervisor: processes die with their parent, and whoever is left is found and ended.
+"""Cleanup of a launch's processes: they exit with their parent, and remaining ones are found and killed.
 
 Linux only: it reads /proc.
 """
@@ -14,10 +14,10 @@ from podscale.util import env, processes
 
 
 def exit_with_supervisor() -> None:
-    """Binds this process to its parent, and so to the supervisor; dies at once where one in between is already gone.
+    """Make this process exit when its parent exits, and at once if its supervisor is already gone.
 
-    The supervisor's pid comes by environment, so that a parent which ended before the bond is noticed: then the
-    supervisor is no longer among the ancestors.
+    The supervisor's pid is in the environment. If a parent exited before this call, the supervisor is no longer among
+    the ancestors.
     """
     processes.exit_with_parent()
     supervisor = env.read_number(env.SUPERVISOR)
@@ -26,7 +26,7 @@ def exit_with_supervisor() -> None:
 
 
 def ancestor_pids() -> Iterator[int]:
-    """Pids from the parent upwards."""
+    """Yield the pids of the ancestors, the parent first."""
     pid = os.getppid()
     while pid > 0:
         yield pid
@@ -34,7 +34,7 @@ def ancestor_pids() -> Iterator[int]:
 
 
 def parent_of(pid: int) -> int:
-    """The parent's pid; 0 where the process is gone."""
+    """Return the parent's pid; 0 if the process is gone."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     except OSError:
@@ -42,8 +42,12 @@ def parent_of(pid: int) -> int:
 
 
 def launch_processes(rank_dir: Path, variable: str = env.RANK_DIR) -> list[int]:
-    """Living processes of a launch: those in whose environment `variable` names its rank directory, whoever their
-    parent is now."""
+    """Return the pids of a launch's running processes, whatever their parent is now.
+
+    Args:
+        rank_dir: Rank directory of the launch.
+        variable: Environment variable that holds it in the processes of the launch.
+    """
     mark = f"{variable}={rank_dir}".encode()
     found = []
     for entry in Path("/proc").iterdir():
@@ -51,29 +55,29 @@ def launch_processes(rank_dir: Path, variable: str = env.RANK_DIR) -> list[int]:
             try:
                 environment = (entry / "environ").read_bytes()
             except OSError:
-                continue  # ended meanwhile, or another user's
+                continue  # it exited, or belongs to another user
             if mark in environment.split(b"\0") and processes.is_alive(int(entry.name)):
                 found.append(int(entry.name))
     return found
 
 
 def kill_launch_processes(rank_dir: Path, variable: str = env.RANK_DIR, timeout_seconds: float = 10.0) -> list[int]:
-    """Kills these processes of a launch, again until none is left (they may be starting others); returns the pids."""
-    ended: set[int] = set()
+    """Kill the processes of a launch until none is left, because they may start others; return their pids."""
+    killed: set[int] = set()
     deadline = time.monotonic() + timeout_seconds
     while (pids := launch_processes(rank_dir, variable)) and time.monotonic() < deadline:
         for pid in pids:
-            ended.add(pid)
+            killed.add(pid)
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
         time.sleep(0.01)
-    return sorted(ended)
+    return sorted(killed)
 
 
 def main(command: list[str]) -> None:
-    """Becomes `command`, bound to the life of the parent: what the supervisor starts in place of the command."""
+    """Bind this process to its parent, then execute `command`; the supervisor starts its children through this."""
     exit_with_supervisor()
     os.execvp(command[0], command)
 

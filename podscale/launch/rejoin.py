@@ -1,18 +1,16 @@
-"""How the pods of a JAX run come together at the store that the first of them keeps, each time anew.
+"""Join of a pod's launcher with the other pods, and rejoin of a restarted pod.
 
-A meeting begins once every pod has come, and ends with its store. A pod that died and was made again may come while
-the others still work in the meeting that it was lost from: it must not join that one, where ranks wait for processes
-that are no more. It is known by having come there before.
+A pod that died restarts within seconds, while the other pods may still run in the old rendezvous. The new pod must not
+join the old one: its ranks would wait for processes that are gone.
 
-A pod that comes back does not join the meeting that it was lost from.
+PyTorch (torchrun): a restarted container waits until the old rendezvous stops answering, at most
+`OLD_RENDEZVOUS_SECONDS` (`wait_to_rejoin`).
 
-A container that died is started again within seconds. The first node may not have noticed the loss by then: its
-torchrun still answers, and whoever joins it is alone in a world that is about to end, until time limits are over. So a
-pod that had begun before waits until the meeting place has stopped answering, or has had the time to. (JAX's pods know
-an old meeting from a new one: see `gathering`.)
+JAX: the pods join at the store of the first pod, a new store for each launch (`pod_barrier`). A pod that finds that it
+has already joined this store marks its rank as lost and waits until the store ends.
 
-Nor does it take the run directory for somebody else's. A pod that was deleted by force is replaced at once, while its
-processes still have their grace time to save; the new one waits for their lease.
+The new pod also waits for the run directory's lease: a pod deleted by force is replaced while its processes may still
+save within their grace time.
 """
 
 import os
@@ -28,15 +26,20 @@ from podscale.launch.worker_spec import WorkerSpec
 from podscale.util.formatting import format_ranks
 
 OLD_RENDEZVOUS_SECONDS = 20.0
-"""How long the other ranks take at most to notice a loss and end (see attempt.AFTERMATH_SECONDS)."""
+"""Longest time that the other ranks take to detect a loss and exit, seconds (see worker_group)."""
 REJOIN_POLL_SECONDS = 0.5
+BARRIER_TIMEOUT_SECONDS = 900.0
+"""Timeout of the pods' barrier, seconds, as torchrun's: nodes may start minutes apart."""
+RETRY_SECONDS = 0.2
+NEVER_SET_KEY = "never"
+"""Key that is never set: waiting for it means waiting for the end of the store."""
 
 
 def wait_to_rejoin(spec: WorkerSpec, is_stopping: Callable[[], bool], environ: Mapping[str, str] = os.environ) -> None:
-    """Returns when this pod may join the others: at once, unless its container has been started again.
+    """Wait until this pod may join the others; returns at once unless its container was restarted.
 
-    The mark of a first start is in the temporary directory, which in a pod lives as long as the pod, not the container;
-    outside of pods there is no such thing, and nothing is done.
+    A file in the temporary directory marks the first start: in a pod, that directory outlives the container. Does
+    nothing outside of pods.
     """
     if "KUBERNETES_SERVICE_HOST" not in environ or not spec.rendezvous.node_rank or spec.engine == "jax":
         return
@@ -49,7 +52,7 @@ def wait_to_rejoin(spec: WorkerSpec, is_stopping: Callable[[], bool], environ: M
 def wait_until_unreachable(
     address: str, port: int, is_stopping: Callable[[], bool], timeout_seconds: float = OLD_RENDEZVOUS_SECONDS
 ) -> None:
-    """Returns when nobody answers at that address, after so many seconds, or on a request to stop."""
+    """Wait until nothing answers at the address, at most `timeout_seconds`, or until a stop is requested."""
     deadline = time.monotonic() + timeout_seconds
     while _is_reachable(address, port) and time.monotonic() < deadline and not is_stopping():
         time.sleep(REJOIN_POLL_SECONDS)
@@ -63,15 +66,8 @@ def _is_reachable(address: str, port: int) -> bool:
     return True
 
 
-BARRIER_TIMEOUT_SECONDS = 900.0
-"""How long the pods of a job wait for each other, as torchrun does: machines may come up minutes apart."""
-RETRY_SECONDS = 0.2
-NEVER_SET_KEY = "never"
-"""A key that nobody writes: who waits for it waits for the end of the store."""
-
-
 class BarrierTimeout(Exception):
-    """The pods have not come together; `missing` has the numbers of those that did not come."""
+    """Some pods did not join; `missing` has their numbers."""
 
     def __init__(self, text: str, missing: Sequence[int] = ()) -> None:
         super().__init__(text)
@@ -86,12 +82,17 @@ def pod_barrier(
     exit_grace_seconds: float,
     timeout_seconds: float = BARRIER_TIMEOUT_SECONDS,
 ) -> None:
-    """Returns when every pod has come to a meeting that has not begun without this one. Raises NotGathered.
+    """Wait until every pod has joined a rendezvous that did not start without this one.
 
-    connect: a new connection to the meeting place, whichever store is there. rank: the first of this pod.
-    exit_grace_seconds: for so long the others, and what is left of this pod's predecessor, may go on, because they may
-    be about to save; after that they are told that this rank is lost. timeout_seconds: the longest wait for another
-    pod, and for the old meeting's end.
+    Args:
+        rendezvous: Pods of the run.
+        connect: Opens a new connection to the store that answers now.
+        rank: First rank of this pod.
+        exit_grace_seconds: Time for the old rendezvous to save before this rank is marked as lost in its store.
+        timeout_seconds: Longest wait for another pod, and for the end of the old rendezvous.
+
+    Raises:
+        BarrierTimeout: A pod did not join, or the old rendezvous did not end.
     """
     assert rendezvous.node_rank is not None
     pods = [f"pod/{number}" for number in range(rendezvous.nodes)]
@@ -100,33 +101,34 @@ def pod_barrier(
     while True:
         store = connect()
         try:
-            if (coming := store.add(f"came/{me}", 1)) > 1 and _is_rendezvous_complete(store, pods):
+            if (joins := store.add(f"came/{me}", 1)) > 1 and _is_rendezvous_complete(store, pods):
                 _wait_for_store_end(store, rank, exit_grace_seconds, timeout_seconds)
                 deadline = time.monotonic() + timeout_seconds
                 continue
-            store.set(me, str(coming))
+            store.set(me, str(joins))
             return store.wait(pods, timeout_seconds)
         except StoreTimeout:
             absent = [number for number, pod in enumerate(pods) if not store.has(pod)]
-            told = format_ranks(absent).replace("rank", "pod", 1)
+            pods_text = format_ranks(absent).replace("rank", "pod", 1)
             raise BarrierTimeout(
-                f"{told} of {rendezvous.nodes} did not come within {timeout_seconds:.0f} s; its own log or its events say why",
+                f"{pods_text} of {rendezvous.nodes} did not come within {timeout_seconds:.0f} s; its own log or its "
+                "events say why",
                 missing=absent,
             ) from None
-        except StoreError as error:  # it may have ended in the middle of a question, and the next one be about to begin
+        except StoreError as error:  # the old store may have ended during a request, before the next one starts
             if time.monotonic() >= deadline:
                 raise BarrierTimeout(f"the first pod of {rendezvous.nodes} cannot be reached: {error}") from error
             time.sleep(RETRY_SECONDS)
 
 
 def mark_rank_lost(store: Store, rank: int) -> None:
-    """Lets the other ranks know of one that cannot say it itself, unless somebody has failed before."""
+    """Mark a rank as failed in the store, unless another failed before."""
     if not store.has(FAILED_KEY):
         store.set(FAILED_KEY, str(rank))
 
 
 def _is_rendezvous_complete(store: Store, pods: list[str]) -> bool:
-    """Whether all have come to this meeting; one that has ended in the meantime is not to be joined either."""
+    """Return True if all pods have joined, or if the store has ended: neither may be joined."""
     try:
         return all(map(store.has, pods))
     except StoreError:
@@ -134,11 +136,11 @@ def _is_rendezvous_complete(store: Store, pods: list[str]) -> bool:
 
 
 def _wait_for_store_end(store: Store, rank: int, exit_grace_seconds: float, timeout_seconds: float) -> None:
-    """Returns when the store has ended, with the meeting that this pod was lost from."""
+    """Wait for the end of the old rendezvous' store; marks this rank as lost after the grace time."""
     try:
-        for patience in (exit_grace_seconds, timeout_seconds):
+        for wait_seconds in (exit_grace_seconds, timeout_seconds):
             try:
-                store.wait([NEVER_SET_KEY], patience)
+                store.wait([NEVER_SET_KEY], wait_seconds)
             except StoreTimeout:
                 mark_rank_lost(store, rank)
     except StoreError:

@@ -1,12 +1,10 @@
-"""How the pods of a job meet, from what the launcher of each pod says in its environment.
+"""Rendezvous of a job's pods: read from the environment of each launcher, and logged while pods are missing.
 
-Every kind of launcher has variables of its own, which belong together: one that is set without the others means that
-somebody set it by hand or that the wrong launcher is at work, and is an error that names what is missing.
+Every kind of launcher has its own group of variables. If some of a group are missing, someone set one by hand or the
+wrong launcher runs; the error names the missing ones.
 
-What a pod waits for until its ranks have met those of the others, said in its log.
-
-torchrun looks for the first pod again and again, for 15 minutes and without a word. Pods of one job may come minutes
-apart, so to wait is right; to be silent about it is not.
+torchrun retries the first pod for 15 minutes without a message. Pods of one job may start minutes apart, so the
+launcher waits too, but logs what it waits for.
 """
 
 import socket
@@ -20,18 +18,23 @@ from podscale.errors import InputError
 from podscale.util import env
 
 C10D_PORT = 29400
-"""Where torchrun's c10d rendezvous is when its endpoint names no port."""
+"""Port of torchrun's c10d rendezvous if its endpoint names none."""
 TPU_PORT = 29500
-"""Where the pods of a TPU slice meet: GKE names their hosts and no port."""
+"""Port of the rendezvous of a TPU slice: GKE names the hosts but no port."""
+FIRST_LOG_SECONDS = 20.0
+"""Time until the first message, seconds: pods that start together have joined by then."""
+LOG_EVERY_SECONDS = 60.0
+CONNECT_TIMEOUT_SECONDS = 5.0
 
 Environ = Mapping[str, str]
 
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """How the pods of a job meet. node_rank is None where only the rendezvous decides it (elastic c10d).
+    """Number of pods, number of this pod, and address of the first.
 
-    slices: TPU slices, or groups of pods, of which each has as many consecutive nodes.
+    `node_rank` is None if the rendezvous itself assigns it (elastic c10d). `slices` counts TPU slices, or groups of
+    pods, with equally many consecutive nodes each.
     """
 
     nodes: int = 1
@@ -42,21 +45,24 @@ class Rendezvous:
 
     @property
     def is_leader(self) -> bool | None:
-        """Whether rank 0 runs in this pod; None where that is not known before the pods have met."""
+        """True if rank 0 runs in this pod; None if the rendezvous decides it later."""
         return None if self.node_rank is None else self.node_rank == 0
 
     @property
     def slice(self) -> int:
-        """The slice of this pod."""
+        """Number of this pod's slice."""
         return (self.node_rank or 0) // (self.nodes // self.slices)
 
 
 def read_rendezvous_env(environ: Environ) -> Rendezvous | None:
-    """The meeting place of the pods; None if this one is alone.
+    """Return the rendezvous of the pods; None for a single pod.
 
-    From torchrun's PET_* variables, as the training operator and our manifests set them for either engine; else from
-    those of Trainer's JAX runtime, of a JAXJob, of GKE for TPU slices; else from WORLD_SIZE and RANK counted in pods,
-    which older launchers set. Raises InputError for variables that are half set, no numbers or no numbers of a world.
+    The first launcher found is used: torchrun's PET_* variables, which the training operator and our manifests set for
+    both engines; Trainer's JAX runtime; a JAXJob; GKE for TPU slices; WORLD_SIZE and RANK counted in pods, which older
+    launchers set.
+
+    Raises:
+        InputError: A variable is missing, is not a number or contradicts another.
     """
     readers = {
         "PET_NNODES": _torchrun,
@@ -75,7 +81,7 @@ def read_rendezvous_env(environ: Environ) -> Rendezvous | None:
 
 
 def _torchrun(environment: Environ) -> Rendezvous:
-    """Where the pods are those of several slices, PET_NODE_RANK counts within the one that `env.SLICE` names."""
+    """Read torchrun's variables; with several slices PET_NODE_RANK counts within the slice of `env.SLICE`."""
     nodes = env.number("PET_NNODES", environment["PET_NNODES"].rpartition(":")[2])
     slices = 1
     if endpoint := environment.get("PET_RDZV_ENDPOINT"):
@@ -94,7 +100,7 @@ def _torchrun(environment: Environ) -> Rendezvous:
 
 
 def _trainjob(environment: Environ) -> Rendezvous:
-    """Trainer v2, jax runtime (kubeflow/trainer, pkg/runtime/framework/plugins/jax/jax.go): one slice, by TrainJob."""
+    """Read the variables of Trainer v2's jax runtime (kubeflow/trainer, pkg/runtime/framework/plugins/jax/jax.go)."""
     names = ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID", "JAX_COORDINATOR_ADDRESS")
     found = _variable_group(environment, "Trainer's JAX runtime", *names)
     address, port = _check_address("JAX_COORDINATOR_ADDRESS", found["JAX_COORDINATOR_ADDRESS"])
@@ -102,7 +108,10 @@ def _trainjob(environment: Environ) -> Rendezvous:
 
 
 def _jaxjob(environment: Environ) -> Rendezvous:
-    """JAXJob v1 (kubeflow/training-operator, pkg/controller.v1/jax/envvar.go). JAX itself reads none of these."""
+    """Read the variables of JAXJob v1 (kubeflow/training-operator, pkg/controller.v1/jax/envvar.go).
+
+    JAX itself reads none of these.
+    """
     names = ("COORDINATOR_ADDRESS", "COORDINATOR_PORT", "NUM_PROCESSES", "PROCESS_ID")
     found = _variable_group(environment, "a JAXJob", *names)
     address, port = found["COORDINATOR_ADDRESS"], _read_number(found, "COORDINATOR_PORT")
@@ -110,10 +119,10 @@ def _jaxjob(environment: Environ) -> Rendezvous:
 
 
 def _tpu(environment: Environ) -> Rendezvous:
-    """GKE's webhook for pods on TPU slices, as JAX 0.10.2 reads it (jax/_src/clusters/cloud_tpu_cluster.py).
+    """Read the variables of GKE's webhook for TPU slices, as JAX 0.10.2 does (jax/_src/clusters/cloud_tpu_cluster.py).
 
-    TPU_WORKER_ID counts within a slice. Of several slices MEGASCALE_COORDINATOR_ADDRESS is the first host, with a port
-    that is not for us.
+    TPU_WORKER_ID counts within a slice. With several slices MEGASCALE_COORDINATOR_ADDRESS is the first host; its port
+    is libtpu's own.
     """
     hosts_of = "TPU_PROCESS_ADDRESSES" if "TPU_PROCESS_ADDRESSES" in environment else "TPU_WORKER_HOSTNAMES"
     found = _variable_group(environment, "a TPU slice", "TPU_WORKER_ID", hosts_of)
@@ -121,16 +130,16 @@ def _tpu(environment: Environ) -> Rendezvous:
     worker, address = _read_number(found, "TPU_WORKER_ID"), hosts[0].partition(":")[0]
     if not 0 <= worker < len(hosts):
         raise InputError(f"{hosts_of} names {len(hosts)} hosts: {found[hosts_of]}", field="TPU_WORKER_ID", got=worker)
-    slices = slice_ = 0
+    slices = slice_id = 0
     multislice = ("MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID")
     if any(name in environment for name in multislice):
         found = _variable_group(environment, "several TPU slices", *multislice)
-        slices, slice_ = _read_number(found, multislice[1]), _read_number(found, multislice[2])
+        slices, slice_id = _read_number(found, multislice[1]), _read_number(found, multislice[2])
         address = found[multislice[0]].partition(":")[0]
-        if not 0 <= slice_ < slices:
-            raise InputError(f"not a slice of {multislice[1]}={slices}", field=multislice[2], got=slice_)
+        if not 0 <= slice_id < slices:
+            raise InputError(f"not a slice of {multislice[1]}={slices}", field=multislice[2], got=slice_id)
     nodes = len(hosts) * max(1, slices)
-    return Rendezvous(nodes, slice_ * len(hosts) + worker, address if nodes > 1 else "", TPU_PORT, max(1, slices))
+    return Rendezvous(nodes, slice_id * len(hosts) + worker, address if nodes > 1 else "", TPU_PORT, max(1, slices))
 
 
 def _read_legacy_jaxjob(environment: Environ) -> Rendezvous:
@@ -151,7 +160,7 @@ def _check_rendezvous(found: Rendezvous) -> Rendezvous:
 
 
 def _check_against_tpu(found: Rendezvous, environment: Environ) -> None:
-    """The TPU library numbers the hosts of a slice by TPU_WORKER_ID: whoever else numbers them must do it alike."""
+    """Check that the launcher numbers the hosts of a slice as libtpu does, by TPU_WORKER_ID."""
     if "TPU_WORKER_ID" not in environment or found.node_rank is None:
         return
     tpu = _tpu(environment)
@@ -189,12 +198,6 @@ def _read_number(environment: Environ, name: str) -> int:
     return env.number(name, environment[name])
 
 
-FIRST_LOG_SECONDS = 20.0
-"""Until the first word: what starts with its peers has met them by then."""
-LOG_EVERY_SECONDS = 60.0
-CONNECT_TIMEOUT_SECONDS = 5.0
-
-
 def _print_stderr(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
@@ -208,44 +211,52 @@ def log_rendezvous_progress(
     first_seconds: float = FIRST_LOG_SECONDS,
     every_seconds: float = LOG_EVERY_SECONDS,
 ) -> Iterator[None]:
-    """Tells what the pod waits for, after `first` seconds and every `again` seconds, until it has met the others."""
-    over = threading.Event()
+    """Log inside the block what the pod waits for, until it has joined the others.
 
-    def narrate() -> None:
+    Args:
+        rendezvous: Pods of the run.
+        has_joined: Returns True once the ranks of this pod have started.
+        log_line: Receives each message.
+        first_seconds: Time until the first message.
+        every_seconds: Time between later messages.
+    """
+    finished = threading.Event()
+
+    def log_progress() -> None:
         seconds = first_seconds
-        while not over.wait(seconds) and not has_joined():
+        while not finished.wait(seconds) and not has_joined():
             text = describe_missing_pods(rendezvous)  # may take a while: name servers that do not answer
-            if not over.is_set() and not has_joined():
+            if not finished.is_set() and not has_joined():
                 log_line(text)
             seconds = every_seconds
 
     if rendezvous.nodes > 1:
-        threading.Thread(target=narrate, name="joining", daemon=True).start()
+        threading.Thread(target=log_progress, name="joining", daemon=True).start()
     try:
         yield
     finally:
-        over.set()
+        finished.set()
 
 
 def describe_missing_pods(rendezvous: Rendezvous) -> str:
-    """Why the pods have not met, as far as it can be seen from here."""
+    """Return why the pods have not joined, as far as this pod can see."""
     others = f"the other {rendezvous.nodes - 1} pods" if rendezvous.nodes > 2 else "the other pod"
     if rendezvous.is_leader or not rendezvous.address:
         return f"waiting for {others} of this job"
-    place = f"{rendezvous.address}:{rendezvous.port}"
+    endpoint = f"{rendezvous.address}:{rendezvous.port}"
     try:
         found = socket.getaddrinfo(rendezvous.address, rendezvous.port, type=socket.SOCK_STREAM)
     except OSError as error:
         return (
-            f"waiting: the name of the first pod, {rendezvous.address}, does not resolve ({error.strerror or error}). It "
-            "does once that pod runs; if it runs, look at the job's headless service and at the cluster's DNS"
+            f"waiting: the name of the first pod, {rendezvous.address}, does not resolve ({error.strerror or error}). "
+            "It does once that pod runs; if it runs, look at the job's headless service and at the cluster's DNS"
         )
     address = found[0][4]
     try:
         socket.create_connection((str(address[0]), rendezvous.port), timeout=CONNECT_TIMEOUT_SECONDS).close()
     except OSError as error:
         return (
-            f"waiting: nobody answers for the first pod at {place} ({error.strerror or error}). It has not started yet "
-            "or has ended, or a network policy keeps this pod from it"
+            f"waiting: nobody answers for the first pod at {endpoint} ({error.strerror or error}). It has not started "
+            "yet or has ended, or a network policy keeps this pod from it"
         )
-    return f"waiting for {others} of this job; the first pod answers at {place}"
+    return f"waiting for {others} of this job; the first pod answers at {endpoint}"

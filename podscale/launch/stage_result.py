@@ -1,4 +1,4 @@
-"""From how the ranks ended to how the stage ended."""
+"""Exit code and error of a stage, derived from the exits of its ranks."""
 
 import signal
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ CRASH_SIGNALS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, s
 
 @dataclass(frozen=True)
 class LostWorker:
-    """A rank that ended without a report; `status` as in Popen.returncode (negative: a signal), None if unknown."""
+    """Rank that exited without a report; `status` as in Popen.returncode (negative: a signal), None if unknown."""
 
     rank: int
     pid: int
@@ -32,11 +32,16 @@ class LostWorker:
 
 @dataclass(frozen=True)
 class GroupExit:
-    """Everything known when the child of a supervisor has ended.
+    """Exit of a worker group.
 
-    reports: the ranks' own; lost_worker: the first rank that ended without one; stop_requested: a stop was requested;
-    killed: ranks that had to be killed when the grace time was over; launcher_output: the last lines of the launcher's
-    log.
+    Args:
+        reports: Reports of the ranks, by rank.
+        lost_worker: First rank that exited without a report.
+        stop_requested: A stop was requested.
+        killed: Ranks were killed after the grace time.
+        status: Exit code of the launcher.
+        launcher_output: Last lines of the launcher's log.
+        grace_seconds: Time that ranks get to save after a stop request.
     """
 
     reports: Mapping[int, WorkerReport]
@@ -50,7 +55,7 @@ class GroupExit:
 
 @dataclass(frozen=True)
 class StageResult:
-    """How a stage ended in this pod; `is_leader`: rank 0 was here, so this is the run's own ending."""
+    """Exit code and error of a stage in this pod; with `is_leader`, rank 0 ran here and this is the run's result."""
 
     exit_code: int
     error: str
@@ -58,10 +63,10 @@ class StageResult:
 
 
 def stage_result(group_exit: GroupExit) -> StageResult:
-    """The exit code of the stage and the culprit's own words.
+    """Return the exit code of the stage and the error of the rank that caused it.
 
-    A rank's own error explains more than the loss of a peer that follows from it, so the order is: bad input, other
-    errors, a requested stop, a lost rank, a hang, `peer lost`.
+    A rank's own error explains more than the peer losses that follow from it. The order is: bad input, other errors, a
+    requested stop, a lost rank, a hang, `peer lost`.
     """
     culprit = _first_with_code(group_exit.reports, ExitCode.BAD_INPUT) or _first_failure(group_exit.reports)
     if culprit:
@@ -69,9 +74,8 @@ def stage_result(group_exit: GroupExit) -> StageResult:
     if group_exit.killed:
         return StageResult(int(ExitCode.FAILED), _grace_exceeded_message(group_exit))
     stopped = _first_with_code(group_exit.reports, ExitCode.PREEMPTED)
-    if stopped and (
-        group_exit.stop_requested or group_exit.lost_worker is None
-    ):  # torchrun asks the peers of a lost rank to stop
+    # torchrun asks the peers of a lost rank to stop, so a stop alone does not mean that one was requested.
+    if stopped and (group_exit.stop_requested or group_exit.lost_worker is None):
         return stopped
     witness = _first_with_code(group_exit.reports, ExitCode.HANG) or _first_with_code(
         group_exit.reports, ExitCode.PEER_LOST
@@ -105,9 +109,11 @@ def _first_failure(reports: Mapping[int, WorkerReport]) -> StageResult | None:
 
 
 def _lost_worker_result(lost: LostWorker, witness_result: StageResult | None) -> StageResult:
-    """A crash of the rank itself is a failure; one that was taken from outside is worth a restart.
+    """Return a failure if the rank crashed by itself, and a restartable loss if it was killed from outside.
 
-    witness_result: how a peer that waited for it put it; the first line says in which collective.
+    Args:
+        lost: Rank without a report.
+        witness_result: Error of a peer that waited for it; its first line names the collective.
     """
     crashed = lost.status is not None and (lost.status >= 0 or -lost.status in CRASH_SIGNALS)
     code = ExitCode.FAILED if crashed else ExitCode.PEER_LOST
@@ -117,6 +123,6 @@ def _lost_worker_result(lost: LostWorker, witness_result: StageResult | None) ->
 
 def _grace_exceeded_message(group_exit: GroupExit) -> str:
     return (
-        f"a stop was requested, but not every rank ended within launch.grace_seconds={group_exit.grace_seconds:g}: they "
-        "were killed; the same command continues from the newest checkpoint"
+        f"a stop was requested, but not every rank ended within launch.grace_seconds={group_exit.grace_seconds:g}: "
+        "they were killed; the same command continues from the newest checkpoint"
     )

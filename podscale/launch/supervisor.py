@@ -1,7 +1,8 @@
-"""The small parent of a stage, one per pod: starts its ranks, passes signals on, shows progress, serves metrics, and
-turns how the ranks ended into one verdict: exit code and message.
+"""Supervisor of a stage in one pod: starts its ranks, forwards signals, shows progress, serves metrics, and restarts.
 
-The lives of a training as the pod that leads sees them: when each began, and how it ended.
+When a rank dies, `worker_group` finds it and kills the survivors, `stage_result` turns the exits into one exit code,
+and the supervisor either launches the ranks again (single pod, `launch.max_restarts`) or returns the result, so that
+the pod exits and the cluster restarts it. A restarted pod rejoins the others (see `rejoin`).
 """
 
 import logging
@@ -46,42 +47,41 @@ EXIT_CAUSES: Mapping[int, str] = {
 
 
 class LaunchHistory:
-    """Writes both into the run's heartbeat, which the training keeps in between.
+    """Start and exit cause of each launch of a training, in the run's goodput file.
 
-    Does nothing for other stages, and in a pod that does not hold the lease: where the pods learn only in meeting which
-    of them leads, rank 0 counts its life by itself.
+    Training updates the file in between. Does nothing for other stages, and in a pod that does not hold the lease: if
+    the rendezvous decides which pod leads, rank 0 counts its launch itself.
     """
 
     def __init__(self, spec: WorkerSpec, run: RunDirectory, lease: Lease | None) -> None:
         self._path, self._lease = run.goodput, lease if spec.stage == "train" else None
-        self._started_at = (
-            time.monotonic() - processes.process_age()
-        )  # the first life begins with this process: imports count
+        # The first launch begins with this process: imports count.
+        self._started_at = time.monotonic() - processes.process_age()
         self.launches: int | None = None
-        """Of the training, over all lives, with the one that has begun; None where nothing is written."""
+        """Number of launches of the training, including the current one; None if nothing is written."""
 
     def started(self) -> dict[str, str]:
-        """A life begins; what its ranks are to find in their environment."""
+        """Record the start of a launch and return the environment variables of its ranks."""
         if self._lease is not None:
-            book = after_launch(read_goodput_state(self._path), time.time(), time.monotonic() - self._started_at)
-            self.launches = book.life
-            self._write_state(book)
+            state = after_launch(read_goodput_state(self._path), time.time(), time.monotonic() - self._started_at)
+            self.launches = state.life
+            self._write_state(state)
         return {env.LIFE_BEGAN: repr(self._started_at)}
 
     def ended(self, exit_code: int) -> None:
-        """The life has ended with the stage's exit code. The time of the last heartbeat stays as it is."""
-        book = read_goodput_state(self._path)
-        if book is not None and self._lease is not None:
-            self._write_state(replace(book, ended=EXIT_CAUSES.get(exit_code, "failed")))
+        """Record the exit cause of a launch; the time of its last heartbeat stays."""
+        state = read_goodput_state(self._path)
+        if state is not None and self._lease is not None:
+            self._write_state(replace(state, ended=EXIT_CAUSES.get(exit_code, "failed")))
         self._started_at = time.monotonic()
 
     def _write_state(self, state: GoodputState) -> None:
-        """A full disk costs the ledger accuracy, never the training."""
+        """Write the goodput file; a full disk makes goodput less exact but does not stop the training."""
         assert self._lease is not None
         try:
             write_goodput_state(self._path, state, self._lease.check)
         except LeaseLost:
-            return  # its life is of no interest any more
+            return  # a newer launch owns the run
         except OSError as error:
             logger.warning("%s: when launches begin and how they end is not kept: %s", self._path, error.strerror)
 
@@ -94,33 +94,47 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 def supervise_stage(
     config: RunConfig, stage: WorkerStage, shard_set: str, lease: Lease | None, *, worker_module: str | None = None
 ) -> StageResult:
-    """Runs one stage in this pod to its end and tells how it ended.
+    """Run one stage in this pod to its end and return its result.
 
-    Writes environment.json (in the pod that leads). Call it from the main thread: it handles SIGTERM and SIGINT while
-    it runs. lease: of the run directory, held by the pod that leads; where nobody knows yet which one that is, rank 0
-    takes it. worker_module: what each rank runs; default: the entry of the document's engine. Raises InputError where
-    it cannot even start (port in use).
+    Writes environment.json in the leading pod. Call it from the main thread: it handles SIGTERM and SIGINT.
+
+    Args:
+        config: Run document.
+        stage: Stage to run.
+        shard_set: Location of the shards.
+        lease: Lease of the run directory, held by the leading pod; None if the rendezvous decides which pod leads.
+        worker_module: Module that each rank runs; None for the worker module of the engine.
+
+    Raises:
+        InputError: The stage cannot start, for example because a port is in use.
     """
-    task = build_worker_spec(
+    spec = build_worker_spec(
         config, stage, shard_set, os.environ, gpus=host_info.visible_gpus(), cores=host_info.cpu_count()
     )
-    task = replace(task, worker_module=worker_module or task.worker_module)
-    return supervise_worker_spec(config, task, RunDirectory.for_config(config).create(), lease)
+    spec = replace(spec, worker_module=worker_module or spec.worker_module)
+    return supervise_worker_spec(config, spec, RunDirectory.for_config(config).create(), lease)
 
 
 def supervise_worker_spec(
     config: RunConfig, spec: WorkerSpec, run: RunDirectory, lease: Lease | None, *, out: TextIO | None = None
 ) -> StageResult:
-    """Runs `task`, starting it again after a lost rank as often as it says."""
+    """Run a worker spec to its end; restart its ranks after a lost rank or a hang, `max_restarts` times at most."""
     with ExitStack() as stack:
-        stop = stack.enter_context(_handle_stop_signals())
-        return Supervisor(config, spec, run, lease, stop, stack, out or sys.stdout).run()
+        shutdown = stack.enter_context(_handle_stop_signals())
+        return Supervisor(config, spec, run, lease, shutdown, stack, out or sys.stdout).run()
 
 
 class Supervisor:
-    """A task in all its lives, and what accompanies it through them: telemetry, step log, trackers, the ledger.
+    """All launches of a stage in this pod, with telemetry, step log, trackers and goodput.
 
-    stack: closes all of it, and takes the rank directory away.
+    Args:
+        config: Run document.
+        spec: Ranks of this pod.
+        run: Run directory.
+        lease: Lease of the run directory, None if this pod does not hold it.
+        shutdown: Stop request, set by signals.
+        stack: Closes everything and removes the rank directory.
+        out: Output of the step log.
     """
 
     def __init__(
@@ -141,7 +155,7 @@ class Supervisor:
         self._logs.mkdir(exist_ok=True)
         if spec.is_leader is not False:
             write_environment_file(run.environment, spec)
-        # From here on `podscale run` shows to people where metrics are.
+        # From here on `podscale run` shows the URL of the metrics.
         self._telemetry.start(run.endpoint if lease is not None else None)
         steplog = StepLog(out, config.telemetry.log)
         self._display = _build_display(spec, run, self._logs, self._rank_dir, steplog)
@@ -152,20 +166,20 @@ class Supervisor:
         self._launch_history = LaunchHistory(spec, run, lease)
 
     def run(self) -> StageResult:
-        """The first life and those after it, in a pod alone: where there are several, their launcher restarts all."""
+        """Launch the ranks, and restart them in a single pod; torchrun or the cluster restarts several pods."""
         rejoin.wait_to_rejoin(self._spec, self._is_stopping)
         if self._spec.is_leader:
             self._trackers.start()
-        left = self._spec.max_restarts if self._spec.rendezvous.nodes == 1 else 0
-        verdict = self._launch_once()
-        while verdict.exit_code in RESTARTABLE and left and not self._shutdown.requested:
-            left -= 1
-            self._log_restart(verdict, left)
-            verdict = self._launch_once()
-        return self._finish(verdict)
+        restarts_left = self._spec.max_restarts if self._spec.rendezvous.nodes == 1 else 0
+        result = self._launch_once()
+        while result.exit_code in RESTARTABLE and restarts_left and not self._shutdown.requested:
+            restarts_left -= 1
+            self._log_restart(result, restarts_left)
+            result = self._launch_once()
+        return self._finish(result)
 
     def _launch_once(self) -> StageResult:
-        attempt = WorkerGroup(
+        group = WorkerGroup(
             self._spec,
             self._run,
             self._rank_dir,
@@ -177,9 +191,9 @@ class Supervisor:
             self._launch_history.started(),
         )
         self._telemetry.set_launches(self._launch_history.launches)
-        verdict = replace(stage_result(attempt.run()), is_leader=attempt.is_leader)
-        self._launch_history.ended(verdict.exit_code)
-        return verdict
+        result = replace(stage_result(group.run()), is_leader=group.is_leader)
+        self._launch_history.ended(result.exit_code)
+        return result
 
     def _log_restart(self, result: StageResult, restarts_left: int) -> None:
         cause = "hang" if result.exit_code == ExitCode.HANG else "lost_rank"
@@ -188,7 +202,7 @@ class Supervisor:
         print(f"{result.error}; restarting ({restarts_left} more)", file=sys.stderr, flush=True)
 
     def _finish(self, result: StageResult) -> StageResult:
-        """The trackers send what they have, and what the endpoint showed last is kept."""
+        """Let the trackers send their last values, and keep the final metrics of the endpoint."""
         if self._trackers.failure and result.exit_code == ExitCode.PREEMPTED:
             result = replace(result, exit_code=int(ExitCode.FAILED), error=self._trackers.failure)
         self._trackers.stop(result)
@@ -202,7 +216,7 @@ class Supervisor:
 
 
 def _build_display(spec: WorkerSpec, run: RunDirectory, logs: Path, rank_dir: Path, steplog: StepLog) -> LogDisplay:
-    """The step log in the pod that leads, and in every pod what its first rank prints."""
+    """Return the display: the step log in the leading pod, the first rank's output in every pod."""
     node_rank = spec.rendezvous.node_rank
     rank_log = logs / f"rank-{node_rank * spec.processes_per_node}.log" if node_rank is not None else None
     metrics = run.metrics if spec.is_leader is not False else None
@@ -224,19 +238,19 @@ def _build_telemetry(config: RunConfig, spec: WorkerSpec, rank_dir: Path) -> Sta
 
 
 def _log_tracker_failure(run: RunDirectory, lease: Lease | None, name: str, reason: str) -> None:
-    """Among what happened in the run, where everybody who follows it sees it; no reason for it to end."""
+    """Log the event of a failed tracker; the run goes on."""
     with suppress(OSError, LeaseLost), EventLog(run.metrics, lease.check if lease else None) as events:
         events.event("tracker_failed", tracker=name, reason=reason)
 
 
 @contextmanager
 def _handle_stop_signals() -> Iterator[ShutdownRequest]:
-    """Collects SIGTERM and SIGINT instead of dying by them."""
+    """Turn SIGTERM and SIGINT into a stop request inside the block."""
     assert threading.current_thread() is threading.main_thread(), "signals and the ranks' lives go by the main thread"
-    stop = ShutdownRequest()
-    before: dict[signal.Signals, Any] = {number: signal.signal(number, stop) for number in STOP_SIGNALS}
+    shutdown = ShutdownRequest()
+    before: dict[signal.Signals, Any] = {number: signal.signal(number, shutdown) for number in STOP_SIGNALS}
     try:
-        yield stop
+        yield shutdown
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

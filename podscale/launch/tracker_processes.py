@@ -1,4 +1,4 @@
-"""The processes of a training's trackers, as the supervisor of the pod that leads sees them."""
+"""Processes of a training's trackers, which the supervisor of the leading pod starts and stops."""
 
 import os
 import subprocess
@@ -18,17 +18,24 @@ from podscale.util import env
 from podscale.util.formatting import one_line
 
 FINISH_SECONDS = 60.0
-"""For what is still to be sent once the training has ended by itself; a client that was just started takes its time."""
+"""Time to send the last values after a training finished, seconds; a new client is slow to connect."""
 PREEMPTED_FINISH_SECONDS = 10.0
-"""The same where a stop was requested: the pod is about to be killed."""
+"""The same after a stop request, seconds: the pod is about to be killed."""
 POLL_SECONDS = 0.05
 
 
 class TrackerProcesses:
-    """Those that the document names, and Kubeflow Trainer where it listens; none for other stages.
+    """Trackers that the document names, and Kubeflow Trainer's if it is enabled; none for other stages.
 
-    rank_dir: marks the launch. print_line: is handed what they say, line by line; on_failure: a tracker's name and what
-    became of it. Call all of it from the main thread.
+    Call all methods from the main thread.
+
+    Args:
+        config: Run document.
+        spec: Stage of this pod.
+        logs: Directory of the trackers' logs.
+        rank_dir: Rank directory, which identifies the launch.
+        print_line: Receives each line that a tracker prints.
+        on_failure: Receives the name of a failed tracker and the reason.
     """
 
     def __init__(
@@ -49,10 +56,10 @@ class TrackerProcesses:
         self._running: dict[str, _TrackerProcess] | None = None
         self._stopped_at = 0.0
         self.failure = ""
-        """Of a tracker without which the document wants no training."""
+        """Error of a tracker that the document requires; empty if there is none."""
 
     def start(self) -> None:
-        """Starts them, the first time."""
+        """Start the trackers; later calls do nothing."""
         if self._running is None:
             variables = {
                 **os.environ,
@@ -66,25 +73,25 @@ class TrackerProcesses:
             }
 
     def poll(self) -> None:
-        """Passes on what they say, and finds those that have failed."""
+        """Print the trackers' new lines, and report those that failed."""
         running = self._running or {}
         for name, process in list(running.items()):
-            ended = process.has_exited  # before what it said is read: the last words are among it
+            has_exited = process.has_exited  # before its output is read, which then includes its last lines
             for line in process.read_lines():
                 self._print_line(line)
-            if ended:
+            if has_exited:
                 running.pop(name).close()
                 if process.exit_code:
                     self._record_failure(name, process.reason or f"it ended with code {process.exit_code}")
 
     def stop(self, result: StageResult) -> None:
-        """The training has ended: tells them so."""
+        """Send the result of the training to the trackers, which then finish."""
         self._stopped_at = time.monotonic()
         for process in (self._running or {}).values():
             process.stop(LaunchExit(result.exit_code, result.error))
 
     def wait(self, is_hurried: Callable[[], bool]) -> None:
-        """Until they have ended; those that take too long are killed."""
+        """Wait until the trackers have exited; kill those that take too long."""
         while self._running:
             self.poll()
             if time.monotonic() - self._stopped_at > (PREEMPTED_FINISH_SECONDS if is_hurried() else FINISH_SECONDS):
@@ -95,7 +102,7 @@ class TrackerProcesses:
         self.close()
 
     def close(self) -> None:
-        """No process of theirs is left; safe to call twice."""
+        """Kill the remaining trackers; safe to call twice."""
         if self._running is not None and self._names:
             kill_launch_processes(self._rank_dir, env.TRACKERS)
             for process in self._running.values():
@@ -113,7 +120,7 @@ class TrackerProcesses:
 
 
 class _TrackerProcess:
-    """One tracker at work; what its packages print goes to `log`."""
+    """Process of one tracker; the output of its packages goes to `log`."""
 
     def __init__(self, name: str, variables: Mapping[str, str], log: Path) -> None:
         module = [sys.executable, "-m", "podscale.telemetry.trackers", name]
@@ -130,7 +137,7 @@ class _TrackerProcess:
         os.set_blocking(self._process.stdout.fileno(), False)
         self._partial_line = b""
         self.reason = ""
-        """As it says itself, where it has failed."""
+        """Error that a failed tracker printed."""
 
     @property
     def has_exited(self) -> bool:
@@ -141,7 +148,7 @@ class _TrackerProcess:
         return int(self._process.returncode)
 
     def read_lines(self) -> list[str]:
-        """Lines for people since the last call."""
+        """Return the lines printed since the last call, without the failure line."""
         assert self._process.stdout is not None
         *whole, self._partial_line = (self._partial_line + (self._process.stdout.read() or b"")).split(b"\n")
         lines = [one_line(line) for line in whole]
@@ -152,7 +159,7 @@ class _TrackerProcess:
 
     def stop(self, launch_exit: LaunchExit) -> None:
         assert self._process.stdin is not None
-        with suppress(OSError):  # it has ended before
+        with suppress(OSError):  # it has exited
             self._process.stdin.write(launch_exit.to_line())
         with suppress(OSError):
             self._process.stdin.close()

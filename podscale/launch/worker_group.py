@@ -1,4 +1,4 @@
-"""One life of a pod's ranks: started, watched, asked to stop, and how they ended."""
+"""One launch of a pod's ranks: start, watch, stop, and collect their exits."""
 
 import os
 import shutil
@@ -22,14 +22,14 @@ from podscale.util.processes import DUPLICATE_SIGNAL_SECONDS
 
 POLL_SECONDS = 0.1
 SURVIVOR_GRACE_SECONDS = 15.0
-"""Once a rank has failed, the others have this long to find out and say so; a rank that is stopped never does."""
+"""Time after a failure until the surviving ranks are killed, seconds: they may report the error they see."""
 
 
 class ShutdownRequest:
-    """A stop request: the first asks the ranks to save and end, a second does not wait for them.
+    """Stop request: the first asks the ranks to save and exit, a second kills them.
 
-    Under `podscale run` the first may come twice, from there and as a signal to the whole process group; whoever
-    insists ends this process from there.
+    Under `podscale run` the first signal may arrive twice, from that command and from the process group. A second
+    request then kills this process from there.
     """
 
     def __init__(self) -> None:
@@ -44,12 +44,12 @@ class ShutdownRequest:
             self.repeated = True
 
     def request(self) -> None:
-        """The first request."""
+        """Request a stop."""
         self.requested, self.requested_at = True, time.monotonic()
 
 
 class WorkerGroup:
-    """One life of this pod's ranks."""
+    """One launch of this pod's ranks."""
 
     def __init__(
         self,
@@ -82,8 +82,8 @@ class WorkerGroup:
         self._killed_survivors = False
 
     def run(self) -> GroupExit:
-        """Starts the child and waits for its end; afterwards no process of it is left."""
-        shutil.rmtree(self._rank_dir)  # of the attempt before
+        """Start the launcher, wait until it exits, and kill every remaining process of the launch."""
+        shutil.rmtree(self._rank_dir)  # files of the previous launch
         self._rank_dir.mkdir(mode=0o700)
         child = worker_spec.start_launcher(
             worker_spec.launch_command(self._spec, self._rank_dir), self._variables, self._launcher_log
@@ -109,12 +109,12 @@ class WorkerGroup:
 
     @property
     def is_leader(self) -> bool:
-        """Whether rank 0 runs, or would have run, in this pod."""
+        """True if rank 0 runs in this pod, or would have run here."""
         known = self._spec.is_leader
         return 0 in registered_workers(self._rank_dir) if known is None else known
 
     def _poll_trackers(self) -> None:
-        """Where the pods have yet to find out which of them leads, its trackers begin now; others never do."""
+        """Poll the trackers; start them here if the rendezvous made this pod the leader."""
         if self._spec.is_leader is None and self.is_leader:
             self._trackers.start()
         self._trackers.poll()
@@ -122,18 +122,18 @@ class WorkerGroup:
             self._shutdown.request()
 
     def _forward_stop(self, child: "subprocess.Popen[bytes]") -> None:
-        stop = self._shutdown
-        if stop.requested and not self._forwarded:
+        shutdown = self._shutdown
+        if shutdown.requested and not self._forwarded:
             self._forwarded = 1
             child.send_signal(signal.SIGTERM)
-        over = time.monotonic() - stop.requested_at > self._spec.grace_seconds or stop.repeated
-        if stop.requested and over and not self._killed:
+        kill_due = time.monotonic() - shutdown.requested_at > self._spec.grace_seconds or shutdown.repeated
+        if shutdown.requested and kill_due and not self._killed:
             self._killed = self._workers_without_report() != [] or not registered_workers(self._rank_dir)
             process_cleanup.kill_launch_processes(self._rank_dir)
 
     def _kill_survivors(self) -> None:
         if self._spec.uses_torchrun and self._spec.max_restarts:
-            return  # it starts the ranks again itself
+            return  # torchrun restarts the ranks itself
         if self._failed_since is None and (self._lost_worker is not None or self._has_failed()):
             self._failed_since = time.monotonic()
         since = self._failed_since
@@ -142,9 +142,9 @@ class WorkerGroup:
             process_cleanup.kill_launch_processes(self._rank_dir)
 
     def _has_failed(self) -> bool:
-        """Whether a rank has reported its failure."""
-        fine = (ExitCode.DONE, ExitCode.PREEMPTED)
-        return any(report.exit_code not in fine for report in read_worker_reports(self._rank_dir).values())
+        """Return True if a rank has reported a failure."""
+        no_failure = (ExitCode.DONE, ExitCode.PREEMPTED)
+        return any(report.exit_code not in no_failure for report in read_worker_reports(self._rank_dir).values())
 
     def _workers_without_report(self) -> list[int]:
         reports = read_worker_reports(self._rank_dir)
@@ -154,12 +154,12 @@ class WorkerGroup:
         """Remember the first rank that is gone without a report; later ones are lost because of it."""
         pids = registered_workers(self._rank_dir)
         if self._lost_worker is not None and pids.get(self._lost_worker.rank) != self._lost_worker.pid:
-            self._lost_worker = None  # torchrun has started the rank again
+            self._lost_worker = None  # torchrun has restarted the rank
         if self._lost_worker is not None or self._killed or self._killed_survivors:
             return
         gone = {rank: pid for rank, pid in pids.items() if not processes.is_alive(pid)}
-        reports = read_worker_reports(self._rank_dir)  # after the look at the processes: a report comes before the end
-        hang = any(report.exit_code == ExitCode.HANG for report in reports.values())  # then it was killed for that
+        reports = read_worker_reports(self._rank_dir)  # read after the processes: a rank reports before it exits
+        hang = any(report.exit_code == ExitCode.HANG for report in reports.values())  # the lost rank was killed for it
         lost = [LostWorker(rank, pid) for rank, pid in gone.items() if rank not in reports]
         self._lost_worker = lost[0] if lost and not hang else None
 
@@ -179,8 +179,8 @@ class WorkerGroup:
         lost = self._lost_worker
         if lost is None:
             return None
-        how = status if self._spec.single_process else read_exit_status(self._rank_dir, lost.pid)
-        return LostWorker(lost.rank, lost.pid, how, host_info.oom_kill_count() > self._oom_kills_before)
+        exit_status = status if self._spec.single_process else read_exit_status(self._rank_dir, lost.pid)
+        return LostWorker(lost.rank, lost.pid, exit_status, host_info.oom_kill_count() > self._oom_kills_before)
 
     def _launcher_output(self) -> str:
         with self._launcher_log.open("rb") as file:

@@ -1,7 +1,7 @@
-"""The first code of every rank: binds it to its parent, opens its log, and reports how it ended.
+"""Entry point of every rank: binds it to its parent, opens its log, runs its module, and reports its exit.
 
 Run as `python -m podscale.launch.worker_main MODULE`, by torchrun or by the supervisor; MODULE runs as __main__ in
-this same process. docs/environment.md lists what it finds in its environment.
+the same process. docs/environment.md lists its environment variables.
 """
 
 import os
@@ -19,12 +19,12 @@ from podscale.util.processes import SigtermReceived, raise_on_sigterm
 
 
 def main() -> None:
-    """Runs the module and ends the process with its code; however it ends, outcome-<rank>.json says so."""
+    """Run the module, write outcome-<rank>.json, and exit with the module's code."""
     exit_with_supervisor()
     rank = int(os.environ["RANK"])
     rank_dir = Path(os.environ[env.RANK_DIR])
     _redirect_output(rank)
-    report_path(rank_dir, rank).unlink(missing_ok=True)  # of an earlier attempt
+    report_path(rank_dir, rank).unlink(missing_ok=True)  # report of an earlier launch
     report_and_exit(rank_dir, rank, _run_module(rank, rank_dir))
 
 
@@ -32,7 +32,7 @@ def _run_module(rank: int, rank_dir: Path) -> WorkerReport:
     module = sys.argv[1]
     sys.argv = sys.argv[1:]
     try:
-        # Until training has a handler of its own, a stop request loses nothing.
+        # Training installs its own handler; until then there is nothing to save.
         raise_on_sigterm(
             f"the {os.environ[env.STAGE]} stage was stopped on request before there was anything to save; the "
             "same command starts it again"
@@ -55,14 +55,14 @@ def _run_module(rank: int, rank_dir: Path) -> WorkerReport:
 
 
 def _acquire_lease() -> Lease:
-    """Where the pods of a job learn only now which of them leads, its rank 0 takes the lease."""
+    """Acquire the lease in rank 0, for jobs whose rendezvous decides which pod leads."""
     lease = Lease.acquire(Path(os.environ[env.LEASE]), env.read_seconds(env.LEASE_PATIENCE) or 0.0)
     os.environ[env.FENCE] = str(lease.number)
     return lease
 
 
 def _redirect_output(rank: int) -> None:
-    """Sends what this process prints, Python or not, to its own file."""
+    """Redirect standard output and error of this process, also of native code, to rank-<k>.log."""
     directory = env.read_path(env.LOG_DIR)
     if directory is not None:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC

@@ -1,6 +1,6 @@
-"""Starts the ranks of this pod: our own spawner, torchrun for PyTorch on several pods, or the rank itself if alone.
+"""Worker spec of one pod: its ranks, from the run document and the cluster's launcher, and the command to start them.
 
-What one pod of a job carries out: its part of one stage, by the document and by what its launcher says.
+The launcher is torchrun for PyTorch on several pods, `fork_launcher` otherwise; a single rank starts directly.
 """
 
 import math
@@ -25,7 +25,7 @@ EngineName = Literal["pytorch", "jax"]
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """One stage of one run on `nodes` pods with `processes` ranks each; `threads` CPU threads a rank."""
+    """Ranks of one stage of a run: pods, ranks per pod, CPU threads per rank, and the module that each rank runs."""
 
     run: str
     stage: WorkerStage
@@ -39,7 +39,7 @@ class WorkerSpec:
     max_restarts: int
     engine: EngineName = "pytorch"
     worker_module: str = ""
-    """What each rank runs; empty: the entry of its engine."""
+    """Module that each rank runs; empty: the worker module of its engine."""
 
     @property
     def world_size(self) -> int:
@@ -47,31 +47,40 @@ class WorkerSpec:
 
     @property
     def entry_module(self) -> str:
-        """The module that each rank runs."""
+        """Module that each rank runs."""
         return self.worker_module or f"podscale.{self.engine}.worker"
 
     @property
     def single_process(self) -> bool:
-        """One process on one node: nobody to meet."""
+        """True for one process on one node."""
         return self.world_size == 1
 
     @property
     def uses_torchrun(self) -> bool:
-        """Whether torchrun starts the ranks: PyTorch's on several pods, of which it may make a new world."""
+        """True if torchrun starts the ranks: PyTorch on several pods, whose group it can restart."""
         return self.engine == "pytorch" and self.rendezvous.nodes > 1
 
     @property
     def is_leader(self) -> bool | None:
-        """As the rendezvous' own."""
+        """True if rank 0 runs in this pod; None if the rendezvous decides it later."""
         return self.rendezvous.is_leader
 
 
 def build_worker_spec(
     config: RunConfig, stage: WorkerStage, shard_set: str, environ: Mapping[str, str], *, gpus: int, cores: int
 ) -> WorkerSpec:
-    """The job of this pod: the document, overruled by what the launcher says in the environment.
+    """Return the ranks of this pod; the launcher's environment variables override the document.
 
-    Raises InputError where a torchrun variable is no usable value or contradicts the document's node count.
+    Args:
+        config: Run document.
+        stage: Stage to run.
+        shard_set: Location of the shards.
+        environ: Environment variables of the pod.
+        gpus: Visible GPUs of this pod.
+        cores: CPU cores of this pod.
+
+    Raises:
+        InputError: A launcher's variable is invalid, or is missing although the document has several nodes.
     """
     rendezvous = read_rendezvous_env(environ)
     if rendezvous is None:
@@ -100,13 +109,13 @@ def build_worker_spec(
 
 
 def is_leader_pod(environ: Mapping[str, str]) -> bool | None:
-    """Whether rank 0 runs in this pod; None where that is not known before the pods have met."""
+    """Return True if rank 0 runs in this pod; None if the rendezvous decides it later."""
     rendezvous = read_rendezvous_env(environ) or Rendezvous()
     return rendezvous.is_leader
 
 
 def _process_count(config: RunConfig, environ: Mapping[str, str], gpus: int) -> int:
-    """The launcher's count, else the document's, else one per GPU, else one: a process has all TPUs of its machine."""
+    """Return the launcher's count, else the document's, else one per GPU, else 1: one process drives all TPUs."""
     given = environ.get("PET_NPROC_PER_NODE", "auto")
     if given not in ("auto", "gpu", "cpu"):
         return max(1, env.number("PET_NPROC_PER_NODE", given))
@@ -114,7 +123,7 @@ def _process_count(config: RunConfig, environ: Mapping[str, str], gpus: int) -> 
 
 
 def launch_command(spec: WorkerSpec, rank_dir: Path) -> list[str]:
-    """The command line of this pod's child; torchrun keeps its own files in `rank_dir`, which is temporary."""
+    """Return the command line of the launcher; torchrun writes its files to `rank_dir`, which is temporary."""
     rank = ["-m", "podscale.launch.worker_main", spec.entry_module]
     if spec.single_process:
         return [sys.executable, *rank]
@@ -126,7 +135,16 @@ def launch_command(spec: WorkerSpec, rank_dir: Path) -> list[str]:
 def launch_environment(
     spec: WorkerSpec, rank_dir: Path, log_dir: Path, base: Mapping[str, str], *, lease: Path, fence: int | None
 ) -> dict[str, str]:
-    """The child's environment: the contract of a rank (see rankprocess) on top of `base`."""
+    """Return the launcher's environment: the variables of a worker (docs/environment.md) on top of `base`.
+
+    Args:
+        spec: Ranks of this pod.
+        rank_dir: Temporary directory of this launch's reports.
+        log_dir: Directory of the ranks' logs.
+        base: Environment of the supervisor.
+        lease: Lease file of the run.
+        fence: Number of the supervisor's lease; None if rank 0 acquires the lease.
+    """
     variables = {
         **base,
         env.CONFIG: spec.document,
@@ -153,14 +171,14 @@ def launch_environment(
 
 
 def progress_path(rank_dir: Path, base: Mapping[str, str]) -> Path:
-    """Where the first rank writes how far an evaluation is: where our own launcher looks, or beside the reports."""
+    """Return the file for the progress of an evaluation: the one that the parent command reads, or in `rank_dir`."""
     return Path(base.get(env.PROGRESS_FILE) or rank_dir / "progress.json")
 
 
 def start_launcher(arguments: list[str], variables: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
-    """Starts the child, in its own session and bound to our life; what it prints goes to `log`.
+    """Start the launcher in its own session, with its output in `log`; it exits when this process exits.
 
-    Call it from the main thread: the bond is to the thread that starts the child.
+    Call it from the main thread: the kernel ties the child to the thread that starts it.
     """
     with log.open("ab") as output:
         return subprocess.Popen(
@@ -174,14 +192,14 @@ def start_launcher(arguments: list[str], variables: dict[str, str], log: Path) -
 
 
 def _fork_launcher_options(spec: WorkerSpec) -> list[str]:
-    meeting = spec.rendezvous
+    rendezvous = spec.rendezvous
     options: dict[str, object] = {
         "processes": spec.processes_per_node,
-        "nodes": meeting.nodes,
-        "node-rank": meeting.node_rank,
-        "slices": meeting.slices,
-        "address": meeting.address if meeting.nodes > 1 else "127.0.0.1",
-        "port": meeting.port if meeting.nodes > 1 else 0,
+        "nodes": rendezvous.nodes,
+        "node-rank": rendezvous.node_rank,
+        "slices": rendezvous.slices,
+        "address": rendezvous.address if rendezvous.nodes > 1 else "127.0.0.1",
+        "port": rendezvous.port if rendezvous.nodes > 1 else 0,
         "leaving": spec.grace_seconds,
     }
     if not spec.worker_module:
@@ -190,19 +208,19 @@ def _fork_launcher_options(spec: WorkerSpec) -> list[str]:
 
 
 def _torchrun_options(spec: WorkerSpec, rank_dir: Path) -> list[str]:
-    """Only what this pod knows; how pods meet is torchrun's to read from the PET_* variables."""
-    meeting = spec.rendezvous
+    """Return the options that this pod knows; torchrun reads the rest from the PET_* variables."""
+    rendezvous = spec.rendezvous
     options = [
         f"--nproc-per-node={spec.processes_per_node}",
         f"--log-dir={rank_dir / 'torchrun'}",
         f"--max-restarts={spec.max_restarts}",
     ]
-    if meeting.node_rank is not None:
+    if rendezvous.node_rank is not None:
         options += [
-            f"--nnodes={meeting.nodes}",
-            f"--node-rank={meeting.node_rank}",
-            f"--master-addr={meeting.address}",
-            f"--master-port={meeting.port}",
+            f"--nnodes={rendezvous.nodes}",
+            f"--node-rank={rendezvous.node_rank}",
+            f"--master-addr={rendezvous.address}",
+            f"--master-port={rendezvous.port}",
         ]
     return options
 

@@ -1,8 +1,8 @@
-"""The stages of a run, one function each: what a component of the pipeline and a command of the CLI both call.
+"""Stages of a run in this process or pod, one function each; pipeline components and CLI commands call them.
 
-Each leaves its outcome where the exit handler and people find it (`outcome.json` of the run; for shards, which belong
-to no single run, beside the shard set) and is not done again where its inputs are the same and its product is there.
-The engines and the packer are imported inside, so that a launcher pod needs no framework.
+Each stage writes its outcome for the exit handler (`outcome.json` of the run; beside the shard set for shards) and is
+skipped if its inputs are unchanged and its result exists. The engines and the packer are imported inside the functions,
+so that a launcher pod needs no framework.
 """
 
 import json
@@ -44,20 +44,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ShardResult:
-    """A complete shard set: where it is, what it holds, and whether it was there before."""
+    """Complete shard set: location, manifest, and whether it existed before."""
 
     location: str
     manifest: ShardSetManifest
     reused: bool
     messages: tuple[str, ...] = ()
-    """What a person should know, one sentence each."""
+    """Notices for the user, one sentence each."""
 
 
 @dataclass(frozen=True)
 class ExportedTelemetry:
-    """Which run's metrics a stage exports that is not given the whole document, and how.
+    """Telemetry settings of a run for a stage that does not receive the whole document.
 
-    endpoint: file in which the URL stands while they are served, of whoever holds the run directory.
+    Args:
+        run: Run id.
+        section: Telemetry section of the document.
+        endpoint: File for the URL while metrics are served; the process that holds the run directory sets it.
     """
 
     run: str
@@ -70,7 +73,7 @@ class ExportedTelemetry:
 
     @classmethod
     def from_env(cls) -> "ExportedTelemetry | None":
-        """As the launcher says in env.TELEMETRY; None where it does not."""
+        """Return the settings in env.TELEMETRY; None if it is not set."""
         text = os.environ.get(env.TELEMETRY)
         if not text:
             return None
@@ -79,7 +82,7 @@ class ExportedTelemetry:
 
     @property
     def variables(self) -> dict[str, str]:
-        """The environment that tells a stage."""
+        """Environment variables that pass these settings to a stage."""
         section = self.section.model_dump(mode="json")
         return {env.TELEMETRY: json.dumps({"run": self.run, "telemetry": section, "endpoint": self.endpoint})}
 
@@ -95,11 +98,23 @@ def shard(
     progress: ProgressCallback | None = None,
     telemetry: ExportedTelemetry | None = None,
 ) -> ShardResult | None:
-    """Makes the shard set of a data section under <workspace>/datasets, or finds it complete.
+    """Build the shard set of a data section under <workspace>/datasets, or find it complete.
 
-    workers: packing processes, 0 = one per core. index, of: this pod's part of the work; None is returned by a part
-    that leaves the set incomplete. telemetry: what the document says of it; default: no metrics. Raises InputError for
-    an unusable source or target.
+    Args:
+        data: Data section of the document.
+        workspace: Workspace of the run.
+        workers: Packing processes; 0 for one per core.
+        index: Number of this pod.
+        of: Number of packing pods.
+        verify: Verify the shards.
+        progress: Receives the progress.
+        telemetry: Telemetry settings; None for no metrics.
+
+    Returns:
+        The shard set; None if other pods have yet to complete it.
+
+    Raises:
+        InputError: The source or the target is unusable.
     """
     from podscale.data.sharding.build_shard_set import build_shard_set
 
@@ -136,7 +151,7 @@ def shard(
 def _export_build_metrics(
     telemetry: ExportedTelemetry | None, directory: Path, summary: Path
 ) -> Iterator[BuildObserver]:
-    """Serves the metrics of a build, and makes the last ones known at its end, also where its input was bad."""
+    """Serve the metrics of a build, and publish the last values at its end, also after bad input."""
     if telemetry is None:
         yield NULL_OBSERVER
         return
@@ -156,24 +171,24 @@ def _export_build_metrics(
 
 
 def train(config: RunConfig, shard_set: str) -> StageOutcome:
-    """Trains, or continues an interrupted training, and leaves <run>/model. Raises what the ranks raised."""
+    """Train, or resume an interrupted training, and write <run>/model. Raises the error of the ranks."""
     return _run_supervised(config, "train", shard_set)
 
 
 def evaluate(config: RunConfig, shard_set: str) -> StageOutcome:
-    """Evaluates <run>/model on the validation split and leaves evaluation.json and the predictions."""
+    """Evaluate <run>/model on the validation split and write evaluation.json and the predictions."""
     return _run_supervised(config, "evaluate", shard_set)
 
 
 def report(config: RunConfig, shard_set: str) -> StageOutcome:
-    """Writes the self-contained <run>/report.html and the model card."""
+    """Write the self-contained <run>/report.html and the model card."""
     from podscale.data.loaders.build_loader import open_shard_set
     from podscale.data.node_cache import is_remote
     from podscale.report import build_report
     from podscale.report.model_card import write_model_card
 
     def work(run: RunDirectory, lease: Lease) -> None:
-        # a report is due even where the shards are gone; only remote ones must be brought here first
+        # A report is written even if the shards are gone; only remote ones are downloaded first.
         opened = open_shard_set(shard_set, config) if is_remote(shard_set) else shard_set
         write_model_card(run.path, opened)
         build_report(run.path, opened)
@@ -182,13 +197,13 @@ def report(config: RunConfig, shard_set: str) -> StageOutcome:
 
 
 def run_outcomes(config: RunConfig) -> dict[str, StageOutcome]:
-    """How every stage of a run ended, in the order of the stages; stages that did not run are absent."""
+    """Return the outcome of every stage that ran, in the order of the stages."""
     found = {**read_outcomes(RunDirectory.for_config(config).outcome), **_shard_outcome(config)}
     return {stage: found[stage] for stage in stage_outcomes.STAGES if stage in found}
 
 
 def collapse_outcomes(config: RunConfig) -> dict[str, StageOutcome]:
-    """How the collapse to each member of an ensemble ended, by `collapse <run of the member>`; absent if not run."""
+    """Return the outcome of the collapse to each ensemble member, by `collapse <run of the member>`."""
     ended = {
         member.config.run.id: run_outcomes(member.config).get("train")
         for member in ensemble_members.ensemble_members(config)
@@ -197,7 +212,7 @@ def collapse_outcomes(config: RunConfig) -> dict[str, StageOutcome]:
 
 
 def _shard_outcome(config: RunConfig) -> dict[str, StageOutcome]:
-    """How sharding ended: as the newest of the set's own outcome and those of parts that failed."""
+    """Return the newest of the shard set's own outcome and those of failed parts."""
     workspace, data, of = config.run.workspace, config.data, config.launch.shard_pods
     whole = read_outcomes(stage_outcomes.shard_outcome_path(workspace, data))
     pods = range(of) if of > 1 else ()
@@ -214,20 +229,20 @@ def _run_supervised(config: RunConfig, stage: Literal["train", "evaluate"], shar
     def work(run: RunDirectory, lease: Lease | None) -> "StageResult":
         if stage == "evaluate":
             _check_models_exist(config)
-        verdict = supervisor.supervise_stage(config, stage, shard_set, lease)
-        if verdict.exit_code == ExitCode.DONE and stage == "evaluate" and verdict.is_leader:
+        result = supervisor.supervise_stage(config, stage, shard_set, lease)
+        if result.exit_code == ExitCode.DONE and stage == "evaluate" and result.is_leader:
             _write_evaluation(config, run, shard_set)
-        return verdict
+        return result
 
-    def alone(run: RunDirectory, lease: Lease) -> None:
-        verdict = work(run, lease)
-        if verdict.exit_code != ExitCode.DONE:
+    def run_as_leader(run: RunDirectory, lease: Lease) -> None:
+        result = work(run, lease)
+        if result.exit_code != ExitCode.DONE:
             raise error_from_exit_code(
-                verdict.exit_code, verdict.error or f"{stage} ended with exit code {verdict.exit_code}"
+                result.exit_code, result.error or f"{stage} ended with exit code {result.exit_code}"
             )
 
     if is_leader_pod(os.environ):
-        return _run_once(config, stage, shard_set, alone)
+        return _run_once(config, stage, shard_set, run_as_leader)
     return _run_follower_pod(config, stage, shard_set, work)
 
 
@@ -237,18 +252,20 @@ def _run_follower_pod(
     shard_set: str,
     work: "Callable[[RunDirectory, Lease | None], StageResult]",
 ) -> StageOutcome:
-    """A pod that does not lead its job, or does not know it before the pods have met: only the one that turns out to
-    have led writes to the run directory."""
+    """Run a stage in a pod that does not lead, or does not know yet whether it leads.
+
+    Only the pod that turns out to lead writes to the run directory.
+    """
     run = RunDirectory.for_config(config)
     found = stage_outcomes.finished_outcome(config, stage, shard_set)
     if found is not None:
         return replace(found, reused=True)
     preflight(config, preflight_target(), shard_set)
     started = time.monotonic()
-    verdict = work(run, None)
+    result = work(run, None)
     ended = datetime.now(UTC).isoformat()
-    outcome = StageOutcome(stage, verdict.exit_code, verdict.error, time.monotonic() - started, ended)
-    if verdict.is_leader:
+    outcome = StageOutcome(stage, result.exit_code, result.error, time.monotonic() - started, ended)
+    if result.is_leader:
         write_outcome(run.outcome, outcome)
     if not outcome.is_done:
         raise error_from_exit_code(outcome.exit_code, outcome.error)
@@ -269,7 +286,7 @@ def _check_models_exist(config: RunConfig) -> None:
 
 
 def _write_evaluation(config: RunConfig, run: RunDirectory, shard_set: str) -> None:
-    """Turns the predictions that the ranks left into evaluation.json."""
+    """Turn the predictions of the ranks into evaluation.json."""
     from podscale.data.loaders.build_loader import open_shard_set
     from podscale.evaluation.evaluation_json import evaluate_run
 
@@ -282,7 +299,7 @@ def _run_once(
     shard_set: str,
     work: Callable[[RunDirectory, Lease], object],
 ) -> StageOutcome:
-    """Carries out `work` where it is not finished for the same inputs; nothing is written without the lease."""
+    """Run `work` unless it is finished for the same inputs; nothing is written without the lease."""
     with stage_outcomes.stage_once(config, stage, shard_set) as entered:
         if entered.found is None:
             if stage != "report":
@@ -292,5 +309,5 @@ def _run_once(
 
 
 def preflight_target() -> Literal["here", "pod"]:
-    """Where this process is: in a pod of a cluster, or on a machine with everything on it."""
+    """Return `pod` in a pod of a cluster, else `here`."""
     return "pod" if "KUBERNETES_SERVICE_HOST" in os.environ else "here"

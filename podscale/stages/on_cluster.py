@@ -1,7 +1,7 @@
-"""Training that a job of the cluster carries out: what a launcher pod does, and what the exit handler does about it.
+"""Training stage as a job of the cluster: the launcher pod's part, and the stop by the exit handler.
 
-The job's own pods write the run directory. The launcher, which has the same volume mounted, waits for them, and writes
-there only what they could not: why a job never came to training.
+The job's own pods write the run directory. The launcher mounts the same volume, waits for them, and writes only what
+they could not: why a job never started training.
 """
 
 import sys
@@ -30,10 +30,13 @@ from podscale.runs.lease import pod_exit_seconds
 
 
 def train_on_cluster(config: RunConfig, shard_set: str) -> StageOutcome:
-    """Submits the training job, or adopts it where it is at work, waits for its end and returns what it recorded.
+    """Submit the training job, or adopt a running one, wait until it ends, and return its recorded outcome.
 
-    Its first pod's log goes to standard output. Raises what the ranks raised, or why there is no job. A request to
-    stop ends the waiting, not the job: the next attempt adopts it.
+    The log of the first pod goes to standard output. A stop request ends the wait, not the job: the next attempt adopts
+    the job.
+
+    Raises:
+        PodscaleError: The error of the ranks, or why there is no job.
     """
     stage_outcomes.check_run_document(config)
     found = stage_outcomes.finished_outcome(config, "train", shard_set)
@@ -41,25 +44,25 @@ def train_on_cluster(config: RunConfig, shard_set: str) -> StageOutcome:
         return replace(found, reused=True)
     begun = datetime.now(UTC)
     try:
-        ended = _run_training_job(config, shard_set)
+        result = _run_training_job(config, shard_set)
     except PodscaleError as error:
         _record_outcome(
             config, StageOutcome("train", int(error.exit_code), str(error), *_outcome_times(begun)), patience=0.0
         )
         raise
-    if ended.exit_code == ExitCode.DONE:
+    if result.exit_code == ExitCode.DONE:
         return _read_outcome(config, shard_set)
-    why = ended.error or f"the training job ended with exit code {ended.exit_code}"
-    outcome = StageOutcome("train", ended.exit_code, why, *_outcome_times(begun))
+    reason = result.error or f"the training job ended with exit code {result.exit_code}"
+    outcome = StageOutcome("train", result.exit_code, reason, *_outcome_times(begun))
     _record_outcome(config, outcome, patience=pod_exit_seconds(config.launch.grace_seconds))
-    raise error_from_exit_code(ended.exit_code, why)
+    raise error_from_exit_code(result.exit_code, reason)
 
 
 def _run_training_job(config: RunConfig, shard_set: str) -> JobResult:
-    """How the job ended; one that succeeded before, and whose products are gone since, is replaced first."""
-    ended = run_stage(config, "train", shard_set, out=sys.stdout, pipeline=True)
-    if not ended.reused or stage_outcomes.finished_outcome(config, "train", shard_set) is not None:
-        return ended
+    """Return the result of the job; a job that succeeded but whose result is gone is replaced first."""
+    result = run_stage(config, "train", shard_set, out=sys.stdout, pipeline=True)
+    if not result.reused or stage_outcomes.finished_outcome(config, "train", shard_set) is not None:
+        return result
     print("[cluster] the job succeeded before, but what it made is gone: it is submitted anew", flush=True)
     api = connect_cluster(config.launch.cluster, policy=UNATTENDED)
     mark = job_identity(config, "train", shard_set)
@@ -69,10 +72,12 @@ def _run_training_job(config: RunConfig, shard_set: str) -> JobResult:
 
 
 def stop_training_job(config: RunConfig) -> str:
-    """Stops the training job of this document where it is still at work; returns one sentence of what became of it.
+    """Stop the training job of this document if it still runs; return one sentence with the result.
 
-    Jobs that have ended are left, for their logs, and so is one of another document under the same run id. Raises
-    PodscaleError where it cannot be stopped, with how to do it by hand.
+    Ended jobs are left for their logs, and so is a job of another document under the same run id.
+
+    Raises:
+        PodscaleError: The job cannot be stopped; the error says how to stop it by hand.
     """
     try:
         api = connect_cluster(config.launch.cluster, policy=UNATTENDED)
@@ -92,7 +97,7 @@ def stop_training_job(config: RunConfig) -> str:
 
 
 def _read_outcome(config: RunConfig, shard_set: str) -> StageOutcome:
-    """The outcome of a job that is done; raises InputError where this pod does not see what it left."""
+    """Return the outcome of a finished job. Raises InputError if this pod does not see its result."""
     found = stage_outcomes.finished_outcome(config, "train", shard_set)
     if found is None:
         raise InputError(
@@ -105,17 +110,21 @@ def _read_outcome(config: RunConfig, shard_set: str) -> StageOutcome:
 
 
 def _record_outcome(config: RunConfig, outcome: StageOutcome, *, patience: float) -> None:
-    """Leaves how the training ended where the exit handler and the report find it, unless the job did that itself.
+    """Write the outcome of the training for the exit handler and the report, unless the job did.
 
-    The pods of a job that has failed may be at work for a moment still: one that was started again, and is now
-    stopped, has dropped the record of the failure. patience: seconds that they get to let go of the run directory;
-    where somebody else holds it longer, nothing is written.
+    Pods of a failed job may still run for a moment: a restarted pod that is now stopped has removed the record of the
+    failure.
+
+    Args:
+        config: Run document.
+        outcome: Outcome to write.
+        patience: Longest wait for the lease, seconds; if it stays held, nothing is written.
     """
     run = RunDirectory.for_config(config)
     with suppress(OSError, InputError):
         check_not_taken(run.create().lease, patience)
-        told = read_outcomes(run.outcome).get("train")
-        if told is None or told.exit_code != outcome.exit_code:
+        recorded = read_outcomes(run.outcome).get("train")
+        if recorded is None or recorded.exit_code != outcome.exit_code:
             write_outcome(run.outcome, outcome)
 
 

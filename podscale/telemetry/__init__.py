@@ -1,1 +1,1 @@
-"""What a run tells: Prometheus metrics, the event log, and the step log for people."""
+"""Telemetry of a run: Prometheus metrics, the event log, the step log and experiment trackers."""

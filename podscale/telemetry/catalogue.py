@@ -1,7 +1,7 @@
-"""Every metric there is: its name, type, labels, who exports it, and what it means.
+"""Catalogue of all metrics: name, type, labels, exporter and meaning.
 
-Exporters make their families from these entries and from nothing else, so a series that is not in the table cannot be
-exported; docs/metrics.md, the rules and the dashboards are checked against it.
+Exporters create their families from these entries only, so a series outside of the table cannot be exported.
+docs/metrics.md, the rules and the dashboards are checked against it.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""Where a stage of this machine serves its metrics, and reading them there: through TLS, with a token."""
+"""Address and credentials of a stage's metrics endpoint, and a client that reads it with TLS and a token."""
 
 import socket
 import ssl
@@ -13,23 +13,23 @@ from podscale.errors import InputError
 from podscale.util.files import write_atomically
 
 LOOPBACK_ADDRESSES = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
-"""What a server listens on, and where it is found."""
+"""Wildcard addresses of a server and the loopback addresses that reach it."""
 
 
 class EndpointError(Exception):
-    """Why an endpoint that is there does not give its metrics to this reader, and what to do."""
+    """An endpoint refuses its metrics to this reader; the text says what to do."""
 
 
 @dataclass(frozen=True)
 class ClientCertFiles:
-    """PEM files of a certificate and its key, for endpoints that want one (mTLS)."""
+    """PEM files of a client certificate and its key, for endpoints with mutual TLS."""
 
     certificate: Path
     key: Path
 
     @classmethod
     def from_options(cls, certificate: Path | None, key: Path | None) -> "ClientCertFiles | None":
-        """As two options say it. Raises InputError where one of them is missing or the files are of no use."""
+        """Return the files of the two options; None without them. Raises InputError if one is missing or invalid."""
         if certificate is None and key is None:
             return None
         if certificate is None or key is None:
@@ -53,11 +53,15 @@ class ClientCertFiles:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """url: of the metrics. certificate: the PEM file that an HTTPS endpoint shows. token_file: what requests must bear.
-    requires_client_certificate: it answers clients with a certificate alone.
+    """Metrics endpoint of a stage.
 
-    Whoever can read the file of the certificate needs no authority: it is that very certificate which is trusted, and
-    whatever names it has.
+    A reader trusts exactly the certificate in the file, whatever its names, and needs no authority.
+
+    Args:
+        url: URL of the metrics.
+        certificate: PEM file of the endpoint's certificate; None for plain HTTP.
+        token_file: File with the bearer token of requests.
+        requires_client_certificate: The endpoint refuses clients without a certificate.
     """
 
     url: str
@@ -67,7 +71,7 @@ class Endpoint:
 
     @classmethod
     def from_section(cls, url: str, section: TelemetrySection) -> "Endpoint":
-        """That of a stage of this process, whose document has paths that count from where it was started."""
+        """Return the endpoint of a stage of this process, with absolute paths."""
         certificate, token = section.tls_certificate, section.bearer_token_file
         return cls(
             url,
@@ -82,7 +86,7 @@ class Endpoint:
         return urlsplit(self.url).netloc
 
     def write(self, path: Path) -> None:
-        """The URL in the first line, and a line for each thing more that a reader needs."""
+        """Write the URL as the first line, and one line for each credential that a reader needs."""
         more = {
             "certificate": self.certificate,
             "token": self.token_file,
@@ -93,7 +97,7 @@ class Endpoint:
 
     @classmethod
     def read(cls, path: Path) -> "Endpoint | None":
-        """What `write` left there; None where nothing is served."""
+        """Read what `write` wrote; None if nothing is served."""
         try:
             url, *more = path.read_text(encoding="utf-8").splitlines()
             host = urlsplit(url).netloc.rpartition(":")[0]
@@ -106,7 +110,7 @@ class Endpoint:
         return cls(here, files.get("certificate"), files.get("token"), "mutual" in files)
 
     def fetch_metrics(self, seconds: float, client: ClientCertFiles | None = None) -> str:
-        """The metrics as text. Raises NotServed where this reader gets none, OSError where nobody answers."""
+        """Return the metrics as text. Raises EndpointError if refused, OSError if nothing answers."""
         if self.requires_client_certificate and client is None:
             raise EndpointError(f"{self.url} wants a certificate: give --client-certificate and --client-key")
         request = urllib.request.Request(self.url)
@@ -126,25 +130,27 @@ class Endpoint:
             raise
 
     def certificate_name(self, seconds: float, client: ClientCertFiles | None = None) -> str | None:
-        """A name in the certificate, for readers that compare names; None where the host of the URL is one.
+        """Return a name in the certificate for readers that compare names; None if the URL's host is one.
 
-        Raises OSError where nobody answers, and NotServed where TLS does not come about.
+        Raises:
+            OSError: Nothing answers.
+            EndpointError: The TLS handshake failed.
         """
         context = self._context(client)
         if context is None:
             return None
-        place = urlsplit(self.url)
-        assert place.hostname is not None
+        url_parts = urlsplit(self.url)
+        assert url_parts.hostname is not None
         try:
             with (
-                socket.create_connection((place.hostname, place.port or 443), timeout=seconds) as plain,
+                socket.create_connection((url_parts.hostname, url_parts.port or 443), timeout=seconds) as plain,
                 context.wrap_socket(plain) as secured,
             ):
-                shown = secured.getpeercert() or {}
+                certificate = secured.getpeercert() or {}
         except ssl.SSLError as error:
             raise EndpointError(f"{self.url}: {_openssl_reason(error)}") from error
-        names = [str(pair[1]) for pair in shown.get("subjectAltName", ())]
-        if not names or place.hostname in names:
+        names = [str(pair[1]) for pair in certificate.get("subjectAltName", ())]
+        if not names or url_parts.hostname in names:
             return None
         return names[0].replace("*", "any", 1)
 
@@ -155,7 +161,7 @@ class Endpoint:
         first, end, _ = _read_text(self.certificate).partition("-----END CERTIFICATE-----")
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False
-        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # it need not be an authority's
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # trusts the certificate itself, without its authority
         context.load_verify_locations(cadata=first[first.find("-----BEGIN") :] + end)
         if client is not None:
             context.load_cert_chain(client.certificate, client.key)

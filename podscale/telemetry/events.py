@@ -1,6 +1,6 @@
-"""metrics.jsonl: what happened in a run, one JSON line a time, appended by rank 0 of every launch.
+"""Event log of a run, metrics.jsonl: one JSON line for each step, evaluation and event; and a tail of growing files.
 
-New lines of a file that others append to.
+Rank 0 of every launch appends to it.
 """
 
 import json
@@ -20,10 +20,10 @@ EventRecord = dict[str, Any]
 
 
 class EventLog:
-    """Appends lines of kind step, evaluation and event; every line carries `time` in unix seconds.
+    """Writer of metrics.jsonl: lines of kind step, evaluation and event, each with `time` in unix seconds.
 
-    `fence` raises where a newer launch has taken the run over; it is asked before each line, so it must be cheap.
-    A full disk costs lines, and one warning, not the training. Numbers that are not finite are written as null.
+    `fence` raises if a newer launch owns the run; it is called before each line, so it must be cheap. A full disk loses
+    lines and logs one warning, but does not stop the training. Non-finite numbers are written as null.
     """
 
     def __init__(self, path: Path, fence: Callable[[], None] | None = None) -> None:
@@ -45,7 +45,7 @@ class EventLog:
         phases: Mapping[str, float],
         **more: Any,
     ) -> None:
-        """One logged update: `images_per_second` over all ranks, `phases` in seconds since the line before."""
+        """Write one logged step: `images_per_second` over all ranks, `phases` in seconds since the last line."""
         self._append(
             "step",
             step=step,
@@ -58,15 +58,15 @@ class EventLog:
         )
 
     def evaluation(self, step: int, *, epoch: float, top1: float, top5: float, loss: float, **more: Any) -> None:
-        """One evaluation of the validation split; accuracies are shares."""
+        """Write one evaluation of the validation split; accuracies are fractions."""
         self._append("evaluation", step=step, epoch=round(epoch, 4), top1=top1, top5=top5, loss=loss, **more)
 
     def event(self, event: str, **fields: Any) -> None:
-        """Anything else: start (with step and total_steps), resumed (with step), checkpoint, bad_record, done..."""
+        """Write any other event: start (with step and total_steps), resumed (with step), checkpoint, done..."""
         self._append("event", event=event, **fields)
 
     def close(self) -> None:
-        """Safe to call twice."""
+        """Close the file; safe to call twice."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -93,9 +93,11 @@ class EventLog:
 
 
 def read_records(path: Path, on_damaged: Callable[[bytes], object] = lambda line: None) -> Iterator[EventRecord]:
-    """Every whole line of the log in the order written, one at a time; half lines of a killed writer are left out.
+    """Yield every complete record in order; incomplete lines of a killed writer are left out.
 
-    on_damaged: is handed each line that cannot be read. Nothing comes where there is no such file.
+    Args:
+        path: metrics.jsonl; a missing file yields nothing.
+        on_damaged: Receives each line that cannot be parsed.
     """
     if not path.exists():
         return
@@ -109,7 +111,7 @@ def read_records(path: Path, on_damaged: Callable[[bytes], object] = lambda line
 
 
 def newest_step(path: Path) -> int:
-    """The highest update among the last lines of the log; 0 where none is there."""
+    """Return the highest step in the last lines of the log; 0 if there is none."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - TAIL_BYTES))
@@ -120,7 +122,7 @@ def newest_step(path: Path) -> int:
 
 
 def parse_record(line: bytes) -> EventRecord | None:
-    """The record of a line; None for half a line, or one that no writer of this log wrote."""
+    """Return the record of a line; None for an incomplete or unknown line."""
     try:
         record = json.loads(line)
     except ValueError:
@@ -132,10 +134,10 @@ def parse_record(line: bytes) -> EventRecord | None:
 
 
 class ReplayFilter:
-    """The records as one undisturbed run would have written them, of those added so far.
+    """Filter that keeps the records of an equivalent run without restarts.
 
-    Where a launch began or continued at step n (`step` of its start or resumed event), what earlier launches logged
-    of later steps is left out: those updates were lost and done again. So is a step or evaluation that comes again.
+    A launch that starts or resumes at step n drops the records of later steps from earlier launches: those steps are
+    repeated. A repeated step or evaluation replaces the earlier one.
     """
 
     def __init__(self) -> None:
@@ -151,7 +153,7 @@ class ReplayFilter:
 
 
 def filter_replays(records: Iterable[EventRecord]) -> list[EventRecord]:
-    """All of these records, see `Undisturbed`."""
+    """Return the records that a `ReplayFilter` keeps."""
     run = ReplayFilter()
     for record in records:
         run.add(record)
@@ -159,7 +161,7 @@ def filter_replays(records: Iterable[EventRecord]) -> list[EventRecord]:
 
 
 def _drop_from_step(records: list[EventRecord], kind: str, first: int) -> list[EventRecord]:
-    """Without those of `kind` from step `first` on; the usual case, that there are none, costs a look at the end."""
+    """Return the records without those of `kind` from step `first` on; usually a check of the newest record."""
     newest = next((record for record in reversed(records) if record["kind"] == kind), None)
     if newest is None or newest["step"] < first:
         return records
@@ -182,9 +184,11 @@ def _ends_with_newline(descriptor: int) -> bool:
 
 
 class FileTail:
-    """Hands over the whole lines that were appended to a file since the last call; it may not exist yet.
+    """Reader of the complete lines appended to a file since the last call; the file may not exist yet.
 
-    from_start: also those that stand in it already.
+    Args:
+        path: File to read.
+        from_start: Also return the lines that are already in the file.
     """
 
     def __init__(self, path: Path, *, from_start: bool = False) -> None:

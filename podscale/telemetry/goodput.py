@@ -1,10 +1,9 @@
-"""Where the wall time of a run goes, over all its lives: the ledger behind its goodput.
+"""Goodput: fraction of a run's wall time that made progress, over all launches.
 
-A life is one start of a run's ranks. Every moment since the first launch belongs to exactly one of `STATES`, so the
-states add up to the wall time. Inside a life a clock is used that cannot be set; the calendar's only between lives,
-for a pod may come back on another machine. What the states mean: docs/goodput.md.
-
-The book of a run in a small file beside its checkpoints, so that it outlives every process of the run.
+Every moment since the first launch belongs to exactly one of `GOODPUT_STATES`, so the states add up to the wall time
+(see docs/goodput.md). Time is measured by a monotonic clock within a launch, and by the wall clock between launches,
+because a pod may restart on another node. A small file beside the checkpoints keeps the state, so that it outlives
+every process of the run.
 """
 
 import json
@@ -23,16 +22,16 @@ from podscale.telemetry.phases import PHASES
 from podscale.telemetry.registry import MetricSample
 
 CLEAN_EXITS = ("done", "preempted")
-"""Endings after which nobody was at work until the next launch, whoever was to launch it."""
+"""Exit causes after which the time until the next launch is idle."""
 DEFAULT_EXIT_CAUSE = "lost_rank"
-"""How a life ended of which nobody said how: its pod is gone, and rank 0 with it."""
+"""Default cause when no exit was recorded: the pod is gone, and rank 0 with it."""
 
 _INDEX = {state: number for number, state in enumerate(GOODPUT_STATES)}
 _PHASE_STATES = {"checkpoint": "checkpoint_save", "evaluation": "evaluation"}
 
 
 def _states_by_phase(data: str, work: str) -> Mapping[str, int]:
-    """The state of each phase of an update, by the state of waiting for data and that of the rest."""
+    """Return the state of each phase of a step, from the states of waiting for data and of the rest."""
     return {phase: _INDEX[{"data_wait": data, **_PHASE_STATES}.get(phase, work)] for phase in PHASES}
 
 
@@ -42,19 +41,28 @@ _NEW_STEP = _states_by_phase("data_wait", "productive")
 
 
 def goodput_fraction(seconds: Mapping[str, float]) -> float | None:
-    """The share of a run's wall seconds, by state, that brought it on; None where there are none."""
+    """Return the fraction of the wall time that made progress; None without wall time."""
     whole = sum(seconds.values())
     return seconds.get("productive", 0.0) / whole if whole > 0 else None
 
 
 @dataclass(frozen=True)
 class GoodputState:
-    """All that is known of a run's time at one moment, as a heartbeat keeps it.
+    """Time accounting of a run at one moment, as stored in the goodput file.
 
-    time, began: this moment and the first launch, in seconds since 1970. life: number of the launch, from 1; age:
-    seconds since it began. joined: its training keeps the book. ended: `done` or one of RESTART_CAUSES; empty while it
-    lives, and where nobody could say. step: updates done; reached: the most that any life has done; redone: updates
-    done before, by an earlier life, and again. cause: one of LAUNCH_CAUSES. seconds: by state; restarts: by cause.
+    Args:
+        time: This moment, unix seconds.
+        began: First launch, unix seconds.
+        life: Number of the launch, from 1.
+        age: Seconds since the launch began.
+        joined: The training of this launch has taken over the state.
+        ended: `done` or one of RESTART_CAUSES; empty while the launch runs or if no exit was recorded.
+        step: Finished steps.
+        reached: Highest step of any launch.
+        redone: Steps repeated after a restart.
+        cause: One of LAUNCH_CAUSES.
+        seconds: Seconds by state.
+        restarts: Restarts by cause.
     """
 
     time: float
@@ -72,14 +80,17 @@ class GoodputState:
 
     @classmethod
     def parse(cls, text: str) -> "GoodputState | None":
-        """None for what no `text` of this version is."""
+        """Return the state of a file's text; None if it is invalid or of another version."""
         try:
-            book = cls(**json.loads(text))
-            seconds = {state: float(book.seconds[state]) for state in GOODPUT_STATES}
-            restarts = {cause: int(book.restarts[cause]) for cause in RESTART_CAUSES}
-            numbers = (book.time + book.began + book.age, book.life + book.step + book.reached + book.redone)
-            sound = book.cause in LAUNCH_CAUSES and all(n >= 0 for n in numbers)
-            return replace(book, seconds=seconds, restarts=restarts) if sound else None
+            parsed = cls(**json.loads(text))
+            seconds = {state: float(parsed.seconds[state]) for state in GOODPUT_STATES}
+            restarts = {cause: int(parsed.restarts[cause]) for cause in RESTART_CAUSES}
+            numbers = (
+                parsed.time + parsed.began + parsed.age,
+                parsed.life + parsed.step + parsed.reached + parsed.redone,
+            )
+            sound = parsed.cause in LAUNCH_CAUSES and all(n >= 0 for n in numbers)
+            return replace(parsed, seconds=seconds, restarts=restarts) if sound else None
         except (ValueError, TypeError, KeyError, AttributeError):
             return None
 
@@ -93,11 +104,11 @@ class GoodputState:
 
     @property
     def goodput(self) -> float:
-        """The share of the wall time that brought the run on; 0 before there is any."""
+        """Fraction of the wall time that made progress; 0 at the start."""
         return goodput_fraction(self.seconds) or 0.0
 
     def summary(self) -> dict[str, Any]:
-        """The figures for people and the log."""
+        """Return the values for the log and for reports."""
         return {
             "goodput": round(self.goodput, 4),
             "wall_seconds": round(self.wall_seconds, 3),
@@ -109,10 +120,15 @@ class GoodputState:
 
 
 def after_launch(previous: GoodputState | None, now: float, age: float) -> GoodputState:
-    """The book of a life that began `age` seconds before the calendar said `now`, after all that `past` holds.
+    """Return the state of a new launch.
 
-    The time since the last heartbeat is `idle` where the life before ended in order, else `recovery`. A calendar that
-    went back in between makes that nothing, never less.
+    The time since the last heartbeat is `idle` if the previous launch exited cleanly, else `recovery`. If the wall
+    clock was set back in between, that time is 0.
+
+    Args:
+        previous: Newest state of the run, None for the first launch.
+        now: Wall clock, unix seconds.
+        age: Seconds since the launch began.
     """
     if previous is None:
         return GoodputState(now, now - age, age=age, seconds={**dict.fromkeys(GOODPUT_STATES, 0.0), "init": age})
@@ -133,10 +149,13 @@ def after_launch(previous: GoodputState | None, now: float, age: float) -> Goodp
 
 
 def after_join(found: GoodputState | None, now: float, age: float, reached: int) -> GoodputState:
-    """The book as the training of a life takes it over, `age` seconds after the life began.
+    """Return the state that the training of a launch continues from.
 
-    found: what the launch wrote of this life; where that is of a life before, a new one begins. reached: updates that
-    are known to have been done, from elsewhere: a heartbeat may be older than the last of them.
+    Args:
+        found: State that the launcher wrote for this launch; one of an earlier launch starts a new launch.
+        now: Wall clock, unix seconds.
+        age: Seconds since the launch began.
+        reached: Highest step known from elsewhere: a heartbeat may be older than the last step.
     """
     if found is None or found.joined or found.ended:
         found = after_launch(found, now, age)
@@ -147,9 +166,9 @@ def after_join(found: GoodputState | None, now: float, age: float, reached: int)
 
 
 class GoodputTracker:
-    """Keeps the book of a life that trains: entered by one thread, read by any.
+    """Time accounting of a launch: one thread enters states, any thread reads.
 
-    A state lasts until the next one is entered; to change it costs less than a microsecond.
+    A state lasts until the next is entered; a change takes less than a microsecond.
     """
 
     def __init__(
@@ -164,24 +183,24 @@ class GoodputTracker:
         self._launched = initial.time - initial.age
         self._step, self._reached, self._redone = initial.step, initial.reached, initial.redone
         self._state_of_phase = _FIRST_STEP
-        # Replaced as a whole, so that a reader never sees a moment twice or not at all.
+        # Replaced as one tuple, so that a reader on another thread sees a consistent state.
         self._current = ([initial.seconds[state] for state in GOODPUT_STATES], _INDEX["init"], self._began)
 
     def enter_phase(self, name: str) -> None:
-        """A phase of telemetry.phases begins."""
+        """Enter a phase of telemetry.phases."""
         self._enter(self._state_of_phase[name])
 
     def enter_restore(self) -> None:
-        """Looks for a checkpoint and reads it, until `begin`."""
+        """Enter the search and restore of a checkpoint, until `start`."""
         self._enter(_INDEX["checkpoint_restore"])
 
     def start(self, step: int) -> None:
-        """Training is about to go on after `step` updates."""
+        """Set the step that training continues from."""
         self._enter(_INDEX["init"])
         self._step, self._state_of_phase = step, _FIRST_STEP
 
     def step_done(self, step: int) -> None:
-        """Update `step` is done: what an earlier life had reached is being repeated until that is passed."""
+        """Record a finished step; steps up to the highest of earlier launches count as redone."""
         if step <= self._reached:
             self._redone += 1
         else:
@@ -190,7 +209,7 @@ class GoodputTracker:
         self._state_of_phase = _REDONE_STEP if step < self._reached else _NEW_STEP
 
     def state(self, ended: str = "") -> GoodputState:
-        """The book of this moment."""
+        """Return the current state."""
         booked, running, since = self._current
         now = self._clock()
         seconds = list(booked)
@@ -207,33 +226,33 @@ class GoodputTracker:
         )
 
     def samples(self) -> Iterator[MetricSample]:
-        """What is exported of the book of this moment."""
+        """Yield the exported metrics."""
         book = self.state()
         yield from (("train_wall_seconds", (state,), seconds) for state, seconds in book.seconds.items())
         yield from (("train_restarts", (cause,), count) for cause, count in book.restarts.items())
         yield "train_launch_timestamp_seconds", (book.cause,), self._launched
 
     def _enter(self, state: int) -> None:
-        booked, running, since = self._current
-        if state == running:
+        state_seconds, current, since = self._current
+        if state == current:
             return
         now = self._clock()
-        seconds = booked.copy()
-        seconds[running] += now - since
+        seconds = state_seconds.copy()
+        seconds[current] += now - since
         self._current = (seconds, state, now)
 
 
 logger = logging.getLogger(__name__)
 
 INTERVAL_SECONDS = 2.0
-"""An object store takes about one write a second of one object; what is lost at a kill is booked as recovery."""
+"""Heartbeat interval, seconds. Object stores take about one write a second of one object."""
 
 
 class GoodputWriter:
-    """Writes the ledger's book now, every `interval` seconds on a thread of its own, and when it is closed.
+    """Writer of the goodput file: at once, every `interval_seconds` on its own thread, and when closed.
 
-    `fence` raises where a newer launch has taken the run over: then this one's book is of no interest any more. A full
-    disk costs heartbeats, and one warning, not the training.
+    `fence` raises if a newer launch owns the run; the write is then skipped. A full disk loses heartbeats and logs one
+    warning, but does not stop the training.
     """
 
     def __init__(
@@ -251,7 +270,7 @@ class GoodputWriter:
         self._thread.start()
 
     def close(self, ended: str = "") -> None:
-        """ended: how this life did, where that is known here."""
+        """Write the last state; `ended` is the exit cause if known."""
         self._closed.set()
         self._thread.join()
         self._write(ended)
@@ -264,7 +283,7 @@ class GoodputWriter:
         try:
             write_goodput_state(self._path, self._tracker.state(ended), self._fence)
         except PodscaleError:
-            return  # the loop hears of it at the next line of its log
+            return  # the event log raises the same error in the training loop
         except OSError as error:
             if not self._warned:
                 logger.warning("%s: heartbeats are being lost: %s", self._path, error.strerror)
@@ -272,7 +291,7 @@ class GoodputWriter:
 
 
 def read_goodput_state(path: Path) -> GoodputState | None:
-    """The book in `path`; None where there is none that can be read."""
+    """Return the state in `path`; None if there is none or it cannot be parsed."""
     try:
         return GoodputState.parse(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -280,10 +299,10 @@ def read_goodput_state(path: Path) -> GoodputState | None:
 
 
 def write_goodput_state(path: Path, state: GoodputState, fence: Callable[[], None] | None = None) -> None:
-    """Replaces the file as a whole; raises OSError where the file system refuses, and what `fence` raises.
+    """Replace the file atomically. Raises OSError and what `fence` raises.
 
-    The temporary neighbour has a fixed name, so that a writer that is killed leaves nothing that the next one does not
-    take away; the lease sees to it that there is one writer.
+    The temporary file has a fixed name, so the next writer replaces what a killed writer left. The lease ensures that
+    there is one writer.
     """
     if fence is not None:
         fence()

@@ -1,11 +1,7 @@
-"""The Prometheus metrics of one rank.
+"""Prometheus metrics of one training rank, of an evaluation, and of a pod that packs shards.
 
-The training loop adds to plain numbers; Prometheus objects are made when somebody collects, at most once a second and
-on another thread. That keeps the loop's cost at about a microsecond per step and phase.
-
-The Prometheus metrics of one rank of an evaluation; in a training they are among TrainMetrics.
-
-The Prometheus metrics of a pod that packs shards.
+The training loop adds to plain numbers. Prometheus objects are created when a scraper collects, at most once a second
+and on another thread, so the loop spends about a microsecond per step and phase.
 """
 
 from __future__ import annotations
@@ -50,7 +46,7 @@ TRAIN_COUNTERS = (
 
 @dataclass(frozen=True)
 class Interval:
-    """What happened since the lap before: this rank's images, and wall seconds by phase."""
+    """Images of this rank and wall seconds by phase since the last interval."""
 
     steps: int
     images: int
@@ -63,10 +59,10 @@ class Interval:
 
 
 class TrainMetrics(Collector):
-    """Counts one rank's training; registers itself with `registry`.
+    """Metrics of one training rank; registers itself with `registry`.
 
-    Counters exist at 0 from the start, gauges once they are set (rank 0 sets loss, learning rate, epoch, evaluation
-    and progress; the others leave them). Every sample carries `run` and `rank`. values: for what has no method here.
+    Counters exist at 0 from the start, gauges once they are set (rank 0 sets loss, learning rate, epoch, evaluation and
+    progress). Every sample has the labels `run` and `rank`. `values` sets metrics that have no method here.
     """
 
     def __init__(
@@ -85,11 +81,11 @@ class TrainMetrics(Collector):
         registry.register(self)
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        """Books the time inside on a phase (one of PHASES); an inner phase interrupts the outer."""
+        """Return a context manager that adds its time to a phase of PHASES; an inner phase interrupts the outer."""
         return self._clock.phase(name)
 
     def count_step(self, images: int, seconds: float) -> None:
-        """Counts one update: this rank's images and the wall time since the update before, in seconds."""
+        """Count one step: this rank's images and the wall time since the last step, seconds."""
         self._images += images
         self._flops += images * self._flops_per_image
         self._step_seconds += seconds
@@ -104,17 +100,17 @@ class TrainMetrics(Collector):
         learning_rate: float | None = None,
         grad_norm: float | None = None,
     ) -> None:
-        """Sets what is known of the state of training."""
+        """Set the state of training."""
         self._set(train_epoch=epoch, train_loss=loss, train_learning_rate=learning_rate, train_grad_norm=grad_norm)
 
     def set_progress(
         self, *, planned: int | None = None, completed: int | None = None, done: bool | None = None
     ) -> None:
-        """Sets how far the run is: updates of the whole of it, and those done over all launches."""
+        """Set the planned steps of the run, and the completed ones over all launches."""
         self._set(train_planned_steps=planned, train_completed_steps=completed, train_done=done)
 
     def set_sampled_phases(self, seconds: Mapping[str, float]) -> None:
-        """Sets the times on the device of the newest sampled update, by phase."""
+        """Set the device times of the newest sampled step, by phase."""
         for phase, value in seconds.items():
             self.values.set("train_sampled_phase_seconds", value, phase)
 
@@ -122,24 +118,24 @@ class TrainMetrics(Collector):
         self._set(train_world_size=size, train_global_batch_size=global_batch)
 
     def set_flops(self, flops_per_image: float, peak: float) -> None:
-        """What the model costs for an image, forward and backward, and the device's peak a second; 0 = not known."""
+        """Set the FLOPs per image, forward and backward, and the device's peak FLOP/s; 0 if unknown."""
         self.set_flops_per_image(flops_per_image)
         self._set(train_peak_flops=peak or None)
 
     def set_flops_per_image(self, flops: float) -> None:
-        """What the model costs for each image from here on, forward and backward."""
+        """Set the FLOPs per image from here on, forward and backward."""
         self._flops_per_image = flops
 
     def set_all_reduce_info(self, info: Mapping[str, str]) -> None:
-        """Says what `auto` measured and chose."""
+        """Set what `auto` measured and chose."""
         self.values.set_info("train_all_reduce_info", info)
 
     def count_nonfinite(self, kind: Literal["loss", "grad"], steps: int = 1) -> None:
-        """Counts updates whose loss or gradient was not finite."""
+        """Count steps whose loss or gradient was not finite."""
         self.values.add("train_nonfinite_steps", steps, kind)
 
     def count_skipped(self, steps: int = 1) -> None:
-        """Counts updates that were masked."""
+        """Count masked steps."""
         self.values.add("train_steps_skipped", steps)
 
     def set_bad_samples(self, total: int) -> None:
@@ -158,15 +154,15 @@ class TrainMetrics(Collector):
         self.values.add("train_checkpoint_failures", 1, reason)
 
     def count_evaluated_images(self, images: int) -> None:
-        """Counts images of this rank in an evaluation."""
+        """Count evaluated images of this rank."""
         self.values.add("eval_images", images)
 
     def set_accuracies(self, top1: float, top5: float) -> None:
-        """Sets the newest validation accuracies, as shares."""
+        """Set the newest validation accuracies, as fractions."""
         self._set(eval_top1_ratio=top1, eval_top5_ratio=top5, eval_last_timestamp_seconds=time())
 
     def take_interval(self) -> Interval:
-        """What happened since the last call (or the start); for the event log, on the training thread."""
+        """Return the interval since the last call or the start, for the event log; call it on the training thread."""
         steps, images, since, before = self._interval_start
         self._interval_start = (sum(self._buckets), self._images, perf_counter(), self._clock.seconds())
         now_steps, now_images, now, after = self._interval_start
@@ -174,22 +170,22 @@ class TrainMetrics(Collector):
         return Interval(now_steps - steps, now_images - images, now - since, phases)
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics of this moment, for the registry."""
+        """Yield the current metrics, for the registry."""
         yield from self.values.collect()
         yield self._histogram()
 
     def describe(self) -> list[Metric]:
-        """Nothing: names are known when collected, and registration must not collect."""
+        """Return nothing: names are known when collected, and registration must not collect."""
         return []
 
     def _copy_counters(self) -> None:
-        """Takes over what the loop counts in plain numbers of its own."""
-        readings = self.values
-        readings.set("train_images", self._images)
-        readings.set("train_steps", sum(self._buckets))
-        readings.set("train_model_flops", self._flops)
+        """Copy the plain numbers of the training loop."""
+        values = self.values
+        values.set("train_images", self._images)
+        values.set("train_steps", sum(self._buckets))
+        values.set("train_model_flops", self._flops)
         for name, seconds in self._clock.seconds().items():  # a counter never falls, not even by a torn read
-            readings.set("train_phase_seconds", max(readings.get("train_phase_seconds", name), seconds), name)
+            values.set("train_phase_seconds", max(values.get("train_phase_seconds", name), seconds), name)
 
     def _histogram(self) -> Metric:
         counts, cumulative, total = list(self._buckets), [], 0
@@ -208,7 +204,7 @@ class TrainMetrics(Collector):
 
 
 class EvaluationMetrics:
-    """Counts what one rank evaluates; in `registry`."""
+    """Metrics of one rank of an evaluation, in `registry`."""
 
     def __init__(self, registry: CollectorRegistry, *, rank: int, run: str) -> None:
         self._values = MetricRegistry(run=run, rank=str(rank))
@@ -216,11 +212,11 @@ class EvaluationMetrics:
         registry.register(self._values)
 
     def count_evaluated_images(self, images: int) -> None:
-        """Counts images of this rank."""
+        """Count evaluated images of this rank."""
         self._values.add("eval_images", images)
 
     def set_accuracies(self, top1: float, top5: float) -> None:
-        """Sets the accuracies that were found, as shares; rank 0 alone knows them."""
+        """Set the accuracies, as fractions; only rank 0 knows them."""
         self._values.set("eval_top1_ratio", top1)
         self._values.set("eval_top5_ratio", top5)
         self._values.set("eval_last_timestamp_seconds", time())
@@ -230,9 +226,9 @@ SHARD_COUNTERS = ("shard_images", "shard_shards", "shard_bytes", "shard_phase_se
 
 
 class ShardMetrics:
-    """Watches a build (see shards.watch); in `registry`.
+    """Metrics of a shard build (see data.sharding), in `registry`.
 
-    Rejects appear with the shard that had to leave the images out; images and bytes while it is packed.
+    Rejects are counted with the finished shard that left the images out; images and bytes while it is packed.
     """
 
     def __init__(self, registry: CollectorRegistry, *, run: str) -> None:
@@ -262,7 +258,7 @@ class ShardMetrics:
             self.values.add("shard_rejects", images, reason)
 
     def _add_phase_seconds(self, name: BuildPhase | None = None) -> None:
-        """Books the time so far on the running phase, and goes on with `name`, or the same one."""
+        """Add the time so far to the current phase, and continue with `name` or the same phase."""
         with self._lock:
             now = perf_counter()
             phase, since = self._running

@@ -1,14 +1,13 @@
-"""mlperf.log: what a training does, in the lines that MLPerf's tools read (`:::MLLOG {...}`, one JSON object each).
+"""MLPerf log of a training, mlperf.log: lines that MLPerf's tools read (`:::MLLOG {...}`, one JSON object each).
 
-Written after the rules of MLPerf Training: `init_*` spans what happens before any training image is read, `run_start`
-comes right before the first one, `run_stop` with the evaluation that reaches the target (`train.target_top1`), or with
-status `aborted` at any other end; a block lies between two evaluations. Hyper-parameters have the names that the
-compliance checker of the package mlperf_logging asks for, which a test lets check a run. The lines are written here
-and not by that package, because it would bring pandas into every training image.
+It follows the rules of MLPerf Training. `init_*` covers the time before the first training image is read, and
+`run_start` comes right before it. `run_stop` comes with the evaluation that reaches the target (`train.target_top1`),
+or with status `aborted` at any other end. A block lies between two evaluations. Hyperparameters have the names of
+mlperf_logging's compliance checker, which a test runs on a log. That package is not used here, because it would bring
+pandas into every training image.
 
-Where a log of ours is no submission: nothing clears the caches of the machine (`cache_clear` is logged as false), a
-training that was resumed goes on in the log of its former launch and so has two run_start lines, which the checker
-refuses, and evaluation is as often as the document says.
+A log is no submission for three reasons. Nothing clears the caches of the machine (`cache_clear` is logged as false).
+A resumed training has two run_start lines, which the checker refuses. Evaluation is as frequent as the document says.
 """
 
 import json
@@ -41,7 +40,7 @@ class MlperfLog:
     def run_start(
         self, *, resumed: bool, step: int, ranks: int, device: str, train_images: int, validation_images: int
     ) -> None:
-        """The next thing that happens is reading a training image; `step` updates were done before."""
+        """Log that training data is read next, after `step` finished steps."""
         config = self._config
         self._steps_per_epoch = train_images / config.train.global_batch
         self._event("submission_platform", f"{ranks} x {device}")
@@ -56,12 +55,12 @@ class MlperfLog:
         self._begin_block(step)
 
     def evaluation_started(self, step: int) -> None:
-        """`step` updates are done, and the validation split is about to be read."""
+        """Log the start of an evaluation after `step` steps."""
         self._end("block_stop", first_epoch_num=self._epoch(self._block_start), **self._position(step))
         self._start("eval_start", **self._position(step))
 
     def evaluated(self, step: int, top1: float, *, target_reached: bool) -> None:
-        """The evaluation after `step` updates is done; the run ends with it where it reached the target."""
+        """Log the accuracy of the evaluation after `step` steps; the run stops if it reached the target."""
         self._event("eval_accuracy", top1, **self._position(step))
         self._end("eval_stop", **self._position(step))
         if target_reached:
@@ -70,7 +69,7 @@ class MlperfLog:
             self._begin_block(step)
 
     def close(self) -> None:
-        """The launch ends; where that is not by reaching the target, the run was aborted."""
+        """Log the end of the launch: the run is aborted unless it reached the target."""
         if self._running:
             self._stop("aborted")
 
@@ -89,7 +88,7 @@ class MlperfLog:
         return {"epoch_num": self._epoch(step), "samples_count": self._samples_seen(step)}
 
     def _epoch(self, step: int) -> float:
-        """Epochs done after `step` updates."""
+        """Return the epochs done after `step` steps."""
         return round(step / self._steps_per_epoch, 2)
 
     def _samples_seen(self, step: int) -> int:
@@ -122,7 +121,7 @@ class MlperfLog:
             file.write(text)
 
     def _flush_buffered(self, *, append: bool) -> None:
-        """Writes what was held back, behind the former launch's lines or in their place."""
+        """Write the buffered lines, after those of the previous launch or in their place."""
         assert self._buffered is not None
         with self._path.open("a" if append else "w", encoding="ascii") as file:
             file.writelines(self._buffered)
@@ -130,7 +129,7 @@ class MlperfLog:
 
 
 def hyperparameters(config: RunConfig, steps_per_epoch: float, ranks: int) -> Iterator[tuple[str, Any]]:
-    """The keys that the rules ask for, with the document's values; LARS and SGD have names of their own."""
+    """Yield the keys that the MLPerf rules require, with the document's values; LARS and SGD have their own keys."""
     train, optimizer, schedule = config.train, config.train.optimizer, config.train.schedule
     yield "seed", config.run.seed
     yield "global_batch_size", train.global_batch

@@ -1,10 +1,8 @@
-"""Where the time goes: every moment belongs to exactly one phase.
+"""Time of a training by phase, and detection of the slowest rank (straggler).
 
-Which rank holds the others up: the time each is busy before it begins to wait for them, compared every interval.
-
-In synchronous training every rank takes as long for an update as the slowest, so images/s cannot tell them apart; the
-busy time can. Ranks compare its mean over an interval, in which one slow update of many does not count for much, and
-nobody is named for a single interval.
+In synchronous training every rank takes as long for a step as the slowest, so images/s cannot tell them apart. The busy
+time before a rank waits for the others can. Ranks compare its mean over an interval, in which a single slow step has
+little weight. A rank is named only after several intervals.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,14 +25,14 @@ PHASES = (
 )
 OTHER_INDEX = PHASES.index("other")
 NON_STEP_PHASES = ("evaluation", "checkpoint")
-"""Phases that are no part of an update."""
+"""Phases outside of a step."""
 
 
 class PhaseClock:
-    """Seconds by phase since it was made; they add up to the wall time.
+    """Clock of the seconds by phase since its creation; they add up to the wall time.
 
-    A phase inside another interrupts it: the time counts for the inner one alone. What no phase claims is `other`.
-    Entered and left by one thread; read by any.
+    A phase inside another interrupts it: the time counts for the inner one only. Time outside of any phase is `other`.
+    One thread enters and leaves phases; any thread reads.
     """
 
     def __init__(self) -> None:
@@ -44,18 +42,18 @@ class PhaseClock:
         self._phases = {name: _Phase(self, index) for index, name in enumerate(PHASES)}
 
     def phase(self, name: str) -> "_Phase":
-        """A context manager that books its time on `name`; KeyError for a name not in PHASES."""
+        """Return a context manager that adds its time to `name`; KeyError for a name not in PHASES."""
         return self._phases[name]
 
     def seconds(self) -> dict[str, float]:
-        """Seconds by phase, the running one included.
+        """Return the seconds by phase, including the current one.
 
-        Another thread may read a moment's time as not yet booked, never as booked twice.
+        A reader on another thread may miss the newest moment, but never counts it twice.
         """
-        booked = list(self._seconds)
+        seconds = list(self._seconds)
         index, since = self._running
-        booked[index] += perf_counter() - since
-        return dict(zip(PHASES, booked, strict=True))
+        seconds[index] += perf_counter() - since
+        return dict(zip(PHASES, seconds, strict=True))
 
     def _enter(self, index: int) -> None:
         self._outer.append(self._running[0])
@@ -88,30 +86,30 @@ class _Phase:
 
 
 def phase_fractions(phases: Mapping[str, float]) -> dict[str, float]:
-    """Each phase's share of the time that updates took; evaluation and checkpoints are no part of them."""
-    updates = {name: seconds for name, seconds in phases.items() if name not in NON_STEP_PHASES}
-    whole = sum(updates.values())
-    return {name: seconds / whole for name, seconds in updates.items()} if whole > 0 else {}
+    """Return each phase's fraction of the step time, without evaluation and checkpoints."""
+    step_phases = {name: seconds for name, seconds in phases.items() if name not in NON_STEP_PHASES}
+    total = sum(step_phases.values())
+    return {name: seconds / total for name, seconds in step_phases.items()} if total > 0 else {}
 
 
 STRAGGLER_RATIO = 1.25
-"""Busy time of the slowest rank over that of the fastest from which it is worth a word."""
+"""Ratio of the slowest rank's busy time to the fastest's that counts as a straggler."""
 MIN_GAP_MILLISECONDS = 3
-"""Between the two, below which their ratio is that of rounding and noise."""
+"""Shortest gap between the two, milliseconds: below it the ratio is noise."""
 CONSECUTIVE_INTERVALS = 3
-"""So many in a row, with the same rank in front, before that is named; and as many without, before it is over."""
+"""Intervals in a row after which a straggler is named, and without it after which it is over."""
 MIN_INTERVAL_STEPS = 10
 
 
 def interval_steps(log_every: int) -> int:
-    """Updates of an interval: those between two lines of the log, or several times as many where they are few."""
+    """Return the steps of an interval: a multiple of `log_every`, at least `MIN_INTERVAL_STEPS`."""
     return -(-MIN_INTERVAL_STEPS // log_every) * log_every
 
 
 class BusyTime:
-    """The busy time of this rank in seconds: in all, and on average over the updates of the interval so far.
+    """Busy time of this rank, seconds: total, and mean over the steps of the current interval.
 
-    The first update of a process counts in all alone: caches are filled and kernels chosen in it.
+    The first step of a process counts only in the total: it fills caches and selects kernels.
     """
 
     def __init__(self) -> None:
@@ -121,7 +119,7 @@ class BusyTime:
         self._sum, self._steps = 0.0, 0
 
     def add(self, seconds: float) -> None:
-        """One update, by the host's clock; the device's own time counts where it is known to be longer."""
+        """Add one step by the host's clock; the sampled device time counts if it is longer."""
         seconds = max(seconds, self._on_device)
         self.total += seconds
         if self._fresh:
@@ -131,12 +129,12 @@ class BusyTime:
             self._steps += 1
 
     def set_device_seconds(self, seconds: float) -> None:
-        """What the device takes for the same, as sampled: a host that only launches work does not see it."""
+        """Set the sampled device time of a step: a host that only launches kernels does not see it."""
         self._on_device = seconds
 
     @property
     def mean(self) -> float:
-        """0 before the second update."""
+        """Mean of the interval; 0 before the second step."""
         return self._sum / self._steps if self._steps else 0.0
 
     def next_interval(self) -> None:
@@ -149,7 +147,7 @@ class BusyTime:
 
 @dataclass(frozen=True)
 class RankComparison:
-    """The slowest and the fastest rank of an interval: mean milliseconds busy in an update."""
+    """Slowest and fastest rank of an interval, with their mean busy milliseconds per step."""
 
     rank: int
     milliseconds: int
@@ -165,9 +163,11 @@ class RankComparison:
 
 
 class StragglerDetector:
-    """Rank 0's memory of the intervals: names a rank that stays the slowest, and says when that is over.
+    """Detector on rank 0 that names a rank which stays the slowest, and reports when that is over.
 
-    hosts: of every rank, by number. log_event: takes the name of an event and its values.
+    Args:
+        hosts: Host name of every rank.
+        log_event: Receives the name of an event and its values.
     """
 
     def __init__(self, hosts: Sequence[str], log_event: Callable[..., None]) -> None:
@@ -177,7 +177,7 @@ class StragglerDetector:
         self._named, self._calm = -1, 0
 
     def interval_done(self, step: int, found: RankComparison) -> None:
-        """The interval that ended with update `step`."""
+        """Compare the ranks of the interval that ended with step `step`."""
         self.latest = found
         suspect = found.rank if found.is_notable else -1
         self._times = self._times + 1 if suspect == self._suspect else 1

@@ -1,11 +1,7 @@
-"""What one pod tells Prometheus about the stage it carries out: from before the first image until the last scrape.
+"""Metrics of one pod's supervisor, beside those of its ranks: build, volumes, GPUs (NVML), and the endpoint's own.
 
-What NVML tells of this machine's GPUs; nothing where there are none, or the bindings are not installed.
-
-What the parent of a stage exports itself, beside its ranks' series: build, volumes, GPUs, the endpoint's own.
-
-Volumes and GPUs are looked at by a thread of their own: a look at a dead network volume or a fallen GPU may never end,
-and then it is these numbers that stand still and not the endpoint.
+A thread polls volumes and GPUs: a call on a dead network volume or a failed GPU may hang, and then only these values
+stop while the endpoint goes on.
 """
 
 import json

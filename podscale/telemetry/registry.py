@@ -1,14 +1,10 @@
-"""Numbers by the catalogue's names, and the metric families that Prometheus gets of them.
+"""Registry of metric values by the catalogue's names; snapshots of each rank; and their merge into one endpoint.
 
-Whoever counts writes plain numbers here; families are made when somebody collects, at most once a second and on
-another thread. That keeps the cost of counting below a microsecond.
+Counting code writes plain numbers. Metric families are created when a scraper collects, at most once a second and on
+another thread, so counting takes less than a microsecond.
 
-The figures of an exposition as plain data, for a file that outlives the endpoint.
-
-Metrics from many ranks to one endpoint.
-
-Each rank leaves its exposition text in a pod-local file, at most once a second and from a thread of its own; the
-supervisor merges the files when it is scraped. A slow or hostile scraper therefore never touches a rank.
+Each rank writes its exposition text to a pod-local file, at most once a second and on its own thread. The supervisor
+merges the files when it is scraped, so a slow or hostile scraper never touches a rank.
 """
 
 import math
@@ -134,7 +130,7 @@ class MetricRegistry(Collector):
 
 
 def sanitize_label(value: str) -> str:
-    """Fit to be a label: text that can be shown and encoded, of bounded length."""
+    """Return printable, encodable text of bounded length for a label."""
     shown = printable(value)
     return shown if len(shown) <= MAX_LABEL_LENGTH else f"{shown[: MAX_LABEL_LENGTH - 3]}..."
 
@@ -143,7 +139,7 @@ SeriesValue = float | None
 
 
 def series_values(text: str) -> dict[str, SeriesValue]:
-    """Every sample by its series as PromQL writes it, without the buckets of histograms; None for NaN and infinity."""
+    """Return every sample by its PromQL series, without histogram buckets; None for NaN and infinity."""
     return {
         _series_name(sample.name, sample.labels): sample.value if math.isfinite(sample.value) else None
         for family in text_string_to_metric_families(text)
@@ -171,7 +167,7 @@ def snapshot_path(directory: Path, rank: int) -> Path:
 
 
 class SnapshotWriter:
-    """Writes `registry` to `path` once a second until closed, and a last time then; use as a context manager."""
+    """Writer of `registry` to `path` once a second until closed, and once more then; use it as a context manager."""
 
     def __init__(self, registry: CollectorRegistry, path: Path, interval: float = SNAPSHOT_SECONDS) -> None:
         self._registry = registry
@@ -209,9 +205,9 @@ class SnapshotWriter:
 
 
 def merge_expositions(texts: Iterable[str]) -> str:
-    """One exposition of several: one HELP and one TYPE per family, samples in the order of `texts`.
+    """Merge expositions: one HELP and one TYPE per family, samples in the order of `texts`.
 
-    The texts come from `generate_latest`, where each family is one block that begins with its HELP line.
+    The texts come from `generate_latest`, in which each family is one block that begins with its HELP line.
     """
     families: dict[str, tuple[list[str], list[str]]] = {}
     for text in texts:

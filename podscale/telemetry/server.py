@@ -1,11 +1,9 @@
-"""One endpoint, /metrics, that a stuck or hostile client cannot hold up.
+"""HTTP server of /metrics that a stuck or hostile client cannot block, with TLS, client certificates and a token.
 
-prometheus_client's own server has no time limit and no limit on connections (800 idle sockets hold 802 threads for
-ever), and with TLS one silent client stops all others. This one reads a small request within a total time, answers from
-rendered bytes, and closes; the handshake is the connection's own affair. Where too many are open, the oldest goes: a
-scrape is over within milliseconds, so that it is never a scraper's.
-
-Who may scrape: TLS, certificates of clients, and a token.
+prometheus_client's own server has no timeout and no connection limit (800 idle sockets hold 802 threads forever), and
+with TLS one silent client blocks all others. This server reads a small request within a total time, answers with
+rendered bytes, and closes. The TLS handshake runs on the connection's own thread. If too many connections are open, the
+oldest is closed: a scrape takes milliseconds, so it is never a scraper's.
 """
 
 import errno

@@ -1,4 +1,4 @@
-"""What a person sees of a running stage: one line per logged step, evaluation and event."""
+"""Step log of a running stage: one line per logged step, evaluation and event."""
 
 import json
 from collections.abc import Mapping
@@ -52,7 +52,7 @@ class StepLog:
 
 
 class EtaEstimator:
-    """Estimates the seconds left from the pace since the launch began (its `start` or `resumed` record)."""
+    """Estimator of the seconds left, from the speed since the launch began (its `start` or `resumed` record)."""
 
     def __init__(self) -> None:
         self.total_steps: int | None = None
@@ -72,7 +72,7 @@ class EtaEstimator:
 
 
 def format_record(record: EventRecord, seconds_left: float | None = None, total: int | None = None) -> str:
-    """One line of plain text for a record; total: updates of the whole run."""
+    """Return one line of plain text for a record; `total` is the number of steps of the run."""
     return _plain_text(styled_parts(record, seconds_left, total))
 
 

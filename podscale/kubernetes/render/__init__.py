@@ -1,4 +1,4 @@
-"""From a job to the objects of a cluster: pure functions, one file for each kind of job."""
+"""Render a job as the objects of a cluster: pure functions, one module for each kind of job."""
 
 from collections.abc import Callable
 
@@ -27,7 +27,7 @@ PREFERRED_KINDS_TPU = ("jobset", "trainjob")
 
 
 def suitable_backends(spec: JobSpec) -> tuple[str, ...]:
-    """The kinds of job that can carry out `spec`, the best first; a plain job only where there is one pod."""
+    """Return the kinds of job that can run `spec`, the best first; a plain job for one pod only."""
     if spec.min_nodes is not None:
         return PREFERRED_KINDS[:1]  # only it is elastic
     if spec.slices > 1:
@@ -39,15 +39,16 @@ def suitable_backends(spec: JobSpec) -> tuple[str, ...]:
 
 
 def choose_backend(spec: JobSpec, backend: str) -> str:
-    """The kind of job for a stage: `backend` where ranks on several pods must meet or it trains, else a plain job."""
+    """Return `backend` for a training or for ranks on several pods, else a plain job."""
     together = spec.stage == "train" or (spec.nodes > 1 and spec.stage != "shard")
     return backend if together else "job"
 
 
 def render_job(spec: JobSpec, backend: str) -> JobManifests:
-    """The objects that carry out `spec` on `backend`, a name of BACKENDS.
+    """Return the objects that run `spec` on `backend`, a name of BACKENDS.
 
-    Raises InputError where that kind of job cannot do what is asked.
+    Raises:
+        InputError: That kind of job does not support the request.
     """
     if backend not in RENDERERS_BY_KIND:
         hint = f"Choose one of {', '.join(RENDERERS_BY_KIND)}."

@@ -1,7 +1,4 @@
-"""What all kinds of job have in common: their metadata, and the network policy of their pods.
-
-Objects of Kubernetes as the YAML that `kubectl apply -f -` reads.
-"""
+"""Parts common to all kinds of job: metadata, network policy of the pods, and YAML for `kubectl apply -f -`."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -36,14 +33,14 @@ class JobManifests:
 
     @property
     def all_objects(self) -> tuple[Manifest, ...]:
-        """Every object, in the order in which to create them."""
+        """Return every object, in the order of creation."""
         return (*self.owned_objects, self.job)
 
 
 def job_object(
     spec: JobSpec, backend: str, body: Mapping[str, Any], annotations: Mapping[str, str] | None = None
 ) -> Manifest:
-    """The object of a job with the `spec` field given as `body`."""
+    """Return the object of a job with `body` as its spec."""
     kind = JOB_BACKENDS[backend]
     labels = {**spec.labels, **pod_placement.queue_labels(spec)}
     return {
@@ -55,7 +52,7 @@ def job_object(
 
 
 def object_metadata(spec: JobSpec, labels: Mapping[str, str], annotations: Mapping[str, str] | None = None) -> Manifest:
-    """Name and labels of an object that belongs to a job."""
+    """Return name and labels of an object that belongs to a job."""
     named: Manifest = {"name": spec.name}
     if spec.cluster.namespace is not None:
         named["namespace"] = spec.cluster.namespace
@@ -90,7 +87,7 @@ def network_policy(spec: JobSpec) -> Manifest:
 
 
 def ttl_after_finished(spec: JobSpec) -> dict[str, int]:
-    """How long the job stays after its end, as a field."""
+    """Return the field with the time that a finished job stays."""
     keep = spec.cluster.keep_hours
     return {} if keep is None else {"ttlSecondsAfterFinished": round(keep * 3600)}
 
@@ -121,5 +118,5 @@ _Dumper.add_representer(str, _represent_text)
 
 
 def to_yaml(objects: Iterable[Any]) -> str:
-    """One document for each object."""
+    """Return one YAML document for each object."""
     return yaml.dump_all(objects, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110, explicit_start=True)

@@ -41,7 +41,7 @@ ObjectList = list[dict[str, Any]]
 
 
 def gpudirect_command(spec: JobSpec) -> list[str]:
-    """The command of the stage; where the plugin brings a script of settings, after it."""
+    """Return the command of the stage, preceded by the plugin's settings script if it has one."""
     profile = NCCL_PROFILES.get(spec.gpudirect or "", "")
     if not profile:
         return list(spec.command)
@@ -62,12 +62,12 @@ def gpudirect_environment(spec: JobSpec) -> ObjectList:
 
 
 def library_path(spec: JobSpec, libraries: str) -> str:
-    """Where libraries of the node are found in the container."""
+    """Return the directory of the node's libraries in the container."""
     return f"{libraries}:/usr/local/gib/lib64" if spec.gpudirect == "rdma" else libraries
 
 
 def gpudirect_annotations(spec: JobSpec) -> dict[str, str]:
-    """Of the pod: its interfaces, and the devices that the daemon may use."""
+    """Return the pod annotations: network interfaces, and the devices of the daemon."""
     if spec.gpudirect is None:
         return {}
     interfaces = [
@@ -87,17 +87,17 @@ def gpudirect_annotations(spec: JobSpec) -> dict[str, str]:
 
 
 def gpudirect_volumes(spec: JobSpec) -> ObjectList:
-    """Of the pod: paths of the host."""
+    """Return the host path volumes of the pod."""
     return [{"name": name, "hostPath": {"path": path}} for name, path, _, _ in _paths(spec)]
 
 
 def gpudirect_mounts(spec: JobSpec) -> ObjectList:
-    """Of the training container."""
+    """Return the volume mounts of the training container."""
     return [{"name": name, "mountPath": inside} for name, _, inside, _ in _paths(spec) if inside]
 
 
 def gpudirect_daemons(spec: JobSpec) -> ObjectList:
-    """Containers that run beside the training, started before it (an init container that stays)."""
+    """Return the sidecar containers (init containers that keep running)."""
     if spec.gpudirect not in ("tcpx", "tcpxo"):
         return []
     return [_tcpx_daemon(spec) if spec.gpudirect == "tcpx" else _tcpxo_daemon(spec)]

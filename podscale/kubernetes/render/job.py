@@ -13,7 +13,7 @@ COMPLETION_INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-ind
 
 
 def render_plain_job(spec: JobSpec) -> common.JobManifests:
-    """Raises InputError for ranks on several pods: a job does not restart them together."""
+    """Return a plain Job. Raises InputError for ranks on several pods, which a Job does not restart together."""
     if spec.nodes > 1 and spec.stage != "shard":
         problem = f"{spec.nodes} pods of {spec.stage} need a job that keeps them together"
         raise InputError(problem, field="launch.backend", got="job")
@@ -38,22 +38,22 @@ def render_plain_job(spec: JobSpec) -> common.JobManifests:
 
 
 def indexed_completion(pods: int) -> dict[str, Any]:
-    """Pods with numbers, all at once."""
+    """Return the fields for numbered pods that run at the same time."""
     return {"completionMode": "Indexed", "completions": pods, "parallelism": pods}
 
 
 def disruption_rule(action: str) -> dict[str, Any]:
-    """The rule for pods that were taken away: preempted, drained, their node gone."""
+    """Return the rule for disrupted pods: preempted, drained, or on a lost node."""
     return {"action": action, "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
 
 
 def bad_input_rule(container: str) -> dict[str, Any]:
-    """The rule of a job's podFailurePolicy for an end that a restart cannot change."""
+    """Return the rule for bad input, which a restart cannot fix."""
     return _exit_code_rule(container, "FailJob", int(ExitCode.BAD_INPUT))
 
 
 def preemption_rule(container: str, action: str) -> dict[str, Any]:
-    """The rule for pods that saved and ended on request."""
+    """Return the rule for pods that saved and exited on request."""
     return _exit_code_rule(container, action, int(ExitCode.PREEMPTED))
 
 

@@ -1,8 +1,8 @@
-"""JobSet: one job for each TPU slice, or one for all pods where there are no slices.
+"""JobSet: one job for each TPU slice, or one job for all pods without slices.
 
-After any loss all pods start again, from the newest checkpoint. An end by bad input fails the set; pods that were taken
-away, or saved and ended on request, do not count against its restarts. A job over the time limit fails the set too; but
-every restart of the set makes its jobs anew, and with them the time begins anew.
+After any loss all pods restart from the newest checkpoint. Bad input fails the set. Disrupted pods, and pods that saved
+and exited on request, do not count against its restarts. A job over the time limit fails the set; every restart creates
+the jobs anew and restarts that time.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ EXCLUSIVE_TOPOLOGY = {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.goog
 
 
 def render_jobset(spec: JobSpec) -> common.JobManifests:
-    """Raises InputError for elastic jobs."""
+    """Return the JobSet of a stage. Raises InputError for elastic jobs."""
     common.check_not_elastic(spec, "jobset")
     annotations = EXCLUSIVE_TOPOLOGY if spec.hardware.hosts > 1 else {}
     environment = [*_rendezvous_variables(spec), *_slice_variables(spec)]
@@ -41,9 +41,12 @@ def jobset_spec(
     replicas: int = 1,
     labels: dict[str, str] | None = None,
 ) -> dict[str, Any]:
-    """The spec of a set of `replicas` jobs. pods: of each; None where another controller says it.
+    """Return the spec of a JobSet.
 
-    labels: of the jobs, where that controller looks for them.
+    Args:
+        replicas: Number of jobs.
+        pods: Pods of each job; None if another controller sets it.
+        labels: Labels of the jobs, for that controller.
     """
     rules = [job.bad_input_rule(container), job.disruption_rule("FailJob"), job.preemption_rule(container, "FailJob")]
     child = {
@@ -62,9 +65,9 @@ def jobset_spec(
 
 
 def failure_policy(spec: JobSpec) -> dict[str, Any]:
-    """The set's answer to how a job failed; what no rule matches restarts the set.
+    """Return the reaction of the set to a failed job; it restarts if no rule matches.
 
-    Which rule of the podFailurePolicy matched is told by the message alone.
+    Only the message tells which rule of the podFailurePolicy matched.
     """
     return {
         "maxRestarts": spec.cluster.restarts,

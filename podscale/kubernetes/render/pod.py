@@ -1,9 +1,7 @@
-"""The pod that every kind of job makes: image, command, document, volumes, security, and where it may run.
+"""Pod template of every kind of job: image, command, document, volumes and security.
 
-It fits the `restricted` Pod Security Standard unless the hardware needs more: no root, no capabilities, a read-only
-root file system with memory and disk only where they are needed, and no token of the cluster.
-
-The volumes of a pod: what it may write, the workspace, and what the document adds.
+It meets the `restricted` Pod Security Standard unless the hardware needs more: no root, no capabilities, a read-only
+root file system with memory and disk only as needed, and no service account token.
 """
 
 import math
@@ -23,12 +21,12 @@ USER_ID = 65532
 
 
 def gib_quantity(gib: float) -> str:
-    """GiB as Kubernetes writes them."""
+    """Return GiB as a Kubernetes quantity."""
     return f"{gib:g}Gi" if gib == int(gib) else f"{round(gib * 1024)}Mi"
 
 
 def pod_volumes(spec: JobSpec) -> list[dict[str, Any]]:
-    """The pod's volumes."""
+    """Return the volumes of the pod."""
     demand = spec.resources
     found: list[dict[str, Any]] = [
         {"name": "tmp", "emptyDir": {"sizeLimit": gib_quantity(demand.temporary_gib)}},
@@ -43,7 +41,7 @@ def pod_volumes(spec: JobSpec) -> list[dict[str, Any]]:
 
 
 def container_mounts(spec: JobSpec) -> list[dict[str, Any]]:
-    """Where the container finds them."""
+    """Return the volume mounts of the container."""
     found: list[dict[str, Any]] = [
         {"name": "tmp", "mountPath": TEMPORARY_PATH},
         {"name": "shm", "mountPath": SHARED_MEMORY_PATH},
@@ -191,12 +189,12 @@ def container_resources(spec: JobSpec) -> dict[str, Any]:
 
 
 def value_variable(name: str, text: object) -> dict[str, Any]:
-    """A variable with a value."""
+    """Return an environment variable with a value."""
     return {"name": name, "value": str(text)}
 
 
 def field_variable(name: str, path: str) -> dict[str, Any]:
-    """A variable with a field of the pod, such as a label."""
+    """Return an environment variable with a field of the pod, such as a label."""
     return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
 
 

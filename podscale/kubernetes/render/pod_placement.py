@@ -1,7 +1,7 @@
-"""Where pods may run: labels of nodes, taints to accept, priority, and what Kueue is told.
+"""Placement of pods: node labels, tolerations, priority, and Kueue's queue.
 
-Labels and taints are those of GKE: reservations, Spot VMs, compute classes and placement groups by its documentation
-and by xpk (src/xpk/core/capacity.py).
+Labels and taints are GKE's: reservations, Spot VMs, compute classes and placement groups, from its documentation and
+from xpk (src/xpk/core/capacity.py).
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ NODE_LOST_SECONDS = 60
 
 
 def pod_placement(spec: JobSpec) -> dict[str, Any]:
-    """The fields of a pod's spec that say where it runs; those that say nothing are left out."""
+    """Return the placement fields of a pod's spec; empty ones are left out."""
     cluster = spec.cluster
     fields: dict[str, Any] = {
         "serviceAccountName": cluster.service_account,
@@ -30,7 +30,7 @@ def pod_placement(spec: JobSpec) -> dict[str, Any]:
 
 
 def node_selector(spec: JobSpec) -> dict[str, str]:
-    """The labels that a node must have. Stages without accelerators go to any node with the document's own labels."""
+    """Return the node labels of a pod; stages without accelerators only use the document's own labels."""
     cluster = spec.cluster
     found: dict[str, str] = {}
     if spec.needs_accelerators:
@@ -50,7 +50,7 @@ def node_selector(spec: JobSpec) -> dict[str, str]:
 
 
 def tolerations(spec: JobSpec) -> list[dict[str, Any]]:
-    """The taints that keep other pods off such nodes, those of the document, and a short patience with dead nodes."""
+    """Return the tolerations of the hardware and of the document, and a short one for dead nodes."""
     found: list[dict[str, Any]] = []
     if spec.needs_accelerators:
         if spec.resources.accelerators:
@@ -68,7 +68,7 @@ def tolerations(spec: JobSpec) -> list[dict[str, Any]]:
 
 
 def placement_annotations(spec: JobSpec) -> dict[str, str]:
-    """Of the pods: not to be moved by an autoscaler that tidies up, and Kueue's topology."""
+    """Return the pod annotations against eviction by an autoscaler, and for Kueue's topology."""
     found = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
     if spec.needs_accelerators and spec.cluster.topology != "none":
         found[f"kueue.x-k8s.io/podset-{spec.cluster.topology}-topology"] = spec.cluster.topology_level or TOPOLOGY_LEVEL
@@ -76,7 +76,7 @@ def placement_annotations(spec: JobSpec) -> dict[str, str]:
 
 
 def queue_labels(spec: JobSpec) -> dict[str, str]:
-    """Of the job: the queue of Kueue that admits it."""
+    """Return the job labels with the Kueue queue that admits it."""
     if spec.cluster.queue is None or not spec.needs_accelerators:
         return {}
     return {"kueue.x-k8s.io/queue-name": spec.cluster.queue}

@@ -20,7 +20,7 @@ PATCH_MANAGER = "podscale.dev/render"
 
 
 def render_trainjob(spec: JobSpec) -> common.JobManifests:
-    """Raises InputError for elastic jobs and for several TPU slices."""
+    """Return the TrainJob and its runtime. Raises InputError for elastic jobs and several TPU slices."""
     common.check_not_elastic(spec, "trainjob")
     if spec.slices > 1:
         hint = "Set launch.backend=jobset"

@@ -1,6 +1,6 @@
-"""Experiment trackers: the figures of a training for people, in the tools in which they compare runs.
+"""Experiment trackers, which show the metrics of runs in other tools.
 
-Each tracker is a process of its own (`__main__`) in the pod that leads. It follows metrics.jsonl and costs the ranks
-nothing: it cannot hold them up, and its failure is a warning. In every launch of a run it is given all records again,
-from the first; what each one does about those that it had before stands in its module.
+Each tracker is a process (`__main__`) in the leading pod. It follows metrics.jsonl, so it cannot delay the ranks, and
+its failure is a warning. Every launch sends it all records from the first one; each tracker's module says how it treats
+records that it already has.
 """

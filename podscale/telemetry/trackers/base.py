@@ -1,9 +1,4 @@
-"""Records of metrics.jsonl as figures with the names under which trackers show them.
-
-What a tracker is.
-
-What a tracker that cannot take figures back was given so far.
-"""
+"""Tracker interface, points of metrics from the records of metrics.jsonl, and the record of points already sent."""
 
 import json
 import math
@@ -26,7 +21,7 @@ FAILURE_PREFIX = "failed: "
 
 @dataclass(frozen=True)
 class LaunchExit:
-    """How the launch ended to which a tracker belongs: its exit code and the error for people."""
+    """Exit code and error of the launch that a tracker belongs to."""
 
     exit_code: int = int(ExitCode.FAILED)
     error: str = ""

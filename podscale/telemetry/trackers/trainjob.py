@@ -1,6 +1,6 @@
-"""How far a TrainJob is, told to Kubeflow Trainer, which shows it as `status.trainerStatus` of the job.
+"""Progress of a TrainJob, sent to Kubeflow Trainer, which shows it as `status.trainerStatus` of the job.
 
-Trainer sets the three variables in the pods of a TrainJob where its feature gate TrainJobStatus is on (alpha in 2.3).
+Trainer sets the three variables in the pods of a TrainJob if its feature gate TrainJobStatus is on (alpha in 2.3).
 Limits and names are those of its status server and of the job's CustomResourceDefinition.
 """
 
