@@ -152,7 +152,7 @@ def _chart_blocks(results: StudyResults) -> Iterator[ChartBlock | DotBlock]:
     if results.has_numeric_axis and target is not None:
         for number, name in ((1, "epochs"), (0, "updates")):
             lines = [
-                _line_series(results, line, looks[line], lambda arm, i=number: [r[i] for r in arm.reached(target)], 1.0)
+                _line_series(results, line, looks[line], lambda arm, i=number: [r[i] for r in arm.steps_to_target(target)], 1.0)
                 for line in results.lines
             ]
             if any(line.points for line in lines):

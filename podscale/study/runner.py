@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -121,16 +122,15 @@ class StudyRunner:
         self._running.append(RunningTrial(trial, process, log, time.monotonic(), anew))
 
     def _wait_for_trial(self) -> None:
-        """Waits until a cell has ended, and settles it."""
+        """Wait until a trial has exited, and record it."""
         while True:
-            for running in self._running:
-                pid, status, used = os.wait4(running.process.pid, os.WNOHANG)
-                if pid:
-                    running.process.returncode = os.waitstatus_to_exitcode(status)
-                    self._running.remove(running)
-                    with _defer_signals():
-                        self._finish_trial(running, used.ru_utime + used.ru_stime)
-                    return
+            with defer_signals():  # a trial is reaped, recorded and cleaned up as a whole, or not at all
+                for running in self._running:
+                    pid, status, used = os.wait4(running.process.pid, os.WNOHANG)
+                    if pid:
+                        running.process.returncode = os.waitstatus_to_exitcode(status)
+                        self._running.remove(running)
+                        return self._finish_trial(running, used.ru_utime + used.ru_stime)
             time.sleep(POLL_SECONDS)
 
     def _finish_trial(self, running: RunningTrial, cpu_seconds: float) -> None:
@@ -191,13 +191,27 @@ class StudyRunner:
 
 
 @contextmanager
-def _defer_signals() -> Iterator[None]:
-    """Requests to stop wait until the body is done: a cell is settled whole, or not at all."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
+def defer_signals() -> Iterator[None]:
+    """Hold back SIGTERM and SIGINT until the body is done, then deliver them.
+
+    The handlers are replaced because a mask covers one thread only: the kernel gives the signal to another thread, and
+    Python then runs the handler in the main thread. Does nothing outside the main thread, where no handler runs.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    pending: list[int] = []
+    found = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    handlers = {number: handler for number, handler in found.items() if handler is not None}  # None: not Python's
     try:
+        for number in handlers:
+            signal.signal(number, lambda received, _: pending.append(received))
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for received in pending:
+            signal.raise_signal(received)
 
 
 def _config_for_machine(config: RunConfig, jobs: int) -> RunConfig:
