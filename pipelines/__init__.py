@@ -1,1 +1,1 @@
-"""The Kubeflow pipelines and the presets in runs/. Installed as podscale.pipelines."""
+"""Kubeflow pipelines and run presets, installed as podscale.pipelines."""
