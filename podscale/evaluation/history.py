@@ -1,4 +1,4 @@
-"""Training history from metrics.jsonl: curves without the steps that a restart repeated, and totals over all launches."""
+"""Training history from metrics.jsonl: curves without repeated steps, and totals over all launches."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field

@@ -55,7 +55,7 @@ def test_the_same_package_is_sent_once(api, backend, package):
 
 
 def test_a_package_that_the_server_does_not_take(backend, package):
-    with refused("invalid v2 pipeline spec", "KFP 2.15", field=backend.place.host):
+    with refused("invalid v2 pipeline spec", "KFP 2.15", field=backend.endpoint.host):
         backend.upload(
             package.replace("schemaVersion: 2.1.0", "schemaVersion: 2.1.0\nnonsense: 1"), NAME, "digits", "d"
         )
@@ -80,7 +80,7 @@ def test_a_run_belongs_to_its_version_and_experiment(api, backend, package):
 
 def test_a_parameter_that_the_pipeline_does_not_have(backend, package):
     version = backend.upload(package, NAME, "digits", "d")
-    with refused("parameter epochs", field=backend.place.host):
+    with refused("parameter epochs", field=backend.endpoint.host):
         backend.run(version, "digits", "podscale", {"epochs": 3}, None)
 
 
@@ -107,7 +107,7 @@ def test_a_schedule_is_not_made_twice_but_replaced_when_asked(api, backend, pack
 def test_a_schedule_whose_replacement_is_refused_stays(api, backend, package):
     version = backend.upload(package, NAME, "digits", "d")
     backend.schedule(version, "nightly", "podscale", "0 0 2 * * *", {}, None)
-    with refused("parameter epochs", field=backend.place.host):
+    with refused("parameter epochs", field=backend.endpoint.host):
         backend.schedule(version, "nightly", "podscale", "0 0 3 * * *", {"epochs": 3}, None, replace=True)
     assert [run["trigger"]["cron_schedule"]["cron"] for run in api.store.recurringruns.values()] == ["0 0 2 * * *"]
 
@@ -136,14 +136,14 @@ def test_following_outlasts_an_outage_but_not_for_ever(api, backend, package, mo
     assert backend.follow(started.id, lambda _: None, poll_seconds=0) == "SUCCEEDED"
     monkeypatch.setattr(kfp_backend, "OUTAGE_SECONDS", 0.0)
     api.close()
-    with refused(field=backend.place.host, kind=PodscaleError):
+    with refused(field=backend.endpoint.host, kind=PodscaleError):
         backend.follow(started.id, lambda _: None, poll_seconds=0)
 
 
 @pytest.mark.parametrize("status", [401, 403])
 def test_credentials_that_are_refused_later(api, backend, package, status):
     api.store.refuse = status
-    with refused("--token-file", field=backend.place.host, got=status):
+    with refused("--token-file", field=backend.endpoint.host, got=status):
         backend.upload(package, NAME, "digits", "d")
 
 
