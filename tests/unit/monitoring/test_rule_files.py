@@ -55,7 +55,7 @@ def test_alerts_may_be_left_out_and_empty_groups_go_with_them() -> None:
     ("settings", "field", "got", "known"),
     [
         ({"thresholds": {"dataWait": 1.0}}, "threshold", "dataWait", "dataWaitShare"),
-        ({"without": frozenset({"DataStarved"})}, "alert", "DataStarved", "PodscaleDataStarved"),
+        ({"excluded_alerts": frozenset({"DataStarved"})}, "alert", "DataStarved", "PodscaleDataStarved"),
     ],
 )
 def test_unknown_names_are_told_with_those_that_exist(settings: Any, field: str, got: str, known: str) -> None:
