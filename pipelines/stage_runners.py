@@ -192,7 +192,7 @@ class ContainerRunner:
             "read_only": True,
             "cap_drop": ["ALL"],
             "security_opt": ["no-new-privileges"],
-            "network_mode": "host",  # so that /metrics is where the stage says
+            "network_mode": "host",  # so that /metrics has the address that the stage reports
             "shm_size": round((resources.shm_gib or MIN_SHM_GIB) * 2**30),
             "device_requests": gpus,
         }

@@ -252,9 +252,9 @@ def run_prometheus(
 def write_prometheus_files(
     runs: Path, settings: RuleSettings = DEFAULT_SETTINGS, intervals: ScrapeIntervals = DEFAULT_INTERVALS
 ) -> int:
-    """Writes configuration and rules for the runs below a folder; returns the open file whose lock says whose it is.
+    """Write configuration and rules for the runs below a directory; return the descriptor of the held lock file.
 
-    Raises InputError where that cannot be written, or another Prometheus works there.
+    Raises InputError if they cannot be written or another Prometheus holds the lock.
     """
     folder = runs.absolute() / DIRECTORY_NAME
     try:
