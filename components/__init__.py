@@ -1,6 +1,4 @@
-"""The KFP components: one stage each, thin calls of the library. Installed as podscale.components.
-
-The container image that the components name unless a run document says otherwise (launch.image).
-"""
+"""KFP components, one per stage, installed as podscale.components."""
 
 IMAGE = "podscale-base:latest"
+"""Container image of the components; launch.image of the run document replaces it."""

@@ -1,8 +1,8 @@
-"""What every stage process does first: it is stopped, and dies, with the launch that started it.
+"""Stage process: the common frame of every component, which ties it to its launcher and reports errors.
 
-kfp runs a component as `sh -ec "... python3 -m kfp.dsl.executor_main"`, so the parent of this process is a shell that
-survives the death of `podscale run`; being told of the death of one's parent is not enough. The launcher's own
-process is therefore named in the environment and watched.
+kfp runs a component as `sh -ec "... python3 -m kfp.dsl.executor_main"`. The parent of this process is therefore a shell
+that survives `podscale run`, and a parent-death signal is not enough. The environment names the launcher's process
+instead, and the stage process watches that.
 """
 
 import json
@@ -22,7 +22,7 @@ from podscale.util.processes import preempt_on_sigterm
 
 @contextmanager
 def stage_process(stage: StageName | str) -> Iterator[None]:
-    """Runs the body of a component: people read an error without a traceback, launchers read the exit code."""
+    """Run the body of a component: print errors without a traceback and exit with their exit code."""
     if (launcher := env.read_number(env.LAUNCHER_PID)) is not None:
         processes.exit_with_process(launcher)
     if (lifeline := env.read_path(env.LIFELINE)) is not None:
@@ -43,10 +43,10 @@ def stage_process(stage: StageName | str) -> Iterator[None]:
 
 
 def failed_stage_error(signpost: Path, stage: str) -> tuple[int, str] | None:
-    """Exit code and error of a stage that failed, as it told the launcher."""
+    """Return exit code and error of a failed stage from the file it left for the launcher, or None."""
     try:
-        said = json.loads(_failure_path(signpost, stage).read_text(encoding="utf-8"))
-        return int(said["exit_code"]), str(said["error"])
+        values = json.loads(_failure_path(signpost, stage).read_text(encoding="utf-8"))
+        return int(values["exit_code"]), str(values["error"])
     except (OSError, ValueError, KeyError):
         return None
 

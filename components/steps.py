@@ -1,7 +1,7 @@
-"""Between KFP's artifacts and the library's stages: one function a component, all the code that a component has.
+"""Bodies of the KFP components: one function each, which connects KFP's artifacts to the library's stages.
 
-The artifact of a shard set is a small JSON file with its location, counts and hashes. A backend downloads every input
-artifact before user code runs, so large data never is an artifact.
+The artifact of a shard set is a small JSON file with location, counts and hashes. Large data is never an artifact,
+because a backend downloads every input artifact before user code runs.
 """
 
 import json
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 
 SUCCEEDED_STATES = ("SUCCEEDED", "COMPLETE")
-"""The state of a pipeline that went well; the second is the word of backends with ML Metadata (KFP up to 2.17)."""
+"""States of a successful pipeline; the second is used by backends with ML Metadata (KFP up to 2.17)."""
 
 
 def pack(data: str, workspace: str, index: int, of: int) -> None:
-    """Packs part `index` of `of` of a shard set; whichever part ends last completes it."""
+    """Pack part `index` of `of` of a shard set; the part that finishes last completes the set."""
     with stage_process("shard"):
         local.shard(
             DataSection.model_validate_json(data),
@@ -45,7 +45,11 @@ def pack(data: str, workspace: str, index: int, of: int) -> None:
 
 
 def shard(data: str, workspace: str, shard_set: Any) -> None:
-    """Makes the shard set, or what is missing of it; `shard_set` is a dsl.Dataset artifact."""
+    """Build the shard set, or what is missing of it.
+
+    Args:
+        shard_set: output artifact, dsl.Dataset.
+    """
     with stage_process("shard"):
         result = local.shard(
             DataSection.model_validate_json(data),
@@ -78,14 +82,17 @@ def shard(data: str, workspace: str, shard_set: Any) -> None:
 
 
 def train(document: str, run_id: str, shard_set: Any, model: Any) -> None:
-    """Trains here, or has a job of the cluster train (launch.backend); `model` is a dsl.Model artifact: the directory
-    with weights, description and model card."""
+    """Train in this process, or by a job of the cluster (launch.backend).
+
+    Args:
+        model: output artifact, dsl.Model: a directory with weights, description and model card.
+    """
     with stage_process("train"):
         _train(_load_config(document, run_id), shard_set, model)
 
 
 def collapse(document: str, run_id: str, cycle: int, shard_set: Any, model: Any) -> None:
-    """As `train`, for the member of the document's ensemble that begins with the snapshot at the end of `cycle`."""
+    """Train the member of the document's ensemble that starts from the snapshot at the end of `cycle`."""
     with stage_process("collapse"):
         _train(ensemble_members.ensemble_member(_load_config(document, run_id), cycle).config, shard_set, model)
 
@@ -104,7 +111,12 @@ def _train(config: RunConfig, shard_set: Any, model: Any) -> None:
 
 
 def evaluate(document: str, run_id: str, shard_set: Any, metrics: Any, confusion: Any) -> None:
-    """Evaluates; `metrics` is a dsl.Metrics artifact, `confusion` dsl.ClassificationMetrics."""
+    """Evaluate the model.
+
+    Args:
+        metrics: output artifact, dsl.Metrics.
+        confusion: output artifact, dsl.ClassificationMetrics.
+    """
     from podscale.evaluation.evaluation_json import confusion_for_kfp, kfp_metrics, read_evaluation
 
     with stage_process("evaluate"):
@@ -119,7 +131,12 @@ def evaluate(document: str, run_id: str, shard_set: Any, metrics: Any, confusion
 
 
 def report(document: str, run_id: str, shard_set: Any, page: Any, card: Any) -> None:
-    """Builds the report; `page` is a dsl.HTML artifact, `card` the model card as dsl.Markdown."""
+    """Build the report.
+
+    Args:
+        page: output artifact, dsl.HTML.
+        card: output artifact with the model card, dsl.Markdown.
+    """
     with stage_process("report"):
         config = _load_config(document, run_id)
         local.report(config, _shard_set_location(shard_set))
@@ -129,7 +146,7 @@ def report(document: str, run_id: str, shard_set: Any, page: Any, card: Any) -> 
 
 
 def cells(study: str, chain: int) -> None:
-    """Runs what is missing of one chain of a study, in this pod."""
+    """Run the missing trials of one sweep series of a study, in this pod."""
     from podscale.study.grid import TrialGrid
     from podscale.study.records import RecordStore
     from podscale.study.runner import StudyRunner
@@ -153,7 +170,12 @@ def _print_trial(trial: "Trial", record: "TrialRecord | None", error: str) -> No
 
 
 def findings(study: str, page: Any, text: Any) -> None:
-    """Writes the results of a study; `page` is a dsl.HTML artifact, `text` dsl.Markdown."""
+    """Write the results of a study.
+
+    Args:
+        page: output artifact, dsl.HTML.
+        text: output artifact, dsl.Markdown.
+    """
     from podscale.study.publish import write_study_results
 
     with stage_process("findings"):
@@ -164,18 +186,19 @@ def findings(study: str, page: Any, text: Any) -> None:
 
 
 def summarize(document: str, run_id: str, status: Any, page: Any) -> None:
-    """Stops what is left of a run that did not succeed, and writes what happened to <run>/summary.md and to `page`, a
-    dsl.Markdown artifact, whatever happened.
+    """Write the summary of a run to <run>/summary.md and to `page`; stop the jobs of a run that did not succeed.
 
-    status: dsl.PipelineTaskFinalStatus. Its error message is empty on a real backend, so the stages' own outcomes
-    are told; a cancelled run arrives with the state RUNNING, its launcher killed and its job still at work.
+    Args:
+        status: dsl.PipelineTaskFinalStatus. Its error message is empty on a real backend, so the summary uses the
+            stages' outcomes. A cancelled run has the state RUNNING: its launcher is killed and its job still runs.
+        page: output artifact, dsl.Markdown.
     """
     with stage_process("summary"):
         config = _load_config(document, run_id)
         stopped, failure = "", None
         try:
             stopped = "" if status.state in SUCCEEDED_STATES else _stop_jobs(config)
-        except Exception as error:  # whatever it is, it must not hide how the stages ended
+        except Exception as error:  # no error may hide the stages' outcomes
             stopped, failure = str(error), error
         text = summary_markdown(config, str(status.state), stopped)
         Path(page.path).write_text(text, encoding="utf-8")
@@ -187,7 +210,12 @@ def summarize(document: str, run_id: str, status: Any, page: Any) -> None:
 
 
 def summary_markdown(config: RunConfig, state: str, stopped: str = "") -> str:
-    """The run in Markdown: how each stage ended, how long it took, what to do next; stopped: what became of its job."""
+    """Format the run as Markdown: outcome and seconds of each stage, and the errors.
+
+    Args:
+        state: final state of the pipeline.
+        stopped: result of stopping the run's jobs; empty if there was none.
+    """
     found: dict[str, StageOutcome] = dict(local.run_outcomes(config))
     state = SUCCEEDED_STATES[0] if state in SUCCEEDED_STATES else state
     lines = [f"# Run {config.run.id}: {state}", "", "| stage | ended | seconds |", "|---|---|---|"]
@@ -215,7 +243,7 @@ def summary_markdown(config: RunConfig, state: str, stopped: str = "") -> str:
 
 
 def _choose_trainer(config: RunConfig) -> Callable[[RunConfig, str], StageOutcome]:
-    """Training here, or by a job of the cluster."""
+    """Return the function that trains: in this process, or by a job of the cluster."""
     if config.launch.backend == "local":
         return local.train
     from podscale.stages import on_cluster
@@ -235,9 +263,10 @@ def _stop_jobs(config: RunConfig) -> str:
 
 
 def _load_config(document: str, run_id: str) -> RunConfig:
-    """The document of this run.
+    """Load the document of this run.
 
-    Raises InputError where `run_id` is not usable as run.id, and where an image of another version reads the document.
+    Raises:
+        InputError: `run_id` is not valid as run.id, or the document is of another version.
     """
     try:
         return loads(document, "document", [f"run.id={run_id}"] if run_id else [])

@@ -1,1 +1,1 @@
-"""The Kubeflow pipelines and the presets in presets/. Installed as podscale.pipelines."""
+"""Kubeflow pipelines and run presets, installed as podscale.pipelines."""

@@ -1,6 +1,6 @@
-"""Talking to a KFP backend through kfp's own client: upload, run, schedule, follow.
+"""KFP backend, through kfp's own client: upload, run, schedule and follow pipelines.
 
-What the client prints and logs is kept quiet, and what it raises becomes one sentence for people.
+The client's output is suppressed, and its exceptions become one-line errors.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from podscale.errors import InputError, PodscaleError
 from podscale.pipelines.kfp_endpoint import BackendUnreachable, KfpEndpoint, credentials_error, probe_backend
 
 OUTAGE_SECONDS = 600.0
-"""A backend that cannot be asked for so long while a run is followed is given up; the run itself goes on."""
+"""Longest outage of the backend while following a run, seconds; the run itself continues."""
 FINISHED_STATES = ("SUCCEEDED", "FAILED", "CANCELED", "SKIPPED")
 _EQUALS = 1
 _HTTP_CONFLICT = 409
@@ -28,7 +28,11 @@ _HTTP_CONFLICT = 409
 
 @dataclass(frozen=True)
 class PipelineVersion:
-    """One version of a pipeline in the backend; `new` unless the same package was there before."""
+    """One version of a pipeline in the backend.
+
+    Args:
+        new: False if the same package was uploaded before.
+    """
 
     pipeline_id: str
     version_id: str
@@ -39,7 +43,7 @@ class PipelineVersion:
 
 @dataclass(frozen=True)
 class StartedRun:
-    """A run, or a schedule, that the backend has accepted."""
+    """A run or schedule that the backend has accepted."""
 
     id: str
     name: str
@@ -48,23 +52,23 @@ class StartedRun:
 
 @dataclass(frozen=True)
 class PipelineProgress:
-    """What is known of a run: its own state, and those of the tasks that have begun, by name."""
+    """State of a run, and states of its started tasks by name."""
 
     state: str
     tasks: dict[str, str]
 
 
 class KfpBackend:
-    """A KFP backend that answers; made by `connect`."""
+    """A reachable KFP backend; created by `connect_backend`."""
 
     def __init__(self, endpoint: KfpEndpoint, client: Any) -> None:
         self.endpoint = endpoint
         self._client = client  # kfp.client.Client, whose generated parts have no types
 
     def upload(self, package: str, pipeline: str, version: str, description: str) -> PipelineVersion:
-        """Makes `package` (YAML) a version of the pipeline, which is made where there is none.
+        """Upload `package` (YAML) as a version of the pipeline; create the pipeline if it does not exist.
 
-        The version's name ends in a hash of the package, so that the same package is found and never sent twice.
+        The version's name ends in a hash of the package, so that the same package is never uploaded twice.
         """
         name = f"{version}-{hashlib.sha256(package.encode()).hexdigest()[:8]}"
         with self._translate_errors(f"upload pipeline {pipeline}"):
@@ -82,7 +86,7 @@ class KfpBackend:
         parameters: dict[str, Any],
         service_account: str | None,
     ) -> StartedRun:
-        """Starts a run of an uploaded version."""
+        """Start a run of an uploaded version."""
         with self._translate_errors(f"start run {name}"):
             run = self._client.run_pipeline(
                 self._experiment_id(experiment),
@@ -105,9 +109,14 @@ class KfpBackend:
         *,
         replace: bool = False,
     ) -> StartedRun:
-        """Starts a run at every time of `cron` (six fields, seconds first), one at a time, missed times left out.
+        """Schedule runs one at a time, without catching up on missed times.
 
-        Raises InputError where there is a schedule of this name, unless it is to be replaced.
+        Args:
+            cron: six fields, seconds first.
+            replace: replace the schedule of this name.
+
+        Raises:
+            InputError: there is a schedule of this name and `replace` is False.
         """
         with self._translate_errors(f"schedule {name}"):
             experiment_id = self._experiment_id(experiment)
@@ -130,17 +139,21 @@ class KfpBackend:
                 version_id=version.version_id,
                 service_account=service_account,
             )
-            for one in former:  # only now: had the new one been refused, nothing would run any more
+            for one in former:  # last, so that the old schedules survive if the new one is rejected
                 self._client.delete_recurring_run(one)
         return StartedRun(
             made.recurring_run_id, name, self.endpoint.link(f"recurringrun/details/{made.recurring_run_id}")
         )
 
     def follow(self, run_id: str, on_change: Callable[[PipelineProgress], None], *, poll_seconds: float = 5.0) -> str:
-        """Waits for the end of a run and returns its state; `watch` is given every change.
+        """Wait until a run has finished and return its state.
 
-        Raises PodscaleError where the backend cannot be asked for OUTAGE_SECONDS; InputError where it lets us in no
-        longer.
+        Args:
+            on_change: called with every change of the progress.
+
+        Raises:
+            PodscaleError: the backend is unreachable for OUTAGE_SECONDS.
+            InputError: the backend no longer accepts the credentials.
         """
         seen: PipelineProgress | None = None
         answered = time.monotonic()
@@ -193,7 +206,7 @@ class KfpBackend:
 
     @contextlib.contextmanager
     def _translate_errors(self, doing: str) -> Iterator[None]:
-        """Turns what the client raises into errors for people, and keeps it from printing."""
+        """Translate the client's exceptions into Podscale's errors and suppress its output."""
         import urllib3
         from kfp_server_api import ApiException  # type: ignore[import-untyped]
 
@@ -225,7 +238,7 @@ class KfpBackend:
 
 
 def connect_backend(endpoint: KfpEndpoint) -> KfpBackend:
-    """A client of the backend, which has answered; raises what podscale.pipelines.kfp_endpoint.probe_backend raises."""
+    """Probe the backend and return a client of it. Raises as kfp_endpoint.probe_backend does."""
     multi_user = probe_backend(endpoint)
     if multi_user and not endpoint.namespace:
         hint = "Name the namespace to use with --namespace"
@@ -244,16 +257,16 @@ def connect_backend(endpoint: KfpEndpoint) -> KfpBackend:
 
 
 def _token_refresher(endpoint: KfpEndpoint) -> Any:
-    """What makes the client read the token anew before every request; None where there is none."""
+    """Return kfp credentials that read the token again before every request; None without a token."""
     if not endpoint.token and endpoint.token_file is None:
         return None
     from kfp.client.token_credentials_base import TokenCredentialsBase
 
-    class Fresh(TokenCredentialsBase):
+    class RefreshedToken(TokenCredentialsBase):
         def refresh_api_key_hook(self, config: Any) -> None:
             config.api_key["authorization"] = endpoint.read_token()
 
-    return Fresh()
+    return RefreshedToken()
 
 
 def _read_progress(run: Any) -> PipelineProgress:
@@ -263,12 +276,12 @@ def _read_progress(run: Any) -> PipelineProgress:
 
 
 def _name_filter(name: str) -> str:
-    """KFP's filter for objects of that display name."""
+    """Return KFP's filter for objects of this display name."""
     return json.dumps({"predicates": [{"operation": _EQUALS, "key": "display_name", "stringValue": name}]})
 
 
 def _error_message(body: Any) -> str:
-    """What KFP says went wrong: the first line that is for people."""
+    """Return the first line of the message in KFP's error response."""
     try:
         answer = json.loads(body)
         text = str(answer.get("message") or answer.get("error_message") or answer.get("error") or "")
@@ -284,7 +297,7 @@ def _connection_error(error: Exception) -> str:
 
 @contextlib.contextmanager
 def _silence_kfp() -> Iterator[None]:
-    """Without the links that the client prints in its own form, its notices and its logged tracebacks."""
+    """Suppress the client's printed links, warnings and logged tracebacks."""
     level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

@@ -1,6 +1,6 @@
-"""Where a KFP backend is and how to get in; asked once, before anything is sent, so that what is wrong is said plainly.
+"""Address and credentials of a KFP backend, and a probe that gives clear errors before anything is sent.
 
-The host and the credentials come from options or from the environment variables that kfp's own client knows.
+Host and credentials come from options or from the environment variables of kfp's own client.
 """
 
 import json
@@ -24,34 +24,38 @@ UI_VARIABLE = "KF_PIPELINES_UI_ENDPOINT"
 TOKEN_FILE_VARIABLE = "KF_PIPELINES_SA_TOKEN_PATH"
 IN_CLUSTER_ADDRESS = "http://ml-pipeline.kubeflow.svc.cluster.local:8888"
 PROJECTED_TOKEN = Path("/var/run/secrets/kubeflow/pipelines/token")
-"""Where a pod of a multi-user Kubeflow finds the token that KFP's API accepts."""
+"""Path of the token for KFP's API in a pod of a multi-user Kubeflow."""
 TIMEOUT_SECONDS = 15.0
 PORT_FORWARD_COMMAND = "kubectl port-forward --namespace kubeflow service/ml-pipeline 8888"
 
 
 class BackendUnreachable(PodscaleError):
-    """The backend does not answer now; later it may."""
+    """The backend does not answer at the moment."""
 
 
 @dataclass(frozen=True)
 class KfpEndpoint:
-    """A KFP backend and the credentials for it; namespace: the user's, where several share the backend."""
+    """A KFP backend and its credentials.
+
+    Args:
+        namespace: of the user, if several share the backend.
+    """
 
     host: str
     namespace: str = ""
     ui: str = ""
     token: str = ""
     token_file: Path | None = None
-    """Read again at every use: such tokens live for an hour."""
+    """Read again at every use, because such tokens expire after an hour."""
     cookies: str = ""
     ca_file: Path | None = None
 
     def link(self, page: str) -> str:
-        """The page of KFP's user interface that shows `page`, a path such as runs/details/<id>."""
+        """Return the URL of `page`, a path such as runs/details/<id>, in KFP's user interface."""
         return f"{(self.ui or self.host).rstrip('/')}/#/{page}"
 
     def read_token(self) -> str:
-        """The token as it is now; empty where there is none. Raises InputError where its file cannot be read."""
+        """Return the current token, or an empty string without one. Raises InputError if its file is unreadable."""
         if self.token_file is None:
             return self.token
         try:
@@ -69,7 +73,7 @@ def resolve_endpoint(
     ca_file: Path | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> KfpEndpoint:
-    """The backend that options and environment name; raises InputError where they name none."""
+    """Return the backend from options or environment. Raises InputError if neither names one."""
     found = (
         host
         or environment.get(HOST_VARIABLE)
@@ -79,8 +83,8 @@ def resolve_endpoint(
         raise InputError(
             "no address of a KFP",
             field="--host",
-            hint=f"Give it, or set {HOST_VARIABLE}. To reach the one of your cluster: `{PORT_FORWARD_COMMAND}` in another terminal, "
-            "then --host http://localhost:8888",
+            hint=f"Give it, or set {HOST_VARIABLE}. To reach the one of your cluster: `{PORT_FORWARD_COMMAND}` "
+            "in another terminal, then --host http://localhost:8888",
         )
     if ca_file is not None and not ca_file.is_file():
         problem = "no such file, which must have the certificate authority of the endpoint (PEM)"
@@ -97,10 +101,11 @@ def resolve_endpoint(
 
 
 def probe_backend(endpoint: KfpEndpoint) -> bool:
-    """Asks the backend for its health; returns whether it serves several users.
+    """Query the backend's health; return True if it is multi-user.
 
-    Raises InputError that tells apart: no such host, behind a login, refused, another program, too old; Unreachable
-    where the backend does not answer, or not well.
+    Raises:
+        InputError: unknown host, login page, rejected credentials, not KFP, or too old.
+        BackendUnreachable: no answer, or a server error.
     """
     status, content_type, body = _get(endpoint, "/apis/v2beta1/healthz")
     if status == 404 and _get(endpoint, "/apis/v1beta1/healthz")[0] == 200:
@@ -148,7 +153,7 @@ def credentials_error(endpoint: KfpEndpoint, status: int, words: str = "") -> In
 
 
 def _get(endpoint: KfpEndpoint, path: str) -> tuple[int, str, bytes]:
-    """Status, content type and body; redirects are not followed, since they lead to login pages."""
+    """Return status, content type and body; redirects are not followed, because they lead to login pages."""
     request = Request(f"{endpoint.host}{path}", headers={"Accept": "application/json", **_auth_headers(endpoint)})
     context = ssl.create_default_context(cafile=str(endpoint.ca_file) if endpoint.ca_file else None)
     try:
@@ -176,7 +181,7 @@ def _auth_headers(endpoint: KfpEndpoint) -> dict[str, str]:
 
 
 def _unreachable_error(endpoint: KfpEndpoint, reason: Any) -> PodscaleError:
-    """InputError for what another address or option mends, Unreachable for what may mend itself."""
+    """Return InputError if another address or option helps, BackendUnreachable if a retry may."""
     host = endpoint.host
     if isinstance(reason, ssl.SSLCertVerificationError):
         return InputError(
@@ -200,7 +205,7 @@ def _unreachable_error(endpoint: KfpEndpoint, reason: Any) -> PodscaleError:
 
 
 def _normalise_url(given: str, field: str = "--host") -> str:
-    """With a scheme and without a trailing slash; plain http only where nothing leaves this machine."""
+    """Add a scheme and drop the trailing slash; plain http is the default for localhost only."""
     address = given
     if "://" not in address:
         name = address.partition("/")[0].partition(":")[0]

@@ -1,8 +1,8 @@
-"""Runs the pipeline on this machine: kfp carries out the tasks in a thread, this module stands between it and people.
+"""Local pipeline runner: kfp executes the tasks in a thread, this module reports progress and forwards signals.
 
-kfp pipes what a stage prints, indents it and drops its exit code, so all of that goes to a log file; what people see
-comes from the files the stages write, and how it ended from their outcomes. Signals are forwarded to the running
-stage, which saves; a launch that is killed takes its stages with it (see podscale.components.stage_process).
+kfp indents a stage's output and drops its exit code. Output therefore goes to a log file, progress comes from files
+that the stages write, and the result from their outcomes. Signals are forwarded to the running stage, which saves. If
+the launch is killed its stages exit with it (see podscale.components.stage_process).
 """
 
 import contextlib
@@ -37,47 +37,49 @@ from podscale.util.processes import DUPLICATE_SIGNAL_SECONDS, STOP_MESSAGE
 
 POLL_SECONDS = 0.1
 SHOWN_STAGES = (*stage_outcomes.STAGES, "collapse")
-"""Tasks that people see and that save when they are stopped. The collapse has no outcome here: members are runs."""
+"""Tasks that are displayed and that save when stopped. The collapse has no outcome here: members are runs."""
 LOG_TAIL_LINES = 20
-"""Lines of the log that are shown where a stage ended without an outcome."""
+"""Lines of the log shown if a stage exited without an outcome."""
 
 
 @dataclass
 class LocalLaunch:
-    """A pipeline that is being carried out here; `watch` callbacks read it."""
+    """A pipeline that runs on this machine; `on_change` callbacks read it."""
 
     config: RunConfig
     lease: Lease
     scratch: Path
     runner: StageRunner
     stage: str | None = None
-    """The stage that is running, or was the last to run."""
+    """Stage that is running, or ran last."""
     task: str | None = None
     """As `stage`, but the exit handler's summary counts too."""
     pid: int | None = None
     outcomes: dict[str, StageOutcome] = field(default_factory=dict)
     """Outcomes of this launch so far, by stage."""
     failed: bool = False
-    """True where kfp says that some task failed."""
+    """True if kfp reports a failed task."""
     log_tail: tuple[int, str] | None = None
-    """Exit code and error that the last stage told this process as it failed."""
+    """Exit code and error that the last stage reported when it failed."""
 
     @property
     def stage_file(self) -> Path:
-        """Where the running stage names itself (see components.process)."""
+        """File with name and pid of the running stage (see components.stage_process)."""
         return self.scratch / "stage.json"
 
     @property
     def progress_file(self) -> Path:
-        """How far the running stage is (see podscale.util.progress_reports)."""
+        """File with the progress of the running stage (see podscale.util.progress_reports)."""
         return self.scratch / "progress.json"
 
 
 @dataclass(frozen=True)
 class LaunchResult:
-    """How the pipeline ended: the stages' outcomes, wall seconds, and the error of the stage that failed.
+    """Result of a launch: the stages' outcomes, and the error of the stage that failed.
 
-    collapses: outcomes of those of an ensemble, by their names.
+    Args:
+        seconds: wall time.
+        collapses: outcomes of an ensemble's collapse tasks, by name.
     """
 
     outcomes: dict[str, StageOutcome]
@@ -90,7 +92,7 @@ class LaunchResult:
 
     @property
     def timed_outcomes(self) -> dict[str, StageOutcome]:
-        """All that took time, as it ended."""
+        """Outcomes of stages and collapses, in the order in which they ended."""
         return dict(sorted((self.outcomes | self.collapses).items(), key=lambda item: item[1].ended))
 
 
@@ -102,31 +104,33 @@ def run_locally(
     runner: StageRunner | None = None,
     verbose: bool = False,
 ) -> LaunchResult:
-    """Carries out the whole pipeline; returns however it ends.
+    """Run the whole pipeline and return its result, also if it fails.
 
-    lease: of the run directory; nothing is written there without it, by this process or by the stages'.
-    runner: what the stages are; default: processes.
-    on_change: called about ten times a second, and once more after the end. verbose: show kfp's and the stages' output.
+    Args:
+        lease: of the run directory; this process and the stages write there under it only.
+        on_change: called about ten times a second, and once more after the end.
+        runner: processes or containers for the stages; default: processes.
+        verbose: show the output of kfp and of the stages.
     """
     started = time.monotonic()
     run = RunDirectory.for_config(config)
     log = run.path / "pipeline.log"
     with tempfile.TemporaryDirectory(prefix="podscale-") as scratch:
         launch = LocalLaunch(config, lease, Path(scratch), runner or ProcessRunner())
-        begun = datetime.now(UTC)
-        stages_know = launch.runner.prepare(_stage_variables(launch), launch.scratch)
-        with stages_know, _redirect_output(sys.stdout if verbose else log):
-            stopped_by = _run_and_watch(launch, run.path / "pipeline", on_change, begun)
-        _update_launch(launch, begun)
+        started_at = datetime.now(UTC)
+        stage_environment = launch.runner.prepare(_stage_variables(launch), launch.scratch)
+        with stage_environment, _redirect_output(sys.stdout if verbose else log):
+            stopped_by = _run_and_watch(launch, run.path / "pipeline", on_change, started_at)
+        _update_launch(launch, started_at)
         on_change(launch)
     ended = _launch_result(launch, stopped_by, time.monotonic() - started, log)
-    return replace(ended, collapses=_ended_since(begun, collapse_outcomes(config)))
+    return replace(ended, collapses=_ended_since(started_at, collapse_outcomes(config)))
 
 
 def _run_and_watch(
     launch: LocalLaunch, root: Path, on_change: Callable[[LocalLaunch], None], started_at: datetime
 ) -> int | None:
-    """Runs kfp in a thread and watches; returns the signal that stopped the launch, if one did."""
+    """Run kfp in a thread and poll the launch; return the signal that stopped it, or None."""
     thread = threading.Thread(target=_run_kfp, args=(launch, root), name="kfp", daemon=True)
     with _SignalForwarder(launch) as signals:
         thread.start()
@@ -142,7 +146,7 @@ def _run_and_watch(
 
 
 def _run_kfp(launch: LocalLaunch, root: Path) -> None:
-    """What kfp does; its exception is only "a task failed", which the outcomes tell better."""
+    """Run the pipeline with kfp. Its exception only states that a task failed; the outcomes hold the cause."""
     from podscale.pipelines.kfp_fast_import import local
     from podscale.pipelines.training_pipeline import PipelineOptions, training_pipeline
 
@@ -165,26 +169,26 @@ def _run_kfp(launch: LocalLaunch, root: Path) -> None:
 
 
 def _as_local_config(config: RunConfig) -> RunConfig:
-    """The document with its stages carried out by this machine, whatever launcher it names for a cluster."""
+    """Return the document with its stages run by this machine, whatever launcher it names."""
     return config.model_copy(update={"launch": config.launch.model_copy(update={"backend": "local"})})
 
 
 def _update_launch(launch: LocalLaunch, started_at: datetime) -> None:
-    """Reads which stage is running and which have ended since the launch began."""
+    """Read which stage is running and which have ended since the launch began."""
     with contextlib.suppress(OSError, ValueError, KeyError):
-        sign = json.loads(launch.stage_file.read_text(encoding="utf-8"))
-        launch.task, launch.pid = sign["stage"], sign["pid"]
+        values = json.loads(launch.stage_file.read_text(encoding="utf-8"))
+        launch.task, launch.pid = values["stage"], values["pid"]
         launch.stage = launch.task if launch.task in SHOWN_STAGES else launch.stage
     if launch.stage is not None:
         launch.log_tail = stage_process.failed_stage_error(launch.stage_file, launch.stage)
     launch.outcomes = _ended_since(started_at, run_outcomes(launch.config))
 
 
-def _ended_since(begun: datetime, found: dict[str, StageOutcome]) -> dict[str, StageOutcome]:
+def _ended_since(started_at: datetime, found: dict[str, StageOutcome]) -> dict[str, StageOutcome]:
     return {
         stage: outcome
         for stage, outcome in found.items()
-        if outcome.ended and datetime.fromisoformat(outcome.ended) >= begun
+        if outcome.ended and datetime.fromisoformat(outcome.ended) >= started_at
     }
 
 
@@ -210,19 +214,19 @@ def _launch_result(launch: LocalLaunch, stopped_by: int | None, seconds: float, 
 
 
 def _stage_log_tail(log: Path, stage: str) -> str:
-    """The end of what a stage printed, out of what kfp made of it (names in colour, stage output indented by four)."""
+    """Return the last lines of a stage's output from kfp's log (names in colour, stage output indented by four)."""
     try:
         text = log.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
     _, _, after = text.rpartition(f"Executing task \x1b[96m'{stage}'")
-    own = re.split(r"(?m)^\d\d:\d\d:\d\d\.\d+ - (?:INFO|ERROR) - Task ", after)[0]
-    lines = [line.removeprefix("    ") for line in own.splitlines() if line.strip()]
+    output = re.split(r"(?m)^\d\d:\d\d:\d\d\.\d+ - (?:INFO|ERROR) - Task ", after)[0]
+    lines = [line.removeprefix("    ") for line in output.splitlines() if line.strip()]
     return "\n".join(lines[-LOG_TAIL_LINES:])
 
 
 def _stage_variables(launch: LocalLaunch) -> dict[str, str]:
-    """What a stage needs to know about this launch."""
+    """Return the environment variables that tell a stage about this launch."""
     return {
         **launch.lease.variables,
         env.STAGE_FILE: str(launch.stage_file),
@@ -235,7 +239,7 @@ def _stage_variables(launch: LocalLaunch) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _redirect_output(target: Path | TextIO) -> Iterator[None]:
-    """Sends what kfp and the stages print to the log file; kfp's root log handlers follow standard output."""
+    """Redirect the output of kfp and the stages to the log file; kfp's log handlers follow standard output."""
     if not isinstance(target, Path):
         yield
         return
@@ -244,7 +248,7 @@ def _redirect_output(target: Path | TextIO) -> Iterator[None]:
 
 
 class _LossyLog(io.TextIOBase):
-    """A text file that loses what does not fit on the disk, instead of ending the run for it."""
+    """Text file that drops output if the disk is full, instead of failing the run."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("wb", buffering=0)
@@ -260,7 +264,7 @@ class _LossyLog(io.TextIOBase):
 
 
 class _SignalForwarder:
-    """The first signal asks the running stage to save and stop, the second ends it at once."""
+    """Signal handler: the first signal asks the running stage to save and stop, the second kills it."""
 
     def __init__(self, launch: LocalLaunch) -> None:
         self.received: int | None = None
@@ -288,7 +292,7 @@ class _SignalForwarder:
             self.repeated = True
 
     def forward(self) -> None:
-        """Stops each stage that runs after the signal came, once."""
+        """Forward the stop request to the running stage, once per stage."""
         task, pid = self._launch.task, self._launch.pid
         if self.received is not None and pid is not None and (task, pid) not in self._forwarded:
             self._forwarded.add((task, pid))  # two stages in two containers may have the same pid
@@ -296,7 +300,7 @@ class _SignalForwarder:
                 self._launch.runner.send_signal(pid, signal.SIGTERM)
 
     def kill(self) -> bool:
-        """Ends the running stage at once; what it started dies with it."""
+        """Kill the running stage, and with it the processes it started."""
         if self._launch.pid is not None:
             self._launch.runner.send_signal(self._launch.pid, signal.SIGKILL)
         return True

@@ -1,7 +1,7 @@
-"""Compiled packages: what a KFP backend is given, as text.
+"""Compiled KFP packages of pipelines and components.
 
-`python -m podscale.pipelines.package` writes the packages that are committed: the default preset's pipeline and each
-component's component.yaml. Tests compare them, so run it after changing a component, a preset or the run document.
+`python -m podscale.pipelines.package` writes the committed packages: two presets' pipelines and each component's
+component.yaml. Tests compare them, so run it after a change of a component, a preset or the run document.
 """
 
 import tempfile
@@ -23,7 +23,7 @@ from podscale.pipelines.kfp_fast_import import compiler
 from podscale.pipelines.task_placement import task_placer
 from podscale.pipelines.training_pipeline import PipelineOptions, training_pipeline
 
-from podscale.components.cells.component import cells  # isort: skip (kfp_quickly must import kfp first)
+from podscale.components.cells.component import cells  # isort: skip (kfp_fast_import must import kfp first)
 from podscale.components.findings.component import findings  # isort: skip
 
 
@@ -40,17 +40,21 @@ COMPONENT_FUNCTIONS = {
 }
 
 ENSEMBLE_PRESET = "digits-ensemble"
-"""The preset whose pipeline shows the collapse of snapshots."""
+"""Preset whose pipeline includes the collapse of snapshots."""
 
 KFP_VERSIONS = ("2.15", "2.16")
-"""What packages can be made for; 2.16 means that and newer. 2.15 does not know a task's security context."""
+"""Supported KFP versions; 2.16 stands for newer ones too. 2.15 lacks a task's security context."""
 
 
 def package_pipeline(config: RunConfig, *, cache: bool = True, kfp: str = KFP_VERSIONS[-1]) -> str:
-    """The pipeline of a run document as a KFP package (YAML).
+    """Compile the pipeline of a run document to a KFP package (YAML).
 
-    cache: the backend may reuse the shard stage's result. kfp: one of KFP_VERSIONS. Raises InputError for what a task
-    of KFP cannot have.
+    Args:
+        cache: let the backend reuse the shard stage's result.
+        kfp: one of KFP_VERSIONS.
+
+    Raises:
+        InputError: the document needs something that KFP's tasks do not support.
     """
     if kfp not in KFP_VERSIONS:
         hint = f"One of {', '.join(KFP_VERSIONS)} (which stands for every newer one too)."
@@ -62,12 +66,12 @@ def package_pipeline(config: RunConfig, *, cache: bool = True, kfp: str = KFP_VE
 
 
 def component_package(name: str) -> str:
-    """One component as a KFP package (YAML)."""
+    """Compile one component to a KFP package (YAML)."""
     return compile_to_yaml(COMPONENT_FUNCTIONS[name])
 
 
 def generated_files() -> dict[Path, str]:
-    """Every generated file that is committed beside its source, with the content it should have."""
+    """Return path and expected content of every generated file."""
     here = Path(__file__).parent
     components = here.parent / "components"
     default = load(presets.resolve_preset(None))

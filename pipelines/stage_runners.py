@@ -1,12 +1,11 @@
-"""`podscale run --runner docker`: each stage in a container of its own, by Docker or what answers like it (podman).
+"""Stage runners of local_runner: each stage of a pipeline as a local process or as a container.
 
-kfp's DockerRunner does the work, with one of its functions replaced: it starts containers that are removed as they
-end, and takes one that is gone before it could be asked how it ended for a success (kubeflow/pipelines issue 13332).
+`podscale run --runner docker` uses containers, by Docker or a compatible engine (podman), through kfp's DockerRunner
+with one function replaced. kfp's own function auto-removes containers and reports success if one is gone before its
+exit status was read (kubeflow/pipelines issue 13332).
 
-Stages see the same paths as outside: the workspace, and the folder of the source for reading. They run as the user
-who started the run, without capabilities, on a root file system that is read-only.
-
-What carries out a stage of a pipeline on this machine, for podscale.pipelines.local_runner: processes, or containers.
+Stages see the same paths as outside: the workspace, and the source directory read-only. They run as the user who
+started the run, without capabilities, on a read-only root file system.
 """
 
 import codecs
@@ -29,24 +28,32 @@ from podscale.util.processes import hold_lock_file
 
 
 class StageRunner(Protocol):
-    """One way to run the tasks of a pipeline; kfp calls it from a thread of its own."""
+    """Runs the tasks of a pipeline; kfp calls it from its own thread."""
 
     def prepare(self, variables: Mapping[str, str], scratch: Path) -> contextlib.AbstractContextManager[None]:
-        """Around the whole pipeline. variables: the environment of each stage; scratch: a directory that lasts as
-        long, which stages can write."""
+        """Return a context around the whole pipeline.
+
+        Args:
+            variables: environment of each stage.
+            scratch: temporary directory of the launch, writable by stages.
+        """
 
     def kfp_runner(self) -> Any:
-        """kfp's own runner."""
+        """Return kfp's own runner."""
 
     def place_task(self, task: Any, role: str) -> None:
-        """Completes a task of the pipeline."""
+        """Set image and resources of a task."""
 
     def send_signal(self, pid: int, signal_number: int) -> None:
-        """Sends a signal to the running stage, by the pid that it gave itself; nothing happens where it has ended."""
+        """Send a signal to the running stage; does nothing if it has exited.
+
+        Args:
+            pid: as reported by the stage.
+        """
 
 
 class ProcessRunner:
-    """Stages are processes of this machine."""
+    """Runs stages as processes of this machine."""
 
     @contextlib.contextmanager
     def prepare(self, variables: Mapping[str, str], scratch: Path) -> Iterator[None]:
@@ -61,7 +68,7 @@ class ProcessRunner:
         return local.SubprocessRunner(use_venv=False)
 
     def place_task(self, task: Any, role: str) -> None:
-        """Images mean nothing here."""
+        """Do nothing: processes have no image."""
 
     def send_signal(self, pid: int, signal_number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -70,7 +77,7 @@ class ProcessRunner:
 
 @contextlib.contextmanager
 def set_environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Sets environment variables of this process, and gives them back."""
+    """Set environment variables of this process; restore them afterwards."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -85,15 +92,16 @@ def set_environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 DOCKER_HOST_VARIABLE = "DOCKER_HOST"
 LEASE_LABEL = "podscale.dev/lease"
-"""Label of a container: the lease file of its run, by which the containers of a launch that was killed are found."""
+"""Container label with the lease file of the run, which identifies the containers of a killed launch."""
 MIN_SHM_GIB = 1.0
-"""/dev/shm of a container where the document does not say; Docker's own 64 MiB are too small for loader processes."""
+"""Default /dev/shm of a container, GiB; Docker's 64 MiB are too small for loader processes."""
 
 
 class ContainerRunner:
-    """Stages are containers of `launch.image`.
+    """Runs stages as containers of `launch.image`.
 
-    Raises InputError where no engine answers, or where it has no such image and cannot pull it.
+    Raises:
+        InputError: no engine answers, or it has no such image and cannot pull it.
     """
 
     def __init__(self, config: RunConfig) -> None:
@@ -113,7 +121,7 @@ class ContainerRunner:
     def prepare(self, variables: Mapping[str, str], scratch: Path) -> Iterator[None]:
         handler = importlib.import_module("kfp.local.docker_task_handler")
         lifeline = scratch / "lifeline"
-        theirs = handler.run_docker_container
+        original = handler.run_docker_container
         self._variables = {**variables, env.LIFELINE: str(lifeline), env.COMMAND: os.environ.get(env.COMMAND, "")}
         self._scratch = scratch
         self._remove_leftovers()
@@ -122,7 +130,7 @@ class ContainerRunner:
             with hold_lock_file(lifeline), set_environment({DOCKER_HOST_VARIABLE: self._host}):
                 yield
         finally:
-            handler.run_docker_container = theirs  # type: ignore[attr-defined]
+            handler.run_docker_container = original  # type: ignore[attr-defined]
             self._client.close()
 
     def kfp_runner(self) -> Any:
@@ -131,11 +139,11 @@ class ContainerRunner:
         return local.DockerRunner()
 
     def place_task(self, task: Any, role: str) -> None:
-        """All stages in one image: here, none is only a launcher."""
+        """Set the image, the same for all stages, because no stage is only a launcher here."""
         task.set_container_image(self._image)
 
     def send_signal(self, pid: int, signal_number: int) -> None:
-        """By a process in the container: what the engine signals is the shell that kfp puts around the stage."""
+        """Send the signal by a process in the container, because the engine would signal kfp's shell instead."""
         if not self._running:
             return
         with contextlib.suppress(self._docker.errors.APIError):
@@ -146,7 +154,7 @@ class ContainerRunner:
                 container.exec_run(["sh", "-c", f"kill -{signal_number} {pid}"])
 
     def _run(self, client: Any, image: str, command: list[str], volumes: dict[str, Any], **given: Any) -> int:
-        """Stands in for kfp's run_docker_container: runs one task and returns its exit status."""
+        """Run one task and return its exit status; replaces kfp's run_docker_container."""
         variables = {**self._variables, **given.pop("environment", {})}
         container = client.containers.create(
             image, command, volumes={**volumes, **self._volumes()}, environment=variables, **self._settings(), **given
@@ -163,7 +171,7 @@ class ContainerRunner:
                 container.remove(force=True)
 
     def _volumes(self) -> dict[str, dict[str, str]]:
-        """Paths that the stages need, at the same place inside."""
+        """Return the bind mounts of the stages, at the same path inside."""
         source = None if self._config.data.source == "digits" else local_directory(self._config.data.source)
         workspace = local_directory(self._config.run.workspace)
         wanted = [(source, "ro"), (workspace, "rw"), (self._scratch, "rw")]
@@ -184,13 +192,13 @@ class ContainerRunner:
             "read_only": True,
             "cap_drop": ["ALL"],
             "security_opt": ["no-new-privileges"],
-            "network_mode": "host",  # so that /metrics is where the stage says
+            "network_mode": "host",  # so that /metrics has the address that the stage reports
             "shm_size": round((resources.shm_gib or MIN_SHM_GIB) * 2**30),
             "device_requests": gpus,
         }
 
     def _remove_leftovers(self) -> None:
-        """The lease is ours, so what still stands here of an earlier launch of this run has lost its launcher."""
+        """Remove containers of earlier launches; holding the lease means that their launcher is gone."""
         for container in self._client.containers.list(all=True, filters={"label": f"{LEASE_LABEL}={self._lease}"}):
             with contextlib.suppress(self._docker.errors.APIError):
                 container.remove(force=True)
@@ -205,15 +213,15 @@ def _import_docker() -> ModuleType:
 
 
 def _engine_address() -> str:
-    """The engine's address: DOCKER_HOST, else the first of the usual sockets of Docker and podman."""
+    """Return the engine's address: DOCKER_HOST, else the first of the usual sockets of Docker and podman."""
     given = os.environ.get(DOCKER_HOST_VARIABLE)
     if given:
         return given
-    own = Path(os.environ.get("XDG_RUNTIME_DIR", f"/run/user/{os.getuid()}"))
+    runtime_directory = Path(os.environ.get("XDG_RUNTIME_DIR", f"/run/user/{os.getuid()}"))
     usual = (
         Path("/var/run/docker.sock"),
-        own / "docker.sock",
-        own / "podman/podman.sock",
+        runtime_directory / "docker.sock",
+        runtime_directory / "podman/podman.sock",
         Path("/run/podman/podman.sock"),
     )
     for path in usual:
@@ -241,7 +249,7 @@ def _connect_engine(docker: Any, host: str) -> Any:
 
 
 def _ensure_image(docker: Any, client: Any, image: str) -> None:
-    """Pulls the image where it is missing."""
+    """Pull the image if it is missing."""
     try:
         client.images.get(image)
     except docker.errors.ImageNotFound:
@@ -257,6 +265,6 @@ def _ensure_image(docker: Any, client: Any, image: str) -> None:
 
 
 def _decode_chunks(chunks: Iterable[bytes]) -> Iterator[str]:
-    """Text of a log that comes in pieces, which may end within a character."""
+    """Decode a log that arrives in chunks, which may end within a character."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     yield from (decoder.decode(chunk) for chunk in chunks)

@@ -1,6 +1,6 @@
-"""A study as a pipeline: shards, then a ParallelFor of small jobs over its chains, then what they say together.
+"""Pipeline of a study: shards, then a ParallelFor over its sweep series, then the results.
 
-Chains whose learning rates follow another chain's come in a loop of their own after it.
+Series whose learning rates depend on another series run in a later loop.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from podscale.pipelines.training_pipeline import PlaceTask
 from podscale.study import StudyDocument
 from podscale.study.grid import TrialGrid
 
-from podscale.components.cells.component import cells  # isort: skip (kfp_quickly must import kfp first)
+from podscale.components.cells.component import cells  # isort: skip (kfp_fast_import must import kfp first)
 from podscale.components.findings.component import findings  # isort: skip
 
 
@@ -24,7 +24,15 @@ STUDY_PIPELINE_NAME = "podscale-study"
 
 
 def study_package(study: StudyDocument, *, parallel: int, kfp: str = KFP_VERSIONS[-1]) -> str:
-    """The pipeline of a study as a KFP package (YAML). Raises InputError for what a task of KFP cannot have."""
+    """Compile the pipeline of a study to a KFP package (YAML).
+
+    Args:
+        parallel: pods at a time.
+        kfp: one of KFP_VERSIONS.
+
+    Raises:
+        InputError: the study needs something that KFP's tasks do not support.
+    """
     if kfp not in KFP_VERSIONS:
         hint = f"One of {', '.join(KFP_VERSIONS)} (which stands for every newer one too)."
         raise InputError("unknown version", field="--kfp", got=kfp, hint=hint)
@@ -34,7 +42,12 @@ def study_package(study: StudyDocument, *, parallel: int, kfp: str = KFP_VERSION
 
 
 def study_pipeline(study: StudyDocument, place_task: PlaceTask = lambda task, role: None, *, parallel: int = 8) -> Any:
-    """The pipeline of a study, as kfp's pipeline object. parallel: pods at a time."""
+    """Return the pipeline of a study as kfp's pipeline object.
+
+    Args:
+        place_task: sets image, resources and node of each task.
+        parallel: pods at a time.
+    """
     document, grid = study.model_dump_json(), TrialGrid(study)
     data = {data_fingerprint(chain.config.data): chain.config.data for chain in grid.series}
 
@@ -60,6 +73,6 @@ def study_pipeline(study: StudyDocument, place_task: PlaceTask = lambda task, ro
 
 
 def _as_pod_config(config: RunConfig) -> RunConfig:
-    """Cells train in the pods of their tasks, whatever launcher the document names for single runs."""
+    """Return the document for training in the task's own pod, whatever launcher it names for single runs."""
     launch = config.launch.model_copy(update={"backend": "local"})
     return config.model_copy(update={"launch": launch, "telemetry": pod_telemetry(config)})

@@ -1,8 +1,8 @@
-"""Where and on what the tasks of a pipeline run: as the pod of the same stage's job, as far as KFP can say it.
+"""Pod settings of pipeline tasks: image, resources, nodes and volumes, as far as KFP supports them.
 
-The pod is rendered as for `podscale submit` (podscale.kubernetes.render); this module only says it again in kfp-kubernetes'
-words. A pod that launches and waits has the pod of the report, which needs no accelerator, with a small image and
-small resources of its own. KFP gives the service account and the rest of the security context itself.
+The pod is rendered as for `podscale submit` (podscale.kubernetes.render) and translated to kfp-kubernetes calls. A task
+that launches a job and waits gets the report's pod, which needs no accelerator, with a small image and small resources.
+KFP sets the service account and the rest of the security context.
 """
 
 from collections.abc import Mapping
@@ -24,20 +24,23 @@ STAGE_OF_ROLE: Mapping[TaskRole, StageName] = {
     "launcher": "report",
     "summary": "report",
 }
-"""The stage whose pod a role has."""
+"""Stage whose pod each role uses."""
 LAUNCHER_ROLES: tuple[TaskRole, ...] = ("launcher", "summary")
 LAUNCHER_RESOURCES = {"requests": {"cpu": "250m", "memory": "512Mi"}, "limits": {"cpu": "1", "memory": "1Gi"}}
-"""Of a pod that waits: the client and kfp take about 200 MiB."""
+"""Resources of a pod that waits for a job; the client and kfp take about 200 MiB."""
 RESERVED_VARIABLES = (env.RUN_DOCUMENT, env.TERMINATION_LOG)
-"""What a job's pod is told by environment and a component by its inputs."""
+"""Variables of a job's pod that a component receives as inputs instead."""
 BACKOFF_SECONDS = 60
 
 
 def task_placer(config: RunConfig, *, security: bool = True) -> PlaceTask:
-    """Places each task of the pipeline by the run document.
+    """Return a function that sets image, resources and node of each task by the run document.
 
-    security: say that pods run as a user, not as root; KFP 2.15 does not know the setting. Raises InputError for what
-    a task of KFP cannot have.
+    Args:
+        security: make pods run as a user, not as root; KFP 2.15 lacks the setting.
+
+    Raises:
+        InputError: raised by the function if KFP's tasks do not support a setting.
     """
 
     def place(task: Any, role: TaskRole) -> None:
@@ -54,7 +57,7 @@ def task_placer(config: RunConfig, *, security: bool = True) -> PlaceTask:
 
 
 def _role_pod_template(config: RunConfig, role: TaskRole) -> dict[str, Any]:
-    """The pod template of the role."""
+    """Return the pod template of the role."""
     spec = build_job_spec(config, STAGE_OF_ROLE[role], mounted=False)
     if spec.nodes > 1 and spec.stage != "shard":
         raise InputError(
@@ -69,13 +72,13 @@ def _role_pod_template(config: RunConfig, role: TaskRole) -> dict[str, Any]:
         container = pod["spec"]["containers"][0]
         container.update(image=config.launch.launcher_image, resources=LAUNCHER_RESOURCES)
         pod["metadata"]["labels"]["app.kubernetes.io/component"] = "launcher"
-    for name in spec.selector:  # the run is a parameter; and pods of jobs go by these
+    for name in spec.selector:  # the run is a parameter, and these labels select pods of jobs
         pod["metadata"]["labels"].pop(name, None)
     return pod
 
 
 def _set_container(task: Any, container: Mapping[str, Any]) -> None:
-    """Image, resources and environment."""
+    """Set image, resources and environment."""
     task.set_container_image(container["image"])
     resources = container.get("resources", {})
     requests, limits = resources.get("requests", {}), resources.get("limits", {})
@@ -93,7 +96,7 @@ def _set_container(task: Any, container: Mapping[str, Any]) -> None:
 
 
 def _set_sharding_variables(task: Any, config: RunConfig) -> None:
-    """What changes nothing in the shards: as variables, for what a task is given besides does not spoil its cache."""
+    """Set options that do not affect the shards as variables, because those are not part of the cache key."""
     if config.launch.shard_workers:
         task.set_env_variable(env.SHARD_WORKERS, str(config.launch.shard_workers))
     if config.telemetry.enabled:
@@ -102,8 +105,8 @@ def _set_sharding_variables(task: Any, config: RunConfig) -> None:
 
 
 def _set_kubernetes_options(task: Any, pod: Mapping[str, Any]) -> None:
-    """Nodes, volumes, labels and how images are pulled."""
-    from kfp import kubernetes  # loads the whole client of Kubernetes: a second that runs here do without
+    """Set nodes, volumes, labels and image pulling."""
+    from kfp import kubernetes  # loads the whole Kubernetes client, about a second, which local runs do not need
 
     metadata, spec = pod.get("metadata", {}), pod["spec"]
     for key, value in spec.get("nodeSelector", {}).items():
@@ -127,7 +130,7 @@ def _set_kubernetes_options(task: Any, pod: Mapping[str, Any]) -> None:
 
 
 def _mount_volume(task: Any, volume: Mapping[str, Any], mount: Mapping[str, Any]) -> None:
-    """Mounts a volume; raises InputError for a kind that KFP's tasks cannot have."""
+    """Mount a volume. Raises InputError for a kind that KFP's tasks do not support."""
     from kfp import kubernetes
 
     path = mount["mountPath"]
@@ -159,8 +162,11 @@ def _check_user(task: Any, spec: Mapping[str, Any]) -> None:
 
 
 def _set_limits(task: Any, config: RunConfig, *, retries: int) -> None:
-    """Time and retries. KFP's backoff_max_duration is the total time since the first attempt: with less than a stage
-    may take, a stage that ran for long and then failed would never be retried."""
+    """Set time limit and retries.
+
+    KFP's backoff_max_duration counts from the first attempt. If it were shorter than the time limit, a stage that fails
+    late would never be retried.
+    """
     from kfp import kubernetes
 
     seconds = round(config.launch.time_limit_hours * 3600)

@@ -1,7 +1,7 @@
-"""The pipeline: shard -> train -> evaluate -> report, and a summary whatever happens. Where the document has an
-ensemble, its snapshots are collapsed in parallel between train and evaluate, which then evaluates the members together.
+"""Training pipeline: shard -> train -> evaluate -> report, and a summary in every case.
 
-The same function compiles for a cluster and runs here.
+If the document has an ensemble, its snapshots are collapsed in parallel between train and evaluate, and evaluate scores
+the members together. The same function compiles for a cluster and runs locally.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from podscale.config import RunConfig
 from podscale.pipelines.kfp_fast_import import dsl
 from podscale.runs.ensemble_members import ensemble_members
 
-from podscale.components.collapse.component import collapse  # isort: skip (kfp_quickly must import kfp first)
+from podscale.components.collapse.component import collapse  # isort: skip (kfp_fast_import must import kfp first)
 from podscale.components.evaluate.component import evaluate  # isort: skip
 from podscale.components.pack.component import pack  # isort: skip
 from podscale.components.report.component import report  # isort: skip
@@ -26,14 +26,19 @@ TRAINING_PIPELINE_NAME = "podscale-training"
 
 TaskRole = Literal["shard", "train", "evaluate", "report", "launcher", "summary"]
 PlaceTask = Callable[[Any, TaskRole], None]
-"""Says of a task where and on what it runs; the role is that of its pod."""
+"""Sets image, resources and node of a task; the role is that of its pod."""
 
 
 @dataclass(frozen=True)
 class PipelineOptions:
-    """How the pipeline is made: tasks are placed by `place`; parts: pods that share the packing; cache: whether the
-    backend may reuse the shard stage's result; parallel: members of an ensemble are trained at the same time, not one
-    after the other as on one machine, whose devices they would share."""
+    """Options of the training pipeline.
+
+    Args:
+        place_task: sets image, resources and node of each task.
+        parts: number of pods that share the packing.
+        cache: let the backend reuse the shard stage's result.
+        parallel: train the members of an ensemble in parallel; False on one machine, whose devices they would share.
+    """
 
     place_task: PlaceTask = lambda task, role: None
     parts: int = 1
@@ -42,9 +47,9 @@ class PipelineOptions:
 
 
 def training_pipeline(config: RunConfig, options: PipelineOptions = PipelineOptions()) -> Any:
-    """The pipeline of a run document, as kfp's pipeline object.
+    """Return the pipeline of a run document as kfp's pipeline object.
 
-    Its parameter `run_id` is run.id, so that one uploaded package makes runs of several names.
+    Its parameter `run_id` replaces run.id, so that one uploaded package serves runs of several names.
     """
     document = config.model_dump_json()
     launched = config.launch.backend != "local"
@@ -77,7 +82,7 @@ def training_pipeline(config: RunConfig, options: PipelineOptions = PipelineOpti
 
 
 def _shard_task(config: RunConfig, options: PipelineOptions) -> Any:
-    """The shard set; where several pods share the packing, they pack and the shard stage completes."""
+    """Add the shard task and return its artifact; with several parts, pods pack and the shard task completes."""
     data, workspace = config.data.model_dump_json(), config.run.workspace
     packed = []
     if options.parts > 1:
@@ -89,7 +94,7 @@ def _shard_task(config: RunConfig, options: PipelineOptions) -> Any:
 
 
 def _collapse_tasks(config: RunConfig, options: PipelineOptions, **given: Any) -> list[Any]:
-    """The tasks that train the members of the document's ensemble; none where it has none."""
+    """Add the tasks that train the members of the document's ensemble; empty without an ensemble."""
     role: TaskRole = "launcher" if config.launch.backend != "local" else "train"
     document, cycles = config.model_dump_json(), [member.cycle for member in ensemble_members(config)]
     if cycles and options.parallel:
@@ -103,8 +108,10 @@ def _collapse_tasks(config: RunConfig, options: PipelineOptions, **given: Any) -
 
 
 def _configure_task(task: Any, role: TaskRole, options: PipelineOptions, *, cached: bool = False) -> Any:
-    """The task in its place. What may be cached is said of each, because a switch given at submission does not reach
-    tasks inside an exit handler."""
+    """Set caching and placement of a task.
+
+    Caching is set on every task, because the option at submission does not reach tasks inside an exit handler.
+    """
     task.set_caching_options(enable_caching=cached and options.cache)
     options.place_task(task, role)
     return task

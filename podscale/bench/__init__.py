@@ -1,1 +1,1 @@
-"""Measurements for people: `podscale bench`. Nothing here is used by a run."""
+"""Benchmarks behind `podscale bench`. No run uses them."""

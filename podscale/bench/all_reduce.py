@@ -1,7 +1,7 @@
-"""`podscale bench allreduce`: starts ranks here, or is one of a torchrun world; tables of what they measured.
+"""All-reduce benchmark, `podscale bench allreduce`: local ranks, result tables and a bandwidth chart.
 
-Bandwidths as nccl-tests define them (doc/PERFORMANCE.md): algbw = S / t; busbw = algbw times 2(n-1)/n for an
-all-reduce, (n-1)/n for a reduce-scatter or all-gather, n the ranks of the group: what a link carried, whatever n.
+Bandwidths follow nccl-tests (doc/PERFORMANCE.md): algbw = S / t. busbw is algbw times 2(n-1)/n for an all-reduce and
+(n-1)/n for a reduce-scatter or all-gather, with n the ranks of the group: the load of a link, independent of n.
 """
 
 import json
@@ -21,7 +21,15 @@ BENCHMARK_MODULE = "podscale.pytorch.link_benchmark"
 
 
 def run_link_benchmark(job: Mapping[str, Any], ranks: int, time_limit: float) -> dict[str, Any]:
-    """What `ranks` processes on this machine measured; raises PodscaleError where one fails or takes too long."""
+    """Run the benchmark with `ranks` processes on this machine and return its results.
+
+    Args:
+        job: parameters of the measurement, JSON-serialisable.
+        time_limit: seconds.
+
+    Raises:
+        PodscaleError: a rank failed or the time limit passed.
+    """
     with tempfile.TemporaryDirectory() as name:
         task, result = Path(name, "job.json"), Path(name, "result.json")
         task.write_text(json.dumps(job), encoding="utf-8")
@@ -41,7 +49,7 @@ def run_link_benchmark(job: Mapping[str, Any], ranks: int, time_limit: float) ->
 
 
 def parse_sizes(text: str) -> list[int]:
-    """`64K,1M,100M` as bytes (K, M, G are powers of 1024). Raises InputError."""
+    """Parse sizes such as `64K,1M,100M` into bytes (K, M, G are powers of 1024). Raises InputError."""
     units = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
     sizes = []
     for word in text.upper().split(","):
@@ -55,7 +63,7 @@ def parse_sizes(text: str) -> list[int]:
 
 
 def format_tables(results: Mapping[str, Any]) -> list[str]:
-    """Markdown: the algorithms, the phases of the torus by axis, the time that shows in a step."""
+    """Format Markdown tables: algorithms, phases of the torus by axis, time exposed in a training step."""
     ranks, (rows, row) = results["ranks"], results["rows"]
     lines = [
         f"{ranks} ranks ({rows} x {row}), {results['backend']}, {results['device']}. "
@@ -97,12 +105,17 @@ def _row_cells(one: Mapping[str, Any], factor: float) -> str:
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """The smallest value that at least this share of the values does not exceed (nearest rank)."""
+    """Return the nearest-rank percentile.
+
+    Args:
+        ordered: values in rising order.
+        share: fraction, 0 to 1.
+    """
     return ordered[min(len(ordered) - 1, max(0, -int(-share * len(ordered) // 1) - 1))]
 
 
 def bandwidth_chart(results: Mapping[str, Any]) -> str:
-    """Bus bandwidth by size, as the text of an SVG file."""
+    """Draw bus bandwidth by size; return the text of an SVG file."""
     factor = 2 * (results["ranks"] - 1) / results["ranks"]
     smallest = min(one["bytes"] for one in results["whole"])
     points: dict[str, list[tuple[float, float]]] = {}

@@ -1,4 +1,4 @@
-"""Ranks of a measurement: processes on this machine with torchrun's variables, which end together."""
+"""Ranks of a benchmark: local processes with torchrun's environment variables, stopped together."""
 
 import os
 import signal
@@ -13,16 +13,21 @@ from pathlib import Path
 from podscale.util import host_info
 
 EXIT_GRACE_SECONDS = 2.0
-"""Seconds that the others get to say what they know, once a rank has failed."""
+"""Grace time for the other ranks to report an error once a rank has failed, seconds."""
 
 
 def run_workers(
     module: str, arguments: Sequence[str], ranks: int, limit: float, *, threads: int = 0, log: Path | None = None
 ) -> list[int | None]:
-    """Runs `python -m module arguments` on every rank until all have ended, one has failed, or `limit` seconds passed.
+    """Run `python -m module arguments` on every rank until all exit, one fails or the time limit passes.
 
-    Returns the exit codes by rank, None for one that had to be killed. threads: of a rank on the CPU; 0 = its share of
-    the cores. log: a file for what they print; default: it goes where this process prints.
+    Args:
+        limit: time limit, seconds.
+        threads: CPU threads of a rank; 0 is its share of the cores.
+        log: file for the output; default: this process's output.
+
+    Returns:
+        Exit code of each rank; None for a rank that was killed.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -38,7 +43,7 @@ def run_workers(
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                start_new_session=True,  # so that a compiler's workers end with it
+                start_new_session=True,  # so that a compiler's workers are killed with it
             )
             for rank in range(ranks)
         ]
@@ -50,10 +55,10 @@ def run_workers(
 
 
 def worker_environment(rank: int, ranks: int, port: int, threads: int = 0) -> dict[str, str]:
-    """This process's variables and torchrun's.
+    """Return this process's environment variables plus torchrun's.
 
-    Ranks that share a GPU pass for hosts of their own: NCCL allows one rank a device and host, and takes NCCL_HOSTID
-    for the host; they then talk through sockets.
+    Ranks that share a GPU get different NCCL_HOSTIDs, because NCCL allows one rank per device and host. They then
+    communicate through sockets.
     """
     gpus = host_info.visible_gpus()
     found = {

@@ -1,11 +1,8 @@
-"""Runs variants of one document, each in processes of its own under a time limit, and keeps what was found at once.
+"""Throughput sweeps of `podscale bench train`: variants of one document, measured in separate processes.
 
-A variant that runs out of memory, does not compile or hangs is one row with its reason; the sweep goes on. What was
-measured is kept in a JSON file after every variant, and a sweep that is started again measures what is missing.
-
-A shard set without images, for rates that need none: an index like ImageNet's, and no bytes behind it.
-
-What `podscale bench train` measures: named sweeps in the order of their worth, and grids of options.
+A variant that runs out of memory, does not compile or hangs becomes a row with its reason, and the sweep continues.
+Results are written to a JSON file after every variant; a restarted sweep measures only what is missing. Variants with
+synthetic images read a shard set that has an index like ImageNet's and no image bytes.
 """
 
 import json
@@ -28,68 +25,43 @@ from podscale.errors import InputError
 from podscale.util import host_info
 from podscale.util.files import write_json
 
-WIDTH, HEIGHT = 500, 375
-"""The most frequent size among ImageNet's photographs, in pixels."""
-
-
-def write_synthetic_shard_set(directory: Path, *, images: int, classes: int) -> Path:
-    """Writes a complete shard set of `images` training rows. The synthetic loader reads no record, others fail."""
-    directory.mkdir(parents=True, exist_ok=True)
-    names = [f"class-{number:04d}" for number in range(classes)]
-    write_json(directory / "classes.json", names)
-    splits = {
-        "train": _write_split(directory / "train", images, classes, first_key=0),
-        "validation": _write_split(directory / "validation", classes, classes, first_key=images),
-    }
-    ShardSetManifest(SCHEMA_VERSION, "imaginary", "imaginary", {}, classes_sha256(names), splits).write(directory)
-    return directory
-
-
-def _write_split(directory: Path, images: int, classes: int, *, first_key: int) -> SplitSummary:
-    directory.mkdir(parents=True, exist_ok=True)
-    labels = np.arange(images) % classes
-    zeros = np.zeros(images, dtype=np.int64)
-    index.write_index(
-        directory / "index",
-        {
-            "key": np.arange(first_key, first_key + images),
-            "offset": zeros,
-            "size": zeros,
-            "shard": zeros,
-            "label": labels,
-            "height": zeros + HEIGHT,
-            "width": zeros + WIDTH,
-            "format": zeros + index.JPEG,
-            "flags": zeros,
-        },
-    )
-    counts = tuple(np.bincount(labels, minlength=classes).tolist())
-    return SplitSummary(images, 0, counts, "", (Shard("shard-00000-of-00001.tar", images, 0, ""),))
-
-
 BENCHMARK_MODULE = "podscale.pytorch.throughput_benchmark"
 SYNTHETIC_EPOCHS = 4
-"""Batches in the imaginary training split: its index is then as small as the batch allows."""
-
-
+"""Batches in the synthetic training split, which keeps its index small."""
 MIN_SECONDS_LEFT = 10.0
-"""Seconds that must be left of a sweep's budget for another variant to be started."""
+"""Least time left in the sweep's budget to start another variant, seconds."""
+WIDTH, HEIGHT = 500, 375
+"""Most frequent image size in ImageNet, pixels."""
 
 
 @dataclass(frozen=True)
 class BenchVariant:
-    """One row of a sweep: options that differ from the base document; `batch` is per rank."""
+    """One variant of a sweep.
+
+    Args:
+        changes: options that differ from the base document, by dotted name.
+        batch: images per rank; default: the document's.
+    """
 
     name: str
     changes: dict[str, Any] = field(default_factory=dict)
     batch: int | None = None
     real_images: bool = False
-    """Reads the shard set given to the sweep instead of making up images."""
+    """Read the shard set given to the sweep instead of synthetic images."""
 
 
 @dataclass(frozen=True)
 class SweepSettings:
-    """warmup, steps, parts: updates (see throughput). time_limit: seconds of one variant. budget: of all of them."""
+    """Settings of a sweep.
+
+    Args:
+        warmup: training steps before the measurement.
+        steps: training steps of the throughput measurement.
+        parts: training steps of the per-phase measurement.
+        time_limit: of one variant, seconds.
+        budget: of all variants, seconds.
+        shard_set: location of the real images.
+    """
 
     warmup: int = 20
     steps: int = 50
@@ -101,7 +73,14 @@ class SweepSettings:
 
 @dataclass
 class SweepRow:
-    """What became of a variant: `found` where it was measured, `reason` where not. key: of everything that matters."""
+    """Result of one variant.
+
+    Args:
+        key: settings that identify the measurement, see row_key.
+        found: measured values; None if the variant failed.
+        reason: cause of the failure.
+        seconds: wall time of the variant.
+    """
 
     name: str
     key: dict[str, Any]
@@ -116,17 +95,21 @@ class SweepRow:
 
 
 BaseDocument = Callable[[list[str]], RunConfig]
-"""The document that all variants start from, with changes (`a.b=c`) applied."""
+"""Returns the base document with changes (`a.b=c`) applied."""
 RowCallback = Callable[[SweepRow, list[SweepRow]], None]
 
 
 def run_sweep(
     base: BaseDocument, variants: Sequence[BenchVariant], settings: SweepSettings, results: Path, on_row: RowCallback
 ) -> list[SweepRow]:
-    """Measures each variant that `results` does not hold yet; the rows of all of them, in their order.
+    """Measure each variant that `results` does not hold yet; return the rows of all variants in order.
 
-    `listener` gets each row and all rows so far. Raises InputError before anything is started where the document of a
-    variant is not valid.
+    Args:
+        results: JSON file of the rows.
+        on_row: called with each row and all rows so far.
+
+    Raises:
+        InputError: the document of a variant is not valid; raised before the first measurement.
     """
     documents = [variant_document(base, variant, settings) for variant in variants]
     known = {json.dumps(row.key, sort_keys=True): row for row in read_rows(results) if row.found}
@@ -145,7 +128,7 @@ def run_sweep(
 
 
 def read_rows(results: Path) -> list[SweepRow]:
-    """The rows of an earlier sweep; none where there was none. Raises InputError for a file that is something else."""
+    """Read the rows of an earlier sweep; empty if the file does not exist. Raises InputError for any other file."""
     if not results.exists():
         return []
     try:
@@ -156,7 +139,7 @@ def read_rows(results: Path) -> list[SweepRow]:
 
 
 def variant_document(base: BaseDocument, variant: BenchVariant, settings: SweepSettings) -> RunConfig:
-    """The run document of a variant: as little as possible changed, but that real images get all cores to decode."""
+    """Return the run document of a variant; real images get all cores for decoding."""
     if variant.real_images and settings.shard_set is None:
         raise InputError(f"missing, and {variant.name} reads real images", field="--shard-set")
     plain = base([])
@@ -177,7 +160,7 @@ def variant_document(base: BaseDocument, variant: BenchVariant, settings: SweepS
 
 
 def row_key(config: RunConfig, variant: BenchVariant, settings: SweepSettings) -> dict[str, Any]:
-    """What makes two rows the same measurement."""
+    """Return the settings that identify a measurement."""
     sections = {"input", "model", "train", "launch"}
     options = {
         f"{section}.{name}": value
@@ -187,68 +170,6 @@ def row_key(config: RunConfig, variant: BenchVariant, settings: SweepSettings) -
     kept = {name: value for name, value in options.items() if not name.startswith("train.schedule")}
     images = "real" if variant.real_images else "synthetic"
     return {"images": images, "steps": settings.steps, "warmup": settings.warmup, "options": kept}
-
-
-def _run_variant(
-    row: SweepRow, config: RunConfig, variant: BenchVariant, settings: SweepSettings, left: float
-) -> SweepRow:
-    limit = min(settings.time_limit, left)
-    if left < MIN_SECONDS_LEFT:
-        row.reason = "not measured: the time of the sweep was over"
-        return row
-    started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="podscale-bench-") as scratch:
-        place = Path(scratch)
-        shard_set = settings.shard_set if variant.real_images else None
-        job = place / "job.json"
-        write_json(job, _benchmark_job(config, settings, shard_set, place))
-        log = place / "log.txt"
-        arguments, threads = [str(job), str(place / "result.json")], config.launch.threads or 0
-        codes = run_workers(BENCHMARK_MODULE, arguments, config.launch.processes, limit, threads=threads, log=log)
-        if (place / "result.json").exists():
-            row.found = json.loads((place / "result.json").read_text())
-        elif None in codes and not any(codes):
-            row.reason = f"ran past its limit of {limit:.0f} s"
-        else:
-            row.reason = _failure_reason(place, log)
-    row.seconds = round(time.monotonic() - started, 1)
-    return row
-
-
-def _benchmark_job(
-    config: RunConfig, settings: SweepSettings, shard_set: str | None, directory: Path
-) -> dict[str, Any]:
-    """What the child reads: a document whose schedule lasts for all updates, and where its samples are."""
-    updates = settings.warmup + settings.steps + settings.parts
-    batch = config.train.global_batch
-    if shard_set is None:
-        images = SYNTHETIC_EPOCHS * batch
-        shard_set = str(write_synthetic_shard_set(directory / "imaginary", images=images, classes=1000))
-    else:
-        images = ShardSetManifest.parse((Path(shard_set) / MANIFEST).read_text(), shard_set).splits["train"].count
-    values = config.model_dump(mode="json")
-    values["run"] |= {"id": "bench", "workspace": str(directory)}
-    values["train"] |= {"epochs": (updates + 1) * batch / images, "recipe": None, "recipe_origin": None, "phases": []}
-    values["train"] = {
-        name: value for name, value in values["train"].items() if name in type(config.train).model_fields
-    }
-    values["train"]["schedule"] |= {"learning_rate": 0.001, "warmup_epochs": 0.0}
-    return {
-        "config": values,
-        "shard_set": shard_set,
-        "warmup": settings.warmup,
-        "steps": settings.steps,
-        "parts": settings.parts,
-        "timeout_seconds": settings.time_limit,
-    }
-
-
-def _failure_reason(directory: Path, log: Path) -> str:
-    """Why nothing was found: the error of the first rank that has one, else the end of what was printed."""
-    for path in sorted(directory.glob("result.[0-9]*")):
-        return str(json.loads(path.read_text())["error"])
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return f"ended without a result: {lines[-1][:300] if lines else 'nothing was printed'}"
 
 
 GRAPH = {"train.cuda_graph": True}
@@ -283,7 +204,7 @@ GPU_VARIANTS = (
         real_images=True,
     ),
 )
-"""One GPU, ResNet-50: first what tells most, so that a sweep that is cut short was worth its time."""
+"""ResNet-50 on one GPU, the most informative variants first, so that an interrupted sweep is still useful."""
 
 CPU_VARIANTS = (
     BenchVariant("fp32", FP32, 8),
@@ -291,13 +212,13 @@ CPU_VARIANTS = (
     BenchVariant("fp32, compile", {**FP32, "train.compile": "default"}, 8),
     BenchVariant("fp32, NCHW", {**FP32, "train.channels_last": False}, 8),
 )
-"""A laptop: that it works, not how fast."""
+"""Smoke test of the sweep on a CPU."""
 
 SWEEPS: Mapping[str, Sequence[BenchVariant]] = {"gpu": GPU_VARIANTS, "cpu": CPU_VARIANTS}
 
 
 def named_sweep(name: str, *, real_images: bool) -> list[BenchVariant]:
-    """The variants of a sweep, those with real images only where there are some; raises InputError for another name."""
+    """Return the variants of a sweep; those with real images only if `real_images`. Raises InputError if unknown."""
     if name not in SWEEPS:
         hint = f"There are {', '.join(SWEEPS)}; make others with --vary a.b=x,y"
         raise InputError("unknown sweep", field="--sweep", got=name, hint=hint)
@@ -305,7 +226,7 @@ def named_sweep(name: str, *, real_images: bool) -> list[BenchVariant]:
 
 
 def variant_grid(settings: Sequence[str], *, real_images: bool) -> list[BenchVariant]:
-    """Every combination of `a.b=x,y` settings; `batch=` is images per rank. Without settings, the base document."""
+    """Return every combination of `a.b=x,y` settings; `batch=` is images per rank. Default: the base document."""
     options = []
     for setting in settings:
         name, separator, values = setting.partition("=")
@@ -314,6 +235,103 @@ def variant_grid(settings: Sequence[str], *, real_images: bool) -> list[BenchVar
             raise InputError(problem, field="--vary", got=setting)
         options.append([(name, value) for value in values.split(",")])
     return [_variant(chosen, real_images) for chosen in product(*options)]
+
+
+def write_synthetic_shard_set(directory: Path, *, images: int, classes: int) -> Path:
+    """Write a shard set index with `images` training rows and no records; only the synthetic loader can use it."""
+    directory.mkdir(parents=True, exist_ok=True)
+    names = [f"class-{number:04d}" for number in range(classes)]
+    write_json(directory / "classes.json", names)
+    splits = {
+        "train": _write_split(directory / "train", images, classes, first_key=0),
+        "validation": _write_split(directory / "validation", classes, classes, first_key=images),
+    }
+    ShardSetManifest(SCHEMA_VERSION, "imaginary", "imaginary", {}, classes_sha256(names), splits).write(directory)
+    return directory
+
+
+def _write_split(directory: Path, images: int, classes: int, *, first_key: int) -> SplitSummary:
+    directory.mkdir(parents=True, exist_ok=True)
+    labels = np.arange(images) % classes
+    zeros = np.zeros(images, dtype=np.int64)
+    index.write_index(
+        directory / "index",
+        {
+            "key": np.arange(first_key, first_key + images),
+            "offset": zeros,
+            "size": zeros,
+            "shard": zeros,
+            "label": labels,
+            "height": zeros + HEIGHT,
+            "width": zeros + WIDTH,
+            "format": zeros + index.JPEG,
+            "flags": zeros,
+        },
+    )
+    counts = tuple(np.bincount(labels, minlength=classes).tolist())
+    return SplitSummary(images, 0, counts, "", (Shard("shard-00000-of-00001.tar", images, 0, ""),))
+
+
+def _run_variant(
+    row: SweepRow, config: RunConfig, variant: BenchVariant, settings: SweepSettings, left: float
+) -> SweepRow:
+    limit = min(settings.time_limit, left)
+    if left < MIN_SECONDS_LEFT:
+        row.reason = "not measured: the time of the sweep was over"
+        return row
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="podscale-bench-") as scratch:
+        scratch_path = Path(scratch)
+        shard_set = settings.shard_set if variant.real_images else None
+        job = scratch_path / "job.json"
+        write_json(job, _benchmark_job(config, settings, shard_set, scratch_path))
+        log = scratch_path / "log.txt"
+        arguments, threads = [str(job), str(scratch_path / "result.json")], config.launch.threads or 0
+        codes = run_workers(BENCHMARK_MODULE, arguments, config.launch.processes, limit, threads=threads, log=log)
+        if (scratch_path / "result.json").exists():
+            row.found = json.loads((scratch_path / "result.json").read_text())
+        elif None in codes and not any(codes):
+            row.reason = f"ran past its limit of {limit:.0f} s"
+        else:
+            row.reason = _failure_reason(scratch_path, log)
+    row.seconds = round(time.monotonic() - started, 1)
+    return row
+
+
+def _benchmark_job(
+    config: RunConfig, settings: SweepSettings, shard_set: str | None, directory: Path
+) -> dict[str, Any]:
+    """Build the job of the benchmark process: a document that lasts for all steps, and the shard set."""
+    updates = settings.warmup + settings.steps + settings.parts
+    batch = config.train.global_batch
+    if shard_set is None:
+        images = SYNTHETIC_EPOCHS * batch
+        shard_set = str(write_synthetic_shard_set(directory / "imaginary", images=images, classes=1000))
+    else:
+        images = ShardSetManifest.parse((Path(shard_set) / MANIFEST).read_text(), shard_set).splits["train"].count
+    values = config.model_dump(mode="json")
+    values["run"] |= {"id": "bench", "workspace": str(directory)}
+    values["train"] |= {"epochs": (updates + 1) * batch / images, "recipe": None, "recipe_origin": None, "phases": []}
+    values["train"] = {
+        name: value for name, value in values["train"].items() if name in type(config.train).model_fields
+    }
+    values["train"]["schedule"] |= {"learning_rate": 0.001, "warmup_epochs": 0.0}
+    return {
+        "config": values,
+        "shard_set": shard_set,
+        "warmup": settings.warmup,
+        "steps": settings.steps,
+        "parts": settings.parts,
+        "timeout_seconds": settings.time_limit,
+    }
+
+
+def _failure_reason(directory: Path, log: Path) -> str:
+    """Return the error of the first rank that reported one, or the last line of the log."""
+    for path in sorted(directory.glob("result.[0-9]*")):
+        return str(json.loads(path.read_text())["error"])
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return f"ended without a result: {lines[-1][:300] if lines else 'nothing was printed'}"
 
 
 def _variant(chosen: Sequence[tuple[str, str]], real_images: bool) -> BenchVariant:
@@ -326,7 +344,7 @@ def _variant(chosen: Sequence[tuple[str, str]], real_images: bool) -> BenchVaria
 
 
 def _parse_value(text: str) -> Any:
-    """Numbers and truth values as such: the document's reader takes YAML, `document` hands over JSON."""
+    """Parse a value as YAML, as in a run document."""
     import yaml
 
     return yaml.safe_load(text)

@@ -1,4 +1,4 @@
-"""The rows of `podscale bench train` as a table for people, beside what others have reached."""
+"""Markdown report of `podscale bench train`, with published rates for comparison."""
 
 import time
 from collections.abc import Sequence
@@ -14,9 +14,9 @@ from podscale.util.formatting import format_bytes
 REFERENCE_RATE = ("H200", 7960.0)
 """NVIDIA's MXNet submission to MLPerf Training v4.0: 8 x H200, 400 images each, communication included."""
 MILESTONES = (5500, 6500, 8000, 9000)
-"""Images/s on one H200 that this project has set itself."""
+"""Goals of this project on one H200, images/s."""
 REAL_SHARE = 0.98
-"""Of the synthetic rate that real images are to reach."""
+"""Goal for real images, as a fraction of the synthetic rate."""
 
 TABLE_HEADER = (
     "| variant | images | batch | images/s | MFU | ms a step: median, p95 | forward | backward | all-reduce shown "
@@ -26,12 +26,12 @@ TABLE_RULE = "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|"
 
 
 def write_report(path: Path, command: str, rows: Sequence[SweepRow]) -> None:
-    """Writes the Markdown file of a sweep."""
+    """Write the Markdown file of a sweep."""
     write_atomically(path, "\n".join([*format_report(command, rows), ""]))
 
 
 def format_report(command: str, rows: Sequence[SweepRow]) -> list[str]:
-    """Conditions, table, ratios and what could not be measured."""
+    """Format conditions, table, ratios and failed variants."""
     measured = [row for row in rows if row.found]
     lines = ["# Training throughput", "", *_conditions(command, measured), "", TABLE_HEADER, TABLE_RULE]
     lines += [_format_row(row) for row in measured]
@@ -97,7 +97,7 @@ def _mfu(row: SweepRow) -> str:
 
 
 def _conclusions(measured: Sequence[SweepRow]) -> list[str]:
-    """What the rows say together."""
+    """Return sentences that compare the rows."""
     lines = []
     synthetic = [row for row in measured if row.key["images"] == "synthetic"]
     if best := max(synthetic, key=_row_rate, default=None):
@@ -123,7 +123,7 @@ def _conclusions(measured: Sequence[SweepRow]) -> list[str]:
 
 
 def _comparable_row(row: SweepRow, others: Sequence[SweepRow], *options: str) -> SweepRow | None:
-    """The row among others that differs from `row` in at most these options."""
+    """Return the first of `others` that differs from `row` in at most these options."""
     ignored = dict.fromkeys(options)
     return next((other for other in others if {**other.options, **ignored} == {**row.options, **ignored}), None)
 

@@ -1,7 +1,6 @@
-"""The part of evaluation.json about several models: each member, how much they disagree, what combining them brings and
-costs, and how many epochs it all took.
+"""Ensemble section of evaluation.json: scores of each member, their disagreement, and each way of combining them.
 
-What all parts of evaluation.json have in common.
+Class docstrings and field descriptions are part of the committed JSON schema.
 """
 
 import hashlib
@@ -82,7 +81,7 @@ class EnsembleScores(SchemaBase):
 
 
 def build_ensemble_scores(config: RunConfig, models: EvaluatedModels, directory: Path) -> EnsembleScores:
-    """The figures of what an evaluation left in `directory`."""
+    """Build the ensemble section from the predictions in `directory`."""
     passes = read_passes(directory)
     found = {
         name: read_predictions(pass_predictions_path(directory, name))
@@ -113,16 +112,20 @@ def build_ensemble_scores(config: RunConfig, models: EvaluatedModels, directory:
 
 
 def pairwise_disagreement(predictions: Sequence[Predictions]) -> list[list[float]]:
-    """Shares of samples whose most probable classes differ, of every two; all must be of the same samples."""
+    """Return, for every pair, the fraction of samples whose most probable classes differ.
+
+    Args:
+        predictions: of the same samples each.
+    """
     firsts = [one.sorted_by_key().topk[:, 0] for one in predictions]
     return [[float(np.mean(a != b)) for b in firsts] for a in firsts]
 
 
 def total_epochs(members: Sequence[EvaluatedModel]) -> float:
-    """Epochs that went into these models: of a run that several began with, as far as the last of them; and their own.
+    """Return the epochs that went into these models: their own, and those of the runs they started from.
 
-    Runs before that one are counted once with it. What a run was trained on after the last snapshot is not counted,
-    since no member holds any of it.
+    A run that several members started from counts once, up to the last snapshot used. Epochs after that snapshot do
+    not count, because no member contains them.
     """
     shared: dict[str, float] = {}
     for one in members:
@@ -167,5 +170,5 @@ def _score_summary(predictions: Predictions, seconds: Sequence[float]) -> ScoreS
 
 
 def _derived_methods(directory: Path) -> list[CombineMethod]:
-    """The ways that need no pass of their own."""
+    """Return the combination methods that are derived from the members' predictions without a forward pass."""
     return [way for way in COMBINE_METHODS if way != "weights" and pass_predictions_path(directory, way).exists()]

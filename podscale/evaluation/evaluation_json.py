@@ -1,6 +1,6 @@
-"""evaluation.json: what the model achieved, on what, how fast, and the run's claim beside it.
+"""Document evaluation.json: scores, data identity, throughput, and the comparison with the run's claim.
 
-The file's JSON schema is generated from these models and committed as evaluation.schema.json.
+Its JSON schema is generated from these models, docstrings included, and committed as evaluation.schema.json.
 """
 
 import hashlib
@@ -26,8 +26,9 @@ from podscale.util.formatting import printable
 
 SCHEMA_VERSION = 1
 MATRIX_CLASSES = 20
-"""Up to here a confusion matrix is written whole and drawn; above, the most confused pairs."""
+"""Largest number of classes with a full confusion matrix; with more, only the most confused pairs are written."""
 CONFUSED_PAIRS = 200
+"""Largest number of confused pairs written."""
 
 
 class EvaluationIdentity(SchemaBase):
@@ -143,7 +144,14 @@ def build_evaluation(
     throughput: Throughput | None = None,
     ensemble: EnsembleScores | None = None,
 ) -> Evaluation:
-    """The evaluation document of these scores; `classes` are the names in index order."""
+    """Build the evaluation document of these scores.
+
+    Args:
+        classes: class names in index order.
+        shard_set: location of the shard set.
+        split: name of the evaluated split.
+        model_sha256: of model.safetensors; None for several models.
+    """
     speed = throughput or Throughput()
     return Evaluation(
         identity=EvaluationIdentity(
@@ -189,7 +197,13 @@ def build_evaluation(
 def compare_claim(
     config: RunConfig, top1: float | None, training_seconds: float | None, images_per_second: float | None
 ) -> Claim:
-    """The document's claim beside these achieved figures."""
+    """Compare the document's claim with the achieved values.
+
+    Args:
+        top1: fraction, 0 to 1; None if unknown.
+        training_seconds: over all launches; None if unknown.
+        images_per_second: of training; None if unknown.
+    """
     claim = config.claim
     minutes = None if training_seconds is None else training_seconds / 60
     return Claim(
@@ -202,12 +216,12 @@ def compare_claim(
 
 
 def build_throughput(config: RunConfig, history: RunHistory) -> Throughput:
-    """Speeds of the training's updates and of the newest evaluation's forward passes (input included)."""
-    told = history.newest("evaluated") or {}
+    """Return the throughput of the training steps and of the newest evaluation (input included)."""
+    event = history.newest("evaluated") or {}
     seconds, images, processes = (
-        finite_number(told.get("seconds")),
-        finite_number(told.get("images")),
-        told.get("processes"),
+        finite_number(event.get("seconds")),
+        finite_number(event.get("images")),
+        event.get("processes"),
     )
     return Throughput(
         evaluation_seconds=seconds,
@@ -225,10 +239,12 @@ def evaluate_run(
     *,
     split: str = "validation",
 ) -> Evaluation:
-    """Scores <run>/predictions.safetensors and writes <run>/evaluation.json.
+    """Score <run>/predictions.safetensors and write <run>/evaluation.json.
 
-    Speeds are those in metrics.jsonl: the engine logs the event `evaluated` with images, seconds and processes. Raises
-    InputError where there are no predictions, or where they are not those of each sample of the split exactly once.
+    Throughput comes from metrics.jsonl, where the engine logs the event `evaluated` with images, seconds and processes.
+
+    Raises:
+        InputError: predictions are missing, or do not cover each sample of the split exactly once.
     """
     run = RunDirectory(run_directory)
     found = predictions.read_predictions(run.predictions)
@@ -240,17 +256,17 @@ def evaluate_run(
             got=len(found),
             hint="Run `podscale evaluate` again.",
         )
-    several = combined_model_directories(config)
+    combined = combined_model_directories(config)
     ensemble = (
         build_ensemble_scores(config, read_evaluated_models(config, shard_set.classes), run.ensemble)
-        if several
+        if combined
         else None
     )
     speed = build_throughput(config, read_history(run.metrics))
     if ensemble is not None:
         rate = ensemble.headline.answered.images_per_second
-        taken = {"evaluation_seconds": len(found) / rate if rate else None, "evaluation_images_per_second": rate}
-        speed = speed.model_copy(update=taken)
+        measured = {"evaluation_seconds": len(found) / rate if rate else None, "evaluation_images_per_second": rate}
+        speed = speed.model_copy(update=measured)
     weights = run.model / "model.safetensors"
     evaluation = build_evaluation(
         compute_scores(found, len(shard_set.classes)),
@@ -259,7 +275,7 @@ def evaluate_run(
         manifest=shard_set.manifest,
         shard_set=str(shard_set.directory),
         split=split,
-        model_sha256=_file_sha256(weights) if weights.exists() and not several else None,
+        model_sha256=_file_sha256(weights) if weights.exists() and not combined else None,
         throughput=speed,
         ensemble=ensemble,
     )
@@ -268,12 +284,12 @@ def evaluate_run(
 
 
 def write_evaluation(path: Path, evaluation: Evaluation) -> None:
-    """Writes evaluation.json atomically."""
+    """Write evaluation.json atomically."""
     write_atomically(path, evaluation.model_dump_json(indent=1) + "\n")
 
 
 def read_evaluation(path: Path) -> Evaluation:
-    """The evaluation at `path`; raises InputError where there is none or it is damaged."""
+    """Read the evaluation at `path`. Raises InputError if it is missing or damaged."""
     try:
         return Evaluation.model_validate_json(path.read_bytes())
     except FileNotFoundError as error:
@@ -285,12 +301,12 @@ def read_evaluation(path: Path) -> Evaluation:
 
 
 def evaluation_schema() -> dict[str, Any]:
-    """The JSON schema of evaluation.json; committed beside this module."""
+    """Return the JSON schema of evaluation.json, which is committed beside this module."""
     return Evaluation.model_json_schema()
 
 
 def kfp_metrics(evaluation: Evaluation) -> dict[str, float]:
-    """The figures that a pipeline's Metrics artifact shows: a flat dict of floats, unknown ones left out."""
+    """Return the values of a pipeline's Metrics artifact: a flat dict of floats, without unknown ones."""
     figures, speed = evaluation.figures, evaluation.throughput
     candidates = {
         "top1": figures.top1,
@@ -308,7 +324,7 @@ def kfp_metrics(evaluation: Evaluation) -> dict[str, float]:
 
 
 def confusion_for_kfp(evaluation: Evaluation) -> tuple[list[str], list[list[int]]] | None:
-    """Class names and matrix for a ClassificationMetrics artifact; None above 20 classes, where its view ends."""
+    """Return class names and matrix for a ClassificationMetrics artifact; None above 20 classes, its limit."""
     if evaluation.confusion_matrix is None:
         return None
     return [entry.name for entry in evaluation.per_class], evaluation.confusion_matrix
@@ -319,7 +335,7 @@ def _per_class(scores: Scores, classes: list[str]) -> list[ClassFigures]:
     accuracy, precision = figures.accuracy, figures.precision
     return [
         ClassFigures(
-            name=printable(name),  # a class map may hold bytes that are no text
+            name=printable(name),  # a class map may hold bytes that are not text
             samples=int(figures.support[i]),
             predicted=int(figures.predicted[i]),
             correct=int(figures.correct[i]),

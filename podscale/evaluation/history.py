@@ -1,4 +1,4 @@
-"""What metrics.jsonl tells: the curves of a run, put in order after restarts, and totals over all its launches."""
+"""Training history from metrics.jsonl: curves without repeated steps, and totals over all launches."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -8,18 +8,20 @@ from typing import Any
 from podscale.telemetry.events import EventRecord, ReplayFilter, parse_record, read_records
 
 MAX_STEP_RECORDS = 4096
-"""At least so many step lines of a longer run are kept: more than a curve has pixels."""
+"""Least number of step records kept of a longer run, more than a curve has pixels."""
 
 
 @dataclass(frozen=True)
 class RunHistory:
-    """The run's log.
+    """Log of a run.
 
-    steps: "step" lines by rising step; where a restart redid steps, the newer line counts.
-    evaluations: "evaluation" lines by rising step, likewise. events: all "event" lines as they came.
-    phases: seconds by phase over all launches, redone steps included (they cost time too).
-    seconds: from the first to the last line of each launch, summed: the time between launches is not in it.
-    damaged: lines that are no JSON object (the last one of a killed writer, usually).
+    Args:
+        steps: "step" records by rising step; if a restart repeated steps, the newer record counts.
+        evaluations: "evaluation" records, likewise.
+        events: all "event" records in the order of the file.
+        phases: seconds by phase over all launches, repeated steps included.
+        seconds: wall time from the first to the last record of each launch, summed.
+        damaged: number of lines that are not JSON objects, usually the last one of a killed writer.
     """
 
     steps: list[EventRecord] = field(default_factory=list)
@@ -33,7 +35,7 @@ class RunHistory:
         return bool(self.steps or self.evaluations or self.events)
 
     def images_per_second(self, global_batch: int) -> float | None:
-        """Throughput of the updates themselves: images over seconds, over all logged steps; None without any."""
+        """Return the throughput over all logged steps, images/s; None without any."""
         images, seconds, before = 0.0, 0.0, 0
         for line in self.steps:
             rate, step = finite_number(line.get("images_per_second")), int(line["step"])
@@ -44,16 +46,16 @@ class RunHistory:
         return images / seconds if seconds else None
 
     def newest(self, event: str) -> EventRecord | None:
-        """The last of these events."""
+        """Return the last event of this name, or None."""
         return next((line for line in reversed(self.events) if line.get("event") == event), None)
 
     def count(self, event: str) -> int:
-        """How often `event` happened."""
+        """Return the number of events of this name."""
         return sum(line.get("event") == event for line in self.events)
 
 
 def read_history(path: Path) -> RunHistory:
-    """The history in metrics.jsonl; empty where there is no such file. Lines that cannot be read are counted."""
+    """Read the history from metrics.jsonl; empty if there is no such file. Damaged lines are counted."""
     reader = _HistoryReader()
     try:
         for record in read_records(path, reader.count_damaged):
@@ -64,7 +66,7 @@ def read_history(path: Path) -> RunHistory:
 
 
 def parse_history(lines: Iterable[bytes]) -> RunHistory:
-    """The history in these lines of metrics.jsonl."""
+    """Build the history from lines of metrics.jsonl."""
     reader = _HistoryReader()
     for line in lines:
         record = parse_record(line)
@@ -76,7 +78,7 @@ def parse_history(lines: Iterable[bytes]) -> RunHistory:
 
 
 class _HistoryReader:
-    """Puts a history together line by line, in memory that does not grow with the length of the run."""
+    """Builds a history record by record, in memory that does not grow with the length of the run."""
 
     def __init__(self) -> None:
         self._run = ReplayFilter()
@@ -113,7 +115,7 @@ class _HistoryReader:
 
 
 def _thin(records: list[EventRecord]) -> list[EventRecord]:
-    """Every second step line; its rate is then that over the steps of both, so that throughput stays exact."""
+    """Merge pairs of step records; the merged rate covers the steps of both, so that throughput stays exact."""
     thin: list[EventRecord] = []
     before, waiting = 0, None
     for record in records:
@@ -128,7 +130,7 @@ def _thin(records: list[EventRecord]) -> list[EventRecord]:
 
 
 def _merge_steps(before: int, first: EventRecord, second: EventRecord) -> EventRecord:
-    """Two neighbouring step lines in one; `before` is the step of the line before them."""
+    """Merge two neighbouring step records; `before` is the step of the record before them."""
     rates = [finite_number(line.get("images_per_second")) for line in (first, second)]
     steps = [first["step"] - before, second["step"] - first["step"]]
     known = [(count, rate) for count, rate in zip(steps, rates, strict=True) if rate and count > 0]
@@ -139,14 +141,14 @@ def _merge_steps(before: int, first: EventRecord, second: EventRecord) -> EventR
 
 
 def finite_number(value: Any) -> float | None:
-    """`value` as a finite float; None where it is none (a diverged run logs NaN, which JSON may carry as a word)."""
+    """Return `value` as a finite float, or None (a diverged run logs NaN, which JSON may carry as a word)."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if abs(value) < float("inf") else None
 
 
 class _LaunchClock:
-    """Seconds of all launches; one begins with a "start" or "resumed" event, or with both together."""
+    """Wall time of all launches; a launch begins with a "start" or "resumed" event, or with both together."""
 
     def __init__(self) -> None:
         self._total = 0.0
@@ -156,7 +158,7 @@ class _LaunchClock:
 
     def add(self, entry: EventRecord) -> None:
         if entry.get("event") == "evaluated":
-            return  # the stage after training writes this
+            return  # written by the stage after training
         opens = entry["kind"] == "event" and entry.get("event") in ("start", "resumed")
         if opens and not self._opening:
             self._total, self._first, self._last = self.seconds(), None, None

@@ -15,11 +15,12 @@ CALIBRATION_SOURCE = "Guo et al. 2017, On Calibration of Modern Neural Networks,
 
 @dataclass(frozen=True)
 class PerClassScores:
-    """Figures of each class, arrays of length [classes].
+    """Scores of each class.
 
-    support: int64, samples of the class. predicted: int64, samples given to it. correct: int64, both.
-    accuracy: correct / support, which is the recall of the class; NaN where it has no samples.
-    precision: correct / predicted; NaN where the class was never predicted.
+    Args:
+        support: samples of the class, int64 [classes].
+        predicted: samples predicted as the class, int64 [classes].
+        correct: samples of the class predicted as it, int64 [classes].
     """
 
     support: npt.NDArray[np.int64]
@@ -28,18 +29,24 @@ class PerClassScores:
 
     @property
     def accuracy(self) -> npt.NDArray[np.float64]:
+        """Recall of each class, correct / support; NaN if it has no samples."""
         return _ratio_or_nan(self.correct, self.support)
 
     @property
     def precision(self) -> npt.NDArray[np.float64]:
+        """Precision of each class, correct / predicted; NaN if it was never predicted."""
         return _ratio_or_nan(self.correct, self.predicted)
 
 
 @dataclass(frozen=True)
 class ConfusionCounts:
-    """How often each class was taken for which: only pairs that occur, ordered by label, then prediction.
+    """Sparse confusion matrix: the pairs that occur, ordered by label, then prediction.
 
-    label, predicted: int32 [m]; count: int64 [m]. Sparse, because 1000 classes make a million cells.
+    Args:
+        classes: number of classes.
+        label: true class, int32 [m].
+        predicted: predicted class, int32 [m].
+        count: samples of the pair, int64 [m].
     """
 
     classes: int
@@ -48,13 +55,13 @@ class ConfusionCounts:
     count: npt.NDArray[np.int64]
 
     def matrix(self) -> npt.NDArray[np.int64]:
-        """int64 [classes, classes]: rows are true classes, columns are predictions."""
+        """Return the dense matrix, int64 [classes, classes]: rows are true classes, columns predictions."""
         dense = np.zeros((self.classes, self.classes), dtype=np.int64)
         dense[self.label, self.predicted] = self.count
         return dense
 
     def most_frequent(self, limit: int) -> list[tuple[int, int, int]]:
-        """The most frequent mistakes as (label, predicted, count), most frequent first, ties by class index."""
+        """Return the most frequent mistakes as (label, predicted, count), ties by class index."""
         wrong = np.flatnonzero(self.label != self.predicted)
         order = wrong[np.argsort(-self.count[wrong], kind="stable")][:limit]
         return [(int(self.label[i]), int(self.predicted[i]), int(self.count[i])) for i in order]
@@ -62,11 +69,15 @@ class ConfusionCounts:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Does a confidence of 90 % mean right in 90 % of cases?
+    """Calibration in bins of equal width over the top-1 confidence, bin m being ((m - 1) / M, m / M].
 
-    Bins of equal width over the top-1 confidence, bin m being ((m - 1) / M, m / M] (Guo et al. 2017, section 3).
-    count: int64 [M]; confidence, accuracy: float64 [M], means in the bin, NaN where it is empty.
-    ece: expected calibration error, sum over bins of count / n * |accuracy - confidence| (equations 3 and 5).
+    See Guo et al. 2017, section 3.
+
+    Args:
+        count: samples of each bin, int64 [M].
+        confidence: mean confidence of each bin, float64 [M]; NaN if it is empty.
+        accuracy: accuracy of each bin, float64 [M]; NaN if it is empty.
+        ece: expected calibration error, sum over bins of count / n * |accuracy - confidence| (equations 3 and 5).
     """
 
     count: npt.NDArray[np.int64]
@@ -76,17 +87,23 @@ class Calibration:
 
     @property
     def edges(self) -> npt.NDArray[np.float64]:
-        """float64 [M + 1], borders of the bins."""
+        """Bin edges, float64 [M + 1]."""
         return bin_edges(len(self.count))
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Everything that the predictions of one split say about a model.
+    """Scores of a model on one split.
 
-    top1, top5: shares. `top5_k` is the k that top5 was taken at: 5, or the number of classes where that is less.
-    top1_interval: 95 % Wilson score interval of top1 (Wilson 1927), the range that sampling noise alone explains.
-    loss: mean cross-entropy in nats. balanced_accuracy: mean accuracy over classes that have samples.
+    Args:
+        count: number of samples.
+        classes: number of classes.
+        top1: fraction of samples, 0 to 1.
+        top1_interval: 95 % Wilson score interval of top1 (Wilson 1927).
+        top5: fraction of samples whose label is among the `top5_k` most probable classes.
+        top5_k: 5, or the number of classes if that is less.
+        loss: mean cross-entropy, nats.
+        balanced_accuracy: mean accuracy over classes that have samples.
     """
 
     count: int
@@ -103,9 +120,10 @@ class Scores:
 
 
 def compute_scores(predictions: Predictions, classes: int) -> Scores:
-    """The scores of `predictions` over `classes` classes.
+    """Compute the scores of `predictions` over `classes` classes.
 
-    Raises InputError where there are no predictions or they belong to another class map.
+    Raises:
+        InputError: there are no predictions, or they belong to another class map.
     """
     _check_classes(predictions, classes)
     n = len(predictions)
@@ -134,7 +152,11 @@ def compute_scores(predictions: Predictions, classes: int) -> Scores:
 
 
 def wilson_interval(right: int, n: int, z: float = 1.959963984540054) -> tuple[float, float]:
-    """The score interval of a share (Wilson 1927); `z` is the normal quantile, by default that of 95 %."""
+    """Return the Wilson score interval of the fraction right / n (Wilson 1927).
+
+    Args:
+        z: normal quantile; default: that of a 95 % interval.
+    """
     share = right / n
     middle = share + z * z / (2 * n)
     half = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
@@ -143,12 +165,12 @@ def wilson_interval(right: int, n: int, z: float = 1.959963984540054) -> tuple[f
 
 
 def bin_edges(bins: int) -> npt.NDArray[np.float64]:
-    """Borders of `bins` bins of equal width over [0, 1]: float64 [bins + 1]."""
+    """Return the edges of `bins` bins of equal width over [0, 1], float64 [bins + 1]."""
     return np.arange(bins + 1, dtype=np.float64) / bins
 
 
 def most_confident_mistakes(predictions: Predictions, limit: int) -> npt.NDArray[np.int64]:
-    """Rows of wrong predictions, most confident first, ties by key."""
+    """Return the row numbers of wrong predictions, most confident first, ties by key."""
     wrong = np.flatnonzero(predictions.topk[:, 0] != predictions.labels)
     order = np.lexsort((predictions.keys[wrong], -predictions.confidences[wrong, 0].astype(np.float64)))
     return wrong[order][:limit]
@@ -195,6 +217,6 @@ def _compute_calibration(
 
 
 def _ratio_or_nan(part: npt.NDArray[np.generic], total: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """part / whole, NaN where whole is 0."""
+    """Return part / total, NaN where total is 0."""
     with np.errstate(invalid="ignore"):
         return np.asarray(part, dtype=np.float64) / np.where(total == 0, np.nan, total)

@@ -1,1 +1,1 @@
-"""What is made of our metrics: recording rules and alerts, and dashboards, each the one source of its renderings."""
+"""Monitoring of runs: recording rules, alerts, dashboards, a local Prometheus, and `podscale watch`."""

@@ -1,8 +1,8 @@
-"""The alerts. Each has a page of its own in docs/runbooks/, and cases in tests/rules/.
+"""Alert rules, each with a page in docs/runbooks/ and cases in tests/rules/.
 
-What they must not do: fire for a run that has ended (its series are gone, or `podscale_train_done` is 1), that is being
-evaluated, that has not got going, or because a pod was started again. So they ask for the run as it is now, and the
-waits are longer than the windows that a start makes wrong.
+An alert must not fire for a run that has finished (its series are gone, or `podscale_train_done` is 1), that evaluates
+or is still starting, or because a pod restarted. Expressions therefore use the current state of the run, and hold times
+exceed the windows that a start distorts.
 """
 
 from podscale.monitoring.rule_types import AlertRule
@@ -272,8 +272,8 @@ and changes(run_gpu:podscale_gpu_xid:max[15m]) > 0
         "0s",
         "critical",
         "GPU {{ $labels.gpu }} of pod {{ $labels.pod }} reports Xid {{ $value }}.",
-        f"{RUN_TEXT}: the driver reported Xid {{{{ $value }}}} on GPU {{{{ $labels.gpu }}}} of pod {{{{ $labels.pod }}}}, "
-        "an error of the GPU, its memory or its links rather than of the program.",
+        f"{RUN_TEXT}: the driver reported Xid {{{{ $value }}}} on GPU {{{{ $labels.gpu }}}} "
+        "of pod {{ $labels.pod }}, an error of the GPU, its memory or its links rather than of the program.",
     ),
     AlertRule(
         "PodscaleGPUThermal",
@@ -281,7 +281,7 @@ and changes(run_gpu:podscale_gpu_xid:max[15m]) > 0
         "10m",
         "warning",
         "GPU {{ $labels.gpu }} of pod {{ $labels.pod }} is at {{ $value }} C.",
-        f"{RUN_TEXT}: GPU {{{{ $labels.gpu }}}} of pod {{{{ $labels.pod }}}} has been above {{{{ @gpuCelsius@ }}}} C for 10 "
-        "minutes, now {{ $value }} C. Near its limit it lowers its clocks, and all ranks run at its pace.",
+        f"{RUN_TEXT}: GPU {{{{ $labels.gpu }}}} of pod {{{{ $labels.pod }}}} has been above {{{{ @gpuCelsius@ }}}} C "
+        "for 10 minutes, now {{ $value }} C. Near its limit it lowers its clocks, and all ranks run at its pace.",
     ),
 )

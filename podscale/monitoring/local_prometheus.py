@@ -1,7 +1,4 @@
-"""A Prometheus of one's own for the runs of a folder: the real program, with our rules, on this machine.
-
-What a Prometheus of one's own scrapes: the endpoints of the runs below a folder, each in its own way.
-"""
+"""Local Prometheus with Podscale's rules, which scrapes the endpoints of all runs below a directory."""
 
 import fcntl
 import json
@@ -34,7 +31,7 @@ NAME_TIMEOUT_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class ScrapeIntervals:
-    """Whole seconds between two scrapes, and between two looks at the rules."""
+    """Intervals of scrapes and of rule evaluations, whole seconds."""
 
     scrape_seconds: int = 2
     evaluation_seconds: int = 5
@@ -45,8 +42,10 @@ DEFAULT_INTERVALS = ScrapeIntervals()
 
 @dataclass(frozen=True)
 class ScrapeTarget:
-    """One endpoint. certificate_name: by which Prometheus, which compares names, knows its certificate; None: by its
-    address.
+    """One endpoint to scrape.
+
+    Args:
+        certificate_name: name in the endpoint's certificate, which Prometheus verifies; None: its address.
     """
 
     endpoint: Endpoint
@@ -54,7 +53,7 @@ class ScrapeTarget:
 
 
 def find_endpoints(runs: Path) -> list[Endpoint]:
-    """Those that are served now by runs below a folder (or by the run that it is)."""
+    """Return the endpoints served now by runs below a directory, or by the directory if it is a run."""
     directories = [RunDirectory(runs), *(RunDirectory(path) for path in sorted(runs.glob("*")))]
     found = [Endpoint.read(run.endpoint) for run in directories]
     return [endpoint for endpoint in found if endpoint is not None]
@@ -63,7 +62,12 @@ def find_endpoints(runs: Path) -> list[Endpoint]:
 def build_targets(
     found: Iterable[Endpoint], known: Iterable[ScrapeTarget], client: ClientCertFiles | None
 ) -> list[ScrapeTarget]:
-    """The endpoints as targets; one that does not answer yet is left out. known: those of the last look."""
+    """Return scrape targets for the endpoints; one that does not answer yet is left out.
+
+    Args:
+        known: targets of the previous call, which are reused.
+        client: client certificate for endpoints that require one.
+    """
     before = {target.endpoint: target for target in known}
     made = []
     for endpoint in found:
@@ -71,7 +75,7 @@ def build_targets(
             try:
                 before[endpoint] = ScrapeTarget(endpoint, endpoint.certificate_name(NAME_TIMEOUT_SECONDS, client))
             except EndpointError:
-                before[endpoint] = ScrapeTarget(endpoint)  # Prometheus will say why
+                before[endpoint] = ScrapeTarget(endpoint)  # Prometheus reports the reason
             except OSError:
                 continue
         made.append(before[endpoint])
@@ -81,7 +85,7 @@ def build_targets(
 def prometheus_configuration(
     folder: Path, found: Iterable[ScrapeTarget], intervals: ScrapeIntervals, client: ClientCertFiles | None = None
 ) -> dict[str, Any]:
-    """What Prometheus reads at its start, and again whenever the targets change."""
+    """Return the configuration that Prometheus reads at its start and whenever the targets change."""
     return {
         "global": {
             "scrape_interval": f"{intervals.scrape_seconds}s",
@@ -93,7 +97,7 @@ def prometheus_configuration(
 
 
 def _scrape_config(target: ScrapeTarget, client: ClientCertFiles | None) -> dict[str, Any]:
-    """How one endpoint is scraped; Prometheus knows TLS and credentials of such a job alone, not of single targets."""
+    """Return the scrape job of one endpoint; Prometheus sets TLS and credentials per job, not per target."""
     endpoint = target.endpoint
     scraping: dict[str, Any] = {
         "job_name": f"{JOB_NAME} {endpoint.url}",
@@ -111,7 +115,7 @@ def _scrape_config(target: ScrapeTarget, client: ClientCertFiles | None) -> dict
 
 PROGRAM = "prometheus"
 DIRECTORY_NAME = ".prometheus"
-"""Below the runs: configuration and samples, which outlive the program."""
+"""Directory below the runs with configuration and samples, which are kept after the exit."""
 RETENTION = "30d"
 START_TIMEOUT_SECONDS = 60.0
 QUERY_TIMEOUT_SECONDS = 5.0
@@ -120,14 +124,14 @@ DEFAULT_SETTINGS = RuleSettings()
 
 @dataclass(frozen=True)
 class FiringAlert:
-    """An alert that fires."""
+    """A firing alert."""
 
     name: str
     summary: str
 
 
 class LocalPrometheus:
-    """A running Prometheus that scrapes what `follow` finds; made by `running`."""
+    """A running Prometheus that scrapes the targets of `update_targets`; created by `run_prometheus`."""
 
     def __init__(
         self,
@@ -142,7 +146,7 @@ class LocalPrometheus:
         self._targets: list[ScrapeTarget] = []
 
     def update_targets(self) -> list[str]:
-        """Looks for endpoints of runs and has them scraped; the addresses there are now."""
+        """Find the endpoints of runs, configure Prometheus to scrape them, and return their addresses."""
         found = build_targets(find_endpoints(self._runs), self._targets, self._client)
         if found != self._targets:
             write_configuration(self._runs, found, self._intervals, self._client)
@@ -151,12 +155,12 @@ class LocalPrometheus:
         return [target.endpoint.address for target in found]
 
     def firing_alerts(self) -> list[FiringAlert]:
-        """The alerts that fire now. Raises OSError where Prometheus does not answer."""
+        """Return the firing alerts. Raises OSError if Prometheus does not answer."""
         firing = [alert for alert in self._query("alerts")["alerts"] if alert["state"] == "firing"]
         return [FiringAlert(alert["labels"]["alertname"], alert["annotations"].get("summary", "")) for alert in firing]
 
     def scrape_errors(self) -> dict[str, str]:
-        """Why the last scrape failed, by address. Raises OSError where Prometheus does not answer."""
+        """Return the error of the last failed scrape by address. Raises OSError if Prometheus does not answer."""
         down = [target for target in self._query("targets?state=active")["activeTargets"] if target["health"] == "down"]
         return {target["labels"]["instance"]: target["lastError"] for target in down}
 
@@ -165,7 +169,7 @@ class LocalPrometheus:
             return json.load(answer)["data"]
 
     def raise_if_exited(self) -> None:
-        """Raises PodscaleError with Prometheus' own words where it has ended."""
+        """Raise PodscaleError with Prometheus' last error if it has exited."""
         if self._child.poll() is not None:
             code = self._child.returncode
             raise PodscaleError(f"exited: {_last_log_error(self._runs)}", field=PROGRAM, got=code)
@@ -178,7 +182,7 @@ class LocalPrometheus:
             return False
 
     def wait_until_ready(self) -> None:
-        """Returns once it answers."""
+        """Wait until Prometheus answers. Raises PodscaleError if it exits or the timeout passes."""
         deadline = time.monotonic() + START_TIMEOUT_SECONDS
         while not self._is_ready():
             self.raise_if_exited()
@@ -198,11 +202,15 @@ def run_prometheus(
     settings: RuleSettings = DEFAULT_SETTINGS,
     intervals: ScrapeIntervals = DEFAULT_INTERVALS,
 ) -> Iterator[LocalPrometheus]:
-    """Starts Prometheus for the runs below `runs`, and ends it; what it has collected stays.
+    """Run Prometheus for the runs below `runs` inside the context; its samples are kept afterwards.
 
-    port: on 127.0.0.1; 0 = any free one. client: what to show to endpoints that want a certificate. settings: of the
-    rules. Raises InputError where there is no program, the port is in use, or another Prometheus works for the same
-    runs.
+    Args:
+        port: on 127.0.0.1; 0 is any free one.
+        client: client certificate for endpoints that require one.
+        settings: of the rules.
+
+    Raises:
+        InputError: the program is missing, the port is in use, or another Prometheus serves the same runs.
     """
     program = shutil.which(PROGRAM)
     if program is None:
@@ -244,9 +252,9 @@ def run_prometheus(
 def write_prometheus_files(
     runs: Path, settings: RuleSettings = DEFAULT_SETTINGS, intervals: ScrapeIntervals = DEFAULT_INTERVALS
 ) -> int:
-    """Writes configuration and rules for the runs below a folder; returns the open file whose lock says whose it is.
+    """Write configuration and rules for the runs below a directory; return the descriptor of the held lock file.
 
-    Raises InputError where that cannot be written, or another Prometheus works there.
+    Raises InputError if they cannot be written or another Prometheus holds the lock.
     """
     folder = runs.absolute() / DIRECTORY_NAME
     try:
@@ -274,14 +282,14 @@ def _open_lock(path: Path) -> int:
 def write_configuration(
     runs: Path, found: list[ScrapeTarget], intervals: ScrapeIntervals, client: ClientCertFiles | None = None
 ) -> None:
-    """Says what to scrape from the next reading on."""
+    """Write prometheus.yml with these scrape targets."""
     folder = runs.absolute() / DIRECTORY_NAME
     text = yaml.safe_dump(prometheus_configuration(folder, found, intervals, client), sort_keys=False)
     write_atomically(folder / "prometheus.yml", text)
 
 
 def free_port(port: int) -> int:
-    """The port, or any free one for 0. Raises InputError where it is in use."""
+    """Return the port, or any free one for 0. Raises InputError if it is in use."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -297,7 +305,7 @@ def free_port(port: int) -> int:
 
 
 def _last_log_error(runs: Path) -> str:
-    """Why Prometheus ended, by the last line of its log that says so."""
+    """Return the last error in Prometheus' log."""
     text = (runs / DIRECTORY_NAME / "prometheus.log").read_text(encoding="utf-8", errors="replace")
-    told = [line for line in text.splitlines() if "err=" in line or "rror" in line]
-    return (told or text.splitlines() or ["it said nothing"])[-1]
+    errors = [line for line in text.splitlines() if "err=" in line or "rror" in line]
+    return (errors or text.splitlines() or ["it said nothing"])[-1]

@@ -1,7 +1,7 @@
-"""Recording rules: what alerts, dashboards and people ask for, by run, by rank and by volume.
+"""Recording rules by run, rank and volume, for alerts, dashboards and queries.
 
-Two traps shape them. A rate over five minutes is too low while a series is younger than that, after every start. And a
-pod that starts again has a new address, so a new series: what counts over all lives is first taken as a maximum by run.
+A rate over five minutes is too low while its series is younger than that, after every start. A restarted pod has a new
+address and therefore a new series, so counters over all launches are first aggregated as a maximum by run.
 """
 
 from podscale.monitoring.rule_types import RecordingRule
@@ -21,8 +21,8 @@ max by (namespace, run) (podscale_train_world_size)
 """,
         "Images per second and chip (rank).",
     ),
-    # Both rates miss the same part of a young series, so the quotient is right from the first minute on. A rank that
-    # updates less than a fifth of the time (it evaluates) says nothing.
+    # Both rates miss the same part of a young series, so the quotient is correct from the first minute on. A rank that
+    # trains less than a fifth of the time (it evaluates) is excluded.
     RecordingRule(
         "run:podscale_train_images_per_chip_updating:rate5m",
         """
@@ -100,8 +100,8 @@ sum by (namespace, run, rank) (rate(podscale_train_phase_seconds_total[5m]))
         "sum by (namespace, run, rank) (rate(podscale_train_busy_seconds_total[5m]))",
         "Share of a rank's time before it waits for others: highest on the slowest.",
     ),
-    # Totals over all lives: a pod that starts again exports them under a new address, perhaps a heartbeat behind, which
-    # increase() would take for a reset and count in full. The span between least and most cannot be misled.
+    # Totals over all launches: a restarted pod exports them under a new address, perhaps a heartbeat behind, which
+    # increase() would take for a counter reset and count in full. The difference of maximum and minimum is immune.
     RecordingRule(
         "run_state:podscale_train_wall_seconds:max",
         "max by (namespace, run, state) (podscale_train_wall_seconds_total)",
@@ -149,7 +149,7 @@ STATE_RULES = (
         "max by (namespace, run) (podscale_train_launches_total)",
         "Launches of a run, over all its lives, those among them that have not begun to train.",
     ),
-    # Where this life has written none yet, what counts is how long it has lived.
+    # If this launch has written none yet, the age of the launch counts.
     RecordingRule(
         "run:podscale_train_checkpoint_age:seconds",
         """
@@ -165,8 +165,8 @@ max by (namespace, run) (sum by (namespace, run, rank, instance) (podscale_train
         "Free share of a volume; of volumes that every pod has its own of, the fullest.",
     ),
 )
-# DCGM's exporter names the pod that uses a GPU in `pod` or, where the scraper has its own labels win, in
-# `exported_pod`. A pod that died of its GPU is remembered for half an hour.
+# DCGM's exporter names the pod that uses a GPU in `pod` or, if the scraper's own labels take precedence, in
+# `exported_pod`. A pod that failed because of its GPU is kept for half an hour.
 _OF_PODS = (
     'label_replace(label_replace({metric}, "pod", "$1", "exported_pod", "(.+)"), '
     '"namespace", "$1", "exported_namespace", "(.+)")'

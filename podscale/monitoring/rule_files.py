@@ -1,11 +1,7 @@
-"""The rules as objects to be written as YAML: a rule file, or an object of an operator. Pure.
+"""Rule files: all rules in their groups, rendered for Prometheus or an operator.
 
-All rules, in the groups in which Prometheus evaluates them.
-
-Durations in rules: ranges, offsets, waits and lengths of time in seconds; all of them can be made shorter.
-
-A drill cannot wait a quarter of an hour for each alert. With every duration divided by the same number a rule is the
-shipped one, seen faster: limits, series and joins stay what they are.
+Drills divide every duration of the rules (ranges, offsets, hold times) by one factor, because they cannot wait a
+quarter of an hour for each alert. Thresholds, series and joins stay the same.
 """
 
 import math
@@ -46,45 +42,45 @@ _IN_SECONDS = re.compile(r"@(\d+[a-z]+)@")
 
 
 def parse_milliseconds(duration: str) -> int:
-    """A duration of Prometheus with one unit, such as 5m."""
+    """Parse a duration of Prometheus with one unit, such as 5m."""
     found = _DURATION.fullmatch(duration)
     assert found is not None, duration
     return int(found[1]) * _UNITS[found[2]]
 
 
 def shorten_duration(duration: str, times: float) -> str:
-    """The duration divided by `times`, in the largest unit that it is a multiple of: 5m by 40 is 7500ms."""
+    """Divide the duration by `times`, in the largest unit that divides the result: 5m by 40 is 7500ms."""
     length = round(parse_milliseconds(duration) / times)
     unit = next(unit for unit in reversed(_UNITS) if length % _UNITS[unit] == 0) if length else "s"
     return f"{length // _UNITS[unit]}{unit}"
 
 
 def shorten_expression(expr: str, times: float = 1) -> str:
-    """PromQL with every range, offset and `@1h@` (that length of time as a number of seconds) divided by `times`."""
+    """Divide every range, offset and `@1h@` (a duration as a number of seconds) in PromQL by `times`."""
     shorter = _RANGE_OR_OFFSET.sub(lambda found: shorten_duration(found[0], times), expr)
     return _IN_SECONDS.sub(lambda found: f"{parse_milliseconds(found[1]) / times / 1000:.10g}", shorter)
 
 
 def find_ranges(expr: str) -> list[str]:
-    """The ranges and offsets of an expression, longest first."""
+    """Return the ranges and offsets of an expression, longest first."""
     return sorted(_RANGE_OR_OFFSET.findall(expr), key=parse_milliseconds, reverse=True)
 
 
 RUNBOOKS_DIRECTORY = "docs/runbooks/"
-"""Where this repository has the pages; a site that serves them names its own address."""
+"""Directory of the runbooks in this repository; a site that serves them sets its own address."""
 FillTokens = Callable[[str], str]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RuleSettings:
-    """What differs between sites. Raises InputError for a name that does not exist, or a `shorten` below 1."""
+    """Site-specific settings of the rules. Raises InputError for an unknown name or `shorten` below 1."""
 
     thresholds: Mapping[str, float] = field(default_factory=dict)
     runbooks: str = RUNBOOKS_DIRECTORY
     excluded_alerts: frozenset[str] = frozenset()
-    """Names of alerts that are left out."""
+    """Names of alerts to omit."""
     shorten: float = 1
-    """What every range, offset and wait is divided by: for drills. Texts go on telling the shipped times."""
+    """Divisor of every range, offset and hold time, for drills. Texts keep the original times."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.shorten < math.inf:
@@ -93,13 +89,13 @@ class RuleSettings:
         _check_known("alert", self.excluded_alerts, [alert.name for alert in ALERT_RULES])
 
     def values(self) -> dict[str, str]:
-        """What is filled in, by the name between `@`."""
+        """Return the replacements by the name between `@`."""
         numbers = {name: format_number(number) for name, number in {**DEFAULT_THRESHOLDS, **self.thresholds}.items()}
         return {**numbers, "runbooks": self.runbooks.removesuffix("/") + "/"}
 
 
 def rule_file(settings: RuleSettings) -> dict[str, Any]:
-    """What Prometheus reads from a file of `rule_files`."""
+    """Return the content of a file of Prometheus' `rule_files`."""
     values = settings.values()
     groups = [
         _render_group(group, settings.excluded_alerts, lambda text: fill_tokens(text, values), settings.shorten)
@@ -109,17 +105,17 @@ def rule_file(settings: RuleSettings) -> dict[str, Any]:
 
 
 def rule_template() -> dict[str, Any]:
-    """The rule file with every `@name@` left open: the chart fills them in from its values."""
+    """Return the rule file with every `@name@` unreplaced; the chart fills them in from its values."""
     return {"groups": [_render_group(group, frozenset(), lambda text: text) for group in RULE_GROUPS]}
 
 
 def prometheus_rule(settings: RuleSettings) -> dict[str, Any]:
-    """The object that the Prometheus operator takes over."""
+    """Return the PrometheusRule object of the Prometheus operator."""
     return _operator_object("monitoring.coreos.com/v1", "PrometheusRule", settings)
 
 
 def google_rules(settings: RuleSettings) -> dict[str, Any]:
-    """The object of Google's managed Prometheus; it sees the series of its own namespace alone."""
+    """Return the Rules object of Google's managed Prometheus, which covers its own namespace only."""
     return _operator_object("monitoring.googleapis.com/v1", "Rules", settings)
 
 
@@ -131,7 +127,7 @@ FORMATS: Mapping[str, Callable[[RuleSettings], dict[str, Any]]] = {
 
 
 def format_number(number: float) -> str:
-    """A number as PromQL, YAML and Helm write it: 2, 0.001."""
+    """Format a number for PromQL, YAML and Helm: 2, 0.001."""
     return str(int(number)) if number == int(number) else repr(float(number))
 
 

@@ -1,10 +1,10 @@
-"""The numbers in the alerts, each with its reason. `podscale rules export --threshold` and the chart change them.
+"""Types of recording and alert rules, and the thresholds of the alerts with their reasons.
 
-The shapes of rules. Texts hold `@name@` where a threshold or the address of the runbooks is filled in, expressions
-`@1h@` where that length of time stands as a number of seconds.
+Texts contain `@name@` for a threshold or the runbooks' address; expressions contain `@1h@` for that duration as a
+number of seconds. `podscale rules export --threshold` and the chart set thresholds.
 
-Everything runs on Prometheus 2.42, the oldest that users have (Debian 12). Every rule is by namespace and run, so that
-runs never mix; outside Kubernetes the namespace is empty, which PromQL takes for absent.
+All rules work on Prometheus 2.42, the oldest supported one (Debian 12). Every rule is grouped by namespace and run, so
+that runs do not mix; outside Kubernetes the namespace is empty, which PromQL treats as absent.
 """
 
 import re
@@ -19,7 +19,13 @@ _TOKEN = re.compile(r"@([a-zA-Z]\w*)@")
 
 @dataclass(frozen=True)
 class RecordingRule:
-    """A series that is computed once for alerts, dashboards and people. name: `level:podscale_what:operation`."""
+    """A precomputed series for alerts, dashboards and queries.
+
+    Args:
+        name: `level:podscale_what:operation`.
+        expr: PromQL.
+        meaning: description with unit.
+    """
 
     name: str
     expr: str
@@ -28,7 +34,12 @@ class RecordingRule:
 
 @dataclass(frozen=True)
 class AlertRule:
-    """A condition that somebody has to look at; `wait` (Prometheus' `for`) is how long it must hold."""
+    """A condition that needs an operator.
+
+    Args:
+        expr: PromQL.
+        hold_for: time for which the condition must hold (Prometheus' `for`).
+    """
 
     name: str
     expr: str
@@ -39,13 +50,13 @@ class AlertRule:
 
     @property
     def runbook(self) -> str:
-        """File of its page in docs/runbooks/."""
+        """File name of its page in docs/runbooks/."""
         return f"{self.name}.md"
 
 
 @dataclass(frozen=True)
 class Threshold:
-    """A number that fits one site and not another; the chart has it as a value of this name."""
+    """A site-specific limit of an alert; also a value of this name in the chart."""
 
     name: str
     default: float
@@ -61,12 +72,12 @@ class RuleGroup:
 
 
 def fill_tokens(text: str, values: Mapping[str, str]) -> str:
-    """The text with every `@name@` replaced. KeyError for a name that `values` lacks."""
+    """Replace every `@name@` in the text. Raises KeyError for a name that is not in `values`."""
     return _TOKEN.sub(lambda token: values[token[1]], text)
 
 
 def find_tokens(text: str) -> set[str]:
-    """The names between `@` in a text."""
+    """Return the names between `@` in a text."""
     return set(_TOKEN.findall(text))
 
 

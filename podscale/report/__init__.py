@@ -1,4 +1,4 @@
-"""The report of a run: report.html, and its first lines as Markdown."""
+"""Report of a run: report.html and the model card."""
 
 from pathlib import Path
 
@@ -11,9 +11,9 @@ __all__ = ["ReportData", "build_report", "describe_exit", "read_report_data"]
 
 
 def build_report(run_directory: Path, shard_set: ShardSet | Path | str | None) -> Path:
-    """Writes <run>/report.html from whatever the run left and returns its path.
+    """Write <run>/report.html and return its path.
 
-    Parts that are missing (a run that failed early has no scores) are named in the report with the reason.
+    Missing parts (a run that failed early has no scores) are listed in the report with the reason.
     """
     data = read_report_data(Path(run_directory), shard_set)
     write_atomically(data.run.report, render_page(data))

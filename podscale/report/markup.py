@@ -1,8 +1,6 @@
-"""How figures are written: few digits, thin spaces between thousands, a unit with every number.
+"""HTML markup and number formats of the report; every value is escaped here and nowhere else.
 
-Markup by functions: every value is escaped here and nowhere else.
-
-Pieces that several sections are made of.
+Numbers have few digits, narrow spaces between thousands, and a unit.
 """
 
 import math
@@ -14,13 +12,13 @@ from podscale.util.formatting import printable
 
 
 class Markup(str):
-    """Text that is already HTML or SVG; anything else is escaped when it becomes part of a tag."""
+    """Text that is HTML or SVG already; any other text is escaped when it becomes part of a tag."""
 
 
 def tag(name: str, /, *children: Any, **attributes: Any) -> Markup:
-    """One element. `class_` is class, `stroke_width` is stroke-width; None leaves an attribute out.
+    """Return one element. `class_` is class, `stroke_width` is stroke-width; None omits an attribute.
 
-    Floats are written with two decimals, which is a hundredth of a pixel.
+    Floats are written with two decimals, a hundredth of a pixel.
     """
     written = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escape(_format_attribute(value))}"'
@@ -31,12 +29,12 @@ def tag(name: str, /, *children: Any, **attributes: Any) -> Markup:
 
 
 def void_tag(name: str, /, **attributes: Any) -> Markup:
-    """An element without content or end tag: img, meta, br."""
+    """Return an element without content or end tag: img, meta, br."""
     return Markup(tag(name, **attributes).removesuffix(f"</{name}>"))
 
 
 def join_markup(*children: Any) -> Markup:
-    """The children one after the other; plain strings are escaped, lists and generators are flattened."""
+    """Concatenate the children; plain strings are escaped, lists and generators are flattened."""
     return Markup("".join(_escape_child(child) for child in children))
 
 
@@ -59,16 +57,16 @@ def _format_attribute(value: Any) -> str:
 
 
 MISSING_TEXT = "\u2013"
-"""An en dash: there is no such figure."""
+"""En dash, for a missing value."""
 
 
 def format_percent(share: float | None, digits: int = 1) -> str:
-    """0.9722 -> 97.2 %."""
+    """Format a fraction in percent: 0.9722 -> 97.2 %."""
     return MISSING_TEXT if share is None else f"{100 * share:.{digits}f}\u202f%"
 
 
 def format_integer(value: float | None) -> str:
-    """12345 -> 12 345, with a narrow no-break space."""
+    """Format an integer: 12345 -> 12 345, with a narrow no-break space."""
     return MISSING_TEXT if value is None else f"{round(value):,}".replace(",", "\u202f")
 
 
@@ -77,14 +75,14 @@ def format_decimal(value: float | None, digits: int = 3) -> str:
 
 
 def format_rate(value: float | None) -> str:
-    """Images per second: three significant digits below 100, whole numbers above."""
+    """Format images per second: three significant digits below 100, whole numbers above."""
     if value is None:
         return MISSING_TEXT
     return format_integer(value) if value >= 100 else f"{value:.3g}"
 
 
 def format_seconds(seconds: float | None) -> str:
-    """250 ms, 3.2 s, 35 s, 4 min 10 s, 2 h 05 min."""
+    """Format a duration: 250 ms, 3.2 s, 35 s, 4 min 10 s, 2 h 05 min."""
     if seconds is None:
         return MISSING_TEXT
     if seconds < 1:
@@ -100,7 +98,7 @@ def format_seconds(seconds: float | None) -> str:
 
 
 def format_size(number: float | None) -> str:
-    """Bytes in decimal units."""
+    """Format bytes in decimal units."""
     if number is None:
         return MISSING_TEXT
     for unit in ("B", "kB", "MB", "GB"):
@@ -111,7 +109,7 @@ def format_size(number: float | None) -> str:
 
 
 def format_short(value: float) -> str:
-    """A tick or hover label: at most four significant digits, k and M above ten thousand."""
+    """Format a tick or hover label: at most four significant digits; k, M and G from ten thousand on."""
     if not math.isfinite(value):
         return MISSING_TEXT
     for limit, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
@@ -124,11 +122,11 @@ def format_short(value: float) -> str:
 
 
 def section_tag(title: str, *children: Any) -> Markup:
-    """A section of the page; its anchor is its title."""
+    """Return a section of the page; its anchor is its title."""
     return tag("section", tag("h2", title), children, id=title.lower().replace(" ", "-"))
 
 
 def fact_table(rows: Mapping[str, Any]) -> Markup:
-    """Names and values; rows without a value are left out."""
+    """Return a table of names and values, without rows that have no value."""
     cells = [tag("tr", tag("th", name), tag("td", value)) for name, value in rows.items() if value not in (None, "")]
     return tag("table", tag("tbody", cells), class_="facts")

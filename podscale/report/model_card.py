@@ -1,4 +1,4 @@
-"""The model card: model/README.md, what a stranger must know before using the weights (Mitchell et al. 2019)."""
+"""Model card model/README.md: scores, limits, data and use of the weights (Mitchell et al. 2019)."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ WEAKEST_CLASSES = 5
 
 
 def write_model_card(run_directory: Path, shard_set: ShardSet | Path | str | None) -> Path:
-    """Writes <run>/model/README.md and returns its path; the directory must exist."""
+    """Write <run>/model/README.md and return its path; the directory must exist."""
     data = read_report_data(Path(run_directory), shard_set)
     path = data.run.model / "README.md"
     write_atomically(path, model_card(data))
@@ -22,7 +22,7 @@ def write_model_card(run_directory: Path, shard_set: ShardSet | Path | str | Non
 
 
 def model_card(data: ReportData) -> str:
-    """The card in Markdown; text from data (class names, paths) is escaped."""
+    """Render the card as Markdown; text from data (class names, paths) is escaped."""
     parts = [
         _header_section(data),
         _scores_section(data),
@@ -35,7 +35,7 @@ def model_card(data: ReportData) -> str:
 
 
 def escape_markdown(value: object) -> str:
-    """Text as Markdown shows it literally, on one line."""
+    """Escape text for Markdown, on one line."""
     shown = printable(str(value)).replace("\n", "\\n")
     return "".join(f"\\{c}" if c in "\\`*_[]<>#|~$&" else c for c in shown)
 
@@ -45,7 +45,8 @@ def _header_section(data: ReportData) -> str:
         return f"# {escape_markdown(data.name)}"
     size = data.config.eval_image_size
     return (
-        f"# {escape_markdown(data.name)}\n\nAn image classifier: {data.config.model.name} over {len(data.classes)} classes, for "
+        f"# {escape_markdown(data.name)}\n\n"
+        f"An image classifier: {data.config.model.name} over {len(data.classes)} classes, for "
         f"RGB images of {size} x {size} pixels. Trained with Podscale."
     )
 
@@ -75,7 +76,7 @@ def _scores_section(data: ReportData) -> str:
 
 
 def _claim_rows(claim: Claim) -> list[tuple[str, str]]:
-    """The figures of the published run, as far as it gives them; where they are from stands in the last."""
+    """Return rows with the claims of the published run; the last row names hardware and source."""
     top1, minutes, rate = claim.top1.claimed, claim.minutes.claimed, claim.images_per_second.claimed
     rows = [] if top1 is None else [("top-1 claimed by the published run", markup.format_percent(top1, 2))]
     rows += [] if minutes is None else [("training time claimed", markup.format_seconds(60 * minutes))]

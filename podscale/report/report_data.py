@@ -1,4 +1,4 @@
-"""Everything the report shows, read from the run directory and the shard set; what is missing is noted, with why."""
+"""Data of the report, read from the run directory and the shard set; missing parts are listed with the reason."""
 
 import json
 from collections.abc import Callable
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class MissingPart:
-    """A part the report cannot show, and the reason for people."""
+    """A part that the report cannot show, with the reason."""
 
     part: str
     reason: str
@@ -30,7 +30,7 @@ class MissingPart:
 
 @dataclass
 class ReportData:
-    """The material of one report; None or empty where there is none (see `missing`)."""
+    """Data of one report; missing parts are None or empty (see `missing`)."""
 
     run: RunDirectory
     config: RunConfig | None = None
@@ -51,7 +51,7 @@ class ReportData:
 
     @property
     def failed_stage(self) -> StageOutcome | None:
-        """The stage that ended badly, where one did."""
+        """Outcome of the first failed stage, or None."""
         return next((self.outcomes[s] for s in STAGES if s in self.outcomes and not self.outcomes[s].is_done), None)
 
     @property
@@ -62,7 +62,7 @@ class ReportData:
 
 
 def read_report_data(run_directory: Path, shard_set: ShardSet | Path | str | None) -> ReportData:
-    """Reads all parts of the run; never fails for a part that is missing or damaged."""
+    """Read all parts of the run; missing or damaged parts are no error."""
     run = RunDirectory(run_directory)
     data = ReportData(run, outcomes=read_outcomes(run.outcome), history=read_history(run.metrics))
     data.config_text = (
@@ -86,7 +86,7 @@ def read_report_data(run_directory: Path, shard_set: ShardSet | Path | str | Non
 
 
 def read_rejects(directory: Path, limit: int) -> list[dict[str, Any]]:
-    """The first rejected images of a shard set, as the shard stage recorded them."""
+    """Read the first `limit` rejected images of a shard set, as recorded by the shard stage."""
     try:
         with (directory / "rejects.jsonl").open("rb") as file:
             lines = [line for _, line in zip(range(limit), file, strict=False)]
@@ -110,7 +110,7 @@ def _open_shards(data: ReportData, shard_set: ShardSet | Path | str | None) -> S
 
 
 def _drop_mismatched(data: ReportData) -> None:
-    """Scores and predictions of another class map would put wrong names on numbers."""
+    """Drop scores and predictions of another class map, which would be shown under wrong class names."""
     if (
         data.evaluation
         and data.shards
@@ -136,7 +136,7 @@ def _read_part(data: ReportData, what: str, stage: str, path: Path, read: Callab
 
 
 def _missing_reason(data: ReportData, stage: str, otherwise: str) -> str:
-    """The reason from the outcome of the stage that makes the part, or of an earlier one that failed."""
+    """Return the error of the stage that makes the part, or of an earlier failed stage; else `otherwise`."""
     for name in STAGES[: STAGES.index(stage) + 1]:
         outcome = data.outcomes.get(name)
         if outcome is not None and not outcome.is_done:
@@ -147,7 +147,7 @@ def _missing_reason(data: ReportData, stage: str, otherwise: str) -> str:
 
 
 def describe_exit(outcome: StageOutcome) -> str:
-    """How a stage ended, in words."""
+    """Describe the outcome of a stage."""
     if outcome.is_done:
         return "done before" if outcome.reused else "done"
     words = {

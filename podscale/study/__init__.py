@@ -1,4 +1,4 @@
-"""Studies: grids of small runs that answer a question about training, above all about the batch size."""
+"""Studies: grids of small runs that answer a question about training, usually about the batch size."""
 
 from podscale.study.document import StudyDocument, read_study
 

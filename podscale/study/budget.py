@@ -1,12 +1,12 @@
-"""What a study will cost, and what of it does not fit into its time box: said before it starts.
+"""Cost estimate of a study, and the trials that exceed its time box.
 
-An estimate comes from cells that were measured, here or by an earlier study of the same workspace: the nearest in
-updates, of the same chain if there is one. Where nothing was measured the document's guess counts, else nobody knows.
+A trial is estimated from measured trials of the same workspace: from the one nearest in training steps, preferably of
+the same series. Without measurements the document's `cell_seconds` is the estimate, or there is none.
 
-Seconds of the clock grow with whatever else the machine does, CPU seconds hardly do. So a cell's cost is known in CPU
-seconds, and what one of them takes of the clock is what it took of late: the median over the cells of this launch, and
-before one has ended over the newest records. It is never less than the cores allow. Where GPUs or TPUs do the work
-the clock counts as it was.
+Wall time depends on the load of the machine, CPU time hardly does. A trial's cost is therefore kept in CPU seconds and
+multiplied by the recent pace (wall seconds per CPU second): the median over the trials of this launch, or over the
+newest records until one has finished. The pace is never less than the number of cores allows. With GPUs or TPUs wall
+time is used directly.
 """
 
 import math
@@ -23,11 +23,15 @@ from podscale.util import host_info
 
 @dataclass(frozen=True)
 class StudyPlan:
-    """What is to be run. kept, excluded_trials: of the due cells and of those whose rate is not known yet, in their
-    order.
+    """Trials of the next launch and their estimated time.
 
-    seconds: of all that is kept, one after the other, on `jobs` of them at a time; None where nothing is known. pace:
-    of the clock for a CPU second; None where that was not measured. ended: measured cells of this launch.
+    Args:
+        planned_trials: trials that fit the time box, in the order in which they run.
+        excluded_trials: trials that do not fit.
+        seconds: estimated wall time of the planned trials with `jobs` at a time; None if unknown.
+        measured: number of measured trials behind the estimate.
+        pace: wall seconds per CPU second; None if not measured.
+        ended: measured trials of this launch.
     """
 
     done_trials: int
@@ -37,28 +41,31 @@ class StudyPlan:
     measured: int
     jobs: int
     widening: int
-    """Cells that sweeps may add, at most, where their best rate is at their edge."""
+    """Largest number of trials that sweeps may add if their best rate is at an edge."""
     time_box_seconds: float | None = None
     seconds_by_series: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """(kept, left out) of each chain."""
+    """(planned, excluded) trials of each series."""
     pace: float | None = None
     ended: int = 0
 
 
 RECENT_TRIALS = 5
-"""Records that tell how fast the machine is before a cell of this launch has ended."""
+"""Number of newest records that give the pace until a trial of this launch has finished."""
 
 
 class TrialCosts:
-    """Seconds of cells, from the records of those that were measured.
+    """Estimated wall time of trials, from the records of measured ones.
 
-    jobs: cells at a time. ended: keys of the cells that ended in this launch. cores: default: this machine's; 0: GPUs
-    or TPUs do the work.
+    Args:
+        guess: estimate in seconds if nothing was measured.
+        jobs: trials at a time.
+        ended: keys of the trials that finished in this launch.
+        cores: CPU cores; default: this machine's; 0 if GPUs or TPUs do the work.
     """
 
     def __init__(
         self,
-        cells: Iterable[Trial],
+        trials: Iterable[Trial],
         get: GetRecord,
         guess: float | None,
         *,
@@ -68,21 +75,21 @@ class TrialCosts:
     ) -> None:
         if cores is None:
             cores = 0 if host_info.visible_gpus() or host_info.tpu_chips() else host_info.cpu_count()
-        found = [(cell, record) for cell in cells if (record := get(cell.key)) is not None and record.seconds > 0]
-        whole = [(cell, record) for cell, record in found if _is_complete(record)]
-        here = [record for cell, record in whole if cell.key in ended]
-        recent = here or sorted((record for _, record in whole), key=lambda record: record.date)[-RECENT_TRIALS:]
-        self.pace, self.ended = None, len(here)
+        found = [(trial, record) for trial in trials if (record := get(trial.key)) is not None and record.seconds > 0]
+        whole = [(trial, record) for trial, record in found if _is_complete(record)]
+        current = [record for trial, record in whole if trial.key in ended]
+        recent = current or sorted((record for _, record in whole), key=lambda record: record.date)[-RECENT_TRIALS:]
+        self.pace, self.ended = None, len(current)
         if recent and cores:
-            took = statistics.median(record.seconds / record.cpu_seconds for record in recent)
-            self.pace = max(took, jobs / cores)
+            pace = statistics.median(record.seconds / record.cpu_seconds for record in recent)
+            self.pace = max(pace, jobs / cores)
         self._known: list[tuple[str, float, float, float]] = [
             (
-                cell.series,
-                *_epochs_and_steps(cell.config),
+                trial.series,
+                *_epochs_and_steps(trial.config),
                 record.seconds if self.pace is None else record.cpu_seconds * self.pace,
             )
-            for cell, record in whole
+            for trial, record in whole
         ]
         self._guess = guess
 
@@ -90,12 +97,12 @@ class TrialCosts:
     def measured(self) -> int:
         return len(self._known)
 
-    def seconds(self, cell: Trial | PendingTrial) -> float | None:
-        """Of one cell: those of the nearest that was measured, more where it sees more images; None: nobody knows."""
-        epochs, updates = _epochs_and_steps(cell.config)
+    def seconds(self, trial: Trial | PendingTrial) -> float | None:
+        """Estimate one trial from the nearest measured one, scaled up if it trains longer; None if unknown."""
+        epochs, updates = _epochs_and_steps(trial.config)
         if not self._known:
             return self._guess
-        nearest = min(self._known, key=lambda known: (known[0] != cell.series, abs(math.log(known[2] / updates))))
+        nearest = min(self._known, key=lambda known: (known[0] != trial.series, abs(math.log(known[2] / updates))))
         _, known_epochs, known_updates, seconds = nearest
         return seconds * max(1.0, epochs / known_epochs, math.sqrt(updates / known_updates))
 
@@ -110,31 +117,37 @@ def plan_study(
     ended: Collection[str] = (),
     cores: int | None = None,
 ) -> StudyPlan:
-    """What the next launch will do, or the rest of this one. time_box_seconds: its seconds; series: a part of the
-    study; ended, cores: see Costs."""
-    cells = grid.known_trials(get).values()
-    costs = TrialCosts(cells, get, grid.study.cell_seconds, jobs=jobs, ended=ended, cores=cores)
+    """Plan the next launch, or the rest of this one.
+
+    Args:
+        series: part of the study to plan; default: all of it.
+        ended: see TrialCosts.
+        cores: see TrialCosts.
+    """
+    trials = grid.known_trials(get).values()
+    costs = TrialCosts(trials, get, grid.study.cell_seconds, jobs=jobs, ended=ended, cores=cores)
     waiting: list[Trial | PendingTrial] = sorted(
-        [*grid.due_trials(get, series), *grid.pending_trials(get, series)], key=lambda cell: (cell.priority, cell.cost)
+        [*grid.due_trials(get, series), *grid.pending_trials(get, series)],
+        key=lambda trial: (trial.priority, trial.cost),
     )
-    each = [costs.seconds(cell) for cell in waiting]
+    each = [costs.seconds(trial) for trial in waiting]
     kept: list[Trial | PendingTrial] = []
-    left: list[Trial | PendingTrial] = []
+    excluded: list[Trial | PendingTrial] = []
     used = 0.0
-    for cell, seconds in zip(waiting, each, strict=True):
+    for trial, seconds in zip(waiting, each, strict=True):
         fits = time_box_seconds is None or seconds is None or used + seconds / jobs <= time_box_seconds
         if fits:
             used += (seconds or 0.0) / jobs
-        (kept if fits and not left else left).append(cell)
-    counts = {True: Counter(cell.series for cell in kept), False: Counter(cell.series for cell in left)}
+        (kept if fits and not excluded else excluded).append(trial)
+    counts = {True: Counter(trial.series for trial in kept), False: Counter(trial.series for trial in excluded)}
     return StudyPlan(
-        done_trials=sum(get(cell.key) is not None for cell in cells),
+        done_trials=sum(get(trial.key) is not None for trial in trials),
         planned_trials=kept,
-        excluded_trials=left,
+        excluded_trials=excluded,
         seconds=None if None in each else used,
         measured=costs.measured,
         jobs=jobs,
-        widening=sum(_may_widen_sweep(chain, get) for chain in (grid.series if series is None else series)),
+        widening=sum(_may_widen_sweep(sweep, get) for sweep in (grid.series if series is None else series)),
         time_box_seconds=time_box_seconds,
         seconds_by_series={
             name: (counts[True][name], counts[False][name]) for name in dict.fromkeys(c.series for c in waiting)
@@ -153,7 +166,7 @@ def _may_widen_sweep(series: SweepSeries, get: GetRecord) -> int:
 
 
 def _epochs_and_steps(config: RunConfig) -> tuple[float, float]:
-    """(epochs, updates in units of the data set's size)."""
+    """Return (epochs, steps divided by the number of training images)."""
     return config.train.epochs, config.train.epochs / config.train.global_batch
 
 

@@ -1,4 +1,4 @@
-"""The study document: which run is varied how, and what is asked of the results."""
+"""Study document: the base run, the variants and grid applied to it, and the questions to the results."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +14,7 @@ from podscale.errors import InputError
 RATE_OPTION = "train.schedule.learning_rate"
 BATCH_OPTION = "train.global_batch"
 OptionValues = dict[str, Any]
-"""Options of a run document by their dotted names; the value may be a section, of which only what it names is set."""
+"""Options of a run document by dotted name; a value may be a section, of which only the named options are set."""
 
 
 class SweepSection(Section):
@@ -111,7 +111,7 @@ class StudyDocument(Section):
         return self
 
     def _check_rates(self, names: list[str]) -> None:
-        """Rates that follow another variant's must end at one that follows nobody's."""
+        """Check that every chain of `at` references ends at a variant with a rate of its own."""
         for variant in self.variants:
             seen, rate = [variant.name], self.rate_of(variant)
             while rate is not None and isinstance(rate.at, str):
@@ -129,7 +129,7 @@ class StudyDocument(Section):
 
     @property
     def axis_option(self) -> str | None:
-        """The option on the horizontal axis: None without a grid."""
+        """Option on the horizontal axis; None without a grid."""
         return self.x or next(iter(self.grid), None)
 
     def variant(self, name: str) -> Variant:
@@ -139,17 +139,21 @@ class StudyDocument(Section):
         return variant.learning_rate or self.learning_rate
 
     def config(self, settings: Mapping[str, Any]) -> RunConfig:
-        """The run document with these settings on top of the study's. Raises InputError where it is not valid."""
+        """Return the run document with these settings on top of the study's. Raises InputError if it is not valid."""
         assert not isinstance(self.run, str), "read_study puts the document in its place"
         base = [*format_overrides(self.run), *format_overrides(self.set), *format_overrides(settings)]
         return loads("{}", f"study {self.name}", base)
 
 
 def read_study(path: Path, changes: Mapping[str, Any], find_run: Any) -> StudyDocument:
-    """The study at `path`, with the run document inside that it names.
+    """Read the study at `path` and embed the run document that it names.
 
-    changes: options of every cell. find_run: from what the study calls its run to the file (a preset's name, a path).
-    Raises InputError: not readable, an unknown key, a wrong value.
+    Args:
+        changes: options applied to every trial.
+        find_run: maps the name of the run (preset or path) to its file.
+
+    Raises:
+        InputError: the file is not readable, a key is unknown or a value is wrong.
     """
     study = loads_as(StudyDocument, read_text(path), str(path))
     run = study.run
@@ -168,9 +172,9 @@ def read_study(path: Path, changes: Mapping[str, Any], find_run: Any) -> StudyDo
 
 
 class _AnyMapping(Section, extra="allow"):
-    """Any mapping; what is in it is checked later, together with the study's settings."""
+    """Any mapping; its content is checked later, together with the study's settings."""
 
 
 def _given_options(text: str, name: str) -> OptionValues:
-    """What a run document gives, unresolved: defaults follow from what is put on top."""
+    """Return the options given in a run document, without defaults, since those depend on the study's settings."""
     return dict(loads_as(_AnyMapping, text, name).model_extra or {})

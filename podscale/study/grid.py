@@ -1,7 +1,7 @@
-"""From a study document to its cells: which runs there are, and which are due as results come in.
+"""Trials of a study: expand the document into runs and select those that are due.
 
-Everything here is a function of the document and of the records so far. A chain is one variant at one point of the
-grid: the rates of its sweep, then every seed at the rate that was chosen.
+Everything here is a function of the document and the records so far. A sweep series is one variant at one point of
+the grid: the learning rates of its sweep, then every seed at the chosen rate.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +22,13 @@ GridPoint = tuple[tuple[str, Any], ...]
 
 @dataclass(frozen=True)
 class Trial:
-    """One run. settings: on top of the study's own; priority: 0 for what is run first, then a seed each."""
+    """One run of a study.
+
+    Args:
+        series: name of the sweep series it belongs to.
+        settings: options on top of the study's.
+        priority: 0 runs first; each further seed adds 1.
+    """
 
     series: str
     settings: OptionValues
@@ -40,7 +46,7 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """For people: the chain, the rate and the seed."""
+        """Display name: series, learning rate and seed."""
         return f"{self.series}, rate {self.rate:g}, seed {self.seed}"
 
     @property
@@ -49,7 +55,7 @@ class Trial:
 
 
 class TrialGrid:
-    """All chains of a study. Raises InputError where a cell is no valid run."""
+    """All sweep series of a study. Raises InputError if a trial is not a valid run."""
 
     def __init__(self, study: StudyDocument) -> None:
         self.study = study
@@ -57,18 +63,18 @@ class TrialGrid:
         self.points: list[GridPoint] = [
             tuple(zip(study.grid, values, strict=True)) for values in product(*study.grid.values())
         ]
-        self.series = [SweepSeries(self, variant, place) for place in self.points for variant in study.variants]
-        for chain in self.series:
-            chain.check()
+        self.series = [SweepSeries(self, variant, point) for point in self.points for variant in study.variants]
+        for sweep in self.series:
+            sweep.check()
 
     @property
     def workspace(self) -> str:
         return self.series[0].config.run.workspace
 
     def find_series(self, variant: str, point: GridPoint) -> "SweepSeries":
-        found = (chain for chain in self.series if chain.variant.name == variant and chain.point == point)
-        chain = next(found, None)
-        if chain is None:
+        found = (sweep for sweep in self.series if sweep.variant.name == variant and sweep.point == point)
+        sweep = next(found, None)
+        if sweep is None:
             raise InputError(
                 f"a learning rate follows {variant} at {', '.join(f'{name}={value}' for name, value in point)}, which "
                 "is not in the grid",
@@ -76,53 +82,53 @@ class TrialGrid:
                 got=variant,
                 place=f"study {self.study.name}",
             )
-        return chain
+        return sweep
 
     def config(self, settings: OptionValues, seed: int) -> RunConfig:
-        """The run of these settings, named by what changes its numbers."""
+        """Return the run document of these settings, with the trial key as run.id."""
         known = (repr(sorted(settings.items(), key=repr)), seed)
         if known not in self._configs:
             try:
                 config = self.study.config({**settings, "run.seed": seed})
             except InputError as error:
-                raise _of_cell(error, f"study {self.study.name}, cell {settings}") from None
+                raise _name_trial(error, f"study {self.study.name}, cell {settings}") from None
             run = config.run.model_copy(update={"id": trial_key(config)})
             self._configs[known] = config.model_copy(update={"run": run})
         return self._configs[known]
 
     def due_trials(self, get: GetRecord, series: "Sequence[SweepSeries] | None" = None) -> list[Trial]:
-        """The cells that are known and have no record yet, in the order in which they are to run.
+        """Return the known trials without a record, in the order in which to run them.
 
-        First all sweeps and first seeds, then a seed at a time, and of each the cheapest first: a study that is cut
-        short has something to say about every point.
+        Sweeps and first seeds come first, then one seed at a time, the cheapest trial first. A study that is cut short
+        then has a result for every point.
         """
         found: dict[str, Trial] = {}
-        for chain in self.series if series is None else series:
-            for cell in chain.trials(get):
-                if get(cell.key) is None and (cell.key not in found or cell.priority < found[cell.key].priority):
-                    found[cell.key] = cell
-        return sorted(found.values(), key=lambda cell: (cell.priority, cell.cost))
+        for sweep in self.series if series is None else series:
+            for trial in sweep.trials(get):
+                if get(trial.key) is None and (trial.key not in found or trial.priority < found[trial.key].priority):
+                    found[trial.key] = trial
+        return sorted(found.values(), key=lambda trial: (trial.priority, trial.cost))
 
     def known_trials(self, get: GetRecord) -> dict[str, Trial]:
-        """Every cell that is known so far, with and without a record, by its key."""
-        return {cell.key: cell for chain in self.series for cell in chain.trials(get)}
+        """Return every trial known so far by key, with or without a record."""
+        return {trial.key: trial for sweep in self.series for trial in sweep.trials(get)}
 
     def pending_trials(self, get: GetRecord, series: "Sequence[SweepSeries] | None" = None) -> list["PendingTrial"]:
-        """The cells whose rate another cell will decide."""
-        return [cell for chain in (self.series if series is None else series) for cell in chain.pending_trials(get)]
+        """Return the trials whose learning rate depends on a trial that has not finished."""
+        return [trial for sweep in (self.series if series is None else series) for trial in sweep.pending_trials(get)]
 
     def waves(self) -> list[list["SweepSeries"]]:
-        """Chains that need nothing of each other together, each wave after those that it follows."""
-        depths = [chain.depth for chain in self.series]
+        """Group the series into waves; the series of one wave depend on earlier waves only."""
+        depths = [sweep.depth for sweep in self.series]
         return [
-            [chain for chain, depth in zip(self.series, depths, strict=True) if depth == wave]
+            [sweep for sweep, depth in zip(self.series, depths, strict=True) if depth == wave]
             for wave in range(max(depths) + 1)
         ]
 
 
 @dataclass(frozen=True)
 class PendingTrial:
-    """A cell that will run, at a rate that is not known yet; config is that of any rate."""
+    """A trial whose learning rate is not known yet; `config` holds a placeholder rate."""
 
     series: str
     seed: int
@@ -136,7 +142,7 @@ class PendingTrial:
 
 @dataclass(frozen=True)
 class SweepSeries:
-    """One variant at one place of the grid."""
+    """One variant at one point of the grid."""
 
     grid: TrialGrid
     variant: Variant
@@ -157,7 +163,7 @@ class SweepSeries:
 
     @cached_property
     def config(self) -> RunConfig:
-        """Its run with the first seed, at whatever rate the document gives."""
+        """Run document with the first seed, at the document's own learning rate."""
         return self.grid.config(self.settings, self.grid.study.seeds[0])
 
     @property
@@ -166,23 +172,23 @@ class SweepSeries:
 
     @property
     def depth(self) -> int:
-        """Of chains whose rates must be known before this one's."""
+        """Number of series whose rates must be known before this one's."""
         followed = self.depends_on
         return 0 if followed is None else followed.depth + 1
 
     @property
     def depends_on(self) -> "SweepSeries | None":
-        """The chain whose chosen rate this one's follows from."""
+        """Series from whose chosen rate this one's is derived; None if there is none."""
         section = self.rate_section
         if section is None or not isinstance(section.at, str):
             return None
-        place = self.point
+        point = self.point
         if section.batch is not None:
-            place = tuple((name, section.batch if name == BATCH_OPTION else value) for name, value in place)
-        return self.grid.find_series(section.at, place)
+            point = tuple((name, section.batch if name == BATCH_OPTION else value) for name, value in point)
+        return self.grid.find_series(section.at, point)
 
     def check(self) -> None:
-        """Raises InputError where this chain could not run whatever the rates turn out to be."""
+        """Raise InputError if this series cannot run, whatever rates are chosen."""
         section, batch = self.rate_section, self.batch
         if section is not None and section.table and batch not in section.table:
             raise InputError(
@@ -205,7 +211,7 @@ class SweepSeries:
         _ = self.depends_on
 
     def rate_from_rule(self, get: GetRecord) -> float | None:
-        """The rate by rule or table; None while the rate that it follows is not known, or where there is no rule."""
+        """Return the rate by rule or table; None if there is no rule or the rate it depends on is not known yet."""
         section = self.rate_section
         if section is None:
             return None
@@ -220,7 +226,7 @@ class SweepSeries:
         return round_rate(base * {"none": 1.0, "linear": times, "sqrt": times**0.5}[section.rule])
 
     def sweep_rates(self, get: GetRecord) -> list[float]:
-        """The rates to try, rising, as far as the records so far tell; empty without a sweep."""
+        """Return the rates to try, rising, as far as the records so far determine them; empty without a sweep."""
         section, centre = self.rate_section, self.rate_from_rule(get)
         if section is None or section.sweep is None or centre is None:
             return []
@@ -236,7 +242,7 @@ class SweepSeries:
         return rates
 
     def chosen_rate(self, get: GetRecord) -> float | None:
-        """The rate of this chain's comparison; None while it is not known."""
+        """Return the rate that all seeds run with; None until it is known."""
         if self.rate_section is None:
             return self.config.train.schedule.learning_rate
         if self.rate_section.sweep is None:
@@ -244,24 +250,24 @@ class SweepSeries:
         return self._best_rate(self.sweep_rates(get), get)
 
     def trials(self, get: GetRecord) -> Iterator[Trial]:
-        """What is known so far: the sweep, then every seed at the chosen rate; a cell may come twice."""
+        """Yield the trials known so far: the sweep, then every seed at the chosen rate. A trial may occur twice."""
         for rate in self.sweep_rates(get):
             yield from self.sweep_trials(rate)
         if (chosen := self.chosen_rate(get)) is not None:
             yield from self.seed_trials(chosen)
 
     def sweep_trials(self, rate: float) -> list[Trial]:
-        """One rate of the sweep."""
+        """Return the trials of one rate of the sweep."""
         assert self.rate_section is not None
         assert self.rate_section.sweep is not None
         return [self._trial(rate, seed, 0) for seed in self.grid.study.seeds[: self.rate_section.sweep.seeds]]
 
     def seed_trials(self, rate: float) -> list[Trial]:
-        """One rate with every seed."""
+        """Return the trials of one rate, one per seed."""
         return [self._trial(rate, seed, turn) for turn, seed in enumerate(self.grid.study.seeds)]
 
     def pending_trials(self, get: GetRecord) -> Iterator[PendingTrial]:
-        """The cells that wait for a rate: of the sweep where nothing is known of its centre, and the further seeds."""
+        """Yield the trials that wait for a rate: the sweep's if its centre is unknown, and the remaining seeds."""
         if self.chosen_rate(get) is not None:
             return
         study, section = self.grid.study, self.rate_section
@@ -279,16 +285,16 @@ class SweepSeries:
         return Trial(self.name, settings, seed, priority, self.grid.config(settings, seed))
 
     def _best_rate(self, rates: Sequence[float], get: GetRecord) -> float | None:
-        """The best of these rates, the mean over the seeds of the sweep deciding; None until all are tried."""
+        """Return the rate with the best mean score over the sweep's seeds; None until all are tried."""
         scores: Mapping[float, list[TrialRecord | None]] = {
-            rate: [get(cell.key) for cell in self.sweep_trials(rate)] for rate in rates
+            rate: [get(trial.key) for trial in self.sweep_trials(rate)] for rate in rates
         }
         if not scores or any(record is None for found in scores.values() for record in found):
             return None
         return max(rates, key=lambda rate: self._score([record for record in scores[rate] if record is not None]))
 
     def _score(self, found: Sequence[TrialRecord]) -> tuple[float, ...]:
-        """By accuracy and then loss; before them, where asked, by the updates to the target."""
+        """Return the sort key: accuracy, then loss; preceded by steps to target if the study chooses by those."""
         worst = float("-inf")
         accuracy = fmean(record.top1 or 0.0 for record in found)
         losses = [record.loss for record in found]
@@ -301,17 +307,17 @@ class SweepSeries:
 
 
 def round_rate(rate: float) -> float:
-    """Four significant digits: what a table shows is what was run."""
+    """Round to four significant digits, so that tables show the exact rate that ran."""
     return float(f"{rate:.4g}")
 
 
 def _trial_cost(config: RunConfig) -> tuple[float, float]:
-    """Cheaper cells compare smaller: by epochs, then by updates an epoch."""
+    """Return a sort key that orders cheap trials first: by epochs, then by steps per epoch."""
     return config.train.epochs, 1.0 / config.train.global_batch
 
 
 def _short_name(option: str) -> str:
-    """The last word of an option's name; of `train.global_batch`, batch."""
+    """Return the last component of an option's name, such as batch for `train.global_batch`."""
     return option.rpartition(".")[2].removeprefix("global_").replace("_", " ")
 
 
@@ -319,8 +325,8 @@ def _format_value(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
-def _of_cell(error: InputError, place: str) -> InputError:
-    """Return an error of the document of one cell, with the cell named."""
+def _name_trial(error: InputError, place: str) -> InputError:
+    """Return the error of a trial's document with `place`, which names the trial, in front."""
     if isinstance(error, InputErrors):
         return InputErrors(error.errors, f"{place}:")
     return InputError(error.problem, field=error.field, got=error.got, hint=error.hint, place=place)

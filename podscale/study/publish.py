@@ -1,4 +1,4 @@
-"""Writes the results of a study: Markdown with its pictures, one page, and a table for other programs."""
+"""Result files of a study: Markdown with SVG charts, one HTML page and a CSV table."""
 
 import csv
 import io
@@ -34,9 +34,10 @@ from podscale.version import VERSION, installed
 
 
 def write_results(results: StudyResults, folder: Path, head: Sequence[str]) -> list[Path]:
-    """Writes <name>.md with <name>-*.svg, <name>.html and <name>.csv into the folder; their paths.
+    """Write <name>.md with <name>-*.svg, <name>.html and <name>.csv into the folder; return their paths.
 
-    head: lines about the conditions, for below the title.
+    Args:
+        head: lines below the title that state the measurement conditions.
     """
     folder.mkdir(parents=True, exist_ok=True)
     name, made = results.study.name, list(result_blocks(results))
@@ -52,7 +53,7 @@ def write_results(results: StudyResults, folder: Path, head: Sequence[str]) -> l
 
 
 def write_study_results(study: StudyDocument) -> list[Path]:
-    """Writes the results of a study into its folder of the workspace, from the records that are there."""
+    """Write the results of a study into its workspace directory, from the records available."""
     grid = TrialGrid(study)
     records = RecordStore(grid.workspace)
     return write_results(
@@ -61,7 +62,7 @@ def write_study_results(study: StudyDocument) -> list[Path]:
 
 
 def measurement_conditions() -> list[str]:
-    """Under which the results were made: the lines below their title."""
+    """Return the lines below the title: command, machine, versions and date."""
     versions = [f"Podscale {VERSION}", f"Python {platform.python_version()}"]
     versions += [f"{name} {version}" for name in ("torch", "jax", "numpy") if (version := installed(name))]
     words = shlex.split(os.environ.get(env.COMMAND, "podscale study"))
@@ -74,13 +75,13 @@ def measurement_conditions() -> list[str]:
 
 
 def _strip_paths(text: str) -> str:
-    """A word of a command without folders of this machine: of an absolute path its last name, after `option=` too."""
+    """Reduce an absolute path in a command-line word to its last component, also after `option=`."""
     option, equals, value = text.rpartition("=")
     return f"{option}{equals}{Path(value).name if value.startswith(('/', '~')) else value}"
 
 
 def render_markdown(results: StudyResults, made: Sequence[ResultBlock], head: Sequence[str]) -> str:
-    """The results for a repository."""
+    """Render the results as Markdown for a repository."""
     lines = [f"# {results.study.title or results.study.name}", "", *(f"{line}  " for line in head), ""]
     for block in made:
         lines += [*_block_markdown(block, results.study.name), ""]
@@ -88,7 +89,7 @@ def render_markdown(results: StudyResults, made: Sequence[ResultBlock], head: Se
 
 
 def render_results_page(results: StudyResults, made: Sequence[ResultBlock], head: Sequence[str]) -> str:
-    """The results as one self-contained page."""
+    """Render the results as one self-contained HTML page."""
     title = results.study.title or results.study.name
     charts = [block for block in made if isinstance(block, ChartBlock | DotBlock)]
     drawn = tag("div", [_chart_html(chart) for chart in charts], class_="grid2") if charts else None
@@ -109,7 +110,7 @@ def render_results_page(results: StudyResults, made: Sequence[ResultBlock], head
 
 
 def render_csv(results: StudyResults) -> str:
-    """One line a training, as CSV."""
+    """Render one CSV row per training."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     names = sorted({name for record in results.records for name in record.settings})

@@ -1,4 +1,4 @@
-"""What is known of a cell that has ended: one file a cell, which every study in the workspace shares."""
+"""Records of finished trials, one file each, shared by all studies of a workspace."""
 
 import json
 from collections.abc import Callable
@@ -16,7 +16,7 @@ TrialOutcome = Literal["done", "diverged"]
 
 @dataclass(frozen=True)
 class EvaluationPoint:
-    """One evaluation of a training; loss is None where it was not finite."""
+    """One evaluation of a training; loss is None if it was not finite."""
 
     step: int
     epoch: float
@@ -26,11 +26,17 @@ class EvaluationPoint:
 
 @dataclass(frozen=True)
 class TrialRecord:
-    """How a cell ended.
+    """Result of one trial.
 
-    settings: what the study set, by dotted name. code: commit or version of the code that ran it. training_loss: mean
-    over the last epoch, in nats, label smoothing included. masked: updates left out because they were not finite.
-    cpu_seconds: user and system, of all processes; 0 where it took more than one launch. date: in UTC.
+    Args:
+        cell: key of the trial.
+        settings: options set by the study, by dotted name.
+        code: commit or version of the code that ran it.
+        training_loss: mean over the last epoch, nats, label smoothing included.
+        updates: training steps.
+        masked: steps skipped because the loss or a gradient was not finite.
+        cpu_seconds: user and system time of all processes; 0 if the trial took more than one launch.
+        date: UTC, ISO 8601.
     """
 
     cell: str
@@ -51,7 +57,7 @@ class TrialRecord:
     date: str = ""
 
     def steps_to_target(self, target: float) -> tuple[float, float] | None:
-        """(updates, epochs) at which top-1 came to the target, by a straight line between evaluations; None: never."""
+        """Return (steps, epochs) at which top-1 reached the target, interpolated linearly; None if it never did."""
         before = EvaluationPoint(0, 0.0, 0.0)
         for point in self.curve:
             if point.top1 >= target:
@@ -63,16 +69,19 @@ class TrialRecord:
 
 
 def trial_key(config: RunConfig) -> str:
-    """Names a cell by what changes its numbers, and so is a valid run.id for every study that needs the same run."""
+    """Return the name of a trial: a hash of the options that affect its result, valid as run.id.
+
+    Studies that need the same run share it by this key.
+    """
     return f"cell-{fingerprint(result_values(config))}"
 
 
 GetRecord = Callable[[str], TrialRecord | None]
-"""The record of a cell, where there is one."""
+"""Returns the record of a trial by its key, or None."""
 
 
 class RecordStore:
-    """The records of a workspace: <workspace>/studies/cells/<cell>.json, read when first asked for."""
+    """Records of a workspace: <workspace>/studies/cells/<key>.json, read on first use."""
 
     def __init__(self, workspace: str) -> None:
         self._studies = local_path(workspace) / "studies"
@@ -80,11 +89,11 @@ class RecordStore:
         self._cache: dict[str, TrialRecord] = {}
 
     def study_directory(self, study: str) -> Path:
-        """Where the results of a study of this name go."""
+        """Return the results directory of a study."""
         return self._studies / "results" / study
 
     def get(self, cell: str) -> TrialRecord | None:
-        """The record of a cell, also where another process has just written it."""
+        """Return the record of a trial, also one that another process has just written."""
         if cell not in self._cache:
             path = self._path(cell)
             if path.exists():
@@ -92,13 +101,13 @@ class RecordStore:
         return self._cache.get(cell)
 
     def add(self, record: TrialRecord) -> None:
-        """Keeps the record, whole or not at all."""
+        """Write the record atomically."""
         self._folder.mkdir(parents=True, exist_ok=True)
         write_json(self._path(record.cell), asdict(record))
         self._cache[record.cell] = record
 
     def delete(self, cell: str) -> None:
-        """Forgets a cell, so that it is run again."""
+        """Delete the record of a trial, so that it runs again."""
         self._path(cell).unlink(missing_ok=True)
         self._cache.pop(cell, None)
 
@@ -107,7 +116,7 @@ class RecordStore:
 
 
 def parse_record(text: str) -> TrialRecord:
-    """A record from its file; fields of another version are left out."""
+    """Parse a record file; fields of other versions are ignored."""
     values = json.loads(text)
     known = {entry.name for entry in fields(TrialRecord)}
     kept = {name: value for name, value in values.items() if name in known}

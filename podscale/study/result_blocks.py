@@ -1,4 +1,4 @@
-"""A study's results as blocks, from which the Markdown file and the page are made alike."""
+"""Blocks of a study's results: text, tables and charts for both the Markdown file and the page."""
 
 import statistics
 from collections.abc import Iterator, Sequence
@@ -12,9 +12,9 @@ from podscale.study.results import ResultGroup, StudyResults, mean_deviation, me
 from podscale.util.formatting import format_count
 
 COLOURS = 8
-"""In the palette of reports; lines beyond it have them once more, dashed."""
+"""Number of colours in the report's palette; further lines repeat them, dashed."""
 MAX_BANDS = 4
-"""Lines with bands in one chart, above which bands hide each other."""
+"""Largest number of lines drawn with bands in one chart; more bands would hide each other."""
 
 
 @dataclass(frozen=True)
@@ -26,14 +26,19 @@ class TextBlock:
 
 @dataclass(frozen=True)
 class BulletBlock:
-    """What is to be read first."""
+    """A bullet list, such as the summary at the top."""
 
     items: Sequence[str]
 
 
 @dataclass(frozen=True)
 class TableBlock:
-    """Cells as text; all columns but the first `left` are numbers. is_collapsed: shown where asked for."""
+    """A table of text cells.
+
+    Args:
+        text_columns: number of leading columns that hold text; the others hold numbers.
+        is_collapsed: shown on demand only.
+    """
 
     heads: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -44,7 +49,12 @@ class TableBlock:
 
 @dataclass(frozen=True)
 class ChartBlock:
-    """A line chart; options: of charts.lines.line_drawing. name: of its file."""
+    """A line chart.
+
+    Args:
+        name: suffix of its file name.
+        options: keyword arguments of charts.lines.line_drawing.
+    """
 
     name: str
     title: str
@@ -55,7 +65,12 @@ class ChartBlock:
 
 @dataclass(frozen=True)
 class DotBlock:
-    """Dots in rows; options: of charts.dots.dots_drawing. name: of its file."""
+    """A dot chart with one row per group.
+
+    Args:
+        name: suffix of its file name.
+        options: keyword arguments of charts.standalone.dots_drawing.
+    """
 
     name: str
     title: str
@@ -68,7 +83,7 @@ ResultBlock = TextBlock | BulletBlock | TableBlock | ChartBlock | DotBlock
 
 
 def result_blocks(results: StudyResults) -> Iterator[ResultBlock]:
-    """Everything there is to show, first what matters most."""
+    """Yield all blocks, the most important first."""
     study = results.study
     if study.question:
         yield TextBlock(study.question.strip())
@@ -81,7 +96,7 @@ def result_blocks(results: StudyResults) -> Iterator[ResultBlock]:
         )
     if results.has_numeric_axis and len(results.lines) > 1:
         yield range_table(results)
-    if any(arm.sweep_records for arm in results.groups):
+    if any(group.sweep_records for group in results.groups):
         yield learning_rate_table(results)
     if study.reading:
         yield TextBlock(study.reading.strip())
@@ -89,14 +104,14 @@ def result_blocks(results: StudyResults) -> Iterator[ResultBlock]:
 
 
 def summary_sentences(results: StudyResults) -> Iterator[str]:
-    """A sentence for each thing that the figures decide."""
+    """Yield one sentence per finding."""
     if results.unfinished_trials:
         yield f"Not finished: {format_count(results.unfinished_trials, 'cell')} still to be run."
-    last = [arm for arm in results.groups_at(results.xs[-1]) if arm.top1s] if results.xs else []
+    last = [group for group in results.groups_at(results.xs[-1]) if group.top1s] if results.xs else []
     if len(last) > 1:
-        best = max(last, key=lambda arm: statistics.fmean(arm.top1s))
+        best = max(last, key=lambda group: statistics.fmean(group.top1s))
         where = f" at {axis_name(results)} {format_axis_value(best.x)}" if best.x is not None else ""
-        equal = [arm.line for arm in last if arm is not best and _noise_sentence(arm, best)]
+        equal = [group.line for group in last if group is not best and _noise_sentence(group, best)]
         beside = f"; within noise of it: {', '.join(equal)}" if equal else ""
         yield f"Best{where}: {best.line}, {mean_deviation_percent(best.top1s)} (n = {len(best.top1s)}){beside}."
     if results.has_numeric_axis:
@@ -108,7 +123,8 @@ def summary_sentences(results: StudyResults) -> Iterator[str]:
                     if to != results.xs[0]
                     else "loses from there"
                 )
-                yield f"{line}: {mean_deviation_percent(results.groups_of_line(line)[0].top1s)} at {format_axis_value(results.xs[0])}, {held}."
+                first = mean_deviation_percent(results.groups_of_line(line)[0].top1s)
+                yield f"{line}: {first} at {format_axis_value(results.xs[0])}, {held}."
     for line in results.lines:
         yield from _critical_text(results, line)
 
@@ -119,18 +135,19 @@ def _critical_text(results: StudyResults, line: str) -> Iterator[str]:
         return
     target = format_percent(results.study.target)
     if critical.batch is not None:
-        said = (
-            f"critical batch size {_round_two_digits(critical.batch)} (fit of S = S_min (1 + B_crit / B), relative error "
-            f"{critical.error:.0%}); at least {_round_two_digits(critical.least_updates)} updates to {target}"
+        summary = (
+            f"critical batch size {_round_two_digits(critical.batch)} (fit of S = S_min (1 + B_crit / B), "
+            f"relative error {critical.error:.0%}); "
+            f"at least {_round_two_digits(critical.least_updates)} updates to {target}"
         )
     else:
-        said = f"no critical batch size to {target}: {critical.reason}"
+        summary = f"no critical batch size to {target}: {critical.reason}"
     measured = []
     if critical.linear_to is not None and critical.linear_to != results.xs[0]:
         measured.append(f"updates fall nearly in proportion up to batch {critical.linear_to:,}")
     if critical.useful_to is not None:
         measured.append(f"hardly at all beyond {critical.useful_to:,}")
-    yield f"{line}: {said}{'; measured: ' + ', '.join(measured) if measured else ''}."
+    yield f"{line}: {summary}{'; measured: ' + ', '.join(measured) if measured else ''}."
 
 
 def _noise_sentence(group: ResultGroup, best: ResultGroup) -> bool:
@@ -139,12 +156,12 @@ def _noise_sentence(group: ResultGroup, best: ResultGroup) -> bool:
 
 
 def _chart_blocks(results: StudyResults) -> Iterator[ChartBlock | DotBlock]:
-    looks = {line: _line_style(number) for number, line in enumerate(results.lines)}
+    styles = {line: _line_style(number) for number, line in enumerate(results.lines)}
     xs = [float(x) for x in results.xs] if results.has_numeric_axis else []
     axis: dict[str, Any] = {"x_unit": axis_name(results), "x_ticks": xs, "log_x": bool(xs) and min(xs) > 0}
     by = f"by {axis_name(results)}"
     if results.has_numeric_axis:
-        lines = [_line_series(results, line, looks[line], lambda arm: arm.top1s, 100.0) for line in results.lines]
+        lines = [_line_series(results, line, styles[line], lambda group: group.top1s, 100.0) for line in results.lines]
         if drawn := _drawable_lines(lines):
             options = {**axis, "y_range": _percent_range(drawn)}
             yield ChartBlock("accuracy", f"Last top-1 {by}", drawn, "top-1, %; bars: standard deviation", options)
@@ -153,47 +170,55 @@ def _chart_blocks(results: StudyResults) -> Iterator[ChartBlock | DotBlock]:
         for number, name in ((1, "epochs"), (0, "updates")):
             lines = [
                 _line_series(
-                    results, line, looks[line], lambda arm, i=number: [r[i] for r in arm.steps_to_target(target)], 1.0
+                    results,
+                    line,
+                    styles[line],
+                    lambda group, i=number: [r[i] for r in group.steps_to_target(target)],
+                    1.0,
                 )
                 for line in results.lines
             ]
             if any(line.points for line in lines):
-                marks = _critical_marks(results, looks)
+                marks = _critical_marks(results, styles)
                 options = {**axis, "log": name == "updates", "x_marks": marks}
                 unit = f"{name} to {format_percent(target)}{'; dashed: critical batch size' if marks else ''}"
                 yield ChartBlock(
                     name, f"{name.capitalize()} to {format_percent(target)} {by}", _drawable_lines(lines), unit, options
                 )
     last = results.groups_at(results.xs[-1]) if results.xs else []
-    if not results.has_numeric_axis and len(last) > 1 and any(arm.top1s for arm in last):
+    if not results.has_numeric_axis and len(last) > 1 and any(group.top1s for group in last):
         unit = "top-1, %; dots: seeds, bar: their mean, dashed: mean of the first"
         yield DotBlock(
-            "accuracy", "Last top-1", [_dot_row(arm, looks[arm.line]) for arm in last], unit, {"x_range": (0, 100)}
+            "accuracy",
+            "Last top-1",
+            [_dot_row(group, styles[group.line]) for group in last],
+            unit,
+            {"x_range": (0, 100)},
         )
-    curves = [(arm, curve) for arm in last if (curve := arm.curve())]
+    curves = [(group, curve) for group in last if (curve := group.curve())]
     if curves:
         where = f", {axis_name(results)} {format_axis_value(last[0].x)}" if last[0].x is not None else ""
         banded = len(curves) <= MAX_BANDS
         series = [
             LineSeries(
-                arm.line,
+                group.line,
                 [(epoch, 100 * mean) for epoch, mean, _ in curve],
                 spread=[100 * deviation for _, _, deviation in curve] if banded else (),
-                **looks[arm.line],
+                **styles[group.line],
             )
-            for arm, curve in curves
+            for group, curve in curves
         ]
         unit = "top-1, %; bands: standard deviation over the seeds" if banded else "top-1, %; mean over the seeds"
         yield ChartBlock("curves", f"Top-1 over the epochs{where}", series, unit, {"y_range": _percent_range(series)})
 
 
 def _line_style(number: int) -> dict[str, Any]:
-    """Of a line among several."""
+    """Return colour and dash of the line with this number."""
     return {"colour": number % COLOURS + 1, "dashed": number // COLOURS % 2 == 1}
 
 
 def _percent_range(lines: Sequence[LineSeries]) -> tuple[float, float]:
-    """The vertical range of percentages, whose deviations may reach beyond what there is."""
+    """Return the vertical range of percentages with their deviations, clipped to 0 to 100."""
     ends = [
         (y - deviation, y + deviation)
         for line in lines
@@ -214,9 +239,9 @@ def _drawable_lines(lines: Sequence[LineSeries]) -> list[LineSeries]:
 
 def _line_series(results: StudyResults, line: str, style: dict[str, Any], values: Any, times: float) -> LineSeries:
     points = {
-        float(arm.x): mean_deviation([times * v for v in values(arm)])
-        for arm in results.groups_of_line(line)
-        if values(arm)
+        float(group.x): mean_deviation([times * v for v in values(group)])
+        for group in results.groups_of_line(line)
+        if values(group)
     }
     ordered = sorted(points)
     means, spreads = [(x, points[x][0]) for x in ordered], [points[x][1] for x in ordered]
@@ -224,7 +249,7 @@ def _line_series(results: StudyResults, line: str, style: dict[str, Any], values
 
 
 def _critical_marks(results: StudyResults, styles: dict[str, dict[str, Any]]) -> list[tuple[float, int]]:
-    """The critical batches inside the measured range, or near it."""
+    """Return (batch, colour) of the critical batches within a factor of 2 of the measured range."""
     critical = {line: results.critical_batch(line) for line in results.lines}
     return [
         (one.batch, styles[line]["colour"])
@@ -234,25 +259,25 @@ def _critical_marks(results: StudyResults, styles: dict[str, dict[str, Any]]) ->
 
 
 def comparison_table(results: StudyResults, groups: Sequence[ResultGroup], caption: str) -> TableBlock:
-    """One row an arm: its figures over the seeds, and its distance from the first arm."""
+    """Return a table with one row per group: its figures over the seeds, and its difference from the first group."""
     target = results.study.target
     heads = ["", "rate", "updates", "n", "top-1, mean and deviation", "from the first", "training loss, nats"]
     if target is not None:
         heads[4:4] = [f"updates to {format_percent(target)}", "epochs"]
     rows = []
-    for arm in groups:
-        n = f"{len(arm.top1s)} of {arm.expected}" if len(arm.records) < arm.expected else str(len(arm.top1s))
+    for group in groups:
+        n = f"{len(group.top1s)} of {group.expected}" if len(group.records) < group.expected else str(len(group.top1s))
         cells = [
-            arm.line,
-            f"{arm.rate:g}" if arm.rate is not None else "not chosen yet",
-            f"{arm.updates:,}" if arm.updates is not None else "",
-            n + (f" ({arm.diverged} diverged)" if arm.diverged else ""),
-            mean_deviation_percent(arm.top1s) if arm.records else "",
-            str(mean_difference(groups[0].top1s, arm.top1s) or "") if arm is not groups[0] else "",
-            f"{arm.training_loss:.3f}" if arm.training_loss is not None else "",
+            group.line,
+            f"{group.rate:g}" if group.rate is not None else "not chosen yet",
+            f"{group.updates:,}" if group.updates is not None else "",
+            n + (f" ({group.diverged} diverged)" if group.diverged else ""),
+            mean_deviation_percent(group.top1s) if group.records else "",
+            str(mean_difference(groups[0].top1s, group.top1s) or "") if group is not groups[0] else "",
+            f"{group.training_loss:.3f}" if group.training_loss is not None else "",
         ]
         if target is not None:
-            cells[4:4] = _steps_to_target_cell(arm, target)
+            cells[4:4] = _steps_to_target_cell(group, target)
         rows.append(cells)
     return TableBlock(heads, rows, caption)
 
@@ -270,11 +295,11 @@ def _steps_to_target_cell(group: ResultGroup, target: float) -> list[str]:
 
 
 def range_table(results: StudyResults) -> TableBlock:
-    """Each line over the whole horizontal axis, and its own change from one end to the other."""
+    """Return a table of each line over the horizontal axis, with its change from one end to the other."""
     xs = results.xs
     rows = []
     for line in results.lines:
-        by_x = {arm.x: arm.top1s for arm in results.groups_of_line(line)}
+        by_x = {group.x: group.top1s for group in results.groups_of_line(line)}
         change = mean_difference(by_x.get(xs[0], []), by_x.get(xs[-1], []))
         rows.append([line, *(mean_deviation_percent(by_x.get(x, [])) for x in xs), str(change or "")])
     heads = ["", *map(format_axis_value, xs), f"from {format_axis_value(xs[0])} to {format_axis_value(xs[-1])}"]
@@ -282,12 +307,12 @@ def range_table(results: StudyResults) -> TableBlock:
 
 
 def learning_rate_table(results: StudyResults) -> TableBlock:
-    """The learning rates tried, with the mean of each."""
+    """Return a table of the learning rates tried, with the mean top-1 of each."""
     rows = []
-    for arm in results.groups:
-        cells = [_rate_cells(rate, records, best=rate == arm.rate) for rate, records in arm.sweep_records.items()]
+    for group in results.groups:
+        cells = [_rate_cells(rate, records, best=rate == group.rate) for rate, records in group.sweep_records.items()]
         if cells:
-            rows.append([arm.series.name, ", ".join(cells)])
+            rows.append([group.series.name, ", ".join(cells)])
     return TableBlock(["", "rate: top-1"], rows, "Learning rates tried (* chosen)", text_columns=2)
 
 
@@ -298,7 +323,7 @@ def _rate_cells(rate: float, records: Sequence[Any], *, best: bool) -> str:
 
 
 def _trial_table(results: StudyResults) -> TableBlock:
-    """Every training behind the figures, and the code that ran it."""
+    """Return a table of every training behind the results, and the code that ran it."""
     records = sorted(results.records, key=lambda record: record.cell)
     codes = sorted({record.code[:12] for record in records})
     cpu = sum(record.cpu_seconds for record in records)
@@ -325,7 +350,7 @@ def _trial_table(results: StudyResults) -> TableBlock:
 
 
 def axis_name(results: StudyResults) -> str:
-    """The option on the horizontal axis for people."""
+    """Return the display name of the option on the horizontal axis."""
     return (results.study.axis_option or "").rpartition(".")[2].removeprefix("global_").replace("_", " ")
 
 
@@ -334,5 +359,5 @@ def format_axis_value(x: Any) -> str:
 
 
 def _round_two_digits(number: float) -> str:
-    """Two significant digits are what such a fit can give."""
+    """Format with two significant digits, the precision of the fit."""
     return f"{float(f'{number:.2g}'):,.0f}"

@@ -1,8 +1,7 @@
-"""What the records of a study say: accuracy and updates to the target of each line at each point of the grid.
+"""Results of a study: accuracy and steps to target by line and grid point, with their statistics over seeds.
 
-Figures over seeds: spread, differences that noise may explain, and the critical batch size.
-
-Shares are numbers from 0 to 1; texts give them in percent and points.
+The statistics are mean and deviation, differences with their confidence interval, and the critical batch size.
+Fractions are numbers from 0 to 1; texts give them in percent and points.
 """
 
 import math
@@ -21,25 +20,26 @@ from podscale.study.grid import SweepSeries, TrialGrid
 from podscale.study.records import GetRecord, TrialRecord
 
 T_95 = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26, 10: 2.23, 15: 2.13, 30: 2.04}
-"""Two-sided 95 % quantiles of Student's t by degrees of freedom; between them the one before is taken."""
+"""Two-sided 95 % quantiles of Student's t by degrees of freedom; others use the next lower entry."""
 PERFECT_SLOPE, USELESS_SLOPE = 0.8, 0.2
-"""Share of a doubling that must come off the updates to call it (nearly) linear, or without use."""
+"""Slopes of log steps against log batch: at or above the first a larger batch scales linearly, up to the second it
+saves nothing."""
 FIT_ERROR = 0.25
-"""A relative error of the fit, root mean square, above which it says nothing."""
+"""Largest relative root-mean-square error of a usable fit."""
 
 
 def student_95(free: int) -> float:
-    """The two-sided 95 % quantile of Student's t with `free` degrees of freedom, at least 1."""
+    """Return the two-sided 95 % quantile of Student's t for `free` degrees of freedom, at least 1."""
     return T_95[max(known for known in T_95 if known <= free)]
 
 
 def mean_deviation(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and sample standard deviation (0 of a single one)."""
+    """Return mean and sample standard deviation (0 for a single value)."""
     return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
 
 
 def mean_deviation_percent(values: Sequence[float]) -> str:
-    """Mean and standard deviation of shares, in percent."""
+    """Format mean and standard deviation of fractions, in percent."""
     if not values:
         return "none"
     deviation = f" \u00b1 {100 * statistics.stdev(values):.2f}" if len(values) > 1 else ""
@@ -48,14 +48,18 @@ def mean_deviation_percent(values: Sequence[float]) -> str:
 
 @dataclass(frozen=True)
 class MeanDifference:
-    """Of two means, with the half width of its 95 % interval (Student's t, pooled variance); None of single values."""
+    """Difference of two means.
+
+    Args:
+        half_width: of the 95 % interval (Student's t, pooled variance); None for single values.
+    """
 
     value: float
     half_width: float | None
 
     @property
     def is_noise(self) -> bool:
-        """Whether there is an interval and it holds 0."""
+        """True if there is an interval and it contains 0."""
         return self.half_width is not None and abs(self.value) <= self.half_width
 
     def __str__(self) -> str:
@@ -66,7 +70,7 @@ class MeanDifference:
 
 
 def mean_difference(first: Sequence[float], values: Sequence[float]) -> MeanDifference | None:
-    """Mean of `values` less mean of `first`; None where one is empty."""
+    """Return mean of `values` minus mean of `first`; None if one is empty."""
     if not first or not values:
         return None
     between = statistics.fmean(values) - statistics.fmean(first)
@@ -80,12 +84,16 @@ def mean_difference(first: Sequence[float], values: Sequence[float]) -> MeanDiff
 
 @dataclass(frozen=True)
 class CriticalBatch:
-    """How far larger batches save updates.
+    """Critical batch size: how far larger batches reduce the number of training steps.
 
-    batch: B_crit of the fit, at which half of the possible saving is used up; None where `reason` says why there is no
-    fit. least_updates, least_images: what the fit tends to at very large and at very small batches. error: relative,
-    root mean square. linear_to: the largest batch up to which every step to the next measured one saved nearly in
-    proportion; useful_to: the largest one after which it saved (nearly) nothing any more, None where it still did.
+    Args:
+        batch: B_crit of the fit, at which half of the possible saving is used up; None if there is no fit.
+        least_updates: limit of the steps for very large batches.
+        least_images: limit of the images for very small batches.
+        error: relative root-mean-square error of the fit.
+        linear_to: largest measured batch up to which steps fell nearly in proportion.
+        useful_to: measured batch beyond which steps hardly fell; None if they still did.
+        reason: cause if there is no fit.
     """
 
     batch: float | None = None
@@ -98,11 +106,15 @@ class CriticalBatch:
 
 
 def critical_batch(updates: Mapping[int, float], absent: Sequence[int] = ()) -> CriticalBatch:
-    """From the mean updates to the target by batch; absent: batches that did not reach it.
+    """Fit the critical batch size to the mean number of steps to the target by batch.
 
     Fits (S / S_min - 1) (E / E_min - 1) = 1 with E = S B, which is S = S_min (1 + B_crit / B), B_crit = E_min / S_min
     (McCandlish et al. 2018, "An Empirical Model of Large-Batch Training", section 2.3), by least squares of relative
-    errors. At B_crit, doubling the batch divides the updates by 4/3, and both are twice their least.
+    errors. At B_crit, doubling the batch divides the steps by 4/3; steps and images are twice their minimum.
+
+    Args:
+        updates: mean steps to the target, by batch.
+        absent: batches that did not reach the target.
     """
     batches = sorted(updates)
     linear, useful = _measured_limits({batch: updates[batch] for batch in batches})
@@ -130,7 +142,7 @@ def critical_batch(updates: Mapping[int, float], absent: Sequence[int] = ()) -> 
 
 
 def _measured_limits(updates: Mapping[int, float]) -> tuple[int | None, int | None]:
-    """(linear_to, useful_to) by the slope of log updates against log batch between neighbours."""
+    """Return (linear_to, useful_to) from the slopes of log steps against log batch between neighbours."""
     batches = list(updates)
     if len(batches) < 2:
         return None, None
@@ -149,10 +161,14 @@ def _measured_limits(updates: Mapping[int, float]) -> tuple[int | None, int | No
 
 @dataclass(frozen=True)
 class ResultGroup:
-    """One line at one place: the trainings with every seed at the chosen rate.
+    """Trainings of one line at one grid point: all seeds at the chosen learning rate.
 
-    rate: None while it is not known. expected: trainings that the study asks for. sweep_records: records by rate of its
-    sweep.
+    Args:
+        line: name of the line in charts and tables.
+        x: value on the horizontal axis.
+        rate: chosen learning rate; None until it is known.
+        expected: number of trainings that the study requires.
+        sweep_records: records of the sweep, by learning rate.
     """
 
     series: SweepSeries
@@ -165,7 +181,7 @@ class ResultGroup:
 
     @cached_property
     def top1s(self) -> list[float]:
-        """Of the trainings that did not diverge."""
+        """Top-1 of the trainings that did not diverge."""
         return [record.top1 for record in self.records if record.top1 is not None]
 
     @property
@@ -183,11 +199,11 @@ class ResultGroup:
         return fmean(losses) if losses else None
 
     def steps_to_target(self, target: float) -> list[tuple[float, float]]:
-        """(updates, epochs) of the trainings that came to the target."""
+        """Return (steps, epochs) of the trainings that reached the target."""
         return [found for record in self.records if (found := record.steps_to_target(target)) is not None]
 
     def curve(self) -> list[tuple[float, float, float]]:
-        """(epoch, mean, deviation) of top-1 over the trainings, at the evaluations that all of them have."""
+        """Return (epoch, mean, deviation) of top-1 over the trainings, at the evaluations that all of them have."""
         curves = [{point.step: point for point in record.curve} for record in self.records if record.top1 is not None]
         steps = set.intersection(*(set(curve) for curve in curves)) if curves else set()
         return [
@@ -197,7 +213,11 @@ class ResultGroup:
 
 @dataclass(frozen=True)
 class StudyResults:
-    """All arms of a study by line, in the order of the document; `unfinished_trials`: cells that are still to be run."""
+    """All result groups of a study, in the order of the document.
+
+    Args:
+        unfinished_trials: number of trials that remain to be run.
+    """
 
     study: StudyDocument
     groups: Sequence[ResultGroup]
@@ -205,61 +225,67 @@ class StudyResults:
 
     @property
     def lines(self) -> list[str]:
-        return list(dict.fromkeys(arm.line for arm in self.groups))
+        return list(dict.fromkeys(group.line for group in self.groups))
 
     @property
     def xs(self) -> list[Any]:
-        return list(dict.fromkeys(arm.x for arm in self.groups))
+        return list(dict.fromkeys(group.x for group in self.groups))
 
     def groups_of_line(self, line: str) -> list[ResultGroup]:
-        return [arm for arm in self.groups if arm.line == line]
+        return [group for group in self.groups if group.line == line]
 
     def groups_at(self, x: Any) -> list[ResultGroup]:
-        return [arm for arm in self.groups if arm.x == x]
+        return [group for group in self.groups if group.x == x]
 
     @property
     def has_numeric_axis(self) -> bool:
-        """Whether there is a horizontal axis: two numbers at least."""
+        """True if the horizontal axis has at least two values, all of them numbers."""
         return len(self.xs) > 1 and all(isinstance(x, int | float) and not isinstance(x, bool) for x in self.xs)
 
     @property
     def records(self) -> list[TrialRecord]:
-        """Every record that had a part in this, once."""
-        each = [records for arm in self.groups for records in (arm.records, *arm.sweep_records.values())]
+        """Every record behind these results, once."""
+        each = [records for group in self.groups for records in (group.records, *group.sweep_records.values())]
         return list({record.cell: record for records in each for record in records}.values())
 
     def critical_batch(self, line: str) -> CriticalBatch | None:
-        """The critical batch of a line; None where the study counts no updates by batch.
+        """Return the critical batch of a line; None if the study has no target or does not vary the batch.
 
-        A batch counts where every training that ended reached the target.
+        A batch counts if every finished training reached the target.
         """
         target = self.study.target
         if target is None or self.study.axis_option != BATCH_OPTION or not self.has_numeric_axis:
             return None
-        arms = [arm for arm in self.groups_of_line(line) if arm.records]
-        if not arms:
+        groups = [group for group in self.groups_of_line(line) if group.records]
+        if not groups:
             return None
-        whole = {arm.series.batch: arm for arm in arms if len(arm.steps_to_target(target)) == len(arm.records)}
-        means = {batch: fmean(updates for updates, _ in arm.steps_to_target(target)) for batch, arm in whole.items()}
-        return critical_batch(means, [arm.series.batch for arm in arms if arm.series.batch not in whole])
+        complete = {
+            group.series.batch: group for group in groups if len(group.steps_to_target(target)) == len(group.records)
+        }
+        means = {
+            batch: fmean(updates for updates, _ in group.steps_to_target(target)) for batch, group in complete.items()
+        }
+        return critical_batch(means, [group.series.batch for group in groups if group.series.batch not in complete])
 
     def holds_up_to(self, line: str) -> Any:
-        """The last x up to which no arm of a line is worse than its first beyond noise; None where seeds are too few to
-        know noise."""
+        """Return the last x up to which no group of a line is significantly worse than its first.
+
+        Returns None if there are too few seeds to estimate noise.
+        """
         first, *others = self.groups_of_line(line)
-        last = first.x if len(first.top1s) > 1 and any(len(arm.top1s) > 1 for arm in others) else None
-        for arm in others:
-            found = mean_difference(first.top1s, arm.top1s)
-            if found is None or found.half_width is None or arm.diverged or (found.value < 0 and not found.is_noise):
+        last = first.x if len(first.top1s) > 1 and any(len(group.top1s) > 1 for group in others) else None
+        for group in others:
+            found = mean_difference(first.top1s, group.top1s)
+            if found is None or found.half_width is None or group.diverged or (found.value < 0 and not found.is_noise):
                 break
-            last = arm.x
+            last = group.x
         return last
 
 
 def study_results(grid: TrialGrid, get: GetRecord) -> StudyResults:
-    """What the records say so far."""
-    arms = [_build_group(grid.study, chain, get) for chain in grid.series]
-    return StudyResults(grid.study, arms, len(grid.due_trials(get)) + len(grid.pending_trials(get)))
+    """Collect the results from the records so far."""
+    groups = [_build_group(grid.study, sweep, get) for sweep in grid.series]
+    return StudyResults(grid.study, groups, len(grid.due_trials(get)) + len(grid.pending_trials(get)))
 
 
 def _build_group(study: StudyDocument, series: SweepSeries, get: GetRecord) -> ResultGroup:
@@ -270,9 +296,9 @@ def _build_group(study: StudyDocument, series: SweepSeries, get: GetRecord) -> R
     ]
     named = [series.variant.name] if len(study.variants) > 1 or not others else []
     rate = series.chosen_rate(get)
-    cells = series.seed_trials(rate) if rate is not None else []
+    trials = series.seed_trials(rate) if rate is not None else []
     tried = {
-        rate: [found for cell in series.sweep_trials(rate) if (found := get(cell.key)) is not None]
+        rate: [found for trial in series.sweep_trials(rate) if (found := get(trial.key)) is not None]
         for rate in series.sweep_rates(get)
     }
     return ResultGroup(
@@ -280,7 +306,7 @@ def _build_group(study: StudyDocument, series: SweepSeries, get: GetRecord) -> R
         ", ".join([*named, *others]),
         dict(series.point).get(study.axis_option or ""),
         rate,
-        [record for cell in cells if (record := get(cell.key)) is not None],
+        [record for trial in trials if (record := get(trial.key)) is not None],
         len(study.seeds),
         {rate: records for rate, records in tried.items() if records},
     )

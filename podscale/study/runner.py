@@ -1,7 +1,7 @@
-"""Runs cells, some at a time, each in processes of its own, and keeps a record of each as it ends.
+"""Runner of a study: starts trials as processes, several at a time, and records each as it finishes.
 
-A cell that diverges is a result. One that an accident ended has no record: the study goes on without it, says so at
-its end, and the same command runs it again. A stop request is passed on; trainings save and continue next time.
+A trial that diverges is a result. A trial that fails has no record: the study continues without it, reports it at the
+end, and the same command runs it again. A stop request is forwarded; trainings save and resume in the next launch.
 """
 
 import os
@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -28,30 +29,33 @@ from podscale.util.files import write_atomically
 
 POLL_SECONDS = 0.05
 MAX_CONSECUTIVE_FAILURES = 3
-"""So many cells that fail one after the other, none of them by diverging, end a study: something else is wrong."""
+"""Trials in a row that may fail, other than by diverging, before the study stops: the cause is then not a trial's."""
 
 TrialCallback = Callable[[Trial, TrialRecord | None, str], None]
-"""Called as a cell ends: its record, or none and why."""
+"""Called when a trial ends, with its record, or with None and the error."""
 
 
 @dataclass
 class RunningTrial:
-    """A cell at work."""
+    """A trial whose process is running."""
 
     trial: Trial
     process: "subprocess.Popen[bytes]"
     log: Path
     started: float
     is_fresh: bool
-    """Not continued from an earlier launch, so that its time is that of the whole cell."""
+    """True if it did not resume from an earlier launch: its time is then that of the whole trial."""
 
 
 @dataclass
 class StudyRunner:
-    """The cells of a study in the workspace of its run document.
+    """Run the trials of a study in the workspace of its run document.
 
-    jobs: cells at a time. time_box_seconds: seconds after which no cell is to be at work. series: the part of the grid
-    to run.
+    Args:
+        jobs: trials at a time.
+        time_box_seconds: wall time by which every trial must be expected to finish in order to start.
+        series: part of the grid to run; default: all of it.
+        keep_runs: keep the run directories of finished trials.
     """
 
     grid: TrialGrid
@@ -60,29 +64,34 @@ class StudyRunner:
     time_box_seconds: float | None = None
     series: Sequence[SweepSeries] | None = None
     keep_runs: bool = False
-    on_trial_end: TrialCallback = lambda cell, record, error: None
+    on_trial_end: TrialCallback = lambda trial, record, error: None
     failures: dict[str, str] = field(default_factory=dict)
-    """Why, by the name of the cell."""
+    """Errors by the name of the trial."""
     ended: set[str] = field(default_factory=set)
-    """Keys of the cells that ended in this launch."""
+    """Keys of the trials that finished in this launch."""
     _running: list[RunningTrial] = field(default_factory=list)
     _shard_sets: dict[str, tuple[str, int]] = field(default_factory=dict)
     _consecutive_failures: int = 0
 
     def prepare(self) -> None:
-        """Makes the shard sets, or finds them, and checks that every chain can run here. Raises InputError."""
-        for cell in self.grid.due_trials(self.records.get, self.series):
-            if cell.priority == 0:
-                self._shard_set(cell.config)
-                preflight(cell.config, local.preflight_target())
+        """Build the missing shard sets and check that every series can run here. Raises InputError."""
+        for trial in self.grid.due_trials(self.records.get, self.series):
+            if trial.priority == 0:
+                self._shard_set(trial.config)
+                preflight(trial.config, local.preflight_target())
 
     def run(self) -> None:
-        """Runs what is due until nothing is, or the time box is full. Raises where more than a cell is wrong."""
+        """Run due trials until none is left or the time box is full.
+
+        Raises:
+            InputError: a trial rejects its input.
+            PodscaleError: MAX_CONSECUTIVE_FAILURES trials in a row failed.
+        """
         started = time.monotonic()
         try:
             while True:
-                for cell in self._next_trials(time.monotonic() - started):
-                    self._start_trial(cell)
+                for trial in self._next_trials(time.monotonic() - started):
+                    self._start_trial(trial)
                 if not self._running:
                     return
                 self._wait_for_trial()
@@ -90,26 +99,28 @@ class StudyRunner:
             self._stop_running()
 
     def _next_trials(self, elapsed: float) -> list[Trial]:
-        """What is to be started now."""
+        """Return the trials to start now."""
         busy = {running.trial.key for running in self._running}
         free = self.jobs - len(self._running)
-        due = [cell for cell in self.grid.due_trials(self.records.get, self.series) if cell.name not in self.failures]
-        chosen = [cell for cell in due if cell.key not in busy][: max(0, free)]
+        due = [
+            trial for trial in self.grid.due_trials(self.records.get, self.series) if trial.name not in self.failures
+        ]
+        chosen = [trial for trial in due if trial.key not in busy][: max(0, free)]
         if self.time_box_seconds is None or not chosen:
             return chosen
-        cells, guess = self.grid.known_trials(self.records.get).values(), self.grid.study.cell_seconds
-        costs = TrialCosts(cells, self.records.get, guess, jobs=self.jobs, ended=self.ended)
-        return [cell for cell in chosen if elapsed + (costs.seconds(cell) or 0.0) <= self.time_box_seconds]
+        trials, guess = self.grid.known_trials(self.records.get).values(), self.grid.study.cell_seconds
+        costs = TrialCosts(trials, self.records.get, guess, jobs=self.jobs, ended=self.ended)
+        return [trial for trial in chosen if elapsed + (costs.seconds(trial) or 0.0) <= self.time_box_seconds]
 
     def _start_trial(self, trial: Trial) -> None:
         config = _config_for_machine(trial.config, self.jobs)
         location, _ = self._shard_set(config)
-        folder = self.study_directory
-        (folder / "logs").mkdir(parents=True, exist_ok=True)
-        document, log = folder / "logs" / f"{trial.key}.json", folder / "logs" / f"{trial.key}.log"
+        directory = self.study_directory
+        (directory / "logs").mkdir(parents=True, exist_ok=True)
+        document, log = directory / "logs" / f"{trial.key}.json", directory / "logs" / f"{trial.key}.log"
         write_atomically(document, config.model_dump_json(indent=1))
         command = [sys.executable, "-m", "podscale.study.trial", str(document), location, str(os.getpid())]
-        anew = not RunDirectory.for_config(config).path.exists()
+        is_fresh = not RunDirectory.for_config(config).path.exists()
         with log.open("wb") as output:
             process = subprocess.Popen(
                 command,
@@ -118,52 +129,51 @@ class StudyRunner:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C reaches the whole terminal: this process decides
             )
-        self._running.append(RunningTrial(trial, process, log, time.monotonic(), anew))
+        self._running.append(RunningTrial(trial, process, log, time.monotonic(), is_fresh))
 
     def _wait_for_trial(self) -> None:
-        """Waits until a cell has ended, and settles it."""
+        """Wait until a trial has exited, and record it."""
         while True:
-            for running in self._running:
-                pid, status, used = os.wait4(running.process.pid, os.WNOHANG)
-                if pid:
-                    running.process.returncode = os.waitstatus_to_exitcode(status)
-                    self._running.remove(running)
-                    with _defer_signals():
-                        self._finish_trial(running, used.ru_utime + used.ru_stime)
-                    return
+            with defer_signals():  # a trial is reaped, recorded and cleaned up as a whole, or not at all
+                for running in self._running:
+                    pid, status, used = os.wait4(running.process.pid, os.WNOHANG)
+                    if pid:
+                        running.process.returncode = os.waitstatus_to_exitcode(status)
+                        self._running.remove(running)
+                        return self._finish_trial(running, used.ru_utime + used.ru_stime)
             time.sleep(POLL_SECONDS)
 
     def _finish_trial(self, running: RunningTrial, cpu_seconds: float) -> None:
-        cell, code = running.trial, running.process.returncode
-        run, history = RunDirectory.for_config(cell.config), read_trial_history(cell)
+        trial, code = running.trial, running.process.returncode
+        run, history = RunDirectory.for_config(trial.config), read_trial_history(trial)
         error = _trial_error(running, run)
         ended = trial_outcome(code, error, history)
         if ended is not None:
-            record = build_record(cell, ended, error, history, images=self._shard_set(cell.config)[1])
+            record = build_record(trial, ended, error, history, images=self._shard_set(trial.config)[1])
             if running.is_fresh:
                 seconds = time.monotonic() - running.started
                 record = replace(record, seconds=seconds, cpu_seconds=cpu_seconds)
             self.records.add(record)
-            self.ended.add(cell.key)
+            self.ended.add(trial.key)
             self._consecutive_failures = 0
             if not self.keep_runs:
                 shutil.rmtree(run.path, ignore_errors=True)
             for path in (running.log, running.log.with_suffix(".json")):
                 path.unlink(missing_ok=True)
-            return self.on_trial_end(cell, record, "")
-        self.failures[cell.name] = f"exit code {code}: {error}"
+            return self.on_trial_end(trial, record, "")
+        self.failures[trial.name] = f"exit code {code}: {error}"
         self._consecutive_failures += 1
-        self.on_trial_end(cell, None, self.failures[cell.name])
+        self.on_trial_end(trial, None, self.failures[trial.name])
         if code == ExitCode.BAD_INPUT:
-            raise InputError(error, field=cell.name)
+            raise InputError(error, field=trial.name)
         if self._consecutive_failures >= MAX_CONSECUTIVE_FAILURES:
             raise PodscaleError(
-                f"{MAX_CONSECUTIVE_FAILURES} cells in a row failed, the last with: {error}", field=cell.name
+                f"{MAX_CONSECUTIVE_FAILURES} cells in a row failed, the last with: {error}", field=trial.name
             )
         return None
 
     def _stop_running(self) -> None:
-        """Has what is still at work save and end; what does not in its time is killed."""
+        """Ask running trials to save and exit; kill those that exceed the grace time."""
         for running in self._running:
             with suppress(ProcessLookupError):
                 running.process.send_signal(signal.SIGTERM)
@@ -177,11 +187,11 @@ class StudyRunner:
 
     @property
     def study_directory(self) -> Path:
-        """Of the study in the workspace."""
+        """Results directory of the study in the workspace."""
         return self.records.study_directory(self.grid.study.name)
 
     def _shard_set(self, config: RunConfig) -> tuple[str, int]:
-        """Location and training images of the shard set of a cell; made where it is not there."""
+        """Return location and number of training images of a trial's shard set; build it if missing."""
         name = data_fingerprint(config.data)
         if name not in self._shard_sets:
             made = local.shard(config.data, config.run.workspace, workers=config.launch.shard_workers)
@@ -191,17 +201,31 @@ class StudyRunner:
 
 
 @contextmanager
-def _defer_signals() -> Iterator[None]:
-    """Requests to stop wait until the body is done: a cell is settled whole, or not at all."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
+def defer_signals() -> Iterator[None]:
+    """Hold back SIGTERM and SIGINT until the body is done, then deliver them.
+
+    The handlers are replaced because a mask covers one thread only: the kernel gives the signal to another thread, and
+    Python then runs the handler in the main thread. Does nothing outside the main thread, where no handler runs.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    pending: list[int] = []
+    found = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    handlers = {number: handler for number, handler in found.items() if handler is not None}  # None: not Python's
     try:
+        for number in handlers:
+            signal.signal(number, lambda received, _: pending.append(received))
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for received in pending:
+            signal.raise_signal(received)
 
 
 def _config_for_machine(config: RunConfig, jobs: int) -> RunConfig:
-    """The document of a cell as one of several on this machine: no port to quarrel about, and a share of the cores."""
+    """Return a trial's document for a shared machine: no metrics port and a share of the cores."""
     from podscale.util import host_info
 
     processes = config.launch.processes or host_info.default_processes_per_node()
@@ -212,7 +236,7 @@ def _config_for_machine(config: RunConfig, jobs: int) -> RunConfig:
 
 
 def _trial_error(running: RunningTrial, run: RunDirectory) -> str:
-    """What the stage recorded, else the last that was printed."""
+    """Return the error that the stage recorded, or the last line that it printed."""
     if running.process.returncode == ExitCode.DONE:
         return ""
     outcome = read_outcomes(run.outcome).get("train")

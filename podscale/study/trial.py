@@ -1,8 +1,7 @@
-"""From the run directory of a cell to its record.
+"""One trial: its process and the record built from its run directory.
 
-The process of one cell: `python -m podscale.study.trial DOCUMENT SHARD_SET PARENT`.
-
-Trains as `podscale train` does; ends with the study that started it, and with the exit codes of every stage.
+`python -m podscale.study.trial DOCUMENT SHARD_SET PARENT` trains as `podscale train` does, with the same exit codes.
+The process exits if PARENT, the study's process, does.
 """
 
 import json
@@ -26,7 +25,7 @@ from podscale.version import VERSION
 
 
 def run_trial(arguments: list[str]) -> int:
-    """Trains; what it says of a failure is the last line that it prints."""
+    """Train and return the exit code; an error is the last line printed."""
     document, shard_set, parent = arguments
     processes.exit_with_process(int(parent))
     try:
@@ -39,14 +38,10 @@ def run_trial(arguments: list[str]) -> int:
     return int(ExitCode.DONE)
 
 
-if __name__ == "__main__":
-    sys.exit(run_trial(sys.argv[1:]))
-
-
 def trial_outcome(exit_code: int, error: str, history: RunHistory) -> TrialOutcome | None:
-    """How a cell ended as a result; None where it was stopped or an accident ended it, so that it is to be run again.
+    """Return the outcome of a trial; None if it was stopped or failed, so that it runs again.
 
-    Diverged is a training whose updates were not finite, and one whose last evaluation was not.
+    A training has diverged if its steps or its last evaluation were not finite.
     """
     if exit_code == ExitCode.DONE and history.evaluations:
         return "done" if finite_number(history.evaluations[-1].get("loss")) is not None else "diverged"
@@ -54,7 +49,11 @@ def trial_outcome(exit_code: int, error: str, history: RunHistory) -> TrialOutco
 
 
 def build_record(trial: Trial, ended: TrialOutcome, error: str, history: RunHistory, *, images: int) -> TrialRecord:
-    """The record of a cell that ended, but for what it cost. images: of the training split."""
+    """Build the record of a finished trial, without its cost.
+
+    Args:
+        images: size of the training split.
+    """
     return TrialRecord(
         cell=trial.key,
         ended=ended,
@@ -73,14 +72,14 @@ def read_trial_history(trial: Trial) -> RunHistory:
 
 
 def _result_fields(history: RunHistory, *, is_complete: bool) -> dict[str, Any]:
-    """What metrics.jsonl tells, as fields of a Record; a training that did not end well has no accuracy."""
+    """Return the TrialRecord fields read from metrics.jsonl; an incomplete training has no accuracy."""
     curve = tuple(
         EvaluationPoint(int(line["step"]), float(line["epoch"]), float(line["top1"]), finite_number(line.get("loss")))
         for line in history.evaluations
     )
-    found: dict[str, Any] = {"curve": curve, "updates": int(history.steps[-1]["step"]) if history.steps else 0}
+    values: dict[str, Any] = {"curve": curve, "updates": int(history.steps[-1]["step"]) if history.steps else 0}
     if not is_complete:
-        return found
+        return values
     last_epoch = float(history.steps[-1]["epoch"]) - 1 if history.steps else 0.0
     losses = [
         loss
@@ -88,7 +87,7 @@ def _result_fields(history: RunHistory, *, is_complete: bool) -> dict[str, Any]:
         if line["epoch"] > last_epoch and (loss := finite_number(line["loss"])) is not None
     ]
     done = history.newest("done") or {}
-    return found | {
+    return values | {
         "top1": curve[-1].top1,
         "loss": curve[-1].loss,
         "training_loss": statistics.fmean(losses) if losses else None,
@@ -97,9 +96,13 @@ def _result_fields(history: RunHistory, *, is_complete: bool) -> dict[str, Any]:
 
 
 def _source_version(run: RunDirectory) -> str:
-    """The commit that ran, else the version."""
+    """Return the commit that ran, or the version if it is unknown."""
     try:
-        found = json.loads(run.environment.read_text(encoding="utf-8"))
+        values = json.loads(run.environment.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return VERSION
-    return str(found.get("commit") or found.get("podscale") or VERSION)
+    return str(values.get("commit") or values.get("podscale") or VERSION)
+
+
+if __name__ == "__main__":
+    sys.exit(run_trial(sys.argv[1:]))

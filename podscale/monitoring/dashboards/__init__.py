@@ -1,8 +1,6 @@
-"""Grafana dashboards as code; tools/dashboards.py writes their JSON into the chart, and users need nothing of this.
+"""Grafana dashboards as code, one module each; tools/dashboards.py writes their JSON into the chart.
 
-One module a board. `grafana-foundation-sdk` is a dependency of development alone.
-
-All boards as the text of their files.
+`grafana-foundation-sdk` is a development dependency; users do not need it.
 """
 
 import json
@@ -16,7 +14,7 @@ DASHBOARDS = [module.BOARD for module in (throughput, health, ranks, data, clust
 
 
 def render_dashboards() -> dict[str, str]:
-    """File name and JSON of every board, the same bytes every time."""
+    """Return file name and JSON text of every dashboard; deterministic."""
     return {
         f"{board.uid}.json": json.dumps(build_dashboard(board), cls=JSONEncoder, indent=1, sort_keys=True) + "\n"
         for board in DASHBOARDS

@@ -1,4 +1,4 @@
-"""Cluster: the machines under the runs, and what Kubernetes does with their pods."""
+"""Cluster dashboard: the nodes under the runs, and Kubernetes' view of their pods."""
 
 from podscale.monitoring.dashboards.frame import BY_RUN, RANGE, RATE_INTERVAL, Dashboard, rate_query, series_selector
 from podscale.monitoring.dashboards.panels import PanelQuery, ThresholdStep, stat_panel, time_series_panel

@@ -1,4 +1,4 @@
-"""Compare runs: one row and one line a run."""
+"""Comparison dashboard: one row and one line per run."""
 
 from podscale.monitoring.dashboards.frame import (
     BY_RUN,

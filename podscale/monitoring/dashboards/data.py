@@ -1,4 +1,4 @@
-"""Data: packing photographs into shards, and the ranks' waiting for them."""
+"""Data dashboard: packing of images into shards, and data wait of the ranks."""
 
 from podscale.monitoring.dashboards.frame import (
     BY_RANK,
@@ -21,7 +21,10 @@ from podscale.monitoring.rule_types import DEFAULT_THRESHOLDS
 
 UNPACKED = "Nothing packed in this time"
 IDLE = "Nothing trained in this time"
-PACKED = f"sum by ({BY_RUN}) ({series_selector('shard_images')}) / sum by ({BY_RUN}) ({series_selector('shard_planned_images')})"
+PACKED = (
+    f"sum by ({BY_RUN}) ({series_selector('shard_images')}) / "
+    f"sum by ({BY_RUN}) ({series_selector('shard_planned_images')})"
+)
 
 NOW_PANELS = [
     stat_panel(

@@ -1,9 +1,8 @@
-"""What every board shares: variables, links, annotations, and the grid's rows.
+"""Frame of every dashboard: PromQL helpers, variables, links, annotations and rows.
 
-PromQL over the series of the catalogue: names come from there alone, and every selector obeys the variables.
-
-The variables match by regular expression and `All` of namespaces is `.*`, so that series without that label (a
-Prometheus beside a run on one machine) are found as well. No recording rule is used: the boards work without rules.
+Metric names come from the catalogue only, and every selector uses the variables. These match by regular expression,
+with `.*` for all namespaces, so that series without that label (a Prometheus beside a local run) match too. The
+dashboards use no recording rules, so they work without them.
 """
 
 import warnings
@@ -26,38 +25,38 @@ RECENT_RANGE = "5m"
 
 
 def series_selector(name: str, *matchers: str, suffix: str = "", ranks: bool = False) -> str:
-    """The selector of a metric of the catalogue, of the chosen runs and, with `ranks`, the chosen ranks alone."""
+    """Return the selector of a catalogue metric for the selected runs and, with `ranks`, the selected ranks."""
     chosen = ['namespace=~"$namespace"', 'run=~"$run"', *(['rank=~"$rank"'] if ranks else []), *matchers]
     return f"{CATALOGUE[name].series}{suffix}{{{', '.join(chosen)}}}"
 
 
 def rate_query(name: str, by: str, *matchers: str, suffix: str = "", ranks: bool = False) -> str:
-    """Growth of a counter a second, summed."""
+    """Return a query for the per-second rate of a counter, summed."""
     return f"sum by ({by}) (rate({series_selector(name, *matchers, suffix=suffix, ranks=ranks)}[{RATE_INTERVAL}]))"
 
 
 def max_query(name: str, by: str, *matchers: str, ranks: bool = False) -> str:
-    """A gauge that every rank may export alike."""
+    """Return a query for the maximum of a gauge that several ranks may export alike."""
     return f"max by ({by}) ({series_selector(name, *matchers, ranks=ranks)})"
 
 
 def last_query(name: str, by: str) -> str:
-    """A gauge as it was last seen in the time shown: of runs that have ended, too."""
+    """Return a query for the last value of a gauge in the displayed time, also of finished runs."""
     return f"max by ({by}) (last_over_time({series_selector(name)}[{RANGE}]))"
 
 
 def increase_query(name: str, by: str, *matchers: str, suffix: str = "") -> str:
-    """Growth of a counter over the time shown, summed, as `increase` extrapolates it."""
+    """Return a query for the increase of a counter over the displayed time, summed and extrapolated."""
     return f"sum by ({by}) (increase({series_selector(name, *matchers, suffix=suffix)}[{RANGE}]))"
 
 
 def integer_increase_query(name: str, by: str, *matchers: str) -> str:
-    """Growth of a counter over the time shown, as a whole number."""
+    """Return a query for the increase of a counter over the displayed time, as a whole number."""
     return f"round({increase_query(name, by, *matchers)})"
 
 
 def total_increase_query(name: str, by: str, window: str, *matchers: str) -> str:
-    """Growth of a total that is kept over all lives of a run.
+    """Return a query for the increase of a total that is kept over all launches of a run.
 
     A pod that starts again exports it under a new address, perhaps a heartbeat behind: `increase` would lose what was
     booked between, or count it all again. The span between least and most cannot be misled.
@@ -67,14 +66,14 @@ def total_increase_query(name: str, by: str, window: str, *matchers: str) -> str
 
 
 def fraction_query(name: str, by: str, of: str, *matchers: str, ranks: bool = False) -> str:
-    """Growth of the part of a counter that `matchers` choose, by `of` more labels, over that of all of it."""
+    """Return a query for the fraction of a counter's rate that `matchers` select, by `of` additional labels."""
     part = rate_query(name, ", ".join(filter(None, (by, of))), *matchers, ranks=ranks)
     whole = rate_query(name, by, ranks=ranks)
     return f"{part} / on ({by}) group_left () ({whole} > 0)" if of else f"{part} / ({whole} > 0)"
 
 
 def quantile_query(portion: float, name: str, by: str, *, ranks: bool = False) -> str:
-    """A quantile of a histogram; nothing, instead of NaN, where nothing was observed."""
+    """Return a query for a quantile of a histogram; no value, instead of NaN, without observations."""
     return f"histogram_quantile({portion}, {rate_query(name, f'{by}, le', suffix='_bucket', ranks=ranks)}) >= 0"
 
 
@@ -96,7 +95,10 @@ GOODPUT = (
     f"sum by ({BY_RUN}) ({total_increase_query('train_wall_seconds', BY_STATE, RANGE, PRODUCTIVE)}) / {WALL_SECONDS}"
 )
 RECENT_WALL_SECONDS = f"(sum by ({BY_RUN}) ({total_increase_query('train_wall_seconds', BY_STATE, RECENT_RANGE)}) > 0)"
-RECENT_GOODPUT = f"sum by ({BY_RUN}) ({total_increase_query('train_wall_seconds', BY_STATE, RECENT_RANGE, PRODUCTIVE)}) / {RECENT_WALL_SECONDS}"
+RECENT_GOODPUT = (
+    f"sum by ({BY_RUN}) ({total_increase_query('train_wall_seconds', BY_STATE, RECENT_RANGE, PRODUCTIVE)}) / "
+    f"{RECENT_WALL_SECONDS}"
+)
 RESTARTS = f"sum by ({BY_RUN}) (max by ({BY_RUN}, cause) ({series_selector('train_restarts')}))"
 CHECKPOINT_AGE = f"time() - {max_query('train_checkpoint_last_success_timestamp_seconds', BY_RUN)}"
 BUSY_FRACTION = (
@@ -114,7 +116,12 @@ EVENT_STEP = "15s"
 
 @dataclass(frozen=True)
 class Dashboard:
-    """One dashboard. rows: heading and panels, in their order. runs: whether several runs may be shown at once."""
+    """One dashboard.
+
+    Args:
+        rows: heading and panels, in order.
+        runs: True if several runs can be shown at once.
+    """
 
     name: str
     title: str
@@ -131,7 +138,7 @@ class Dashboard:
 
 
 def build_dashboard(board: Dashboard) -> model.Dashboard:
-    """The board in Grafana's terms."""
+    """Build Grafana's model of the dashboard."""
     built = dashboard.Dashboard(f"Podscale / {board.title}").uid(board.uid).description(board.description)
     built.tags([TAG]).readonly().timezone("browser").time(board.span, "now").refresh("30s")
     built.tooltip(model.DashboardCursorSync.CROSSHAIR)
@@ -197,7 +204,7 @@ def _runbooks_link() -> dashboard.DashboardLink:
 
 
 def _event_annotations() -> Sequence[dashboard.AnnotationQuery]:
-    """Vertical marks at the times that gauges tell: exact, however seldom they are scraped."""
+    """Return annotations at the times given by gauges, exact at any scrape interval."""
     first = f'cause!="{FIRST_LAUNCH}"'
     return [
         _event_annotation(
@@ -219,12 +226,16 @@ def _event_annotations() -> Sequence[dashboard.AnnotationQuery]:
 
 
 def _event_times(name: str, *matchers: str, by: str = BY_RUN) -> str:
-    """What a gauge tells in milliseconds."""
+    """Return a query for a gauge in milliseconds."""
     return f"{max_query(name, by, *matchers)} * 1000"
 
 
 def _event_annotation(name: str, color: str, expression: str, text: str) -> dashboard.AnnotationQuery:
-    """expression: its values are the times of the marks, in milliseconds since 1970."""
+    """Return an annotation query.
+
+    Args:
+        expression: PromQL whose values are the annotations' times, milliseconds since 1970.
+    """
     event = (
         dashboard.AnnotationQuery().name(name).datasource(DATASOURCE).enable(True).icon_color(color).expr(expression)
     )

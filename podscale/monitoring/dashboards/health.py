@@ -1,4 +1,4 @@
-"""Run health: what the time was spent on, whether a crash would cost much, and whether the model learns."""
+"""Health dashboard: wall time by state, checkpoints, and convergence of the run."""
 
 from podscale.monitoring.dashboards.frame import (
     BY_RUN,
@@ -169,7 +169,8 @@ SAFETY_PANELS = [
         "Duration of a checkpoint",
         "Mean time to write one, beside training, or to read it.",
         PanelQuery(
-            f"{rate_query(CHECKPOINT_DURATION, f'{BY_RUN}, op', suffix='_sum')} / ({rate_query(CHECKPOINT_DURATION, f'{BY_RUN}, op', suffix='_count')} > 0)",
+            f"{rate_query(CHECKPOINT_DURATION, f'{BY_RUN}, op', suffix='_sum')} / "
+            f"({rate_query(CHECKPOINT_DURATION, f'{BY_RUN}, op', suffix='_count')} > 0)",
             "{{run}} {{op}}",
         ),
         unit="s",

@@ -1,7 +1,4 @@
-"""Panels in the house's clothes: a builder each for lines, figures, bars, heat maps and tables.
-
-Series that others export and the Cluster board shows where they are there.
-"""
+"""Panel builders in a common style: lines, single values, bars, heat maps and tables."""
 
 import re
 import warnings
@@ -33,10 +30,10 @@ THIRD_PARTY_METRICS = {
     "kueue_quota_reserved_wait_time_seconds": "Kueue's controller, where jobs queue",
     "kueue_evicted_workloads_total": "Kueue's controller, where jobs queue",
 }
-"""Name (of a histogram, without suffix) and who exports it."""
+"""Third-party metrics by name (of a histogram, without suffix), with their exporter."""
 
 
-with warnings.catch_warnings():  # it would rather write Grafana 12's second schema, which older servers cannot read
+with warnings.catch_warnings():  # it warns in favour of Grafana 12's second schema, which older servers cannot read
     warnings.simplefilter("ignore", DeprecationWarning)
     from grafana_foundation_sdk.builders import (
         bargauge,
@@ -68,14 +65,19 @@ COLORS = {
     "idle": "gray",
     "other": "gray",
 }
-"""Phases and states look alike on every board."""
+"""Colours of phases and states, the same on every dashboard."""
 _NAMES = sorted([*(entry.series for entry in METRICS), *THIRD_PARTY_METRICS], key=len, reverse=True)
 _NAME = re.compile(rf"(?<![\w:])({'|'.join(_NAMES)})(?:_bucket|_sum|_count)?(?=[{{\[) ]|$)")
 
 
 @dataclass(frozen=True)
 class PanelQuery:
-    """One query of a panel. instant: only its value at the end of the time shown. dashed: drawn as a limit."""
+    """One query of a panel.
+
+    Args:
+        instant: only its value at the end of the displayed time.
+        dashed: drawn as a limit.
+    """
 
     expression: str
     legend: str = "{{run}}"
@@ -85,14 +87,14 @@ class PanelQuery:
 
 @dataclass(frozen=True)
 class ThresholdStep:
-    """From `value` on, the colour changes."""
+    """Colour of values from `value` on."""
 
     value: float
     color: str
 
 
 class _PanelBuilder(Protocol):
-    """What the builders of all kinds of panels share."""
+    """Common interface of all panel builders."""
 
     def title(self, title: str) -> Self: ...
     def description(self, description: str) -> Self: ...
@@ -112,7 +114,7 @@ Panel = Builder[model.Panel]
 
 
 def metric_names(expression: str) -> list[str]:
-    """The metrics that a query names, in its order, each once."""
+    """Return the metrics that a query names, in order, each once."""
     return list(dict.fromkeys(_NAME.findall(expression)))
 
 
@@ -131,7 +133,7 @@ def time_series_panel(
     ceiling: float | None = None,
     points: bool = False,
 ) -> timeseries.Panel:
-    """Values over time.
+    """Build a panel of values over time.
 
     `steps` are drawn as dashed limits, `alert` names the alert that the panel explains. The axis ends at `largest`, and
     at `ceiling` while all values are below it.
@@ -173,7 +175,7 @@ def stat_panel(
     base: str = "text",
     decimals: int | None = None,
 ) -> stat.Panel:
-    """One number a run, with its course behind it; `steps` colour it."""
+    """Build a panel with one number per run and its history behind it, coloured by `steps`."""
     panel = _set_common_options(stat.Panel(), title, text, [query], unit, empty, span, 4, alert)
     panel.graph_mode(shared.BigValueGraphMode.NONE if query.instant else shared.BigValueGraphMode.AREA)
     panel.color_mode(shared.BigValueColorMode.VALUE).reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
@@ -185,7 +187,7 @@ def stat_panel(
 def bar_gauge_panel(
     title: str, text: str, query: PanelQuery, *, unit: str, empty: str, span: int = 8, largest: float | None = None
 ) -> bargauge.Panel:
-    """One horizontal bar a series."""
+    """Build a panel with one horizontal bar per series."""
     panel = _set_common_options(bargauge.Panel(), title, text, [query], unit, empty, span, 8)
     panel.orientation(shared.VizOrientation.HORIZONTAL).display_mode(shared.BarGaugeDisplayMode.BASIC)
     panel.name_placement(shared.BarGaugeNamePlacement.LEFT).min_viz_height(16).max_viz_height(32)
@@ -197,7 +199,7 @@ def bar_gauge_panel(
 def heat(
     title: str, text: str, query: PanelQuery, *, unit: str, empty: str, limits: tuple[float, float], span: int = 24
 ) -> heatmap.Panel:
-    """One row a series, coloured from green at the lower limit to red at the upper."""
+    """Build a heat map with one row per series, from green at the lower limit to red at the upper."""
     panel = _set_common_options(heatmap.Panel(), title, text, [query], unit, empty, span, 8)
     colors = heatmap.HeatmapColorOptions().mode(heat_model.HeatmapColorMode.SCHEME).scheme("RdYlGn").steps(64)
     panel.calculate(False).color(colors.min(limits[0]).max(limits[1])).cell_gap(1).show_legend()
@@ -208,7 +210,7 @@ def heat(
 def table_panel(
     title: str, text: str, queries: Mapping[str, tuple[str, str]], *, empty: str, span: int = 24
 ) -> table.Panel:
-    """A table with a row a run: for each column its heading, query and unit."""
+    """Build a table with one row per run: each column has heading, query and unit."""
     asked = [PanelQuery(expression, "", instant=True) for expression, _ in queries.values()]
     panel = _set_common_options(table.Panel(), title, text, asked, "none", empty, span, 8, as_table=True).min_width(80)
     headings = {f"Value #{_ref_id(place)}": heading for place, heading in enumerate(queries)}
@@ -240,7 +242,7 @@ def _set_common_options(
     *,
     as_table: bool = False,
 ) -> P:
-    """What every panel has: a title, a description that ends with the metrics, a unit, words for no data."""
+    """Set title, description (which ends with the metrics), unit, and text for no data."""
     asked = list(dict.fromkeys(name for query in queries for name in metric_names(query.expression)))
     metrics = f"Metric{'s' if len(asked) > 1 else ''}: {', '.join(f'`{name}`' for name in asked)}"
     panel.title(title).description(f"{text}\n\n{metrics}").datasource(DATASOURCE).unit(unit).no_value(empty)
@@ -280,6 +282,6 @@ def _custom_style() -> list[model.DynamicConfigValue]:
 
 
 def _thresholds(steps: Sequence[ThresholdStep], base: str = "transparent") -> dashboard.ThresholdsConfig:
-    # The first step has no value: it is what holds below all others.
+    # The first step has no value: it applies below all others.
     found = [model.Threshold(value=None, color=base), *(model.Threshold(value=s.value, color=s.color) for s in steps)]
     return dashboard.ThresholdsConfig().mode(model.ThresholdsMode.ABSOLUTE).steps(found)

@@ -1,4 +1,4 @@
-"""Ranks: who is slow, who waits for whom, and who has stopped."""
+"""Ranks dashboard: slow ranks, waiting ranks and stalled ranks."""
 
 from podscale.monitoring.dashboards.frame import (
     BUSY_FRACTION,

@@ -1,4 +1,4 @@
-"""Throughput: how fast, how far, and where an update's time goes."""
+"""Throughput dashboard: rates, progress, and step time by phase."""
 
 from podscale.monitoring.dashboards.frame import (
     BY_RANK,

@@ -1,1 +1,1 @@
-"""A run as it stands, for people: from its records and its metrics, on this machine or on a cluster."""
+"""Live status of a run from its records and metrics, on this machine or on a cluster (`podscale watch`)."""

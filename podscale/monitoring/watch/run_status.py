@@ -1,7 +1,4 @@
-"""What the records of a run come to: where it stands now.
-
-What the metrics of a run say beside its records: each rank's own figures, and the goodput of the whole.
-"""
+"""Status of a run from its records, and per-rank statistics from its metrics."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,15 +12,15 @@ from podscale.telemetry.step_log import EtaEstimator, format_record
 
 RunState = Literal["waiting", "training", "trained", "evaluated", "stopped"]
 MAX_RATES = 60
-"""Throughputs that are kept for drawing."""
+"""Number of throughput values kept for the sparkline."""
 MAX_EVENTS = 6
 HIDDEN_EVENTS = ("sampled", "checkpoint", "bad_record", "skipped_update", "all_reduce", "goodput")
-"""Events that have a place of their own, or none."""
+"""Events that are shown elsewhere or not at all."""
 
 
 @dataclass
 class RunStatus:
-    """Where a run stands after the records added so far; what is None is not known yet."""
+    """Status of a run after the records added so far; None means not known yet."""
 
     state: RunState = "waiting"
     step: int = 0
@@ -35,7 +32,7 @@ class RunStatus:
     device: str | None = None
     seconds_left: float | None = None
     phases: dict[str, float] = field(default_factory=dict)
-    """Shares of the newest interval's updates."""
+    """Fractions of the newest interval's step time, by phase."""
     slowest: Mapping[str, Any] | None = None
     evaluation: EventRecord | None = None
     best_top1: float | None = None
@@ -44,7 +41,7 @@ class RunStatus:
     skipped_updates: int = 0
     bad_records: int = 0
     wall_seconds: dict[str, float] = field(default_factory=dict)
-    """The run's wall seconds by state, as a launch told them at its end."""
+    """Wall time of the run by state, seconds, as logged at the end of a launch."""
     updated_at: float | None = None
     """Unix time of the newest record."""
     rates: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_RATES))
@@ -53,11 +50,11 @@ class RunStatus:
 
     @property
     def images_per_second(self) -> float | None:
-        """Of the newest interval, over all ranks."""
+        """Throughput of the newest interval over all ranks, images/s."""
         return self.rates[-1] if self.rates and self.state == "training" else None
 
     def add_record(self, record: EventRecord) -> None:
-        """Takes the next record of metrics.jsonl."""
+        """Add the next record of metrics.jsonl."""
         self.updated_at = record.get("time", self.updated_at)
         seconds_left = self._eta.update(record)
         match record["kind"]:
@@ -70,7 +67,7 @@ class RunStatus:
                 self._add_event(record)
 
     def to_json(self) -> dict[str, Any]:
-        """The same as plain values; times in seconds."""
+        """Return the status as JSON values; times in seconds."""
         now = self.updated_at or 0.0
         return {
             "state": self.state,
@@ -143,12 +140,12 @@ def _drop_keys(record: EventRecord | None, *names: str) -> EventRecord | None:
 
 @dataclass
 class RankStats:
-    """One rank, since its process began."""
+    """Statistics of one rank since its process started."""
 
     rank: int
     images: float = 0.0
     seconds: float = 0.0
-    """Wall time of its updates."""
+    """Wall time of its training steps."""
     phases: dict[str, float] = field(default_factory=dict)
     memory_bytes: float | None = None
     queued_batches: float | None = None
@@ -156,7 +153,7 @@ class RankStats:
     pod: str = ""
 
     def since(self, before: "RankStats | None") -> "RankStats":
-        """The same over the time since an earlier look; over all its time where there was none, or it began anew."""
+        """Return the difference from an earlier sample; all of it if there is none or the process has restarted."""
         if before is None or self.images <= before.images:
             return self
         phases = {name: seconds - before.phases.get(name, 0.0) for name, seconds in self.phases.items()}
@@ -182,14 +179,18 @@ class RankStats:
 
 @dataclass
 class RunStats:
-    """All ranks that answered, and the run's wall seconds by what they were spent on (empty: not told)."""
+    """Statistics of all ranks that answered, and the run's wall time by state (empty if not exported)."""
 
     ranks: dict[int, RankStats] = field(default_factory=dict)
     wall_seconds: dict[str, float] = field(default_factory=dict)
 
 
 def read_run_stats(expositions: Mapping[str, str]) -> RunStats:
-    """The figures in the metrics texts of a run's pods, by pod name ('' on one machine)."""
+    """Parse the metrics of a run's pods.
+
+    Args:
+        expositions: text in Prometheus' format by pod name ('' on one machine).
+    """
     found = RunStats()
     for pod, text in expositions.items():
         for name, labels, value in _samples(text):
@@ -202,7 +203,7 @@ def read_run_stats(expositions: Mapping[str, str]) -> RunStats:
 
 
 def _samples(text: str) -> Iterator[tuple[str, Mapping[str, str], float]]:
-    """Name, labels and value of each sample; nothing of a text that is no exposition."""
+    """Yield name, labels and value of each sample; nothing if the text is not in Prometheus' format."""
     from prometheus_client.parser import text_string_to_metric_families
 
     try:
@@ -218,7 +219,7 @@ def _set_stat(rank: RankStats, name: str, labels: Mapping[str, str], value: floa
     match _OF_RANKS[name]:
         case "phases":
             rank.phases[labels["phase"]] = value
-        case "memory_bytes":  # of the device, where there is one
+        case "memory_bytes":  # of the device, if there is one
             if labels["kind"] == "device_allocated" or (labels["kind"] == "resident" and rank.memory_bytes is None):
                 rank.memory_bytes = value
         case "bad_records":
@@ -236,9 +237,9 @@ _OF_RANKS = {
     CATALOGUE["train_data_queue_depth"].series: "queued_batches",
     CATALOGUE["train_samples_skipped"].series: "bad_records",
 }
-"""Series of single ranks, and the figure that each one feeds."""
+"""Per-rank series and the RankStats field that each one sets."""
 
 
 def stats_since(now: Iterable[RankStats], before: RunStats) -> list[RankStats]:
-    """Each rank over the time since the look before, in order."""
+    """Return each rank's statistics since the previous sample, by rank."""
     return sorted((rank.since(before.ranks.get(rank.rank)) for rank in now), key=lambda rank: rank.rank)

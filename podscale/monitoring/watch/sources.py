@@ -1,4 +1,4 @@
-"""Where the records and metrics of a run come from: its directory, or its job on a cluster."""
+"""Sources of a run's records and metrics: its directory, or its job on a cluster."""
 
 import threading
 from collections import deque
@@ -27,34 +27,38 @@ from podscale.util import env
 from podscale.util.formatting import printable
 
 SCRAPE_TIMEOUT_SECONDS = 2.0
-"""Time limit of one look at an endpoint."""
+"""Timeout of one scrape, seconds."""
 MAX_PODS = 32
-"""Pods whose metrics are read: the ranks of more do not fit a screen."""
+"""Largest number of pods whose metrics are read; more ranks do not fit a screen."""
 NO_RANK_METRICS = "no figures of single ranks"
 
 
 class RunSource(Protocol):
-    """A run that is watched. name: what a person calls it."""
+    """A run that is watched.
+
+    Args:
+        name: display name.
+    """
 
     name: str
 
     def records(self) -> list[EventRecord]:
-        """Those that are new since the last call."""
+        """Return the records that are new since the last call."""
 
     def expositions(self) -> Mapping[str, str]:
-        """The metrics of each of its pods that answers."""
+        """Return the metrics text of each pod that answers."""
 
     def headline(self) -> str:
-        """How the run stands beside its records; empty where there is nothing to say."""
+        """Return a note on the run's state beyond its records, or an empty string."""
 
     def has_ended(self) -> bool:
-        """Whether nothing more will come."""
+        """Return True if no more records will follow."""
 
     def close(self) -> None: ...
 
 
 class DirectorySource:
-    """A run on this machine, or one whose directory is mounted here."""
+    """A run whose directory is on this machine or mounted here."""
 
     def __init__(self, run: RunDirectory, client: ClientCertFiles | None = None) -> None:
         self.name = str(run.path)
@@ -72,7 +76,7 @@ class DirectorySource:
             return {"": endpoint.fetch_metrics(SCRAPE_TIMEOUT_SECONDS, self._client)} if endpoint is not None else {}
         except EndpointError as error:
             self._denied_endpoint = f"{NO_RANK_METRICS}: {error}"
-        except OSError:  # it has ended, or is busy
+        except OSError:  # it has exited, or is busy
             pass
         return {}
 
@@ -92,9 +96,10 @@ class DirectorySource:
 
 
 class JobSource:
-    """A job on a cluster: records from the log of rank 0, metrics through the API server where that is allowed.
+    """A job on a cluster: records from the log of rank 0, metrics through the API server if it permits that.
 
-    follow: keep listening; else what there is now.
+    Args:
+        follow: keep following the job; False reads its current state only.
     """
 
     def __init__(self, api: ClusterClient, entry: JobEntry, *, follow: bool) -> None:
@@ -102,7 +107,7 @@ class JobSource:
         self._api, self._entry = api, entry
         self._lines: deque[str] = deque()
         self._refused = ""
-        self._endpoint_settings: TelemetrySection | None = None  # how its pods serve metrics, once one of them is there
+        self._endpoint_settings: TelemetrySection | None = None  # read from the first pod
         self._closing = ExitStack()
         self._observer: JobObserver | None = None
         if follow:
@@ -156,7 +161,7 @@ class JobSource:
         return list(self._observer.pods() if self._observer else self._entry.pods)
 
     def _read_endpoint_settings(self, pod: str) -> None:
-        """How the pods serve metrics, by the document that one of them was given."""
+        """Read how the pods serve metrics from the document of one of them."""
         with suppress(PodscaleError):
             self._endpoint_settings = _telemetry_section(self._api.get(PODS, pod))
             if self._endpoint_settings.bearer_token_file is not None:
@@ -176,11 +181,11 @@ class JobSource:
             return
 
     def _store_notice(self, text: str) -> None:
-        """What the client tells of outages shows in the state of the job soon enough."""
+        """Ignore notices of outages; the state of the job shows them."""
 
 
 def _telemetry_section(pod: KubernetesObject) -> TelemetrySection:
-    """What the document of a pod says; the defaults where it cannot be read, as of another version of ours."""
+    """Return the telemetry section of a pod's document; defaults if it is unreadable, as of another version."""
     for container in pod["spec"].get("containers", ()):
         for variable in container.get("env", ()):
             if variable["name"] == env.RUN_DOCUMENT:

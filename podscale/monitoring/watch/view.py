@@ -1,4 +1,4 @@
-"""A run on one screen."""
+"""Terminal view of a run's status."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -27,15 +27,19 @@ PHASE_STYLES = {
 }
 BADPUT_SHOWN = 4
 LABEL_WIDTH = 10
-"""Characters of the longest name of a figure."""
+"""Width of the label column, characters."""
 SPARKS_SHOWN = 20
 MAX_RANKS = 16
-"""Rows of the table; of more ranks the slowest and the fastest are shown."""
+"""Largest number of rows in the table; of more ranks the slowest and the fastest are shown."""
 
 
 @dataclass(frozen=True)
 class ScreenFrame:
-    """Everything one picture shows. wall_seconds: the run's wall seconds by state, where they are known."""
+    """Content of one frame.
+
+    Args:
+        wall_seconds: wall time of the run by state; empty if unknown.
+    """
 
     name: str
     headline: str
@@ -45,7 +49,11 @@ class ScreenFrame:
 
 
 def render_frame(frame: ScreenFrame, now: float | None = None) -> RenderableType:
-    """The frame, drawn for any width of terminal. now: unix time, for ages."""
+    """Render the frame for any width of terminal.
+
+    Args:
+        now: Unix time for ages; default: the current time.
+    """
     moment = time.time() if now is None else now
     parts: list[RenderableType] = [_progress_line(frame.status), _stats_table(frame, moment)]
     if frame.status.phases:
@@ -61,7 +69,7 @@ def render_frame(frame: ScreenFrame, now: float | None = None) -> RenderableType
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """One block character per value, from 0 to the largest."""
+    """Draw one block character per value, scaled from 0 to the largest."""
     top = max(values, default=0.0)
     if top <= 0:
         return ""
@@ -81,7 +89,7 @@ def _progress_line(status: RunStatus) -> RenderableType:
 
 
 def _stats_table(frame: ScreenFrame, now: float) -> RenderableType:
-    """Name and value of what is known, in as many columns as fit."""
+    """Build a table of the known values, two name and value pairs per row."""
     table = Table.grid(padding=(0, 2), expand=True)
     for label in (True, False, True, False):
         table.add_column(no_wrap=True, min_width=LABEL_WIDTH if label else None, ratio=None if label else 1)
@@ -92,46 +100,46 @@ def _stats_table(frame: ScreenFrame, now: float) -> RenderableType:
 
 
 def _known_stats(frame: ScreenFrame, now: float) -> Iterator[tuple[str, Text]]:
-    standing = frame.status
-    if standing.rates:
-        rate = Text(f"{standing.rates[-1]:,.0f}", style="bold green")
-        yield "images/s", rate.append(f"  {sparkline(list(standing.rates)[-SPARKS_SHOWN:])}", style="green")
+    status = frame.status
+    if status.rates:
+        rate = Text(f"{status.rates[-1]:,.0f}", style="bold green")
+        yield "images/s", rate.append(f"  {sparkline(list(status.rates)[-SPARKS_SHOWN:])}", style="green")
     if (share := goodput_fraction(frame.wall_seconds)) is not None:
         yield "goodput", _goodput_line(share, frame.wall_seconds)
-    if standing.epoch is not None:
-        yield "epoch", Text(f"{standing.epoch:.2f}")
-        loss = "not finite" if standing.loss is None else f"{standing.loss:.4f}"
-        yield "loss", Text(loss, style="" if standing.loss is not None else "bold red")
-    if standing.evaluation is not None:
-        best = f" (best {standing.best_top1:.2%})" if standing.best_top1 != standing.evaluation["top1"] else ""
-        yield "top-1", Text(f"{standing.evaluation['top1']:.2%}{best}, step {standing.evaluation['step']:,}")
-    if standing.learning_rate is not None:
-        yield "learn rate", Text(f"{standing.learning_rate:.4g}")
-    if standing.checkpoint is not None:
-        age = format_duration(now - standing.checkpoint["time"])
-        yield "checkpoint", Text(f"step {standing.checkpoint['step']:,}, {age} ago")
-    if standing.slowest is not None and (standing.ranks or 1) > 1:
-        yield "slowest", Text(f"rank {standing.slowest['rank']}, {standing.slowest['milliseconds']} ms")
-    if standing.ranks is not None:
-        yield "runs on", Text(f"{format_count(standing.ranks, 'process')} ({standing.device or 'device unknown'})")
-    if standing.launches > 1:
-        yield "launches", Text(str(standing.launches), style="yellow")
-    if standing.skipped_updates:
-        yield "skipped", Text(format_count(standing.skipped_updates, "update"), style="yellow")
-    if standing.bad_records:
-        yield "unreadable", Text(format_count(standing.bad_records, "record"), style="yellow")
+    if status.epoch is not None:
+        yield "epoch", Text(f"{status.epoch:.2f}")
+        loss = "not finite" if status.loss is None else f"{status.loss:.4f}"
+        yield "loss", Text(loss, style="" if status.loss is not None else "bold red")
+    if status.evaluation is not None:
+        best = f" (best {status.best_top1:.2%})" if status.best_top1 != status.evaluation["top1"] else ""
+        yield "top-1", Text(f"{status.evaluation['top1']:.2%}{best}, step {status.evaluation['step']:,}")
+    if status.learning_rate is not None:
+        yield "learn rate", Text(f"{status.learning_rate:.4g}")
+    if status.checkpoint is not None:
+        age = format_duration(now - status.checkpoint["time"])
+        yield "checkpoint", Text(f"step {status.checkpoint['step']:,}, {age} ago")
+    if status.slowest is not None and (status.ranks or 1) > 1:
+        yield "slowest", Text(f"rank {status.slowest['rank']}, {status.slowest['milliseconds']} ms")
+    if status.ranks is not None:
+        yield "runs on", Text(f"{format_count(status.ranks, 'process')} ({status.device or 'device unknown'})")
+    if status.launches > 1:
+        yield "launches", Text(str(status.launches), style="yellow")
+    if status.skipped_updates:
+        yield "skipped", Text(format_count(status.skipped_updates, "update"), style="yellow")
+    if status.bad_records:
+        yield "unreadable", Text(format_count(status.bad_records, "record"), style="yellow")
 
 
-def _goodput_line(share: float, spent: dict[str, float]) -> Text:
-    whole = sum(spent.values())
-    lost = sorted(((seconds, name) for name, seconds in spent.items() if name != "productive"), reverse=True)
-    shown = [f"{name} {seconds / whole:.0%}" for seconds, name in lost[:BADPUT_SHOWN] if seconds / whole >= 0.01]
+def _goodput_line(share: float, wall_seconds: dict[str, float]) -> Text:
+    total = sum(wall_seconds.values())
+    lost = sorted(((seconds, name) for name, seconds in wall_seconds.items() if name != "productive"), reverse=True)
+    shown = [f"{name} {seconds / total:.0%}" for seconds, name in lost[:BADPUT_SHOWN] if seconds / total >= 0.01]
     text = Text(f"{share:.0%}", style="bold green" if share >= 0.9 else "bold yellow")
     return text.append(f"  lost to {', '.join(shown)}" if shown else "", style="dim")
 
 
 def _phase_bar(phases: dict[str, float]) -> RenderableType:
-    """A bar of the updates' time, and below it what the colours mean."""
+    """Draw a bar of the step time by phase, with a legend below."""
     bar = Table.grid(expand=True)
     shown = {name: share for name, share in phases.items() if share >= 0.005}
     for share in shown.values():
@@ -171,7 +179,7 @@ def _rank_cells(rank: RankStats) -> Iterator[str]:
 
 
 def _extreme_ranks(ranks: Sequence[RankStats]) -> list[RankStats]:
-    """Those that wait least for others (they are waited for), and those that wait most."""
+    """Return the ranks that wait least for others (the slowest) and those that wait most."""
     by_wait = sorted(ranks, key=lambda rank: phase_fractions(rank.phases).get("allreduce_wait", 0.0))
     half = MAX_RANKS // 2
     return sorted([*by_wait[:half], *by_wait[-half:]], key=lambda rank: rank.rank)

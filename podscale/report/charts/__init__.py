@@ -1,7 +1,7 @@
-"""A small SVG chart module: lines, bars, a stacked bar, a heat map and the reliability diagram.
+"""SVG charts: lines, bars, a stacked bar, a heat map and the reliability diagram.
 
-No script: values show on hover by CSS and by SVG titles, so that the file works in a sandbox. Colours are classes and
-CSS variables (style.css), so that light and dark pages share one drawing.
+Values show on hover by CSS and SVG titles instead of scripts, so that the file works in a sandbox. Colours are CSS
+classes and variables (style.css), so that light and dark pages share one drawing.
 """
 
 from podscale.report.charts.bars import (

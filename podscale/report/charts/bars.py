@@ -1,9 +1,4 @@
-"""Bars: phases of the time, images per class, and the sorted counts of many classes.
-
-The confusion matrix of few classes as a heat map.
-
-The reliability diagram: accuracy by confidence, with the number of samples under it.
-"""
+"""Bar charts, the confusion matrix as a heat map, and the reliability diagram."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,11 +8,11 @@ from podscale.report.charts.lines import Scale, round_outwards
 from podscale.report.markup import Markup, format_integer, format_percent, format_seconds, format_short, tag
 
 PALETTE_SIZE = 8
-"""Colours c1 to c8 of style.css."""
+"""Number of colours, c1 to c8 of style.css."""
 
 
 def stacked_bar_chart(title: str, parts: Sequence[tuple[str, float]]) -> Markup:
-    """One bar of seconds by name, with a table of shares under it: the eye compares, the table tells."""
+    """Draw one bar of seconds by name, with a table of the same values under it."""
     total = sum(seconds for _, seconds in parts) or 1.0
     pieces, rows, at = [], [], 0.0
     for i, (name, seconds) in enumerate(parts):
@@ -47,7 +42,7 @@ def stacked_bar_chart(title: str, parts: Sequence[tuple[str, float]]) -> Markup:
 
 
 def class_bar_chart(title: str, names: Sequence[str], groups: Sequence[tuple[str, Sequence[int]]]) -> Markup:
-    """Images per class, for few classes: one row a class, one bar a split."""
+    """Draw images per class, for few classes: one row per class, one bar per split."""
     top = max((value for _, values in groups for value in values), default=0) or 1
     row, left, width = 14.0 * len(groups) + 10, 120.0, 440.0
     x = Scale(0, top, left, width - 52)
@@ -82,7 +77,7 @@ def class_bar_chart(title: str, names: Sequence[str], groups: Sequence[tuple[str
 
 
 def ranked_count_chart(title: str, counts: Sequence[int], unit: str) -> Markup:
-    """The counts of many classes from the largest to the smallest, as one step line over an area."""
+    """Draw the counts of many classes in falling order, as a step line over an area."""
     ordered = sorted(counts, reverse=True)
     width, height, left, bottom = 440.0, 200.0, 50.0, 36.0
     _, high = round_outwards(0.0, float(max(ordered[0], 1)))
@@ -94,7 +89,8 @@ def ranked_count_chart(title: str, counts: Sequence[int], unit: str) -> Markup:
     )
     base = height - bottom
     area = f"M{left:.1f} {base:.1f}{steps}L{x(len(ordered)):.1f} {base:.1f}Z"
-    label = f"largest {format_integer(ordered[0])}, median {format_integer(ordered[len(ordered) // 2])}, smallest {format_integer(ordered[-1])}"
+    largest, median, smallest = (format_integer(ordered[i]) for i in (0, len(ordered) // 2, -1))
+    label = f"largest {largest}, median {median}, smallest {smallest}"
     axis = [
         (
             tag("line", x1=left, x2=width - 12, y1=y(v), y2=y(v), class_="grid"),
@@ -123,14 +119,14 @@ def ranked_count_chart(title: str, counts: Sequence[int], unit: str) -> Markup:
 
 
 MAX_NAME_LENGTH = 13
-"""Characters of a class name that are drawn; the whole name shows on hover."""
+"""Characters of a class name in the drawing; the full name shows on hover."""
 
 
 def heatmap(title: str, names: Sequence[str], matrix: Sequence[Sequence[int]]) -> Markup:
-    """Rows are true classes, columns predictions; shade is the share of the row, so that rare classes show too.
+    """Draw a confusion matrix: rows are true classes, columns predictions.
 
-    The diagonal has the colour of success, mistakes the colour of attention, on a square-root shade: one mistake in a
-    hundred is to be seen.
+    The shade is the square root of the fraction of the row, so that rare classes and one mistake in a hundred are
+    visible. The diagonal and the mistakes have different colours.
     """
     n = len(names)
     cell = max(16.0, min(34.0, 320.0 / n))
@@ -192,7 +188,10 @@ RELIABILITY_WIDTH, RELIABILITY_LEFT, RELIABILITY_RIGHT = 440.0, 50.0, 12.0
 
 
 def reliability_diagram(title: str, figures: CalibrationFigures) -> Markup:
-    """Bars are the accuracy of each bin; the diagonal is a perfectly calibrated model (Guo et al. 2017, figure 1)."""
+    """Draw the accuracy of each confidence bin against the diagonal of perfect calibration.
+
+    See Guo et al. 2017, figure 1. The number of samples of each bin is drawn below.
+    """
     x = Scale(0, 1, RELIABILITY_LEFT, RELIABILITY_WIDTH - RELIABILITY_RIGHT)
     y = Scale(0, 1, 220, 12)
     most = max(figures.count) or 1
@@ -229,11 +228,20 @@ def reliability_diagram(title: str, figures: CalibrationFigures) -> Markup:
         "figure",
         tag("figcaption", tag("b", title), tag("span", "dashed: perfectly calibrated", class_="unit")),
         tag(
-            "svg", grid, bars, diagonal, mass, base, names,
-            viewBox=f"0 0 {RELIABILITY_WIDTH:.0f} 342", role="img", aria_label=title, class_="chart",
+            "svg",
+            grid,
+            bars,
+            diagonal,
+            mass,
+            base,
+            names,
+            viewBox=f"0 0 {RELIABILITY_WIDTH:.0f} 342",
+            role="img",
+            aria_label=title,
+            class_="chart",
         ),
         class_="panel",
-    )  # fmt: skip
+    )
 
 
 def _draw_bar(label: str, left: float, right: float, top: float, base: float, style: str) -> Markup:

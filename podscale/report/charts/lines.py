@@ -1,7 +1,4 @@
-"""Line charts: one or more series over training steps, decimated so that a long log stays a small drawing.
-
-From data to pixels: linear and logarithmic scales with round ticks.
-"""
+"""Line charts with linear and logarithmic scales; long series are decimated to keep the drawing small."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -13,7 +10,7 @@ from podscale.report.markup import Markup, format_short, join_markup, tag
 
 @dataclass(frozen=True)
 class Scale:
-    """Maps low..high to start..end (pixels); logarithmic where `log`."""
+    """Linear or logarithmic map from low..high to start..end (pixels)."""
 
     low: float
     high: float
@@ -27,7 +24,10 @@ class Scale:
         return self.start + share * (self.end - self.start)
 
     def ticks(self, about: int = 5) -> list[float]:
-        """Round values inside the range: powers of ten (with 2 and 5 where there are few), or steps of 1, 2, 5."""
+        """Return about `about` round values inside the range.
+
+        A logarithmic scale has powers of ten, with 2 and 5 between if those are few.
+        """
         if not self.log:
             return linear_ticks(self.low, self.high, about)
         first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
@@ -37,7 +37,7 @@ class Scale:
 
 
 def linear_ticks(low: float, high: float, about: int = 5) -> list[float]:
-    """Multiples of 1, 2 or 5 times a power of ten inside [low, high], about `about` of them."""
+    """Return about `about` multiples of 1, 2 or 5 times a power of ten inside [low, high]."""
     step = _round_step((high - low) / max(1, about))
     first = math.ceil(low / step - 1e-9)
     last = math.floor(high / step + 1e-9)
@@ -45,7 +45,7 @@ def linear_ticks(low: float, high: float, about: int = 5) -> list[float]:
 
 
 def round_outwards(low: float, high: float, about: int = 5) -> tuple[float, float]:
-    """The range widened to the next ticks; a point is given room around it."""
+    """Widen the range to the next ticks; an empty range gets a margin on both sides."""
     if high <= low:
         room = abs(low) * 0.1 or 1.0
         low, high = low - room, high + room
@@ -62,15 +62,19 @@ WIDTH, HEIGHT = 440.0, 236.0
 LEFT, RIGHT, TOP, BOTTOM = 50.0, 12.0, 14.0, 40.0
 MAX_POINTS = 240
 HEADROOM = 1.12
-"""On both sides of a logarithmic horizontal axis, as a factor."""
+"""Factor by which a logarithmic horizontal axis extends on both sides."""
 
 
 @dataclass(frozen=True)
 class LineSeries:
-    """A named line: points (x, y), x rising. `colour` is a number of the palette; `dots` marks every point; `dashed`
-    tells two lines of one colour apart.
+    """A named line.
 
-    spread: of each point, to both sides: bars where there are dots, else a band.
+    Args:
+        points: (x, y) by rising x.
+        colour: number in the palette, from 1.
+        dots: mark every point.
+        spread: half width at each point, drawn as bars with dots, else as a band.
+        dashed: distinguishes two lines of one colour.
     """
 
     name: str
@@ -97,7 +101,7 @@ def line_chart(
     x_ticks: Sequence[float] = (),
     x_marks: Sequence[tuple[float, int]] = (),
 ) -> Markup:
-    """A titled figure with axes, units and hover values; the options are those of `line_drawing`."""
+    """Draw a titled figure with axes, units and hover values; for the options see `line_drawing`."""
     drawn = [s for s in series if s.points]
     body = line_drawing(
         drawn,
@@ -141,12 +145,18 @@ def line_drawing(
     x_ticks: Sequence[float] = (),
     x_marks: Sequence[tuple[float, int]] = (),
 ) -> Markup:
-    """The drawing of a chart, `WIDTH` by `HEIGHT`, for an svg element.
+    """Draw a chart of `WIDTH` by `HEIGHT` for an svg element.
 
-    `y_range` fixes the vertical range and `x_high` the end of the horizontal one, so that charts stand side by side;
-    `mark` draws a dashed level, such as the claim. `log` is taken where the values span more than a factor of 20.
-    `log_x` draws rising x by their logarithm; `x_ticks` are marked instead of round numbers, all of them within the
-    axis; `x_marks` draws dashed verticals (x, colour).
+    Args:
+        y_range: vertical range; default: that of the values.
+        log: use a logarithmic vertical axis if the values span more than a factor of 20.
+        show: formats a value.
+        x_high: least end of the horizontal axis, so that charts side by side agree.
+        mark: value of a dashed level, such as the claim.
+        max_points: points per line, above which lines are decimated.
+        log_x: use a logarithmic horizontal axis.
+        x_ticks: ticks instead of round numbers.
+        x_marks: dashed verticals as (x, colour).
     """
     drawn = [_decimated(s, max_points) for s in series]
     xs = [*(x for s in drawn for x, _ in s.points), *(x for x, _ in x_marks), *x_ticks]
@@ -172,7 +182,7 @@ def line_drawing(
 
 
 def decimate(points: Sequence[tuple[float, float]], limit: int) -> list[tuple[float, float]]:
-    """At most about `limit` points: of each bucket the lowest and the highest, so that no spike is lost."""
+    """Reduce to about `limit` points: the lowest and the highest of each bucket, so that no spike is lost."""
     if len(points) <= limit:
         return list(points)
     buckets = limit // 2
@@ -191,13 +201,13 @@ def _decimated(series: LineSeries, limit: int) -> LineSeries:
 
 
 def _extent(series: LineSeries) -> list[tuple[float, float]]:
-    """The lowest and highest value drawn at each point."""
+    """Return the lowest and highest value drawn at each point."""
     spread = series.spread or [0.0] * len(series.points)
     return [(y - d, y + d) for (_, y), d in zip(series.points, spread, strict=True)]
 
 
 def _draw_spread(series: LineSeries, x: Scale, y: Scale) -> Any:
-    """Bars at the dots of a line, or a band around it."""
+    """Draw bars at the dots of a line, or a band around it."""
     ends = [(x(a), _clip_height(y(low)), _clip_height(y(high))) for (a, _), (low, high) in _band_extent(series)]
     if series.dots:
         return [tag("line", x1=a, x2=a, y1=low, y2=high, class_=f"bar c{series.colour}") for a, low, high in ends]
@@ -241,7 +251,7 @@ def _draw_line(series: LineSeries, x: Scale, y: Scale) -> list[Any]:
 def _draw_hover(
     series: LineSeries, x: Scale, y: Scale, x_unit: str, show: Callable[[float], str], named: bool
 ) -> list[Markup]:
-    """Per point an invisible target; over it, the point and its value appear (by CSS, so without a script)."""
+    """Draw an invisible target per point; hovering shows the point and its value by CSS."""
     found = []
     for a, b in series.points:
         at, height = x(a), _clip_height(y(b))

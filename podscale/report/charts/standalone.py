@@ -1,8 +1,7 @@
-"""Drawings as files of their own, in the colours of the report, on light and dark pages.
+"""Standalone SVG files of charts, dot charts, and charts of a run's schedules.
 
-Dots in rows: what was measured of each of a few named things, every value and their mean.
-
-The schedules of a run as charts: learning rate, momentum and weight decay over its epochs.
+A dot chart has one named row per group, with every value and the mean. Schedules are learning rate, momentum and weight
+decay by epoch.
 """
 
 from collections.abc import Sequence
@@ -27,13 +26,18 @@ from podscale.report.markup import Markup, format_short, join_markup, tag
 from podscale.training import schedules
 
 ROW_HEIGHT, FOOT_HEIGHT = 34.0, 34.0
-"""Height of a row, and of the axis below them."""
+"""Heights of a row and of the axis below the rows."""
 PLOT_LEFT = LEFT / 2
 
 
 @dataclass(frozen=True)
 class DotRow:
-    """A named row; note: what stands at its right end, such as its mean in figures."""
+    """A named row of a dot chart.
+
+    Args:
+        colour: number in the palette, from 1.
+        note: text at the right end, such as the mean.
+    """
 
     name: str
     values: Sequence[float]
@@ -46,9 +50,10 @@ def dots_height(rows: Sequence[DotRow]) -> float:
 
 
 def dots_drawing(rows: Sequence[DotRow], *, x_range: tuple[float, float] | None = None) -> Markup:
-    """The rows from above, `WIDTH` by `dots_height`: the mean as a bar, over a level at that of the first row.
+    """Draw the rows from top to bottom, `WIDTH` by `dots_height`: the mean as a bar, the first row's mean as a level.
 
-    `x_range` bounds the axis, which otherwise holds all values and is widened to round numbers.
+    Args:
+        x_range: limits of the axis; default: the values, widened to round numbers.
     """
     values = [value for row in rows for value in row.values]
     low, high = round_outwards(min(values), max(values))
@@ -93,7 +98,7 @@ def _draw_row(row: DotRow, top: float, x: Scale) -> list[Any]:
 
 
 def dots_chart(title: str, rows: Sequence[DotRow], *, unit: str = "", **options: Any) -> Markup:
-    """A titled figure; options: of `dots_drawing`."""
+    """Draw a titled figure; for the options see `dots_drawing`."""
     return tag(
         "figure",
         tag("figcaption", tag("b", title), tag("span", unit, class_="unit") if unit else None),
@@ -115,11 +120,17 @@ BACKGROUND_STYLE = (
 )
 
 MARGIN_HEIGHT, TITLE_HEIGHT, LEGEND_HEIGHT, LETTER_WIDTH = 16.0, 40.0, 16.0, 5.9
-"""Units of a drawing: around a chart, down to its legend, a row of that, and about a letter's width."""
+"""Sizes in drawing units: margin, height of the title, height of a legend row, average width of a letter."""
 
 
 def standalone_svg(*drawing: Any, width: float, height: float, enlarged: float = 1.0) -> str:
-    """The text of an SVG file; width and height in the drawing's units, which it is shown `enlarged` times."""
+    """Return the text of an SVG file.
+
+    Args:
+        width: in drawing units.
+        height: in drawing units.
+        enlarged: pixels per drawing unit.
+    """
     style = (resources.files("podscale.report") / "style.css").read_text(encoding="utf-8")
     picture = tag(
         "svg",
@@ -133,7 +144,7 @@ def standalone_svg(*drawing: Any, width: float, height: float, enlarged: float =
 
 
 def line_chart_svg(title: str, series: Sequence[LineSeries], *, y_unit: str = "", **options: Any) -> str:
-    """A line chart with its title and legend, as the text of an SVG file; options: of `line_drawing`."""
+    """Return a line chart with title and legend as the text of an SVG file; for the options see `line_drawing`."""
     keys, row, at = [], 0, MARGIN_HEIGHT
     for one in series:
         width = LETTER_WIDTH * len(one.name) + 42.0
@@ -157,7 +168,7 @@ def line_chart_svg(title: str, series: Sequence[LineSeries], *, y_unit: str = ""
 
 
 def dots_chart_svg(title: str, rows: Sequence[DotRow], *, unit: str = "", **options: Any) -> str:
-    """Dots in rows with their title, as the text of an SVG file; options: of `dots_drawing`."""
+    """Return a dot chart with title as the text of an SVG file; for the options see `dots_drawing`."""
     top = TITLE_HEIGHT + (LEGEND_HEIGHT / 2 if unit else 0.0)
     return standalone_svg(
         tag("text", title, x=MARGIN_HEIGHT, y=MARGIN_HEIGHT + 4, class_="title"),
@@ -174,13 +185,13 @@ COLUMN_COLOURS = {"learning_rate": 4, "momentum": 1, "weight_decay": 2}
 assert list(COLUMN_TITLES) == list(schedules.COLUMNS)
 
 Curves = dict[str, list[tuple[float, float]]]
-"""Points (epoch, value) by the column's name."""
+"""Points (epoch, value) by schedule column."""
 
 _GAP = 28.0
 
 
 def schedule_curves(train: TrainSection, samples: int) -> Curves:
-    """The columns of the schedule that change during the run; the learning rate is always among them."""
+    """Return the schedule columns that change during the run, and always the learning rate."""
     epochs, values = schedules.sample_for_plot(train, samples)
     found = {name: list(zip(epochs.tolist(), column.tolist(), strict=True)) for name, column in _column_values(values)}
     changing = (name for name, points in found.items() if len({value for _, value in points}) > 1)
@@ -188,12 +199,12 @@ def schedule_curves(train: TrainSection, samples: int) -> Curves:
 
 
 def schedule_chart(name: str, points: list[tuple[float, float]]) -> Markup:
-    """One column as a figure of the report."""
+    """Draw one schedule column as a figure of the report."""
     return line_chart(COLUMN_TITLES[name], [_column_series(name, points)], y_range=_value_range(name, points))
 
 
 def schedule_svg(curves: Curves) -> str:
-    """All columns under each other, as the text of a file of its own."""
+    """Draw all schedule columns below each other; return the text of an SVG file."""
     panels = [
         tag(
             "g",
@@ -215,7 +226,7 @@ def _column_series(name: str, points: list[tuple[float, float]]) -> LineSeries:
 
 
 def _value_range(name: str, points: list[tuple[float, float]]) -> tuple[float, float]:
-    """Rates and decays compare from zero; momentum shows the part where it moves."""
+    """Return the vertical range: from zero for rates and decays, the range of the values for momentum."""
     high = max(value for _, value in points)
     low = min(value for _, value in points) if name == "momentum" else 0.0
     return round_outwards(low, high or 1.0)

@@ -1,4 +1,4 @@
-"""The sections of the report, one function each; a section without material is None and left out."""
+"""Sections of the report, one function each; a section without data is None and left out."""
 
 from podscale.report.sections.classes import calibration, confusion, mistakes
 from podscale.report.sections.dataset import dataset_section
@@ -20,4 +20,4 @@ SECTIONS = (
     environment,
     reproduce,
 )
-"""In the order of the page."""
+"""Sections in the order of the page."""

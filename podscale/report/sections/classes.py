@@ -1,4 +1,4 @@
-"""How well classes are recognised: confusion, calibration, and the mistakes the model was surest about."""
+"""Per-class results: confusion, calibration and the most confident mistakes."""
 
 import numpy as np
 
@@ -15,7 +15,7 @@ LISTED_PAIRS = 15
 
 
 def confusion(data: ReportData) -> Markup | None:
-    """Which classes are taken for which, and how well each is recognised."""
+    """Render the confusion matrix and the accuracy of each class."""
     scores = data.evaluation
     if scores is None:
         return None
@@ -38,15 +38,20 @@ def confusion(data: ReportData) -> Markup | None:
         for p in scores.confused[:LISTED_PAIRS]
     ]
     if pairs and scores.confusion_matrix is None:
-        head = tag("tr", tag("th", "true class"), tag("th", "taken for"), tag("th", "times", class_="n"),
-                   tag("th", "of the class", class_="n"))  # fmt: skip
+        head = tag(
+            "tr",
+            tag("th", "true class"),
+            tag("th", "taken for"),
+            tag("th", "times", class_="n"),
+            tag("th", "of the class", class_="n"),
+        )
         table = tag("table", tag("thead", head), tag("tbody", pairs), class_="compact")
         panels.insert(0, tag("figure", tag("figcaption", tag("b", "Most confused pairs")), table, class_="panel"))
     return section_tag("Classes", tag("div", panels, class_="grid2"))
 
 
 def calibration(data: ReportData) -> Markup | None:
-    """Whether confidence can be trusted."""
+    """Render the calibration section."""
     scores = data.evaluation
     if scores is None:
         return None
@@ -69,7 +74,7 @@ def calibration(data: ReportData) -> Markup | None:
 
 
 def mistakes(data: ReportData) -> Markup | None:
-    """The pictures the model was surest about, and wrong."""
+    """Render the most confident mistakes with their pictures."""
     if data.predictions is None or data.shards is None or data.evaluation is None:
         return None
     split = data.shards.split(data.evaluation.identity.split)
@@ -109,7 +114,7 @@ def mistakes(data: ReportData) -> Markup | None:
 
 
 def _by_accuracy(classes: list[ClassFigures]) -> list[ClassFigures]:
-    """Classes with samples, worst first, ties by name order of the class map."""
+    """Return the classes with samples, worst first, ties in the order of the class map."""
     return sorted((entry for entry in classes if entry.accuracy is not None), key=lambda entry: entry.accuracy or 0.0)
 
 

@@ -1,6 +1,6 @@
-"""What the model learned from: counts, pictures and rejected images.
+"""Dataset section: counts, sample pictures and rejected images.
 
-Pictures from the shard set as data URIs of bounded size.
+Pictures are data URIs of bounded size, read from the shard set.
 """
 
 import base64
@@ -18,13 +18,13 @@ from podscale.report.markup import Markup, fact_table, join_markup, section_tag,
 from podscale.report.report_data import ReportData
 
 PICTURE_SIDE = 144
-"""Longest side of an embedded picture in pixels: twice what is shown, for sharp screens."""
+"""Longest side of an embedded picture, pixels; twice the displayed size, for high-resolution screens."""
 MAX_PICTURE_PIXELS = 40_000_000
 MAX_PICTURE_BYTES = 24_000
 
 
 def picture_tag(split: Split, sample: int, alt: str) -> Markup:
-    """Sample `sample` of `split` as an <img>; a plain box saying so where it cannot be decoded."""
+    """Return sample `sample` of `split` as an <img>, or a box with a note if it cannot be decoded."""
     try:
         mime, content, small = thumbnail(split.read(sample).tobytes())
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
@@ -34,7 +34,7 @@ def picture_tag(split: Split, sample: int, alt: str) -> Markup:
 
 
 def thumbnail(encoded: bytes) -> tuple[str, bytes, bool]:
-    """(MIME type, bytes of at most MAX_BYTES, whether it is so small that its pixels should show)."""
+    """Return (MIME type, at most MAX_BYTES bytes, True if the image is so small that its pixels should show)."""
     with warnings.catch_warnings(), Image.open(io.BytesIO(encoded)) as opened:
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         if opened.width * opened.height > MAX_PICTURE_PIXELS:
@@ -55,7 +55,7 @@ def thumbnail(encoded: bytes) -> tuple[str, bytes, bool]:
 
 
 def one_per_class(split: Split, classes: int, limit: int) -> list[int]:
-    """At most `limit` samples of as many classes as possible, spread over the class map; always the same ones."""
+    """Return at most `limit` samples of different classes, spread over the class map; deterministic."""
     labels = np.asarray(split.labels)
     present = np.unique(labels)
     chosen = present[np.linspace(0, len(present) - 1, min(limit, len(present))).round().astype(np.int64)]
@@ -82,17 +82,22 @@ FEW_CLASSES = 20
 
 
 def dataset_section(data: ReportData) -> Markup | None:
-    """What the model learned from: counts, classes, rejects and pictures."""
+    """Render counts, classes, rejects and sample pictures."""
     shards = data.shards
     if shards is None:
         return None
     manifest = shards.manifest
     head = tag("tr", tag("th", "split"), *(tag("th", n, class_="n") for n in ("images", "size", "shards")))
     rows = [
-        tag("tr", tag("td", name), tag("td", markup.format_integer(split.count), class_="n"),
-            tag("td", markup.format_size(split.bytes), class_="n"), tag("td", markup.format_integer(len(split.shards)), class_="n"))
+        tag(
+            "tr",
+            tag("td", name),
+            tag("td", markup.format_integer(split.count), class_="n"),
+            tag("td", markup.format_size(split.bytes), class_="n"),
+            tag("td", markup.format_integer(len(split.shards)), class_="n"),
+        )
         for name, split in manifest.splits.items()
-    ]  # fmt: skip
+    ]
     facts = {
         "source": manifest.options.get("source", ""),
         "classes": markup.format_integer(len(shards.classes)),

@@ -1,4 +1,4 @@
-"""Several models evaluated together: members, their disagreement, what combining them brings and costs."""
+"""Ensemble section: members, their disagreement, and accuracy and cost of each way of combining them."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -15,11 +15,15 @@ METHOD_TITLES = {
 }
 TABLE_COLUMNS = ("", "top-1", "95 % interval", "top-5", "loss", "epochs", "passes", "images/s")
 EPOCH_TOLERANCE = 0.01
-"""Relative difference up to which two trainings count as equally long."""
+"""Largest relative difference between trainings that count as equally long."""
 
 
 class ModelRow(NamedTuple):
-    """One line of the table; epochs: trained in all until then."""
+    """One row of the table.
+
+    Args:
+        epochs: total epochs trained for it.
+    """
 
     name: str
     answered: ScoreSummary
@@ -28,15 +32,18 @@ class ModelRow(NamedTuple):
 
 
 def ensemble_section(data: ReportData) -> Markup | None:
-    """Members, ensemble and the single model beside them, and a table of disagreements."""
+    """Render members, ensemble and single model, and a table of disagreements."""
     found = data.evaluation.ensemble if data.evaluation else None
     if found is None:
         return None
     lines = [
-        tag("tr", [tag("td", cell, class_="n" if i else None) for i, cell in enumerate(_cells(row))],
-            class_="chosen" if row.chosen else None)
+        tag(
+            "tr",
+            [tag("td", cell, class_="n" if i else None) for i, cell in enumerate(_cells(row))],
+            class_="chosen" if row.chosen else None,
+        )
         for row in model_rows(found)
-    ]  # fmt: skip
+    ]
     head = tag("tr", [tag("th", name, class_="n" if i else None) for i, name in enumerate(TABLE_COLUMNS)])
     table = tag("table", tag("thead", head), tag("tbody", lines))
     notes = [tag("p", sentence, class_="note") for sentence in ensemble_remarks(found)]
@@ -44,7 +51,7 @@ def ensemble_section(data: ReportData) -> Markup | None:
 
 
 def model_rows(found: EnsembleScores) -> Iterator[ModelRow]:
-    """Members, ways of combining them, and the single model."""
+    """Yield rows of the members, of each combination, and of the single model."""
     for member in found.members:
         yield ModelRow(_member_name(member), member.answered, member.epochs_before + member.epochs)
         if member.average is not None:
@@ -58,7 +65,7 @@ def model_rows(found: EnsembleScores) -> Iterator[ModelRow]:
 
 
 def ensemble_remarks(found: EnsembleScores) -> Iterator[str]:
-    """What the table does not say by itself."""
+    """Yield sentences that compare the rows."""
     yield (
         f"Epochs are those trained until then, what the members have in common once: {found.epochs:g} for all of them. "
         f"The figures of this report are of the {METHOD_TITLES[found.combine]}."
@@ -79,7 +86,7 @@ def ensemble_remarks(found: EnsembleScores) -> Iterator[str]:
 
 
 def ensemble_text_table(found: EnsembleScores) -> str:
-    """The table for a terminal."""
+    """Format the table as text for a terminal."""
     cells = [list(TABLE_COLUMNS), *(_cells(row) for row in model_rows(found))]
     widths = [max(len(line[i]) for line in cells) for i in range(len(TABLE_COLUMNS))]
     rules = [f"<{widths[0]}", *(f">{width}" for width in widths[1:])]
@@ -101,7 +108,7 @@ def _cells(row: ModelRow) -> list[str]:
 
 
 def _member_name(member: SingleModel) -> str:
-    """The member's run, and the epoch of its snapshot."""
+    """Return the member's run and the epoch of its snapshot."""
     if member.started_epoch is None:
         return member.name
     return f"{member.name}, from epoch {member.started_epoch:g} of {member.started_from}"
@@ -111,10 +118,16 @@ def _disagreement_table(found: EnsembleScores) -> Markup:
     names = [member.name for member in found.members]
     head = tag("tr", tag("th"), [tag("th", name, class_="n") for name in names])
     lines = [
-        tag("tr", tag("td", name), [tag("td", markup.MISSING_TEXT if i == j else markup.format_percent(share, 2), class_="n")
-                                    for j, share in enumerate(shares)])
+        tag(
+            "tr",
+            tag("td", name),
+            [
+                tag("td", markup.MISSING_TEXT if i == j else markup.format_percent(share, 2), class_="n")
+                for j, share in enumerate(shares)
+            ],
+        )
         for i, (name, shares) in enumerate(zip(names, found.disagreement, strict=True))
-    ]  # fmt: skip
+    ]
     caption = tag("figcaption", tag("b", "Disagreement"), ": share of images whose first guesses differ")
     return tag(
         "figure", caption, tag("table", tag("thead", head), tag("tbody", lines), class_="compact"), class_="panel"

@@ -1,7 +1,4 @@
-"""What was run and how it ended: the figures at the top, problems, and the claim beside the result.
-
-Where the run comes from: its environment, and how to have it again.
-"""
+"""Summary sections: headline, problems, claim, environment, and the command that reproduces the run."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -14,7 +11,7 @@ from podscale.report.report_data import STAGES, ReportData, describe_exit
 
 
 def headline(data: ReportData) -> Markup:
-    """What was run, how it ended, and the figures people ask for first."""
+    """Render the run, its outcome and the main scores."""
     config, scores = data.config, data.evaluation
     failure = data.failed_stage
     if failure is not None:
@@ -33,14 +30,21 @@ def headline(data: ReportData) -> Markup:
     rate = data.history.images_per_second(config.train.global_batch) if config else None
     seconds = data.history.seconds if data.history.steps else None
     tiles = [
-        _headline_tile("top-1", markup.format_percent(scores.figures.top1 if scores else None, 2),
-              f"95 % interval {100 * low:.1f} to {100 * high:.1f}" if scores else "not evaluated"),
-        _headline_tile(f"top-{scores.figures.top5_k}" if scores else "top-5",
-              markup.format_percent(scores.figures.top5 if scores else None, 2),
-              f"of {markup.format_integer(scores.figures.samples)} held-out images" if scores else "not evaluated"),
+        _headline_tile(
+            "top-1",
+            markup.format_percent(scores.figures.top1 if scores else None, 2),
+            f"95 % interval {100 * low:.1f} to {100 * high:.1f}" if scores else "not evaluated",
+        ),
+        _headline_tile(
+            f"top-{scores.figures.top5_k}" if scores else "top-5",
+            markup.format_percent(scores.figures.top5 if scores else None, 2),
+            f"of {markup.format_integer(scores.figures.samples)} held-out images" if scores else "not evaluated",
+        ),
         _headline_tile("images/s", markup.format_rate(rate), "training, all ranks" if rate else "nothing was logged"),
-        _headline_tile("training", markup.format_seconds(seconds), _launches(data) if seconds is not None else "nothing was logged"),
-    ]  # fmt: skip
+        _headline_tile(
+            "training", markup.format_seconds(seconds), _launches(data) if seconds is not None else "nothing was logged"
+        ),
+    ]
     return tag(
         "header",
         tag("p", "Podscale run", class_="kicker"),
@@ -51,7 +55,7 @@ def headline(data: ReportData) -> Markup:
 
 
 def problems(data: ReportData) -> Markup | None:
-    """The error of a failed stage, and what the report cannot show."""
+    """Render the error of a failed stage, and the missing parts of the report."""
     parts: list[Markup] = []
     if failure := data.failed_stage:
         parts.append(tag("p", tag("b", f"Stage {failure.stage} {describe_exit(failure)}.")))
@@ -65,12 +69,12 @@ def problems(data: ReportData) -> Markup | None:
 
 
 def claim(data: ReportData) -> Markup | None:
-    """The published figures beside the achieved ones."""
+    """Render the published results beside the achieved ones."""
     compared = _claim_table(data)
     if compared is None or not any(
         c.claimed is not None for c in (compared.top1, compared.minutes, compared.images_per_second)
     ):
-        return None  # fmt: skip
+        return None
     rows = [
         _claim_row("top-1", compared.top1, lambda v: markup.format_percent(v, 2), _point_difference),
         _claim_row("training time", compared.minutes, lambda v: markup.format_seconds(v * 60), _ratio_text),
@@ -99,12 +103,14 @@ def _claim_table(data: ReportData) -> Claim | None:
     if data.config is None:
         return None
     trained = data.outcomes.get("train")
-    seconds = data.history.seconds if trained is not None and trained.is_done else None  # half a training is no time
+    seconds = (
+        data.history.seconds if trained is not None and trained.is_done else None
+    )  # an incomplete training has no comparable time
     return compare_claim(data.config, None, seconds, data.history.images_per_second(data.config.train.global_batch))
 
 
 def _hardware_text(data: ReportData) -> str:
-    """How many of which device the training ran on, as its newest launch logged them."""
+    """Return number and kind of the devices, as logged by the newest launch."""
     started = data.history.newest("resumed") or data.history.newest("start") or {}
     ranks, device = started.get("ranks"), started.get("device")
     return f"{ranks} x {device}" if isinstance(ranks, int) and isinstance(device, str) else ""
@@ -114,8 +120,11 @@ def _claim_row(name: str, pair: ClaimCheck, show: Any, difference: Any) -> Marku
     if pair.claimed is None:
         return None
     both = pair.achieved is not None
-    cells = (show(pair.claimed), show(pair.achieved) if both else markup.MISSING_TEXT,
-             difference(pair.claimed, pair.achieved) if both else markup.MISSING_TEXT)  # fmt: skip
+    cells = (
+        show(pair.claimed),
+        show(pair.achieved) if both else markup.MISSING_TEXT,
+        difference(pair.claimed, pair.achieved) if both else markup.MISSING_TEXT,
+    )
     return tag("tr", tag("td", name), *(tag("td", cell, class_="n") for cell in cells))
 
 
@@ -131,7 +140,7 @@ ENVIRONMENT_ROWS = 60
 
 
 def environment(data: ReportData) -> Markup | None:
-    """Versions and devices of the newest launch."""
+    """Render versions and devices of the newest launch."""
     rows = list(flatten(data.environment))[:ENVIRONMENT_ROWS]
     if not rows:
         return None
@@ -139,7 +148,7 @@ def environment(data: ReportData) -> Markup | None:
 
 
 def reproduce(data: ReportData) -> Markup | None:
-    """The document and the command that give this run again."""
+    """Render the document and the command that reproduce this run."""
     if not data.config_text:
         return None
     given = data.environment.get("command")
@@ -164,7 +173,7 @@ def reproduce(data: ReportData) -> Markup | None:
 
 
 def flatten(value: Any, prefix: str = "") -> Iterable[tuple[str, str]]:
-    """Nested JSON as (dotted name, text) rows."""
+    """Yield nested JSON as (dotted name, text) rows."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from flatten(inner, f"{prefix}.{key}" if prefix else str(key))

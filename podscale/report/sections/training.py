@@ -1,4 +1,4 @@
-"""How the training went: curves over the run, and where the time was spent."""
+"""Training sections: curves of the run, and time by phase and stage."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from podscale.report.report_data import STAGES, ReportData, describe_exit
 
 
 def curves(data: ReportData) -> Markup | None:
-    """Loss, accuracy, learning rate and throughput over the run."""
+    """Render loss, accuracy, learning rate and throughput over the run."""
     history, panels = data.history, []
     unit = (
         "epoch"
@@ -31,9 +31,16 @@ def curves(data: ReportData) -> Markup | None:
     if any(series.points for series in accuracy):
         goal = data.config.claim.top1 if data.config else None
         panels.append(
-            charts.line_chart("Validation accuracy", accuracy, x_unit=unit, show=lambda v: f"{100 * v:.4g}\u202f%",
-                              x_high=end, mark=goal, mark_name="claimed")
-        )  # fmt: skip
+            charts.line_chart(
+                "Validation accuracy",
+                accuracy,
+                x_unit=unit,
+                show=lambda v: f"{100 * v:.4g}\u202f%",
+                x_high=end,
+                mark=goal,
+                mark_name="claimed",
+            )
+        )
     for title, key, y_unit, colour in (
         ("Learning rate", "learning_rate", "", 4),
         ("Throughput", "images_per_second", "images/s", 3),
@@ -51,7 +58,7 @@ def curves(data: ReportData) -> Markup | None:
 
 
 def _schedule_charts(data: ReportData) -> list[Markup]:
-    """Momentum and weight decay over the run, where the document lets them change; the logged rate is shown above."""
+    """Draw momentum and weight decay over the run, if they change; the logged learning rate is shown above."""
     if data.config is None or data.shards is None:
         return []
     curves = charts.schedule_curves(data.config.train, len(data.shards.split("train")))
@@ -59,7 +66,7 @@ def _schedule_charts(data: ReportData) -> list[Markup]:
 
 
 def time_section(data: ReportData) -> Markup | None:
-    """Where the time went: phases of the training, and the stages of the run."""
+    """Render the time by phase of the training and by stage of the run."""
     phases = sorted(((n, s) for n, s in data.history.phases.items() if s > 0), key=lambda p: -p[1])
     panels = [charts.stacked_bar_chart("Training time by phase (rank 0)", phases)] if phases else []
     if stages := [data.outcomes[name] for name in STAGES if name in data.outcomes]:
@@ -91,7 +98,7 @@ def time_section(data: ReportData) -> Markup | None:
 
 
 def _target_text(data: ReportData) -> list[str]:
-    """When the run reached the accuracy at which it was to end."""
+    """Describe when the run reached its target accuracy."""
     reached = data.history.newest("target_reached")
     epoch, top1 = (finite_number(reached.get(name)) if reached else None for name in ("epoch", "top1"))
     return (
