@@ -36,10 +36,11 @@ types: .venv/.dev ## mypy: types
 
 check: lint types test ## what continuous integration runs
 
-bench: .venv/.dev ## benchmarks into benchmarks/results/ (two more with IMAGES=originals.tar and SHARD_SET=dir)
-	@for name in telemetry reducer batchnorm optimizers pipeline; do OMP_NUM_THREADS=1 $(BIN)/python benchmarks/$$name.py || exit 1; done
-	@if [ -n "$(IMAGES)" ]; then $(BIN)/python benchmarks/shards.py --images "$(IMAGES)"; fi
-	@if [ -n "$(SHARD_SET)" ]; then $(BIN)/python benchmarks/input.py $(SHARD_SET); fi
+bench: .venv/.dev ## benchmarks into benchmarks/results/ (three more with IMAGES=originals.tar and SHARD_SET=dir)
+	@for name in telemetry reducer batchnorm optimizers jax_cpu pipeline; do OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.$$name || exit 1; done
+	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.pipeline --engines pytorch jax
+	@if [ -n "$(IMAGES)" ]; then $(BIN)/python -m benchmarks.shards --images "$(IMAGES)"; fi
+	@if [ -n "$(SHARD_SET)" ]; then $(BIN)/python -m benchmarks.input $(SHARD_SET) && $(BIN)/python -m benchmarks.input_host $(SHARD_SET); fi
 
 bench-network: .venv/.dev ## all-reduce and scaling over shaped links, about ten minutes; needs root (ARGS="ratios auto" to choose)
 	@TORCH_CPP_LOG_LEVEL=ERROR $(BIN)/python -m benchmarks.network $(ARGS)
@@ -48,7 +49,7 @@ bench-gpu: ## on a machine with a GPU and PYTHON with torch: its tests, then the
 	@PYTHON="$(PYTHON)" tools/gpu_session.sh
 
 bench-tpu: ## steps compiled for TPU slices, with PYTHON of an environment that has jax[tpu] (ROWS="v3-1024 ..."; without: what is missing)
-	@"$(PYTHON)" benchmarks/tpu_compile.py $(ROWS)
+	@"$(PYTHON)" -m benchmarks.tpu_compile $(ROWS)
 
 chart: .venv/.run ## write the chart's rules, its schema and the table of its README from their sources
 	@$(BIN)/python tools/monitoring_rules.py

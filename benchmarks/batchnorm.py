@@ -1,6 +1,6 @@
 """Batch norm over groups and parts against torch's local batch norm: time of forward and backward.
 
-    OMP_NUM_THREADS=1 python benchmarks/batchnorm.py [--rounds 7] [--ranks 1 2] [--batch 16]
+    OMP_NUM_THREADS=1 python -m benchmarks.batchnorm [--rounds 7] [--ranks 1 2] [--batch 16]
 
 Images are those of ResNet-50's stages, channels last: fp32 on CPUs, where each rank is a gloo process of one thread,
 bf16 on GPUs. All ranks run every variant at the same time. A round runs every variant once, so that a busy moment of
@@ -8,24 +8,26 @@ the machine meets all; ratios to torch's local batch norm are taken within each 
 that the engine had before: sums and sums of squares by elementwise operations in fp32.
 """
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
-from conditions import RESULTS, head, publish
 from torch import Tensor, nn
 from torch import distributed as dist
-from world import run_world
 
+from benchmarks.conditions import head
+from benchmarks.harness import Options, write_results
+from benchmarks.measure import median_ratio
+from benchmarks.world import run_world
 from podscale.config.batch_norm_groups import BatchNormGroup
 from podscale.pytorch.batch_norm import BatchNorm, assign_batch_norm_groups
 from podscale.pytorch.world import World
 
-SHAPES = {"64 x 56 x 56": (64, 56), "256 x 28 x 28": (256, 28), "1024 x 14 x 14": (1024, 14), "2048 x 7 x 7": (2048, 7)}
+STAGES = ((64, 56), (256, 28), (1024, 14), (2048, 7))
+"""Channels and side in pixels of the images of each stage."""
+SMALL_STAGES = ((8, 6), (16, 3))
 REPEATS = 3
 
 
@@ -62,7 +64,7 @@ def spread(values: Tensor) -> Tensor:
 
 
 def variants(world: World, channels: int, batch: int) -> dict[str, Callable[[Tensor], Tensor]]:
-    """What is compared, by name; torch's own first."""
+    """Layers to compare, by name; torch's own first."""
     local, whole = nn.BatchNorm2d(channels).to(world.device), BatchNorm(channels).to(world.device)
     group, parts = BatchNorm(channels).to(world.device), BatchNorm(channels).to(world.device)
     group.group = world.consecutive_group(world.size)
@@ -77,11 +79,14 @@ def variants(world: World, channels: int, batch: int) -> dict[str, Callable[[Ten
     }
 
 
-def measure(world: World, rounds: int, batch: int) -> dict[str, dict[str, list[float]]]:
+def measure(
+    world: World, stages: tuple[tuple[int, int], ...], rounds: int, batch: int
+) -> dict[str, dict[str, list[float]]]:
     """Seconds of forward and backward of each round, by shape and variant, on one rank."""
     found: dict[str, dict[str, list[float]]] = {}
     dtype = torch.bfloat16 if world.on_gpu else torch.float32
-    for shape, (channels, side) in SHAPES.items():
+    for channels, side in stages:
+        shape = f"{channels} x {side} x {side}"
         x = torch.randn(batch, channels, side, side, dtype=dtype, device=world.device)
         x = x.contiguous(memory_format=torch.channels_last).requires_grad_()
         dy = torch.randn_like(x)
@@ -113,31 +118,33 @@ def table(found: dict[str, dict[str, list[float]]]) -> list[str]:
     for name in next(iter(found.values())):
         cells = []
         for times in found.values():
-            ratios = [own / base for own, base in zip(times[name], times["torch, local"], strict=True)]
-            cells.append(f"{statistics.median(times[name]) * 1e3:.2f} ({statistics.median(ratios):.2f})")
+            ratio = median_ratio(times[name], times["torch, local"])
+            cells.append(f"{statistics.median(times[name]) * 1e3:.2f} ({ratio:.2f})")
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return lines
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Options(__doc__)
     gpus = torch.cuda.device_count()
     ranks = [1, gpus] if gpus > 1 else [1] if gpus else [1, 2]
-    parser.add_argument("--ranks", type=int, nargs="+", default=ranks)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--batch", type=int, default=128 if gpus else 16, help="images of one rank")
-    parser.add_argument("--results", type=Path, default=RESULTS / ("batchnorm-gpu.md" if gpus else "batchnorm.md"))
-    options = parser.parse_args()
+    parser.add_size("--ranks", full=ranks, small=[2], type=int, nargs="+", help="processes")
+    parser.add_size("--rounds", full=7, small=1, type=int)
+    parser.add_size("--batch", full=128 if gpus else 16, small=4, type=int, help="images of one rank")
+    options = parser.read()
+    if options.batch < 4:
+        parser.error(f"--batch: a quarter of it is normalised by itself (got {options.batch}). Give at least 4.")
     lines = head("Distributed batch norm", ["torch", "numpy"])
     device = torch.cuda.get_device_name() if gpus else "CPU, one thread a process"
     lines.append(
         f"{device}. Milliseconds of forward and backward of {options.batch} images a rank, in brackets the ratio to "
         "torch's local batch norm."
     )
-    for ranks in options.ranks:
-        found = run_world(ranks, measure, options.rounds, options.batch)[0]
-        lines += ["", f"## {ranks} {'process' if ranks == 1 else 'processes'}", "", *table(found)]
-    publish(options.results, lines)
+    stages = SMALL_STAGES if options.small else STAGES
+    for size in options.ranks:
+        found = run_world(size, measure, stages, options.rounds, options.batch)[0]
+        lines += ["", f"## {size} {'process' if size == 1 else 'processes'}", "", *table(found)]
+    write_results(options.results, "batchnorm-gpu.md" if gpus else "batchnorm.md", lines)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Under which conditions a benchmark ran: the head of every file in benchmarks/results."""
+"""Conditions of a benchmark: the head of every page in benchmarks/results."""
 
 import importlib.metadata
 import os
@@ -10,12 +10,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-RESULTS = Path(__file__).parent / "results"
-ROOT = Path(__file__).resolve().parents[1]
+from benchmarks.harness import ROOT
+
+THREADS = ("OMP_NUM_THREADS", "NPROC", "JAX_PLATFORMS")
+"""Variables that change what is measured; those that are set are part of the command."""
 
 
 def machine() -> str:
-    """Cores, processor model, memory, kernel, and how busy the machine is now."""
+    """Cores, processor model, memory, kernel, and the load of the machine now."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
@@ -26,7 +28,7 @@ def machine() -> str:
 
 
 def versions(packages: Sequence[str]) -> str:
-    """Python's version and those of packages."""
+    """Version of Python and of each package."""
     found = [f"Python {platform.python_version()}"]
     for name in packages:
         try:
@@ -36,18 +38,32 @@ def versions(packages: Sequence[str]) -> str:
     return ", ".join(found)
 
 
-def head(title: str, packages: Sequence[str], command: str | None = None) -> list[str]:
-    """Title, command, machine, versions and date; call it before anything is measured.
+def command_line() -> str:
+    """Command of this process, without paths of the machine."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    module = spec.name.removesuffix(".__main__") if spec else f"benchmarks.{Path(sys.argv[0]).stem}"
+    variables = [f"{name}={os.environ[name]}" for name in THREADS if name in os.environ]
+    return shlex.join([*variables, "python", "-m", module, *map(without_folders, sys.argv[1:])])
 
-    command: how to repeat it; default: the script and arguments of this process.
+
+def without_folders(argument: str) -> str:
+    """The argument, or the value of `key=value`, as the last part of its path."""
+    key, equals, value = argument.rpartition("=")
+    return f"{key}{equals}{Path(value).name if '/' in value else value}"
+
+
+def head(title: str, packages: Sequence[str], command: str | None = None) -> list[str]:
+    """Title, command, machine, versions and date. Call it before anything is measured.
+
+    Args:
+        title: of the page.
+        packages: whose versions matter.
+        command: how to repeat it; default: the command of this process.
     """
-    script, *arguments = sys.argv
-    shown = [Path(argument).name if "/" in argument else argument for argument in arguments]  # no paths of a machine
-    command = command or f"python benchmarks/{Path(script).name} {shlex.join(shown)}".strip()
     return [
         f"# {title}",
         "",
-        f"Command: `{command}`  ",
+        f"Command: `{command or command_line()}`  ",
         f"Machine: {machine()}  ",
         f"Versions: {versions(packages)}  ",
         f"Date: {time.strftime('%Y-%m-%d')}",
@@ -55,20 +71,12 @@ def head(title: str, packages: Sequence[str], command: str | None = None) -> lis
     ]
 
 
-def publish(path: Path, lines: Sequence[str]) -> None:
-    """Writes the results file and prints it."""
-    text = "\n".join([*lines, ""])
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    print(text)
-
-
-def code_version() -> tuple[str, str]:
-    """(commit, git tree of podscale/) of the code beside this file; ends the program where podscale/ was changed."""
+def code_version() -> str:
+    """Git tree of podscale/ beside this file; exits if podscale/ has changes that are not committed."""
     changed = _git("status", "--porcelain", "--", "podscale")
     if changed:
         sys.exit(f"podscale/ has changes that no commit holds, so no record could name its code:\n{changed}")
-    return _git("rev-parse", "HEAD"), _git("rev-parse", "HEAD:podscale")
+    return _git("rev-parse", "HEAD:podscale")
 
 
 def _git(*arguments: str) -> str:

@@ -1,21 +1,25 @@
 """Images per CPU-second from a shard set to training batches: Podscale's loaders and what else is installed.
 
-    podscale shard <document> && python benchmarks/input.py SHARD_SET... [--images 2000] [--batch 64] [--size 224]
+    podscale shard <document> && python -m benchmarks.input SHARD_SET... [--images 2000] [--batch 64] [--size 224]
 
 Every candidate decodes, takes a random resized crop, mirrors half of the images and ends with uint8 [n, 224, 224, 3].
 CPU time is user + system of all threads of the process (getrusage), so other load on the machine matters little; each
-figure is the best of three rounds, after one to warm up. Writes results/input.md.
+figure is the best of three rounds, after one to warm up.
 """
 
-import argparse
 import io
-import resource
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
+from pathlib import Path
 
 import numpy as np
-from conditions import RESULTS, head, publish
+import numpy.typing as npt
 
+from benchmarks.conditions import head
+from benchmarks.harness import Options, write_results
+from benchmarks.measure import cpu_seconds, rate
+from benchmarks.samples import make_shards
 from podscale.config.run_config import RunConfig
 from podscale.data.decode import decode
 from podscale.data.loaders.build_loader import build_loader
@@ -24,7 +28,10 @@ from podscale.data.shard_set import ShardSet, Split
 from podscale.errors import InputError
 from podscale.training.schedules import image_phases
 
-Candidate = Callable[[Split, int, int], Iterator[int]]  # (split, batch, size) -> images of each batch
+Stream = Generator[int, None, None]
+"""Images of each batch."""
+Candidate = Callable[[Split, int, int], Stream]
+"""Batches of a split, of so many images of so many pixels."""
 ROUNDS = 3
 PACKAGES = ("torch", "torchvision", "nvidia-dali-cuda130", "pillow", "simplejpeg", "numpy", "opencv-python-headless")
 READING = """`input.loader=auto` takes `torchvision` on CPUs, although DALI's CPU pipeline may be cheaper: its resized
@@ -36,7 +43,7 @@ PIL's to the bit; on small images PIL's resize is most of its cost: there a load
 def loader(name: str) -> Candidate:
     """One of Podscale's own loaders, with one worker."""
 
-    def run(split: Split, batch: int, size: int) -> Iterator[int]:
+    def run(split: Split, batch: int, size: int) -> Stream:
         config = RunConfig.model_validate(
             {"input": {"loader": name, "workers": 1, "image_size": size}, "train": {"global_batch": batch}}
         )
@@ -57,8 +64,8 @@ def loader(name: str) -> Candidate:
     return run
 
 
-def pil_transforms(split: Split, batch: int, size: int) -> Iterator[int]:
-    """What most training scripts do: PIL decodes, torchvision crops and mirrors PIL images."""
+def pil_transforms(split: Split, batch: int, size: int) -> Stream:
+    """The usual training script: PIL decodes, torchvision crops and mirrors PIL images."""
     from PIL import Image
     from torchvision.transforms import v2
 
@@ -71,7 +78,7 @@ def pil_transforms(split: Split, batch: int, size: int) -> Iterator[int]:
         yield batch
 
 
-def tensor_transforms(split: Split, batch: int, size: int) -> Iterator[int]:
+def tensor_transforms(split: Split, batch: int, size: int) -> Stream:
     """torchvision's own decoder and its transforms on tensors."""
     import torch
     from torchvision.io import ImageReadMode, decode_jpeg
@@ -87,7 +94,7 @@ def tensor_transforms(split: Split, batch: int, size: int) -> Iterator[int]:
         yield batch
 
 
-def opencv(split: Split, batch: int, size: int) -> Iterator[int]:
+def opencv(split: Split, batch: int, size: int) -> Stream:
     """simplejpeg decodes, OpenCV resizes the crop linearly without antialiasing (other pixels than PIL's)."""
     import cv2
 
@@ -107,7 +114,7 @@ def opencv(split: Split, batch: int, size: int) -> Iterator[int]:
         yield batch
 
 
-def decoding_alone(split: Split, batch: int, size: int) -> Iterator[int]:
+def decoding_alone(split: Split, batch: int, size: int) -> Stream:
     """The full decode of the reference loader without crop and resize: what no full-decoding loader can exceed."""
     for rows in batches(split, batch):
         for row in rows.tolist():
@@ -115,15 +122,21 @@ def decoding_alone(split: Split, batch: int, size: int) -> Iterator[int]:
         yield batch
 
 
-def batches(split: Split, batch: int) -> Iterator[np.ndarray]:
+def batches(split: Split, batch: int) -> Generator[npt.NDArray[np.int64], None, None]:
+    """Rows of endless batches in random order."""
+    if len(split) < batch:
+        raise InputError(
+            f"a batch of {batch} images is more than the shard set has ({len(split)})", hint="Give --batch."
+        )
     while True:
         rows = np.random.default_rng(0).permutation(len(split))
         for begin in range(0, len(rows) - batch + 1, batch):
             yield rows[begin : begin + batch]
 
 
+REFERENCE = "podscale torchvision (PIL's pixels)"
 CANDIDATES: dict[str, Candidate] = {
-    "podscale torchvision (PIL's pixels)": loader("torchvision"),
+    REFERENCE: loader("torchvision"),
     "podscale dali (CPU)": loader("dali"),
     "PIL + torchvision transforms": pil_transforms,
     "torchvision decode_jpeg + tensor transforms": tensor_transforms,
@@ -140,16 +153,11 @@ def measure(candidate: Candidate, split: Split, images: int, batch: int, size: i
     best = (0.0, 0.0)
     for _ in range(ROUNDS):
         cpu, wall, count = cpu_seconds(), time.perf_counter(), 0
-        while count < images // ROUNDS:
+        while count < max(batch, images // ROUNDS):
             count += next(stream)
-        best = max(best, (count / (cpu_seconds() - cpu), count / (time.perf_counter() - wall)))
-    stream.close()  # type: ignore[attr-defined]
+        best = max(best, (rate(count, cpu_seconds() - cpu), rate(count, time.perf_counter() - wall)))
+    stream.close()
     return best
-
-
-def cpu_seconds() -> float:
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
 
 
 def table(directory: str, images: int, batch: int, size: int) -> list[str]:
@@ -162,6 +170,8 @@ def table(directory: str, images: int, batch: int, size: int) -> list[str]:
         try:
             per_cpu, per_second = measure(candidate, split, images, batch, size)
         except (ImportError, InputError) as error:
+            if name == REFERENCE:
+                raise
             lines.append(f"| {name} | not measured: {error} | |")
             continue
         lines.append(f"| {name} | {per_cpu:.0f} | {per_second:.0f} |")
@@ -169,16 +179,19 @@ def table(directory: str, images: int, batch: int, size: int) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("shard_sets", nargs="+", metavar="SHARD_SET")
-    parser.add_argument("--images", type=int, default=2000, help="images measured per candidate")
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--size", type=int, default=224)
-    arguments = parser.parse_args()
+    parser = Options(__doc__)
+    parser.add_argument("shard_sets", nargs="*", metavar="SHARD_SET")
+    parser.add_size("--images", full=2000, small=12, type=int, help="images measured per candidate")
+    parser.add_size("--batch", full=64, small=4, type=int)
+    parser.add_size("--size", full=224, small=32, type=int)
+    options = parser.read()
+    if not options.shard_sets and not options.small:
+        parser.error("SHARD_SET: say which shard sets to read")
     lines = head("Input: images per CPU-second", PACKAGES)
-    for directory in arguments.shard_sets:
-        lines += table(directory, arguments.images, arguments.batch, arguments.size)
-    publish(RESULTS / "input.md", [*lines, READING])
+    with tempfile.TemporaryDirectory() as scratch:
+        for directory in options.shard_sets or [str(make_shards(Path(scratch), images=24))]:
+            lines += table(directory, options.images, options.batch, options.size)
+    write_results(options.results, "input.md", [*lines, READING])
 
 
 if __name__ == "__main__":

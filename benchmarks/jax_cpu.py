@@ -1,12 +1,11 @@
 """A training step on a CPU core by both engines' networks: forward, backward, and JAX with XLA's convolution alone.
 
-    OMP_NUM_THREADS=1 NPROC=1 JAX_PLATFORMS=cpu python benchmarks/jax_cpu.py [--rounds 9] [--cases digits resnet50]
+    python -m benchmarks.jax_cpu [--rounds 9] [--cases digits resnet50]
 
 Every round takes each variant once, in turn, so that a busy moment of the machine meets all; the time is the CPU time
 of the process (one thread computes), and ratios are of medians.
 """
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable
@@ -15,8 +14,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import torch
-from conditions import RESULTS, head, publish
 
+from benchmarks.conditions import head
+from benchmarks.harness import Options, start_again_with, write_results
 from podscale.config import ModelSection
 from podscale.jax.models import build_model, initialise
 from podscale.jax.models.layers import ConvolutionFunction, matmul_convolution, xla_convolution
@@ -24,13 +24,13 @@ from podscale.jax.train_step import smoothed_cross_entropy
 from podscale.pytorch.models import build_model as build_torch_model
 from podscale.pytorch.train_step import smoothed_cross_entropy as loss_of_torch
 
-ENVIRONMENT = "OMP_NUM_THREADS=1 NPROC=1 JAX_PLATFORMS=cpu"
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "NPROC": "1", "JAX_PLATFORMS": "cpu"}
 """One thread for either library, which reads its variable when it is imported."""
 CLASSES, SMOOTHING = 10, 0.1
 
 
 class Case(NamedTuple):
-    """What one process computes in a step."""
+    """Work of one process in a step: network, images, their side in pixels."""
 
     title: str
     model: ModelSection
@@ -43,6 +43,7 @@ CASES = {
         "the digits run's network, 32 images of 16 px", ModelSection(name="resnet18", stem="small", width=16), 32, 16
     ),
     "resnet50": Case("ResNet-50, 16 images of 64 px", ModelSection(name="resnet50"), 16, 64),
+    "tiny": Case("ResNet-18 of width 4, 2 images of 8 px", ModelSection(name="resnet18", stem="small", width=4), 2, 8),
 }
 
 
@@ -101,13 +102,13 @@ def measure(case: Case, rounds: int) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
-    options = parser.parse_args()
+    parser = Options(__doc__)
+    parser.add_size("--rounds", full=9, small=1, type=int)
+    parser.add_size("--cases", full=["digits", "resnet50"], small=["tiny"], nargs="+", choices=CASES)
+    options = parser.read()
+    start_again_with(ENVIRONMENT)
     torch.set_num_threads(1)
-    command = f"{ENVIRONMENT} python benchmarks/jax_cpu.py --rounds {options.rounds} --cases {' '.join(options.cases)}"
-    lines = head("The JAX engine's training step on a CPU core", ["jax", "jaxlib", "torch"], command)
+    lines = head("The JAX engine's training step on a CPU core", ["jax", "jaxlib", "torch"])
     lines += [
         f"Medians of {options.rounds} rounds, fp32, forward and backward; without input, all-reduce and update.",
         "",
@@ -116,7 +117,7 @@ def main() -> None:
     ]
     for name in options.cases:
         lines += measure(CASES[name], options.rounds)
-    publish(RESULTS / "jax-cpu.md", lines)
+    write_results(options.results, "jax-cpu.md", lines)
 
 
 if __name__ == "__main__":

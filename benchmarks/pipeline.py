@@ -1,7 +1,7 @@
-"""Where the time of `podscale run digits` goes: the stages, and the pipeline around them.
+"""Time of `podscale run digits`: the stages, and the pipeline around them.
 
-    python benchmarks/pipeline.py [--runs 3]
-    OMP_NUM_THREADS=1 python benchmarks/pipeline.py --engines pytorch jax    # end to end, one engine beside the other
+    python -m benchmarks.pipeline [--runs 3]
+    OMP_NUM_THREADS=1 python -m benchmarks.pipeline --engines pytorch jax    # end to end, one engine beside the other
 
 Each run begins in an empty workspace, so that JAX compiles in it; beside other engines it then runs once more with
 nothing but the programs that it has kept there. "pipeline" is all that is not inside a stage: imports, kfp, starting
@@ -9,10 +9,8 @@ the stages' processes, artifacts. Beside it: CPU seconds of importing what each 
 processes.
 """
 
-import argparse
 import json
 import os
-import resource
 import shutil
 import statistics
 import subprocess
@@ -20,10 +18,16 @@ import sys
 import tempfile
 from pathlib import Path
 
-from conditions import RESULTS, head, publish
+from benchmarks.conditions import head
+from benchmarks.harness import Options, write_results
+from benchmarks.measure import cpu_seconds
 
 GOAL = 0.10
 AGAIN = "jax, programs kept"
+SMALL = (
+    *("train.epochs=1", "train.schedule.warmup_epochs=0", "train.global_batch=128", "input.image_size=8"),
+    *("model.width=4", "launch.processes=1"),
+)
 IMPORTS = {
     "podscale run": "podscale.cli.run",
     "a stage's process (kfp executor)": "kfp.dsl.executor_main, podscale.components.steps",
@@ -32,11 +36,12 @@ IMPORTS = {
 
 
 def run(workspace: Path, changes: list[str]) -> dict[str, float]:
-    """Wall seconds of each stage, of the pipeline around them and of all, CPU seconds of all, and the load before.
+    """Run the digits in a workspace, and remove all but compiled programs.
 
-    Of the workspace only compiled programs are left. Raises where the run fails.
+    Returns wall seconds of each stage, of the pipeline around them and of all, CPU seconds of all, and the load before.
+    Raises CalledProcessError if the run fails.
     """
-    load, before = os.getloadavg()[0], cpu_seconds()
+    load, before = os.getloadavg()[0], cpu_seconds(children=True)
     command = [sys.executable, "-m", "podscale", "run", "digits", "--set", f"run.workspace={workspace}"]
     for change in changes:
         command += ["--set", change]
@@ -45,51 +50,49 @@ def run(workspace: Path, changes: list[str]) -> dict[str, float]:
     shutil.rmtree(workspace / "datasets")
     ended = json.loads(shown.stdout.splitlines()[-1])
     assert ended["event"] == "ended"
-    whole = {"total": ended["seconds"], "CPU": cpu_seconds() - before, "load": load}
+    whole = {"total": ended["seconds"], "CPU": cpu_seconds(children=True) - before, "load": load}
     return {**ended["stages"], "pipeline": ended["pipeline"], **whole}
 
 
-def cpu_seconds() -> float:
-    """Of all processes that this one has waited for, and of theirs."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
-def import_seconds(modules: str) -> float:
-    """CPU seconds of a fresh interpreter that imports them: the least of three."""
+def import_seconds(modules: str, rounds: int) -> float:
+    """CPU seconds of a fresh interpreter that imports modules: the least of some rounds."""
     seconds = []
-    for _ in range(3):
-        before = cpu_seconds()
+    for _ in range(rounds):
+        before = cpu_seconds(children=True)
         subprocess.run([sys.executable, "-c", f"import {modules}"], check=True)
-        seconds.append(cpu_seconds() - before)
+        seconds.append(cpu_seconds(children=True) - before)
     return min(seconds)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=3)
+    parser = Options(__doc__)
+    parser.add_size("--runs", full=3, small=1, type=int)
     parser.add_argument("--set", dest="changes", action="append", default=[], help="change of the document, name=value")
-    parser.add_argument("--engines", nargs="+", default=["pytorch"], choices=["pytorch", "jax"], help="in turn")
-    parser.add_argument("--results", type=Path, help="default: pipeline.md, or pipeline-engines.md of several engines")
-    options = parser.parse_args()
+    parser.add_size("--engines", full=["pytorch"], small=["pytorch", "jax"], nargs="+", choices=["pytorch", "jax"])
+    options = parser.read()
     several = len(options.engines) > 1
+    again = several and not options.small
     lines = head("A run, end to end" if several else "The pipeline around the stages", ["torch", "jax", "kfp"])
+    changes = [*(SMALL if options.small else ()), *options.changes]
     tables: dict[str, list[dict[str, float]]] = {}
     for _ in range(options.runs):
         for engine in options.engines:
-            changes = [f"train.engine={engine}", *options.changes]
             with tempfile.TemporaryDirectory() as workspace:
-                tables.setdefault(engine, []).append(run(Path(workspace), changes))
-                if several and engine == "jax":
-                    tables.setdefault(AGAIN, []).append(run(Path(workspace), changes))
+                for name in (engine, AGAIN) if again and engine == "jax" else (engine,):
+                    found = run(Path(workspace), [f"train.engine={engine}", *changes])
+                    tables.setdefault(name, []).append(found)
     lines += of_runs(tables)
     if several:
-        lines += ["", *of_engines(tables)]
-    else:
-        (runs,) = tables.values()
-        share = statistics.median(table["pipeline"] / table["total"] for table in runs)
-        lines += ["", f"The pipeline's median share is {share:.1%} (goal: below {GOAL:.0%}).", "", *of_imports()]
-    publish(options.results or RESULTS / ("pipeline-engines.md" if several else "pipeline.md"), lines)
+        write_results(options.results, "pipeline-engines.md", [*lines, "", *of_engines(tables)])
+    if not several or options.small:
+        lines += ["", of_shares(next(iter(tables.values()))), "", *of_imports(1 if options.small else 3)]
+        write_results(options.results, "pipeline.md", lines)
+
+
+def of_shares(runs: list[dict[str, float]]) -> str:
+    """Sentence on the pipeline's share of a run."""
+    share = statistics.median(table["pipeline"] / table["total"] for table in runs)
+    return f"The pipeline's median share is {share:.1%} (goal: below {GOAL:.0%})."
 
 
 def of_runs(tables: dict[str, list[dict[str, float]]]) -> list[str]:
@@ -122,10 +125,10 @@ def of_engines(tables: dict[str, list[dict[str, float]]]) -> list[str]:
     return lines
 
 
-def of_imports() -> list[str]:
-    """CPU seconds of what each process of a run imports."""
+def of_imports(rounds: int) -> list[str]:
+    """CPU seconds of the imports of each process of a run."""
     lines = ["## Imports", "", "| process | CPU s |", "|---|---:|"]
-    return lines + [f"| {name} | {import_seconds(modules):.2f} |" for name, modules in IMPORTS.items()]
+    return lines + [f"| {name} | {import_seconds(modules, rounds):.2f} |" for name, modules in IMPORTS.items()]
 
 
 if __name__ == "__main__":

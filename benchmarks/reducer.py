@@ -1,6 +1,6 @@
 """The gradient reducer against torch's DistributedDataParallel: step time and all-reduce time that nothing hides.
 
-    OMP_NUM_THREADS=1 python benchmarks/reducer.py [--rounds 8] [--ranks 2]
+    OMP_NUM_THREADS=1 python -m benchmarks.reducer [--rounds 8] [--ranks 2]
 
 Two gloo processes of one thread each. Every variant trains the same network on the same images; a round is `--steps`
 steps of each variant in turn, so that a busy moment of the machine meets all. A step is forward, backward and the wait
@@ -8,17 +8,17 @@ for the averages (no optimizer). Exposed: from the end of backward until the ave
 backward, so its exposed time is the step's without reduction taken from the step's with it.
 """
 
-import argparse
 import statistics
 import time
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from conditions import RESULTS, head, publish
 from torch import Tensor, nn
-from world import run_world
 
+from benchmarks.conditions import head
+from benchmarks.harness import Options, write_results
+from benchmarks.measure import median_ratio
+from benchmarks.world import run_world
 from podscale.config import ModelSection
 from podscale.config.train import AllReduceSection
 from podscale.pytorch.models import build_model
@@ -27,7 +27,7 @@ from podscale.pytorch.world import World
 
 
 class Network(NamedTuple):
-    """What is trained: a model section, images of one rank's batch and their side in pixels."""
+    """Network and batch: model section, classes, images of one rank's batch, their side in pixels."""
 
     model: dict[str, Any]
     classes: int
@@ -38,6 +38,9 @@ class Network(NamedTuple):
 NETWORKS = {
     "ResNet-18, 32 px, batch 16": Network({"name": "resnet18", "stem": "small"}, 10, 16, 32),
     "ResNet-50, 64 px, batch 4": Network({"name": "resnet50"}, 1000, 4, 64),
+}
+SMALL_NETWORKS = {
+    "ResNet-18 of width 4, 8 px, batch 2": Network({"name": "resnet18", "stem": "small", "width": 4}, 10, 2, 8)
 }
 VARIANTS: dict[str, dict[str, Any] | None] = {
     "no reduction": None,
@@ -100,7 +103,7 @@ def table(found: dict[str, list[Times]]) -> list[str]:
     lines = ["| variant | ms a step | x DDP | wait after backward, ms | all-reduce in all that shows, ms |"]
     lines.append("|---|---:|---:|---:|---:|")
     for name, times in found.items():
-        ratio = statistics.median(own.step / ddp.step for own, ddp in zip(times, found["DDP"], strict=True))
+        ratio = median_ratio([own.step for own in times], [ddp.step for ddp in found["DDP"]])
         shown = statistics.median(own.step - bare.step for own, bare in zip(times, found["no reduction"], strict=True))
         step, wait = (statistics.median(part) * 1e3 for part in zip(*times, strict=True))
         lines.append(f"| {name} | {step:.1f} | {ratio:.3f} | {wait:.1f} | {shown * 1e3:.1f} |")
@@ -108,18 +111,17 @@ def table(found: dict[str, list[Times]]) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Options(__doc__)
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=5, help="steps of a variant in a round")
-    parser.add_argument("--results", type=Path, default=RESULTS / "reducer.md")
-    options = parser.parse_args()
+    parser.add_size("--rounds", full=8, small=1, type=int)
+    parser.add_size("--steps", full=5, small=1, type=int, help="steps of a variant in a round")
+    options = parser.read()
     lines = head("Averaging gradients", ["torch", "numpy"])
     lines.append(f"{options.ranks} processes of one thread, {options.rounds} rounds of {options.steps} steps; rank 0.")
-    for name, network in NETWORKS.items():
+    for name, network in (SMALL_NETWORKS if options.small else NETWORKS).items():
         found = run_world(options.ranks, measure, network, options.rounds, options.steps)[0]
         lines += ["", f"## {name}", "", *table(found)]
-    publish(options.results, lines)
+    write_results(options.results, "reducer.md", lines)
 
 
 if __name__ == "__main__":

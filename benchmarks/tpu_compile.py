@@ -1,23 +1,26 @@
 """Training steps compiled for TPU slices by the real TPU compiler: memory, collectives, estimated speed.
 
-    python benchmarks/tpu_compile.py [ROW ...] [--list]
+    python -m benchmarks.tpu_compile [ROW ...] [--list]
 
 Nothing runs on a TPU. Needs libtpu beside jax (requirements/tpu.txt); a row takes a core for several minutes. Without
-rows it makes those that benchmarks/results/tpu-compile.json does not hold yet; a named row is made anew, which takes
-no time while `podscale tpu compile` still has its result (same sources, same versions). A row that fails is kept with
-its reason. Where MLPerf's logs tell how long the same step took on the same chips, that stands beside the estimate.
-The section about a sweep is of benchmarks/results/tpu-sweep.json, which is the output of the command that it shows.
+rows it makes those that tpu-compile.json among the results does not hold yet; a named row is made anew, which takes no
+time while `podscale tpu compile` still has its result (same sources, same versions). A row that fails is kept with its
+reason. If MLPerf's logs tell how long the same step took on the same chips, that stands beside the estimate. The
+section about a sweep is of tpu-sweep.json, which is the output of the command that it shows. The small form compiles a
+tiny network (or nothing, without libtpu) and writes the committed rows again.
 """
 
-import argparse
+import importlib.util
 import json
+import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
-from conditions import RESULTS, head, publish
-
+from benchmarks.conditions import head
+from benchmarks.harness import RESULTS, Options, not_here, write_results
 from podscale import config
 from podscale.cli.tpu import build_compile_request
 from podscale.errors import InputError, PodscaleError
@@ -29,9 +32,7 @@ from podscale.pipelines import presets
 from podscale.util.files import write_json
 from podscale.util.formatting import format_bytes
 
-RESULT = RESULTS / "tpu-compile.json"
-TABLE = RESULTS / "tpu-compile.md"
-SWEPT = RESULTS / "tpu-sweep.json"
+RECORDS, PAGE, SWEPT = "tpu-compile.json", "tpu-compile.md", "tpu-sweep.json"
 SWEEP = "podscale tpu compile tpu-v5e-16 --sweep batch --json"
 LIMIT = 5400.0
 """Seconds of one compilation."""
@@ -46,8 +47,11 @@ EIGHT = (
 
 @dataclass(frozen=True)
 class Row:
-    """A preset with changes on a topology. measured: ms a step there, by Google's own logs and with the share of the
-    evaluations every four epochs (mlcommons/training_results)."""
+    """A preset with changes on a topology.
+
+    measured: ms a step there, by Google's own logs and with the share of the evaluations every four epochs
+    (mlcommons/training_results).
+    """
 
     name: str
     topology: str
@@ -79,9 +83,13 @@ ROWS = (
 """In the order of their worth. v4's step: 32,768 images at 7,836,543 images/s, evaluations included."""
 
 
+TINY = Row("tiny", "v5e:2x4", (*EIGHT, "model.name=resnet18", "model.width=4", "input.image_size=32"))
+"""Row of the small form."""
+
+
 @dataclass
 class Made:
-    """What became of a row."""
+    """Outcome of a row."""
 
     name: str
     date: str
@@ -92,39 +100,56 @@ class Made:
     found: dict[str, Any] | None = None
     reason: str = ""
     note: str = ""
-    """Written by hand where a row is not what the present sources would give."""
+    """Written by hand for a row that the present sources would not give."""
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Options(__doc__)
     parser.add_argument("rows", nargs="*", metavar="ROW")
-    parser.add_argument("--list", action="store_true", help="print the rows and end")
-    options = parser.parse_args()
+    parser.add_argument("--list", action="store_true", help="print the rows and exit")
+    options = parser.read()
     if options.list:
         print("\n".join(f"{row.name:<14} {row.topology:<13} {row.preset} {' '.join(row.changes)}" for row in ROWS))
         return
-    made = read()
-    wanted = options.rows or [row.name for row in ROWS if row.name not in made or made[row.name].found is None]
-    if unknown := set(wanted) - {row.name for row in ROWS}:
-        raise SystemExit(f"no row is called {', '.join(sorted(unknown))}; see --list")
-    for row in ROWS:
+    rows = (*ROWS, TINY) if options.small else ROWS
+    if unknown := set(options.rows) - {row.name for row in rows}:
+        parser.error(f"no row is called {', '.join(sorted(unknown))}; see --list")
+    if options.small:
+        copy_records(options.results)
+    made = read(options.results / RECORDS)
+    missing = [row.name for row in rows if row.name not in made or made[row.name].found is None]
+    wanted = options.rows or ([TINY.name] if options.small else missing)
+    if wanted and importlib.util.find_spec("libtpu") is None:
+        if not options.small:
+            not_here("compiling for TPUs needs libtpu beside jax (requirements/tpu.txt)")
+        print("nothing is compiled: libtpu is not installed")
+        wanted = []
+    for row in rows:
         if row.name in wanted:
             made[row.name] = make(row)
-            write_json(RESULT, [asdict(made[one.name]) for one in ROWS if one.name in made])
-    kept = [made[row.name] for row in ROWS if row.name in made]
-    swept = sweep(json.loads(SWEPT.read_text(encoding="utf-8"))) if SWEPT.exists() else []
-    publish(TABLE, [*introduction(), *table(kept), "", *reading(kept), *swept])
+            write_json(options.results / RECORDS, [asdict(made[one.name]) for one in rows if one.name in made])
+    kept = [made[row.name] for row in rows if row.name in made]
+    swept = options.results / SWEPT
+    swept_lines = sweep(json.loads(swept.read_text(encoding="utf-8"))) if swept.exists() else []
+    write_results(options.results, PAGE, [*introduction(), *table(kept), "", *reading(kept), *swept_lines])
 
 
-def read() -> dict[str, Made]:
+def copy_records(folder: Path) -> None:
+    """Copy the committed records, so that the small form has all kinds of rows to write."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in (RECORDS, SWEPT):
+        shutil.copy(RESULTS / name, folder / name)
+
+
+def read(path: Path) -> dict[str, Made]:
     """The rows made before, by name."""
-    if not RESULT.exists():
+    if not path.exists():
         return {}
-    return {row["name"]: Made(**row) for row in json.loads(RESULT.read_text(encoding="utf-8"))}
+    return {row["name"]: Made(**row) for row in json.loads(path.read_text(encoding="utf-8"))}
 
 
 def make(row: Row) -> Made:
-    """Compiles the step of a row, or says why that failed."""
+    """Compile the step of a row, or keep the reason why that failed."""
     made = Made(row.name, time.strftime("%Y-%m-%d"), list(row.changes), row.preset, row.measured, row.topology)
     layout, _, slices = row.topology.partition(" x")
     document = config.load(presets.resolve_preset(row.preset), ["launch.processes=0", "launch.nodes=1", *row.changes])
@@ -139,7 +164,7 @@ def make(row: Row) -> Made:
 def introduction() -> list[str]:
     """Title, conditions of the newest row, and what the columns mean."""
     return [
-        *head("Training steps, compiled for TPUs", ["jax", "jaxlib", "libtpu"], "python benchmarks/tpu_compile.py"),
+        *head("Training steps, compiled for TPUs", ["jax", "jaxlib", "libtpu"], "python -m benchmarks.tpu_compile"),
         "**Compiled, not run.** Each row is ResNet-50's whole training step (bf16, LARS, label smoothing), compiled by",
         "the real TPU compiler for the chips named, on a machine without a TPU. Memory is that of one device (a core,",
         "or a chip where its cores work as one), of what a program may use there. The bounds are times by the chip's",
@@ -203,9 +228,9 @@ def line(row: Made) -> str:
 
 
 def available(found: dict[str, Any]) -> float:
-    """Bytes of a device that a program may use, whether the row was made when that was told or before."""
+    """Bytes of a device that a program may use; rows that were made before it was recorded lack it."""
     layout, _, _ = found["topology"]["name"].partition(" x")
-    return found["memory"].get("available", find_topology(layout).device_available_bytes)
+    return float(found["memory"].get("available", find_topology(layout).device_available_bytes))
 
 
 def bounded(found: dict[str, Any]) -> str:
@@ -221,21 +246,30 @@ def cycles(found: dict[str, Any]) -> str:
 
 
 def reading(made: Sequence[Made]) -> list[str]:
-    """What the estimates are worth, and what is sent."""
-    compared = [row for row in made if row.measured and row.found and row.found["fits"] and not row.note]
+    """Worth of the estimates, and the messages of a step."""
     lines = [f"(1) `{row.name}`: {row.note}.\n" for row in made if row.note]
-    if compared:
-        ratios = [row.found["step_seconds"] * 1e3 / row.measured for row in compared]  # type: ignore[index, operator]
+    ratios = [
+        row.found["step_seconds"] * 1e3 / row.measured
+        for row in made
+        if row.measured and row.found and row.found["fits"] and not row.note
+    ]
+    if ratios:
         lines += [
-            f"Of {len(compared)} step(s) of a size that MLPerf's logs have, the estimate is {min(ratios):.2f} to "
+            f"Of {len(ratios)} step(s) of a size that MLPerf's logs have, the estimate is {min(ratios):.2f} to "
             f"{max(ratios):.2f} of the measured time. Another program",
             "did those steps, and an estimate knows nothing of input, of waiting for other devices, and little of the",
             "time that messages take; it counts buffers that are updated in place as if they were read and written",
             "whole (docs/tpu.md).",
             "",
         ]
-    lines += ["What the compiler made of the messages of one step, sizes of whole arrays:", ""]
-    lines += [
+    return [*lines, *messages(made)]
+
+
+def messages(made: Sequence[Made]) -> list[str]:
+    """Table of the messages of one step."""
+    lines = [
+        "What the compiler made of the messages of one step, sizes of whole arrays:",
+        "",
         "| row | collective | along | devices | messages | size | sent by a device |",
         "|---|---|---|---:|---:|---:|---:|",
     ]
@@ -259,8 +293,8 @@ def sweep(told: dict[str, Any]) -> list[str]:
         "",
         "## The largest batch",
         "",
-        f"`{SWEEP}`, {first['model']} on {first['topology']['name']}, {first['weight_update']} update: {len(tried)} "
-        f"compilations in {minutes:.0f} minutes, {worked:.0f} of a core.",
+        f"`{SWEEP}` ({SWEPT}), {first['model']} on {first['topology']['name']}, {first['weight_update']} update: "
+        f"{len(tried)} compilations in {minutes:.0f} minutes, {worked:.0f} of a core.",
         f"Largest that fits: {largest['batch']} images a device, {largest['global_batch']:,} in all. The last column "
         "is what the plain command says",
         "of how many images the memory would hold, from that compilation alone; the document allows some numbers only.",

@@ -1,46 +1,118 @@
-"""A world of real processes for benchmarks of the engine."""
+"""Processes of a benchmark: a world of ranks for the engine, and answers from any processes."""
 
 import multiprocessing
 import os
 import socket
-from collections.abc import Callable
-from typing import Any
+import traceback
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+
+if TYPE_CHECKING:
+    from podscale.pytorch.world import World
+
+P = ParamSpec("P")
+T = TypeVar("T")
+PRELOADED = ["podscale.pytorch.trainer"]
+"""Imported once by the server that the ranks are forked from: importing torch takes longer than some measurements."""
 
 
-def run_world(size: int, body: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """What `body(world, *arguments)` returns on each of `size` fresh gloo processes; raises where one dies."""
+def process_context() -> ForkServerContext:
+    """Context of fresh processes that have torch imported already."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    return context
+
+
+def run_world(
+    size: int, body: "Callable[Concatenate[World, P], T]", *arguments: P.args, **options: P.kwargs
+) -> list[T]:
+    """Return what `body(world, *arguments)` returns on each of `size` fresh gloo processes.
+
+    Raises RuntimeError as soon as a rank fails or exits, and then kills the others.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    context = multiprocessing.get_context("spawn")
+    context = process_context()
     pipes = [context.Pipe(duplex=False) for _ in range(size)]
     ranks = [
-        context.Process(target=_rank, args=(rank, size, port, pipes[rank][1], body, arguments)) for rank in range(size)
+        context.Process(target=_rank, args=(rank, size, port, pipes[rank][1], body, arguments, options))
+        for rank in range(size)
     ]
     for rank, (_, writer) in zip(ranks, pipes, strict=True):
         rank.start()
         writer.close()  # so that the end of a process ends its pipe
     try:
-        return [reader.recv() for reader, _ in pipes]
-    finally:
+        answers = receive_answers([reader for reader, _ in pipes])
         for rank in ranks:
             rank.join(10)
+        return answers
+    finally:
+        for rank in ranks:
             rank.kill()
+            rank.join()
 
 
-def _rank(rank: int, size: int, port: int, answer: Any, body: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    os.environ |= {
-        "RANK": str(rank),
-        "WORLD_SIZE": str(size),
-        "LOCAL_RANK": str(rank),
-        "LOCAL_WORLD_SIZE": str(size),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
+def receive_answers(readers: Sequence[Connection], seconds: float | None = None) -> list[Any]:
+    """Return the answers that processes sent with `send_answer`, in the order of their pipes.
+
+    Raises RuntimeError for the first process that failed or exited, TimeoutError after so many seconds without any
+    answer.
+    """
+    answers: dict[Connection, Any] = {}
+    while len(answers) < len(readers):
+        ready = wait([reader for reader in readers if reader not in answers], timeout=seconds)
+        if not ready:
+            raise TimeoutError(f"no answer from {len(readers) - len(answers)} processes within {seconds:.0f} s")
+        for reader in ready:
+            assert isinstance(reader, Connection)
+            number = readers.index(reader)
+            try:
+                good, answers[reader] = reader.recv()
+            except EOFError:
+                raise RuntimeError(f"process {number} exited without an answer") from None
+            if not good:
+                raise RuntimeError(f"process {number}: {answers[reader]}")
+    return [answers[reader] for reader in readers]
+
+
+def send_answer(pipe: Connection, body: Callable[[], object]) -> None:
+    """Send what `body` returns, or the traceback of what it raises."""
+    try:
+        answer = (True, body())
+    except BaseException:
+        answer = (False, traceback.format_exc())
+    pipe.send(answer)
+
+
+def set_rank(rank: int, size: int, local_rank: int, local_size: int, address: str, port: int) -> None:
+    """Set the variables by which a rank joins its world, as torchrun does."""
+    os.environ.update(
+        RANK=str(rank),
+        WORLD_SIZE=str(size),
+        LOCAL_RANK=str(local_rank),
+        LOCAL_WORLD_SIZE=str(local_size),
+        MASTER_ADDR=address,
+        MASTER_PORT=str(port),
+    )
+
+
+def _rank(
+    rank: int,
+    size: int,
+    port: int,
+    answer: Connection,
+    body: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    options: dict[str, Any],
+) -> None:
+    set_rank(rank, size, rank, size, "127.0.0.1", port)
     import torch
 
     from podscale.pytorch import world
 
     torch.set_num_threads(1)
-    answer.send(body(world.join_world(120.0), *arguments))
+    send_answer(answer, lambda: body(world.join_world(120.0), *arguments, **options))
     world.leave_world()

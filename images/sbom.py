@@ -52,7 +52,8 @@ def python_packages(environment: Path) -> Iterator[Package]:
 
 def _license(found: Distribution) -> str:
     """PEP 639's expression; the older free text only where it reads as one identifier."""
-    text = found.metadata.get("License-Expression") or found.metadata.get("License") or ""
+    fields = [name for name in ("License-Expression", "License") if name in found.metadata]
+    text = next((found.metadata[name] for name in fields if found.metadata[name]), "")
     return text if SPDX_LICENSE.fullmatch(text) and text.upper() != "UNKNOWN" else ""
 
 

@@ -1,4 +1,4 @@
-"""Writes the chart's values.schema.json and the table of its README from values.yaml: `python tools/chart_values.py`.
+"""Write the chart's values.schema.json and the table of its README from values.yaml: `python tools/chart_values.py`.
 
 values.yaml is the one source: a comment whose first line begins with `--` describes the value below it, `@schema`
 adds to the JSON schema that its default implies, and `@model a.b` takes the schema of that option of the run document

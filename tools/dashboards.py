@@ -1,4 +1,4 @@
-"""Writes the dashboards' JSON into the chart: `python tools/dashboards.py`."""
+"""Write the dashboards' JSON into the chart: `python tools/dashboards.py`."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Writes docs/hardware.md from the table in podscale/hardware: `python tools/hardware_reference.py`."""
+"""Write docs/hardware.md from the table in podscale/hardware: `python tools/hardware_reference.py`."""
 
 from pathlib import Path
 

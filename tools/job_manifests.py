@@ -1,4 +1,4 @@
-"""Writes manifests/jobs/: what `podscale render` prints for the presets, for every kind of job, and for the hardware.
+"""Write manifests/jobs/: what `podscale render` prints for the presets, for every kind of job, and for the hardware.
 
     python tools/job_manifests.py
 
@@ -38,7 +38,7 @@ class Case:
 
     @property
     def command(self) -> str:
-        """What a person types for it."""
+        """Command that a person types for it."""
         options = [option for change in (*VOLUME, *self.changes) for option in ("--set", change)]
         stage = ["--stage", self.stage] if self.stage != "train" else []
         return shlex.join(["podscale", "render", self.preset, "--backend", self.backend, *stage, *options])

@@ -1,4 +1,4 @@
-"""Writes docs/metrics.md from the catalogue, the rules and the dashboards: `python tools/metrics_reference.py`."""
+"""Write docs/metrics.md from the catalogue, the rules and the dashboards: `python tools/metrics_reference.py`."""
 
 import json
 import re

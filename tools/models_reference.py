@@ -1,4 +1,6 @@
-"""Writes the table of docs/models.md from the catalogue. tests/unit/training/model_specs/test_spec.py fails when it has drifted.
+"""Write the table of docs/models.md from the catalogue.
+
+tests/unit/training/model_specs/test_spec.py fails when it has drifted.
 
 Usage: python tools/models_reference.py
 """

@@ -1,4 +1,4 @@
-"""Writes what chart, manifests and the index of the runbooks hold of the rules: `python tools/monitoring_rules.py`.
+"""Write the rules into chart, manifests and the index of the runbooks: `python tools/monitoring_rules.py`.
 
 The one source is podscale/monitoring/. A test keeps the files true; values.schema.json and the chart's README follow
 from values.yaml by `make chart`, which runs this first.

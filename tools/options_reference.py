@@ -1,4 +1,4 @@
-"""Writes docs/options.md from the run document's model: `python tools/options_reference.py`."""
+"""Write docs/options.md from the run document's model: `python tools/options_reference.py`."""
 
 import json
 from collections.abc import Iterator

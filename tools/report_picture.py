@@ -1,4 +1,4 @@
-"""Draws the first screen of a run's report into docs/images/report.png, for the README.
+"""Draw the first screen of a run's report into docs/images/report.png, for the README.
 
     python tools/report_picture.py runs/digits
 
@@ -19,7 +19,7 @@ WIDTH, HEIGHT, SCALE = 1180, 1100, 1.5
 
 
 def draw(report: Path, target: Path) -> None:
-    """Takes a screenshot of the top of `report` and reduces it to 128 colours."""
+    """Take a screenshot of the top of `report` and reduce it to 128 colours."""
     browser = shutil.which("chromium") or shutil.which("chromium-browser")
     if browser is None:
         sys.exit("Chromium is needed: install the package chromium")

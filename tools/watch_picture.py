@@ -1,4 +1,4 @@
-"""Keeps what `podscale watch` shows as docs/images/watch.svg, for the README.
+"""Keep the display of `podscale watch` as docs/images/watch.svg, for the README.
 
     podscale run digits --set run.id=digits-b64 & python tools/watch_picture.py runs/digits-b64
 

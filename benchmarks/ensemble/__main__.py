@@ -11,24 +11,24 @@ complete in FOLDER.
 
 import argparse
 import os
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.conditions import RESULTS, code_version, head, publish
-from benchmarks.ensemble.cases import FAMILIES, Comparison, Family, comparison
+from benchmarks.conditions import code_version, head
+from benchmarks.ensemble.cases import FAMILIES, TINY, Comparison, Family, comparison
 from benchmarks.ensemble.engine import carry_out
 from benchmarks.ensemble.picture import picture
 from benchmarks.ensemble.rows import APART_WEIGHTS, Row, differences, rows
 from benchmarks.ensemble.table import introduction, section
+from benchmarks.harness import Options, write_results
 from podscale.evaluation import evaluation_json
 from podscale.runs import RunDirectory
 
-LEARNING = RESULTS / "learning"
-
 
 def found(sides: Comparison) -> dict[str, Row] | None:
-    """The figures of a seed; None where it is not complete."""
+    """Figures of a seed; None if it is not complete."""
     if any(not RunDirectory.for_config(config).evaluation.exists() for config in sides.evaluated):
         return None
     together = [
@@ -39,47 +39,64 @@ def found(sides: Comparison) -> dict[str, Row] | None:
     return rows(members, apart, singles)
 
 
-def compared(family: Family, seeds: Sequence[int], workspace: Path, source: str) -> list[str]:
-    """The part of the page about a family, and its picture beside the page; nothing where no seed is complete."""
+def compared(family: Family, seeds: Sequence[int], workspace: Path, source: str) -> tuple[list[str], dict[str, str]]:
+    """Part of the page about a family, and its picture by file name; both empty if no seed is complete."""
     sides = [comparison(family, seed, workspace, source) for seed in seeds]
     seen = [figures for one in sides if (figures := found(one)) is not None]
     if not seen:
-        return []
+        return [], {}
     name = f"ensemble-{family.name}.svg"
-    LEARNING.mkdir(parents=True, exist_ok=True)
     drawn = {row: values for row, values in differences(seen).items() if row != APART_WEIGHTS}  # chance: far off
-    (LEARNING / name).write_text(picture(family.title, drawn))
-    return section(family, sides[0], seen, name)
+    return section(family, sides[0], seen, name), {name: picture(family.title, drawn)}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("families", nargs="*", default=["digits", "few-digits"], help=", ".join(FAMILIES))
-    parser.add_argument("--source", help="where the photographs are")
-    parser.add_argument("--work", type=Path, required=True, help="folder of shards and runs")
-    parser.add_argument("--seeds", type=int, default=5)
+    parser = Options(__doc__)
+    parser.add_size("families", full=["digits", "few-digits"], small=["tiny"], nargs="*", help=", ".join(FAMILIES))
+    parser.add_argument("--source", help="archive of the photographs")
+    parser.add_argument("--work", type=Path, help="folder of shards and runs")
+    parser.add_size("--seeds", full=5, small=1, type=int)
     parser.add_argument("--write", action="store_true", help="train nothing: write what is complete")
-    options = parser.parse_args()
+    options = parser.read()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    chosen = [FAMILIES[name] for name in options.families if name in FAMILIES]
-    if len(chosen) < len(options.families):
-        parser.error(f"families are {', '.join(FAMILIES)}")
-    if options.source is None and any(family.source is None for family in chosen):
+    families = {TINY.name: TINY} if options.small else FAMILIES
+    if unknown := [name for name in options.families if name not in families]:
+        parser.error(f"families: no such family (got {unknown[0]}). There are {', '.join(families)}.")
+    if options.source is None and any(families[name].source is None for name in options.families):
         parser.error("--source: say where the photographs are")
+    if options.work is None and not options.small:
+        parser.error("--work: name a folder for shards and runs; a stopped command resumes from it")
     named = " ".join(options.families)
-    command = f"python -m benchmarks.ensemble {named} --seeds {options.seeds}"
+    command = f"OMP_NUM_THREADS=1 python -m benchmarks.ensemble {named} --seeds {options.seeds} --work FOLDER"
+    if options.source is not None:
+        command += f" --source {Path(options.source).name}"
     lines = [*head("A collapsed ensemble at equal epochs", ("torch", "numpy"), command), *introduction()]
-    code, seeds = code_version()[1], range(1, options.seeds + 1)
-    places = {name: (options.work / f"{name}-{code[:12]}").resolve() for name in FAMILIES}
-    for seed in seeds if not options.write else ():  # of every family before the next: a cut says something of each
-        for family in chosen:
+    with tempfile.TemporaryDirectory() as scratch:
+        work = (options.work or Path(scratch)).resolve()
+        code = "small" if options.small else code_version()[:12]
+        places = {name: work / f"{name}-{code}" for name in families}
+        if not options.write:
+            train_all(options, families, places)
+        parts, pictures = list[str](), dict[str, str]()
+        for name, family in families.items():
+            source = family.source or options.source or "photographs"
+            part, drawn = compared(family, range(1, options.seeds + 1), places[name], source)
+            parts += part
+            pictures |= drawn
+    if not parts:
+        parser.exit(1, f"nothing is complete in {work}, so nothing is written\n")
+    write_results(options.results / "learning", "ensemble.md", [*lines, *parts], pictures)
+
+
+def train_all(options: argparse.Namespace, families: Mapping[str, Family], places: Mapping[str, Path]) -> None:
+    """Train and evaluate what is not finished: a seed of every family before the next seed."""
+    for seed in range(1, options.seeds + 1):
+        for name in options.families:
+            family = families[name]
             started = time.process_time()
-            done = carry_out(comparison(family, seed, places[family.name], family.source or options.source))
+            done = carry_out(comparison(family, seed, places[name], family.source or options.source))
             used = f"{time.process_time() - started:.0f} s of CPU: {', '.join(done)}" if done else "finished before"
-            print(f"{family.name}, seed {seed}, {used}", flush=True)
-    for name, family in FAMILIES.items():
-        lines += compared(family, seeds, places[name], family.source or options.source or "photographs")
-    publish(LEARNING / "ensemble.md", lines)
+            print(f"{name}, seed {seed}, {used}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""What is compared: the families of images, and for each seed the runs of every side, as run documents."""
+"""Families of images, and for each seed the runs of every side, as run documents."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.conditions import ROOT
+from benchmarks.harness import ROOT
 from podscale.config import RunConfig, load
 from podscale.config.document import format_overrides
 from podscale.config.ensemble import collapse_schedule
@@ -23,8 +23,9 @@ COMMON: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Family:
-    """Images and the document that trains on them in cycles. source: where they are; None: given on the command line.
+    """Images and the document that trains on them in cycles.
 
+    source: of the images; None: given on the command line.
     about: what a reader should know of the task, one paragraph.
     """
 
@@ -106,6 +107,21 @@ FAMILIES = {
     )
 }
 
+TINY = Family(
+    "tiny",
+    "Handwritten digits at 8 px, for the small form",
+    "Half an epoch where others take six; its figures mean nothing.",
+    "digits",
+    DIGITS,
+    SMALL
+    | {
+        "model.width": 4,
+        "train.global_batch": 128,
+        "ensemble": {"cycles": [0.5, 0.5], "warmup_epochs": [0], "collapse.epochs": 0.5},
+        "train.schedule.warmup_epochs": 0,
+    },
+)
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -129,7 +145,7 @@ class Comparison:
 
     @property
     def trained(self) -> tuple[RunConfig, ...]:
-        """What is trained, in order: members after the run whose snapshots they need."""
+        """Runs to train, in order: members after the run whose snapshots they need."""
         return (self.cycles, *self.members, self.single, self.ending, *self.restarts)
 
     @property

@@ -1,7 +1,7 @@
-"""The trainings and evaluations of a comparison, one after the other in this process: to start a process for each would
-cost more than most of them."""
+"""Trainings and evaluations of a comparison, one after the other in this process: most are shorter than its start."""
 
 from contextlib import redirect_stdout
+from io import TextIOWrapper
 from pathlib import Path
 
 import torch
@@ -22,7 +22,7 @@ from podscale.stages import local
 
 
 def carry_out(sides: Comparison) -> list[str]:
-    """Trains and evaluates what is not finished, and returns the names of those runs."""
+    """Train and evaluate the unfinished runs; returns their names."""
     made = local.shard(sides.cycles.data, sides.cycles.run.workspace)
     assert made is not None, "all parts at once"
     todo = [config for config in sides.trained if not (RunDirectory.for_config(config).model / MODEL_JSON).exists()]
@@ -58,6 +58,6 @@ def _place(config: RunConfig, stage: str, shard_set: str) -> WorkerEnv:
     return WorkerEnv(config, stage, shard_set, ranks, None, 0)
 
 
-def _log(config: RunConfig) -> redirect_stdout:
-    """What a stage prints goes beside the run, as it does under a supervisor."""
+def _log(config: RunConfig) -> redirect_stdout[TextIOWrapper]:
+    """Redirect the output of a stage to a file beside the run, as a supervisor does."""
     return redirect_stdout((RunDirectory.for_config(config).path / "output.log").open("a"))

@@ -99,7 +99,7 @@ def differences(seen: Sequence[Mapping[str, Row]]) -> dict[str, list[float]]:
 
 
 def _group(answers: Sequence[ScoreSummary], epochs: float, mean: str, best: str) -> dict[str, Row]:
-    """What one of several models does in the mean, and the best of them by the images that judge it."""
+    """Mean of several models, and the best of them by the images that judge it."""
     each = [_row(one, epochs) for one in answers]
     middle = Row(epochs, 1, statistics.fmean(r.top1 for r in each), statistics.fmean(r.loss for r in each))
     return {mean: middle, best: max(each, key=lambda row: (row.top1, -row.loss))}

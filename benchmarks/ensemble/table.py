@@ -48,12 +48,12 @@ intervals say nothing of other images. One process, one thread.
 
 
 def introduction() -> list[str]:
-    """What stands before the families."""
+    """Text before the families."""
     return [line for text in (PAPER, SIDES, FIGURES) for line in (*_wrapped(text), "")]
 
 
 def section(family: Family, sides: Comparison, seen: Sequence[Mapping[str, Row]], picture: str) -> list[str]:
-    """What was found on a family. seen: the rows of each seed that is complete."""
+    """Section of a family. seen: the rows of each seed that is complete."""
     head = [f"## {family.title}", "", *_wrapped(family.about), "", *_wrapped(_lengths(sides)), ""]
     return [*head, *_table(seen), "", f"![Differences to one long run]({picture})", "", *_contrasts(seen), ""]
 
@@ -109,7 +109,7 @@ QUESTIONS = (
 
 
 def _answer(seen: Sequence[Mapping[str, Row]]) -> str:
-    """What the differences decide, of what they are made, and what would be needed."""
+    """Answer by the differences: what they are made of, and how many seeds would be needed."""
     if len(seen) < 2:
         return "One seed decides nothing."
     gain, member = Spread.of(against(seen, TOGETHER, LONG, points)), Spread.of(against(seen, MEAN, LONG, points))

@@ -1,4 +1,4 @@
-"""Jia 2018 against the cost model: 3 x (AlexNet) and 11 x (ResNet-50) over NCCL on 1,024 GPUs, and what is left of it.
+"""Part `claims`: Jia 2018 against the cost model, 3 x (AlexNet) and 11 x (ResNet-50) over NCCL on 1,024 GPUs.
 
 The paper's words (abstract): all-reduce up to 3 and 11 times as fast as NCCL-based training. What NCCL did then is not
 in what we could read; the model tries both: a ring for every tensor, and a ring for fused buckets. The cluster (P40, 8
@@ -8,9 +8,9 @@ NCCL's own model (plan/nccl.py), and beside them the lab's, as `auto` fits them.
 
 from collections.abc import Callable, Sequence
 
-from benchmarks.conditions import RESULTS, head, publish
-from benchmarks.network.lab import Shape, lab
+from benchmarks.network.lab import lab
 from benchmarks.network.ranks import run_ranks
+from benchmarks.network.setting import Setting
 from podscale import models
 from podscale.config import ModelSection
 from podscale.hardware import collective_cost
@@ -24,16 +24,16 @@ P40 = collective_cost.NcclCluster(GPUS // 8, 8, "pci", 10, 12, 20.4, 61)
 Cost = Callable[[float], float]
 
 
-def claims() -> None:
-    """The table of the model at 1,024 ranks."""
-    lines = head("Jia's claim", ["torch", "numpy"], command="python -m benchmarks.network claims")
+def claims(setting: Setting) -> None:
+    """Table of the model at 1,024 ranks."""
+    lines = setting.head("claims", "Jia's claim")
     lines += [
         "All-reduce of all gradients of a step at 1,024 ranks by the cost model, nothing hidden behind backward. Jia "
         "2018 reports up to 3 x (AlexNet) and 11 x (ResNet-50) over NCCL on 1,024 P40. Hybrid: tensors fused into "
         f"buckets of {BUCKET // 2**20} MiB (the paper's size is not known), hierarchical in groups of {GROUP} below "
         "the size where the ring is faster, the ring above. The model knows no time for launching a kernel.",
     ]
-    with lab(Shape(2, 4, 100e6, 25e6, node_delay=0.5e-3)) as built:
+    with lab(setting.shape(2, 4, 100e6, 25e6, node_delay=0.5e-3)) as built:
         calibrated = run_ranks(built, measure_fabric, None)[0]
     for title, fabric, by_nccl in (
         ("P40, PCIe, 100 GbE (constants of NCCL 2.30's model, LL protocol)", p40_fabric(), True),
@@ -41,7 +41,7 @@ def claims() -> None:
     ):
         lines += ["", f"## {title}", "", described(fabric), "", *table(fabric, by_nccl)]
     lines += ["", *verdict()]
-    publish(RESULTS / "network-claims.md", lines)
+    setting.write("claims", lines)
 
 
 def p40_fabric() -> Fabric:
@@ -126,7 +126,7 @@ NETWORKS = {"AlexNet": gradient_sizes("alexnet"), "ResNet-50": gradient_sizes("r
 
 
 def verdict() -> list[str]:
-    """What the numbers say, computed from them."""
+    """Conclusion, computed from the numbers."""
     fabric = p40_fabric()
     said = []
     for name, claimed in (("AlexNet", 3), ("ResNet-50", 11)):

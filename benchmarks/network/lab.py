@@ -14,6 +14,7 @@ and when the process exits; what a killed process left is removed by the next la
 
 import atexit
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -39,8 +40,8 @@ MTU = 9000
 class Shape:
     """A cluster: nodes, ranks in each, and its links.
 
-    rank_rate, node_rate: bytes/s of each rank's link and of each node's, in each direction. node_delay: seconds that a
-    node's link adds one way (from node to node a frame passes two of them).
+    rank_rate, node_rate: bytes/s of each rank's link and of each node's, in each direction.
+    node_delay: seconds that a node's link adds one way (from node to node a frame passes two of them).
     """
 
     nodes: int
@@ -80,7 +81,7 @@ class Lab:
         self._wires: list[Wire] = []
 
     def build(self) -> None:
-        """Makes namespaces, bridges and links. Needs root."""
+        """Make namespaces, bridges and links. Needs root."""
         _batch([f"netns add {name}" for name in (self._core, *self._nodes, *self.namespaces)])
         for name in self.namespaces:
             _run("ip", "netns", "exec", name, "sysctl", "-qw", *_TCP)
@@ -125,7 +126,7 @@ class Lab:
         return sum(_sent(name, "eth0") for name in self.namespaces)
 
     def remove(self) -> None:
-        """Takes everything down; what runs in the namespaces is killed."""
+        """Kill the processes in the namespaces, and remove everything."""
         for wire in self._wires:
             wire.close()
         _remove([name for name in _existing() if name.startswith(self._name)])
@@ -158,8 +159,27 @@ def lab(shape: Shape) -> Iterator[Lab]:
         atexit.unregister(built.remove)
 
 
+def obstacle() -> str:
+    """Reason why there can be no lab on this machine; empty if there can."""
+    if os.geteuid() != 0:
+        return "network namespaces need root: start this with sudo, or in a privileged container"
+    if missing := [tool for tool in ("ip", "tc", "sysctl") if shutil.which(tool) is None]:
+        return f"the lab needs {', '.join(missing)} (iproute2, procps)"
+    if not Path("/dev/net/tun").exists():
+        return "the lab's delays need /dev/net/tun"
+    name = f"{PREFIX}0-0-trial"
+    try:
+        _batch([f"netns add {name}"])
+        _limit(name, "lo", 1e6)
+    except RuntimeError as error:
+        return f"this machine cannot shape links of a namespace: {error}"
+    finally:
+        clean_up()
+    return ""
+
+
 def clean_up() -> list[str]:
-    """Removes what labs of ended processes left behind; the names of the removed namespaces."""
+    """Remove the namespaces of labs whose owner has exited; returns their names."""
     left = [name for name in _existing() if not _owner_lives(name)]
     _remove(left)
     return left
@@ -175,7 +195,7 @@ def _owner_lives(namespace: str) -> bool:
 
 
 def _start_time(pid: int) -> str | None:
-    """When a process started, in ticks since boot: with its id, who it is even after ids were given out again."""
+    """Start of a process in ticks since boot; with its id it names the process even after ids were reused."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except FileNotFoundError:
@@ -183,7 +203,7 @@ def _start_time(pid: int) -> str | None:
 
 
 def _remove(namespaces: Sequence[str]) -> None:
-    """Kills what runs in the namespaces and deletes them; their devices go with them."""
+    """Kill the processes in the namespaces, and delete these with their devices."""
     for name in namespaces:
         pids = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True).stdout.split()
         for pid in map(int, pids):
@@ -195,7 +215,7 @@ def _remove(namespaces: Sequence[str]) -> None:
 
 
 def _limit(namespace: str, device: str, rate: float) -> None:
-    """Limits what `device` sends to `rate` bytes/s."""
+    """Limit what `device` sends to `rate` bytes/s."""
     shaping = f"tbf rate {round(rate * 8)}bit burst {BURST_BYTES} limit {QUEUE_BYTES}"
     _run("tc", "-n", namespace, "qdisc", "add", "dev", device, "root", *shaping.split())
 
@@ -206,7 +226,7 @@ def _sent(namespace: str, device: str) -> int:
 
 
 def _batch(commands: Sequence[str], namespace: str | None = None) -> None:
-    """Runs several `ip` commands in one process."""
+    """Run several `ip` commands in one process."""
     _run("ip", *(["-n", namespace] if namespace else []), "-batch", "-", stdin="\n".join(commands))
 
 

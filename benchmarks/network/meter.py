@@ -15,8 +15,11 @@ from podscale.pytorch.world import World
 
 @dataclass(frozen=True)
 class Sample:
-    """seconds: of each round, from the common start until the last rank was done. node_bytes, rank_bytes: sent by one
-    node and by one rank over its link in one round, on average. busy: share of the machine's cores in use.
+    """Times and traffic of some rounds.
+
+    seconds: of each round, from the common start until the last rank was done.
+    node_bytes, rank_bytes: sent by one node and by one rank over its link in one round, on average.
+    busy: share of the machine's cores in use.
     """
 
     seconds: tuple[float, ...]
@@ -30,7 +33,7 @@ class Sample:
 
 
 class Busy:
-    """Counts the machine's busy cores from its making on."""
+    """Counter of the machine's busy cores from its making on."""
 
     def __init__(self) -> None:
         self._total, self._idle = _ticks()
@@ -42,7 +45,7 @@ class Busy:
 
 
 def measure(world: World, lab: Lab, operation: Callable[[], object], rounds: int) -> Sample:
-    """Runs `operation` on all ranks at once, `rounds` times; every rank gets the times, rank 0 the traffic too."""
+    """Time `operation` on all ranks at once, `rounds` times; every rank gets the times, rank 0 the traffic too."""
     before, busy = _traffic(world, lab), Busy()
     seconds = tuple(_round(operation) for _ in range(rounds))
     share, after = busy.share(), _traffic(world, lab)

@@ -1,4 +1,4 @@
-"""Weak scaling of a replayed training step: what of the all-reduce shows beside a backward pass that takes its time."""
+"""Weak scaling of a replayed training step: the part of the all-reduce that no backward pass hides."""
 
 import statistics
 import time

@@ -1,7 +1,8 @@
-"""What an update costs where every rank does all of it, and where each does its share and gathers the rest."""
+"""Cost of an update if every rank does all of it, and if each does its share and gathers the rest."""
 
 import statistics
 import time
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -28,17 +29,16 @@ class Cost(NamedTuple):
     state: int
 
 
-def costs(world: World, lab: Lab, sections: dict[str, dict[str, Any]]) -> dict[str, Cost]:
-    """{section: Cost} for ResNet-50, on rank 0. CPU time, since eight ranks take turns on two cores."""
-    return {name: _cost(world, lab, TrainSection.model_validate(section)) for name, section in sections.items()}
+def costs(world: World, lab: Lab, model: ModelSection, sections: Mapping[str, dict[str, Any]]) -> dict[str, Cost]:
+    """{section: Cost} of a network, on rank 0. CPU time, since the ranks take turns on few cores."""
+    return {name: _cost(world, lab, model, TrainSection.model_validate(section)) for name, section in sections.items()}
 
 
-def _cost(world: World, lab: Lab, train: TrainSection) -> Cost:
-    section = ModelSection(name="resnet50")
-    network = build_model(section, 1000)
+def _cost(world: World, lab: Lab, model: ModelSection, train: TrainSection) -> Cost:
+    network = build_model(model, 1000)
     precision = build_precision(train, world)
     reducer, weights, optimizer = build_reducer_and_optimizer(
-        train, network, models.model_spec(section, 1000), precision, world, 40.0, extra=1
+        train, network, models.model_spec(model, 1000), precision, world, 40.0, extra=1
     )
     hyper, finite = HyperParams(*torch.tensor([0.1, 0.9, 1e-4, 2.0]).unbind()), torch.tensor(True)
     seconds = []

@@ -29,7 +29,7 @@ End = tuple[str, str]
 
 
 def enter(namespace: str) -> None:
-    """Moves this thread into a network namespace; processes that it starts are born there."""
+    """Move this thread, and the processes it starts from now on, into a network namespace."""
     libc = ctypes.CDLL(None, use_errno=True)
     handle = os.open(Path("/run/netns", namespace), os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -62,7 +62,7 @@ class Wire:
         os.close(ready)
 
     def close(self) -> None:
-        """Ends the process; the devices go with it."""
+        """Kill the process; the devices go with it."""
         if self._pid:
             os.kill(self._pid, signal.SIGKILL)
             os.waitpid(self._pid, 0)
@@ -70,7 +70,7 @@ class Wire:
 
 
 def _tap(end: End) -> int:
-    """Makes a TAP device in a namespace; its file, which does not block."""
+    """Make a TAP device in a namespace; returns its file, which does not block."""
     enter(end[0])
     handle = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(handle, TUNSETIFF, struct.pack("16sH14x", end[1].encode(), IFF_TAP | IFF_NO_PI | IFF_VNET_HDR))
@@ -79,7 +79,7 @@ def _tap(end: End) -> int:
 
 
 def _pass_on(ends: tuple[int, int], delay: float) -> None:
-    """Carries frames both ways for ever."""
+    """Carry frames both ways for ever."""
     held: deque[tuple[float, int, bytes]] = deque()  # one queue for both ways: every frame waits equally long
     while True:
         wait = max(0.0, held[0][0] - time.monotonic()) if held else None
@@ -94,7 +94,7 @@ def _pass_on(ends: tuple[int, int], delay: float) -> None:
 
 
 def _take(source: int, target: int, due: float, held: deque[tuple[float, int, bytes]]) -> None:
-    """Reads what has arrived, a few frames at most, so that frames that are due do not wait for a flood."""
+    """Read a few frames at most, so that frames that are due do not wait for a flood."""
     for _ in range(8):
         try:
             held.append((due, target, os.read(source, FRAME_BYTES)))

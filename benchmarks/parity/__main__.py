@@ -5,22 +5,24 @@
 
 Every case (SGD and LARS, batch-norm groups of 1 and 4 ranks, the update whole and sharded) is trained by PyTorch on
 four gloo processes and by JAX on four simulated devices, once for each seed, which changes weights, order and crops.
-What was trained is kept in FOLDER and not trained again, so that a stopped run goes on where it was. At the end the
-family's table in benchmarks/results is written, of the cases that were asked for.
+Finished trainings are kept in FOLDER and not repeated, so that a stopped command resumes. At the end the family's table
+is written, of the cases that were asked for.
 """
 
-import argparse
 import json
 import os
+import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.conditions import RESULTS, code_version, head, publish
+from benchmarks.conditions import code_version, head
+from benchmarks.harness import Options, write_results
 from benchmarks.parity.cases import (
     CASES,
     FAMILIES,
     GLOBAL_BATCH,
+    TINY,
     Case,
     Family,
     Trained,
@@ -55,7 +57,7 @@ class Records:
 def train_due(
     family: Family, cases: Sequence[Case], seeds: int, updates: int, work: Path, source: str, records: Records
 ) -> None:
-    """Trains what has no record, all seeds of a case and an engine in one go."""
+    """Train the runs without a record, all seeds of a case and an engine in one go."""
     for case in cases:
         for engine, train in ENGINES.items():
             due = [seed for seed in range(seeds) if records.get(case, engine, seed) is None]
@@ -73,33 +75,40 @@ def train_due(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("family", nargs="?", default="digits", choices=FAMILIES)
-    parser.add_argument("--source", help="where the photographs are")
-    parser.add_argument("--work", type=Path, required=True, help="folder of shards and records")
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--updates", type=int, default=50)
-    parser.add_argument(
-        "--cases", nargs="*", choices=[case.name for case in CASES], help="some of them, and a table of these alone"
-    )
-    options = parser.parse_args()
+    parser = Options(__doc__)
+    parser.add_size("family", full="digits", small="tiny", nargs="?", choices=[*FAMILIES, TINY.name])
+    parser.add_argument("--source", help="archive of the photographs")
+    parser.add_argument("--work", type=Path, help="folder of shards and records")
+    parser.add_size("--seeds", full=5, small=2, type=int)
+    parser.add_size("--updates", full=50, small=2, type=int)
+    names = [case.name for case in CASES]
+    small = ["lars-1-sharded"]
+    parser.add_size("--cases", full=names, small=small, nargs="+", choices=names, help="rows of the table")
+    options = parser.read()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    family = FAMILIES[options.family]
+    family = TINY if options.family == TINY.name else FAMILIES[options.family]
     source = options.source or family.source
     if source is None:
         parser.error("--source: say where the photographs are")
-    command = f"python -m benchmarks.parity {family.name} --seeds {options.seeds} --updates {options.updates}"
-    if options.cases is not None:
+    if options.work is None and not options.small:
+        parser.error("--work: name a folder for shards and records; a stopped command resumes from it")
+    command = f"OMP_NUM_THREADS=1 python -m benchmarks.parity {family.name} --seeds {options.seeds}"
+    command += f" --updates {options.updates} --work FOLDER"
+    if family.source is None:
+        command += f" --source {Path(source).name}"
+    if options.cases != names:
         command += f" --cases {' '.join(options.cases)}"
     start = head(f"The two engines: {family.title}", ("jax", "torch", "numpy"), command)
-    records = Records(options.work, family.name, options.updates, code_version()[1])
-    cases = [case for case in CASES if options.cases is None or case.name in options.cases]
-    train_due(family, cases, options.seeds, options.updates, options.work.resolve(), source, records)
-    found = {
-        case: {engine: [records.get(case, engine, seed) for seed in range(options.seeds)] for engine in ENGINES}
-        for case in cases
-    }
-    publish(RESULTS / f"parity-{family.name}.md", [*start, *table(found)])
+    cases = [case for case in CASES if case.name in options.cases]
+    with tempfile.TemporaryDirectory() as scratch:
+        work = (options.work or Path(scratch)).resolve()
+        records = Records(work, family.name, options.updates, "small" if options.small else code_version())
+        train_due(family, cases, options.seeds, options.updates, work, source, records)
+        found = {
+            case: {engine: [records.get(case, engine, seed) for seed in range(options.seeds)] for engine in ENGINES}
+            for case in cases
+        }
+    write_results(options.results, f"parity-{family.name}.md", [*start, *table(found)])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What both engines train alike: the families of images, the cases, and the batches and weights they begin with."""
+"""Families of images, cases, and the batches and weights that both engines begin with."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ Values = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Family:
-    """Images, and the network that trains on them. source: where they are; None: given on the command line."""
+    """Images, and the network that trains on them. source: of the images; None: given on the command line."""
 
     name: str
     title: str
@@ -47,6 +47,12 @@ FAMILIES = {
         {"input": {"image_size": 64}, "model": {"name": "resnet18", "width": 16}},
     ),
 }
+TINY = Family(
+    "tiny",
+    "handwritten digits at 8 px, for the small form",
+    "digits",
+    FAMILIES["digits"].settings | {"model": {"name": "resnet18", "stem": "small", "width": 4}},
+)
 RULES: dict[str, tuple[dict[str, Any], float]] = {
     "sgd": ({"name": "sgd", "weight_decay": 5e-4}, 0.1),
     "lars": ({"name": "lars", "weight_decay": 5e-4}, 8.0),
@@ -72,7 +78,7 @@ CASES = [Case(rule, group, sharded) for rule in RULES for group in (1, 4) for sh
 
 @dataclass(frozen=True)
 class Data:
-    """What both engines are given: batches [updates, n, ...] in the order of the ranks, and the validation split.
+    """Input of both engines: batches [updates, n, ...] in the order of the ranks, and the validation split.
 
     samples: images of the training split. weights: an exported model's file, the network before the first update.
     """
@@ -118,22 +124,22 @@ def document(family: Family, case: Case, seed: int, work: Path, source: str, eng
 
 
 def shard_set_of(config: RunConfig) -> ShardSet:
-    """The images as a shard set, which is made where it is not there."""
+    """The images as a shard set, packed if it is missing."""
     local.shard(config.data, config.run.workspace)
     return ShardSet.open(Path(dataset_directory(config.run.workspace, config.data)))
 
 
 def prepare(config: RunConfig, shard_set: ShardSet, updates: int, weights: Path) -> Data:
-    """Reads the first batches of a run by its own loader and sample order, and draws the network's first weights."""
+    """Read the first batches of a run by its own loader and sample order, and draw the network's first weights."""
     from podscale.jax.models import initialise
 
     training, validation = shard_set.split("train"), shard_set.split("validation")
-    everyone = {"ranks": range(RANKS), "world": RANKS, "device": "cpu"}
-    phases = image_phases(config, len(training))
-    loader = build_loader(config, training, build_sampler(config, training), phases=phases, **everyone)  # type: ignore[arg-type]
+    ranks = range(RANKS)
+    order, phases = build_sampler(config, training), image_phases(config, len(training))
+    loader = build_loader(config, training, order, phases=phases, ranks=ranks, world_size=RANKS, device="cpu")
     with_labels = [(batch.images, batch.labels) for batch in loader.batches(0, updates)]
     loader.close()
-    judge = build_evaluation_loader(config, validation, **everyone)  # type: ignore[arg-type]
+    judge = build_evaluation_loader(config, validation, ranks=ranks, world_size=RANKS, device="cpu")
     steps = -(-len(validation) // (RANKS * config.evaluate.batch))
     judged = [(batch.images, batch.labels, batch.weights > 0) for batch in judge.batches(0, steps)]
     judge.close()

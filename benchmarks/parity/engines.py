@@ -4,27 +4,30 @@ import multiprocessing
 import os
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from benchmarks.parity.cases import RANKS, Data, Trained
-from benchmarks.world import run_world
+from benchmarks.world import receive_answers, run_world, send_answer
 from podscale import models
 from podscale.config import RunConfig
 from podscale.training import schedules
 
+if TYPE_CHECKING:
+    from podscale.pytorch.world import World
+
 
 def by_torch(config: RunConfig, given: list[Data]) -> list[Trained]:
     """The PyTorch engine on four gloo processes: one training for each of the data."""
-    return run_world(RANKS, _torch_rank, config, given)[0]  # type: ignore[no-any-return]
+    return run_world(RANKS, _torch_rank, config, given)[0]
 
 
-def _torch_rank(world: Any, config: RunConfig, given: list[Data]) -> list[Trained]:
+def _torch_rank(world: "World", config: RunConfig, given: list[Data]) -> list[Trained]:
     return [_train_torch(world, config, data) for data in given]
 
 
-def _train_torch(world: Any, config: RunConfig, data: Data) -> Trained:
+def _train_torch(world: "World", config: RunConfig, data: Data) -> Trained:
     import torch
 
     from podscale.data.loaders.base import Batch
@@ -52,7 +55,7 @@ def _train_torch(world: Any, config: RunConfig, data: Data) -> Trained:
 
 def by_jax(config: RunConfig, given: list[Data]) -> list[Trained]:
     """The JAX engine on four simulated devices of a process of its own."""
-    return _run_process(partial(_train_jax, config, given))  # type: ignore[no-any-return]
+    return _run_process(partial(_train_jax, config, given))
 
 
 def _train_jax(config: RunConfig, given: list[Data]) -> list[Trained]:
@@ -87,11 +90,11 @@ def _train_jax(config: RunConfig, given: list[Data]) -> list[Trained]:
     return found
 
 
-def _run_process(body: Callable[[], Any]) -> Any:
-    """What `body` returns in a fresh process with simulated devices, which must be there before jax is imported."""
+def _run_process(body: Callable[[], list[Trained]]) -> list[Trained]:
+    """Run `body` in a fresh process with simulated devices, which must be there before jax is imported."""
     context = multiprocessing.get_context("spawn")
     reader, writer = context.Pipe(duplex=False)
-    process = context.Process(target=_answer, args=(writer, body))
+    process = context.Process(target=send_answer, args=(writer, body))
     before = dict(os.environ)
     os.environ |= {
         "JAX_PLATFORMS": "cpu",
@@ -106,14 +109,11 @@ def _run_process(body: Callable[[], Any]) -> Any:
         os.environ.update(before)
     writer.close()
     try:
-        return reader.recv()
+        (trained,) = receive_answers([reader])
+        return list(trained)
     finally:
         process.join(30)
         process.kill()
-
-
-def _answer(pipe: Any, body: Callable[[], Any]) -> None:
-    pipe.send(body())
 
 
 ENGINES = {"pytorch": by_torch, "jax": by_jax}

@@ -1,4 +1,4 @@
-"""What the trainings of both engines say, as a page of Markdown."""
+"""Page of Markdown on the trainings of both engines."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -40,7 +40,7 @@ def table(found: Found) -> list[str]:
 
 
 def apart(one: Trained, other: Trained) -> list[float]:
-    """How far losses are apart, update by update, as a share of the first's."""
+    """Difference of the losses, update by update, as a fraction of the first's."""
     return [abs(a - b) / a for a, b in zip(one.losses, other.losses, strict=True)]
 
 
@@ -65,13 +65,13 @@ def _row(case: Case, engines: Mapping[str, Sequence[Trained | None]]) -> str:
 
 
 def _agreement(curves: Sequence[Sequence[float]]) -> str:
-    """How many updates the first and the last training to part agree for."""
+    """Updates for which the first and the last training to part agree."""
     counts = [next((n for n, share in enumerate(curve) if share > WITHIN), len(curve)) for curve in curves]
     return f"{min(counts)} to {max(counts)}"
 
 
 def _itself(found: Found) -> list[str]:
-    """How long one engine agrees with itself where only the order of sums differs: a scale for the table."""
+    """Agreement of one engine with itself if only the order of sums differs: a scale for the table."""
     said = []
     for engine in ("pytorch", "jax"):
         curves = []

@@ -83,7 +83,7 @@ def _read_statuses(pending: _PendingStatus) -> list[StepStatus]:
     return [
         unpack(
             pending.first_step + number + 1,
-            [told.word[0], not told.finite[number], *told.word[2:]],
+            [told.status[0], not told.finite[number], *told.status[2:]],
             told.loss[number],
             None if told.grad_norm is None else told.grad_norm[number],
         )

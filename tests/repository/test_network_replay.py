@@ -7,8 +7,8 @@ import torch
 
 from benchmarks.network import claims
 from benchmarks.network.lab import Shape
-from benchmarks.network.parts import bound
 from benchmarks.network.replay import Replay, Trace, pieces
+from benchmarks.network.setting import bound
 
 
 def test_gradients_come_in_the_order_and_not_before_the_times_of_the_trace() -> None:

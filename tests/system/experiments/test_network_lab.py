@@ -4,7 +4,6 @@ Needs root and the tools of iproute2; skips otherwise.
 """
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.network.lab import NAMESPACES, PREFIX, Lab, Shape, clean_up, lab
+from benchmarks.network.lab import NAMESPACES, PREFIX, Lab, Shape, clean_up, lab, obstacle
 from benchmarks.network.meter import measure
 from benchmarks.network.ranks import run_ranks
 from podscale.pytorch.world import World
@@ -24,30 +23,9 @@ MB = 10**6
 SHAPE = Shape(2, 2, 400 * MB, 40 * MB)
 
 
-def _usable() -> str:
-    """Why there can be no lab here; empty where there can."""
-    if os.geteuid() != 0:
-        return "network namespaces need root"
-    missing = [tool for tool in ("ip", "tc", "sysctl") if shutil.which(tool) is None]
-    if missing:
-        return f"the lab needs {', '.join(missing)} (iproute2, procps)"
-    if not Path("/dev/net/tun").exists():
-        return "the lab's delays need /dev/net/tun"
-    name = f"{PREFIX}0-0-trial"
-    trial = (f"ip netns add {name}", f"tc -n {name} qdisc add dev lo root tbf rate 8mbit burst 32kb limit 1mb")
-    try:
-        for command in trial:
-            done = subprocess.run(command.split(), capture_output=True, text=True)
-            if done.returncode:
-                return f"this place cannot shape links of a namespace: {done.stderr.strip()}"
-        return ""
-    finally:
-        clean_up()
-
-
 @pytest.fixture(autouse=True)
 def _needs_a_lab() -> Iterator[None]:
-    if reason := _usable():
+    if reason := obstacle():
         pytest.skip(reason)
     yield
     assert mine(os.getpid()) == []

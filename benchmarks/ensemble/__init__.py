@@ -1,0 +1,1 @@
+"""A collapsed ensemble against one long run, restarts and the mean of weights."""

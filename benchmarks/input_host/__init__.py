@@ -1,0 +1,1 @@
+"""Input on a host without accelerated decoding."""

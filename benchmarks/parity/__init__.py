@@ -1,0 +1,1 @@
+"""The two engines from the same weights over the same batches."""

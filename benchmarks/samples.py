@@ -1,0 +1,35 @@
+"""Generated photographs for the small forms: JPEGs of noise in an archive, and a shard set of them."""
+
+import io
+import tarfile
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from podscale.config import DataSection
+from podscale.stages import local
+
+
+def write_archive(path: Path, *, images: int, classes: int = 2, side: int = 96) -> Path:
+    """Write an archive of JPEGs, a folder and a synset for each class."""
+    generator = np.random.default_rng(0)
+    with tarfile.open(path, "w") as archive:
+        for number in range(images):
+            synset = f"n{number % classes:08d}"
+            coarse = Image.fromarray(generator.integers(0, 256, (side // 8, side // 6, 3), dtype=np.uint8))
+            file = io.BytesIO()
+            coarse.resize((side * 4 // 3, side), Image.Resampling.BICUBIC).save(file, "JPEG")
+            member = tarfile.TarInfo(f"{synset}/{synset}_{number}.JPEG")
+            member.size = file.tell()
+            file.seek(0)
+            archive.addfile(member, file)
+    return path
+
+
+def make_shards(folder: Path, *, images: int) -> Path:
+    """Pack generated photographs; returns the shard set's directory."""
+    data = DataSection(source=str(write_archive(folder / "samples.tar", images=images)))
+    made = local.shard(data, str(folder))
+    assert made is not None, "all parts at once"
+    return Path(made.location)

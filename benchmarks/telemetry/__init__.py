@@ -1,0 +1,1 @@
+"""Telemetry and checkpoints: their cost in a real training."""
