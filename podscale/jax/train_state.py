@@ -108,7 +108,7 @@ class TrainState:
                 slot: {name: arrays[f"optimizer/{slot}/{name}"] for name in parameters}
                 for slot in self.step.initial_moments
             },
-            {name: arrays[f"optimizer/{name}"] for name in self.step.specs.kept.scalars},
+            {name: arrays[f"optimizer/{name}"] for name in self.step.specs.opt_state.scalars},
         )
 
     @waiting_for(CHECKPOINT)

@@ -104,7 +104,7 @@ def step_arguments(step: TrainStep, config: RunConfig, classes: int, updates: in
     buffers = models.model_spec(config.model, classes).buffers
     buckets = tuple(_shape((length,)) for length in step.layout.lengths)
     moments: dict[str, Any] = dict.fromkeys(step.initial_moments, buckets)
-    others: dict[str, Any] = dict.fromkeys(step.specs.kept.scalars, _shape(()))
+    others: dict[str, Any] = dict.fromkeys(step.specs.opt_state.scalars, _shape(()))
     of_shapes: Any = DeviceState
     state = of_shapes(
         weights=buckets,
