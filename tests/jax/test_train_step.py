@@ -73,8 +73,8 @@ def trained(config: RunConfig, devices: int) -> Trained:
     state, figures = compiled(*given)
     assert np.asarray(figures.finite).all()
     assert int(state.number) == UPDATES
-    assert figures.word is not None
-    for copy in figures.word.addressable_shards:
+    assert figures.status is not None
+    for copy in figures.status.addressable_shards:
         np.testing.assert_array_equal(copy.data, said.max(0))
     found = {
         "weights": step.named_arrays(state.weights),
