@@ -78,7 +78,7 @@ def trained(config: RunConfig, devices: int) -> Trained:
         np.testing.assert_array_equal(copy.data, said.max(0))
     found = {
         "weights": step.named_arrays(state.weights),
-        "momentum": step.named_arrays(state.kept.moments["momentum"]),
+        "momentum": step.named_arrays(state.opt_state.moments["momentum"]),
         "statistics": state.statistics,
     }
     arrays = {kind: {name: np.asarray(a) for name, a in named.items()} for kind, named in found.items()}
