@@ -88,7 +88,7 @@ def scanned(rule: Any, share: ParamShard, weights: Any, kept: OptState, pushes: 
     def step(carried: Any, given: Any) -> Any:
         row, push = given
         moved = rule(share, carried[0], push, carried[1], HyperParams(*row), jnp.array(True))
-        return (moved.weights, moved.kept), moved.finite
+        return (moved.weights, moved.opt_state), moved.finite
 
     (weights, _), finite = jax.lax.scan(step, (weights, kept), (table, pushes))
     return weights, finite
@@ -285,8 +285,8 @@ def test_an_update_that_is_not_finite_anywhere_changes_nothing() -> None:
             moments = {name: jax.tree.map(jnp.abs, weights) for name in begun(weights, rule).moments}
             kept = OptState(moments, {name: jnp.float32(3) for name in begun(weights, rule).scalars})
             moved = rule(share, weights, push, kept, hyper, ~bad[0])
-            told = [scalar[None] for scalar in moved.kept.scalars.values()]
-            return moved.weights, moved.kept.moments, told, moved.finite[None]
+            told = [scalar[None] for scalar in moved.opt_state.scalars.values()]
+            return moved.weights, moved.opt_state.moments, told, moved.finite[None]
 
         split = PartitionSpec(reduce.axes)
         mapped = jax.shard_map(body, mesh=mesh, in_specs=split, out_specs=split, check_vma=False)
