@@ -1,17 +1,12 @@
-"""All-reduce on a grid of devices: along the rows, along the columns, along the rows (Ying 2018; Mikami 2018).
+"""All-reduce algorithms over the devices of a mesh, inside `shard_map`: XLA's own, and the 2-D torus.
 
-Each device reduce-scatters its bucket inside its row, all-reduces its shard along its column and gathers inside the
-row again, so that a message between rows carries 1/row of the data. Where there are several slices, the step along
-the column is made of the same three on a smaller scale: reduce-scatter in the column, all-reduce over the slices,
-all-gather in the column. So the network between slices, the slowest, carries 1/(row x column) of the data.
+XLA's all-reduce goes along all dimensions of a TPU's torus.
 
-What every all-reduce offers, whole or in its two halves.
-
-What can be done along some axes of the mesh, each one collective of XLA's; flat arrays, inside `shard_map`.
-
-XLA's own all-reduce over all devices, which on a TPU goes along all dimensions of the torus.
-
-Ways to average a bucket of gradients over all devices: one file each, chosen by the document.
+The 2-D torus goes along the rows, the columns, the rows (Ying 2018; Mikami 2018). Each device reduce-scatters its
+bucket inside its row, all-reduces its shard along its column and all-gathers inside the row, so a message between rows
+carries 1/row of the data. With several slices, the step along the column has the same three parts: reduce-scatter in
+the column, all-reduce over the slices, all-gather in the column. So the network between slices, the slowest, carries
+1/(row x column) of the data.
 """
 
 from typing import Protocol

@@ -1,32 +1,21 @@
-"""Batch norm over the batches of a group of devices, forward and backward, with one message each way.
+"""Batch norm with statistics over a group of devices, a device's batch, or parts of it (Ying 2018, section 3.4).
 
-The moments are those of x - near, where `near` is the running mean: so one pass over the images finds both, and one
-all-reduce of 2 fp32 values per channel puts those of a group together, and yet little cancels in E[d^2] - E[d]^2
-(Chan 1983, "shifted data"). The variance is off by about 1e-7 * (1 + (mean - near)^2 / variance) of itself; `near`
-follows the mean, and a network begins with means of about one deviation. Plain sums, as in flax and in MLPerf's
-submissions, are the case near = 0.
+Forward and backward send one message each. The moments are those of x - near, where `near` is the running mean: one
+pass over the images computes both, one all-reduce of 2 fp32 values per channel combines those of a group, and little
+cancels in E[d^2] - E[d]^2 (Chan 1983, "shifted data"). The variance has a relative error of about
+1e-7 * (1 + (mean - near)^2 / variance). `near` follows the mean, and a network begins with means of about one
+deviation. Plain sums, as in flax and in MLPerf's submissions, are the case near = 0.
 
 With sums over the whole group (Ioffe 2015, section 3) and xmu = x - mean:
 dx = weight * invstd * (dy - sum(dy) / count - xmu * invstd^2 * sum(dy * xmu) / count).
-The gradients of weight and bias stay local: averaging gradients over the devices, which follows anyway, completes
-them. Images are kept for backward as they came, so in bf16 where the network computes in it.
+The gradients of weight and bias stay local: the gradient average over the devices completes them. Images are kept for
+backward in their own dtype, so in bf16 if the network computes in it. If the group shares images, the pixels of tiles
+beyond the image have zero gradient, by the rules of `podscale.jax.spatial`.
 
-Where the group shares images, what tiles hold beyond the image counts for nothing: its gradient is zero when it comes,
-by the rules of `podscale.jax.spatial`, and is made so again.
+The functions need `shard_map(..., check_vma=False)`: only the step as a whole knows what varies over which axis.
 
-The functions need `shard_map(..., check_vma=False)`: what varies over which axis is known to the step as a whole.
-
-Batch norm as networks use it, and how it learns whom it shares statistics with.
-
-Batch norm whose statistics span a group of devices, a device's batch, or parts of it (Ying 2018, section 3.4).
-
-layer: what networks use. function: one normalisation, forward and backward.
-
-The running statistics of batch norm, kept equal on all devices.
-
-Each device sees its own batches, so plain running statistics drift apart; what an update changed is averaged over the
-devices along with the loss (see `podscale.pytorch.batch_norm.layer`). As in the field, the variance is the mean of the
-devices' variances.
+Running statistics are kept equal on all devices: the change of a step is averaged over the devices along with the loss
+(see `podscale.pytorch.batch_norm.layer`). As in the field, the variance is the mean of the devices' variances.
 """
 
 from collections.abc import Callable, Mapping
@@ -176,7 +165,7 @@ class BatchNorm:
 
 
 def assign_batch_norm_groups(norm: BatchNorm, norm_group: BatchNormGroup) -> BatchNorm:
-    """The same batch norm with statistics over `norm_group`: over the mesh's groups, or over parts of a device's batch."""
+    """Return the batch norm with statistics over `norm_group`: the mesh's groups, or parts of a device's batch."""
     return replace(
         norm, axes=GROUP if norm_group.ranks > 1 else (), part_size=None if norm_group.ranks > 1 else norm_group.images
     )

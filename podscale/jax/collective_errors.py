@@ -1,11 +1,9 @@
-"""How a collective of JAX fails because of another rank: what `engine.failure` must know to name the culprit.
+"""Classification of JAX collective errors, for `distributed.failure_report` to name the lost rank.
 
-JAX's own answer to a lost process, put off until ours was given.
-
-Where process 0 is lost, a thread of JAX ends all others by SIGABRT (jaxlib 0.10, xla/pjrt/distributed/client.h;
-a callback in its place cannot be given from Python: its argument has no Python type). That thread is made to wait, so
-that the main thread, whose collective fails at the same time, can say who was lost and where. After that SIGABRT takes
-its course, and in the main thread at once: there it is a failed check of XLA.
+If process 0 is lost, a thread of JAX aborts all other processes by SIGABRT (jaxlib 0.10,
+xla/pjrt/distributed/client.h; Python cannot replace the callback, since its argument has no Python type). That thread
+is made to wait, so that the main thread, whose collective fails at the same time, can report the lost rank first. After
+that SIGABRT takes its course, and in the main thread at once: there it is a failed check of XLA.
 """
 
 import ctypes
@@ -43,7 +41,7 @@ def watch_jax_peers(
     hang_seconds: float | None = None,
     stack_directory: Path | None = None,
 ) -> AbstractContextManager[ProgressTracker]:
-    """`engine.failure.watched` for JAX's collectives, which wait on the device, on a CPU without end."""
+    """`failure_report.watch_peers` for JAX's collectives, which wait on the device, on a CPU without end."""
     return failure_report.watch_peers(
         rank_group,
         exit_process,

@@ -1,7 +1,4 @@
-"""Batches of uint8 from a loader to the devices of this process, several at once where one call takes several.
-
-Pixels to what a network expects, on the device, inside the update (so that the compiler can fuse it).
-"""
+"""Batches on the devices of this process, several at once if a call runs several steps; normalisation."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,7 +18,7 @@ from podscale.training.training_logger import PhaseTimer
 
 
 class GlobalBatches(NamedTuple):
-    """Global batches of as many updates: images uint8 [k, n, height, width, 3], labels int32 [k, n].
+    """Global batches of k steps: images uint8 [k, n, height, width, 3], labels int32 [k, n].
 
     Each rank of the mesh takes an equal part of the n images, in order.
     """
@@ -31,44 +28,50 @@ class GlobalBatches(NamedTuple):
 
 
 BATCH_SPECS: Any = GlobalBatches(PartitionSpec(None, RANKS, *SPATIAL), PartitionSpec(None, RANKS))  # type: ignore[arg-type]
-"""How they lie on the mesh: devices that share images each have a tile of them, and all of their labels."""
+"""Sharding of global batches: devices that share images each have a tile of them, and all of their labels."""
 
 
 @dataclass(frozen=True)
 class DeviceBatches:
-    """Batches on the devices, `Feed.length` of them; those behind the ones that were read are zeros."""
+    """Batches on the devices, `DevicePrefetcher.length` of them, filled up with zeros."""
 
     device_batches: GlobalBatches
     host_batches: tuple[Batch, ...]
 
     @property
     def images(self) -> int:
-        """Images of this process, over all these batches."""
+        """Number of images of this process in these batches."""
         return sum(len(source.labels) for source in self.host_batches)
 
 
 class DevicePrefetcher:
-    """Moves uint8, a quarter of the bytes of fp32; the update normalises (see normalise).
+    """Copies batches to the devices as uint8, a quarter of the bytes of fp32; the step normalises (see `normalise`).
 
-    A program is only put on its way by calling it. So the next batches are read and copied while the devices compute.
+    Calling a program only dispatches it. So the next batches are read and copied while the devices compute.
     """
 
     def __init__(self, mesh: Mesh, length: int = 1, specs: GlobalBatches = BATCH_SPECS) -> None:
-        """length: batches that a program takes, whether it uses all of them or not. specs: how, as partition specs."""
+        """Prepare for a mesh.
+
+        Args:
+            length: batches that a program takes, used or not.
+            specs: partition specs of the batches.
+        """
         self._specs = specs
         self._mesh, self._ranks, self.length = mesh, axis_size(mesh, RANKS), length
         places: dict[Any, Any] = dict(
             NamedSharding(mesh, PartitionSpec(RANKS)).addressable_devices_indices_map((self._ranks,))
         )
         self.local_ranks = len({index[0].start for index in places.values()})
-        """Ranks of the mesh that this process's devices are."""
+        """Number of mesh ranks of this process's devices."""
 
     def __call__(
         self, batches: Iterator[Batch], phase: PhaseTimer, count: Callable[[], int] = lambda: 1
     ) -> Iterator[DeviceBatches]:
-        """The same batches on the devices, in order; phases data_wait and h2d are measured.
+        """Yield the batches on the devices, in order. Times the phases data_wait and h2d.
 
-        count: how many of them belong together, asked before they are read.
+        Args:
+            count: returns the number of batches of the next call; called before they are read.
         """
         while True:
             with phase("data_wait"):

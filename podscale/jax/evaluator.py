@@ -1,4 +1,4 @@
-"""Evaluation over all devices: every sample once. During training as three numbers, afterwards as predictions."""
+"""Evaluation over all devices, every sample once: as accuracy and loss during training, as predictions afterwards."""
 
 import time
 from collections.abc import Callable, Iterator

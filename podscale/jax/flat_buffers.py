@@ -1,10 +1,11 @@
-"""Arrays by name as flat fp32 buckets of fixed layout: what an all-reduce averages and an update works on.
+"""Flat fp32 buckets of named arrays in one fixed layout, for all-reduce and optimizer.
 
-Backward reaches the last layers first, so the layout runs backwards: the first bucket can travel while the rest of
+Backward reaches the last layers first, so the layout runs backwards: the first bucket can be reduced while the rest of
 backward is still computed. Every array begins a row of `ROW` elements, so that no row holds parts of two.
 
-Filters lie as a TPU's convolutions take them, [height, width, inputs, outputs]. In the catalogue's order the 3 x 3 of a
-filter would run fastest, and the TPU compiler would spend half of a step on turning filters and their gradients.
+Filters are stored as a TPU's convolutions take them, [height, width, inputs, outputs]. In the model spec's order the
+3 x 3 of a filter would be the fastest dimension, and the TPU compiler would spend half of a step on transposing filters
+and their gradients.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,18 +23,18 @@ from podscale.models import Shape
 from podscale.training.param_layout import plan_buckets
 
 ROW_ELEMENTS = 1024
-"""Elements of a row: one fp32 tile of a TPU's memory, 8 x 128."""
+"""Length of a row, elements: one fp32 tile of a TPU's memory, 8 x 128."""
 
 TO_BUCKETS, FROM_BUCKETS = (2, 3, 1, 0), (3, 2, 0, 1)
-"""Dimensions of a filter [outputs, inputs, height, width] in the order of a bucket, and back."""
+"""Permutations of a filter [outputs, inputs, height, width] into the order of a bucket, and back."""
 
 Values = npt.NDArray[Any]
 Buckets = tuple[Array, ...]
-"""Flat fp32 arrays, one a bucket: whole, or this device's shard of each."""
+"""Flat fp32 arrays, one per bucket: whole, or this device's shard of each."""
 
 
 class ParamLayout:
-    """Where each array of these shapes lies. Buckets are padded with zeros so that `shards` divide their rows."""
+    """Layout of arrays of these shapes in buckets, padded with zeros so that `shards` divide their rows."""
 
     def __init__(self, shapes: Mapping[str, Shape], *, bucket_elements: int, shards: int = 1) -> None:
         self.shapes = dict(shapes)
@@ -45,7 +46,7 @@ class ParamLayout:
         self._bounds = plan.bounds
 
     def pack(self, arrays: Mapping[str, ArrayLike]) -> Buckets:
-        """The arrays as buckets, fp32, with zeros between and behind."""
+        """Pack arrays into fp32 buckets, padded with zeros."""
         parts: list[list[Array]] = [[] for _ in self._bounds]
         ends = [start for start, _ in self._bounds]
         for name, (bucket, start, size) in self._offsets.items():
@@ -59,7 +60,7 @@ class ParamLayout:
         return tuple(jnp.concatenate(part) for part in parts)
 
     def pack_on_host(self, arrays: Mapping[str, ArrayLike]) -> tuple[Values, ...]:
-        """The arrays as buckets in memory of the host; zeros for those that are missing."""
+        """Pack arrays into buckets in host memory; missing arrays are zero."""
         buckets = [np.zeros(length, np.float32) for length in self.lengths]
         for name in arrays:
             bucket, start, size = self._offsets[name]
@@ -68,7 +69,7 @@ class ParamLayout:
         return tuple(buckets)
 
     def unpack(self, buckets: Sequence[Any]) -> dict[str, Any]:
-        """The arrays of whole buckets, in the order of the shapes; of the host's, views or copies."""
+        """Return the arrays of whole buckets, in the order of the shapes; views or copies of host buckets."""
         found = {}
         for name, shape in self.shapes.items():
             bucket, start, size = self._offsets[name]

@@ -1,13 +1,11 @@
-"""The devices of a run as a mesh with names: slices, columns, rows, groups of batch norm, and those that share images.
+"""Mesh of a run's devices with named axes: slices, columns, rows, batch-norm groups, and devices that share images.
 
 A row lies along one dimension of the physical torus (on machines without one: inside a node), a column across the
-rows, and slices meet over the data-centre network alone. A batch-norm group is a tile of rows and columns, whose
-devices are neighbours. The two dimensions of a tile are axes of their own, behind the others, so that the devices of
-a group hold consecutive parts of a batch that is sharded over `RANKS`: results depend on the size of the groups and
-not on where they lie. The devices that share images (`podscale.jax.spatial`) are a smaller tile of neighbours, which
+rows. Slices are connected by the data-centre network only. A batch-norm group is a tile of rows and columns, whose
+devices are neighbours. The two dimensions of a tile are axes of their own, after the others, so that the devices of a
+group hold consecutive parts of a batch that is sharded over `RANKS`: results depend on the size of the groups and not
+on their placement. The devices that share images (`podscale.jax.spatial`) are a smaller tile of neighbours, which
 counts as one rank; with one device to an image their axes have size 1.
-
-Values of the host on the devices of a mesh, whichever process they belong to.
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,4 @@
-"""A program that does not fit the memory of a device: the compiler's error as what to change in the document.
-
-What the TPU compiler says where a program does not fit the memory of a device.
-"""
+"""Out-of-memory errors of the compiler, translated into options of the document to change."""
 
 import re
 from collections.abc import Callable, Iterator

@@ -1,7 +1,7 @@
-"""Arithmetic of forward and backward: fp32, or the network in bf16 (Ying 2018).
+"""Precision of forward and backward: fp32, or the network in bf16 (Ying 2018).
 
-What an update works on is fp32 always: averaged gradients, norms, trust ratio, momentum and weights; so are batch
-norm's parameters and statistics, and the loss.
+The optimizer always works in fp32: averaged gradients, norms, trust ratio, momentum and weights. So do batch norm's
+parameters and statistics, and the loss.
 """
 
 from typing import Any

@@ -1,7 +1,7 @@
-"""Compiled programs: kept, so that no process, restart or later run compiles them again; and begun together.
+"""Persistent cache of compiled programs, so that no process, restart or later run compiles them again.
 
-What is kept can never end a run: an entry that is damaged, or a directory that cannot be written, only costs the time
-of compiling (JAX warns, and goes on).
+The cache never fails a run: a damaged entry, or a directory that cannot be written, only costs the time of compiling
+(JAX warns and continues). All processes start a new program together.
 """
 
 import hashlib

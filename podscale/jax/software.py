@@ -1,7 +1,4 @@
-"""What the installed JAX can use here, for `podscale doctor`.
-
-The libraries with which this engine computes and communicates, by version: they must be the same on all ranks.
-"""
+"""Versions of the libraries that must be the same on all ranks, and the capabilities of JAX for `podscale doctor`."""
 
 from dataclasses import dataclass, field
 

@@ -1,30 +1,20 @@
 """Spatial partitioning: the devices of a group share an image, each with a tile of it (Kumar 2019).
 
-For batches so large that there are fewer images than cores, or images too large for one core. Each device keeps a
-tile of every activation; weights stay whole on each.
+It serves batches with fewer images than cores, or images too large for one core. Each device keeps a tile of every
+activation; every device has all weights. After the global average, or the gathering, every device of a group computes
+the same loss, and it differentiates the sum of these. The mean of gradients over all devices, which the all-reduce
+computes, is then the gradient of the mean loss over the images.
 
-tiles: how an image is cut, and what an operation's outputs need of their neighbours' tiles. halo: the exchange of
-that, for convolutions and pooling. pooling: max pool, global average, gathering. sides: how large the images of each
-operation of a network are.
+Tiles. A side that the parts do not divide is cut into tiles of ceil(side / parts) rows: the last tiles reach beyond the
+image or lie outside it (7 rows in 4 parts: 2, 2, 2, 1), as in XLA's partitioner (GSPMD, Xu 2021: uneven partitioning).
+Values beyond the image are finite and otherwise arbitrary: an operation that adds or compares pixels masks them, so
+they get no gradient either. The alternative, to gather the images once they are small and compute the rest on every
+device, would leave more than half of ResNet-50 undivided (stages of 14 and 7 rows in 4 or 8 parts), and to divide the
+batch there needs as many images as parts. A tile does not show the size of its image if tiles are uneven, so the sizes
+of each operation's images are computed beforehand.
 
-Gradients need no word of their own: after the global average, or the gathering, every device of a group computes the
-same loss, and what it differentiates is the sum of these; the mean of gradients over all devices, which is what an
-all-reduce makes, is then the gradient of the mean loss over the images.
-
-How an image is cut into tiles, and which rows of its neighbours' a device needs.
-
-A side that the parts do not divide is cut into tiles of ceil(side / parts) rows: the last tiles reach beyond the
-image or lie there altogether (7 rows in 4 parts: 2, 2, 2, 1), as in XLA's partitioner (GSPMD, Xu 2021: uneven
-partitioning). What stands beyond the image is finite and otherwise of no account: who adds or compares pixels of
-others masks it, so that it gets no gradient either. The alternative, to gather the images once they are small and
-compute the rest on every device, would leave more than half of ResNet-50 undivided (stages of 14 and 7 rows in 4 or
-8 parts), and to divide the batch there needs as many images as parts.
-
-The exchange of halos: rows and columns of neighbouring tiles, as windows over an image need them.
-
-What puts pixels together: max pool, the global average, and whole images from tiles. No tiles: whole images.
-
-How large the images of each operation are: a tile does not show it where tiles are uneven.
+Halos. Rows and columns of neighbouring tiles are exchanged as windows over an image need them, for convolution and
+pooling. Without partitioning a tile is a whole image.
 """
 
 from collections.abc import Callable

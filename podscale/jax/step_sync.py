@@ -1,7 +1,8 @@
-"""The control word of every call (see podscale.distributed.step_status): it travels in the program that carries out the updates.
+"""Step status of every call (see podscale.distributed.step_status), reduced in the program that runs the steps.
 
-What a process has to say goes in with the batches, and comes out under MAX with losses and norms, whose way to the host
-begins as soon as they are there. Whether an update was masked the program knows by itself, the same on all devices.
+The status of a process is an input of the program, next to the batches; its maximum is an output, next to losses and
+norms, whose copy to the host starts as soon as they are ready. The program itself knows whether a step was masked, the
+same on all devices.
 """
 
 from collections import deque
@@ -27,10 +28,16 @@ class _PendingStatus:
 
 
 class StepSync:
-    """Makes the words of this process, and hands out those that are due. Every process must make the same calls."""
+    """Packs this process's status for each call and returns those that are due. All processes make the same calls."""
 
     def __init__(self, mesh: Mesh, rank: int, local_ranks: int, lag: int = STATUS_LAG) -> None:
-        """rank: the number of this process. local_ranks: how many ranks of the mesh are its own. lag: in calls."""
+        """Prepare for a mesh.
+
+        Args:
+            rank: index of this process.
+            local_ranks: mesh ranks of this process.
+            lag: delay of a status, calls.
+        """
         self._mesh, self._sharding, self._ranks = mesh, NamedSharding(mesh, STATUS_SPEC), axis_size(mesh, RANKS)
         self._rank, self._local_ranks, self._lag = rank, local_ranks, lag
         self._pending: deque[_PendingStatus] = deque()
@@ -39,53 +46,53 @@ class StepSync:
 
     @waiting_for(CONTROL)
     def step_inputs(self, count: int, *, stop: bool, busy_seconds: float) -> StepInputs:
-        """What this process has to say with the next call, which carries out `count` updates; busy in seconds.
+        """Return the inputs of the next call, which runs `count` steps.
 
-        All of it is on the devices already: a number handed to a program would go there by itself, with every call.
+        They are on the devices already: a host number would be copied to the devices with every call.
         """
         if count not in self._counts:
             self._counts[count] = put_replicated(np.int32(count), self._mesh)
         return StepInputs(self._counts[count], self.local_status(stop=stop, busy_seconds=busy_seconds))
 
     def local_status(self, *, stop: bool, busy_seconds: float) -> Array:
-        """What this process has to say with the next call; busy in seconds."""
-        words = pack(self._rank, stop=stop, busy_seconds=busy_seconds)
-        if self._last_status is None or self._last_status[0] != words:
-            mine = np.tile(np.array(words, np.int32), (self._local_ranks, 1))
-            self._last_status = words, assemble_array(mine, self._sharding, dim=0, length=self._ranks)
+        """Return this process's packed statuses for the next call, int32 [ranks, 4]."""
+        status = pack(self._rank, stop=stop, busy_seconds=busy_seconds)
+        if self._last_status is None or self._last_status[0] != status:
+            mine = np.tile(np.array(status, np.int32), (self._local_ranks, 1))
+            self._last_status = status, assemble_array(mine, self._sharding, dim=0, length=self._ranks)
         return self._last_status[1]
 
     def send(self, step: int, count: int, results: StepResults) -> None:
-        """A call is on its way that carries out `count` updates after `step`."""
+        """Start the copy of a call's results to the host: `count` steps after `step`."""
         for array in results:
             if array is not None:
                 array.copy_to_host_async()
         self._pending.append(_PendingStatus(step, count, results))
 
     def ready(self) -> list[StepStatus]:
-        """The words of calls at least `lag` ago that were not handed out yet, oldest first."""
+        """Return the statuses of calls at least `lag` ago that were not returned yet, oldest first."""
         return self._pop_ready(self._lag)
 
     def drain(self) -> list[StepStatus]:
-        """Every word not handed out yet; waits for the newest."""
+        """Return all statuses that were not returned yet; waits for the newest."""
         return self._pop_ready(0)
 
     def _pop_ready(self, keep: int) -> list[StepStatus]:
-        words: list[StepStatus] = []
+        statuses: list[StepStatus] = []
         while len(self._pending) > keep:
-            words += _read_statuses(self._pending.popleft())
-        return words
+            statuses += _read_statuses(self._pending.popleft())
+        return statuses
 
 
 @waiting_for(CONTROL)
 def _read_statuses(pending: _PendingStatus) -> list[StepStatus]:
-    told: Any = jax.tree.map(lambda array: array.tolist(), jax.device_get(pending.results))
+    results: Any = jax.tree.map(lambda array: array.tolist(), jax.device_get(pending.results))
     return [
         unpack(
             pending.first_step + number + 1,
-            [told.status[0], not told.finite[number], *told.status[2:]],
-            told.loss[number],
-            None if told.grad_norm is None else told.grad_norm[number],
+            [results.status[0], not results.finite[number], *results.status[2:]],
+            results.loss[number],
+            None if results.grad_norm is None else results.grad_norm[number],
         )
         for number in range(pending.step_count)
     ]

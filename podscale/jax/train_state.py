@@ -1,7 +1,4 @@
-"""Between the state on the devices and the engine-neutral arrays of a checkpoint.
-
-A trained model's weights, as every engine exports them.
-"""
+"""State of a training run: capture to and restore from engine-neutral checkpoints, loading of exported weights."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -36,7 +33,7 @@ Values = npt.NDArray[Any]
 
 @dataclass
 class TrainState:
-    """Everything that a resumed run needs, equal on all processes."""
+    """State that a checkpoint holds, equal on all processes."""
 
     config: RunConfig
     classes: int
@@ -47,7 +44,7 @@ class TrainState:
 
     @property
     def device_state(self) -> OnDevices:
-        """What an update changes; whoever carries one out puts the new in the place of the old."""
+        """State on the devices. The caller of a step replaces it by the step's result."""
         assert self._device_state is not None, "begin or restore first"
         return self._device_state
 
@@ -57,12 +54,12 @@ class TrainState:
 
     @property
     def optimizer_bytes(self) -> int:
-        """What a device keeps for its updates beside the weights that the model computes with."""
+        """Bytes of optimizer state on a device."""
         moments: list[Array] = jax.tree.leaves(self.device_state.opt_state.moments)
         return sum(array.addressable_shards[0].data.nbytes for array in moments)
 
     def check_arrays(self, snapshot: Snapshot) -> None:
-        """Raises InputError where a checkpoint does not hold the arrays of this model and its optimizer."""
+        """Raise InputError if a checkpoint does not hold the arrays of this model and its optimizer."""
         spec = models.model_spec(self.config.model, self.classes)
         wanted = {f"model/{parameter.name}" for parameter in spec.parameters}
         wanted |= {f"model/{buffer.name}" for buffer in spec.buffers}
@@ -76,7 +73,7 @@ class TrainState:
             )
 
     def initial_snapshot(self, initial_weights: InitialWeights) -> Snapshot:
-        """The state of a new run that begins with the weights and statistics of another one."""
+        """Return the state of a new run that starts from the weights and statistics of another one."""
         arrays = {f"model/{name}": values for name, values in initial_weights.arrays.items()}
         return Snapshot(
             0,
@@ -85,7 +82,7 @@ class TrainState:
         )
 
     def load_from_rank0(self, snapshot: Snapshot | None) -> None:
-        """The state of `snapshot`, which process 0 alone has, on all devices; without one that of a new run."""
+        """Load `snapshot`, which only process 0 has, on all devices; without one, the state of a new run."""
         parameters, statistics = initialise(self.config.model, self.classes, self.config.run.seed)
         meta = self.world.broadcast(None if snapshot is None else snapshot.meta)
         if meta is None:
@@ -108,17 +105,17 @@ class TrainState:
                 slot: {name: arrays[f"optimizer/{slot}/{name}"] for name in parameters}
                 for slot in self.step.initial_moments
             },
-            {name: arrays[f"optimizer/{name}"] for name in self.step.specs.kept.scalars},
+            {name: arrays[f"optimizer/{name}"] for name in self.step.specs.opt_state.scalars},
         )
 
     @waiting_for(CHECKPOINT)
     def model_arrays(self) -> dict[str, Values]:
-        """The fp32 weights and running statistics by the catalogue's names, on process 0; all processes call it."""
+        """Return the fp32 weights and running statistics by name, on process 0. All processes call it."""
         return self._model_arrays_of(self.unshard_weights())
 
     @waiting_for(CHECKPOINT)
     def capture(self) -> Snapshot | None:
-        """A copy of the state in memory of process 0, after which training may go on; all processes call it."""
+        """Return a copy of the state in process 0's host memory, None elsewhere. All processes call it."""
         weights = self.unshard_weights()
         kept = self.device_state.opt_state
         moments = {slot: self._unshard(buckets) for slot, buckets in kept.moments.items()}
@@ -135,11 +132,11 @@ class TrainState:
 
     @waiting_for(CHECKPOINT)
     def unshard_weights(self) -> Buckets:
-        """The weights' buckets, whole on every device; all processes call it."""
+        """Return the weights' buckets, unsharded on every device. All processes call it."""
         return self._unshard(self.device_state.weights)
 
     def _initial_optimizer_state(self) -> dict[str, Values]:
-        """What the optimizer has kept before the first update, by its names in a checkpoint."""
+        """Return the optimizer state before the first step, by its names in a checkpoint."""
         moments, scalars = self.step.initial_optimizer_state()
         arrays = {f"optimizer/{slot}/{name}": array for slot, named in moments.items() for name, array in named.items()}
         return arrays | {f"optimizer/{name}": array for name, array in scalars.items()}
@@ -151,7 +148,7 @@ class TrainState:
         return self.step.layout.unpack([np.array(bucket) for bucket in weights]) | statistics
 
     def _unshard(self, buckets: Buckets) -> Buckets:
-        """Gathered on every device where they are scattered."""
+        """Gather scattered buckets on every device."""
         return buckets if all(bucket.is_fully_replicated for bucket in buckets) else self._unsharded_spec(buckets)
 
     @cached_property
@@ -166,10 +163,14 @@ def restore_or_start(
     state: TrainState,
     initial_weights: Callable[[], InitialWeights | None] = lambda: None,
 ) -> bool:
-    """Continues from the newest whole checkpoint, read and verified by process 0; whether there was one.
+    """Restore the newest complete checkpoint, which process 0 reads and verifies. Returns False if there is none.
 
-    initial_weights: what a new run begins with. Raises InputError on every process where process 0's checkpoints, or
-    that origin, conflict with the run.
+    Args:
+        resume: `checkpoint.resume` of the document.
+        initial_weights: returns the initial weights of a new run, or None.
+
+    Raises:
+        InputError: on every process, if process 0's checkpoints or the initial weights conflict with the run.
     """
     snapshot: Snapshot | None = None
     first: Snapshot | None = None
@@ -194,9 +195,9 @@ def restore_or_start(
 
 
 def load_weights_file(spec: models.ModelSpec, path: Path) -> tuple[dict[str, Values], dict[str, Values]]:
-    """Parameters and running statistics of an exported model, fp32.
+    """Return parameters and running statistics of an exported model, fp32.
 
-    Raises InputError where the file is missing or holds another architecture.
+    Raises InputError if the file is missing or holds another architecture.
     """
     shapes = {parameter.name: parameter.shape for parameter in spec.parameters}
     shapes |= {buffer.name: buffer.shape for buffer in spec.buffers}

@@ -1,14 +1,12 @@
-"""Updates: forward, backward, average over the devices, masked parameter update; several in one program.
+"""Train step: forward, backward, average over the devices, masked optimizer step; several steps in one program.
 
-A program carries out as many updates as it is told, up to the batches that it is given, by a loop on the device, so
-that the host has time for dispatch; one program serves every number. The schedule lies on the device as a table, and so
-does the number of the update that indexes it. State is donated: the new one takes the memory of the old.
+A program runs a given number of steps, up to the number of batches that it gets, in a loop on the device, so that the
+host has time for dispatch; one program serves every number. The schedule is a table on the device, indexed by a step
+counter on the device. State is donated: the new state takes the memory of the old.
 
-Where the update is sharded (Kumar 2019; Xu 2020), each device keeps its shard of weights and momentum, and a step
-begins with gathering the weights. That is the gathering at the end of the step before, but nothing is kept twice, and
-the compiler may compute the first layers while weights of later ones are on their way.
-
-The training loss.
+If the optimizer step is sharded (Kumar 2019; Xu 2020), each device keeps its shard of weights and momentum, and a step
+begins with the all-gather of the weights. So nothing is stored twice, and the compiler may compute the first layers
+while weights of later ones are in flight.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -53,25 +51,30 @@ from podscale.training.param_layout import param_options
 
 
 def smoothed_cross_entropy(logits: Array, labels: Array, smoothing: float) -> Array:
-    """Mean cross entropy in fp32 against targets that spread `smoothing` over all classes (Szegedy 2016, section 7).
+    """Return the mean cross entropy in fp32 with label smoothing (Szegedy 2016, section 7).
 
-    logits: [n, classes] of any float type; labels: integers [n].
+    Args:
+        logits: [n, classes], any float dtype.
+        labels: integers [n].
+        smoothing: mass of the target that is spread over all classes.
     """
-    chances = nn.log_softmax(logits.astype(jnp.promote_types(logits.dtype, jnp.float32)))
-    of_labels = jnp.take_along_axis(chances, labels[:, None], axis=1).mean()
-    return -(1.0 - smoothing) * of_labels - smoothing * chances.mean()
+    log_probs = nn.log_softmax(logits.astype(jnp.promote_types(logits.dtype, jnp.float32)))
+    of_labels = jnp.take_along_axis(log_probs, labels[:, None], axis=1).mean()
+    return -(1.0 - smoothing) * of_labels - smoothing * log_probs.mean()
 
 
 NamedArrays = Mapping[str, Any]
-"""Arrays of the host or of a device by the catalogue's names."""
+"""Arrays of the host or of a device by the model spec's names."""
 
 
 class DeviceState(NamedTuple):
-    """What an update changes, on the devices.
+    """Training state on the devices.
 
-    weights: fp32 buckets (see `gradients.Layout`), equal on all devices, or scattered where the update is sharded; the
-    moments of what the update rule has kept lie as they do. statistics: batch norm's running ones by the catalogue's
-    names. number: of updates so far, masked ones included, int32.
+    Args:
+        weights: fp32 buckets (see `ParamLayout`), equal on all devices, or scattered if the optimizer step is sharded.
+        opt_state: optimizer state; moments have the layout of the weights.
+        statistics: batch norm's running statistics by the model spec's names.
+        number: steps so far, masked ones included, int32.
     """
 
     weights: Buckets
@@ -81,10 +84,13 @@ class DeviceState(NamedTuple):
 
 
 class StepResults(NamedTuple):
-    """What is known of k updates, equal on all devices.
+    """Results of k steps, equal on all devices.
 
-    loss: fp32 [k], the mean over the global batch. finite: bool [k], whether carried out. grad_norm: fp32 [k], of the
-    averaged gradient; None where the update is sharded and no device has all of it. status: see `Call`, under MAX.
+    Args:
+        loss: mean over the global batch, fp32 [k].
+        finite: False for masked steps, bool [k].
+        grad_norm: L2 norm of the averaged gradient, fp32 [k]; None if the step is sharded and no device has all of it.
+        status: maximum of the ranks' statuses (see `StepInputs`), int32 [4].
     """
 
     loss: Array
@@ -94,10 +100,11 @@ class StepResults(NamedTuple):
 
 
 class StepInputs(NamedTuple):
-    """What the host says with a call.
+    """Inputs of a call from the host.
 
-    step_count: how many to carry out, int32. status: of each rank, int32 [ranks, 4]; all learn it under MAX (see
-    `control`).
+    Args:
+        step_count: steps to run, int32.
+        status: packed status of each rank, int32 [ranks, 4]; its maximum is an output (see `step_sync`).
     """
 
     step_count: Any
@@ -106,22 +113,24 @@ class StepInputs(NamedTuple):
 
 STATUS_SPEC = PartitionSpec(RANKS)
 STATUS_LENGTH = 4
-"""Numbers of a word."""
+"""Length of a packed status, numbers."""
 
 
 @dataclass(frozen=True)
 class TrainStep:
-    """The updates of a document on a mesh."""
+    """Train step of a document on a mesh."""
 
     mesh: Mesh
     layout: ParamLayout
     specs: Any
-    """How the state lies on the mesh: a State with partition specs in the place of arrays."""
+    """Sharding of the state: a `DeviceState` of partition specs."""
     initial_moments: Mapping[str, float]
-    """What the update rule keeps of every weight, and the value that it begins with."""
+    """Initial value of each moment of the optimizer, by name."""
     run_steps: Callable[..., tuple[DeviceState, StepResults]]
-    """(state, batches, schedule, call): carries out updates; schedule: fp32 [updates, 3], replicated. The state given
-    is used up. Without a call: one update for each batch, and nothing to say."""
+    """Run steps: (state, batches, schedule, inputs) -> (state, results).
+
+    The schedule is fp32 [steps, 3], replicated. The given state is donated. Without inputs: one step for each batch.
+    """
 
     def init_state(
         self,
@@ -131,9 +140,14 @@ class TrainStep:
         moments: Mapping[str, NamedArrays] | None = None,
         scalars: NamedArrays | None = None,
     ) -> DeviceState:
-        """The state after `number` updates, on the devices, of values that every process has.
+        """Return the state after `number` steps, on the devices, from values that every process has.
 
-        moments: arrays by the weights' names for every slot of the optimizer; scalars: its others. Default: new ones.
+        Args:
+            parameters: weights by name.
+            statistics: batch norm's running statistics by name.
+            number: steps done.
+            moments: arrays by the weights' names for each moment of the optimizer; default: initial ones.
+            scalars: scalar state of the optimizer; default: initial values.
         """
         fresh_moments, fresh_scalars = self.initial_optimizer_state()
         laid = {slot: self.layout.pack_on_host(named) for slot, named in (moments or fresh_moments).items()}
@@ -146,7 +160,7 @@ class TrainStep:
         return self._put_on_mesh(packed)
 
     def initial_optimizer_state(self) -> tuple[dict[str, dict[str, Values]], dict[str, Values]]:
-        """What the update rule has kept before the first update: moments by slot and name, and scalars."""
+        """Return the optimizer state before the first step: moments by slot and name, and scalars."""
         shapes, names = self.layout.shapes.items(), self.specs.opt_state.scalars
         moments = {
             slot: {name: np.broadcast_to(np.float32(value), shape) for name, shape in shapes}
@@ -155,13 +169,13 @@ class TrainStep:
         return moments, {name: np.zeros((), np.float32) for name in names}
 
     def put_batches(self, images: npt.NDArray[np.uint8], labels: npt.NDArray[np.integer[Any]]) -> GlobalBatches:
-        """Batches of the host on the devices."""
-        given = GlobalBatches(images, labels.astype(np.int32))  # type: ignore[arg-type]
-        lies = jax.tree.map(partial(NamedSharding, self.mesh), BATCH_SPECS)
-        return jax.device_put(given, lies)  # type: ignore[no-any-return]
+        """Put batches of the host on the devices."""
+        batches = GlobalBatches(images, labels.astype(np.int32))  # type: ignore[arg-type]
+        shardings = jax.tree.map(partial(NamedSharding, self.mesh), BATCH_SPECS)
+        return jax.device_put(batches, shardings)  # type: ignore[no-any-return]
 
     def named_arrays(self, buckets: Buckets) -> dict[str, Array]:
-        """Weights or moments of a state by the catalogue's names, whole, whatever the sharding."""
+        """Return weights or moments of a state by the model spec's names, unsharded."""
         return self.layout.unpack(buckets)
 
     def _put_on_mesh(self, state: DeviceState) -> DeviceState:
@@ -173,7 +187,7 @@ class TrainStep:
 
 
 def build_train_step(config: RunConfig, mesh: Mesh, classes: int) -> TrainStep:
-    """The step of a document. Raises InputError for what does not fit the mesh, or what this engine does not have."""
+    """Build the step of a document. Raises InputError for options that the mesh or this engine does not support."""
     _check_step_options(config, mesh)
     train, spec = config.train, models.model_spec(config.model, classes)
     param_options(train.optimizer, spec)  # raises for a skip list that matches nothing
@@ -196,7 +210,7 @@ def build_train_step(config: RunConfig, mesh: Mesh, classes: int) -> TrainStep:
         mesh=mesh,
         in_specs=(specs, BATCH_SPECS, REPLICATED, StepInputs(REPLICATED, STATUS_SPEC)),
         out_specs=(specs, REPLICATED),
-        check_vma=False,  # what all_gather returns is replicated, which the check does not know
+        check_vma=False,  # the check does not know that the result of all_gather is replicated
     )
 
     def updates(
@@ -212,7 +226,7 @@ def build_train_step(config: RunConfig, mesh: Mesh, classes: int) -> TrainStep:
 
 
 def build_layout(config: RunConfig, mesh: Mesh, spec: models.ModelSpec) -> ParamLayout:
-    """How the weights of a document lie in buckets on a mesh."""
+    """Build the layout of a document's weights in buckets on a mesh."""
     section = config.train.all_reduce
     sharded = config.train.weight_update == "sharded"
     return ParamLayout(
@@ -231,7 +245,7 @@ def _build_device_steps(
     reduce: AllReduce,
     scattered: AllReduce | None,
 ) -> Callable[[DeviceState, GlobalBatches, Array, StepInputs], tuple[DeviceState, StepResults]]:
-    """What each device does with its part of the batches."""
+    """Return the function that runs on each device, with its part of the batches."""
     train, section = config.train, config.model.batch_norm
     norm = assign_batch_norm_groups(BatchNorm(section.eps, section.momentum), batch_norm_group(config, mesh.size))
     apply = build_model(
@@ -247,7 +261,7 @@ def _build_device_steps(
     gather = scattered.all_gather if scattered else lambda bucket: bucket
 
     def forward_backward(state: DeviceState, batch: GlobalBatches) -> tuple[Array, dict[str, Array], dict[str, Array]]:
-        """Loss, running statistics and gradients of this device's images."""
+        """Return loss, running statistics and gradients of this device's images."""
         key = random.fold_in(random.fold_in(random.key(config.run.seed), state.number), lax.axis_index(RANKS))
         parameters = layout.unpack([gather(bucket) for bucket in state.weights])
 
@@ -322,7 +336,7 @@ def all_finite(buckets: Sequence[Array]) -> Array:
 
 
 def _check_step_options(config: RunConfig, mesh: Mesh) -> None:
-    """Raises InputError for options of the document that this engine does not have."""
+    """Raise InputError for options of the document that this engine does not support."""
     train = config.train
     assert axis_size(mesh, GROUP) == batch_norm_group(config, mesh.size).ranks, "see mesh.mesh_of"
     if train.weight_gather != "fp32":

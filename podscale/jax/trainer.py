@@ -1,7 +1,4 @@
-"""What puts together the parts of a training that the run document chooses.
-
-One process of a JAX training: what the shared session asks of an engine. `build` puts together what it holds.
-"""
+"""`JaxTrainer`: one process of a JAX training run, and the functions that build it from the run document."""
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -37,7 +34,7 @@ from podscale.training import schedules
 from podscale.training.model_weights import load_initial_weights
 from podscale.training.run_progress import EvaluationResult
 from podscale.training.startup_checks import validate_world
-from podscale.training.trainer import Trainer as SharedSession
+from podscale.training.trainer import Trainer
 from podscale.training.training_logger import TrainingLogger
 
 MEMORY_STATS = {
@@ -45,12 +42,12 @@ MEMORY_STATS = {
     "device_reserved": "bytes_reserved",
     "device_peak": "peak_bytes_in_use",
 }
-"""Kinds of memory by the allocator's names for them."""
+"""Keys of `Device.memory_stats` by the kinds that Podscale reports."""
 
 
 @dataclass(kw_only=True)
-class JaxTrainer(SharedSession):
-    """What changes an update stands in `step`; what a resumed run needs, in `state`."""
+class JaxTrainer(Trainer):
+    """Trainer on JAX. `step` runs train steps; `state` holds what a checkpoint saves."""
 
     world: World
     state: TrainState
@@ -58,34 +55,34 @@ class JaxTrainer(SharedSession):
     step_sync: StepSync
     step: TrainStep
     schedule: Array
-    """Every update's hyperparameters, on the devices."""
+    """Hyperparameters of every step, fp32 [steps, schedules.COLUMNS], on the devices."""
     prefetcher: DevicePrefetcher
 
     def restore(self) -> bool:
         return restore_or_start(self.checkpoint_store, self.config.checkpoint.resume, self.state, self.initial_weights)
 
     def train_steps(self) -> Iterator[list[StepStatus]]:
-        monitor, progress, state = self.training_logger, self.progress, self.state
+        logger, progress, state = self.training_logger, self.progress, self.state
         batches = self.loader.batches(progress.step, self.end_step)
-        for batch in self.prefetcher(batches, monitor.phase, self.next_step_count):
+        for batch in self.prefetcher(batches, logger.phase, self.next_step_count):
             count = len(batch.host_batches)
-            with monitor.phase("forward_backward"):
+            with logger.phase("forward_backward"):
                 call = self.step_sync.step_inputs(
-                    count, stop=self.stop_request.requested, busy_seconds=monitor.busy_seconds
+                    count, stop=self.stop_request.requested, busy_seconds=logger.busy_seconds
                 )
                 with explain_training_memory(self.config, len(self.world.devices)):
                     given = state.device_state, batch.device_batches, self.schedule, call
-                    state.device_state, figures = self.step.run_steps(*given)
-                self.step_sync.send(progress.step, count, figures)
-            monitor.wait_started()
-            with monitor.phase("forward_backward"):
-                words = self.step_sync.ready()
+                    state.device_state, results = self.step.run_steps(*given)
+                self.step_sync.send(progress.step, count, results)
+            logger.wait_started()
+            with logger.phase("forward_backward"):
+                statuses = self.step_sync.ready()
             progress.step += count
-            monitor.step_done(progress.step, batch.images // count, self.loader.bad_records, steps=count)
-            yield words
+            logger.step_done(progress.step, batch.images // count, self.loader.bad_records, steps=count)
+            yield statuses
 
     def next_step_count(self) -> int:
-        """Updates that the next call carries out: up to the first after which something else is due."""
+        """Return the number of steps of the next call: up to the first after which something else is due."""
         log_every, step = self.config.telemetry.log_every, self.progress.step
         longest = range(step + 1, step + self.prefetcher.length)
         return 1 + sum(1 for _ in takewhile(lambda n: n % log_every and not self.is_due_after(n), longest))
@@ -106,14 +103,14 @@ class JaxTrainer(SharedSession):
         self.world.barrier("the end of a stage")
 
     def device_memory(self) -> dict[str, int]:
-        found: dict[str, int] = {}
+        memory: dict[str, int] = {}
         for device in self.world.local_devices:
-            with suppress(Exception):  # a device that does not tell is no reason to end
-                told = device.memory_stats() or {}
+            with suppress(Exception):  # a device without statistics must not fail the run
+                stats = device.memory_stats() or {}
                 for kind, name in MEMORY_STATS.items():
-                    if name in told:
-                        found[kind] = found.get(kind, 0) + told[name]
-        return found
+                    if name in stats:
+                        memory[kind] = memory.get(kind, 0) + stats[name]
+        return memory
 
     def close(self) -> None:
         self.loader.close()
@@ -122,7 +119,7 @@ class JaxTrainer(SharedSession):
 
 
 HOST = "cpu"
-"""Where loaders decode: batches reach the devices as pixels."""
+"""Device on which loaders decode: batches reach the accelerators as pixels."""
 
 
 def build_trainer(
@@ -134,13 +131,13 @@ def build_trainer(
     training_logger: TrainingLogger,
     stop_request: StopRequest,
 ) -> JaxTrainer:
-    """Builds everything that the document asks for. Every process must call this at the same time."""
+    """Build the trainer of a run document. Every process must call this at the same time."""
     train, training_split, classes = config.train, shard_set.split("train"), len(shard_set.classes)
     validate_world(config, len(world.devices), len(training_split))
     mesh = mesh_for_config(config, world.devices)
     step = build_train_step(config, mesh, classes)
     step = replace(step, run_steps=synchronize_first_call(step.run_steps, world, "the first update"))
-    feed = DevicePrefetcher(mesh, train.steps_per_call)
+    prefetcher = DevicePrefetcher(mesh, train.steps_per_call)
     evaluation_loader, evaluator = build_evaluator(
         config, world, mesh, step.layout, shard_set, training_logger.count_evaluated_images
     )
@@ -153,11 +150,11 @@ def build_trainer(
         state=TrainState(config, classes, step, world),
         step=step,
         schedule=put_replicated(schedules.step_table(train, len(training_split)), mesh),
-        prefetcher=feed,
+        prefetcher=prefetcher,
         loader=build_training_loader(config, world, mesh, training_split),
         evaluation_loader=evaluation_loader,
         evaluator=evaluator,
-        step_sync=StepSync(mesh, world.rank, feed.local_ranks),
+        step_sync=StepSync(mesh, world.rank, prefetcher.local_ranks),
         training_logger=training_logger,
         checkpoint_store=checkpoint_store,
         stop_request=stop_request,
@@ -174,7 +171,7 @@ def build_evaluator(
     shard_set: ShardSet,
     count_images: Callable[[int], None] = lambda images: None,
 ) -> tuple[Loader, Evaluator]:
-    """The evaluator over the validation split, and its loader, which the caller closes."""
+    """Build the evaluator of the validation split and its loader. The caller closes the loader."""
     split = shard_set.split("validation")
     loader = build_evaluation_loader(
         config, split, ranks=loader_ranks(world, mesh), world_size=axis_size(mesh, RANKS), device=HOST
@@ -183,12 +180,12 @@ def build_evaluator(
 
 
 def build_training_loader(config: RunConfig, world: World, mesh: Mesh, split: Split) -> Loader:
-    """The loader of this process's share of the training batches, which the caller closes."""
-    order = build_sampler(config, split)
+    """Build the loader of this process's part of the training batches. The caller closes it."""
+    sampler = build_sampler(config, split)
     return build_loader(
         config,
         split,
-        order,
+        sampler,
         phases=schedules.image_phases(config, len(split)),
         ranks=loader_ranks(world, mesh),
         world_size=axis_size(mesh, RANKS),
@@ -197,6 +194,6 @@ def build_training_loader(config: RunConfig, world: World, mesh: Mesh, split: Sp
 
 
 def loader_ranks(world: World, mesh: Mesh) -> range:
-    """The ranks of the sample order that this process reads for: its devices, or its groups that share images."""
+    """Return the ranks of the sample order that this process reads: its devices, or its groups that share images."""
     held = axis_size(mesh, RANKS) // world.size
     return range(world.rank * held, (world.rank + 1) * held)

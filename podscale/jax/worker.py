@@ -1,8 +1,7 @@
-"""The process of one rank: `python -m podscale.jax.worker`, started by our spawner under the supervisor.
+"""Worker process of one rank: `python -m podscale.jax.worker`, started by our launcher under the supervisor.
 
-Reads the run document and its place from the environment (see `Place` and `Seat`), makes sure that all ranks are
-about to do the same, and carries out one stage. How it ended is recorded by launch.rankprocess, in whose process this
-runs.
+It reads the run document, its `WorkerEnv` and its `RankEnv` from the environment, checks that all ranks agree on their
+configuration, and runs one stage. launch.worker_main, which runs this in its process, records the exit.
 """
 
 import logging
@@ -35,7 +34,7 @@ def main() -> None:
 def run_stage(worker_env: WorkerEnv, rank_group: RankGroup, progress_tracker: ProgressTracker) -> None:
     """Opens the shard set, joins the others and carries out the stage.
 
-    A stop request ends an evaluation at once (rankprocess has the handler), since it has nothing to save. JAX is
+    A stop request ends an evaluation at once (worker_main has the handler), since it has nothing to save. JAX is
     imported once all agree: what is wrong with the document is known before.
     """
     stop = StopRequest()

@@ -1,4 +1,4 @@
-"""What a process of this engine does in each stage, once it knows its world."""
+"""Stages of a worker on JAX: training and evaluation."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""The processes of a run as one of them sees it: who it is, all devices, and how it reaches the others."""
+"""World of one process: its rank, all devices, and communication with the other processes."""
 
 import json
 import os

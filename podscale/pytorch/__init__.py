@@ -1,1 +1,1 @@
-"""The PyTorch engine. `trainer` is the loop; each neighbour is one thing the loop uses."""
+"""PyTorch engine. `trainer` implements the shared training loop (`podscale.training.trainer`)."""

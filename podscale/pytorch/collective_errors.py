@@ -1,7 +1,4 @@
-"""How a collective of torch fails because of another rank: what `engine.failure` must know to name the culprit.
-
-torch's flight recorder: the newest collectives of this process and what became of them.
-"""
+"""Classification of collective errors, so that `distributed.failure_report` can name the lost rank; flight recorder."""
 
 import json
 from collections.abc import Callable
@@ -54,8 +51,10 @@ def watch_torch_peers(
     hang_seconds: float | None = None,
     stack_directory: Path | None = None,
 ) -> AbstractContextManager[ProgressTracker]:
-    """`engine.failure.watched` for torch's collectives. silent_collectives: default: there is a GPU, whose NCCL raises
-    nothing.
+    """Watch torch's collectives (see `failure_report.watch_peers`).
+
+    Args:
+        silent_collectives: collectives raise nothing if a peer is lost; default: True on a GPU, whose NCCL raises none.
     """
     return failure_report.watch_peers(
         rank_group,

@@ -1,9 +1,10 @@
-"""Two axes at work at once: while one slice of a bucket crosses the columns, the next is on its way along the rows.
+"""Serial executors for collectives: a thread for CPU tensors, a CUDA stream for GPU tensors.
 
-The phases of a slice depend on each other, the slices do not (Cho 2019, BlueConnect, pipelines the dimensions of a
-network in this way). Each axis keeps one fixed order of slices, so results do not depend on timing.
+A `CommQueue` averages buckets while backward is running, strictly in the order of submission.
 
-Where buckets are averaged while backward goes on: strictly one after the other, in the order handed over.
+A `SliceQueue` keeps both axes of a grid busy: while one slice of a bucket is reduced along the columns, the next is
+reduced along the rows. The phases of a slice depend on each other, the slices do not (BlueConnect, Cho 2019, pipelines
+the dimensions of a network like this). Each axis has one fixed order of slices, so results do not depend on timing.
 """
 
 from collections import deque
@@ -21,22 +22,27 @@ AverageFunction = Callable[[Tensor], None]
 
 
 class CommQueue(Protocol):
+    """Averages buckets in the order of submission."""
+
     def submit(self, bucket: Tensor) -> None:
-        """Averages `bucket` in place after everything submitted before it."""
+        """Average `bucket` in place after all buckets submitted before it."""
         ...
 
     def wait(self) -> None:
-        """Everything submitted is in place for what follows; raises what a collective raised."""
+        """Return when all submitted buckets are averaged (on a GPU: ordered on the current stream).
+
+        Raises the error of a collective that failed.
+        """
         ...
 
     def close(self) -> None: ...
 
 
 class ThreadCommQueue:
-    """One thread of blocking collectives, for CPU tensors.
+    """Thread of blocking collectives, for CPU tensors.
 
-    Chained callbacks would not do: gloo does not order collectives issued from them, and torch aborts or, worse,
-    mixes up buckets of one size.
+    Chained callbacks do not work: gloo does not order collectives issued from them, so torch aborts or mixes up
+    buckets of the same size.
     """
 
     def __init__(self, average: AverageFunction) -> None:
@@ -61,7 +67,7 @@ class ThreadCommQueue:
 
 
 class StreamCommQueue:
-    """A side stream, for GPU tensors: collectives queue there, after the gradients they need and before the update."""
+    """Side stream for GPU tensors: collectives run after the gradients they need and before the optimizer step."""
 
     def __init__(self, average: AverageFunction, device: torch.device) -> None:
         self._average = average
@@ -69,7 +75,7 @@ class StreamCommQueue:
         self._stream = torch.cuda.Stream(device, priority=-1)
 
     def submit(self, bucket: Tensor) -> None:
-        # Hooks run on autograd's thread, on the stream of the gradient that was just written.
+        # Autograd calls the hooks in its own thread, on the stream of the gradient that was just written.
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             self._average(bucket)
@@ -82,32 +88,39 @@ class StreamCommQueue:
 
 
 def build_comm_queue(average: AverageFunction, device: torch.device) -> CommQueue:
-    """The lane of a device."""
+    """Build the queue for a device."""
     return StreamCommQueue(average, device) if device.type == "cuda" else ThreadCommQueue(average)
 
 
 SLICE_ELEMENTS = {"cpu": 2**19, "cuda": 2**21}
-"""Elements of a slice at least, by device (2 and 8 MiB of fp32): smaller ones cost more latency than they hide."""
+"""Minimum length of a slice by device, elements (2 and 8 MiB of fp32): smaller ones cost more latency than they hide.
+"""
 MAX_SLICES = 8
 SliceOperation = Callable[[int], None]
-"""Carries out one phase of the slice with this number."""
+"""Runs one phase of the slice with this index."""
 
 
 def slice_count(length: int, shape: tuple[int, int], device_type: str) -> int:
-    """Slices of a bucket that go through the two axes one behind the other; one where there is one axis only."""
+    """Return the number of slices of a bucket that are pipelined over the two axes; 1 if one axis has one rank.
+
+    Args:
+        length: elements of the bucket.
+        shape: ranks of a row, ranks of a column.
+        device_type: "cpu" or "cuda".
+    """
     return 1 if 1 in shape else max(1, min(MAX_SLICES, length // SLICE_ELEMENTS[device_type]))
 
 
 class SliceQueue(Protocol):
-    """A second place to work, in the order of submission."""
+    """Executor of slice phases beside the calling thread, in the order of submission."""
 
     def submit(self, phase: SliceOperation, number: int) -> Callable[[], object]:
-        """Begins once what the caller has begun so far is done; what it returns waits for the end."""
+        """Run a phase after the caller's work so far. Returns a function that waits for its end."""
         ...
 
 
 class ThreadSliceQueue:
-    """A thread that waits for CPU messages."""
+    """Thread that runs slice phases, for CPU tensors."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="all-reduce-columns")
@@ -118,7 +131,7 @@ class ThreadSliceQueue:
 
 
 class StreamSliceQueue:
-    """A stream of a GPU."""
+    """Side stream that runs slice phases, for GPU tensors."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -133,22 +146,30 @@ class StreamSliceQueue:
 
 
 def build_slice_queue(device: torch.device) -> SliceQueue:
-    """The side of a device."""
+    """Build the slice queue for a device."""
     return StreamSliceQueue(device) if device.type == "cuda" else ThreadSliceQueue()
 
 
 def run_pipelined(
     queue: SliceQueue, slices: int, inward: SliceOperation, across: SliceOperation, outward: SliceOperation | None
 ) -> None:
-    """Takes every slice inward, across (beside) and outward; returns when all are done."""
-    crossing: deque[Callable[[], object]] = deque()
+    """Run the phases inward, across and outward of every slice; `across` runs on the queue. Returns when all are done.
+
+    Args:
+        queue: runs `across`.
+        slices: number of slices.
+        inward: first phase, along the rows.
+        across: second phase, along the columns.
+        outward: third phase, along the rows; None if there is none.
+    """
+    pending: deque[Callable[[], object]] = deque()
     for number in range(slices):
         inward(number)
-        crossing.append(queue.submit(across, number))
+        pending.append(queue.submit(across, number))
         if number:
-            crossing.popleft()()
+            pending.popleft()()
             if outward is not None:
                 outward(number - 1)
-    crossing.popleft()()
+    pending.popleft()()
     if outward is not None:
         outward(slices - 1)

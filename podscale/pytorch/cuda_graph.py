@@ -1,7 +1,7 @@
-"""A whole update as one CUDA graph: forward, backward, collectives, optimizer and mask, replayed by a single launch.
+"""Train step as one CUDA graph: forward, backward, collectives, optimizer and mask, replayed by a single launch.
 
-What changes from update to update lies on the device already: the batch in static buffers, the schedule as a table
-with the number of the update (see step), the seed of dropout in its generator. So nothing has to be recorded again.
+Everything that changes from step to step is on the device: the batch in static buffers, the schedule as a table with a
+step counter (see train_step), the seed of dropout in its generator. So nothing is recorded again.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,7 +1,7 @@
-"""The all-reduce family for training loops of one's own that use torch's DistributedDataParallel.
+"""Communication hook for DistributedDataParallel, which brings our all-reduce algorithms to any training loop.
 
     ddp = DistributedDataParallel(model)
-    hooks.register(ddp, algorithm="torus2d", row=8, wire_column="bf16")
+    ddp_comm_hook.register(ddp, algorithm="torus2d", row=8, wire_column="bf16")
 
 DDP hands over each bucket of gradients as backward completes it. Buckets are averaged strictly one after the other:
 by one thread on gloo (collectives that follow each other in callbacks mix up buckets there), on a side stream on NCCL.

@@ -1,12 +1,9 @@
-"""Mixup (Zhang 2017) and cutmix (Yun 2019) on the device: each image of a pass with its counterpart from the end.
+"""Batches on the device: prefetch from the loader, normalisation, mixup (Zhang 2017) and cutmix (Yun 2019).
 
-Both are one formula: images = W x own + (1 - W) x other, where W is the same everywhere for mixup, and 0 inside a
-rectangle and 1 outside for cutmix. The targets are mixed by the mean of W. The host draws before an update; what it
-drew lies in a tensor on the device, so a replayed CUDA graph mixes anew in every update.
-
-Batches of uint8 from a loader to the device.
-
-Pixels to what a network expects, on the device, inside the update (so that a compiler can fuse it).
+Batches travel as uint8 and are normalised inside the step, so that a compiler can fuse it. Mixup and cutmix mix each
+image with its counterpart from the end of the batch, by one formula: images = W x own + (1 - W) x other. W is constant
+for mixup; for cutmix it is 0 inside a rectangle and 1 outside. The targets are mixed by the mean of W. The host draws
+before each step and copies the draw to the device, so a replayed CUDA graph mixes anew in every step.
 """
 
 from collections.abc import Iterator
@@ -34,7 +31,7 @@ class DeviceBatch:
 
 
 class DevicePrefetcher:
-    """Moves uint8, a quarter of the bytes of fp32; the update normalises (see normalise).
+    """Copies batches to the device as uint8, a quarter of the bytes of fp32; the step normalises (see `Normalise`).
 
     On a GPU the copy runs on a side stream. The host is ahead of the device there, so the next batch is copied while
     the current one is still being used.

@@ -1,16 +1,12 @@
-"""Several models over one validation split: a pass of each, their answers averaged, and a model of their mean weights.
+"""Evaluation of several models over one validation split: averaged logits, and a model of their mean weights.
 
-One model is on the device at a time. Every pass reads the images anew, so that its images/s are those of a model that
-is evaluated alone; an ensemble of n costs the sum.
+One model is on the device at a time. Every pass reads the images again, so its images/s are those of a model that is
+evaluated alone; an ensemble of n costs the sum. Logits are averaged in two ways, since none of our papers is verified
+to use one of them; the report shows both.
 
-What several models say together: their logits on the same batches, and the two ways of averaging them.
-
-Of both ways no paper of ours is verified to be the published one; both are computed, and the report shows both.
-
-One model of the mean weights of several (Izmailov 2018, "SWA"), as a comparison to averaging what they answer.
-
-Batch norm's statistics of the members are not those of the mean weights, so they are estimated anew by passes over
-training images without an update (section 3.2 there), as plain means over the batches and the ranks.
+The model of the mean weights (Izmailov 2018, "SWA") is a comparison to averaged logits. The members' batch norm
+statistics do not fit the mean weights, so they are estimated again by forward passes over training images (section 3.2
+there), as plain means over batches and ranks.
 """
 
 import json

@@ -1,17 +1,13 @@
-"""The fp32 weights that an update works on, and how the model's parameters follow them.
+"""Flat buffers of one rank: gradients and fp32 master weights in one fixed layout (see `training.param_layout`).
 
-The weights lie in the flat layout of the gradients. Where the whole update is carried out on every rank, parameters in
-fp32 are views of the weights, and there is nothing to bring up to date. Where the update is sharded (Kumar 2019; Xu
-2020), each rank updates its shard of every bucket, and the ranks of a row then gather the others' shards: weights
-travel instead of gradients, in fp32, or rounded to bf16 at half the volume. Then, and for parameters in half precision,
-the fp32 masters are kept beside the parameters, and those are rounded from them after every update.
+Parameters and gradients are views of the buffers, in the memory order of the model's parameters. Besides the gradients
+a `GradientBuffer` has `extra` values that are averaged in the same messages: the loss and batch norm's running
+statistics.
 
-Tensors as views of a flat buffer (see `podscale.training.param_layout`), in the memory order of the model's parameters.
-
-Gradients in one flat fp32 buffer of fixed layout: what a reducer fills and an update works on.
-
-Beside the gradients the buffer has room for `extra` values that every rank wants averaged, at no further message: the
-loss and the running statistics of batch norm.
+If every rank steps all weights, fp32 parameters are views of the masters and need no copy. If the optimizer step is
+sharded (Kumar 2019; Xu 2020), each rank steps its shard of every bucket, and the ranks of a row then gather the
+weights, in fp32 or rounded to bf16 at half the volume. Then, and for parameters in half precision, the masters are
+separate memory, and the parameters are rounded from them after every step.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,7 +22,7 @@ from podscale.training.param_layout import ALIGNMENT_ELEMENTS, plan_buckets
 
 
 def view_like(flat: Tensor, start: int, like: Tensor) -> Tensor:
-    """The elements of `flat` from `start` in the shape of `like` and, for channels-last filters, its memory order."""
+    """Return the elements of `flat` from `start` as a view with the shape and memory order of `like`."""
     part = flat[start : start + like.numel()]
     if like.dim() == 4 and like.is_contiguous(memory_format=torch.channels_last) and not like.is_contiguous():
         outputs, inputs, height, width = like.shape
@@ -35,24 +31,30 @@ def view_like(flat: Tensor, start: int, like: Tensor) -> Tensor:
 
 
 def strided_like(tensor: Tensor, like: Tensor) -> Tensor:
-    """The same elements with the strides of `like`, where the two differ in dimensions of size 1 alone.
+    """Return a view with the strides of `like` if the strides differ only in dimensions of size 1.
 
-    A 1x1 filter in NHWC order has other strides there than its view, and one such pair in a list makes torch copy all
-    of the list one by one.
+    A 1x1 filter in NHWC order has wanted strides there than its view. One such pair makes torch._foreach_copy_ copy
+    the whole list tensor by tensor.
     """
     if tensor.stride() == like.stride():
         return tensor
     pairs = zip(tensor.shape, tensor.stride(), like.stride(), strict=True)
-    if all(size == 1 or mine == other for size, mine, other in pairs):
+    if all(size == 1 or stride == wanted for size, stride, wanted in pairs):
         return tensor.as_strided(like.shape, like.stride())
     return tensor
 
 
 class GradientBuffer:
-    """The buffer, and which part of it holds averages on this rank.
+    """Gradients of one rank in one flat fp32 buffer. A reducer fills it, an optimizer reads it.
 
-    Of `shards` parts of every bucket, part `shard` belongs to this rank; with one shard the whole buffer does. Where
-    there are several, `extra` has a bucket of its own, which all ranks hold whole.
+    Args:
+        model: network whose trainable parameters are laid out.
+        bucket_elements: capacity of a bucket, elements.
+        multiple: the length of every bucket is a multiple of this.
+        extra: values besides the gradients that are averaged over the ranks. If there are several shards they have
+            their own bucket, which every rank holds whole.
+        shards: equal parts of each bucket; this rank holds the averages of part `shard`.
+        shard: index of this rank's part.
     """
 
     def __init__(
@@ -76,7 +78,7 @@ class GradientBuffer:
         )
         *starts, extra_start = self.layout.starts
         self.offsets = dict(zip(self.parameters, reversed(starts), strict=True))
-        """Where each parameter begins."""
+        """First element of each parameter, by name."""
         self.flat = torch.zeros(self.layout.length, dtype=torch.float32, device=device)
         self.views = [view_like(self.flat, self.offsets[name], p) for name, p in self.parameters.items()]
         """The gradient of each parameter, in the order of the model's parameters."""
@@ -84,7 +86,7 @@ class GradientBuffer:
         self.local_ranges = (
             [(0, extra_start)] if shards == 1 else [*_shard_ranges(self.layout.bounds[:-1], shards, shard)]
         )
-        """Where the averaged gradients of this rank are."""
+        """[start, stop) of this rank's averaged gradients in `flat`."""
         self.averages = [self.flat[start:stop] for start, stop in self.local_ranges]
 
     @property
@@ -99,15 +101,20 @@ def _shard_ranges(bounds: tuple[tuple[int, int], ...], shards: int, shard: int) 
 
 
 GATHER_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-"""Formats in which weights are gathered, by their names in a run document."""
+"""Dtypes of gathered weights by their names in a run document."""
 
 
 class FlatWeights:
-    """The weights of one rank.
+    """Weights of one rank.
 
-    `published` holds every weight as the model sees it, equal on all ranks to the bit; `masters` are the fp32 weights
-    that this rank updates: the same memory, or where weights are published in bf16, this rank's own elements alone.
-    sharded_all_reduce: what collects shards; None where the update is not sharded.
+    `model_weights` holds every weight as the model uses it, bit-identical on all ranks. `masters` are the fp32 weights
+    that this rank steps: the same memory, or, if weights are gathered in bf16, this rank's own elements only.
+
+    Args:
+        buffer: gradients, which define the layout.
+        sharded_all_reduce: gathers the shards; None if the optimizer step is not sharded.
+        dtype: dtype of the gathered weights.
+        cast: changes the dtype of some parameters; called once their fp32 values are stored.
     """
 
     def __init__(
@@ -118,7 +125,7 @@ class FlatWeights:
         dtype: torch.dtype = torch.float32,
         cast: Callable[[], None] = lambda: None,
     ) -> None:
-        """Takes over the values of the model's parameters, which are fp32 until `cast` changes the dtype of some."""
+        """Take over the values of the model's parameters."""
         dtype = torch.float32 if sharded_all_reduce is None else dtype
         self._buffer, self._sharded_all_reduce = buffer, sharded_all_reduce
         first = torch.zeros_like(buffer.flat)
@@ -139,45 +146,46 @@ class FlatWeights:
     @torch.no_grad()
     @waiting_for(OPTIMIZER)
     def all_gather(self) -> None:
-        """Brings every parameter of every rank up to date after an update; all ranks call it."""
+        """Bring every parameter up to date after a step. All ranks call it."""
         if self._sharded_all_reduce is not None:
-            own = 0
+            local_start = 0
             for (start, stop), (low, high) in zip(self._buffer.local_ranges, self._buffer.layout.bounds, strict=False):
                 shard = self.model_weights[start:stop]
                 if self.masters.dtype != self.model_weights.dtype:
-                    shard.copy_(self.masters[own : own + stop - start])
+                    shard.copy_(self.masters[local_start : local_start + stop - start])
                 self._sharded_all_reduce.all_gather(shard, self.model_weights[low:high])
-                own += stop - start
+                local_start += stop - start
         if self._cast_parameters:
             torch._foreach_copy_(self._cast_parameters, self._cast_sources)
 
     def named_views(self, flat: Tensor) -> dict[str, Tensor]:
-        """The elements of each parameter in a flat buffer of the layout, in the parameter's shape."""
+        """Return views of each parameter in a flat buffer of the layout, by name, in the parameter's shape."""
         buffer = self._buffer
         return {name: view_like(flat, start, buffer.parameters[name]) for name, start in buffer.offsets.items()}
 
     def local(self, flat: Tensor) -> Tensor:
-        """This rank's elements of a flat buffer, as `Share` orders them."""
+        """Return this rank's elements of a flat buffer, in the order of `ParamShard`."""
         return torch.cat([flat[start:stop] for start, stop in self._buffer.local_ranges])
 
     def local_masters(self) -> list[Tensor]:
-        """The fp32 weights that this rank updates, as views in the order of `own`."""
+        """Return the fp32 weights that this rank steps, as views in the order of `local`."""
         if len(self.masters) != len(self._buffer.flat):
             return [self.masters]
         return [self.masters[start:stop] for start, stop in self._buffer.local_ranges]
 
     @contextmanager
     def swapped(self, flat: Tensor) -> Iterator[None]:
-        """The model with these weights in place of its own; all ranks call it with the same ones.
+        """Replace the model's weights for a block and restore them, to the bit. All ranks call it with the same ones.
 
-        flat: fp32, as `whole` returns it. Afterwards the parameters are what they were, to the bit.
+        Args:
+            flat: fp32, as returned by `unshard`.
         """
-        kept = self.model_weights.clone()
+        saved = self.model_weights.clone()
         try:
             self._load_model_weights(flat)
             yield
         finally:
-            self._load_model_weights(kept)
+            self._load_model_weights(saved)
 
     @torch.no_grad()
     def _load_model_weights(self, flat: Tensor) -> None:
@@ -186,7 +194,11 @@ class FlatWeights:
             torch._foreach_copy_(self._cast_parameters, self._cast_sources)
 
     def unshard(self, local_values: Tensor) -> Tensor:
-        """A buffer to take `named` parts from, of which every rank of a row brings its own; all ranks call it."""
+        """Gather the local values of all ranks of a row into a flat buffer of the layout. All ranks call it.
+
+        Args:
+            local_values: fp32, in the order of `local`.
+        """
         if self._sharded_all_reduce is None:
             return local_values
         flat = local_values.new_zeros(self._buffer.layout.length)
@@ -196,10 +208,10 @@ class FlatWeights:
         return flat
 
     def unshard_masters(self) -> Tensor:
-        """All fp32 weights as one flat buffer; all ranks call it."""
+        """Return all fp32 weights as one flat buffer. All ranks call it."""
         return self.model_weights if self.masters is self.model_weights else self.unshard(self.masters)
 
     def load_masters(self, flat: Tensor) -> None:
-        """Takes over all fp32 weights, the same on every rank."""
+        """Load all fp32 weights from a flat buffer, the same on every rank."""
         self.masters.copy_(flat if len(self.masters) == len(flat) else self.local(flat))
         self.all_gather()

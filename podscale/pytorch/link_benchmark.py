@@ -1,9 +1,9 @@
-"""One measurement of `podscale bench allreduce`, as the process of one rank.
+"""Worker of `podscale bench allreduce`: one measurement, as the process of one rank.
 
     python -m podscale.pytorch.link_benchmark JOB.json RESULT.json
 
-JOB: the fields of `Job`. Rank 0 writes RESULT: what `measure` returns. Every time is the slowest rank's, from a common
-start; on a GPU until the device is done.
+JOB holds the fields of `Job`. Rank 0 writes RESULT, the result of `measure`. Every time is the slowest rank's from a
+common start, on a GPU until the device has finished.
 """
 
 import json

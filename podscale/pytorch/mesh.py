@@ -1,7 +1,7 @@
-"""The ranks of a run as a grid: fast links along a row, slow ones along a column.
+"""Ranks of a run as a grid: fast links along a row, slow ones along a column.
 
-A row is (part of) a node, so a message along it stays inside the machine; a column holds the ranks at one place of
-every row. Where each rank runs comes from the launcher, so ranks need not be numbered node by node.
+A row is (part of) a node, so a message along it stays inside the machine; a column holds the ranks at the same position
+of every row. The launcher tells where each rank runs, so ranks need not be numbered node by node.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
-"""Arithmetic of forward and backward: fp32, bf16 or fp16 under autocast, or bf16 weights; the loss scale of fp16.
+"""Precision of forward and backward: fp32, bf16 or fp16 under autocast, or bf16 weights; the loss scale of fp16.
 
-What an update works on is fp32 always: averaged gradients, norms, trust ratio, momentum and master weights (Jia 2018);
-so are batch norm's parameters and statistics, and the loss.
+The optimizer always works in fp32: averaged gradients, norms, trust ratio, momentum and master weights (Jia 2018). So
+do batch norm's parameters and statistics, and the loss.
 """
 
 import os
@@ -14,11 +14,11 @@ from podscale.config import TrainSection
 from podscale.pytorch.world import World
 
 GROWTH_INTERVAL = 2000
-"""Finite updates in a row after which the loss scale doubles (Micikevicius 2018, section 3.2)."""
+"""Finite steps in a row after which the loss scale doubles (Micikevicius 2018, section 3.2)."""
 
 
 class Precision:
-    """One policy; everything it keeps is on the device, so nothing waits for it."""
+    """Precision policy of a run. Its state is on the device, so the host never waits for it."""
 
     def __init__(self, name: str, device: torch.device, loss_scale: float = 1.0) -> None:
         self._dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(name)
@@ -29,11 +29,11 @@ class Precision:
         self._finite_streak = torch.zeros((), dtype=torch.int32, device=device)
 
     def autocast(self) -> Any:
-        """The context of a forward pass."""
+        """Return the context manager of a forward pass."""
         return torch.autocast(self._device.type, dtype=self._dtype or torch.bfloat16, enabled=self._dtype is not None)
 
     def cast_parameters(self, model: nn.Module) -> None:
-        """Gives the parameters of convolutions and linear layers their own format, and the images that come in."""
+        """Cast the parameters of convolutions and linear layers, and the input images, to bf16 for bf16-pure."""
         if not self._casts_parameters:
             return
         for module in model.modules():
@@ -43,16 +43,16 @@ class Precision:
         model.register_forward_pre_hook(lambda _, images: tuple(image.to(torch.bfloat16) for image in images))
 
     def scale_loss(self, loss: Tensor) -> Tensor:
-        """The loss to differentiate: large enough that fp16 gradients do not vanish."""
+        """Return the loss to differentiate, scaled so that fp16 gradients do not underflow."""
         return loss * self.loss_scale if self.uses_loss_scale else loss
 
     def unscale(self, gradients: list[Tensor]) -> None:
-        """Brings averaged gradients back to their own size, in place."""
+        """Divide averaged gradients by the loss scale, in place."""
         if self.uses_loss_scale:
             torch._foreach_mul_(gradients, 1.0 / self.loss_scale)
 
     def update_loss_scale(self, finite: Tensor) -> None:
-        """Halves the scale after a non-finite update, doubles it after many finite ones."""
+        """Halve the loss scale after a non-finite step, double it after many finite ones."""
         if not self.uses_loss_scale:
             return
         count = torch.where(finite, self._finite_streak + 1, 0)
@@ -63,7 +63,7 @@ class Precision:
         self._finite_streak.copy_(torch.where(grow, 0, count))
 
     def state_dict(self) -> dict[str, float]:
-        """What a checkpoint keeps of it, as JSON values."""
+        """Return the state for a checkpoint, as JSON values."""
         return {"loss_scale": self.loss_scale.item(), "finite_in_a_row": self._finite_streak.item()}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
@@ -72,12 +72,12 @@ class Precision:
 
 
 def build_precision(train: TrainSection, world: World) -> Precision:
-    """The policy of a document's train section."""
+    """Build the precision policy of a document's train section."""
     return Precision(train.precision, world.device, train.loss_scale)
 
 
 def set_numerics(train: TrainSection) -> None:
-    """Process-wide settings: fp32 means fp32 (no TF32); deterministic kernels on request, else the fastest ones."""
+    """Set process-wide numerics: no TF32; deterministic kernels on request, else the fastest ones."""
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.benchmark = not train.deterministic

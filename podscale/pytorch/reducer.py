@@ -1,11 +1,11 @@
-"""Gradients averaged over the ranks, bucket by bucket, while backward is still running.
+"""Gradient reduction: average gradients over the ranks bucket by bucket, while backward is still running.
 
-When the last gradient of a bucket is there, the bucket's gradients are copied into the flat buffer, whatever their own
-format, and the bucket is handed to a lane that averages buckets strictly in order: a thread on gloo, a side stream on
-NCCL. Layout and order never depend on timing, so that the same run gives the same bits, with or without overlap,
-resumed or not (torch's DistributedDataParallel changes its buckets after the first step and does not).
+When the last gradient of a bucket is ready, the bucket's gradients are copied into the flat buffer, whatever their
+dtype, and the bucket is submitted to a queue that averages buckets strictly in order: a thread on gloo, a side stream
+on NCCL. Layout and order never depend on timing, so the same run gives the same bits, with or without overlap, resumed
+or not. (torch's DistributedDataParallel changes its buckets after the first step and does not.)
 
-For a sharded update the average stops half way, where each rank holds its shard of every bucket.
+For a sharded optimizer step the average stops after the reduce-scatter: each rank holds its shard of every bucket.
 """
 
 from collections.abc import Iterator
@@ -26,36 +26,41 @@ from podscale.pytorch.world import World
 
 
 class GradientReducer(Protocol):
-    """Averages the gradients of one update."""
+    """Averages the gradients of one step."""
 
     module: nn.Module
-    """What the forward pass calls."""
+    """Module that the forward pass calls."""
     buffer: GradientBuffer
-    """Where the averages are after `finish`; its `extra` is written before the last backward pass of an update."""
+    """Holds the averages after `finish`. Its `extra` is written before the last backward pass of a step."""
     sharded_all_reduce: ShardedAllReduce | None
-    """What collects the shards of a sharded update; None where every rank holds all averages."""
+    """Gathers the shards of a sharded optimizer step; None if every rank holds all averages."""
 
     def start_step(self) -> None:
-        """Begins a new update."""
+        """Begin a new step."""
         ...
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
-        """Adds the gradient of `loss`; reduces during the `last` pass of an update only."""
+        """Add the gradient of `loss`. Reduces during the `last` pass of a step only."""
         ...
 
     def finish(self) -> None:
-        """Returns when all averages are in place (on a GPU: in order on the current stream)."""
+        """Return when all averages are in place (on a GPU: ordered on the current stream)."""
         ...
 
     def close(self) -> None:
-        """Detaches from the model and ends the lane."""
+        """Remove the hooks from the model and close the queue."""
         ...
 
 
 def build_reducer(
     section: AllReduceSection, model: nn.Module, world: World, *, extra: int = 1, sharded: bool = False
 ) -> GradientReducer:
-    """The reducer of a document's all_reduce section. Every rank must call this at the same time."""
+    """Build the reducer of a document's all_reduce section. Every rank must call this at the same time.
+
+    Args:
+        extra: values per rank that are averaged along with the gradients.
+        sharded: stop after the reduce-scatter.
+    """
     if section.algorithm == "ddp":
         return DdpReducer(model, world, bucket_mb=section.bucket_mb, extra=extra)
     return BucketedReducer(
@@ -70,7 +75,14 @@ def build_reducer(
 
 
 class BucketedReducer:
-    """Our own reducer; see the module's text."""
+    """Bucketed reducer with any all-reduce algorithm, overlapped with backward.
+
+    Args:
+        bucket_mb: capacity of a bucket, MiB of fp32.
+        overlap: average buckets while backward is running.
+        extra: values per rank that are averaged along with the gradients.
+        sharded: stop after the reduce-scatter.
+    """
 
     def __init__(
         self,
@@ -116,7 +128,7 @@ class BucketedReducer:
     def backward(self, loss: Tensor, *, last: bool) -> None:
         self._pending_counts = [len(members) for members in self._members]
         self._reducing = last
-        with waiting_for(GRADIENTS):  # a GPU's hooks run in autograd's threads, while this one waits for them
+        with waiting_for(GRADIENTS):  # on a GPU, hooks run in autograd's threads while this thread waits for them
             loss.backward()
         self._reducing = False
         for number, missing in enumerate(self._pending_counts):
@@ -135,7 +147,7 @@ class BucketedReducer:
         self._comm_queue.close()
 
     def _on_gradient_ready(self, parameter: Tensor) -> None:
-        """Autograd calls this when a parameter's gradient of one pass is in place."""
+        """Count a parameter's gradient of this pass; called by autograd."""
         number = self._bucket_of[id(parameter)]
         self._pending_counts[number] -= 1
         if self._pending_counts[number] == 0:
@@ -148,7 +160,7 @@ class BucketedReducer:
 
     @torch.no_grad()
     def _copy_to_bucket(self, number: int) -> None:
-        """Moves a bucket's gradients of this pass into the flat buffer."""
+        """Move a bucket's gradients of this pass into the flat buffer."""
         views, gradients = [], []
         for parameter, view in self._members[number]:
             if parameter.grad is not None:
@@ -161,28 +173,28 @@ class BucketedReducer:
             (torch._foreach_copy_ if self._is_first_pass else torch._foreach_add_)(views, gradients)
 
     def _submit_buckets(self, until: int) -> None:
-        """Hands over the buckets up to `until`, in order: the order of messages must be the same on every rank."""
+        """Submit the buckets up to `until`, in order: the order of messages must be the same on every rank."""
         while self._next_bucket < until:
             self._comm_queue.submit(self._buckets[self._next_bucket])
             self._next_bucket += 1
 
     def _average_bucket(self, bucket: Tensor) -> None:
-        """Averages a bucket in place: all of it, or this rank's shard."""
-        own = self._local_averages.get(id(bucket))
-        if self.sharded_all_reduce is None or own is None:
+        """Average a bucket in place: all of it, or this rank's shard."""
+        shard = self._local_averages.get(id(bucket))
+        if self.sharded_all_reduce is None or shard is None:
             self.all_reduce(bucket)
         else:
-            own.copy_(self.sharded_all_reduce.reduce_scatter(bucket))
+            shard.copy_(self.sharded_all_reduce.reduce_scatter(bucket))
 
 
 def _require_sharded(all_reduce: AllReduce) -> ShardedAllReduce | None:
-    """What scatters and gathers; None where one rank has everything, so that there is nothing to share."""
-    assert isinstance(all_reduce, ShardedAllReduce), type(all_reduce)  # the document's checks see to it
+    """Return the all-reduce as a sharded one, or None if it has one shard only."""
+    assert isinstance(all_reduce, ShardedAllReduce), type(all_reduce)  # checked with the run document
     return all_reduce if all_reduce.shards > 1 else None
 
 
 class DdpReducer:
-    """torch's DistributedDataParallel behind the same interface: the baseline to compare with."""
+    """torch's DistributedDataParallel behind the same interface, as a baseline."""
 
     def __init__(self, model: nn.Module, world: World, *, bucket_mb: float = 25.0, extra: int = 1) -> None:
         # The running statistics of batch norm are averaged through `extra`, so DDP need not copy those of rank 0.
@@ -203,7 +215,7 @@ class DdpReducer:
             loss.backward()
 
     def finish(self) -> None:
-        """Copies DDP's averages to where the update looks for them."""
+        """Average the extra values and copy DDP's averages into the flat buffer."""
         with waiting_for(GRADIENTS):
             dist.all_reduce(self.buffer.extra_values.div_(self._ranks))
         gradients = [p.grad for p in self.buffer.parameters.values() if p.grad is not None]
@@ -215,7 +227,7 @@ class DdpReducer:
 
 @contextmanager
 def no_sync_unless_last(reducer: GradientReducer, *, last: bool) -> Iterator[None]:
-    """Around one forward and backward pass; DDP decides in the forward pass whether its backward will reduce."""
+    """Suppress DDP's reduction in all passes but the last: DDP decides in forward whether backward reduces."""
     wrapped = reducer.module
     with wrapped.no_sync() if isinstance(wrapped, DistributedDataParallel) and not last else nullcontext():
         yield

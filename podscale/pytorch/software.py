@@ -1,7 +1,4 @@
-"""The libraries with which this engine computes and communicates, by version: they must be the same on all ranks.
-
-What the installed PyTorch can use here, for `podscale doctor`.
-"""
+"""Versions of the libraries that must be the same on all ranks, and the capabilities of torch for `podscale doctor`."""
 
 from dataclasses import dataclass
 

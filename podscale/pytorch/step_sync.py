@@ -1,6 +1,6 @@
-"""The control word of every update (see podscale.distributed.step_status), in one small all-reduce.
+"""Step status of every step (see podscale.distributed.step_status), in one small all-reduce.
 
-The loss travels to the host in the same late way.
+Loss and gradient norm are copied to the host with the same delay.
 """
 
 from collections import deque
@@ -25,7 +25,7 @@ class _PendingStatus:
 
 
 class StepSync:
-    """Sends a word after every update and hands out those that are due. Every rank must send the same steps."""
+    """Exchanges a status after every step and returns those that are due. Every rank must send the same steps."""
 
     def __init__(self, world: World, lag: int = STATUS_LAG) -> None:
         self._world, self._lag = world, lag
@@ -35,21 +35,28 @@ class StepSync:
 
     @waiting_for(CONTROL)
     def send(self, step: int, result: StepResult, *, busy_seconds: float, stop: bool) -> None:
-        """Puts the word of update `step` on its way; `busy` in seconds."""
-        mine = torch.tensor(pack(self._world.rank, stop=stop, busy_seconds=busy_seconds), dtype=torch.int32)
+        """Send the status of a step.
+
+        Args:
+            step: number of the step, from 1.
+            result: result of the step.
+            busy_seconds: mean busy time of this rank per step.
+            stop: this rank was asked to stop.
+        """
+        status = torch.tensor(pack(self._world.rank, stop=stop, busy_seconds=busy_seconds), dtype=torch.int32)
         if self._stream is None:
-            mine[1] = (~result.finite).to(torch.int32)
-            work = dist.all_reduce(mine, dist.ReduceOp.MAX, group=self._group, async_op=True)
-            self._pending.append(_PendingStatus(step, mine, result.loss_and_norm, work))
+            status[1] = (~result.finite).to(torch.int32)
+            work = dist.all_reduce(status, dist.ReduceOp.MAX, group=self._group, async_op=True)
+            self._pending.append(_PendingStatus(step, status, result.loss_and_norm, work))
         else:
-            self._pending.append(self._send_from_gpu(step, mine, result, self._stream))
+            self._pending.append(self._send_from_gpu(step, status, result, self._stream))
 
     def ready(self) -> list[StepStatus]:
-        """The words of updates at least `lag` ago that were not handed out yet, oldest first."""
+        """Return the statuses of steps at least `lag` ago that were not returned yet, oldest first."""
         return self._pop_ready(self._lag)
 
     def drain(self) -> list[StepStatus]:
-        """Every word not handed out yet; waits for the newest."""
+        """Return all statuses that were not returned yet; waits for the newest."""
         return self._pop_ready(0)
 
     def _send_from_gpu(
@@ -58,24 +65,26 @@ class StepSync:
         device = self._world.device
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
-            word = packed.pin_memory().to(device, non_blocking=True)
-            word[1] = (~result.finite).to(torch.int32)
-            dist.all_reduce(word, dist.ReduceOp.MAX, group=self._group)
-            on_host = torch.empty(len(packed), dtype=torch.int32, pin_memory=True).copy_(word, non_blocking=True)
-            figures = result.loss_and_norm
-            told = torch.empty(len(figures), pin_memory=True).copy_(figures, non_blocking=True)
+            status = packed.pin_memory().to(device, non_blocking=True)
+            status[1] = (~result.finite).to(torch.int32)
+            dist.all_reduce(status, dist.ReduceOp.MAX, group=self._group)
+            status_on_host = torch.empty(len(packed), dtype=torch.int32, pin_memory=True).copy_(
+                status, non_blocking=True
+            )
+            values = result.loss_and_norm
+            values_on_host = torch.empty(len(values), pin_memory=True).copy_(values, non_blocking=True)
             for tensor in (result.loss, result.finite, result.grad_norm):
                 if tensor is not None:
                     tensor.record_stream(stream)
             arrived = torch.cuda.Event()
             arrived.record(stream)
-        return _PendingStatus(step, on_host, told, arrived)
+        return _PendingStatus(step, status_on_host, values_on_host, arrived)
 
     def _pop_ready(self, keep: int) -> list[StepStatus]:
-        words = []
+        statuses = []
         while len(self._pending) > keep:
-            words.append(_read_status(self._pending.popleft()))
-        return words
+            statuses.append(_read_status(self._pending.popleft()))
+        return statuses
 
 
 @waiting_for(CONTROL)

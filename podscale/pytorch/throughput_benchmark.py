@@ -1,10 +1,10 @@
-"""One measurement of `podscale bench train`, as the process of one rank: the real session, the real loop, then times.
+"""Worker of `podscale bench train`: one measurement with the real trainer and loop, as the process of one rank.
 
     python -m podscale.pytorch.throughput_benchmark JOB.json RESULT.json
 
-JOB holds the document (`config`), the location of a shard set, and numbers of updates: `warmup`, `steps` (timed as a
-whole, nothing waits in between) and `parts` (measured part by part, as ordinary updates). Rank 0 writes RESULT; every
-rank writes its error to RESULT.<rank> where it fails.
+JOB holds the document (`config`), the location of a shard set, and numbers of steps: `warmup`, `steps` (timed as a
+whole, without waiting in between) and `parts` (timed phase by phase, as ordinary steps). Rank 0 writes RESULT; a rank
+that fails writes its error to RESULT.<rank>.
 """
 
 import json

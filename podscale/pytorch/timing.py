@@ -1,4 +1,4 @@
-"""Times of the parts of an update on the device, taken without waiting for it; and of what all ranks do together."""
+"""Timers of a step's phases on the device, without waiting for it, and of operations of all ranks."""
 
 import time
 from collections.abc import Callable, Iterator

@@ -1,10 +1,10 @@
-"""torchrun, which also leaves the exit status of each failed rank in the rank directory.
+"""torchrun that also writes the exit status of each failed rank to the rank directory.
 
 Run as `python -m podscale.pytorch.torchrun OPTIONS`, with torchrun's own options.
 
-torchelastic's error files (`@record`, TORCHELASTIC_ERROR_FILE) would not do: they hold an exception of Python, which a
-rank's own report has already. A rank that a signal ended leaves none (torch 2.15 says `error_file: <N/A>` after SIGSEGV
-and after SIGKILL), and that is the rank whose end nothing else explains. ChildFailedError carries the exit status.
+torchelastic's error files (`@record`, TORCHELASTIC_ERROR_FILE) are not enough: they hold a Python exception, which a
+rank's own report has already. A rank that a signal killed leaves none (torch 2.15 says `error_file: <N/A>` after
+SIGSEGV and after SIGKILL), and that is the rank with no other report. ChildFailedError has the exit status.
 """
 
 import os

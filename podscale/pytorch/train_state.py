@@ -1,15 +1,12 @@
-"""Between the engine's state and the engine-neutral arrays of a checkpoint.
+"""State of a training run: capture to and restore from engine-neutral checkpoints, EMA, loading of exported weights.
 
-A trained model's weights, as every engine exports them, into a network.
+The exponential moving average covers the weights and batch norm's running statistics, on the device:
 
-An exponential moving average of the weights and of batch norm's running statistics, on the device.
+    average = decay * average + (1 - decay) * weights,  after every `every` steps
 
-    average = decay * average + (1 - decay) * weights,  after every so many updates
-
-It begins with the initial weights and has no correction for that, as in timm, torchvision's reference and Composer.
-A masked update counts as one: its weights, those from before, are averaged once more. Each rank averages what it
-updates, so a sharded update shares the memory out too. Nothing here is part of a recorded graph: whether an update is
-the last of `every` is the host's to know.
+It begins with the initial weights, without bias correction, as in timm, torchvision's reference and Composer. A masked
+step counts: its unchanged weights are averaged once more. Each rank averages the weights that it steps, so a sharded
+optimizer step shares the memory out too. None of it is part of a recorded graph: the host decides which steps count.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,16 +35,16 @@ from podscale.training.run_progress import RunProgress
 
 
 def load_weights_file(model: nn.Module, path: Path) -> None:
-    """Loads exported weights into `model`, in place.
+    """Load exported weights into `model`, in place.
 
-    Raises InputError where the file is missing or holds another architecture.
+    Raises InputError if the file is missing or holds another architecture.
     """
     tensors = dict([*model.named_parameters(), *model.named_buffers()])
     load_arrays(model, read_weights(path, {name: tuple(tensor.shape) for name, tensor in tensors.items()}))
 
 
 def load_arrays(model: nn.Module, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-    """Loads parameters and buffers by their names into `model`, in place."""
+    """Load parameters and buffers by name into `model`, in place."""
     tensors = dict([*model.named_parameters(), *model.named_buffers()])
     with torch.no_grad():
         for name, tensor in tensors.items():
@@ -55,14 +52,21 @@ def load_arrays(model: nn.Module, arrays: Mapping[str, npt.NDArray[Any]]) -> Non
 
 
 class Ema:
-    """`values`: the average of this rank's share of the weights, fp32, in the order of `Weights.own`; `buffers`: those
-    of the model's buffers by name, equal on all ranks."""
+    """Exponential moving average of the weights.
+
+    `values` holds the averages of this rank's weights, fp32, in the order of `FlatWeights.local_masters`. `buffers`
+    holds those of the model's buffers by name, equal on all ranks.
+    """
 
     def __init__(
         self, model: nn.Module, read_weights: Callable[[], Sequence[Tensor]], *, decay: float, every: int = 1
     ) -> None:
-        """Begins with the values that the model has. read_weights: this rank's weights as they are, in the order of
-        them.
+        """Start from the model's current values.
+
+        Args:
+            read_weights: returns this rank's weights, in the order of `FlatWeights.local_masters`.
+            decay: weight of the old average.
+            every: interval between updates of the average, steps.
         """
         self._model, self._read_weights = model, read_weights
         self._decay, self._every = decay, every
@@ -71,23 +75,23 @@ class Ema:
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Takes in the weights as they are after `step` updates, where this is one of those that count."""
+        """Update the average with the weights after `step`, if the step is a multiple of `every`."""
         if step % self._every:
             return
         updated = self._read_weights()
-        mine = list(self.values.split([len(part) for part in updated]))
-        torch._foreach_lerp_([*mine, *self.buffers.values()], [*updated, *self._model.buffers()], 1.0 - self._decay)
+        averages = list(self.values.split([len(part) for part in updated]))
+        torch._foreach_lerp_([*averages, *self.buffers.values()], [*updated, *self._model.buffers()], 1.0 - self._decay)
 
     @torch.no_grad()
     def reset(self) -> None:
-        """Begins again with the values that the model has now."""
+        """Restart from the model's current values."""
         for kept, now in zip(self.buffers.values(), self._model.buffers(), strict=True):
             kept.copy_(now)
         self.values.copy_(torch.cat(list(self._read_weights())))
 
 
 def build_ema(section: EmaSection, model: nn.Module, read_weights: Callable[[], Sequence[Tensor]]) -> Ema | None:
-    """The average that the document asks for."""
+    """Build the average that the document asks for, or return None."""
     if section.decay is None:
         return None
     return Ema(model, read_weights, decay=section.decay, every=section.every_steps)
@@ -95,7 +99,7 @@ def build_ema(section: EmaSection, model: nn.Module, read_weights: Callable[[], 
 
 @dataclass(frozen=True)
 class TrainState:
-    """Everything that a resumed run needs, equal on all ranks."""
+    """State that a checkpoint holds, equal on all ranks."""
 
     model: nn.Module
     weights: FlatWeights
@@ -106,27 +110,27 @@ class TrainState:
 
     @property
     def optimizer_bytes(self) -> int:
-        """What this rank keeps for its updates beside the weights that the model computes with."""
+        """Bytes of optimizer state, separate masters and EMA on this rank, without the model's weights."""
         kept = [*self.optimizer.moments.values()]
         if self.weights.masters is not self.weights.model_weights:
             kept.append(self.weights.masters)
         if self.ema is not None:
             kept.append(self.ema.values)
-        shaped = self.optimizer.extra_state_bytes if isinstance(self.optimizer, ExtraStateOptimizer) else 0
-        return shaped + sum(tensor.nbytes for tensor in kept)
+        extra = self.optimizer.extra_state_bytes if isinstance(self.optimizer, ExtraStateOptimizer) else 0
+        return extra + sum(tensor.nbytes for tensor in kept)
 
     def tensors(self) -> dict[str, Tensor]:
-        """All arrays by their names in a checkpoint, whole and in fp32; all ranks call it.
+        """Return all arrays by their names in a checkpoint, unsharded and in fp32. All ranks call it.
 
-        None depends on how the update is sharded or on the format in which the model computes.
+        They do not depend on the sharding or on the precision of the model.
         """
         return self._named_tensors(self._flat_tensors(), self._extra_state())
 
     @contextmanager
     def with_weights(self, *, averaged: bool = False) -> Iterator[nn.Module]:
-        """The model with the weights that updates have reached, or with averages; all ranks enter it together.
+        """Yield the model with the weights to evaluate, or with their averages. All ranks enter it together.
 
-        Afterwards it holds the values that updates go on from, to the bit.
+        Afterwards the model has its training weights again, to the bit.
         """
         flat, values = self._evaluation_tensors(averaged=averaged)
         buffers = dict(self.model.named_buffers())
@@ -142,7 +146,7 @@ class TrainState:
 
     @waiting_for(CHECKPOINT)
     def model_arrays(self, *, averaged: bool = False) -> dict[str, npt.NDArray[Any]]:
-        """Of what is evaluated, fp32 weights and buffers by their names in the model; all ranks call it."""
+        """Return the fp32 weights and buffers to evaluate by their names in the model. All ranks call it."""
         flat, values = self._evaluation_tensors(averaged=averaged)
         weights = self.weights.named_views(self.weights.unshard_masters() if flat is None else flat)
         tensors = weights | dict(self.model.named_buffers()) | values
@@ -150,7 +154,7 @@ class TrainState:
 
     @waiting_for(CHECKPOINT)
     def _evaluation_tensors(self, *, averaged: bool) -> tuple[Tensor | None, dict[str, Tensor]]:
-        """The whole fp32 weights to evaluate, and buffers by name, where they are not those of the model itself."""
+        """Return the unsharded fp32 weights to evaluate and buffers by name; None and {} for the model's own."""
         if averaged:
             assert self.ema is not None
             return self.weights.unshard(self.ema.values), self.ema.buffers
@@ -160,7 +164,7 @@ class TrainState:
 
     @waiting_for(CHECKPOINT)
     def capture(self, world: World) -> Snapshot | None:
-        """A copy of the state in memory of rank 0, after which training may go on; all ranks call it."""
+        """Return a copy of the state in rank 0's host memory, None on other ranks. All ranks call it."""
         tensors = self.tensors()
         if not world.is_rank0:
             return None
@@ -171,7 +175,7 @@ class TrainState:
     def load_from_rank0(
         self, snapshot: Snapshot | None, world: World, initial_weights: InitialWeights | None = None
     ) -> None:
-        """Brings all ranks to the state of rank 0, which takes over `snapshot` first, or else `origin`."""
+        """Load `snapshot` or else `initial_weights` on rank 0 and broadcast the state to all ranks."""
         flat, arrays = self._flat_tensors(), self._extra_state()
         named = self._named_tensors(flat, arrays)
         if snapshot is not None:
@@ -196,18 +200,18 @@ class TrainState:
             self.ema.values.copy_(self.weights.local(flat["ema"]))
 
     def _flat_tensors(self) -> dict[str, Tensor]:
-        """Masters, moments and averages in the whole flat layout, gathered where they are sharded."""
+        """Return masters, moments and averages as unsharded flat buffers."""
         moments = {f"optimizer/{name}": self.weights.unshard(v) for name, v in self.optimizer.moments.items()}
         ema = {} if self.ema is None else {"ema": self.weights.unshard(self.ema.values)}
         return {"model": self.weights.unshard_masters(), **moments, **ema}
 
     def _extra_state(self) -> dict[str, Tensor]:
-        """What the rule keeps in shapes of its own, whole."""
+        """Return the optimizer's unsharded state that is not per weight."""
         arrays = self.optimizer.extra_state_arrays() if isinstance(self.optimizer, ExtraStateOptimizer) else {}
         return {f"optimizer/{name}": array for name, array in arrays.items()}
 
     def _named_tensors(self, flat: dict[str, Tensor], arrays: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Every array by its name, as views of these buffers and of what is kept besides."""
+        """Return every array by its checkpoint name, as views of `flat` and with the extra state `arrays`."""
         named = {
             f"{kind}/{n}": tensor
             for kind, whole in flat.items()
@@ -235,7 +239,7 @@ class TrainState:
         self._load_meta(snapshot.meta)
 
     def _load_initial_weights(self, initial_weights: InitialWeights, tensors: dict[str, Tensor]) -> None:
-        """The weights and statistics of another run; all else stays as in a new one."""
+        """Load the weights and statistics of another run. All other state stays as in a new run."""
         for name, values in initial_weights.arrays.items():
             for kind in ("model", "ema"):
                 if f"{kind}/{name}" in tensors:
@@ -256,10 +260,14 @@ def restore_or_start(
     world: World,
     initial_weights: Callable[[], InitialWeights | None] = lambda: None,
 ) -> bool:
-    """Continues from the newest whole checkpoint, read and verified by rank 0; whether there was one.
+    """Restore the newest complete checkpoint, which rank 0 reads and verifies. Returns False if there is none.
 
-    initial_weights: what a new run begins with. Raises InputError on every rank where rank 0's checkpoints, or that
-    origin, conflict with the run.
+    Args:
+        resume: `checkpoint.resume` of the document.
+        initial_weights: returns the initial weights of a new run, or None.
+
+    Raises:
+        InputError: on every rank, if rank 0's checkpoints or the initial weights conflict with the run.
     """
     snapshot: Snapshot | None = None
     begun: InitialWeights | None = None
@@ -280,7 +288,7 @@ def restore_or_start(
 
 
 def as_array(tensor: Tensor) -> npt.NDArray[Any]:
-    """A contiguous copy in host memory, in the logical (OIHW) order of dimensions."""
+    """Return a contiguous copy in host memory, in the logical (OIHW) order of dimensions."""
     detached = tensor.detach()
     if detached.device.type != "cpu":  # the way off the device is a copy; the order of dimensions is changed there
         array: npt.NDArray[Any] = detached.contiguous().cpu().numpy()

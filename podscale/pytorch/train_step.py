@@ -1,21 +1,15 @@
-"""One update: forward, backward, average over the ranks, masked parameter update.
+"""Train step: forward, backward, average over the ranks, masked optimizer step.
 
-Nothing here waits for the device, and nothing depends on a number of the host that changes from step to step: the
-schedule lies on the device as a table, and so does the number of the update that indexes it.
+The step never waits for the device, and no host value in it changes from step to step: the schedule is a table on the
+device, indexed by a step counter on the device.
 
-The training loss.
+Dropout draws from the device's generator, which is seeded before each step from (seed, step, rank). So a resumed run
+draws what the uninterrupted run drew, ranks draw differently, and a replayed CUDA graph, which reads the generator's
+seed at its start, draws anew in every step.
 
-Random numbers that an update draws itself (dropout), keyed like everything else that is random in a run.
-
-Before each update the device's generator is set to a key of (seed, update, rank). So a resumed run draws what the
-uninterrupted one drew, ranks draw differently, and a replayed CUDA graph, which reads the generator's seed when it
-starts, draws anew in every update.
-
-torch.compile for the forward pass and, through it, for backward.
-
-Alone, the whole forward pass is one graph. With other ranks it is one graph per region of the network, because the
-gradients of a graph all arrive at its end: as one graph, no bucket could be on its way while backward is running.
-The reducer's hooks stay outside; gradients are accumulated into its buffer as ever.
+torch.compile covers the forward pass and, through it, backward. On one rank the whole forward pass is one graph. With
+several ranks it is one graph per region of the network: the gradients of a graph all arrive at its end, so with one
+graph no bucket could be reduced while backward is running. The reducer's hooks stay outside the graphs.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,11 +38,13 @@ from podscale.training.training_logger import PhaseTimer
 
 @dataclass(frozen=True)
 class TrainingLoss:
-    """The mean training loss of a network's outputs, fp32.
+    """Mean training loss of a network's outputs, fp32.
 
-    label_smoothing: mass of the target spread over all classes. auxiliary_weight: weight of an auxiliary head's loss.
-    is_binary: one yes or no for each class instead of one choice among them (Wightman 2021), the mean over classes;
-    with a `threshold`, targets above it count as 1 and others as 0.
+    Args:
+        label_smoothing: mass of the target that is spread over all classes.
+        auxiliary_weight: weight of an auxiliary head's loss.
+        is_binary: binary cross entropy per class, mean over classes (Wightman 2021), instead of softmax.
+        threshold: with `is_binary`, targets above it count as 1 and others as 0; None keeps them as they are.
     """
 
     label_smoothing: float
@@ -57,8 +53,14 @@ class TrainingLoss:
     threshold: float | None = None
 
     def __call__(self, outputs: Outputs, labels: Tensor, mix_weight: Tensor | None = None) -> Tensor:
-        """outputs: of n images; labels: int64 [n]. mix_weight: scalar, the weight of each image's own label where
-        images are mixed; the rest is that of its counterpart from the end."""
+        """Return the loss as a scalar on the device.
+
+        Args:
+            outputs: logits of n images, [n, classes].
+            labels: int64 [n].
+            mix_weight: weight of each image's own label if images are mixed, a scalar; the rest goes to the label of
+                its counterpart from the end of the batch.
+        """
         if isinstance(outputs, InceptionOutputs):
             return self._head_loss(outputs.logits, labels, mix_weight) + self.auxiliary_weight * self._head_loss(
                 outputs.auxiliary, labels, mix_weight
@@ -69,10 +71,10 @@ class TrainingLoss:
         if self.is_binary:
             targets = self._binary_targets(labels, logits.shape[1], mix_weight)
             return F.binary_cross_entropy_with_logits(logits.float(), targets)
-        own = smoothed_cross_entropy(logits, labels, self.label_smoothing)
+        own_loss = smoothed_cross_entropy(logits, labels, self.label_smoothing)
         if mix_weight is None:
-            return own
-        return mix_weight * own + (1 - mix_weight) * smoothed_cross_entropy(
+            return own_loss
+        return mix_weight * own_loss + (1 - mix_weight) * smoothed_cross_entropy(
             logits, labels.flip(0), self.label_smoothing
         )
 
@@ -85,16 +87,19 @@ class TrainingLoss:
 
 
 def build_loss(config: RunConfig) -> TrainingLoss:
-    """The loss of a document."""
+    """Build the loss of a run document."""
     train = config.train
     binary = train.loss == "binary_cross_entropy"
     return TrainingLoss(train.label_smoothing, config.model.inception.auxiliary, binary, train.binary_threshold)
 
 
 def smoothed_cross_entropy(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
-    """Mean cross entropy in fp32 against targets that spread `smoothing` over all classes (Szegedy 2016, section 7).
+    """Return the mean cross entropy in fp32 with label smoothing (Szegedy 2016, section 7).
 
-    logits: [n, classes] of any float type; labels: int64 [n].
+    Args:
+        logits: [n, classes], any float dtype.
+        labels: int64 [n].
+        smoothing: mass of the target that is spread over all classes.
     """
     return F.cross_entropy(logits.float(), labels, label_smoothing=smoothing)
 
@@ -103,7 +108,7 @@ _DROPOUT_KEY_DOMAIN = 0x64726F70  # "drop"
 
 
 class DropoutRng:
-    """Sets the generator of a rank's device; does nothing for a model that draws nothing."""
+    """Seeds the generator of a rank's device for each step. Does nothing for a model without dropout."""
 
     def __init__(self, model: nn.Module, seed: int, world: World) -> None:
         self._has_dropout = any(getattr(module, "dropout", 0.0) for module in model.modules())
@@ -111,7 +116,7 @@ class DropoutRng:
         self._generator = torch.cuda.default_generators[world.device.index] if world.on_gpu else torch.default_generator
 
     def start_step(self, step: int) -> None:
-        """To be called before update `step` (from 0), never while a CUDA graph is being recorded."""
+        """Seed the generator for step `step`, from 0. Never call it while a CUDA graph is being recorded."""
         if self._has_dropout:
             self._generator.manual_seed(int(derive_key(self._seed, _DROPOUT_KEY_DOMAIN, step, self._rank)[0] >> 1))
 
@@ -130,36 +135,46 @@ def build_forward(
     ranks: int,
     backend: str | Callable[..., Any] = "inductor",
 ) -> ForwardFunction:
-    """What a step calls with a batch's images: `prepare`, then `module` (the network, or its DDP wrapper)."""
+    """Return the forward function of a step: `prepare`, then `module`, compiled if `mode` is not "off".
+
+    Args:
+        prepare: normalises and mixes images, uint8 [n, height, width, 3] to float [n, 3, height, width].
+        module: the network, or its DDP wrapper.
+        mode: mode of torch.compile.
+        ranks: world size; one graph for the whole network if it is 1, else one per region.
+        backend: backend of torch.compile.
+    """
     if mode == "off":
         return lambda images: cast(Outputs, module(prepare(images)))
-    parts: Sequence[Region] = [module]
+    eager_regions: Sequence[Region] = [module]
     if ranks > 1 and isinstance(module, ResNet | AlexNet | Inception):
-        parts = module.regions()
-    first, *rest = parts
-    dtype = next(module.parameters()).dtype  # a region sees nothing of the network's own hooks
+        eager_regions = module.regions()
+    first, *rest = eager_regions
+    dtype = next(module.parameters()).dtype  # the network's own forward hooks do not run for a region
 
     def begin(images: Tensor) -> Outputs:
         return cast(Outputs, first(prepare(images).to(dtype)))
 
-    chosen: dict[str, Any] = {"mode": mode} if backend == "inductor" else {}
-    compiler = cast(Callable[[Region], Region], partial(torch.compile, backend=backend, dynamic=False, **chosen))
+    options: dict[str, Any] = {"mode": mode} if backend == "inductor" else {}
+    compiler = cast(Callable[[Region], Region], partial(torch.compile, backend=backend, dynamic=False, **options))
     regions = [compiler(region) for region in (begin, *rest)]
     return lambda images: reduce(lambda x, region: region(x), regions, images)
 
 
 def release_cuda_graphs(mode: CompileMode) -> None:
-    """Ends the compiler's own CUDA graphs: NCCL waits at the end of a communicator for graphs with a call on it."""
+    """Free the compiler's own CUDA graphs: NCCL waits for graphs with a call on a communicator when it is closed."""
     if mode in ("reduce-overhead", "max-autotune") and torch.cuda.is_available():
         torch.compiler.reset()
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What is known of an update, still on the device and equal on all ranks.
+    """Result of a train step, on the device and equal on all ranks.
 
-    loss: mean training loss over the global batch. finite: whether the update was carried out. grad_norm: Euclidean
-    norm of the averaged gradient, where it was taken.
+    Args:
+        loss: mean training loss over the global batch, fp32 scalar.
+        finite: False if the step was masked, bool scalar.
+        grad_norm: L2 norm of the averaged gradient, fp32 scalar; None if it was not computed.
     """
 
     loss: Tensor
@@ -168,12 +183,12 @@ class StepResult:
 
     @property
     def loss_and_norm(self) -> Tensor:
-        """Loss and, where there is one, norm: fp32 [1 or 2], what the host is told once it has arrived there."""
+        """Loss and, if there is one, gradient norm, fp32 [1 or 2]: what is copied to the host."""
         return self.loss.reshape(1) if self.grad_norm is None else torch.stack([self.loss, self.grad_norm])
 
 
 class TrainStep:
-    """Carries out updates. The loss and batch norm's running statistics are averaged along with the gradients."""
+    """Train step. The loss and batch norm's running statistics are averaged along with the gradients."""
 
     def __init__(
         self,
@@ -191,11 +206,16 @@ class TrainStep:
         mixing: BatchMixer | None = None,
         norm_every: int = 0,
     ) -> None:
-        """`schedule`: fp32 [updates, schedules.COLUMNS], on the device.
+        """Build the step.
 
-        `mixing`: what `forward` mixes images by; the loss asks it for the targets' shares.
-        `forward`: a batch's images to outputs (see compilation); default: the reducer's module as it is. `norm_every`:
-        updates between two in which the norm of the gradient is taken; 0 = never.
+        Args:
+            schedule: fp32 [steps, schedules.COLUMNS] on the device.
+            loss: training loss.
+            accumulation: forward and backward passes per step.
+            forward: images of a batch to outputs (see `build_forward`); default: the reducer's module.
+            dropout_rng: seeded before each step.
+            mixing: the mixer that `forward` uses; it gives the loss the weights of the targets.
+            norm_every: interval between steps that compute the gradient norm, steps; 0 for never.
         """
         assert len(reducer.buffer.extra_values) == 1 + len(statistics)
         self._reducer, self._optimizer, self._weights = reducer, optimizer, weights
@@ -207,7 +227,7 @@ class TrainStep:
         self._norm_every, self._is_norm_due = norm_every, False
 
     def seek(self, step: int) -> None:
-        """The next update is the one after `number` updates: what a resumed run begins with."""
+        """Set the number of steps done, as a resumed run does."""
         self._step_index.fill_(step)
 
     def __call__(self, batch: DeviceBatch, phase: PhaseTimer) -> StepResult:
@@ -215,7 +235,7 @@ class TrainStep:
         return self.run_on_device(batch, phase)
 
     def start_step(self, step: int) -> None:
-        """What the host does before update `step`, from 0; the rest is the device's."""
+        """Do the host's work before step `step`, from 0. `run_on_device` does the rest."""
         self._is_norm_due = self._norm_every > 0 and (step + 1) % self._norm_every == 0
         if self._dropout_rng is not None:
             self._dropout_rng.start_step(step)
@@ -225,7 +245,7 @@ class TrainStep:
             self._optimizer.start_step(step)
 
     def run_on_device(self, batch: DeviceBatch, phase: PhaseTimer) -> StepResult:
-        """The update itself: the same sequence of work for the device every time."""
+        """Run the step: the same sequence of device work every time, so that a CUDA graph can record it."""
         with phase("forward_backward"):
             self._forward_backward(batch)
         with phase("allreduce_wait"):
@@ -234,29 +254,29 @@ class TrainStep:
             return self._apply_gradients()
 
     def _forward_backward(self, batch: DeviceBatch) -> None:
-        reducer, parts = self._reducer, self._accumulation
+        reducer, passes = self._reducer, self._accumulation
         extra = reducer.buffer.extra_values
         loss_slot, statistics_slot = extra[:1], extra[1:]
         reducer.start_step()
         self._statistics.save()
-        size = len(batch.labels) // parts
-        for number, (start, stop) in enumerate(pairwise(range(0, size * parts + 1, size))):
-            last = number == parts - 1
+        size = len(batch.labels) // passes
+        for index, (start, stop) in enumerate(pairwise(range(0, size * passes + 1, size))):
+            last = index == passes - 1
             with no_sync_unless_last(reducer, last=last):
                 with self._precision.autocast():
                     outputs = self._forward(images := batch.images[start:stop])
-                share = self._mixing.mix_weight(*images.shape[1:3]) if self._mixing is not None else None
-                loss = self._loss(outputs, batch.labels[start:stop], share) / parts
+                mix_weight = self._mixing.mix_weight(*images.shape[1:3]) if self._mixing is not None else None
+                loss = self._loss(outputs, batch.labels[start:stop], mix_weight) / passes
                 loss_slot += loss.detach()
                 if last:
                     self._statistics.write_change(statistics_slot)
                 reducer.backward(self._precision.scale_loss(loss), last=last)
 
     def _apply_gradients(self) -> StepResult:
-        """Masks a non-finite update.
+        """Run the optimizer step, masked if the loss or a gradient is not finite.
 
-        A NaN of any rank is in everybody's averages; where the update is sharded, it may be in another rank's shard
-        alone, and the optimizer asks the others along with its norms. So all decide alike.
+        All ranks decide the same: a NaN of any rank is in the averages of every rank. If the optimizer step is
+        sharded, the NaN may be in one rank's shard only, so the optimizer exchanges the flag along with its norms.
         """
         buffer = self._reducer.buffer
         loss = buffer.extra_values[0].clone()
@@ -272,12 +292,12 @@ class TrainStep:
         return StepResult(loss, finite, norm)
 
     def _needs_grad_norm(self) -> bool:
-        """Whether this update takes the gradient's norm; one that is being recorded does it for all replays."""
-        may_record = self._norm_every > 0 and self._step_index.is_cuda  # asking costs an error where there is no driver
+        """Return True if this step computes the gradient norm. A recorded step computes it in every replay."""
+        may_record = self._norm_every > 0 and self._step_index.is_cuda  # the query below fails without a driver
         return self._is_norm_due or (may_record and torch.cuda.is_current_stream_capturing())
 
     def _next_hyperparams(self, loss: Tensor) -> HyperParams:
-        """The schedule's row of this update, and its loss; a masked one uses up its row."""
+        """Return the schedule's values of this step, with its loss. A masked step consumes its row too."""
         row = self._schedule.index_select(0, self._step_index)[0]
         self._step_index += 1
         rate, momentum, decay = row.unbind()
@@ -285,7 +305,7 @@ class TrainStep:
 
 
 def zero_nonfinite(finite: Tensor, buffers: list[Tensor]) -> None:
-    """Zeroes the buffers where not finite. On a CPU nobody waits for the answer, and two passes are saved."""
+    """Zero the buffers if `finite` is False. On a CPU the flag is read directly, which saves two passes."""
     if finite.device.type == "cpu" and finite:
         return
     for buffer in buffers:
@@ -293,5 +313,5 @@ def zero_nonfinite(finite: Tensor, buffers: list[Tensor]) -> None:
 
 
 def all_finite(buffers: list[Tensor]) -> Tensor:
-    """Whether every element is finite, as a bool scalar on the device, in one pass and without temporaries."""
+    """Return whether every element is finite, as a bool scalar on the device, in one pass without temporaries."""
     return torch.isfinite(torch.stack(torch._foreach_norm(buffers, float("inf"))).amax())

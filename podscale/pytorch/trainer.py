@@ -1,7 +1,4 @@
-"""One function for each part of a training that the run document chooses, and one that puts them together.
-
-One rank of a PyTorch training: what the shared session asks of an engine. `build` puts together what it holds.
-"""
+"""`PyTorchTrainer`: one rank of a PyTorch training run, and the functions that build it from the run document."""
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -45,7 +42,7 @@ from podscale.training import schedules
 from podscale.training.model_weights import load_initial_weights
 from podscale.training.run_progress import EvaluationResult, RunProgress
 from podscale.training.startup_checks import validate_world
-from podscale.training.trainer import Trainer as SharedSession
+from podscale.training.trainer import Trainer
 from podscale.training.training_logger import TrainingLogger
 
 MEMORY_STATS = {
@@ -53,12 +50,12 @@ MEMORY_STATS = {
     "device_reserved": "reserved_bytes.all.current",
     "device_peak": "allocated_bytes.all.peak",
 }
-"""Kinds of memory by the allocator's names for them."""
+"""Keys of `torch.cuda.memory_stats` by the kinds that Podscale reports."""
 
 
 @dataclass(kw_only=True)
-class PyTorchTrainer(SharedSession):
-    """What changes an update stands in `step`; what a resumed run needs, in `state`."""
+class PyTorchTrainer(Trainer):
+    """Trainer on PyTorch. `step` runs a train step; `state` holds what a checkpoint saves."""
 
     world: World
     state: TrainState
@@ -76,19 +73,19 @@ class PyTorchTrainer(SharedSession):
         return resumed
 
     def train_steps(self) -> Iterator[list[StepStatus]]:
-        monitor, progress, ema = self.training_logger, self.progress, self.state.ema
+        logger, progress, ema = self.training_logger, self.progress, self.state.ema
         batches = self.loader.batches(progress.step, self.end_step)
-        for batch in self.prefetcher(batches, monitor.phase):
+        for batch in self.prefetcher(batches, logger.phase):
             self.log_image_size(batch.images.shape[1])
-            result = self.step(batch, monitor.phase)
+            result = self.step(batch, logger.phase)
             progress.step += 1
             if ema is not None:
-                with monitor.phase("optimizer"):
+                with logger.phase("optimizer"):
                     ema.update(progress.step)
             self.step_sync.send(
-                progress.step, result, busy_seconds=monitor.busy_seconds, stop=self.stop_request.requested
+                progress.step, result, busy_seconds=logger.busy_seconds, stop=self.stop_request.requested
             )
-            monitor.step_done(progress.step, len(batch.labels), self.loader.bad_records)
+            logger.step_done(progress.step, len(batch.labels), self.loader.bad_records)
             yield self.step_sync.ready()
 
     def evaluate_weights(self, *, averaged: bool) -> EvaluationResult | None:
@@ -108,8 +105,8 @@ class PyTorchTrainer(SharedSession):
         if not self.world.on_gpu:
             return {}
         with suppress(RuntimeError):
-            booked = torch.cuda.memory_stats(self.world.device)
-            return {kind: booked[name] for kind, name in MEMORY_STATS.items() if name in booked}
+            stats = torch.cuda.memory_stats(self.world.device)
+            return {kind: stats[name] for kind, name in MEMORY_STATS.items() if name in stats}
         return {}
 
     def close(self) -> None:
@@ -131,7 +128,7 @@ def build_trainer(
     training_logger: TrainingLogger,
     stop_request: StopRequest,
 ) -> PyTorchTrainer:
-    """Builds everything that the document asks for. Every rank must call this at the same time."""
+    """Build the trainer of a run document. Every rank must call this at the same time."""
     train, training_split = config.train, shard_set.split("train")
     check_world(config, world, len(training_split))
     set_numerics(train)
@@ -139,9 +136,9 @@ def build_trainer(
     model = build_model_on_device(config, world, len(shard_set.classes))
     parts = build_train_step(config, world, model, spec, len(training_split))
     log_wire_error(train.all_reduce, parts.reducer, world, training_logger)
-    feed, precision = DevicePrefetcher(world), parts.precision
+    prefetcher, precision = DevicePrefetcher(world), parts.precision
     evaluation_loader, evaluator = build_evaluator(
-        config, world, shard_set, feed, precision, training_logger.count_evaluated_images
+        config, world, shard_set, prefetcher, precision, training_logger.count_evaluated_images
     )
     return PyTorchTrainer(
         config=config,
@@ -161,7 +158,7 @@ def build_trainer(
         if train.cuda_graph
         else parts.step,
         reducer=parts.reducer,
-        prefetcher=feed,
+        prefetcher=prefetcher,
         loader=build_loader(
             config,
             training_split,
@@ -183,7 +180,7 @@ def build_trainer(
 
 
 class StepParts(NamedTuple):
-    """An update, and what it works with."""
+    """A train step and its parts."""
 
     step: TrainStep
     reducer: GradientReducer
@@ -199,7 +196,12 @@ def build_train_step(
     spec: models.ModelSpec,
     samples: int,
 ) -> StepParts:
-    """The update of a document, over a model whose values it takes over. samples: training images."""
+    """Build the train step of a run document.
+
+    Args:
+        model: network on the device; its weights become the initial weights.
+        samples: training images.
+    """
     train = config.train
     assign_batch_norm_groups(model, world, batch_norm_group(config, world.size))
     statistics = RunningStatistics(model, weight=running_statistics_weight(config.model.batch_norm, world))
@@ -224,20 +226,21 @@ def build_train_step(
         forward=build_forward(prepare, reducer.module, train.compile, ranks=world.size),
         mixing=mixing,
         dropout_rng=DropoutRng(model, config.run.seed, world),
-        norm_every=config.telemetry.log_every if train.weight_update == "replicated" else 0,  # else nobody has it all
+        # No rank has the whole gradient if the weight update is sharded.
+        norm_every=config.telemetry.log_every if train.weight_update == "replicated" else 0,
     )
     return StepParts(step, reducer, weights, optimizer, precision)
 
 
 def evaluation_weights(optimizer: Optimizer, weights: FlatWeights) -> list[Tensor]:
-    """The weights that updates have reached, this rank's, fp32, in the order of `Weights.own`."""
+    """Return this rank's fp32 weights to evaluate, in the order of `FlatWeights.local_masters`."""
     return [optimizer.evaluation_weights()] if isinstance(optimizer, LookaheadOptimizer) else weights.local_masters()
 
 
 def log_wire_error(
     section: AllReduceSection, reducer: GradientReducer, world: World, training_logger: TrainingLogger
 ) -> None:
-    """Measures what short messages cost in accuracy, where the document asks for them, and says so in the log."""
+    """Measure and log the error of an all-reduce in bf16 or fp16, if the document asks for such a wire format."""
     wires = {"wire_row": section.wire_row, "wire_column": section.wire_column}
     if set(wires.values()) != {"fp32"} and isinstance(reducer, BucketedReducer):
         error = relative_error(reducer.all_reduce, world, int(section.bucket_mb * 2**18))
@@ -256,7 +259,12 @@ def build_reducer_and_optimizer(
     *,
     extra: int,
 ) -> tuple[GradientReducer, FlatWeights, Optimizer]:
-    """What averages gradients and updates the weights, over one flat layout. steps_per_epoch: updates of an epoch."""
+    """Build reducer, flat weights and optimizer over one flat layout.
+
+    Args:
+        steps_per_epoch: steps of one pass over the training split.
+        extra: values per rank that are averaged along with the gradients.
+    """
     reducer = build_reducer(train.all_reduce, model, world, extra=extra, sharded=train.weight_update == "sharded")
     weights = FlatWeights(
         reducer.buffer,
@@ -264,12 +272,12 @@ def build_reducer_and_optimizer(
         dtype=GATHER_DTYPES[train.weight_gather],
         cast=lambda: precision.cast_parameters(model),
     )
-    share = build_param_shard(train.optimizer, reducer.buffer, weights.masters, spec, reducer.sharded_all_reduce)
-    return reducer, weights, build_optimizer(train.optimizer, share, steps_per_epoch, build_replica_group(world))
+    shard = build_param_shard(train.optimizer, reducer.buffer, weights.masters, spec, reducer.sharded_all_reduce)
+    return reducer, weights, build_optimizer(train.optimizer, shard, steps_per_epoch, build_replica_group(world))
 
 
 def build_model_on_device(config: RunConfig, world: World, classes: int) -> torch.nn.Module:
-    """The network with the run's initial weights, on the device, in its memory order."""
+    """Build the network with the run's initial weights, on the device, in the document's memory format."""
     torch.manual_seed(config.run.seed)
     layout = torch.channels_last if config.train.channels_last else torch.contiguous_format
     model = build_model(config.model, classes).to(world.device, memory_format=layout)  # type: ignore[call-overload]
@@ -286,7 +294,7 @@ def build_evaluator(
     precision: Precision,
     count_images: Callable[[int], None] = lambda images: None,
 ) -> tuple[Loader, Evaluator]:
-    """The evaluator over the validation split, and its loader, which the caller closes."""
+    """Build the evaluator of the validation split and its loader. The caller closes the loader."""
     split = shard_set.split("validation")
     loader = build_evaluation_loader(config, split, ranks=world.ranks, world_size=world.size, device=str(world.device))
     normalise = Normalise(config.input, world, channels_last=config.train.channels_last)
@@ -305,7 +313,7 @@ def build_evaluator(
 
 
 def check_world(config: RunConfig, world: World, samples: int) -> None:
-    """Raises InputError where the run does not fit this many ranks or this many training images."""
+    """Raise InputError if the run does not fit this many ranks or training images (`samples`)."""
     validate_world(config, world.size, samples)
     if config.train.cuda_graph and not world.on_gpu:
         raise InputError(

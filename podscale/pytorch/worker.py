@@ -1,7 +1,7 @@
-"""The process of one rank: `python -m podscale.pytorch.worker`, started under the supervisor.
+"""Worker process of one rank: `python -m podscale.pytorch.worker`, started under the supervisor.
 
-Reads the run document and its place from the environment (see `Place`), makes sure that all ranks are about to do the
-same, and carries out one stage. How it ended is recorded by launch.rankprocess, in whose process this runs.
+It reads the run document and its `WorkerEnv` from the environment, checks that all ranks agree on their configuration,
+and runs one stage. launch.worker_main, which runs this in its process, records the exit.
 """
 
 import logging
@@ -55,7 +55,7 @@ def main() -> None:
 def run_stage(worker_env: WorkerEnv, rank_group: RankGroup, progress_tracker: ProgressTracker) -> None:
     """Opens the shard set, joins the others and carries out the stage.
 
-    A stop request ends an evaluation at once (rankprocess has the handler), since it has nothing to save.
+    A stop request ends an evaluation at once (worker_main has the handler), since it has nothing to save.
     """
     stop = StopRequest()
     if worker_env.stage == "train":

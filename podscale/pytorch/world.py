@@ -1,7 +1,4 @@
-"""The processes of a run as one of them sees it: who it is, its device, and how it reaches the others.
-
-The store by which PyTorch's ranks meet before there is a process group: our spawner's, or torchrun's.
-"""
+"""World of one rank: rank, device and process group, and the torch store through which ranks form a rank group."""
 
 import os
 import socket
@@ -23,11 +20,15 @@ from podscale.distributed.worker_env import read_rank_env
 from podscale.util import env
 
 TORCH_PORT_KEY = "torch/port"
-"""Key: where rank 0 keeps torch's store, beside ours."""
+"""Store key: port of the torch store that rank 0 serves beside ours."""
 
 
 class TorchStore:
-    """A store of torch as the engine's `Store`; `store` is torch's own, for its process groups."""
+    """torch store behind the `Store` protocol.
+
+    Args:
+        store: torch's own store, for its process groups.
+    """
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -53,7 +54,7 @@ class TorchStore:
             return self.store.add(key, amount)
 
     def clone(self, timeout_seconds: float) -> "TorchStore":
-        """A connection of its own: one that waits holds up all who share it."""
+        """Open another connection: a waiting call blocks all users of a connection."""
         with _translate_store_errors():
             store = self.store.clone()
             store.set_timeout(timedelta(seconds=timeout_seconds))
@@ -71,9 +72,9 @@ def _translate_store_errors() -> Iterator[None]:
 
 
 def join_torch_rank_group(timeout_seconds: float, environ: Mapping[str, str] = os.environ) -> RankGroup:
-    """Reaches the store of our spawner, or the one that torchrun's variables name; alone where there is neither.
+    """Join the rank group of our launcher or of torchrun, by environment; a group of one if there is neither.
 
-    Both live in the launcher of the first pod and so outlive rank 0.
+    Both keep the store in the launcher of the first pod, so it outlives rank 0.
     """
     if env.STORE in environ:
         return join_rank_group(read_rank_env(environ), timeout_seconds)
@@ -88,7 +89,7 @@ def join_torch_rank_group(timeout_seconds: float, environ: Mapping[str, str] = o
 
 
 def torch_store(rank_group: RankGroup, environ: Mapping[str, str] = os.environ) -> Store:
-    """torch's own store, which its process groups need: the meeting's, or one that rank 0 keeps while it lives.
+    """Return the torch store that process groups need: the rank group's own, or one that rank 0 serves.
 
     Every rank must call this at the same time.
     """
@@ -96,19 +97,28 @@ def torch_store(rank_group: RankGroup, environ: Mapping[str, str] = os.environ) 
         return rank_group.store.store
     address, timeout = read_rank_env(environ).store_address, timedelta(seconds=rank_group.timeout_seconds)
     if rank_group.rank == 0:
-        kept = TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=timeout)
-        rank_group.store.set(TORCH_PORT_KEY, str(kept.port))
-        return kept
+        server = TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=timeout)
+        rank_group.store.set(TORCH_PORT_KEY, str(server.port))
+        return server
     return TCPStore(address, int(rank_group.store.get([TORCH_PORT_KEY])[0]), is_master=False, timeout=timeout)
 
 
 NCCL_GRACE_SECONDS = 30.0
-"""Longer than everybody else NCCL's watchdog waits: it ends a process without a word, ours (see pulse) with one."""
+"""Extra timeout of NCCL's watchdog, seconds: it aborts without an error text, so our heartbeat must time out first."""
 
 
 @dataclass(frozen=True)
 class World:
-    """One rank of a run; `local_rank` of `local_size` on machine number `node`."""
+    """One rank of a run.
+
+    Args:
+        rank: global rank.
+        size: number of ranks.
+        local_rank: rank within the node.
+        local_size: ranks on the node.
+        device: device of this rank.
+        node: index of the node.
+    """
 
     rank: int
     size: int
@@ -117,16 +127,16 @@ class World:
     device: torch.device
     node: int = 0
     timeout_seconds: float = 300.0
-    """The longest wait in a collective."""
+    """Timeout of a collective, seconds."""
 
     @property
     def is_rank0(self) -> bool:
-        """Rank 0: the one that writes."""
+        """True on rank 0, which writes the run's files."""
         return self.rank == 0
 
     @property
     def ranks(self) -> range:
-        """The ranks of the sample order that this process computes: its own."""
+        """Ranks of the sample order that this process computes: its own."""
         return range(self.rank, self.rank + 1)
 
     @property
@@ -135,12 +145,12 @@ class World:
 
     @property
     def device_name(self) -> str:
-        """What this rank computes on, for people."""
+        """Name of the device for logs: the GPU's, or "cpu"."""
         return torch.cuda.get_device_name(self.device) if self.on_gpu else "cpu"
 
     @waiting_for(BARRIER)
     def nodes(self) -> tuple[int, ...]:
-        """The node of every rank. Every rank must call this at the same time."""
+        """Return the node index of every rank. Every rank must call this at the same time."""
         nodes = torch.zeros(self.size, dtype=torch.int64, device=self.device)
         nodes[self.rank] = self.node
         dist.all_reduce(nodes)
@@ -148,24 +158,24 @@ class World:
 
     @waiting_for(BARRIER)
     def hosts(self) -> tuple[str, ...]:
-        """The machine of every rank, by name. Every rank must call this at the same time."""
+        """Return the host name of every rank. Every rank must call this at the same time."""
         names = [""] * self.size
         dist.all_gather_object(names, socket.gethostname())
         return tuple(names)
 
     def consecutive_group(self, ranks: int) -> dist.ProcessGroup:
-        """The group of this rank among runs of `ranks` consecutive ones. Every rank must call this, in one order."""
+        """Return this rank's group of `ranks` consecutive ranks. Every rank must call this, in the same order."""
         assert self.size % ranks == 0, (self.size, ranks)
         return self.build_group([list(range(start, start + ranks)) for start in range(0, self.size, ranks)])
 
     @waiting_for(BARRIER)
     def build_group(self, partition: list[list[int]]) -> dist.ProcessGroup:
-        """Forms every group of the partition, as torch asks of every rank; returns the one with this rank in it.
+        """Form every group of the partition, as torch requires of every rank, and return the one with this rank.
 
-        On GPUs for GPU tensors alone: gloo would join every two ranks of every group by a connection of their own.
+        On GPUs the groups are NCCL only: gloo would open a connection between every two ranks of every group.
         """
         backend = "nccl" if self.on_gpu else None
-        timeout = timedelta(seconds=self.timeout_seconds)  # torch's own default, half an hour, is not the world's
+        timeout = timedelta(seconds=self.timeout_seconds)  # torch's default is 30 minutes
         groups = [dist.new_group(ranks, timeout=timeout, backend=backend) for ranks in partition]
         mine = next(number for number, ranks in enumerate(partition) if self.rank in ranks)
         group = groups[mine]
@@ -174,7 +184,7 @@ class World:
 
     @waiting_for(BARRIER)
     def barrier(self) -> None:
-        """Returns when every rank has come here."""
+        """Return when every rank has called it."""
         dist.all_reduce(torch.zeros(1, device=self.device))
         if self.on_gpu:
             torch.cuda.synchronize(self.device)
@@ -183,11 +193,14 @@ class World:
 def join_world(
     timeout_seconds: float, environ: Mapping[str, str] = os.environ, rank_group: RankGroup | None = None
 ) -> World:
-    """Joins the process group that our spawner's or torchrun's variables describe; alone where there are none.
+    """Join the process group that our launcher's or torchrun's environment describes; a world of one without it.
 
-    NCCL between GPUs, gloo between CPUs (and for small host-side messages in both cases). `timeout_seconds` is the
-    longest that a rank waits for its peers, in forming the group and in every collective. rank_group: where the ranks
-    have met before; default: they meet now.
+    NCCL between GPUs, gloo between CPUs (and for small host messages in both cases).
+
+    Args:
+        timeout_seconds: timeout for forming the group and for every collective.
+        environ: environment variables.
+        rank_group: a rank group that was joined before; default: join it now.
     """
     rank_group = rank_group or join_torch_rank_group(timeout_seconds, environ)
     local_rank = int(environ.get("LOCAL_RANK", "0"))
@@ -197,22 +210,25 @@ def join_world(
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    patience = timeout_seconds + (NCCL_GRACE_SECONDS if device.type == "cuda" else 0.0)
+    timeout = timeout_seconds + (NCCL_GRACE_SECONDS if device.type == "cuda" else 0.0)
     dist.init_process_group(
         backend,
         store=torch_store(rank_group, environ),
         rank=rank_group.rank,
         world_size=rank_group.size,
-        timeout=timedelta(seconds=patience),
+        timeout=timedelta(seconds=timeout),
     )
     node = int(environ.get("GROUP_RANK", rank_group.rank // local_size))
-    return World(rank_group.rank, rank_group.size, local_rank, local_size, device, node, patience)
+    return World(rank_group.rank, rank_group.size, local_rank, local_size, device, node, timeout)
 
 
 def current_world(device: torch.device, timeout_seconds: float, environ: Mapping[str, str] = os.environ) -> World:
-    """The world of a default process group that someone else formed, with `device` for this rank.
+    """Return the world of a default process group that the caller has formed.
 
-    timeout_seconds: the longest wait in groups that this world forms.
+    Args:
+        device: device of this rank.
+        timeout_seconds: timeout of the groups that this world forms.
+        environ: environment variables.
     """
     rank, size = dist.get_rank(), dist.get_world_size()
     local_size = int(environ.get("LOCAL_WORLD_SIZE", size))
@@ -222,9 +238,9 @@ def current_world(device: torch.device, timeout_seconds: float, environ: Mapping
 
 
 def leave_world(rank_group: RankGroup | None = None) -> None:
-    """Leaves the process group, if one was joined, and with it the others of the meeting."""
+    """Leave the process group, if one was joined, and the rank group."""
     if dist.is_initialized():
-        with suppress(RuntimeError):  # a peer that left first closes the connection under us; nothing is lost by it
+        with suppress(RuntimeError):  # a peer that left first has closed the connection, which is harmless
             dist.destroy_process_group()
     if rank_group is not None:
         leave_rank_group(rank_group)

@@ -1,6 +1,7 @@
-"""What the metrics of a training look up by themselves, once a second and off the training thread.
+"""Gauges that are read at each collection of the metrics: memory, queue depth, checkpoint interval.
 
-Nothing here waits for the device: memory is what its allocator has booked, and the rest is the host's.
+They run once a second outside the training thread and never wait for the device: device memory is what the allocator
+has reserved, everything else is host data.
 """
 
 import resource
@@ -19,10 +20,12 @@ from podscale.telemetry.metrics import TrainMetrics
 
 @dataclass(frozen=True)
 class Gauges:
-    """Sets up the meters of one rank; call it with the rank's metrics.
+    """Register the gauges of one rank when called with the rank's metrics.
 
-    flops_per_image: of the model for one image, forward and backward. steps_between_saves: updates between two
-    checkpoints, 0 where there are none. device_memory: bytes by kind.
+    Args:
+        flops_per_image: FLOPs of the model for one image, forward and backward.
+        steps_between_saves: steps between two checkpoints; 0 if there are none.
+        device_memory: returns bytes by kind.
     """
 
     config: RunConfig
@@ -62,27 +65,27 @@ class Gauges:
         return read
 
     def _checkpoint_interval(self, metrics: TrainMetrics) -> Callable[[], None]:
-        """By the pace up to the newest update: a run that hangs is not said to have a longer interval."""
-        started, known = perf_counter(), 0.0
+        """Estimate from the mean step time up to the newest step, so that a hang does not lengthen the interval."""
+        started, last_steps = perf_counter(), 0.0
 
         def read() -> None:
-            nonlocal known
+            nonlocal last_steps
             steps = metrics.values.get("train_steps")
-            if steps > known:
-                known, pace = steps, (perf_counter() - started) / steps
-                metrics.values.set("train_checkpoint_interval_seconds", self.steps_between_saves * pace)
+            if steps > last_steps:
+                last_steps, step_seconds = steps, (perf_counter() - started) / steps
+                metrics.values.set("train_checkpoint_interval_seconds", self.steps_between_saves * step_seconds)
 
         return read
 
 
 def peak_flops(device: str, precision: str) -> float:
-    """Floating-point operations a second of a device by its driver's name, dense; 0 where the table has none."""
+    """Return the peak dense FLOP/s of a device by its driver's name; 0 if the device is unknown."""
     chip = find_gpu_chip(device)
     return chip.peak_tflops(precision) * 1e12 if chip is not None else 0.0
 
 
 def host_memory() -> dict[str, int]:
-    """Bytes of this process by kind; nothing where that cannot be read."""
+    """Return the bytes of this process by kind; empty if they cannot be read."""
     with suppress(OSError, ValueError, IndexError):
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
         return {"resident": pages * resource.getpagesize()}

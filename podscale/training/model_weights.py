@@ -1,7 +1,4 @@
-"""The weights of another run that a new one begins with (train.start_from).
-
-The final model: weights as safetensors, and beside them what it takes to use them.
-"""
+"""Initial weights from another run (`train.start_from`), and export of the final model (safetensors, model.json)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,23 +20,28 @@ from podscale.training.run_progress import RunProgress
 from podscale.util.files import write_atomically, write_json
 
 EPOCH_KEY = "epoch"
-"""In the meta of a checkpoint: the passes over the training split that it is after."""
+"""Key of a checkpoint's metadata: passes over the training split so far."""
 MODEL_PREFIX = "model/"
 
 
 @dataclass(frozen=True)
 class InitialWeights:
-    """arrays: weights and statistics by the catalogue's names, fp32. provenance: where they are from, for progress,
-    model card and report: `run`, `step`, `epoch` (there), `epochs` (trained before, over all runs that led there)."""
+    """Initial weights of a run, from a checkpoint of another run.
+
+    Args:
+        arrays: weights and running statistics by the model spec's names, fp32.
+        provenance: for progress, model card and report: `run`, `step` and `epoch` of the checkpoint, and `epochs`
+            trained over all earlier runs.
+    """
 
     arrays: Mapping[str, npt.NDArray[Any]]
     provenance: dict[str, Any]
 
 
 def load_initial_weights(config: RunConfig, shard_set: ShardSet) -> InitialWeights | None:
-    """What a run begins with that has no checkpoint of its own yet; None where with initial weights.
+    """Load the weights named by `train.start_from`. Returns None if the run starts from random weights.
 
-    Raises InputError where there is no such checkpoint, or it is of another model or of other classes.
+    Raises InputError if there is no such checkpoint, or it has another model or other classes.
     """
     start = config.train.start_from
     if start.run is None:
@@ -55,8 +57,8 @@ def load_initial_weights(config: RunConfig, shard_set: ShardSet) -> InitialWeigh
         )
     entry = entries[0] if start.epoch is None else _entry_of_epoch(entries, start.epoch, start.run)
     saved = entry.manifest.identity
-    known, wanted = _model_options(saved.result), _model_options(result_values(config))
-    conflicts = differences(known, {name: value for name, value in wanted.items() if name in known})
+    saved_options, options = _model_options(saved.result), _model_options(result_values(config))
+    conflicts = differences(saved_options, {name: value for name, value in options.items() if name in saved_options})
     if conflicts:
         listing = "\n".join(f"  {conflict}" for conflict in conflicts)
         raise InputError(f"these weights belong to another model:\n{listing}", field=str(entry.path))
@@ -71,25 +73,29 @@ def load_initial_weights(config: RunConfig, shard_set: ShardSet) -> InitialWeigh
     except ValueError as error:
         raise InputError(f"this checkpoint cannot be used: {error}", field=str(entry.path)) from None
     arrays = {
-        name.removeprefix(MODEL_PREFIX): a for name, a in snapshot.arrays.items() if name.startswith(MODEL_PREFIX)
+        name.removeprefix(MODEL_PREFIX): array
+        for name, array in snapshot.arrays.items()
+        if name.startswith(MODEL_PREFIX)
     }
-    # Names and shapes too, because an option that the saving version did not know may change them.
+    # Check names and shapes too: an option that the saving version did not have may change them.
     spec = models.model_spec(config.model, len(shard_set.classes))
-    wants = {p.name: p.shape for p in spec.parameters} | {b.name: b.shape for b in spec.buffers}
-    if {name: array.shape for name, array in arrays.items()} != wants:
+    expected_shapes = {p.name: p.shape for p in spec.parameters} | {b.name: b.shape for b in spec.buffers}
+    if {name: array.shape for name, array in arrays.items()} != expected_shapes:
         raise InputError("these weights have other names or shapes than this model", field=str(entry.path))
     return InitialWeights(arrays, _provenance(start.run, snapshot))
 
 
 def _entry_of_epoch(entries: list[CheckpointEntry], epoch: float, run: str) -> CheckpointEntry:
-    """The checkpoint of an epoch: the first one that has seen all of it, less than an update later."""
-    known = [(float(entry.manifest.meta[EPOCH_KEY]), entry) for entry in entries if EPOCH_KEY in entry.manifest.meta]
-    for at, entry in known:
-        if -1e-6 <= at - epoch < at / entry.step - 1e-6:
+    """Return the checkpoint of an epoch: the first one after its end, by less than one step."""
+    candidates = [
+        (float(entry.manifest.meta[EPOCH_KEY]), entry) for entry in entries if EPOCH_KEY in entry.manifest.meta
+    ]
+    for entry_epoch, entry in candidates:
+        if -1e-6 <= entry_epoch - epoch < entry_epoch / entry.step - 1e-6:
             return entry
-    kept = ", ".join(f"{at:g}" for at, _ in sorted(known, key=lambda pair: pair[0]))
+    listing = ", ".join(f"{entry_epoch:g}" for entry_epoch, _ in sorted(candidates, key=lambda pair: pair[0]))
     raise InputError(
-        f"run {run} keeps no checkpoint of it, only those of epochs {kept or 'unknown'}",
+        f"run {run} keeps no checkpoint of it, only those of epochs {listing or 'unknown'}",
         field="train.start_from.epoch",
         got=epoch,
         hint="Name one of these, or train it with that epoch in checkpoint.snapshots.",
@@ -113,7 +119,7 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """What is exported beside the weights."""
+    """Metadata of an exported model."""
 
     config: RunConfig
     classes: list[str]
@@ -121,10 +127,15 @@ class TrainedModel:
 
 
 def export_model(arrays: Arrays, trained: TrainedModel, directory: Path, other_arrays: Arrays | None = None) -> None:
-    """Writes a model's fp32 weights and buffers under torchvision's names.
+    """Write a model's fp32 weights and buffers under torchvision's names.
 
-    other_arrays: where a running average of the weights was kept, those of the two that are not the model. model.json
-    is written last, so its presence means complete.
+    model.json is written last, so its presence means that the export is complete.
+
+    Args:
+        arrays: weights of the model by name.
+        trained: metadata of the model.
+        directory: target directory, created if missing.
+        other_arrays: if a running average was kept, the trained weights or their average, whichever is not the model.
     """
     directory.mkdir(parents=True, exist_ok=True)
     write_atomically(directory / WEIGHTS_FILE, save(dict(arrays), metadata={"format": "pt"}))
@@ -135,7 +146,7 @@ def export_model(arrays: Arrays, trained: TrainedModel, directory: Path, other_a
 
 
 def describe_model(trained: TrainedModel) -> dict[str, Any]:
-    """The content of model.json: architecture, classes, preprocessing, how it was trained."""
+    """Return the content of model.json: architecture, classes, preprocessing, training."""
     config, progress = trained.config, trained.progress
     return {
         "format": MODEL_FORMAT,

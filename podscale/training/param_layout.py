@@ -1,11 +1,8 @@
-"""A fixed layout of named tensors in one flat buffer, cut into buckets; both engines lay out gradients by it.
+"""Layout of parameters and gradients in both engines: flat buffers in buckets, optimizer options, Shampoo blocks.
 
-Which parameters an update decays, and whose rate it scales: what the optimizer section says of each by name.
-
-How Shampoo cuts parameters, so that no matrix has more than `most` rows: small dimensions merged, long ones cut.
-
-A filter is taken as (height, width, inputs, outputs) and a matrix as (inputs, outputs), as Google's MLPerf 1.0 entry
-keeps them: with blocks of 128 a 3x3 convolution of 512 channels is (9, 512, 512), and 16 blocks of (9, 128, 128).
+Shampoo's blocks: small dimensions are merged and long ones cut, so that no matrix has more than `block_size` rows. A
+filter is taken as (height, width, inputs, outputs) and a matrix as (inputs, outputs), as in Google's MLPerf 1.0 entry:
+with blocks of 128 a 3x3 convolution of 512 channels is (9, 512, 512), and 16 blocks of (9, 128, 128).
 """
 
 from collections.abc import Sequence
@@ -21,16 +18,21 @@ from podscale.models import ModelSpec
 
 
 class ParamOptions(NamedTuple):
-    """uses_weight_decay: whether weight decay applies. uses_trust_ratio: whether LARS and LAMB scale its rate."""
+    """Optimizer options of one parameter.
+
+    Args:
+        uses_weight_decay: apply weight decay.
+        uses_trust_ratio: scale the learning rate by the trust ratio in LARS and LAMB.
+    """
 
     uses_weight_decay: bool
     uses_trust_ratio: bool
 
 
 def param_options(section: OptimizerSection, spec: ModelSpec) -> dict[str, ParamOptions]:
-    """The treatment of each parameter, in the order of the model.
+    """Return the options of each parameter, in the order of the model.
 
-    Raises InputError where a pattern of the skip list matches nothing.
+    Raises InputError if a pattern of `train.optimizer.skip` matches no parameter.
     """
     names = [parameter.name for parameter in spec.parameters]
     for pattern in section.skip:
@@ -41,30 +43,30 @@ def param_options(section: OptimizerSection, spec: ModelSpec) -> dict[str, Param
                 got=pattern,
                 hint=f"Names are such as {', '.join(names[-2:])}, and * stands for any text.",
             )
-    found = {}
+    options = {}
     for parameter in spec.parameters:
-        taken = not any(fnmatchcase(parameter.name, pattern) for pattern in section.skip)
-        decays = taken and (section.decay_all or parameter.role == "weight")
-        found[parameter.name] = ParamOptions(decays, taken and (section.adapt_all or decays))
-    return found
+        is_included = not any(fnmatchcase(parameter.name, pattern) for pattern in section.skip)
+        decays = is_included and (section.decay_all or parameter.role == "weight")
+        options[parameter.name] = ParamOptions(decays, is_included and (section.adapt_all or decays))
+    return options
 
 
 ALIGNMENT_ELEMENTS = 32
-"""Every tensor starts at a multiple of this many elements: 128 bytes of fp32, so that kernels read whole vectors."""
+"""Alignment of every tensor's start, elements: 128 bytes of fp32, so that kernels read whole vectors."""
 
 
 @dataclass(frozen=True)
 class BucketLayout:
-    """Where each tensor lies: tensor i is flat[starts[i] : starts[i] + sizes[i]], in bucket buckets[i].
+    """Layout of tensors in a flat buffer: tensor i is flat[starts[i] : starts[i] + sizes[i]], in bucket buckets[i].
 
-    Depends on sizes and options alone, never on timing, so that a resumed run adds in the order of the run before it.
+    It depends on sizes and options only, never on timing, so that a resumed run sums in the same order.
     """
 
     starts: tuple[int, ...]
     sizes: tuple[int, ...]
     buckets: tuple[int, ...]
     bounds: tuple[tuple[int, int], ...]
-    """[start, stop) of each bucket; every bucket's length is a multiple of the `multiple` asked for."""
+    """[start, stop) of each bucket; every length is a multiple of `plan_buckets`' `multiple`."""
 
     @property
     def length(self) -> int:
@@ -79,17 +81,21 @@ def plan_buckets(
     isolate_last: bool = False,
     alignment: int = ALIGNMENT_ELEMENTS,
 ) -> BucketLayout:
-    """Fills buckets in the order of `sizes`; a tensor larger than a bucket gets one of its own.
+    """Fill buckets in the order of `sizes`. A tensor larger than a bucket gets its own bucket.
 
-    Buckets are padded to a multiple of `multiple` (the shards of a sharded update). With `last_apart` the last tensor
-    does not share its bucket. `alignment`: of every tensor's beginning.
+    Args:
+        sizes: elements of each tensor.
+        bucket_elements: capacity of a bucket, elements.
+        multiple: each bucket is padded to a multiple of this, for the shards of a sharded optimizer step.
+        isolate_last: put the last tensor into its own bucket.
+        alignment: alignment of every tensor's start, elements.
     """
     unit = lcm(multiple, alignment)
     starts, buckets, bounds = [], [], []
     bucket_start = position = 0
-    for number, size in enumerate(sizes):
-        apart = isolate_last and number == len(sizes) - 1
-        if position > bucket_start and (apart or position + size - bucket_start > bucket_elements):
+    for index, size in enumerate(sizes):
+        is_isolated = isolate_last and index == len(sizes) - 1
+        if position > bucket_start and (is_isolated or position + size - bucket_start > bucket_elements):
             position = _round_up(position, unit)
             bounds.append((bucket_start, position))
             bucket_start = position
@@ -105,30 +111,34 @@ def _round_up(value: int, unit: int) -> int:
 
 
 def shampoo_dim_order(dims: int) -> tuple[int, ...]:
-    """The dimensions of a parameter that begins with (outputs, inputs), in the order given above."""
+    """Return the permutation of a parameter's dimensions from (outputs, inputs, ...) to the module's order."""
     return (*range(2, dims), *reversed(range(min(2, dims))))
 
 
 def merge_small_dims(shape: Sequence[int], block_size: int) -> tuple[int, ...]:
-    """Neighbouring dimensions become one as long as it has at most `most` elements; those of one element vanish."""
-    found: list[int] = []
+    """Merge neighbouring dimensions up to `block_size` elements. Dimensions of one element are dropped."""
+    merged: list[int] = []
     length = 1
     for size in shape:
         if length * size <= block_size:
             length *= size
         else:
-            found += [length] * (length > 1)
+            merged += [length] * (length > 1)
             length = size
-    return tuple(found + [length] * (length > 1)) or (prod(shape),)
+    return tuple(merged + [length] * (length > 1)) or (prod(shape),)
 
 
 def partition_blocks(shape: Sequence[int], block_size: int) -> list[tuple[tuple[int, int], ...]]:
-    """The blocks of a merged parameter as [start, stop) of every dimension; the last dimension runs fastest."""
+    """Return the blocks of a merged parameter as [start, stop) of every dimension, the last dimension fastest."""
     return list(product(*(pairwise([*range(0, size, block_size), size]) for size in shape)))
 
 
 def preconditioner_elements(shape: Sequence[int], block_size: int, *, vectors: bool) -> int:
-    """Elements of the matrices of a parameter, one of every dimension of every block."""
+    """Return the elements of a parameter's preconditioners: one matrix per dimension of every block.
+
+    Args:
+        vectors: precondition parameters of one dimension too.
+    """
     if len(shape) < 2 and not vectors:
         return 0
     blocks = partition_blocks(

@@ -1,7 +1,4 @@
-"""What an evaluation during training finds, and its sums over batches and ranks.
-
-How far a run has come, and what its last evaluation found.
-"""
+"""Progress of a run, and the result of an evaluation during training."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,11 +9,15 @@ from podscale.errors import PodscaleError
 
 @dataclass
 class RunProgress:
-    """How far a run has come; kept in a checkpoint's meta.
+    """Progress of a run, stored in a checkpoint's metadata.
 
-    step: updates done, masked ones included. skipped: masked updates, in all and at the end in a row.
-    origin: where its first weights are from, where those are another run's (see engine.origin).
-    evaluated: updates done at the newest evaluation, and what it found.
+    Args:
+        step: steps done, masked ones included.
+        skipped: masked (non-finite) steps in all.
+        skipped_in_a_row: masked steps since the last finite one.
+        evaluated: step of the newest evaluation; -1 if there was none.
+        evaluation: top1, top5 and loss of the newest evaluation.
+        origin: provenance of the initial weights, if they come from another run (see `model_weights`).
     """
 
     step: int = 0
@@ -28,18 +29,26 @@ class RunProgress:
 
     @property
     def top1(self) -> float | None:
-        """Validation accuracy of exactly this state, where it was measured."""
+        """Validation accuracy of exactly this state, or None if it was not evaluated."""
         return self.evaluation["top1"] if self.evaluated == self.step else None
 
 
 TOP_K = 5
 BATCHES_PER_STOP_CHECK = 4
-"""Batches between two looks at requests to stop."""
+"""Interval between two checks for a stop request during an evaluation, batches."""
 
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """Shares of right answers among the first and the first five guesses, mean loss in nats, images, seconds."""
+    """Result of one evaluation.
+
+    Args:
+        top1: top-1 accuracy, 0 to 1.
+        top5: top-5 accuracy, 0 to 1.
+        loss: mean cross entropy, nats.
+        images: images evaluated.
+        seconds: wall time.
+    """
 
     top1: float
     top5: float
@@ -49,9 +58,15 @@ class EvaluationResult:
 
 
 def evaluation_result(sums: Sequence[float], count: int, seconds: float) -> EvaluationResult:
-    """From the sums over all samples: right first guesses, right first five, losses, images; `count`: of the split.
+    """Return the result of an evaluation from its sums over all ranks.
 
-    Raises PodscaleError where not one image could be read.
+    Args:
+        sums: top-1 hits, top-5 hits, sum of losses, images.
+        count: images of the split.
+        seconds: wall time.
+
+    Raises:
+        PodscaleError: no image could be read.
     """
     top1, top5, loss, images = sums
     assert images <= count, f"{images} of {count} validation images were seen"

@@ -1,13 +1,13 @@
-"""The schedules of a run: pure functions of the update's number, shared by every engine and the planner.
+"""Learning rate, momentum and weight decay of every step: pure functions, shared by both engines and the planner.
 
-A step is one update, from 0. An epoch is one pass over the training split; it need not be a whole number of steps,
-because the sample order is one continuous stream. A schedule follows the position in that stream, so a masked
-(non-finite) update uses up its step.
+Steps count from 0. An epoch is one pass over the training split; it need not be a whole number of steps, because the
+sample order is one continuous stream. A schedule follows the position in that stream, so a masked (non-finite) step
+consumes its row of the schedule.
 
-A run is a row of phases. The first one is the document's own schedule and begins at 0; each entry of `train.phases`
-begins with the first update whose images all lie at or after its epoch. What a phase does not set goes on as before:
-its schedule, weight decay, momentum, crop and size of images. A phase with a schedule of its own counts its steps from
-its own beginning; a schedule lasts until the next phase that brings one, or until the end of the run.
+A run is a sequence of phases. The first one is the document's own schedule and begins at 0. Each entry of
+`train.phases` begins with the first step whose images all lie at or after its epoch. A phase inherits the values that
+it does not set: schedule, weight decay, momentum, crop and size of images. A phase with its own schedule counts steps
+from its own beginning. A schedule lasts until the next phase that brings one, or until the end of the run.
 """
 
 import math
@@ -21,18 +21,22 @@ from podscale.config import RunConfig, TrainSection
 from podscale.config.schedule import CropSection, ScheduleSection
 
 COLUMNS: Sequence[str] = ("learning_rate", "momentum", "weight_decay")
-"""Columns of `table`."""
+"""Columns of `hyperparameters_at` and `step_table`."""
 
 FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class SchedulePhase:
-    """One stretch of a run with all its values, those that go on from the phase before included.
+    """One phase of a run with all its values, inherited ones included.
 
-    start: epoch at which it begins. crop, image_size: None where the document's own hold. schedule_start, schedule_end:
-    the epochs between which its schedule runs, which may have begun in an earlier phase. resets_momentum: whether the
-    momentum of its first update is 0, which empties the buffer.
+    Args:
+        start: first epoch of the phase.
+        schedule_start: epoch at which its schedule begins, possibly in an earlier phase.
+        schedule_end: epoch at which its schedule ends.
+        crop: random crop of the training images; None for the document's own.
+        image_size: side of the training images, pixels; None for the document's own.
+        resets_momentum: the momentum of the first step is 0, which empties the buffer.
     """
 
     start: float
@@ -47,41 +51,41 @@ class SchedulePhase:
 
 
 def steps_per_epoch(train: TrainSection, samples: int) -> float:
-    """Updates per pass over `samples` training images."""
+    """Return the number of steps per pass over `samples` training images."""
     return samples / train.global_batch
 
 
 def total_steps(train: TrainSection, samples: int) -> int:
-    """Updates of the whole run: every image of the last (part of an) epoch is seen, so the last batch rounds up."""
+    """Return the number of steps of the run, rounded up so that every image of the last epoch is seen."""
     return max(1, first_step(train.epochs, steps_per_epoch(train, samples)))
 
 
 def first_step(epoch: float, steps_per_epoch: float) -> int:
-    """The first update whose images all lie at or after `epoch`."""
+    """Return the first step whose images all lie at or after `epoch`."""
     return math.ceil(epoch * steps_per_epoch - 1e-9)
 
 
 def schedule_phases(train: TrainSection) -> list[SchedulePhase]:
-    """The phases of a run in order; the first begins at epoch 0."""
-    own = [0.0, *(phase.start for phase in train.phases if phase.schedule is not None), train.epochs]
+    """Return the phases of a run in order; the first one begins at epoch 0."""
+    bounds = [0.0, *(phase.start for phase in train.phases if phase.schedule is not None), train.epochs]
     optimizer = train.optimizer
-    current = SchedulePhase(0.0, train.schedule, 0.0, own[1], optimizer.momentum, optimizer.weight_decay, None, None)
-    found = [current]
+    current = SchedulePhase(0.0, train.schedule, 0.0, bounds[1], optimizer.momentum, optimizer.weight_decay, None, None)
+    phases = [current]
     for section in train.phases:
-        renewed = section.schedule is not None
+        has_schedule = section.schedule is not None
         current = SchedulePhase(
             start=section.start,
             schedule=section.schedule or current.schedule,
-            schedule_start=section.start if renewed else current.schedule_start,
-            schedule_end=own[own.index(section.start) + 1] if renewed else current.schedule_end,
+            schedule_start=section.start if has_schedule else current.schedule_start,
+            schedule_end=bounds[bounds.index(section.start) + 1] if has_schedule else current.schedule_end,
             momentum=current.momentum if section.momentum is None else section.momentum,
             weight_decay=current.weight_decay if section.weight_decay is None else section.weight_decay,
             crop=section.crop or current.crop,
             image_size=section.image_size or current.image_size,
             resets_momentum=section.reset_momentum,
         )
-        found.append(current)
-    return found
+        phases.append(current)
+    return phases
 
 
 def image_phases(config: RunConfig, samples: int) -> list[tuple[int, int, CropSection]]:
@@ -94,36 +98,41 @@ def image_phases(config: RunConfig, samples: int) -> list[tuple[int, int, CropSe
 
 
 def learning_rate(train: TrainSection, step: int, steps_per_epoch: float) -> float:
-    """The learning rate of update `step`."""
+    """Return the learning rate of step `step`, from 0."""
     return float(hyperparameters_at(train, np.array([step]), steps_per_epoch)[0, 0])
 
 
 def step_table(train: TrainSection, samples: int) -> npt.NDArray[np.float32]:
-    """Every step's values as float32 [steps, columns], for engines that keep the step on the device."""
+    """Return the values of every step as float32 [steps, columns], for engines that keep the step on the device."""
     steps = np.arange(total_steps(train, samples))
     return hyperparameters_at(train, steps, steps_per_epoch(train, samples)).astype(np.float32)
 
 
 def hyperparameters_at(train: TrainSection, steps: npt.NDArray[np.int64], steps_per_epoch: float) -> FloatArray:
-    """The columns at these updates, float64 [steps, columns]."""
-    found = np.empty((len(steps), len(COLUMNS)))
+    """Return the values at these steps as float64 [steps, columns].
+
+    Args:
+        steps: step numbers from 0, int64 [steps].
+        steps_per_epoch: steps of one pass over the training split.
+    """
+    table = np.empty((len(steps), len(COLUMNS)))
     for phase in schedule_phases(train):
         first = first_step(phase.start, steps_per_epoch)
-        inside = steps >= first  # the phases after it write over its tail
+        inside = steps >= first  # later phases overwrite the tail
         local = steps[inside] - first_step(phase.schedule_start, steps_per_epoch)
         span = (phase.schedule_end - phase.schedule_start) * steps_per_epoch
-        found[inside, 0] = _learning_rates(phase.schedule, local, span, steps_per_epoch)
-        found[inside, 1] = _momenta(phase.schedule, phase.momentum, local, span, steps_per_epoch)
-        found[inside, 2] = phase.weight_decay
+        table[inside, 0] = _learning_rates(phase.schedule, local, span, steps_per_epoch)
+        table[inside, 1] = _momenta(phase.schedule, phase.momentum, local, span, steps_per_epoch)
+        table[inside, 2] = phase.weight_decay
         if phase.resets_momentum:
-            found[steps == first, 1] = 0.0
-    return found
+            table[steps == first, 1] = 0.0
+    return table
 
 
 def sample_for_plot(train: TrainSection, samples: int, points: int = 240) -> tuple[FloatArray, FloatArray]:
-    """What a drawing needs: (epochs float64 [n], columns float64 [n, columns]) at about `points` updates.
+    """Return (epochs float64 [n], values float64 [n, columns]) at about `points` steps, for a plot.
 
-    The last update before each jump and the first one after it are among them.
+    The last step before each jump and the first one after it are included.
     """
     per_epoch = steps_per_epoch(train, samples)
     last = total_steps(train, samples) - 1
@@ -136,22 +145,22 @@ def sample_for_plot(train: TrainSection, samples: int, points: int = 240) -> tup
 
 
 def snapshot_steps(epochs: Iterable[float], train: TrainSection, samples: int) -> set[int]:
-    """The numbers of updates after which these epochs are over: phases that begin there have not changed anything."""
+    """Return the step counts after which these epochs are complete, before a phase that begins there takes effect."""
     return {first_step(epoch, steps_per_epoch(train, samples)) for epoch in epochs}
 
 
 def completes_period(step: int, period: float) -> bool:
-    """Whether the `step`-th update (counted from 1) completes another `period` of updates; never for a period of 0."""
+    """Return True if step `step` (counted from 1) completes another `period` of steps; False for a period of 0."""
     return period > 0 and math.floor(step / period + 1e-9) > math.floor((step - 1) / period + 1e-9)
 
 
 def _learning_rates(
     schedule: ScheduleSection, local: npt.NDArray[np.int64], span: float, steps_per_epoch: float
 ) -> FloatArray:
-    """Learning rates at steps counted from the schedule's beginning: linear warm-up (Goyal 2017, section 2.2), decay.
+    """Return the learning rates at steps of the schedule: linear warm-up (Goyal 2017, section 2.2), then decay.
 
     The decay is a function of its progress from 0 to 1. It counts from the end of the warm-up or, with
-    `decay_from: start`, from the beginning of the schedule, so that it is under way when the warm-up ends; with
+    `decay_from: start`, from the beginning of the schedule, so that it has progressed when the warm-up ends; with
     `decay_epochs` above the schedule's length it is cut before its end (both as in Codreanu 2017, whose code calls
     this `poly_cyc`).
     """
@@ -177,11 +186,11 @@ def _learning_rates(
 def _momenta(
     schedule: ScheduleSection, momentum: float, local: npt.NDArray[np.int64], span: float, steps_per_epoch: float
 ) -> FloatArray:
-    """Momentum: linear from `momentum_start` over the warm-up, then linear to `momentum_end` at the schedule's end.
+    """Return the momentum: linear from `momentum_start` over the warm-up, then to `momentum_end` at the schedule's end.
 
-    With the momentum correction of Goyal 2017, section 3, and Codreanu 2017, multiplied by rate(t) / rate(t - 1)
-    during the warm-up: a buffer that holds learning rates inside then behaves as one that does not. At the first step
-    of a schedule, and after a rate of 0, there is nothing to correct.
+    The momentum correction of Goyal 2017, section 3, and Codreanu 2017 multiplies it by rate(t) / rate(t - 1) during
+    the warm-up: a buffer that contains learning rates then behaves like one that does not. The first step of a
+    schedule, and a step after a rate of 0, need no correction.
     """
     warmup = schedule.warmup_epochs * steps_per_epoch
     start = momentum if schedule.momentum_start is None else schedule.momentum_start

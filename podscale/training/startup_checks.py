@@ -1,11 +1,7 @@
-"""All ranks must be about to do the same: their documents, code, data and libraries are compared before they begin.
+"""Checks at the start of a stage: every rank runs the same configuration, and the run fits the world size.
 
-Every rank posts what it is about to run to the store of the meeting; rank 0 compares and answers. That costs a few
-kilobytes a rank, works before any process group exists, and names ranks that never came.
-
-What every rank does first: it opens its shard set and makes sure that all are about to do the same with it.
-
-Whether a run fits the world that it has found.
+Each rank posts its document, code, data and library versions to the store of its rank group. Rank 0 compares them and
+answers. That costs a few kilobytes a rank, works before any process group exists, and names ranks that never arrived.
 """
 
 import hashlib
@@ -37,7 +33,7 @@ from podscale.util.formatting import format_ranks
 from podscale.version import VERSION
 
 StartupFacts = Mapping[str, str]
-"""What a rank is about to run: values as text by their names."""
+"""Configuration facts of one rank: values as text by name."""
 
 MACHINE_LOCAL_OPTIONS = (
     "run.workspace",
@@ -52,20 +48,26 @@ MACHINE_LOCAL_OPTIONS = (
     "checkpoint.asynchronous",
     "launch.",
 )
-"""Placement options, or sections of them, that are each machine's own matter; all others must agree."""
+"""Placement options, or sections of them, that may differ between machines. All others must agree."""
 
 MAX_SHOWN = 12
-"""Differences that are listed."""
+"""Maximum number of differences in an error text."""
 CANNOT_START = "cannot start"
 ANSWER_KEY, ACKNOWLEDGED_KEY = "agreement/answer", "agreement/heard"
 ANSWER_GRACE_SECONDS = 30.0
-"""How much longer the others wait for rank 0's answer than rank 0 waits for them."""
+"""Extra time for which other ranks wait for rank 0's answer, seconds, beyond rank 0's own timeout."""
 
 
 def startup_facts(
     config: RunConfig, stage: str, shard_set: ShardSet, *, device: str, local_size: int, libraries: StartupFacts
 ) -> dict[str, str]:
-    """Everything that must be the same on all ranks of a stage. libraries: versions of what the engine stands on."""
+    """Return the facts that must be the same on all ranks of a stage.
+
+    Args:
+        device: kind of the devices.
+        local_size: ranks on a node.
+        libraries: versions of the engine's libraries.
+    """
     manifest = shard_set.manifest
     return {
         "stage": stage,
@@ -83,14 +85,14 @@ def startup_facts(
 
 
 def document_facts(config: RunConfig) -> dict[str, str]:
-    """The options of a document that must agree: all of class `result`, and placement but for `OWN_MATTERS`."""
+    """Return the options that must agree: those of class `result`, and placement except `MACHINE_LOCAL_OPTIONS`."""
     placement = field_values(config, FieldClass.PLACEMENT)
     shared = {name: value for name, value in placement.items() if not name.startswith(MACHINE_LOCAL_OPTIONS)}
     return {name: json.dumps(value) for name, value in {**result_values(config), **shared}.items()}
 
 
 def source_hash(package: Path = Path(podscale.__file__).parent) -> str:
-    """Names the content of the installed sources: 16 hexadecimal digits."""
+    """Return a hash of the installed sources: 16 hexadecimal digits."""
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
         digest.update(path.relative_to(package).as_posix().encode() + b"\0")
@@ -99,44 +101,52 @@ def source_hash(package: Path = Path(podscale.__file__).parent) -> str:
 
 
 def check_ranks_agree(rank_group: RankGroup, collect: Callable[[], StartupFacts]) -> None:
-    """Returns on every rank where all of them are about to do the same.
+    """Return on every rank if the configurations of all ranks agree.
 
-    collect: this rank's facts; what it raises counts as one, so that all ranks hear of it. Raises InputError with the
-    same text on every rank that tells which ranks differ in what, or cannot start; HangDetected where a rank did not
-    come within the meeting's timeout.
+    Args:
+        rank_group: the ranks to compare.
+        collect: returns this rank's facts. An error that it raises is posted as a fact, so that all ranks report it.
+
+    Raises:
+        InputError: ranks differ or cannot start; the same text on every rank, with the ranks and their values.
+        HangDetected: a rank did not arrive within the rank group's timeout.
     """
     if rank_group.size == 1:
         collect()
         return
-    own: Exception | None = None
+    local_error: Exception | None = None
     try:
-        mine = dict(collect())
+        facts = dict(collect())
     except Exception as error:
-        own, mine = (
+        local_error, facts = (
             error,
             {CANNOT_START: str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"},
         )
-    rank_group.store.set(_facts_key(rank_group.rank), json.dumps(mine))
+    rank_group.store.set(_facts_key(rank_group.rank), json.dumps(facts))
     verdict = _compare_on_rank0(rank_group) if rank_group.rank == 0 else _receive_answer(rank_group)
-    if own is not None and not isinstance(own, InputError):
-        raise own  # a bug keeps its traceback
+    if local_error is not None and not isinstance(local_error, InputError):
+        raise local_error  # a bug keeps its traceback
     if verdict is not None:
-        raise own if own is not None and str(own) == str(verdict) else verdict
+        raise local_error if local_error is not None and str(local_error) == str(verdict) else verdict
 
 
 def compare_facts(posted: list[StartupFacts]) -> PodscaleError | None:
-    """What the facts of all ranks, by rank, amount to; None where they agree."""
-    refused = {rank: theirs[CANNOT_START] for rank, theirs in enumerate(posted) if CANNOT_START in theirs}
-    if len(refused) == len(posted) and len(set(refused.values())) == 1:
-        return InputError(refused[0])
-    if refused:
-        told = [f"  - {format_ranks(ranks)}: {text}" for text, ranks in _ranks_by_value(refused).items()]
-        return InputError("not every rank can start, so none does:\n" + "\n".join(told))
-    names = list(dict.fromkeys(name for theirs in posted for name in theirs))
+    """Return the error that the ranks' facts amount to, or None if they agree.
+
+    Args:
+        posted: facts of each rank, indexed by rank.
+    """
+    refusals = {rank: facts[CANNOT_START] for rank, facts in enumerate(posted) if CANNOT_START in facts}
+    if len(refusals) == len(posted) and len(set(refusals.values())) == 1:
+        return InputError(refusals[0])
+    if refusals:
+        listed = [f"  - {format_ranks(ranks)}: {text}" for text, ranks in _ranks_by_value(refusals).items()]
+        return InputError("not every rank can start, so none does:\n" + "\n".join(listed))
+    names = list(dict.fromkeys(name for facts in posted for name in facts))
     values = {
-        name: _ranks_by_value({rank: theirs.get(name, "none") for rank, theirs in enumerate(posted)}) for name in names
+        name: _ranks_by_value({rank: facts.get(name, "none") for rank, facts in enumerate(posted)}) for name in names
     }
-    lines = [f"  - {name}: {_format_values(differing)}" for name, differing in values.items() if len(differing) > 1]
+    lines = [f"  - {name}: {_format_values(ranks)}" for name, ranks in values.items() if len(ranks) > 1]
     if not lines:
         return None
     more = [f"  - and {len(lines) - MAX_SHOWN} more"] if len(lines) > MAX_SHOWN else []
@@ -148,7 +158,7 @@ def compare_facts(posted: list[StartupFacts]) -> PodscaleError | None:
 
 
 def _compare_on_rank0(rank_group: RankGroup) -> PodscaleError | None:
-    """Rank 0: waits for everybody, compares, answers, and stays until the answer was heard where it is an error."""
+    """Compare the facts of all ranks and post the answer. After an error, wait until the other ranks have read it."""
     keys, absent = [_facts_key(rank) for rank in range(rank_group.size)], list[int]()
     try:
         rank_group.store.wait(keys, rank_group.timeout_seconds)
@@ -170,10 +180,10 @@ def _compare_on_rank0(rank_group: RankGroup) -> PodscaleError | None:
 
 
 def _receive_answer(rank_group: RankGroup) -> PodscaleError | None:
-    """The other ranks: rank 0's answer."""
-    patience = rank_group.timeout_seconds + ANSWER_GRACE_SECONDS
+    """Wait for rank 0's answer, on all other ranks."""
+    timeout = rank_group.timeout_seconds + ANSWER_GRACE_SECONDS
     try:
-        rank_group.store.wait([ANSWER_KEY], patience)
+        rank_group.store.wait([ANSWER_KEY], timeout)
         answer = json.loads(rank_group.store.get([ANSWER_KEY])[0])
     except StoreError as error:
         return HangDetected(
@@ -186,7 +196,7 @@ def _receive_answer(rank_group: RankGroup) -> PodscaleError | None:
 
 
 def _wait_for_acknowledgements(rank_group: RankGroup, others: int, seconds: float = 5.0) -> None:
-    """The store may end with rank 0. others: how many there are to hear."""
+    """Wait until `others` ranks have read the answer: the store may be in rank 0's process and exit with it."""
     deadline = time.monotonic() + seconds
     while rank_group.store.add(ACKNOWLEDGED_KEY, 0) < others and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -197,7 +207,7 @@ def _facts_key(rank: int) -> str:
 
 
 def _ranks_by_value(values: Mapping[int, str]) -> dict[str, list[int]]:
-    """Ranks by value; what fewest have, and so is probably wrong, comes first."""
+    """Return the ranks of each value, rarest value first: it is probably the wrong one."""
     ranks = defaultdict(list)
     for rank, value in values.items():
         ranks[value].append(rank)
@@ -211,29 +221,34 @@ def _format_values(values: Mapping[str, list[int]]) -> str:
 def open_agreed_shard_set(
     worker_env: WorkerEnv, rank_group: RankGroup, *, device: str, libraries: StartupFacts
 ) -> ShardSet:
-    """The shard set, once every rank has opened its own and all agree.
+    """Open the shard set on every rank and return it if all ranks agree on their configuration.
 
-    device: kind of the devices; libraries: versions of what the engine stands on. Raises InputError with one text on
-    every rank where they differ or one cannot start; HangDetected where one does not come.
+    Args:
+        device: kind of the devices.
+        libraries: versions of the engine's libraries.
+
+    Raises:
+        InputError: ranks differ or cannot start; the same text on every rank.
+        HangDetected: a rank did not arrive in time.
     """
     opened: list[ShardSet] = []
 
     def collect_facts() -> StartupFacts:
         opened.append(open_shard_set(worker_env.shard_set, worker_env.config))
         local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        found = startup_facts(
+        facts = startup_facts(
             worker_env.config, worker_env.stage, opened[0], device=device, local_size=local_size, libraries=libraries
         )
         if worker_env.stage == "train":
-            found["hosts of the sample order"] = str(build_sampler(worker_env.config, opened[0].split("train")).hosts)
-        return found
+            facts["hosts of the sample order"] = str(build_sampler(worker_env.config, opened[0].split("train")).hosts)
+        return facts
 
     check_ranks_agree(rank_group, collect_facts)
     return opened[0]
 
 
 def validate_world(config: RunConfig, ranks: int, samples: int) -> None:
-    """Raises InputError where the run does not fit this many ranks or this many training images."""
+    """Raise InputError if the run does not fit this many ranks or training images (`samples`)."""
     train = config.train
     try:
         check_ranks(config, ranks)

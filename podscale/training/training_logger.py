@@ -1,8 +1,7 @@
-"""What a training tells the outside: the metrics of its rank and, on rank 0, lines of metrics.jsonl.
+"""Metrics, event log and phase timing of one rank's training.
 
-It never waits for the device: losses come with the control words, after the fact.
-
-How the code of an engine lets the phases of a step be measured.
+Every rank writes its Prometheus metrics; rank 0 also writes the lines of metrics.jsonl. The logger never waits for the
+device: losses arrive with the step statuses, some steps later.
 """
 
 import math
@@ -32,10 +31,10 @@ from podscale.training.run_progress import EvaluationResult
 
 
 class TrainingLogger:
-    """Passes on what happens; between two lines of the log it only counts.
+    """Log and count training events of one rank. Between two log lines it only counts.
 
-    A step begins when its data is asked for; the rank is busy until it begins to wait for others. On a GPU phases are
-    the host's times: queued work shows where the host first waits for it.
+    A step begins when its data is requested. The rank counts as busy until it waits for other ranks. On a GPU, phases
+    are host times: queued work shows up in the phase in which the host first waits for it.
     """
 
     def __init__(
@@ -63,11 +62,11 @@ class TrainingLogger:
 
     @property
     def busy_seconds(self) -> float:
-        """Seconds of an update before this rank begins to wait for others, on average over the interval so far."""
+        """Mean busy time per step of this interval so far, seconds: before this rank waits for others."""
         return self._busy_time.mean
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        """Books the time inside on a phase (names in telemetry.phases)."""
+        """Time a block as one phase of the step (names: `telemetry.phases`)."""
         self._progress_tracker.enter_phase(name)
         if self._goodput_tracker is not None:
             self._goodput_tracker.enter_phase(name)
@@ -78,23 +77,23 @@ class TrainingLogger:
         return self._metrics.phase(name)
 
     def wait_started(self) -> None:
-        """From now on this rank waits for its devices or for others, until it asks for data again."""
+        """Mark the end of this step's busy time: the rank waits for its devices or for other ranks."""
         self._busy_time.add(time.perf_counter() - self._step_started)
 
     def subphase(self, name: str) -> AbstractContextManager[None]:
-        """A phase that is part of a larger one and counted there; a sign of progress all the same."""
+        """Time nothing, but record progress: the time is counted in an enclosing phase."""
         self._progress_tracker.touch()
         return nullcontext()
 
     def restore_started(self) -> None:
-        """Looks for a state to continue from, until `started`."""
+        """Count the time until `started` as restore time."""
         if self._goodput_tracker is not None:
             self._goodput_tracker.enter_restore()
 
     def started(
         self, *, resumed: bool, step: int, total_steps: int, ranks: int, global_batch: int, **more: Any
     ) -> None:
-        """The training begins after `step` updates; its first image has not been read yet."""
+        """Log the start or resumption of training at `step`, before the first image is read."""
         self._last_step, self._ranks = total_steps, ranks
         self._progress_tracker.start(step)
         if self._goodput_tracker is not None:
@@ -110,14 +109,18 @@ class TrainingLogger:
             global_batch=global_batch,
             **more,
         )
-        if self._mlperf is not None and step < total_steps:  # else all was done before, and its log is complete
+        if self._mlperf is not None and step < total_steps:  # else the run was complete, and so is its log
             wanted = {name: more[name] for name in ("device", "train_images", "validation_images")}
             self._mlperf.run_start(resumed=resumed, step=step, ranks=ranks, **wanted)
 
     def step_done(self, step: int, images: int, bad_records: int, *, steps: int = 1) -> None:
-        """Ends update `step`, to which this rank brought `images`; so far `bad_records` of its own were substituted.
+        """Count a finished step.
 
-        steps: carried out since data was asked for, of as many images each; all but the last have no line in the log.
+        Args:
+            step: number of the step, from 1.
+            images: images of this rank in the step.
+            bad_records: records of this rank that were substituted so far.
+            steps: steps since data was requested, of `images` each. Only the last of them gets a log line.
         """
         seconds = (time.perf_counter() - self._step_started) / steps
         self._progress_tracker.step_done(step, seconds)
@@ -136,55 +139,55 @@ class TrainingLogger:
             self._intervals[step] = self._metrics.take_interval()
 
     def log_status(self, status: StepStatus, *, epoch: float, learning_rate: float) -> None:
-        """Counts an update once it is known how it went; logs every `log_every`-th and the last."""
+        """Count a step when its status is known. Logs every `log_every`-th step and the last one."""
         if not status.is_finite:
             self._metrics.count_skipped()
             self._metrics.count_nonfinite("grad" if math.isfinite(status.loss) else "loss")
             self.log_event("skipped_update", step=status.step)
         if self.stragglers is not None and status.step % self._interval_steps == 0 and status.fastest_milliseconds > 0:
-            found = RankComparison(status.slowest_rank, status.slowest_milliseconds, status.fastest_milliseconds)
-            self.stragglers.interval_done(status.step, found)
-        lap = self._intervals.pop(status.step, None)
-        if lap is None or self._log is None:
+            comparison = RankComparison(status.slowest_rank, status.slowest_milliseconds, status.fastest_milliseconds)
+            self.stragglers.interval_done(status.step, comparison)
+        interval = self._intervals.pop(status.step, None)
+        if interval is None or self._log is None:
             return
-        training = lap.seconds - lap.phases["evaluation"] - lap.phases["checkpoint"]
-        norm = status.grad_norm if status.is_finite else None
-        self._metrics.set_state(epoch=epoch, loss=status.loss, learning_rate=learning_rate, grad_norm=norm)
+        training_seconds = interval.seconds - interval.phases["evaluation"] - interval.phases["checkpoint"]
+        grad_norm = status.grad_norm if status.is_finite else None
+        self._metrics.set_state(epoch=epoch, loss=status.loss, learning_rate=learning_rate, grad_norm=grad_norm)
         self._log.step(
             status.step,
             epoch=epoch,
             loss=status.loss,
             learning_rate=learning_rate,
-            images_per_second=lap.images * self._ranks / max(training, 1e-9),
-            phases=lap.phases,
+            images_per_second=interval.images * self._ranks / max(training_seconds, 1e-9),
+            phases=interval.phases,
             slowest={"rank": status.slowest_rank, "milliseconds": status.slowest_milliseconds},
         )
 
     def add_gauges(self, meters: Callable[[TrainMetrics], None]) -> None:
-        """Has `meters` set up what the metrics look up by themselves whenever they are written."""
+        """Call `meters` with the metrics, to register values that are read at each collection."""
         meters(self._metrics)
 
     def set_flops_per_image(self, flops: float) -> None:
-        """What the model costs for each image from here on, forward and backward."""
+        """Set the FLOPs per image, forward and backward, from this step on."""
         self._metrics.set_flops_per_image(flops)
 
     def count_evaluated_images(self, images: int) -> None:
-        """Counts images of this rank in an evaluation."""
+        """Count this rank's images in an evaluation."""
         self._metrics.count_evaluated_images(images)
 
     def evaluation_started(self, step: int) -> None:
-        """An evaluation begins after `step` updates, all of which are done."""
+        """Log the start of an evaluation after `step`."""
         if self._mlperf is not None:
             self._mlperf.evaluation_started(step)
 
     def phases_sampled(self, seconds: dict[str, float]) -> None:
-        """Takes the times on the device of one update's phases: what a replayed CUDA graph does not tell."""
+        """Record the device times of one step's phases, seconds, which a replayed CUDA graph cannot report."""
         self._metrics.set_sampled_phases(seconds)
         self._busy_time.set_device_seconds(seconds.get("forward_backward", 0.0))
         self.log_event("sampled", **{f"{name}_seconds": round(value, 6) for name, value in seconds.items()})
 
     def evaluated(self, step: int, found: EvaluationResult, *, epoch: float, target_reached: bool = False) -> None:
-        """Reports an evaluation, and whether it ends the run."""
+        """Log an evaluation of the model and, if it ended the run, that the target is reached."""
         if self._mlperf is not None:
             self._mlperf.evaluated(step, found.top1, target_reached=target_reached)
         if self._log is None:
@@ -202,17 +205,22 @@ class TrainingLogger:
             self.log_event("target_reached", step=step, epoch=round(epoch, 4), top1=found.top1)
 
     def evaluated_other_weights(self, step: int, weights: str, found: EvaluationResult, *, epoch: float) -> None:
-        """Reports what those weights achieved which are not the model (evaluate.weights)."""
+        """Log an evaluation of the weights that are not the model (see `evaluate.weights`)."""
         figures = {"top1": found.top1, "top5": found.top5, "loss": found.loss}
         self.log_event("evaluated_beside", weights=weights, step=step, epoch=round(epoch, 4), **figures)
 
     def all_reduce_chosen(self, facts: Mapping[str, str], *, kept: bool) -> None:
-        """Reports what `all_reduce.algorithm: auto` came to; kept: from an earlier launch of this run."""
+        """Log the choice of `all_reduce.algorithm: auto`.
+
+        Args:
+            facts: labels of the choice.
+            kept: the choice was made by an earlier launch of this run.
+        """
         self._metrics.set_all_reduce_info(facts)
         self.log_event("all_reduce", kept=kept, **facts)
 
     def checkpoint_reported(self, report: CheckpointReport) -> None:
-        """Reports what became of a checkpoint; from the writer's thread."""
+        """Log the outcome of a checkpoint. Called from the writer's thread."""
         match report:
             case Saved():
                 self._metrics.checkpoint_saved(report.seconds, report.bytes)
@@ -220,34 +228,34 @@ class TrainingLogger:
             case Restored():
                 self._metrics.checkpoint_restored(report.seconds)
             case Failed():
-                # no line in the log, which may stand on the same full disk
+                # no log line: the log may be on the same full disk
                 self._metrics.checkpoint_failed("disk_full" if report.disk_full else "other")
             case _:
                 self.log_event("checkpoint_passed", step=report.step, reason=report.reason)
 
     def finished(self, step: int, **values: Any) -> None:
-        """The training is done after `step` updates, and its model is written."""
+        """Log the end of the training, once its model is written."""
         self._set_progress(completed=step, done=True)
         self._log_goodput()
         self.log_event("done", step=step, **values)
 
     def preempted(self, step: int) -> None:
-        """All ranks end on request, and the state after `step` updates is saved."""
+        """Log a stop on request, once the state after `step` is saved."""
         self._log_goodput()
         self.log_event("preempted", step=step)
 
     def _set_progress(self, *, planned: int | None = None, completed: int, done: bool | None = None) -> None:
-        """Rank 0 alone tells how far the run is."""
+        """Set the run's progress metrics, on rank 0 only."""
         if self._log is not None:
             self._metrics.set_progress(planned=planned, completed=completed, done=done)
 
     def _log_goodput(self) -> None:
-        """Where the time of the run went until now."""
+        """Log how the run's wall time was spent so far."""
         if self._goodput_tracker is not None:
             self.log_event("goodput", **self._goodput_tracker.state().summary())
 
     def log_event(self, event: str, **values: Any) -> None:
-        """Something that happens rarely."""
+        """Write one event to the log, on rank 0."""
         if self._log is not None:
             self._log.event(event, **values)
 
@@ -261,7 +269,7 @@ def open_training_logger(
     fence: Callable[[], None] | None,
     progress_tracker: ProgressTracker | None = None,
 ) -> Iterator[TrainingLogger]:
-    """The monitor of one rank; its metrics are written beside training until the end of the block."""
+    """Open the training logger of one rank. Its metrics are written in the background until the block ends."""
     registry = CollectorRegistry()
     info = {
         "model": config.model.name,
@@ -271,29 +279,29 @@ def open_training_logger(
     }
     metrics = TrainMetrics(registry, rank=world.rank, run=config.run.id, info=info)
     busy = BusyTime()
-    ledger = open_goodput_tracker(run) if world.is_rank0 else None
+    goodput = open_goodput_tracker(run) if world.is_rank0 else None
     log = EventLog(run.metrics, fence) if world.is_rank0 else None
     mlperf = MlperfLog(run.mlperf, config, fence) if world.is_rank0 and config.telemetry.mlperf_log else None
-    monitor = TrainingLogger(
+    logger = TrainingLogger(
         metrics,
         log,
         log_every=config.telemetry.log_every,
         mlperf=mlperf,
         progress_tracker=progress_tracker,
-        goodput_tracker=ledger,
+        goodput_tracker=goodput,
         busy=busy,
         hosts=world.hosts(),
     )
     limit = progress_tracker.hang_limit if progress_tracker is not None else None
-    sources: tuple[SampleSource | None, ...] = (busy, limit, monitor.stragglers, ledger)
+    sources: tuple[SampleSource | None, ...] = (busy, limit, logger.stragglers, goodput)
     for source in filter(None, sources):
         metrics.values.add_source(source)
     try:
         with (
             SnapshotWriter(registry, snapshot_path(rank_directory, world.rank)),
-            keep_goodput_file(ledger, run.goodput, fence),
+            keep_goodput_file(goodput, run.goodput, fence),
         ):
-            yield monitor
+            yield logger
     finally:
         if mlperf is not None:
             mlperf.close()
@@ -302,33 +310,33 @@ def open_training_logger(
 
 
 def open_goodput_tracker(run: RunDirectory) -> GoodputTracker:
-    """The ledger of this life, on top of what is known of those before."""
-    found = read_goodput_state(run.goodput)
-    return GoodputTracker(after_join(found, time.time(), launch_age(), newest_step(run.metrics)))
+    """Return the goodput tracker of this launch, which continues the state of previous launches."""
+    state = read_goodput_state(run.goodput)
+    return GoodputTracker(after_join(state, time.time(), launch_age(), newest_step(run.metrics)))
 
 
 @contextmanager
 def keep_goodput_file(tracker: GoodputTracker | None, path: Path, fence: Callable[[], None] | None) -> Iterator[None]:
-    """Writes heartbeats until the end of the block, the last of which says how it ended, where that is known here."""
+    """Write goodput heartbeats until the block ends. The last one records the outcome, if it is known here."""
     if tracker is None:
         yield
         return
     heartbeat = GoodputWriter(tracker, path, fence)
-    ended = ""
+    outcome = ""
     try:
         yield
-        ended = "done"
+        outcome = "done"
     except Preempted:
-        ended = "preempted"
+        outcome = "preempted"
         raise
     finally:
-        heartbeat.close(ended)
+        heartbeat.close(outcome)
 
 
 PhaseTimer = Callable[[str], AbstractContextManager[None]]
-"""Measures one phase of a step by name."""
+"""Context manager that times one phase of a step, by name."""
 
 
 def untimed(name: str) -> AbstractContextManager[None]:
-    """The Phase of those who do not measure, or count a larger one."""
+    """Phase timer that measures nothing."""
     return nullcontext()

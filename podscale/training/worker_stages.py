@@ -1,9 +1,4 @@
-"""What a rank does in a stage, whichever engine it runs: which stage it is, and a training from beginning to end.
-
-The checkpoints of a run as its document and its shard set ask for them.
-
-The evaluation stage: predictions of every validation sample, written by rank 0.
-"""
+"""Stages of a worker, the same for both engines: training and evaluation."""
 
 import time
 from collections.abc import Callable
@@ -36,7 +31,12 @@ def open_checkpoint_store(
     fence: Callable[[], None] | None = None,
     listener: Callable[[CheckpointReport], None] | None = None,
 ) -> CheckpointStore:
-    """Those of a run directory; fence and listener: see Checkpoints."""
+    """Open the checkpoint store of a run directory.
+
+    Args:
+        fence: see `CheckpointStore`.
+        listener: see `CheckpointStore`.
+    """
     manifest = shard_set.manifest
     return CheckpointStore(
         run.checkpoints,
@@ -51,7 +51,7 @@ def open_checkpoint_store(
 
 
 TrainerBuilder = Callable[[CheckpointStore, TrainingLogger], Trainer]
-"""An engine's session, of what this rank saves and tells."""
+"""Builds an engine's trainer from this rank's checkpoint store and training logger."""
 
 
 def run_worker_stage(
@@ -60,7 +60,7 @@ def run_worker_stage(
     training: Callable[[], object],
     evaluation: Callable[[], object],
 ) -> None:
-    """Carries out the stage that the place names. Raises InputError for one that engines do not have."""
+    """Run the stage named by the worker's environment. Raises InputError for a stage that engines do not have."""
     match worker_env.stage:
         case "train":
             training()
@@ -79,21 +79,21 @@ def run_training_stage(
     progress_tracker: ProgressTracker,
     build: TrainerBuilder,
 ) -> TrainResult:
-    """Trains; checkpoints and the final model go to the run directory."""
-    config, may_write = worker_env.config, worker_env.fence(run)
-    with open_training_logger(config, world, run, worker_env.rank_directory, may_write, progress_tracker) as monitor:
-        session = build(open_checkpoint_store(config, run, shard_set, may_write, monitor.checkpoint_reported), monitor)
+    """Train a model. Checkpoints and the final model are written to the run directory."""
+    config, fence = worker_env.config, worker_env.fence(run)
+    with open_training_logger(config, world, run, worker_env.rank_directory, fence, progress_tracker) as logger:
+        trainer = build(open_checkpoint_store(config, run, shard_set, fence, logger.checkpoint_reported), logger)
         try:
-            return train(session)
+            return train(trainer)
         except Preempted:
-            monitor.preempted(session.progress.step)
+            logger.preempted(trainer.progress.step)
             raise
         finally:
-            session.close()
+            trainer.close()
 
 
 PredictFunction = Callable[[], Predictions | None]
-"""The predictions of the whole split on rank 0, None elsewhere; all ranks call it."""
+"""Returns the predictions of the whole split on rank 0, None on other ranks. All ranks call it."""
 
 
 def run_evaluation_stage(
@@ -103,25 +103,27 @@ def run_evaluation_stage(
     prepare: Callable[[Callable[[int], None]], tuple[Loader, PredictFunction]],
     barrier: Callable[[], None],
 ) -> None:
-    """Has an engine predict, counts what it does, and leaves predictions and their time in the run directory.
+    """Predict the validation split and write predictions, metrics and the duration to the run directory.
 
-    prepare: takes what hears how many samples each batch held.
+    Args:
+        prepare: builds the loader and the predict function from a callback that counts the images of each batch.
+        barrier: returns when every rank has called it.
     """
     registry = CollectorRegistry()
     metrics = EvaluationMetrics(registry, rank=world.rank, run=worker_env.config.run.id)
     loader, predict = prepare(metrics.count_evaluated_images)
-    barrier()  # so that rank 0 does not count the time in which others are still starting
+    barrier()  # so that rank 0 does not count the startup time of other ranks
     started = time.perf_counter()
     with SnapshotWriter(registry, snapshot_path(worker_env.rank_directory, world.rank)):
         try:
-            found = predict()
+            split_predictions = predict()
         finally:
             loader.close()
-        if found is not None:
-            metrics.set_accuracies(*found.top1_top5_accuracy())
-    if found is not None:
+        if split_predictions is not None:
+            metrics.set_accuracies(*split_predictions.top1_top5_accuracy())
+    if split_predictions is not None:
         seconds = round(time.perf_counter() - started, 6)
-        predictions.write_predictions(run.predictions, found)
+        predictions.write_predictions(run.predictions, split_predictions)
         with EventLog(run.metrics, worker_env.fence(run)) as events:
-            events.event("evaluated", images=len(found), seconds=seconds, processes=world.size)
+            events.event("evaluated", images=len(split_predictions), seconds=seconds, processes=world.size)
     barrier()

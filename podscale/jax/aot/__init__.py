@@ -1,6 +1,6 @@
-"""The training step of a document, compiled by the real TPU compiler on a machine without a TPU.
+"""Ahead-of-time compilation of a document's train step by the real TPU compiler, on a machine without a TPU.
 
-compiling: the job of a child process, from a document and a topology to what the compiler says of the program.
-program: which collectives are in its text. estimate: how long a step takes. request, cache, sweep: the parent's side.
-Only the child imports jax.
+compiler: the child process, from a document and a topology to the compiler's report of the program. hlo: collectives in
+the program's text. compile_report: step time and report. request, batch_search: the parent's side. Only the child
+imports jax.
 """

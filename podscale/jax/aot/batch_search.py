@@ -1,7 +1,4 @@
-"""The largest batch that fits: few compilations, because memory grows evenly with the batch.
-
-The largest batch that fits, as far as compilations that were made anyway tell it.
-"""
+"""Search for the largest batch that fits, with few compilations: memory grows linearly with the batch."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
@@ -62,8 +59,8 @@ def find_largest_batch(request: CompileRequest, measure: MeasureFunction) -> int
     allowed = allowed_batches(request)
     if not allowed:
         raise InputError(
-            f"no batch up to {MAX_BATCH} images for each of the {request.ranks} ranks goes with the other options of the "
-            "document (model.batch_norm.span, model.batch_norm.group)",
+            f"no batch up to {MAX_BATCH} images for each of the {request.ranks} ranks goes with the other options of "
+            "the document (model.batch_norm.span, model.batch_norm.group)",
             field="--sweep",
             got="batch",
         )
@@ -80,8 +77,8 @@ def find_largest_batch(request: CompileRequest, measure: MeasureFunction) -> int
         at = _next_batch(allowed, needs, found.available, fitting, failing)
     if fitting < 0:
         raise InputError(
-            f"not even {format_count(allowed[0], 'image')} for each of the {request.ranks} ranks, the smallest batch that the "
-            f"document allows, fits the memory of {request.topology.chip.name}",
+            f"not even {format_count(allowed[0], 'image')} for each of the {request.ranks} ranks, the smallest batch "
+            f"that the document allows, fits the memory of {request.topology.chip.name}",
             field="--sweep",
             got="batch",
             hint="Choose chips with more, a smaller input.image_size or model, or cut images over devices "

@@ -1,9 +1,4 @@
-"""What `podscale tpu compile` tells a person.
-
-How long a compiled step takes: what the compiler's cost model says, and bounds by the peaks of the chip.
-
-From what the compiler says of a step to what a person wants to know of it.
-"""
+"""Report of `podscale tpu compile`: step time by the compiler's cost model, bounds by the peaks of the chip, memory."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -175,7 +170,8 @@ def format_compile_report(found: Mapping[str, Any]) -> list[str]:
     rows = [
         (
             "topology",
-            f"{topology['name']}: {format_count(topology['chips'], 'chip')}, {format_count(topology['devices'], 'device')}",
+            f"{topology['name']}: {format_count(topology['chips'], 'chip')}, "
+            f"{format_count(topology['devices'], 'device')}",
         ),
         ("mesh", ", ".join(f"{name} {size}" for name, size in topology["mesh"].items())),
         ("step", _step(found)),
@@ -214,8 +210,8 @@ def format_sweep_report(rows: Sequence[Mapping[str, Any]], largest: int) -> list
 def _step(found: Mapping[str, Any]) -> str:
     return (
         f"{found['model']} at {found['image_size']} px in {found['precision']}, {found['optimizer']}, "
-        f"{found['weight_update']} update, {found['all_reduce']}: {format_count(found['batch'], 'image')} {_rank_description(found)}, "
-        f"{found['global_batch']:,} in all"
+        f"{found['weight_update']} update, {found['all_reduce']}: {format_count(found['batch'], 'image')} "
+        f"{_rank_description(found)}, {found['global_batch']:,} in all"
     )
 
 

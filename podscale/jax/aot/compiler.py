@@ -1,9 +1,9 @@
-"""The child of `podscale tpu compile`: compiles one step for described devices and writes what the compiler says.
+"""Child process of `podscale tpu compile`: compile one step for described devices and write the compiler's report.
 
     python -m podscale.jax.aot.compiler FOLDER
 
-FOLDER holds job.json (document, topology, slices, classes, updates); result.json and program.hlo.gz come beside it.
-The environment must keep jax off accelerators and libtpu off Google's metadata server (see `request.ENVIRONMENT`).
+FOLDER holds job.json (document, topology, slices, classes, steps); result.json and program.hlo.gz are written there.
+The environment must keep jax off accelerators and libtpu off Google's metadata server (see `request`).
 """
 
 import gzip
@@ -104,7 +104,7 @@ def step_arguments(step: TrainStep, config: RunConfig, classes: int, updates: in
     buffers = models.model_spec(config.model, classes).buffers
     buckets = tuple(_shape((length,)) for length in step.layout.lengths)
     moments: dict[str, Any] = dict.fromkeys(step.initial_moments, buckets)
-    others: dict[str, Any] = dict.fromkeys(step.specs.kept.scalars, _shape(()))
+    others: dict[str, Any] = dict.fromkeys(step.specs.opt_state.scalars, _shape(()))
     of_shapes: Any = DeviceState
     state = of_shapes(
         weights=buckets,

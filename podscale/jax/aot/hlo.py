@@ -1,7 +1,7 @@
-"""The collectives of a compiled program, read from its text (HLO after all of XLA's passes).
+"""Collectives of a compiled program, read from its text (HLO after all of XLA's passes).
 
-What counts is what the compiler made of the step and not what the step asked for: it may merge messages, fuse them
-with what they feed, start them early, or turn one kind into another.
+The compiled program counts, not the step's source: the compiler may merge messages, fuse them with their users, start
+them early, or turn one kind into another.
 """
 
 import re

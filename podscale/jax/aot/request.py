@@ -1,4 +1,4 @@
-"""One compilation: what is asked, under which key its result is kept, and the child process that carries it out."""
+"""Request for one ahead-of-time compilation: its parameters, its cache key, and the child process that runs it."""
 
 import ast
 import gzip

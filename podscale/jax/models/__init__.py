@@ -1,4 +1,4 @@
-"""Networks by their names in the document, as pure functions of arrays by the catalogue's names."""
+"""Networks by their names in the document, as pure functions of arrays by the model spec's names."""
 
 from typing import Protocol
 

@@ -1,6 +1,6 @@
-"""AlexNet (Krizhevsky 2012) with batch norm in the place of local response normalisation (You 2017, Jia 2018).
+"""AlexNet (Krizhevsky 2012) with batch norm in place of local response normalisation (You 2017, Jia 2018).
 
-The layers are the catalogue's (`podscale.models`); what is known of their sources stands in `pytorch.models.alexnet`.
+The layers are those of `podscale.models`; `podscale.pytorch.models.alexnet` lists their sources.
 """
 
 import jax.numpy as jnp

@@ -1,6 +1,6 @@
-"""What a network begins with: the same distributions as the PyTorch engine's, from another stream of numbers.
+"""Initial weights of a network: the same distributions as the PyTorch engine's, from another random stream.
 
-Drawn on the host by NumPy, so that every host has the same values and nothing is compiled for it.
+NumPy draws them on the host, so that every host has the same values and nothing is compiled for it.
 """
 
 from math import prod, sqrt
@@ -19,7 +19,7 @@ LAST_GAMMA = {BASIC: ".bn2.weight", BOTTLENECK: ".bn3.weight"}
 
 
 def initialise(model: ModelSection, classes: int, seed: int) -> tuple[dict[str, Values], dict[str, Values]]:
-    """Parameters and running statistics, fp32, by the catalogue's names.
+    """Parameters and running statistics, fp32, by the model spec's names.
 
     Residual networks: He's initialisation by fan-out, the last gamma of a block 0, the classifier N(0, 0.01) (Goyal
     2017, 5.1). AlexNet: He's by fan-in, the classifier N(0, 0.01). Biases are 0.

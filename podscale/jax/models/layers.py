@@ -1,18 +1,14 @@
-"""The layers that networks are made of, over arrays by the catalogue's names.
+"""Layers of networks over arrays by the model spec's names: convolution, first convolution, linear, pooling.
 
-Convolution as the device at hand computes it well; the results differ by rounding alone.
+Convolution uses the fastest form for the device; results differ by rounding only. Accelerators use XLA's convolution.
+XLA's for CPUs (jaxlib 0.10) is as fast as torch's in most cases and slower by an order of magnitude in three, which are
+written as matrix products here: kernels of one pixel, whose filters' gradient is slow; fewer outputs than the kernel
+has pixels; and groups. benchmarks/jax_cpu.py measures whole steps with and without.
 
-Accelerators get XLA's convolution. That of XLA for CPUs (jaxlib 0.10) is as fast as torch's in most cases and by an
-order of magnitude slower in three, which are written as products of matrices here: kernels of one pixel, whose filters'
-gradient is slow; fewer outputs than the kernel has pixels; and groups. benchmarks/jax_cpu.py measures whole steps with
-and without.
-
-The first convolution, computed in the way that suits the device; the parameters and the result are the same.
-
-Three input channels leave a TPU's matrix units mostly idle. `padded4` adds a fourth channel of zeros, to images and
-filters. `space_to_depth` folds blocks of stride x stride pixels into channels, and the filters with them, so that the
-stride becomes 1 (MLPerf's TPU submissions, Kumar 2019): 7x7 with stride 2 on 3 channels turns into 4x4 on 12. Both
-only add products with zeros, in exact arithmetic nothing.
+The first convolution is computed in one of three ways; parameters and result are the same. Three input channels leave
+a TPU's matrix units mostly idle. `padded4` adds a fourth channel of zeros, to images and filters. `space_to_depth`
+folds blocks of stride x stride pixels into channels, and the filters with them, so that the stride becomes 1 (MLPerf's
+TPU submissions, Kumar 2019): 7x7 with stride 2 on 3 channels turns into 4x4 on 12. Both only add products with zeros.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""Residual networks 18 to 152 and the CIFAR family (He 2015), the bottleneck in version 1.5: it strides in its 3x3."""
+"""Residual networks 18 to 152 and the CIFAR family (He 2015); the bottleneck, version 1.5, strides in its 3x3."""
 
 from abc import ABC, abstractmethod
 

@@ -1,4 +1,4 @@
-"""Update rules by their names in the document."""
+"""Optimizers by their names in the document."""
 
 from podscale.jax.optim.adaptive import adam, lamb, rmsprop
 from podscale.jax.optim.base import HyperParams, OptState, ParamShard, UpdateResult, UpdateRule

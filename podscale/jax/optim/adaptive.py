@@ -1,21 +1,19 @@
-"""RMSProp (Hinton 2012, lecture 6e) with momentum, a baseline: that of Inception's training (Szegedy 2016).
+"""Optimizers with second moments: Adam and AdamW, LAMB, RMSProp.
 
-d = g + weight_decay * w;  v = decay * v + (1 - decay) * d^2;  u = d / (sqrt(v) + eps), then momentum (see `move`).
+Adam (Kingma 2015, algorithm 1): weight decay as part of the gradient, as in torch, or decoupled (AdamW; Loshchilov
+2019).
+
+LAMB (You 2020) in NVIDIA's form, which clips the whole gradient first and corrects the moments:
+g = g / max(1, |g over all parameters| / clip_norm);  u = d + weight_decay * w;  w -= rate * |w| / |u| * u
+with d Adam's direction for g. |w| / |u| is 1 if a norm is zero and for arrays without trust ratio.
+
+RMSProp (Hinton 2012, lecture 6e) with momentum, as in Inception's training (Szegedy 2016):
+d = g + weight_decay * w;  v = decay * v + (1 - decay) * d^2;  u = d / (sqrt(v) + eps), then momentum (see `sgd`).
 
 | as in      | v starts at | eps         | form     |
 |------------|-------------|-------------|----------|
 | torch      | 0           | beside root | scaled   |
 | TensorFlow | 1           | in the root | unscaled |
-
-The two moments of Adam, corrected for having begun at 0 (Kingma 2015, algorithm 1); LAMB begins with them too.
-
-Adam (Kingma 2015), a baseline: decay as part of the gradient, as in torch, or beside it (AdamW; Loshchilov 2019).
-
-LAMB (You 2020) in NVIDIA's form: the whole gradient is clipped first, the moments are corrected.
-
-g = g / max(1, |g over all parameters| / clip_norm);  u = d + weight_decay * w;  w -= rate * |w| / |u| * u
-with d what `moments.direct` makes of g.
-The ratio |w| / |u| is 1 where a norm is zero, and for arrays that do not adapt.
 """
 
 import math
@@ -77,7 +75,7 @@ def adam(
     eps: float = 1e-8,
     decoupled: bool = False,
 ) -> UpdateResult:
-    """w -= rate * u with the direction u of `moments.direct`, of g + weight_decay * w.
+    """Adam: w -= rate * u with Adam's direction u for g + weight_decay * w.
 
     decoupled: u of g alone, and w -= rate * weight_decay * w.
     """

@@ -1,10 +1,8 @@
-"""What an update rule is given and what it returns.
+"""Optimizer protocol, hyperparameters and state, and the parameter shard that a device steps.
 
-What one device updates: all weights, or its shard of every bucket.
-
-An update rule never knows whether the update is sharded: it sees buckets of rows, each row within one array, and asks
-here for the norms of whole arrays and for factors of arrays row by row. Where the update is sharded, the sums of
-squares of all arrays are added over the devices in one small message (Kumar 2019; Xu 2020).
+An optimizer never knows whether the step is sharded: it sees buckets of rows, each row within one array, and asks the
+shard for norms of whole arrays and for factors of arrays row by row. If the step is sharded, the sums of squares of all
+arrays are added over the devices in one small message (Kumar 2019; Xu 2020).
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,9 +18,13 @@ from podscale.training.param_layout import ParamOptions
 
 
 class ParamShard:
-    """axes, shards: of the mesh along which buckets are scattered; none and 1 where every device updates everything.
+    """Parameters that a device steps. With axes, build and use it inside `shard_map`.
 
-    With axes, to be made and used inside `shard_map`.
+    Args:
+        layout: layout of the buckets.
+        treatments: optimizer options of each array by name.
+        axes: mesh axes along which buckets are scattered; none if every device steps all weights.
+        shards: number of shards; 1 if every device steps all weights.
     """
 
     def __init__(
@@ -39,13 +41,13 @@ class ParamShard:
             self._rows = [lax.dynamic_slice_in_dim(r, place * (len(r) // shards), len(r) // shards) for r in self._rows]
 
     def norms(self, finite: Array, *values: Buckets) -> tuple[Array, list[Array]]:
-        """Whether all devices are `finite`, and for each of the values the Euclidean norm of every array."""
+        """Return whether all devices are `finite`, and the L2 norms of every array for each of the values."""
         squares = [self._squares(buckets) for buckets in values]
         finite, squares = self.sum_over_devices(finite, squares)
         return finite, [jnp.sqrt(square) for square in squares]
 
     def sum_over_devices(self, finite: Array, sums: Sequence[Array] = ()) -> tuple[Array, list[Array]]:
-        """Whether all devices are `finite`, and sums [arrays] added over them, in one message."""
+        """Return whether all devices are `finite`, and sums [arrays] added over them, in one message."""
         if not self._axes:
             return finite, list(sums)
         bad = jnp.where(finite, 0.0, 1.0)[None]
@@ -54,13 +56,13 @@ class ParamShard:
         return total[0] == 0.0, list(total[1:].reshape(len(sums), -1)) if sums else []
 
     def per_row(self, factor: Array) -> list[Array]:
-        """A factor for all, or one for each array, as what multiplies the rows of each bucket."""
+        """Expand one factor, or one per array, to factors of the rows of each bucket."""
         if factor.ndim == 0:
             return [factor] * len(self._rows)
         return [jnp.take(factor, rows)[:, None] for rows in self._rows]
 
     def _squares(self, buckets: Buckets) -> Array:
-        """The sum of squares of every array; rows first, then the rows of an array, which keeps fp32 sums short."""
+        """Return the sum of squares of every array. Rows are summed first, which keeps fp32 sums short."""
         numbers = np.arange(len(self.uses_weight_decay), dtype=np.int32)
         total = jnp.zeros(len(numbers))
         for rows, bucket in zip(self._rows, buckets, strict=True):
@@ -70,7 +72,7 @@ class ParamShard:
 
 
 def as_rows(bucket: Array) -> Array:
-    """A flat bucket as its rows."""
+    """View a flat bucket as rows, [rows, ROW_ELEMENTS]."""
     return bucket.reshape(-1, ROW_ELEMENTS)
 
 
@@ -83,9 +85,11 @@ class HyperParams(NamedTuple):
 
 
 class OptState(NamedTuple):
-    """What a rule keeps from update to update, by name.
+    """Optimizer state by name.
 
-    moments: of every weight, fp32 buckets of the share. scalars: fp32, equal on all devices.
+    Args:
+        moments: state per weight, fp32 buckets of the shard.
+        scalars: fp32 scalars, equal on all devices.
     """
 
     moments: dict[str, Buckets]
@@ -93,7 +97,7 @@ class OptState(NamedTuple):
 
 
 class UpdateResult(NamedTuple):
-    """Weights and what is kept after an update, and whether it was carried out, alike on all devices."""
+    """Weights and optimizer state after a step, and whether it was applied, the same on all devices."""
 
     weights: Buckets
     opt_state: OptState
@@ -101,10 +105,10 @@ class UpdateResult(NamedTuple):
 
 
 class UpdateRule(Protocol):
-    """One update of a device's share of the weights, as a pure function.
+    """One optimizer step of a device's shard of the weights, as a pure function.
 
-    weights and gradients are fp32 buckets of the share. `finite` says whether all averages that this device holds are;
-    where it is False on any device, weights and what is kept stay as they are on every device, to the bit.
+    Weights and gradients are fp32 buckets of the shard. `finite` is False if an average on this device is not finite.
+    If it is False on any device, weights and state stay unchanged on every device, to the bit.
     """
 
     def __call__(

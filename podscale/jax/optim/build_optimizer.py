@@ -1,4 +1,4 @@
-"""From the document's optimizer section to the update rule and the share of the weights that it works on."""
+"""Construction of the optimizer and its parameter shard from the document's optimizer section."""
 
 from functools import partial
 

@@ -1,7 +1,4 @@
-"""Stochastic gradient descent with momentum, Nesterov's form on request (Sutskever 2013, section 2).
-
-Weight decay, steps along a direction, and the heavy-ball momentum of SGD, LARS and RMSProp.
-"""
+"""SGD with momentum and Nesterov's form (Sutskever 2013, section 2); the momentum update shared with other rules."""
 
 from typing import Literal
 
@@ -48,7 +45,7 @@ def momentum_update(
 ) -> UpdateResult:
     """u = inside * g;  m = momentum * m + u;  w -= outside * (u + momentum * m if nesterov else m).
 
-    gradients: with weight decay. factors: inside and outside, each for all or one for each array: see `Form`.
+    gradients: with weight decay. factors: inside and outside, each for all or one for each array (see `MomentumForm`).
     """
     after, kept = [], []
     buckets = zip(weights, gradients, momenta, *map(shard.per_row, factors), strict=True)
@@ -83,7 +80,7 @@ def sgd(
     nesterov: bool,
     form: MomentumForm = "scaled",
 ) -> UpdateResult:
-    """d = g + weight_decay * w, then momentum (see `move`), scaled by default as in torch and in Goyal 2017.
+    """SGD: d = g + weight_decay * w, then momentum, scaled by default as in torch and in Goyal 2017.
 
     Scaled: m = momentum * m + d;  w -= rate * (d + momentum * m if nesterov else m). Unscaled, the rate stands inside
     the buffer, and a schedule of the momentum can correct for its changes (Goyal 2017, section 3; Codreanu 2017).

@@ -1,4 +1,4 @@
-"""Ways to average a bucket of gradients over all ranks: one file each, chosen by the document."""
+"""All-reduce algorithms that average a bucket of gradients over all ranks, chosen by the run document."""
 
 from podscale.config.train import AllReduceSection
 from podscale.errors import InputError
@@ -18,9 +18,9 @@ from podscale.pytorch.world import World
 
 
 def build_all_reduce(section: AllReduceSection, world: World) -> AllReduce:
-    """The collective of a document's all_reduce section. Every rank must call this at the same time.
+    """Build the all-reduce of a document's all_reduce section. Every rank must call this at the same time.
 
-    Raises InputError, the same on every rank, where the section does not fit the world.
+    Raises InputError, the same on every rank, if the section does not fit the world.
     """
     if section.backend == "nccl" and not world.on_gpu:
         raise InputError(

@@ -1,29 +1,21 @@
-"""All-reduce by masters (Jia 2018): reduce to one rank of each row, ring among those, broadcast inside the row.
+"""All-reduce algorithms: flat, ring, double tree, hierarchical and hybrid (for the torus see `torus2d`).
 
-With p ranks in rows of k the paper counts 4 (k - 1) + 2 (p/k - 1) steps, where a ring takes 2 (p - 1): for small
-messages, whose time is latency, that is what matters. Ours takes 2 (k - 1) steps in the rows instead of 4 (k - 1),
-since segments go along a chain. A master's link carries all of the row's data, so for large messages the torus, whose
-links share it, is the better one.
+Ring (Patarasuk 2009, bandwidth-optimal): one ring through all ranks, node after node. A reduce-scatter and an
+all-gather of size - 1 steps each; every link carries 2 (size - 1)/size of the data, the minimum of any all-reduce. Two
+of the ring's links cross each node's boundary, one in and one out.
 
-What every all-reduce offers, whole or in its two halves.
+Double tree (Sanders 2009; NCCL has a similar one since 2.4): two binary trees over all ranks, each with half of the
+data. Sums go up to the roots and down again in a pipeline of segments, so the latency, and the error of a sum in low
+precision, grow with log2 of the ranks instead of the ranks. A rank is an inner node of one tree and a leaf of the
+other, so all links carry their share.
 
-The backend's own all-reduce over all ranks.
+Hierarchical (Jia 2018): reduce to one master of each row, ring among the masters, broadcast inside the row. With p
+ranks in rows of k the paper counts 4 (k - 1) + 2 (p/k - 1) steps instead of a ring's 2 (p - 1), which matters for small
+messages, bound by latency. Ours takes 2 (k - 1) steps in the rows instead of 4 (k - 1), since segments go along a
+chain. A master's link carries all of the row's data, so for large messages the torus, which shares them, is better.
 
-One ring through all ranks, node after node (Patarasuk 2009: bandwidth-optimal all-reduce).
-
-A reduce-scatter and an all-gather of size - 1 steps each; every link carries 2 (size - 1)/size of the data, which no
-all-reduce can do with less. Between nodes run only two of the ring's links, one in and one out of each.
-
-Two binary trees over all ranks, each with half of the data (Sanders 2009; NCCL uses the like since 2.4).
-
-Sums climb to the roots and come down again in a pipeline of segments: the latency grows with log2 of the ranks where
-a ring's grows with the ranks, and the error of a sum in low precision likewise. A rank is an inner node of one tree
-and a leaf of the other, so that all links carry their share.
-
-By size (Jia 2018): the hierarchy for small buckets, where latency counts, the ring for large ones.
-
-The small tensors are fused into buckets before (the reducer does that). The paper's two thresholds, of fusing and of
-choosing, are not known to us: ours are options of the run document.
+Hybrid (Jia 2018): hierarchical for small buckets, ring for large ones. Small tensors are fused into buckets by the
+reducer. The paper's thresholds for fusing and choosing are not known to us; ours are options of the run document.
 """
 
 from typing import Protocol, runtime_checkable
@@ -45,45 +37,45 @@ from podscale.pytorch.mesh import Axis, Mesh
 from podscale.pytorch.world import World
 
 WIRE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-"""Formats of messages by their names in a run document."""
+"""Dtypes of messages by their names in a run document."""
 
 
 class AllReduce(Protocol):
     """Averages flat fp32 buckets over all ranks, on the calling thread and its current stream.
 
-    Any length of at least one element; the order of additions depends on the length and the ranks alone. Contributions
-    are divided by the number of ranks before they are added: in half precision a sum can overflow where no mean does.
+    Buckets have one element or more. The order of additions depends only on the length and the ranks. Contributions
+    are divided by the number of ranks before they are added: in half precision a sum can overflow when the mean fits.
     """
 
     def __call__(self, bucket: Tensor) -> None:
-        """Replaces the bucket by its mean over all ranks: the same bits on each."""
+        """Replace the bucket by its mean over all ranks, bit-identical on each."""
         ...
 
 
 @runtime_checkable
 class ShardedAllReduce(AllReduce, Protocol):
-    """One that can stop half way, where each rank holds the mean of its own shard.
+    """All-reduce that offers its two halves: reduce-scatter and all-gather.
 
-    So an optimizer can update that shard alone and gather weights instead of gradients (Kumar 2019, section 3). The
-    length of a bucket must then be a multiple of `shards`. Ranks with the same `shard` hold the same bits of it.
+    An optimizer can then step one shard and gather weights instead of gradients (Kumar 2019, section 3). The length of
+    a bucket must be a multiple of `shards`. Ranks with the same `shard` hold the same bits of it.
     """
 
     shards: int
-    """Parts a bucket is scattered into."""
+    """Number of shards of a bucket."""
     shard: int
-    """The part of this rank."""
+    """Index of this rank's shard."""
 
     def reduce_scatter(self, bucket: Tensor) -> Tensor:
-        """This rank's shard of the mean, a new fp32 tensor; the bucket is used up."""
+        """Return this rank's shard of the mean as a new fp32 tensor. Overwrites the bucket."""
         ...
 
     def all_gather(self, shard: Tensor, out: Tensor) -> None:
-        """Fills `out` with every rank's shard, in order; any dtype, moved as it is whatever the wire."""
+        """Fill `out` with every rank's shard, in order, in the tensor's own dtype (not the wire dtype)."""
         ...
 
 
 class FlatAllReduce:
-    """One collective over the whole world; the shards of its halves are the ranks'."""
+    """The backend's own all-reduce over all ranks. It has one shard per rank."""
 
     def __init__(self, world: World, wire: torch.dtype = torch.float32) -> None:
         self.shards, self.shard = world.size, world.rank
@@ -104,7 +96,7 @@ class FlatAllReduce:
 
 
 class RingAllReduce:
-    """The ring along an axis with all ranks on it; the shards of its halves are the ranks'."""
+    """Ring along an axis with all ranks. It has one shard per rank."""
 
     def __init__(self, line: Axis, device: torch.device, wire: torch.dtype = torch.float32) -> None:
         self._ranks = [line.group_rank(place) for place in range(line.size)]
@@ -122,7 +114,7 @@ class RingAllReduce:
         self._ring.all_gather(bucket, self._reduce_scatter_parts(bucket))
 
     def _reduce_scatter_parts(self, bucket: Tensor) -> list[Span]:
-        """The part of each place: that of its rank, which on the line may be another number."""
+        """Reduce-scatter the bucket and return the part of each position, which is its rank's shard."""
         shards = equal_spans(len(bucket), self.shards)
         parts = [shards[rank] for rank in self._ranks]
         self._ring.reduce_scatter(bucket.mul_(1.0 / self.shards), parts)
@@ -130,7 +122,7 @@ class RingAllReduce:
 
 
 class DoubleTreeAllReduce:
-    """The double tree along an axis with all ranks on it."""
+    """Double binary tree along an axis with all ranks."""
 
     def __init__(self, line: Axis, device: torch.device, wire: torch.dtype = torch.float32) -> None:
         self._line = line
@@ -143,7 +135,7 @@ class DoubleTreeAllReduce:
 
 
 class HierarchicalAllReduce:
-    """The master of a row is its place 0."""
+    """Hierarchical all-reduce. The master of a row is its position 0."""
 
     def __init__(
         self,

@@ -1,10 +1,9 @@
-"""`auto`: measures the links for a moment, fits latency and bandwidth of each axis, and chooses by the cost model.
+"""Choice of the all-reduce algorithm for `algorithm: auto`, and the error of an all-reduce in a short wire format.
 
-Every time that counts is the slowest rank's, so all ranks hold the same numbers; rank 0 decides and says so to all.
-A choice made once is kept in the run directory and taken again when the run continues at the same size: another
-algorithm would add in another order, and the resumed run would not have the bits of an uninterrupted one.
-
-How far an all-reduce is from the exact mean, measured with the real ranks before a training relies on it.
+`auto` measures the links for a moment, fits latency and bandwidth of each axis, and chooses by the cost model. Every
+time is the slowest rank's, so all ranks have the same numbers; rank 0 decides and broadcasts. The choice is stored in
+the run directory and reused when the run resumes at the same size: another algorithm would add in another order, and
+the resumed run would not be bit-identical to an uninterrupted one.
 """
 
 import json
@@ -31,30 +30,36 @@ from podscale.pytorch.world import World
 from podscale.util.files import write_json
 
 CANDIDATES = ("flat", "tree", "hierarchical", "torus2d")
-"""What `auto` chooses from: the backend's own is a ring too, and buckets of one size leave hybrid nothing to choose."""
+"""Algorithms that `auto` considers. The backend's own is a ring too, and hybrid needs buckets of several sizes."""
 WITH_ROWS = ("hierarchical", "torus2d")
 SHARDED_CANDIDATES = ("flat", "torus2d")
 PROBES = ((2**10, 3), (2**13, 3), (2**16, 3), (2**19, 3), (2**22, 2), (2**25, 2))
-"""Bytes of the probes, and how often each is sent; the larger ones as far as the time goes."""
+"""Sizes of the probes, bytes, and their repeats; the larger ones are sent while time is left."""
 SECONDS_PER_AXIS = 0.8
-"""Longest probe of one of the three axes."""
+"""Maximum duration of the probes of one axis, seconds."""
 
 
 @dataclass(frozen=True)
 class AlgorithmChoice:
-    """What `auto` came to. is_reused: it was chosen by an earlier launch of this run."""
+    """Result of `auto`.
+
+    Args:
+        choice: algorithm and bucket size.
+        fabric: measured latency and bandwidth.
+        is_reused: chosen by an earlier launch of this run.
+    """
 
     choice: AllReduceChoice
     fabric: Fabric
     is_reused: bool
 
     def section(self, asked: AllReduceSection) -> AllReduceSection:
-        """The asked section with the choice in place of `auto`."""
+        """Return the section with the choice in place of `auto`."""
         chosen = {"algorithm": self.choice.algorithm, "bucket_mb": self.choice.bucket_mb}
         return AllReduceSection.model_validate(asked.model_dump() | chosen)
 
     def facts(self) -> dict[str, str]:
-        """Choice and fit as texts, for the log and the info metric."""
+        """Return choice and fit as texts, for the log and the info metric."""
         found = {"algorithm": self.choice.algorithm, "bucket_mb": f"{self.choice.bucket_mb:g}"}
         for name, axis in (("row", self.fabric.row), ("column", self.fabric.column), ("world", self.fabric.world)):
             found[f"{name}_ranks"] = str(axis.ranks)
@@ -72,21 +77,25 @@ def resolve_all_reduce(
     fence: Callable[[], None] | None,
     report: Callable[..., None],
 ) -> RunConfig:
-    """The document with `auto`, if it says so, replaced by what was chosen; all ranks must call this at the same time.
+    """Return the document with `algorithm: auto` replaced by a choice. Every rank must call this at the same time.
 
-    choice_file: where rank 0 reads and writes the choice, after `fence`. report: gets the facts, on every rank.
+    Args:
+        classes: number of classes.
+        choice_file: file in which rank 0 keeps the choice.
+        fence: called on rank 0 before it reads and writes.
+        report: called on every rank with the facts and `kept`.
     """
-    asked = config.train.all_reduce
-    if asked.algorithm != "auto":
+    section = config.train.all_reduce
+    if section.algorithm != "auto":
         return config
     if world.is_rank0 and fence is not None:
         fence()
-    halves = config.train.weight_update == "sharded"
-    settled = resolve_algorithm(
-        asked, world, 4 * models.model_spec(config.model, classes).num_parameters, choice_file, sharded=halves
+    sharded = config.train.weight_update == "sharded"
+    chosen = resolve_algorithm(
+        section, world, 4 * models.model_spec(config.model, classes).num_parameters, choice_file, sharded=sharded
     )
-    report(settled.facts(), kept=settled.is_reused)
-    train = config.train.model_copy(update={"all_reduce": settled.section(asked)})
+    report(chosen.facts(), kept=chosen.is_reused)
+    train = config.train.model_copy(update={"all_reduce": chosen.section(section)})
     return config.model_copy(update={"train": train})
 
 
@@ -94,10 +103,12 @@ def resolve_all_reduce(
 def resolve_algorithm(
     section: AllReduceSection, world: World, gradient_bytes: int, choice_file: Path, *, sharded: bool = False
 ) -> AlgorithmChoice:
-    """The choice for gradients of so many bytes, from `keep` where an earlier launch left one for the same ranks.
+    """Return the choice for gradients of `gradient_bytes`, from `choice_file` if it was made for the same ranks.
 
-    sharded: only what can stop half way will do, since the update is sharded.
-    Takes about two seconds at most, besides forming groups. Every rank must call this at the same time.
+    It takes about two seconds at most, besides forming groups. Every rank must call this at the same time.
+
+    Args:
+        sharded: allow only algorithms with a reduce-scatter, for a sharded optimizer step.
     """
     rows = plan_rows(world.nodes(), section.row)
     wires = [section.wire_row, section.wire_column]
@@ -121,14 +132,14 @@ def resolve_algorithm(
 
 
 def _allowed_algorithms(section: AllReduceSection, sharded: bool) -> Sequence[str]:
-    """Algorithms that the rest of the document allows: a format for rows is of use only to those with rows."""
+    """Return the algorithms that the document allows. A wire dtype for rows needs an algorithm with rows."""
     unfit = set() if section.wire_row == "fp32" else set(CANDIDATES) - set(WITH_ROWS)
     unfit |= set(CANDIDATES) - set(SHARDED_CANDIDATES) if sharded else set()
     return [name for name in CANDIDATES if name not in unfit]
 
 
 def measure_fabric(world: World, row: int | None) -> Fabric:
-    """Latency and bandwidth of both axes and of the ring through all ranks, the same numbers on every rank."""
+    """Measure latency and bandwidth of both axes and of the ring through all ranks. Same result on every rank."""
     mesh = build_mesh(world, row)
     groups = [mesh.row, mesh.column]
     inside, across = _measure_axis(world, mesh.row), _measure_axis(world, mesh.column)
@@ -139,13 +150,13 @@ def measure_fabric(world: World, row: int | None) -> Fabric:
         through = _measure_axis(world, groups[-1])  # which passes the links of both, and is no faster than either
         through = through._replace(per_byte=max(through.per_byte, inside.per_byte, across.per_byte / inside.ranks))
     for group in groups:
-        dist.destroy_process_group(group.group)  # training makes those of its algorithm alone
+        dist.destroy_process_group(group.group)  # training builds the groups that its algorithm needs
     slices = {"slice_bytes": 8 * 2**20} if world.on_gpu else {}
     return Fabric(inside, across, through, **slices)
 
 
 def _measure_axis(world: World, group: Group) -> LinkAxis:
-    """Times all-reduces by the backend, in all groups of an axis at once, until its time is up."""
+    """Time all-reduces of the backend in all groups of an axis at once, for at most SECONDS_PER_AXIS."""
     if group.size == 1:
         return fit_link_axis(1, (), ())
     sizes: list[int] = []
@@ -160,7 +171,7 @@ def _measure_axis(world: World, group: Group) -> LinkAxis:
             dist.all_reduce(values, group=group.group)
 
         if not sizes:
-            time_slowest_rank(world, reduce)  # connections are made by the first message
+            time_slowest_rank(world, reduce)  # the first message opens the connections
         times = [time_slowest_rank(world, reduce) for _ in range(repeats)]
         sizes.append(size)
         seconds.append(min(times))
@@ -169,7 +180,7 @@ def _measure_axis(world: World, group: Group) -> LinkAxis:
 
 
 def _read_choice(path: Path, key: list[Any]) -> dict[str, Any] | None:
-    """What an earlier launch left for the same ranks, if it can be read."""
+    """Read the choice of an earlier launch for the same ranks; None if there is none or it cannot be read."""
     try:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -184,14 +195,14 @@ def _parse_choice(found: dict[str, Any], *, kept: bool) -> AlgorithmChoice:
 
 
 SHARED_SIGNAL = 0.05
-"""Part of a gradient that all ranks share; the rest, of deviation 1, is each rank's own noise."""
+"""Standard deviation of the part of a gradient that all ranks share; each rank's own noise has 1."""
 
 
 def relative_error(all_reduce: AllReduce, world: World, length: int) -> float:
-    """|mean - exact| / |exact| (L2) over a bucket of `length` elements; the exact mean by an fp64 all-reduce.
+    """Return |mean - exact| / |exact| (L2) over a bucket of `length` elements, exact being an fp64 all-reduce.
 
-    The values are like gradients of a large batch, mostly noise that cancels: the case in which the error of a low
-    precision sum weighs most. Every rank must call this at the same time and gets the same answer.
+    The values resemble gradients of a large batch, mostly noise that cancels: the worst case for a sum in low
+    precision. Every rank must call this at the same time and gets the same result.
     """
     generator = torch.Generator(world.device)
     signal = torch.randn(length, generator=generator.manual_seed(0), device=world.device)

@@ -1,7 +1,4 @@
-"""What can be done along one axis: by the backend's own collectives, or by our messages.
-
-Carries out plans by point-to-point messages, on gloo or NCCL, in fp32 or a shorter wire format.
-"""
+"""Collectives along one axis, by the backend or by point-to-point messages (gloo, NCCL), in fp32 or a shorter dtype."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -25,22 +22,29 @@ from podscale.pytorch.all_reduce.plan import (
 from podscale.pytorch.mesh import Axis
 
 RECEIVES_AHEAD = 8
-"""Messages announced before they are needed, since gloo sends only what its peer has said it will take; and rounds
-that sends may run ahead of receives."""
+"""Number of receives posted before they are needed, and of rounds that sends may run ahead of receives.
+
+gloo sends only when its peer has posted the receive.
+"""
 MAX_UNSENT = 64
-"""Messages under way before the oldest is waited for, which bounds the memory of casts. Several times what AHEAD
-rounds can send: else all places might wait for each other to take a message."""
+"""Number of unfinished sends before the oldest is waited for, which bounds the memory of casts.
+
+It is several times what RECEIVES_AHEAD rounds can send: else all ranks could wait for each other's receives.
+"""
 
 
 class P2PTransport(Protocol):
-    """Runs a place's plan over an fp32 buffer. What was sent is what stays: in a shorter wire format the sent
-    elements are replaced by their rounded values, so that in the end every place holds the same bits."""
+    """Runs a message plan over an fp32 buffer.
+
+    In a shorter wire dtype the sent elements are replaced by their rounded values, so that every rank ends with the
+    same bits.
+    """
 
     def run(self, plan: MessagePlan, buffer: Tensor) -> None: ...
 
 
 class GlooTransport:
-    """Messages between CPU tensors, each at its own pace: a place waits only for what it needs next."""
+    """Messages between CPU tensors. A rank waits only for the message that it needs next."""
 
     def __init__(self, axis: Axis, wire: torch.dtype) -> None:
         self._group, self._wire = axis.group, wire
@@ -53,7 +57,7 @@ class GlooTransport:
         rounds, sent, lead = plan.rounds, 0, min(plan.slack, RECEIVES_AHEAD)
         expected = (receive for one in rounds for receive in one.receives)
         self._allocate_scratch(plan)
-        self._post_receives(expected, buffer)  # first, or the word of it would wait behind the data of the first sends
+        self._post_receives(expected, buffer)  # first, or gloo queues its notice behind the data of the first sends
         for number, current in enumerate(rounds):
             for following in rounds[sent : number + lead + 1]:
                 self._send(following, buffer)
@@ -75,7 +79,7 @@ class GlooTransport:
                 self._unsent.popleft()[0].wait()
 
     def _post_receives(self, expected: Iterator[Receive], buffer: Tensor) -> None:
-        """Posts receives until AHEAD of them wait for their message."""
+        """Post receives until RECEIVES_AHEAD of them wait for their message."""
         while len(self._posted) < RECEIVES_AHEAD and (receive := next(expected, None)) is not None:
             place = buffer[receive.start : receive.stop]
             if receive.adds or place.dtype != self._wire:
@@ -92,18 +96,18 @@ class GlooTransport:
             buffer[receive.start : receive.stop].copy_(values)
 
     def _allocate_scratch(self, plan: MessagePlan) -> None:
-        """Scratch for every posted receive, kept from run to run: fresh pages would cost more than the adding."""
+        """Allocate scratch for every posted receive, kept between runs: fresh pages cost more than the addition."""
         longest = max((r.stop - r.start for one in plan.rounds for r in one.receives), default=0)
         if longest and (not self._scratch or len(self._scratch[0]) < longest):
             self._scratch = [torch.empty(longest, dtype=self._wire) for _ in range(RECEIVES_AHEAD)]
 
 
 class NcclTransport:
-    """Messages between GPU tensors: NCCL pairs sends with receives, so each round goes out as one batch."""
+    """Messages between GPU tensors. NCCL pairs sends with receives, so each round is one batch."""
 
     def __init__(self, axis: Axis, wire: torch.dtype, device: torch.device) -> None:
         self._axis, self._wire = axis, wire
-        # The first call on a group must have all of its ranks, which a round of a tree need not.
+        # The first call on a group must include all of its ranks; a round of a tree may not.
         dist.all_reduce(torch.zeros(1, device=device), group=axis.group)
 
     def run(self, plan: MessagePlan, buffer: Tensor) -> None:
@@ -128,46 +132,47 @@ class NcclTransport:
 
 
 def build_transport(axis: Axis, wire: torch.dtype, device: torch.device) -> P2PTransport:
-    """The messenger of a device."""
+    """Build the message transport for a device."""
     return NcclTransport(axis, wire, device) if device.type == "cuda" else GlooTransport(axis, wire)
 
 
 SEGMENT_ELEMENTS = {"cpu": 2**18, "cuda": 2**20}
-"""Elements of a message, by device (1 and 4 MiB of fp32): small enough to overlap, large enough to pay for a call."""
+"""Length of a message by device, elements (1 and 4 MiB of fp32): short enough to overlap, long enough for the cost of
+a call."""
 
-# The names of torch >= 2.13, which deprecates the older ones.
+# torch >= 2.13 deprecates the older names.
 reduce_scatter_tensor: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 all_gather_tensor: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 class AxisCollectives(Protocol):
-    """Sums along one axis, in place, in flat fp32 buffers. `parts` are one span of the buffer a place."""
+    """Sums along one axis, in place, in flat fp32 buffers. `parts` has one span of the buffer for each position."""
 
     axis: Axis
 
     def reduce_scatter(self, buffer: Tensor, parts: list[Span]) -> None:
-        """parts[place] becomes the sum; the other parts are used up."""
+        """Sum `parts[position]` over the axis. Overwrites the other parts."""
         ...
 
     def all_gather(self, buffer: Tensor, parts: list[Span]) -> None:
-        """Every part becomes that of its place."""
+        """Copy every part from its position."""
         ...
 
     def all_reduce(self, buffer: Tensor) -> None:
-        """The buffer becomes the sum."""
+        """Sum the buffer over the axis."""
         ...
 
     def reduce(self, buffer: Tensor) -> None:
-        """The buffer of place 0 becomes the sum; the others' are used up."""
+        """Sum the buffer into position 0. Overwrites the buffers of other positions."""
         ...
 
     def broadcast(self, buffer: Tensor) -> None:
-        """The buffer becomes that of place 0."""
+        """Copy the buffer of position 0."""
         ...
 
 
 class P2PCollectives:
-    """Rings and chains of messages, cut into segments that follow each other without a gap."""
+    """Collectives by rings and chains of point-to-point messages, pipelined in segments."""
 
     def __init__(self, axis: Axis, wire: torch.dtype, device: torch.device) -> None:
         self.axis = axis
@@ -193,7 +198,7 @@ class P2PCollectives:
 
 
 class BackendCollectives:
-    """The backend's own: on NCCL the choice for an axis, since it knows the wires between the GPUs."""
+    """The backend's own collectives, used on NCCL, which knows the links between the GPUs."""
 
     def __init__(self, axis: Axis, wire: torch.dtype) -> None:
         assert list(axis.ranks) == sorted(axis.ranks), axis.ranks
@@ -230,31 +235,31 @@ class BackendCollectives:
 
 
 def _pack(buffer: Tensor, parts: list[Span], wire: torch.dtype, share: int) -> Tensor:
-    """The parts one after the other, `share` long, in the wire's format; the buffer's own memory if it is like that."""
+    """Return the parts one after the other, `share` long each, in the wire dtype; the buffer's memory if possible."""
     grid = _grid(buffer, parts)
     if grid is not None and grid.shape[1] == share:
         return grid.to(wire).reshape(-1)
     packed = buffer.new_zeros(share * len(parts), dtype=wire)
-    for place, (start, stop) in enumerate(parts):
-        packed[place * share : place * share + stop - start].copy_(buffer[start:stop])
+    for index, (start, stop) in enumerate(parts):
+        packed[index * share : index * share + stop - start].copy_(buffer[start:stop])
     return packed
 
 
 def _unpack(packed: Tensor, buffer: Tensor, parts: list[Span]) -> None:
-    """The reverse of `_packed`."""
+    """Copy packed parts back into the buffer: the inverse of `_pack`."""
     grid, share = _grid(buffer, parts), _share(parts)
     if grid is not None:
         grid.copy_(packed.view(grid.shape))
         return
-    for place, (start, stop) in enumerate(parts):
-        buffer[start:stop].copy_(packed[place * share : place * share + stop - start])
+    for index, (start, stop) in enumerate(parts):
+        buffer[start:stop].copy_(packed[index * share : index * share + stop - start])
 
 
 def _grid(buffer: Tensor, parts: list[Span]) -> Tensor | None:
-    """The parts as the rows of one view, where they are equally long and equally far apart."""
+    """Return the parts as rows of one view if they have equal lengths and distances, else None."""
     share, start = _share(parts), parts[0][0]
     stride = parts[1][0] - start if len(parts) > 1 else share
-    if parts == [(start + place * stride, start + place * stride + share) for place in range(len(parts))]:
+    if parts == [(start + index * stride, start + index * stride + share) for index in range(len(parts))]:
         return buffer.as_strided((len(parts), share), (stride, 1), buffer.storage_offset() + start)
     return None
 
@@ -269,7 +274,7 @@ def _copy_back(buffer: Tensor, sent: Tensor) -> None:
 
 
 class NoCollectives:
-    """An axis of one rank, whose sums are its own values: nothing is sent, so nothing is rounded."""
+    """Collectives of an axis with one rank: nothing is sent, so nothing is rounded."""
 
     def __init__(self, axis: Axis) -> None:
         assert axis.size == 1
@@ -292,7 +297,7 @@ class NoCollectives:
 
 
 def build_collectives(axis: Axis, wire: torch.dtype, device: torch.device) -> AxisCollectives:
-    """The better of the two: NCCL's own on GPUs; on CPUs ours, whose order of additions is known."""
+    """Build the collectives of an axis: NCCL's own on GPUs; on CPUs ours, whose order of additions is known."""
     if axis.size == 1:
         return NoCollectives(axis)
     return BackendCollectives(axis, wire) if device.type == "cuda" else P2PCollectives(axis, wire, device)

@@ -1,13 +1,11 @@
-"""Collectives along an axis as rounds of messages: what one place sends and receives, in which order.
+"""Message plans of collectives along an axis: who sends what when, and in which order sums are taken. Pure data.
 
-A plan is data, made once for each length. Its rounds match across places: what one sends in round t another receives
-in its round t. A round's sends carry what the rounds before it have left, except that they may be sent `slack` rounds
-early, since data that old has long been complete; so links do not idle while a place adds.
+Positions 0 .. size-1 are the ranks along one axis. In low precision the order of a sum decides its error, so it is
+defined once, here; tests hold the real worlds to it bit for bit.
 
-Who adds what when, as plain arithmetic on places: the one description behind the messages and the simulations.
-
-Places 0 .. size-1 are the ranks along one axis. In low precision the order of a sum decides its error, so the order
-is stated once, here, and tests hold the real worlds to it bit for bit.
+A plan is made once for each length. Its rounds match across positions: what one sends in round t another receives in
+its round t. A round's sends carry the results of earlier rounds, but may be sent `slack` rounds early, since data that
+old is complete; so links do not idle while a rank adds.
 """
 
 from collections.abc import Iterator
@@ -20,34 +18,35 @@ Span = tuple[int, int]
 
 
 def equal_spans(length: int, parts: int, start: int = 0) -> list[Span]:
-    """Cuts `length` elements into equal parts; where they do not divide, the last ones are shorter or empty."""
+    """Cut `length` elements into equal parts. If they do not divide, the last parts are shorter or empty."""
     share = -(-length // parts)
     edges = [start + min(part * share, length) for part in range(parts + 1)]
     return list(pairwise(edges))
 
 
 def ring_part(position: int, step: int, size: int) -> int:
-    """The part that `place` passes on at `step` of a ring reduce-scatter (0 <= step < size - 1).
+    """Return the part that `position` sends at `step` of a ring reduce-scatter (0 <= step < size - 1).
 
-    So part p starts at place p + 1, travels once around and is whole at place p: the sum is a chain in that order.
+    Part p starts at position p + 1, travels once around and is complete at position p: the sum is a chain in that
+    order.
     """
     return (position - 1 - step) % size
 
 
 def ring_chain(part: int, size: int) -> list[int]:
-    """The places in the order in which a ring adds them to `part`."""
+    """Return the positions in the order in which a ring adds them to `part`."""
     return [(part + 1 + step) % size for step in range(size)]
 
 
 def row_chain(size: int) -> list[int]:
-    """The places in the order in which a chain that ends at place 0 adds them."""
+    """Return the positions in the order in which a chain that ends at position 0 adds them."""
     return list(range(size - 1, -1, -1))
 
 
 def tree_parent(position: int, size: int) -> int | None:
-    """The parent of a place in a binary tree whose in-order walk is 0, 1, 2, ...; None for the root.
+    """Return the parent of a position in a binary tree whose in-order walk is 0, 1, 2, ...; None for the root.
 
-    Numbered from 1, a node of height h is an odd multiple of 2^h; ancestors beyond the last place are left out.
+    Numbered from 1, a node of height h is an odd multiple of 2^h. Ancestors beyond the last position are skipped.
     """
     node = position + 1
     bit = node & -node
@@ -59,28 +58,28 @@ def tree_parent(position: int, size: int) -> int | None:
 
 
 def tree_children(position: int, size: int) -> list[int]:
-    """The children of a place, at most two, in the order in which it adds them."""
+    """Return the children of a position, at most two, in the order in which it adds them."""
     node = position + 1
     half = lowest = (node & -node) // 2
     if not half:
         return []
     right = node + half
-    while half and right > size:  # in place of a right child that is not there stands its nearest left descendant
+    while half and right > size:  # a missing right child is replaced by its nearest left descendant
         half //= 2
         right -= half
     return [node - lowest - 1, right - 1] if half else [node - lowest - 1]
 
 
 def mirror_position(position: int, size: int) -> int:
-    """A renumbering (its own inverse where size is even) after which leaves of the tree become inner nodes.
+    """Renumber positions so that leaves of the tree become inner nodes; its own inverse if size is even.
 
-    Two trees, one renumbered, with half the data each keep every link busy (Sanders 2009, two-tree algorithms).
+    Two trees, one of them renumbered, with half the data each keep every link busy (Sanders 2009, two-tree algorithms).
     """
     return size - 1 - position if size % 2 == 0 else (position + 1) % size
 
 
 class Send(NamedTuple):
-    """Elements [start, stop) go to place `peer`."""
+    """Send elements [start, stop) to position `peer`."""
 
     peer: int
     start: int
@@ -88,7 +87,7 @@ class Send(NamedTuple):
 
 
 class Receive(NamedTuple):
-    """Elements [start, stop) of place `peer` come; they are added where `adds`, else they replace."""
+    """Receive elements [start, stop) from position `peer`; add them if `adds`, else replace."""
 
     peer: int
     start: int
@@ -97,20 +96,25 @@ class Receive(NamedTuple):
 
 
 class Round(NamedTuple):
+    """Messages of one position in one round."""
+
     sends: tuple[Send, ...]
     receives: tuple[Receive, ...]
 
 
 class MessagePlan(NamedTuple):
+    """Rounds of one position; a send may run `slack` rounds early."""
+
     rounds: tuple[Round, ...]
     slack: int
 
 
 @cache
 def ring_reduce_scatter(position: int, parts: tuple[Span, ...], segment: int) -> MessagePlan:
-    """Afterwards parts[place] holds the sum. size - 1 steps, (size - 1)/size of the data a link and direction.
+    """Plan a ring reduce-scatter: parts[position] holds the sum afterwards.
 
-    Parts travel in segments of `segment` elements: while one is added the next is on its way.
+    It takes size - 1 steps and (size - 1)/size of the data per link and direction. Parts travel in segments of
+    `segment` elements: while one is added, the next is in flight.
     """
     size = len(parts)
     steps = [(ring_part(position, step, size), ring_part(position - 1, step, size)) for step in range(size - 1)]
@@ -119,7 +123,7 @@ def ring_reduce_scatter(position: int, parts: tuple[Span, ...], segment: int) ->
 
 @cache
 def ring_all_gather(position: int, parts: tuple[Span, ...], segment: int) -> MessagePlan:
-    """Afterwards every place holds every part. Steps and data as in the reduce-scatter."""
+    """Plan a ring all-gather: every position holds every part afterwards. Steps and data as in the reduce-scatter."""
     size = len(parts)
     steps = [((position - s) % size, (position - 1 - s) % size) for s in range(size - 1)]
     return _ring_plan(position, parts, segment, steps, adds=False)
@@ -128,7 +132,11 @@ def ring_all_gather(position: int, parts: tuple[Span, ...], segment: int) -> Mes
 def _ring_plan(
     position: int, parts: tuple[Span, ...], segment: int, steps: list[tuple[int, int]], *, adds: bool
 ) -> MessagePlan:
-    """steps: the part sent and the part received in each."""
+    """Plan the rounds of a ring.
+
+    Args:
+        steps: index of the part sent and of the part received in each step.
+    """
     size = len(parts)
     after, before = (position + 1) % size, (position - 1) % size
     count = max(-(-(stop - start) // segment) for start, stop in parts)
@@ -142,7 +150,7 @@ def _ring_plan(
 
 
 def _segment_of_part(part: Span, number: int, segment: int) -> Iterator[Span]:
-    """Segment `number` of a part, if the part is that long."""
+    """Yield segment `number` of a part, if the part is that long."""
     start = part[0] + number * segment
     if start < part[1]:
         yield start, min(start + segment, part[1])
@@ -150,7 +158,7 @@ def _segment_of_part(part: Span, number: int, segment: int) -> Iterator[Span]:
 
 @cache
 def chain_reduce(position: int, size: int, length: int, segment: int) -> MessagePlan:
-    """Afterwards place 0 holds the sum; segments follow each other along size-1, .., 1, 0."""
+    """Plan a chain reduce: position 0 holds the sum afterwards. Segments go along size-1, .., 1, 0 in a pipeline."""
     pieces = segment_spans(length, segment)
     rounds = []
     for time in range(len(pieces) + size - 2):
@@ -163,7 +171,7 @@ def chain_reduce(position: int, size: int, length: int, segment: int) -> Message
 
 @cache
 def chain_broadcast(position: int, size: int, length: int, segment: int) -> MessagePlan:
-    """Afterwards every place holds what place 0 held; segments follow each other along 0, 1, .., size-1."""
+    """Plan a chain broadcast from position 0. Segments go along 0, 1, .., size-1 in a pipeline."""
     pieces = segment_spans(length, segment)
     rounds = []
     for time in range(len(pieces) + size - 2):
@@ -176,11 +184,11 @@ def chain_broadcast(position: int, size: int, length: int, segment: int) -> Mess
 
 @cache
 def double_tree(position: int, size: int, length: int, segment: int) -> MessagePlan:
-    """Afterwards every place holds the sum: up to the roots of two binary trees and down again, in a pipeline.
+    """Plan an all-reduce by two binary trees: up to the roots and down again, in a pipeline.
 
-    The first tree takes the first half of the data in the even rounds, the second, renumbered so that leaves and
-    inner nodes change roles, the other half in the odd ones. About 2 log2(size) + segments steps; each place sends
-    and receives at most twice the data.
+    The first tree takes the first half of the data in the even rounds. The second one, renumbered so that leaves and
+    inner nodes change roles, takes the other half in the odd rounds. It takes about 2 log2(size) + segments steps; each
+    position sends and receives at most twice the data.
     """
     halves = equal_spans(length, 2)
     both = zip(halves, (False, True), strict=True)
@@ -191,7 +199,7 @@ def double_tree(position: int, size: int, length: int, segment: int) -> MessageP
 
 
 def _tree_rounds(position: int, size: int, part: Span, segment: int, renumber: bool) -> list[Round]:
-    """Round t of a node at depth d: piece t - (height - d) goes up, piece t - height - d down."""
+    """Plan one tree: in round t of a node at depth d, piece t - (height - d) goes up, piece t - height - d down."""
     number = {p: mirror_position(p, size) if renumber else p for p in range(size)}
     at = {node: p for p, node in number.items()}
     node = number[position]
@@ -220,5 +228,5 @@ def _tree_depth(node: int, size: int) -> int:
 
 
 def segment_spans(length: int, segment: int, start: int = 0) -> list[Span]:
-    """Cuts `length` elements into segments; the last one may be shorter."""
+    """Cut `length` elements into segments. The last one may be shorter."""
     return [(low, min(low + segment, start + length)) for low in range(start, start + length, segment)]

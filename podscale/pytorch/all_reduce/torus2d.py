@@ -1,8 +1,7 @@
-"""All-reduce on a grid of ranks: along the rows, along the columns, along the rows (Ying 2018; Mikami 2018).
+"""2-D torus all-reduce on a grid of ranks: along the rows, the columns, the rows (Ying 2018; Mikami 2018).
 
-Each rank reduce-scatters its bucket inside its row, all-reduces its shard along its column and gathers inside the
-row again, so a slow link between rows carries 1/row of the data. With rows inside nodes this is what NCCL's users
-call hierarchical.
+Each rank reduce-scatters its bucket inside its row, all-reduces its shard along its column and all-gathers inside the
+row, so a slow link between rows carries 1/row of the data. With rows inside nodes, NCCL's users call this hierarchical.
 """
 
 import torch
@@ -15,13 +14,13 @@ from podscale.pytorch.mesh import Mesh
 
 
 def slice_spans(length: int, row: int, slices: int) -> list[list[Span]]:
-    """For each slice its span of every shard: slices cut across shards, so a shard's bounds do not depend on them."""
+    """Return for each slice its span of every shard. Shard bounds do not depend on the number of slices."""
     parts = [equal_spans(stop - start, slices, start) for start, stop in equal_spans(length, row)]
     return [list(cut) for cut in zip(*parts, strict=True)]
 
 
 class Torus2DAllReduce:
-    """The shards of its halves are the places of the row."""
+    """2-D torus all-reduce. It has one shard per position of the row."""
 
     def __init__(
         self,

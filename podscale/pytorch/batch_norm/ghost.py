@@ -1,4 +1,4 @@
-"""Batch norm over equal parts of one rank's batch: the statistics of many small cores on few large devices."""
+"""Ghost batch norm: statistics over equal parts of a rank's batch, as on many small cores."""
 
 from typing import Any
 

@@ -1,31 +1,22 @@
-"""Batch norm as a module of networks, and how it learns whom it shares statistics with.
+"""Batch norm layer: statistics of a group of ranks, one message in forward and one in backward, and running statistics.
 
-The message in which the ranks of a group put their moments together: one all-reduce, whatever the group's size.
+Moments of a group. Each rank computes its own mean and variance (two passes or Welford, never a difference of large
+sums) and sends count, count * mean and count * (var + mean^2) in fp64 in one all-reduce. With fp32 sums, a mean of 1000
+would leave nothing of a variance below 0.06. Eight bytes a value are 425 KB a step in the 53 messages of ResNet-50,
+which are bound by latency, not bandwidth. The weighted sum handles uneven batches.
 
-Each rank finds its own mean and variance (two passes or Welford, never a difference of large sums). What travels is
-count, count * mean and count * (var + mean^2), in fp64, where that difference costs nothing: with fp32 sums a mean of
-1000 leaves nothing of a variance below 0.06. Eight bytes a value are 425 KB a step in the 53 messages of ResNet-50,
-which latency rules, not bandwidth. A weighted sum makes uneven batches right by itself.
-
-Batch norm over the batches of a group of ranks, forward and backward, with one message each way.
-
-With sums over the whole group (Ioffe 2015, section 3) and xmu = x - mean:
+Backward. With sums over the whole group (Ioffe 2015, section 3) and xmu = x - mean:
 dx = weight * invstd * (dy - sum(dy) / count - xmu * invstd^2 * sum(dy * xmu) / count).
-The gradients of weight and bias stay local: averaging gradients over the ranks, which follows anyway, completes them.
+The gradients of weight and bias stay local: the gradient average over the ranks completes them. Under torch.compile
+the same function is traced with plain operations and functional collectives, without a graph break.
 
-Under torch.compile the same function is traced: plain operations instead of kernels, functional collectives instead
-of c10d's, no break of the graph.
-
-The running statistics of batch norm, kept equal on all ranks.
-
-Each rank sees its own batches, so plain running statistics drift apart. The field averages them over the ranks before
-an evaluation or a checkpoint (Google's JAX entry to MLPerf v0.7, flax's ImageNet example, timm's `--dist-bn reduce`).
-A running average is linear, so doing it at every update gives the same values, and then there is one truth at every
-step: a checkpoint holds one copy, restores at any world size, and a run stopped anywhere resumes to the bit. It costs
-no message: what an update changed travels with the gradients (see reducer). The change and not the value, so that a
-message in half precision rounds a tenth of a difference: rounded values would stop following at 2 % of themselves (8
-bits, momentum 0.1). As in the field, the variance is the mean of the ranks' variances. Google's TensorFlow entry to
-v0.6 does not synchronise them; taking those of the first rank stands for that.
+Running statistics. They are kept equal on all ranks, because each rank sees its own batches. The field averages them
+before an evaluation or a checkpoint (Google's JAX entry to MLPerf v0.7, flax's ImageNet example, timm's
+`--dist-bn reduce`). A running average is linear, so averaging at every step gives the same values; a checkpoint then
+holds one copy, restores at any world size, and a resumed run is bit-exact. It costs no extra message: the change of a
+step travels with the gradients (see reducer). The change is sent, not the value: in half precision a rounded value
+would stop following at 2 % of itself (8 bits, momentum 0.1). As in the field, the variance is the mean of the ranks'
+variances. Google's TensorFlow entry to v0.6 does not synchronise them; taking the first rank's corresponds to it.
 """
 
 import logging
@@ -178,8 +169,8 @@ def assign_batch_norm_groups(model: nn.Module, world: World, norm_group: BatchNo
         layer.group, layer.part_size = group, None if group else norm_group.images
     if group and _crosses_nodes(norm_group.ranks, world.nodes()) and world.is_rank0:
         log.warning(
-            f"batch-norm groups of {norm_group.ranks} ranks reach over nodes: {2 * len(layers)} small messages a step go "
-            "between them, each at the latency of the network"
+            f"batch-norm groups of {norm_group.ranks} ranks reach over nodes: {2 * len(layers)} small messages a step "
+            "go between them, each at the latency of the network"
         )
 
 

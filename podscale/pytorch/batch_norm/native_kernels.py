@@ -1,8 +1,8 @@
-"""The four passes of batch norm over images with torch's own kernels, which know both memory orders and mixed dtypes.
+"""Four passes of batch norm over images by torch's own kernels, which support both memory formats and mixed dtypes.
 
-On CUDA they are the kernels of SyncBatchNorm. On a CPU those do not exist; batch norm in evaluation mode with given
+On CUDA they are the kernels of SyncBatchNorm. A CPU has no such kernels; batch norm in evaluation mode with given
 statistics does the same work there, also as a general affine map per channel. `scale` and the moments are fp32 (fp64
-for fp64 images), whatever dtype the images have.
+for fp64 images), whatever the dtype of the images.
 """
 
 from typing import cast

@@ -1,6 +1,6 @@
-"""The four passes of batch norm as plain operations, from which a compiler makes kernels and fuses what stands around.
+"""Four passes of batch norm as plain operations, which a compiler fuses with their surroundings.
 
-Same meaning as `native`, where the texts are.
+They do the same as those of `native_kernels`, which documents them.
 """
 
 import torch

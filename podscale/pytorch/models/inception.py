@@ -1,7 +1,4 @@
-"""Inception-V3 and Inception-ResNet-V2, built and run from the catalogue's tables (`podscale.models.inception`).
-
-What a network with an auxiliary head says in training.
-"""
+"""Inception-V3 and Inception-ResNet-V2, built from the tables of `podscale.models.inception`; the auxiliary head."""
 
 from collections.abc import Callable
 from functools import partial

@@ -1,9 +1,7 @@
-"""Residual networks 18 to 152 and the CIFAR family 20 to 110 (He 2015).
+"""Residual networks 18 to 152 and the CIFAR family 20 to 110 (He 2015), with blur pooling (Zhang 2019) on request.
 
-The bottleneck is that of version 1.5: it strides in its 3x3 convolution. Modules carry the catalogue's names, which
-are torchvision's, so weights travel in both directions.
-
-Anti-aliased striding (Zhang 2019): images are blurred before a convolution leaves out pixels.
+The bottleneck is that of version 1.5, which strides in its 3x3 convolution. Modules have torchvision's names, so
+weights travel in both directions. Blur pooling blurs images before a convolution that strides (anti-aliasing).
 """
 
 from collections.abc import Callable

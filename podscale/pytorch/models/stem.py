@@ -1,9 +1,9 @@
-"""The first convolution, computed in the way that suits the device; the parameters and the result are the same.
+"""First convolution of a network, computed in one of three ways; parameters and result are the same.
 
 Three input channels leave a GPU's or TPU's matrix units mostly idle. `padded4` adds a fourth channel of zeros, to
 images and filters (MLPerf's MXNet submissions feed four channels). `space_to_depth` folds blocks of stride x stride
 pixels into channels, and the filters with them, so that the stride becomes 1 (MLPerf's TPU submissions, Kumar 2019):
-7x7 with stride 2 on 3 channels turns into 4x4 on 12. Both only add products with zeros, in exact arithmetic nothing.
+7x7 with stride 2 on 3 channels turns into 4x4 on 12. Both only add products with zeros.
 """
 
 from typing import Literal

@@ -1,4 +1,4 @@
-"""Update rules by their names in the document."""
+"""Optimizers by their names in the document."""
 
 from podscale.pytorch.optim.adaptive import Adam, Lamb, RmsProp
 from podscale.pytorch.optim.base import ExtraStateOptimizer, HyperParams, LookaheadOptimizer, Optimizer, StepAware

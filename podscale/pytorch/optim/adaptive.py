@@ -1,19 +1,15 @@
-"""LAMB (You 2020) in NVIDIA's form: the whole gradient is clipped first, the moments are corrected.
+"""Optimizers with second moments: Adam and AdamW, LAMB, RMSProp.
 
+Adam (Kingma 2015, algorithm 1): weight decay as part of the gradient, as in torch, or decoupled (AdamW; Loshchilov
+2019). torch's own kernels take beta 1 from the host, but a schedule of the momentum is on the device, and those for
+lists of tensors have no mask.
+
+LAMB (You 2020) in NVIDIA's form, which clips the whole gradient first and corrects the moments:
 g = g / max(1, |g over all parameters| / clip_norm);  u = d + weight_decay * w;  w -= rate * |w| / |u| * u
-with d what `Moments` make of g.
-The ratio |w| / |u| is 1 where a norm is zero, and for segments that do not adapt.
+with d the direction of `AdamMoments` for g. |w| / |u| is 1 if a norm is zero and for parameters without trust ratio.
 
-The two moments of Adam, corrected for having begun at 0 (Kingma 2015, algorithm 1); LAMB begins with them too.
-
-Adam (Kingma 2015), a baseline: decay as part of the gradient, as in torch, or beside it (AdamW; Loshchilov 2019).
-
-torch's own kernels are not used: they take beta 1 from the host, where a schedule of the momentum lies on the device,
-and those for lists of tensors know no mask.
-
-RMSProp (Hinton 2012, lecture 6e) with momentum, a baseline: that of Inception's training (Szegedy 2016).
-
-d = g + weight_decay * w;  v = decay * v + (1 - decay) * d^2;  u = d / (sqrt(v) + eps), then momentum (see `Momentum`).
+RMSProp (Hinton 2012, lecture 6e) with momentum, as in Inception's training (Szegedy 2016):
+d = g + weight_decay * w;  v = decay * v + (1 - decay) * d^2;  u = d / (sqrt(v) + eps), then momentum (see `sgd`).
 
 | as in      | v starts at | eps         | form     |
 |------------|-------------|-------------|----------|
@@ -70,9 +66,10 @@ class AdamMoments:
 
 
 class Adam:
-    """w -= rate * u with the direction u of `Moments`, of g + weight_decay * w.
+    """Adam: w -= rate * u with the direction u of `AdamMoments` for g + weight_decay * w.
 
-    decoupled: u of g alone, and w -= rate * weight_decay * w.
+    Args:
+        decoupled: AdamW: u for g alone, and w -= rate * weight_decay * w.
     """
 
     def __init__(self, shard: ParamShard, *, beta2: float = 0.999, eps: float = 1e-8, decoupled: bool = False) -> None:

@@ -1,7 +1,4 @@
-"""What an update rule is given and what it keeps.
-
-The ranks that carry out the same whole update, for a rule that deals out work among them.
-"""
+"""Optimizer protocols and hyperparameters, and the group of ranks that step the same weights."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -13,15 +10,20 @@ from torch import distributed as dist
 from podscale.pytorch.world import World
 
 SMALL_SUM_VALUES = 2**17
-"""So many values are added in fp32 to the accuracy of their own rounding (1e-9 of the sum of their sizes)."""
+"""Number of values up to which an fp32 sum is as accurate as their rounding (1e-9 of the sum of magnitudes)."""
 
 
 class HyperParams(NamedTuple):
-    """What an update goes by beside the gradient: fp32 scalars on the device, equal on all ranks.
+    """Hyperparameters of one step: fp32 scalars on the device, equal on all ranks.
 
-    The first three are a row of the schedule table (`schedules.COLUMNS`). loss: the mean over the global batch that the
-    gradient is of, in nats; where the gradient is not finite, it need not be. Nothing in an update depends on a number
-    of the host that changes from step to step, so that a CUDA graph can hold the whole of it.
+    The first three are a row of the schedule table (`schedules.COLUMNS`). No host value in a step changes from step to
+    step, so that a CUDA graph can hold the whole step.
+
+    Args:
+        learning_rate: learning rate.
+        momentum: momentum, or beta 1.
+        weight_decay: weight decay.
+        loss: mean loss over the global batch, nats. It may be non-finite if the gradient is.
     """
 
     learning_rate: Tensor
@@ -31,82 +33,92 @@ class HyperParams(NamedTuple):
 
 
 class Optimizer(Protocol):
-    """Updates this rank's share of the weights, on the device, without ever waiting for it."""
+    """Steps this rank's weights on the device, without waiting for it."""
 
     moments: dict[str, Tensor]
-    """What the rule keeps of every weight, by name: fp32, in the order of the share (see `Share.zeros`)."""
+    """State per weight by name: fp32, in the order of the shard (see `ParamShard.zeros`)."""
     scalars: dict[str, Tensor]
-    """What it keeps besides: fp32 scalars, equal on all ranks."""
+    """Scalar state by name: fp32, equal on all ranks."""
 
     def step(self, hyper: HyperParams, finite: Tensor) -> Tensor:
-        """Carries out one update and uses up the gradients; returns whether it was carried out, alike on all ranks.
+        """Run one step. Returns whether it was applied (bool scalar), the same on all ranks. Overwrites the gradients.
 
-        `finite` (bool scalar) says whether all gradients that this rank has seen are; where it is False the caller
-        has zeroed them. Where it is False on any rank, weights and moments stay as they are on every rank, to the bit.
+        Args:
+            hyper: hyperparameters of the step.
+            finite: bool scalar; False if a gradient on this rank is not finite, after the caller has zeroed them. If
+                it is False on any rank, weights and moments stay unchanged on every rank, to the bit.
         """
         ...
 
 
 @runtime_checkable
 class ExtraStateOptimizer(Protocol):
-    """A rule that keeps more than values of single weights, in shapes of its own."""
+    """Optimizer with state that is not per weight, in its own shapes."""
 
     @property
     def extra_state_bytes(self) -> int:
-        """What this rank keeps of it."""
+        """Bytes of this state on this rank."""
         ...
 
     def extra_state_arrays(self) -> dict[str, Tensor]:
-        """All of it by name, whole: fp32, in no way that depends on the ranks, and the same on all; all call it."""
+        """Return the unsharded state by name: fp32, the same on all ranks and for any world size. All ranks call it."""
         ...
 
     def load_extra_state(self, arrays: Mapping[str, Tensor]) -> None:
-        """Takes over what `arrays` gave, perhaps on another number of ranks."""
+        """Load what `extra_state_arrays` returned, possibly at another world size."""
         ...
 
 
 @runtime_checkable
 class StepAware(Protocol):
-    """A rule that does more in some updates than in others, which a CUDA graph cannot."""
+    """Optimizer whose work differs between steps, which a CUDA graph cannot hold."""
 
     def start_step(self, step: int) -> None:
-        """Told by the host before update `step`, from 0; masked ones count."""
+        """Prepare step `step`, from 0, on the host. Masked steps count."""
         ...
 
 
 @runtime_checkable
 class LookaheadOptimizer(Protocol):
-    """A rule whose weights stand where its next gradient is taken, which is not the point that it has reached."""
+    """Optimizer whose stored weights are where the next gradient is taken, not the point reached."""
 
     def evaluation_weights(self) -> Tensor:
-        """The point reached, which is evaluated and exported: fp32, in the order of the share; changes nothing."""
+        """Return the point reached, to evaluate and export: fp32, in the order of the shard."""
         ...
 
 
 def where_finite(finite: Tensor, factor: Tensor | float, otherwise: float) -> Tensor:
-    """`factor` where the update is finite, else `otherwise`: fp32 on the device."""
+    """Return `factor` if the step is finite, else `otherwise`: fp32 on the device."""
     return torch.where(finite, factor, otherwise)
 
 
 def copy_where_finite(finite: Tensor, kept: Tensor, value: Tensor) -> None:
-    """Takes over `value` where the update is finite; leaves what is kept to the bit where it is not."""
+    """Copy `value` into `kept` if the step is finite; else leave `kept` unchanged, to the bit."""
     kept.copy_(torch.where(finite, value, kept))
 
 
 def dot_fp64(a: Tensor, b: Tensor) -> Tensor:
-    """The sum of the products, fp64, to the rounding of each fp32 product."""
+    """Return the dot product in fp64, to the rounding of each fp32 product."""
     return sum_fp64(a * b)
 
 
 def sum_fp64(values: Tensor) -> Tensor:
-    """The sum in fp64. Of a few values on a CPU, where torch adds in a tree, fp32 is as good and takes a third of the
-    time."""
+    """Return the sum in fp64.
+
+    A few values on a CPU are summed in fp32: torch adds in a tree there, which is as accurate in a third of the time.
+    """
     few = values.device.type == "cpu" and values.numel() <= SMALL_SUM_VALUES
     return values.sum().double() if few else values.sum(dtype=torch.float64)
 
 
 class ReplicaGroup(NamedTuple):
-    """This rank among them; all_gather: equally long vectors of all ranks, one after the other. Default: alone."""
+    """Ranks that hold the same weights and may share work. Default: this rank alone.
+
+    Args:
+        rank: this rank's index in the group.
+        size: ranks in the group.
+        all_gather: concatenates equally long vectors of all ranks.
+    """
 
     rank: int = 0
     size: int = 1
@@ -114,7 +126,7 @@ class ReplicaGroup(NamedTuple):
 
 
 def build_replica_group(world: World) -> ReplicaGroup:
-    """All ranks of a world."""
+    """Return the group of all ranks of a world."""
 
     def gather(own: Tensor) -> Tensor:
         gathered = own.new_empty(world.size * len(own))

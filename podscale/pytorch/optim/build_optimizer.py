@@ -1,4 +1,4 @@
-"""From the document's optimizer section to the update rule and the share of the weights that it works on."""
+"""Construction of the optimizer and its parameter shard from the document's optimizer section."""
 
 import torch
 from torch import Tensor
@@ -21,10 +21,12 @@ from podscale.training.param_layout import param_options
 def build_optimizer(
     section: OptimizerSection, shard: ParamShard, steps_per_epoch: float, replica_group: ReplicaGroup | None = None
 ) -> Optimizer:
-    """The update rule of a document over this rank's share of the weights.
+    """Build the optimizer of a document over this rank's shard of the weights.
 
-    steps_per_epoch: updates of an epoch. replica_group: the ranks that work may be dealt out to; default: this one is
-    alone.
+    Args:
+        shard: weights and gradients of this rank.
+        steps_per_epoch: steps of one pass over the training split.
+        replica_group: ranks that may share work; default: this rank alone.
     """
     match section.name:
         case "sgd":
@@ -102,7 +104,14 @@ def build_param_shard(
     spec: models.ModelSpec,
     sharded_all_reduce: ShardedAllReduce | None = None,
 ) -> ParamShard:
-    """What this rank updates; `gather` is what collects shards, None where every rank updates everything."""
+    """Build this rank's parameter shard.
+
+    Args:
+        buffer: gradients and their layout.
+        masters: fp32 weights that this rank steps.
+        spec: model spec.
+        sharded_all_reduce: gathers the shards; None if every rank steps all weights.
+    """
     return ParamShard(
         build_param_slices(section, buffer, spec),
         buffer.local_ranges,
@@ -113,18 +122,18 @@ def build_param_shard(
 
 
 def build_param_slices(section: OptimizerSection, buffer: GradientBuffer, spec: models.ModelSpec) -> list[ParamSlice]:
-    """The parameters in the order of the model, and whether they decay and adapt.
+    """Return the slices of all parameters with their options, in the order of the model.
 
-    Raises InputError where a pattern of the skip list matches nothing.
+    Raises InputError if a pattern of the skip list matches nothing.
     """
-    treated, views = param_options(section, spec), dict(zip(buffer.parameters, buffer.views, strict=True))
+    options, views = param_options(section, spec), dict(zip(buffer.parameters, buffer.views, strict=True))
     norms = {parameter.name for parameter in spec.parameters if parameter.role == "norm"}
     return [
         ParamSlice(
             name,
             start,
             views[name].numel(),
-            *treated[name],
+            *options[name],
             is_batch_norm=name in norms,
             shape=tuple(views[name].shape),
             strides=views[name].stride(),
@@ -134,10 +143,10 @@ def build_param_slices(section: OptimizerSection, buffer: GradientBuffer, spec: 
 
 
 class RowSum:
-    """Adds fp64 values over the ranks that share one set of weights.
+    """Sum of fp64 values over the ranks that share one set of weights.
 
-    Gathered and then added by each rank in the same order: an all-reduce may add in another order in another row, and
-    the weights of two rows would come to differ in their last bits.
+    Values are gathered and then added by each rank in the same order: an all-reduce may add in another order in another
+    row, and the weights of two rows would differ in their last bits.
     """
 
     def __init__(self, sharded_all_reduce: ShardedAllReduce) -> None:

@@ -2,8 +2,8 @@
 
 A program takes one piece. The first kernel reads weights and gradients for their norms; the second reads them and the
 momentum, and writes weights and momentum: seven times 4 bytes for each weight in all, which at the 4.8 TB/s of an H200
-takes at least 0.15 ms for ResNet-50. Pieces are taken up to the next multiple of `ALIGNMENT`, which only reaches
-padding, so that whole vectors are read; padding is zero and stays so.
+takes at least 0.15 ms for ResNet-50. Chunks are read up to the next multiple of `ALIGNMENT_ELEMENTS`, which only
+reaches padding, so that whole vectors are read; padding is zero and stays so.
 """
 
 import torch
@@ -75,7 +75,7 @@ def _momentum_kernel(  # type: ignore[no-untyped-def]
 
 
 class FusedMomentum:
-    """Does what `momentum.Momentum` does; gradients are left as they are."""
+    """`MomentumUpdate` in two Triton kernels. Leaves the gradients unchanged."""
 
     def __init__(self, shard: ParamShard, *, nesterov: bool) -> None:
         self._shard, self._nesterov = shard, nesterov

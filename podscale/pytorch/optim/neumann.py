@@ -89,7 +89,7 @@ class Neumann:
 
     @torch.no_grad()
     def evaluation_weights(self) -> Tensor:
-        """Line 13. See `Displaced`."""
+        """Return the result of line 13 (see `LookaheadOptimizer`)."""
         found = self._shard.zeros()
         for group, momenta, parts in zip(self._shard.groups, self._momenta, self._shard.views(found), strict=True):
             for w, m, part in zip(group.weights, momenta, parts, strict=True):

@@ -1,13 +1,10 @@
-"""What one rank updates: all weights, or its shard of every bucket, cut into pieces of single parameters.
+"""Parameter shard of one rank, cut into chunks of single parameters, and norms of whole parameters.
 
-An update rule sees lists of tensors and never knows whether the update is sharded. Norms are taken of pieces, which
-are small, because a processor's fp32 sum of squares is good to 1e-7 over some ten thousand elements and to 1e-5 only
-over millions. What is done element by element is done to parts. On a CPU a part is a piece, and parts are taken in
-groups that stay in its cache from one operation to the next. On a GPU, where every operation on a tensor is a launch,
-a part is a whole range of the flat buffer in rows: a row lies within one segment, so that a factor of its segment is
-one value for each row.
-
-Norms of whole parameters, of which a rank may hold only some pieces.
+An optimizer sees lists of tensors and never knows whether the step is sharded. Norms are taken of chunks, which are
+small: a processor's fp32 sum of squares is accurate to 1e-7 over some ten thousand elements and only to 1e-5 over
+millions. Element-wise work is done on parts. On a CPU a part is a chunk, and parts are processed in groups that stay in
+the cache from one operation to the next. On a GPU, where every operation on a tensor is a launch, a part is a whole
+range of the flat buffer in rows; a row lies within one parameter, so a factor per parameter is one value per row.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,9 +17,9 @@ from torch import Tensor
 from podscale.training.param_layout import ALIGNMENT_ELEMENTS
 
 CHUNK_ELEMENTS = 2**15
-"""Most elements of a piece."""
+"""Maximum length of a chunk, elements."""
 GROUP_ELEMENTS = 2**17
-"""Most elements of a group of pieces on a CPU: three fp32 arrays of them are 1.5 MiB."""
+"""Maximum length of a group of chunks on a CPU, elements: three fp32 arrays of it are 1.5 MiB."""
 
 
 class ParamSlice(NamedTuple):
@@ -48,9 +45,14 @@ class ParamSlice(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """`size` elements of one slice_index: from `at` in the flat layout, from `own` in buffers of the share alone.
+    """Chunk of one parameter.
 
-    weight_offset: where they begin in the weights, which are laid out in one of the two ways.
+    Args:
+        slice_index: index of its `ParamSlice`.
+        flat_offset: first element in the flat layout.
+        local_offset: first element in buffers of this rank's elements only.
+        size: elements.
+        weight_offset: first element in the weights, which have one of the two layouts.
     """
 
     slice_index: int
@@ -132,7 +134,7 @@ class ParamShard:
     def contiguous_chunks(self, *own: Tensor) -> list[tuple[Tensor, ...]]:
         """(weights, gradients, of each such buffer) of this rank's elements in order, whatever segments they are of.
 
-        For what is done with the same factors to all: on a CPU at most `CACHED` elements at a time, on a GPU whole
+        For work with the same factors on all elements: on a CPU at most `GROUP_ELEMENTS` at a time, on a GPU whole
         ranges. Padding is among them.
         """
         found = []
@@ -155,7 +157,7 @@ class ParamShard:
         return list(factor.expand(len(self.chunks)).unbind())
 
     def sum_local(self, values: Sequence[Tensor]) -> Tensor:
-        """The sum of fp64 scalars of this rank's parts, of which it may have none, as `agree` takes it: [1]."""
+        """Return the sum of fp64 scalars of this rank's parts (possibly none) as `sum_over_ranks` takes it: [1]."""
         found = torch.stack(list(values)).sum() if values else self.weights.new_zeros((), dtype=torch.float64)
         return found.view(1)
 
@@ -218,9 +220,10 @@ class ParamShard:
 def cut_chunks(
     param_slices: Sequence[ParamSlice], local_ranges: Sequence[tuple[int, int]], *, compact: bool = False
 ) -> list[Chunk]:
-    """The owned parts of all segments in the order of the layout, at most `PIECE` elements each.
+    """Cut this rank's ranges into chunks of single parameters, at most `CHUNK_ELEMENTS` each, in layout order.
 
-    compact: whether the weights are this rank's elements alone.
+    Args:
+        compact: the weights hold this rank's elements only.
     """
     pieces, own = [], 0
     by_start = sorted(range(len(param_slices)), key=lambda number: param_slices[number].start)
@@ -236,9 +239,9 @@ def cut_chunks(
 
 
 def slice_of_rows(param_slices: Sequence[ParamSlice], local_ranges: Sequence[tuple[int, int]]) -> list[Tensor]:
-    """The segment of each row of each owned range, int64 [rows]; the zeros between segments count as the first's.
+    """Return the slice index of each row of each local range, int64 [rows]; padding counts as the first slice's.
 
-    Every segment and every range begins with a row (see layout.ALIGNMENT), so no row lies in two segments.
+    Every slice and every range begins with a row (see `ALIGNMENT_ELEMENTS`), so no row is in two slices.
     """
     length = max(stop for _, stop in local_ranges)
     segment_of = torch.zeros(-(-length // ALIGNMENT_ELEMENTS), dtype=torch.int64)

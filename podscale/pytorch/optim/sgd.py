@@ -1,9 +1,4 @@
-"""Stochastic gradient descent with momentum, Nesterov's form on request (Sutskever 2013, section 2).
-
-Weight decay and heavy-ball momentum, the parts that SGD and LARS share, in few passes over the memory.
-
-Factors are scalars on the device; `addcmul` with such a scalar is a multiply-add in one pass.
-"""
+"""SGD with momentum and Nesterov's form (Sutskever 2013, section 2); the momentum update that LARS and others share."""
 
 import logging
 from collections.abc import Sequence
@@ -73,7 +68,7 @@ def build_momentum_update(shard: ParamShard, *, nesterov: bool) -> MomentumUpdat
 class ForeachMomentum:
     """u = inside * g;  m = momentum * m + u;  w -= outside * (u + momentum * m if nesterov else m).
 
-    `inside` and `outside` hold a factor for all, or one for each segment: see `Form`.
+    `inside` and `outside` are one factor, or one for each parameter (see `MomentumForm`).
     """
 
     def __init__(self, shard: ParamShard, *, nesterov: bool) -> None:
@@ -82,7 +77,7 @@ class ForeachMomentum:
         self._views = shard.views(self.values)
 
     def norms(self, weight_decay: Tensor, *, of_sum: bool) -> tuple[list[Tensor], list[Tensor]]:
-        """See `Mover`. The sum is left in the gradients."""
+        """Return the norms (see `MomentumUpdate`). Leaves the sum in the gradients."""
         w, g = list[Tensor](), list[Tensor]()
         for group in self._shard.groups:
             if of_sum:
@@ -113,7 +108,7 @@ class ForeachMomentum:
 
 
 def momentum_factors(form: MomentumForm, rate: Tensor, ratio: Tensor) -> tuple[Tensor, Tensor]:
-    """What stands inside and outside the momentum buffer."""
+    """Return the factors inside and outside the momentum buffer."""
     match form:
         case "unscaled":
             return rate * ratio, torch.ones_like(rate)
@@ -124,7 +119,7 @@ def momentum_factors(form: MomentumForm, rate: Tensor, ratio: Tensor) -> tuple[T
 
 
 class Sgd:
-    """d = g + weight_decay * w, then momentum (see `Momentum`), scaled by default as in torch and in Goyal 2017.
+    """SGD: d = g + weight_decay * w, then momentum (see `ForeachMomentum`), scaled by default as in Goyal 2017.
 
     Scaled: m = momentum * m + d;  w -= rate * (d + momentum * m if nesterov else m). Unscaled, the rate stands inside
     the buffer, and a schedule of the momentum can correct for its changes (Goyal 2017, section 3; Codreanu 2017).

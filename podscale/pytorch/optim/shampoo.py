@@ -1,23 +1,20 @@
-"""Distributed Shampoo, from the cutting of parameters to the rule.
+"""Distributed Shampoo with grafting (Gupta 2018; Anil 2020), as in Google's MLPerf 1.0 entry of the open division.
 
-Grafting (Agarwal 2020): Shampoo says whither, a rule whose learning rates are understood says how far.
+With G a block of the gradient (see shampoo_factors) and L_i the sum over its other dimensions of G G^T along
+dimension i:
 
-Google's MLPerf 1.0 entry takes the length of the plain gradient. Before the first preconditioned update that rule's
-direction is taken as it is, and by segments without blocks always.
-
-Distributed Shampoo (Gupta 2018; Anil 2020), as in Google's MLPerf 1.0 entry of the open division.
-
-With G a block of the gradient (see blocks) and L_i the sum over its other dimensions of G G^T along dimension i:
-
-    S_i = beta2 * S_i + (1 - beta2) * L_i           (beta2 = 1: S_i + L_i), from the first update on
-    R_i = (S_i + eps I) ^ (-1 / p)                  every `every` updates from update `start` on
+    S_i = beta2 * S_i + (1 - beta2) * L_i           (beta2 = 1: S_i + L_i), from the first step on
+    R_i = (S_i + eps I) ^ (-1 / p)                  every `every` steps from step `start` on
     P   = G x_1 R_1 x_2 R_2 ...                     of all blocks of a parameter, then
-    d   = P * |graft| / |P| + weight_decay * w      with the norms of whole parameters; graft: see grafting
+    d   = P * |graft| / |P| + weight_decay * w      with the norms of whole parameters
     m   = momentum * m + d;   w -= rate * (d + momentum * m if nesterov else m)
 
-Before update `start` the graft itself stands in the place of P. The entry keeps a second momentum buffer, of what would
-have been with grafts alone, and the preconditioned one from the first update on; ours has one for both, which differs
-in the few updates that a momentum of 0.96 remembers of the beginning of the warm-up.
+Grafting (Agarwal 2020) takes the direction from Shampoo and the length from a rule whose learning rates are understood;
+Google's entry takes the length of the plain gradient. Before step `start`, and always for parameters without blocks,
+the grafted rule's direction is used as it is.
+
+The entry keeps a second momentum buffer, of a run with grafts alone, and the preconditioned one from the first step on.
+Ours has one for both, which differs in the few steps that a momentum of 0.96 remembers of the start of the warm-up.
 """
 
 from collections.abc import Mapping

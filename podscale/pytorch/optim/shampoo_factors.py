@@ -1,21 +1,19 @@
-"""The Kronecker factors of all blocks, dealt out over the ranks.
+"""Kronecker factors of Shampoo: blocks of parameters, factors distributed over the ranks, and their inverse roots.
 
-Every dimension of every block has one: a symmetric matrix, the moving sum of G G^T with G the block's gradient
-unfolded along that dimension. A rank keeps the matrices that it is dealt and takes their inverse roots; the roots,
-which all ranks need, are gathered in one message (Anil 2020, section 5). So every root is computed once, and is the
-same to the bit everywhere.
+Every dimension of every block has one factor: a symmetric matrix, the moving sum of G G^T with G the block's gradient
+unfolded along that dimension. A rank keeps the factors assigned to it and computes their inverse roots. The roots,
+which all ranks need, are gathered in one message (Anil 2020, section 5). So every root is computed once and is
+bit-identical everywhere. Blocks of one shape are stacked (see `podscale.training.param_layout` for the blocks).
 
-The blocks of all parameters, those of one shape together (see `podscale.training.param_layout`).
+Inverse roots (S + eps I) ^ (-1 / p) of symmetric positive semi-definite matrices, many of one size at a time:
 
-Inverse roots of symmetric positive semi-definite matrices: (S + eps I) ^ (-1 / p), many of one size at a time.
-
-| method | made of                                                | waits for the device     |
+| method | computed from                                          | waits for the device     |
 |--------|--------------------------------------------------------|--------------------------|
-| eigh   | eigenvalues and eigenvectors                           | to learn whether it went |
+| eigh   | eigenvalues and eigenvectors                           | to check for failure     |
 | newton | products of a coupled iteration (Guo and Higham 2006)  | never                    |
 
-eigh is exact to the dtype's rounding whatever p is. newton takes the number of iterations that a condition number of
-1e14 needs, each masked once its matrix has converged; p is one of 1, 2, 4, 8, ... or any other whole number.
+eigh is exact to the dtype's rounding for any p. newton takes the number of iterations that a condition number of 1e14
+needs, each masked once its matrix has converged; p is any whole number, powers of two being fastest.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
