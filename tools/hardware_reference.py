@@ -15,8 +15,8 @@ names below; everything else about a pod follows from it: which nodes, how many 
 how many machines a TPU slice has. An impossible shape is refused, with the possible ones listed. `cpu` asks for no
 accelerator; without `launch.hardware` the pods ask for what `launch.resources` counts, on any node.
 
-Each pod asks for what `launch.resources` says, else for {POD_SHARE:.0%} of the machine's cores and memory: the node keeps
-the rest. Requests are limits. Processes are one per GPU, or one per TPU machine.
+Each pod asks for what `launch.resources` says, else for {POD_SHARE:.0%} of the machine's cores and memory: the node
+keeps the rest. Requests are limits. Processes are one per GPU, or one per TPU machine.
 """
 
 GPU_HEAD = """## GPUs

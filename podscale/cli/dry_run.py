@@ -110,7 +110,8 @@ def _memory_row(config: RunConfig, classes: int | None) -> str:
     per_rank = config.train.global_batch // (ranks * config.train.accumulation)
     kept = 2 * spec.activation_elements(max(config.training_sizes)) * per_rank * FLOAT_BYTES[config.train.precision]
     text = (
-        f"about {format_bytes(weights + kept_beside + kept)} per process: weights and gradients {format_bytes(weights)}, "
+        f"about {format_bytes(weights + kept_beside + kept)} per process: "
+        f"weights and gradients {format_bytes(weights)}, "
         f"optimizer {format_bytes(kept_beside)}, activations {format_bytes(kept)}"
     )
     available = host_info.memory_info().available

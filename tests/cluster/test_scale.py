@@ -42,7 +42,10 @@ api = connect_cluster(config.launch.cluster)
 printer = run_stage.LinePrinter(sys.stderr)
 found = run_stage.submit_stage(api, config, "train", None, printer)
 waiting = threading.Thread(
-    target=wait_for_job, args=(api, found.resource, found.job), kwargs={"print_line": printer.line, "notify": printer.notify}, daemon=True
+    target=wait_for_job,
+    args=(api, found.resource, found.job),
+    kwargs={"print_line": printer.line, "notify": printer.notify},
+    daemon=True,
 )
 waiting.start()
 time.sleep(20)

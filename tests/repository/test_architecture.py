@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -38,8 +38,8 @@ ROOMS = {
     "components": "util config runs evaluation stages study",
     "pipelines": "util config runs kubernetes stages study components",
     "cli": (
-        "util config hardware data runs telemetry models training pytorch jax evaluation report kubernetes stages monitoring "
-        "bench study pipelines"
+        "util config hardware data runs telemetry models training pytorch jax evaluation report kubernetes stages "
+        "monitoring bench study pipelines"
     ),
 }
 """Rooms, lowest first, and what the modules of each may import besides their own room."""
@@ -95,7 +95,7 @@ def room_of(module: str) -> str:
     return ROOT_MODULES.get(module) or module.split(".")[1]
 
 
-def cycle_in(graph: dict[str, Iterable[str | None]]) -> list[str]:
+def cycle_in(graph: Mapping[str, Iterable[str | None]]) -> list[str]:
     """Return one circle of a graph, empty if there is none."""
     try:
         TopologicalSorter(graph).prepare()
@@ -130,7 +130,7 @@ def test_the_table_points_downwards() -> None:
 
 
 def test_the_table_allows_nothing_that_no_module_needs() -> None:
-    used = defaultdict(set)
+    used: defaultdict[str, set[str]] = defaultdict(set)
     for name, found in IMPORTS.items():
         used[room_of(name)].update(room_of(imported) for imported in found if imported)
     spare = {room: sorted(set(below.split()) - used[room]) for room, below in ROOMS.items()}

@@ -86,7 +86,8 @@ def test_ancestors_go_up_to_the_first_process() -> None:
 def test_a_process_whose_supervisor_is_gone_ends_at_once() -> None:
     dead = subprocess.Popen(["/bin/true"])
     dead.wait()
-    code = "import os; os.environ['PODSCALE_SUPERVISOR'] = '%d'; from podscale.launch.process_cleanup import exit_with_supervisor; "
+    code = "import os; os.environ['PODSCALE_SUPERVISOR'] = '%d'; "
+    code += "from podscale.launch.process_cleanup import exit_with_supervisor; "
     code += "exit_with_supervisor(); print('alive')"
     ended = subprocess.run([sys.executable, "-c", code % dead.pid], capture_output=True)
     assert (ended.returncode, ended.stdout) == (-9, b"")

@@ -268,7 +268,9 @@ class TestTimeBox:
         records = {
             cell.key: record(cell, 0.9, seconds=seconds, cpu_seconds=2.0, date=date)
             for cell, seconds, date in zip(
-                grid.due_trials(nothing), [40.0] * 3 + [2.0] * 5, [f"2026-11-{day:02}" for day in (1, 2, 3, 9, 8, 7, 6, 5)],
+                grid.due_trials(nothing),
+                [40.0] * 3 + [2.0] * 5,
+                [f"2026-11-{day:02}" for day in (1, 2, 3, 9, 8, 7, 6, 5)],
                 strict=False,
             )
         }  # fmt: skip

@@ -1,8 +1,9 @@
 """The error of a mean of 2048 gradients in low precision, by the orders in which our all-reduces add.
 
-Reproduces the simulation of which the expected values are known: signal 0.05, noise 1, every partial sum rounded.
-The orders are those that the plans of messages follow (tests/unit/pytorch/all_reduce/test_plan.py) and that real worlds give
-bit by bit (tests/distributed/pytorch/all_reduce/test_algorithms.py), so this fails when the order of an implementation changes.
+Reproduces the simulation of which the expected values are known: signal 0.05, noise 1, every partial sum rounded. The
+orders are those that the plans of messages follow (tests/unit/pytorch/all_reduce/test_plan.py) and that real worlds
+give bit by bit (tests/distributed/pytorch/all_reduce/test_algorithms.py), so this fails when the order of an
+implementation changes.
 """
 
 from collections.abc import Callable, Sequence

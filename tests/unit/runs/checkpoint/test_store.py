@@ -323,7 +323,8 @@ import sys
 from pathlib import Path
 import numpy as np
 from podscale.runs.checkpoint import CheckpointStore, RunIdentity, Snapshot
-store = CheckpointStore(Path(sys.argv[1]), RunIdentity({}, "c", "f"), keep_last=2, keep_best=0, asynchronous=True, fence=None)
+identity = RunIdentity({}, "c", "f")
+store = CheckpointStore(Path(sys.argv[1]), identity, keep_last=2, keep_best=0, asynchronous=True, fence=None)
 store.restore("auto")
 step = 0
 while True:
