@@ -15,7 +15,7 @@ def test_a_signal_waits_for_the_body_even_if_another_thread_receives_it() -> Non
     other = threading.Thread(target=release.wait)
     other.start()
     try:
-        with pytest.raises(Preempted), preempt_on_sigterm():  # noqa: PT012 - the order of the two lines is the test
+        with pytest.raises(Preempted), preempt_on_sigterm():  # noqa: PT012, SIM117 - the order is the test
             with defer_signals():
                 os.kill(os.getpid(), signal.SIGTERM)
                 done.append("recorded")
