@@ -152,7 +152,7 @@ def compare_facts(posted: list[StartupFacts]) -> PodscaleError | None:
     more = [f"  - and {len(lines) - MAX_SHOWN} more"] if len(lines) > MAX_SHOWN else []
     listing = "\n".join([*lines[:MAX_SHOWN], *more])
     return InputError(
-        f"ranks disagree on their configuration, so nothing was started:\n{listing}\n",
+        f"ranks disagree on their configuration, so nothing was started:\n{listing}",
         hint="Give every rank the same run document, image and shard set.",
     )
 

@@ -79,7 +79,7 @@ def test_the_other_engine_begins_with_it_too(trained: tuple[RunConfig, Path]) ->
 
     def prepare(session: Any) -> None:  # no update: compiling one costs more than all else here
         session.updates = lambda: iter(())
-        session.finish = lambda: found.update(arrays=session.capture().arrays, origin=session.progress.origin)
+        session.finish = lambda: found.update(arrays=session.capture_state().arrays, origin=session.progress.origin)
 
     train_in_jax(last, shards, devices=1, prepare=prepare)
     snapshot = state_after(config, LAST)

@@ -82,7 +82,7 @@ def test_every_sample_once_on_any_number_of_devices(tmp_path: Path) -> None:
         measured = evaluating.evaluator.evaluate(*evaluating.network, untimed)
         assert measured is not None
         assert measured.images == 20
-        assert (measured.top1, measured.top5) == found[devices].accuracies()
+        assert (measured.top1, measured.top5) == found[devices].top1_top5_accuracy()
         np.testing.assert_allclose(measured.loss, found[devices].losses.astype(np.float64).mean(), rtol=1e-6)
         evaluating.loader.close()
     np.testing.assert_array_equal(found[1].topk, found[8].topk)

@@ -55,7 +55,7 @@ class SlowDevices:
                 self._changed.notify_all()
             return drain()
 
-        object.__setattr__(session.step, "updates", called)
+        object.__setattr__(session.step, "run_steps", called)
         session.step_sync.drain = drained  # type: ignore[method-assign]
 
     def _hold(self, number: Any) -> None:

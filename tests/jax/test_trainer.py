@@ -169,7 +169,7 @@ def test_too_many_updates_that_are_not_finite_end_the_run(tmp_path: Path) -> Non
         def begun(parameters: Any, *rest: Any) -> Any:
             return begin({**parameters, "fc.bias": np.full(4, np.inf, np.float32)}, *rest)
 
-        object.__setattr__(session.step, "begin", begun)
+        object.__setattr__(session.step, "init_state", begun)
 
     with refused("3 steps", "step 3)", NONFINITE_MESSAGE, field="train.max_nonfinite", kind=PodscaleError):
         train_in_jax(config, shards, 2, poison)
@@ -191,7 +191,7 @@ def failing(program: str, message: str) -> Callable[[JaxTrainer], None]:
 
     def prepare(session: JaxTrainer) -> None:
         if program == "update":
-            object.__setattr__(session.step, "updates", fail)
+            object.__setattr__(session.step, "run_steps", fail)
         else:
             session.evaluator._eval_step = fail
 

@@ -108,7 +108,7 @@ def step_arguments(step: TrainStep, config: RunConfig, classes: int, updates: in
     of_shapes: Any = DeviceState
     state = of_shapes(
         weights=buckets,
-        kept=OptState(moments, others),
+        opt_state=OptState(moments, others),
         statistics={buffer.name: _shape(buffer.shape) for buffer in buffers},
         number=_shape((), np.int32),
     )

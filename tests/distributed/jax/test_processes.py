@@ -283,5 +283,5 @@ def test_hosts_that_cannot_share_the_shards_start_nothing(
         **NO_JAX,
     }
     ended = start(1, "podscale.jax.worker", pods=3, **variables)
-    message = "input.groups 4: 3 hosts (launch.nodes) cannot have equally many of them; choose 3 or 6"
+    message = "input.groups: 3 hosts (launch.nodes) cannot have equally many of them (got 4). Choose 3 or 6."
     assert [(ended.outcomes[rank].exit_code, ended.outcomes[rank].error) for rank in range(3)] == [(2, message)] * 3

@@ -235,7 +235,7 @@ def test_an_update_that_never_ends_is_called_a_hang(run_world: Any, tmp_path: Pa
     assert text.startswith("rank 0 of 1 does not get on (process ")
     assert "in data_wait of update 20)\nthere was no update for " in text
     assert f"What each rank was doing is in {tmp_path}." in text
-    assert "test_lost_rank_worlds.py" in (tmp_path / "rank-0.txt").read_text()
+    assert "test_lost_rank.py" in (tmp_path / "rank-0.txt").read_text()
 
 
 def test_who_was_stopped_itself_calls_nothing_a_hang(run_world: Any) -> None:

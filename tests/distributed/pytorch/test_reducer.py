@@ -46,10 +46,10 @@ def one_update(reducer: Any, rank: int, parts: int = 1) -> list[Tensor]:
         images, labels = data(rank, part)
         with no_sync_unless_last(reducer, last=part == parts - 1):
             loss = nn.functional.cross_entropy(reducer.module(images), labels) / parts
-            reducer.buffer.extra += torch.tensor([rank, 1.0, loss.item()])
+            reducer.buffer.extra_values += torch.tensor([rank, 1.0, loss.item()])
             reducer.backward(loss, last=part == parts - 1)
     reducer.finish()
-    return [g.clone() for g in reducer.buffer.views] + [reducer.buffer.extra.clone()]
+    return [g.clone() for g in reducer.buffer.views] + [reducer.buffer.extra_values.clone()]
 
 
 ALGORITHMS = ("flat", "ring", "tree", "hierarchical", "torus2d", "hybrid", "ddp")

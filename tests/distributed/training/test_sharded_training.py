@@ -112,7 +112,9 @@ def test_two_launches_make_the_bits_of_one(
     assert_same_bits(final_state(halted), final_state(straight))
     assert losses_of(halted) == losses_of(straight)
     (started, *_) = (line for line in records_of(straight) if line.get("event") == "start")
-    if changes.get("train__optimizer", {}).get("name") == "shampoo":  # its matrices: test_sharded_update_worlds
+    if (
+        changes.get("train__optimizer", {}).get("name") == "shampoo"
+    ):  # its matrices: tests/distributed/pytorch/optim/test_sharded_update.py
         assert any(name.startswith("optimizer/roots/") for name in final_state(halted))
         return
     row = 2 if changes.get("train__weight_update") == "sharded" else 1

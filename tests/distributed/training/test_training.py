@@ -139,7 +139,7 @@ def test_two_launches_make_the_bits_of_one(run_world: Any, make_shard_set: Any, 
         halted = document(tmp_path / f"halted{size}", evaluate__every_epochs=2, **more)
         whole = run_world(size, lambda world, c=straight: body(world, c, lambda session: None))
         first = run_world(size, lambda world, c=halted: body(world, c, stop_after(7, world.size - 1)))
-        assert all("after update 10 of 12" in error for error, _ in first), first[0][0]
+        assert all("after step 10 of 12" in error for error, _ in first), first[0][0]
         second = run_world(size, lambda world, c=halted: body(world, c, lambda session: None))
         assert_same_bits(final_state(halted), final_state(straight))
         assert losses_of(halted) == losses_of(straight)
@@ -186,7 +186,7 @@ def test_a_stop_cuts_an_evaluation_short(run_world: Any, make_shard_set: Any, tm
 
     whole = run_world(2, lambda world: run_training(straight, shards, world))
     for error, seen in run_world(2, body):
-        assert f"stopped on request after update {step} of 12; the state is saved" in error
+        assert f"stopped on request after step {step} of 12, " in error
         assert seen < 10, "20 images on two ranks are 10 steps"
     assert [line for line in records_of(halted) if line["kind"] == "evaluation" and line["step"] == step] == []
     assert run_world(2, lambda world: run_training(halted, shards, world)) == whole

@@ -1,6 +1,6 @@
 """Shampoo's parts against definitions, and the whole rule against a float64 NumPy oracle over 50 updates.
 
-Its dealing out over ranks is tested on real processes in tests/distributed/test_sharded_update_worlds.
+Its dealing out over ranks is tested on real processes in tests/distributed/pytorch/optim/test_sharded_update.py.
 """
 
 from typing import Any
