@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
 STANDINS = {
     "podscale.data.sharding.build_shard_set": HERE / "standin_build.py",
     "podscale.launch.supervisor": HERE / "standin_supervisor.py",
@@ -22,7 +23,12 @@ STANDINS = {
 
 class Finder(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):  # type: ignore[no-untyped-def]
-        return importlib.util.spec_from_file_location(name, STANDINS[name]) if name in STANDINS else None
+        if name not in STANDINS:
+            return None
+        room = ROOT.joinpath(*name.split("."))  # a package keeps its other modules
+        return importlib.util.spec_from_file_location(
+            name, STANDINS[name], submodule_search_locations=[str(room)] if room.is_dir() else None
+        )
 
 
 sys.meta_path.insert(0, Finder())

@@ -16,7 +16,7 @@ from podscale.util.progress_reports import ProgressUpdate
 class BuildResult:
     complete_manifest: ShardSetManifest
     reused: bool
-    notes: tuple[str, ...] = ()
+    messages: tuple[str, ...] = ()
 
 
 def build_shard_set(
