@@ -81,7 +81,7 @@ def test_processes_that_ranks_started_end_too(launch: Launch) -> None:
         pid
         for pid in run.members()
         if b"plain_rank" in Path(f"/proc/{pid}/cmdline").read_bytes()
-        and b"rankprocess" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        and b"worker_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
     ]
     os.kill(rank, signal.SIGKILL)
     assert run.end(20)[0] == 77

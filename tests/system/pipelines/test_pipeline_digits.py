@@ -64,7 +64,7 @@ def test_a_run_says_how_it_went(calm: Path) -> None:
 def test_a_run_leaves_a_model_its_figures_and_their_story(calm: Path) -> None:
     run = RunDirectory(calm / "runs" / "calm")
     evaluation = json.loads(run.evaluation.read_text())
-    jsonschema.validate(evaluation, json.loads((ROOT / "podscale/evaluate/evaluation.schema.json").read_text()))
+    jsonschema.validate(evaluation, json.loads((ROOT / "podscale/evaluation/evaluation.schema.json").read_text()))
     figures, answers = evaluation["figures"], predictions.read_predictions(run.predictions)
     assert figures["samples"] == len(answers) == len(set(answers.keys.tolist())) == 359
     assert figures["top1"] == np.mean(answers.topk[:, 0] == answers.labels) > 0.3  # chance is 0.1

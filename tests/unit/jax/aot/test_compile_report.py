@@ -381,7 +381,7 @@ def test_the_key_covers_the_step_and_not_what_runs_or_reads_it() -> None:
 def test_a_pattern_of_the_key_that_matches_nothing_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jax_request, "FRAMEWORK_FREE", (*jax_request.FRAMEWORK_FREE, "gone/*.py"))
     with pytest.raises(AssertionError, match="gone"):
-        jax_request.source_hash()
+        jax_request._source_modules()
 
 
 @pytest.mark.parametrize(
