@@ -37,15 +37,7 @@ from podscale.jax.device_prefetcher import BATCH_SPECS, GlobalBatches, normalise
 from podscale.jax.flat_buffers import Buckets, ParamLayout, Values
 from podscale.jax.mesh import GROUP, RANKS, REPLICATED, axis_size, put_sharded
 from podscale.jax.models import build_model, choose_convolution
-from podscale.jax.optim import (
-    HyperParams,
-    OptState,
-    UpdateRule,
-    build_optimizer,
-    build_param_shard,
-    initial_moments,
-    scalar_names,
-)
+from podscale.jax.optim import HyperParams, Optimizer, OptState, build_optimizer, build_param_shard
 from podscale.jax.precision import compute_dtype, exact_products
 from podscale.training.param_layout import param_options
 
@@ -191,13 +183,13 @@ def build_train_step(config: RunConfig, mesh: Mesh, classes: int) -> TrainStep:
     _check_step_options(config, mesh)
     train, spec = config.train, models.model_spec(config.model, classes)
     param_options(train.optimizer, spec)  # raises for a skip list that matches nothing
-    rule, reduce = build_optimizer(train.optimizer), build_all_reduce(train.all_reduce, mesh)
+    optimizer, reduce = build_optimizer(train.optimizer), build_all_reduce(train.all_reduce, mesh)
     scattered = reduce if train.weight_update == "sharded" else None
     layout = build_layout(config, mesh, spec)
-    begins = initial_moments(train.optimizer)
+    begins = optimizer.initial_moments
     buckets = (PartitionSpec(scattered.axes) if scattered else REPLICATED,) * len(layout.lengths)
     moments: dict[str, Any] = dict.fromkeys(begins, buckets)
-    others: dict[str, Any] = dict.fromkeys(scalar_names(train.optimizer), REPLICATED)
+    others: dict[str, Any] = dict.fromkeys(optimizer.scalar_names, REPLICATED)
     of_specs: Any = DeviceState
     specs = of_specs(
         weights=buckets,
@@ -206,7 +198,7 @@ def build_train_step(config: RunConfig, mesh: Mesh, classes: int) -> TrainStep:
         number=REPLICATED,
     )
     called = jax.shard_map(
-        _build_device_steps(config, mesh, spec, layout, rule, reduce, scattered),
+        _build_device_steps(config, mesh, spec, layout, optimizer, reduce, scattered),
         mesh=mesh,
         in_specs=(specs, BATCH_SPECS, REPLICATED, StepInputs(REPLICATED, STATUS_SPEC)),
         out_specs=(specs, REPLICATED),
@@ -241,7 +233,7 @@ def _build_device_steps(
     mesh: Mesh,
     spec: models.ModelSpec,
     layout: ParamLayout,
-    rule: UpdateRule,
+    optimizer: Optimizer,
     reduce: AllReduce,
     scattered: AllReduce | None,
 ) -> Callable[[DeviceState, GlobalBatches, Array, StepInputs], tuple[DeviceState, StepResults]]:
@@ -299,7 +291,7 @@ def _build_device_steps(
         share = build_param_shard(train.optimizer, layout, spec, scattered)
         hyper = HyperParams(*schedule[state.number])
         finite = all_finite([*averages, extra])
-        weights, kept, finite = rule(share, state.weights, averages, state.opt_state, hyper, finite)
+        weights, kept, finite = optimizer.step(share, state.weights, averages, state.opt_state, hyper, finite)
         statistics = apply_statistics_change(state.statistics, extra[1:], finite)
         norm = None if scattered else jnp.sqrt(sum(jnp.vdot(bucket, bucket) for bucket in averages))
         return DeviceState(weights, kept, statistics, state.number + 1), StepResults(extra[0], finite, norm)

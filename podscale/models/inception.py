@@ -1,15 +1,23 @@
 """Inception-V3 (Szegedy 2015) and Inception-ResNet-V2 (Szegedy 2016) as tables.
 
-Names, channels and paddings are those under which the published weights travel: torchvision's of Inception-V3 and
-timm's of Inception-ResNet-V2. At 1000 classes the first has 27,161,264 parameters with its auxiliary head and
-23,834,568 without, the second 55,843,464.
+Names, channels and paddings are those of published weights: torchvision's of Inception-V3 and timm's of
+Inception-ResNet-V2. At 1000 classes the first has 27,161,264 parameters with its auxiliary head and 23,834,568 without,
+the second 55,843,464.
 """
 
 from collections.abc import Iterator
 
 from podscale.config import ModelSection
-from podscale.models.branches import BranchNode, BranchTable, ConvNode, Node, Nodes, PoolNode, ResidualNode
-from podscale.models.branches import table_layers as layers_of
+from podscale.models.branches import (
+    BranchNode,
+    BranchTable,
+    ConvNode,
+    Node,
+    Nodes,
+    PoolNode,
+    ResidualNode,
+    table_layers,
+)
 from podscale.models.spec import LayerSpec, Window
 
 INCEPTION_NAMES = ("inception_v3", "inception_resnet_v2")
@@ -19,12 +27,11 @@ BLOCKS_35, BLOCKS_17, BLOCKS_8 = 10, 20, 9
 
 
 def layers(model: ModelSection, classes: int) -> Iterator[LayerSpec]:
-    """The layers of either network."""
-    return layers_of(inception_table(model), classes)
+    return table_layers(inception_table(model), classes)
 
 
 def inception_table(model: ModelSection) -> BranchTable:
-    """The network of a document's model section."""
+    """Return the table of a document's network."""
     write = ConvBuilder(model.width)
     return _resnet_v2(write) if model.name == "inception_resnet_v2" else _v3(write, model.has_auxiliary_head)
 
@@ -36,11 +43,11 @@ class ConvBuilder:
         self._width = width
 
     def conv(self, name: str, outputs: int, rows: int = 1, columns: int = 0) -> ConvNode:
-        """rows x columns (default: square), stride 1, padded so that the side stays."""
+        """Return a rows x columns (default: square) convolution with stride 1 and same padding."""
         return ConvNode(name, outputs * self._width // 64, (rows, columns or rows))
 
     def valid_conv(self, name: str, outputs: int, kernel: int, stride: int = 1) -> ConvNode:
-        """kernel x kernel, not padded."""
+        """Return a kernel x kernel convolution without padding."""
         return ConvNode(name, outputs * self._width // 64, (kernel, kernel), stride, same_padding=False)
 
 
@@ -150,7 +157,7 @@ def _reduction_7(write: ConvBuilder) -> Node:
 
 
 def _expanded_8(write: ConvBuilder, name: str) -> Node:
-    """Figure 7: 3x3 as 1x3 beside 3x1, for many channels on the smallest images."""
+    """Figure 7: 3x3 as parallel 1x3 and 3x1, for many channels on the smallest images."""
     conv = write.conv
 
     def fork(before: str) -> Node:

@@ -27,7 +27,7 @@ from podscale.hardware import Topology, find_topology
 from podscale.jax.device_prefetcher import BATCH_SPECS, GlobalBatches
 from podscale.jax.mesh import RANKS, REPLICATED, axis_size, mesh_for_config
 from podscale.jax.optim import HyperParams, OptState
-from podscale.jax.out_of_memory import parse_memory_shortage
+from podscale.jax.out_of_memory import parse_out_of_memory
 from podscale.jax.train_step import STATUS_LENGTH, STATUS_SPEC, DeviceState, StepInputs, TrainStep, build_train_step
 from podscale.util.files import write_json
 
@@ -61,7 +61,7 @@ def compile_step(config: RunConfig, topology: Topology, classes: int, updates: i
     try:
         compiled = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
-        shortage = parse_memory_shortage(str(error))
+        shortage = parse_out_of_memory(str(error))
         if shortage is None:
             raise
         found |= {"fits": False, "memory": shortage._asdict()}

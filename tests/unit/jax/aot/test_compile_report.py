@@ -34,7 +34,7 @@ from podscale.jax.aot.compile_report import (
     step_rates,
 )
 from podscale.jax.aot.request import CompileRequest, CompileResult, compile_aot
-from podscale.jax.out_of_memory import MemoryShortage, parse_memory_shortage
+from podscale.jax.out_of_memory import OutOfMemory, parse_out_of_memory
 from tests.support.outcomes import assert_error
 from tests.support.refusals import refused
 
@@ -143,18 +143,18 @@ def test_the_cost_model_counts_where_it_can_be() -> None:
         (
             "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries (24.60G) "
             "exceeds available HBM (15.75G).",
-            MemoryShortage(round(24.6 * GIB), round(15.75 * GIB)),
+            OutOfMemory(round(24.6 * GIB), round(15.75 * GIB)),
         ),
         (
             "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. Used 17.56G "
             "of 15.48G hbm. Exceeded hbm capacity by 2.08G.",
-            MemoryShortage(round(17.56 * GIB), round(15.48 * GIB)),
+            OutOfMemory(round(17.56 * GIB), round(15.48 * GIB)),
         ),
         ("INTERNAL: Mosaic failed to compile", None),
     ],
 )
-def test_what_the_compiler_says_of_memory(message: str, found: MemoryShortage | None) -> None:
-    assert parse_memory_shortage(message) == found
+def test_what_the_compiler_says_of_memory(message: str, found: OutOfMemory | None) -> None:
+    assert parse_out_of_memory(message) == found
 
 
 # what is told
