@@ -21,9 +21,10 @@ if TYPE_CHECKING:
     from podscale.config import RunConfig
     from podscale.study import StudyDocument
     from podscale.study.budget import StudyPlan
-    from podscale.study.grid import Trial, TrialGrid
+    from podscale.study.grid import TrialGrid
     from podscale.study.records import RecordStore, TrialRecord
     from podscale.study.runner import StudyRunner
+    from podscale.study.sweep_series import Trial
 
 app = typer.Typer()
 
@@ -164,8 +165,8 @@ def describe_study(study: "StudyDocument", made: "StudyPlan") -> str:
     lines = [f"study {study.name}: {format_count(made.done_trials, 'cell')} done, {left} to run"]
     if made.widening:
         lines[0] += f", and up to {made.widening} more where the best rate of a sweep is at its edge"
-    width = max((len(name) for name in made.seconds_by_series), default=0)
-    for name, (kept, dropped) in made.seconds_by_series.items():
+    width = max((len(name) for name in made.counts_by_series), default=0)
+    for name, (kept, dropped) in made.counts_by_series.items():
         lines.append(f"  {name:<{width}}  {kept:>3} to run" + (f", {dropped} left out" if dropped else ""))
     if made.planned_trials:
         lines.append(f"estimate: {_cost_line(made)}, {format_count(made.jobs, 'job')} at a time")
@@ -182,7 +183,7 @@ def _excluded_lines(made: "StudyPlan") -> list[str]:
     if not made.excluded_trials:
         return []
     seeds = sorted({cell.seed for cell in made.excluded_trials if cell.priority})
-    whole = [name for name, (kept, _) in made.seconds_by_series.items() if not kept]
+    whole = [name for name, (kept, _) in made.counts_by_series.items() if not kept]
     lines = [f"LEFT OUT for the time box: {format_count(len(made.excluded_trials), 'cell')}"]
     if seeds:
         lines.append(f"  of the further seeds {', '.join(map(str, seeds))}")
@@ -195,8 +196,8 @@ def _cost_line(made: "StudyPlan") -> str:
     if made.seconds is None:
         return "not known, as no cell was measured yet (cell_seconds in the document is a guess of yours)"
     basis = f"from {format_count(made.measured, 'measured cell')}" if made.measured else "by the document's guess"
-    if made.pace is not None:
-        basis += f", at {made.pace:.2g} s of the clock for a CPU second, as the newest of them took"
+    if made.wall_cpu_ratio is not None:
+        basis += f", at {made.wall_cpu_ratio:.2g} s of the clock for a CPU second, as the newest of them took"
     return f"{format_duration(made.seconds)} ({basis})"
 
 

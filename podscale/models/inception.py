@@ -8,16 +8,7 @@ the second 55,843,464.
 from collections.abc import Iterator
 
 from podscale.config import ModelSection
-from podscale.models.branches import (
-    BranchNode,
-    BranchTable,
-    ConvNode,
-    Node,
-    Nodes,
-    PoolNode,
-    ResidualNode,
-    table_layers,
-)
+from podscale.models.branches import BranchNode, BranchTable, ConvNode, Node, Nodes, PoolNode, ResidualNode
 from podscale.models.spec import LayerSpec, Window
 
 INCEPTION_NAMES = ("inception_v3", "inception_resnet_v2")
@@ -27,7 +18,7 @@ BLOCKS_35, BLOCKS_17, BLOCKS_8 = 10, 20, 9
 
 
 def layers(model: ModelSection, classes: int) -> Iterator[LayerSpec]:
-    return table_layers(inception_table(model), classes)
+    return inception_table(model).layers(classes)
 
 
 def inception_table(model: ModelSection) -> BranchTable:

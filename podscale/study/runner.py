@@ -22,8 +22,9 @@ from podscale.errors import ExitCode, InputError, PodscaleError
 from podscale.runs import RunDirectory, read_outcomes
 from podscale.stages import local
 from podscale.study.budget import TrialCosts
-from podscale.study.grid import SweepSeries, Trial, TrialGrid
+from podscale.study.grid import TrialGrid
 from podscale.study.records import RecordStore, TrialRecord
+from podscale.study.sweep_series import SweepSeries, Trial
 from podscale.study.trial import build_record, read_trial_history, trial_outcome
 from podscale.util.files import write_atomically
 
