@@ -12,6 +12,11 @@ T_95 = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31,
 """Two-sided 95 % quantiles of Student's t by degrees of freedom; others use the next lower entry."""
 
 
+def student_95(degrees: int) -> float:
+    """Return the two-sided 95 % quantile of Student's t for at least 1 degree of freedom."""
+    return T_95[max(known for known in T_95 if known <= degrees)]
+
+
 def mean_deviation(values: Sequence[float]) -> tuple[float, float]:
     """Return mean and sample standard deviation (0 for a single value)."""
     return fmean(values), stdev(values) if len(values) > 1 else 0.0
@@ -58,4 +63,4 @@ def mean_difference(first: Sequence[float], values: Sequence[float]) -> MeanDiff
     degrees = len(first) + len(values) - 2
     squares = sum((v - fmean(group)) ** 2 for group in (first, values) for v in group)
     error = math.sqrt(squares / degrees * (1 / len(first) + 1 / len(values)))
-    return MeanDifference(difference, T_95[max(known for known in T_95 if known <= degrees)] * error)
+    return MeanDifference(difference, student_95(degrees) * error)

@@ -40,7 +40,7 @@ def test_no_algorithm_beats_the_bound(name: str, shape: tuple[int, int], ratio: 
 
 
 def test_ring_and_torus_by_hand() -> None:
-    fabric = Fabric(LinkAxis(4, 1e-5, 1e-9), LinkAxis(2, 1e-4, 8e-9), LinkAxis(8, 2e-5, 3e-9), most_slices=1)
+    fabric = Fabric(LinkAxis(4, 1e-5, 1e-9), LinkAxis(2, 1e-4, 8e-9), LinkAxis(8, 2e-5, 3e-9), max_slices=1)
     size = 8e6
     assert flat(fabric, size) == pytest.approx(14 * 2e-5 + 2 * 7 / 8 * size * 3e-9)
     row, column = 3 * 1e-5 + 3 / 4 * size * 1e-9, 2 * 1e-4 + size / 4 * 8e-9
@@ -53,7 +53,7 @@ def test_slices_hide_the_rows_behind_the_column() -> None:
     size = 51e6
     bound = bandwidth_bound(size, 2, 4, 4e8, 1e8)
     assert bound < torus2d(fabric, size) < 1.1 * bound
-    whole = Fabric(fabric.row, fabric.column, fabric.world, most_slices=1)
+    whole = Fabric(fabric.row, fabric.column, fabric.world, max_slices=1)
     assert torus2d(whole, size) > 1.3 * bound
 
 
