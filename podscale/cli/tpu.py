@@ -47,7 +47,7 @@ def compile_step(
     """Compile the training step with the real TPU compiler: memory, about the largest batch that fits, collectives,
     work, estimated speed. Takes minutes, and needs libtpu but no TPU."""
     from podscale.jax.aot.batch_search import FitResult, cached_results, find_largest_batch, largest_known_batch
-    from podscale.jax.aot.compile_report import compile_findings, format_compile_report, format_sweep_report
+    from podscale.jax.aot.compile_report import build_report, format_compile_report, format_sweep_report
     from podscale.jax.aot.request import cached_result, compile_aot, default_cache
 
     if sweep not in (None, "batch"):
@@ -60,7 +60,7 @@ def compile_step(
         if cached_result(one, kept) is None:
             images = one.config.train.global_batch
             print(f"compiling {images} images for {one.topology} ...", file=sys.stderr, flush=True)
-        return compile_findings(one, compile_aot(one, kept, time_limit))
+        return build_report(one, compile_aot(one, kept, time_limit))
 
     if sweep is None:
         found = examined(request)

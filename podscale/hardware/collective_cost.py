@@ -100,7 +100,7 @@ def flat(fabric: Fabric, size: float) -> float:
 
 
 def tree(fabric: Fabric, size: float) -> float:
-    """Seconds of two binary trees with half of the data each: 2 log2 n hops, 2 log2 N between nodes; up to 2 S a link."""
+    """Seconds of two binary trees with half of the data each: 2 log2 n hops, 2 log2 N across, up to 2 S a link."""
     inside, across = (ceil(log2(axis.ranks)) for axis in (fabric.row, fabric.column))
     fixed = 2 * (inside * fabric.row.latency + across * fabric.column.latency)
     return fixed + 2 * size * (fabric.uncontended_column.per_byte if across else fabric.row.per_byte)
