@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from podscale.distributed.rank_group import RankGroup, join_rank_group, leave_rank_group
+from podscale.distributed.rank_group import RankGroup, leave_rank_group
 from podscale.distributed.store import StoreTimeout
 from podscale.distributed.waits import BARRIER, waiting_for
 from podscale.distributed.worker_env import RankEnv, read_rank_env
@@ -123,10 +123,6 @@ def join_world(rank_group: RankGroup, environ: Mapping[str, str] = os.environ) -
     local = tuple(device for device in devices if device.process_index == rank_env.rank)
     _check_slice(rank_env, local)
     return World(rank_env.rank, rank_env.world_size, tuple(devices), local, rank_group.timeout_seconds, rank_group)
-
-
-def single_process_world() -> World:
-    return join_world(join_rank_group(RankEnv(), timeout_seconds=0.0), {})
 
 
 def leave_world(world: World) -> None:
