@@ -48,7 +48,7 @@ def _scores_section(data: ReportData) -> str:
     if data.evaluation is None:
         reasons = [entry.reason for entry in data.missing if entry.part == "the scores"]
         return f"## Figures\n\nNot evaluated: {escape_markdown(reasons[0] if reasons else 'no evaluation was found')}"
-    scores, speed = data.evaluation.figures, data.evaluation.throughput
+    scores, speed = data.evaluation.scores, data.evaluation.throughput
     low, high = scores.top1_interval
     interval = f"95 % interval {100 * low:.2f} to {100 * high:.2f}"
     rows = [

@@ -150,8 +150,8 @@ def build_dashboard(board: Dashboard) -> model.Dashboard:
         for panel in panels:
             built.with_panel(panel)
     result = built.build()
-    for number, panel in enumerate(result.panels or [], start=1):
-        panel.id_val = number
+    for number, item in enumerate(result.panels or [], start=1):
+        item.id_val = number
     return result
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from podscale.evaluation.evaluation_json import CalibrationFigures
+from podscale.evaluation.evaluation_json import CalibrationBins
 from podscale.report.charts.lines import LEFT, RIGHT, WIDTH, Scale, horizontal_line, round_outwards
 from podscale.report.markup import (
     Markup,
@@ -108,18 +108,18 @@ def heatmap(title: str, names: Sequence[str], matrix: Sequence[Sequence[int]]) -
     return chart_figure(title, width, height, drawn, caption=caption)
 
 
-def reliability_diagram(title: str, figures: CalibrationFigures) -> Markup:
+def reliability_diagram(title: str, bins: CalibrationBins) -> Markup:
     """Draw the accuracy of each confidence bin against the diagonal of perfect calibration.
 
     See Guo et al. 2017, figure 1. The number of samples of each bin is drawn below.
     """
     accuracy_base, count_base = 220, 302
     x, y = Scale(0, 1, LEFT, WIDTH - RIGHT), Scale(0, 1, accuracy_base, 12)
-    count_y = Scale(0, max(figures.count) or 1, count_base, 246)
+    count_y = Scale(0, max(bins.count) or 1, count_base, 246)
     bars, count_bars = [], []
-    for i, count in enumerate(figures.count):
-        low, high = figures.edges[i], figures.edges[i + 1]
-        accuracy, confidence = figures.accuracy[i], figures.confidence[i]
+    for i, count in enumerate(bins.count):
+        low, high = bins.edges[i], bins.edges[i + 1]
+        accuracy, confidence = bins.accuracy[i], bins.confidence[i]
         label = f"confidence {format_percent(low, 0)} to {format_percent(high, 0)}: {format_integer(count)} samples"
         if accuracy is not None and confidence is not None:
             full = f"{label}, {format_percent(accuracy)} right at a mean confidence of {format_percent(confidence)}"

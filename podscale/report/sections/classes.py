@@ -1,6 +1,6 @@
 """Per-class results: confusion, calibration and the most confident mistakes."""
 
-from podscale.evaluation.evaluation_json import ClassFigures, Evaluation
+from podscale.evaluation.evaluation_json import ClassScores, Evaluation
 from podscale.evaluation.scores import most_confident_mistakes
 from podscale.report import charts, markup
 from podscale.report.markup import Markup, fact_table, note, panel, section_tag, table, table_row, tag
@@ -14,40 +14,41 @@ LISTED_PAIRS = 15
 
 def confusion(data: ReportData) -> Markup | None:
     """Render the confusion matrix and the accuracy of each class."""
-    scores = data.evaluation
-    if scores is None:
+    evaluation = data.evaluation
+    if evaluation is None:
         return None
-    names = [entry.name for entry in scores.per_class]
-    if scores.confusion_matrix is not None:
+    names = [entry.name for entry in evaluation.per_class]
+    if evaluation.confusion_matrix is not None:
         panels = [
-            charts.heatmap("Confusion matrix", names, scores.confusion_matrix),
-            _class_table("Classes, worst first", _by_accuracy(scores.per_class)),
+            charts.heatmap("Confusion matrix", names, evaluation.confusion_matrix),
+            _class_table("Classes, worst first", _by_accuracy(evaluation.per_class)),
         ]
     else:
-        ranked = _by_accuracy(scores.per_class)
+        ranked = _by_accuracy(evaluation.per_class)
         panels = [_class_table("Worst classes", ranked[:12]), _class_table("Best classes", ranked[::-1][:12])]
-        if scores.confused:
-            panels.insert(0, _pairs_table(scores, names))
+        if evaluation.confused:
+            panels.insert(0, _pairs_table(evaluation, names))
     return section_tag("Classes", tag("div", panels, class_="grid2"))
 
 
 def calibration(data: ReportData) -> Markup | None:
     """Render the calibration section."""
-    scores = data.evaluation
-    if scores is None:
+    evaluation = data.evaluation
+    if evaluation is None:
         return None
     facts = {
-        "expected calibration error": markup.format_percent(scores.figures.ece, 2),
-        "mean loss": f"{markup.format_decimal(scores.figures.loss, 4)} nats",
-        "balanced accuracy": markup.format_percent(scores.figures.balanced_accuracy, 2),
-        "images": markup.format_integer(scores.figures.samples),
-        "evaluation speed": f"{markup.format_rate(scores.throughput.evaluation_images_per_second)} images/s",
+        "expected calibration error": markup.format_percent(evaluation.scores.ece, 2),
+        "mean loss": f"{markup.format_decimal(evaluation.scores.loss, 4)} nats",
+        "balanced accuracy": markup.format_percent(evaluation.scores.balanced_accuracy, 2),
+        "images": markup.format_integer(evaluation.scores.samples),
+        "evaluation speed": f"{markup.format_rate(evaluation.throughput.evaluation_images_per_second)} images/s",
     }
+    bins = evaluation.calibration
     binning = note(
-        f"{len(scores.calibration.count)} bins of equal width over the confidence of the predicted class, open below "
-        f"and closed above. Source: {scores.calibration.source}."
+        f"{len(bins.count)} bins of equal width over the confidence of the predicted class, open below "
+        f"and closed above. Source: {bins.source}."
     )
-    diagram = charts.reliability_diagram("Reliability", scores.calibration)
+    diagram = charts.reliability_diagram("Reliability", bins)
     return section_tag("Calibration", tag("div", diagram, panel("Scores", fact_table(facts), binning), class_="grid2"))
 
 
@@ -82,12 +83,12 @@ def mistakes(data: ReportData) -> Markup | None:
     return section_tag("Most confident mistakes", legend, tag("div", cards, class_="cards"))
 
 
-def _by_accuracy(classes: list[ClassFigures]) -> list[ClassFigures]:
+def _by_accuracy(classes: list[ClassScores]) -> list[ClassScores]:
     """Return the classes with samples, worst first, ties in the order of the class map."""
     return sorted((entry for entry in classes if entry.accuracy is not None), key=lambda entry: entry.accuracy or 0.0)
 
 
-def _class_table(title: str, entries: list[ClassFigures]) -> Markup:
+def _class_table(title: str, entries: list[ClassScores]) -> Markup:
     head = tag(
         "tr",
         tag("th", "class"),
@@ -109,10 +110,10 @@ def _class_table(title: str, entries: list[ClassFigures]) -> Markup:
     return panel(title, table(head, rows))
 
 
-def _pairs_table(scores: Evaluation, names: list[str]) -> Markup:
+def _pairs_table(evaluation: Evaluation, names: list[str]) -> Markup:
     rows = []
-    for pair in scores.confused[:LISTED_PAIRS]:
-        share = markup.format_percent(pair.count / scores.per_class[pair.label].samples)
+    for pair in evaluation.confused[:LISTED_PAIRS]:
+        share = markup.format_percent(pair.count / evaluation.per_class[pair.label].samples)
         rows.append(table_row(names[pair.label], names[pair.predicted], str(pair.count), share, text_columns=2))
     head = table_row("true class", "taken for", "times", "of the class", cell="th", text_columns=2)
     return panel("Most confused pairs", table(head, rows))

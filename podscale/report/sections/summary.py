@@ -12,7 +12,7 @@ from podscale.report.report_data import STAGES, ReportData, describe_exit
 
 def headline(data: ReportData) -> Markup:
     """Render the run, its outcome and the main scores."""
-    config, scores = data.config, data.evaluation
+    config, scores = data.config, data.evaluation.scores if data.evaluation else None
     failure = data.failed_stage
     if failure is not None:
         state = tag("span", f"{failure.stage} {describe_exit(failure)}", class_="state bad")
@@ -26,19 +26,19 @@ def headline(data: ReportData) -> Markup:
             f"{config.model.name} on {config.data.source}, {config.train.epochs:g} epochs in batches of "
             f"{config.train.global_batch} with {config.train.optimizer.name.upper()} in {config.train.precision}"
         )
-    low, high = scores.figures.top1_interval if scores else (0.0, 0.0)
+    low, high = scores.top1_interval if scores else (0.0, 0.0)
     rate = data.history.images_per_second(config.train.global_batch) if config else None
     seconds = data.history.seconds if data.history.steps else None
     tiles = [
         _headline_tile(
             "top-1",
-            markup.format_percent(scores.figures.top1 if scores else None, 2),
+            markup.format_percent(scores.top1 if scores else None, 2),
             f"95 % interval {100 * low:.1f} to {100 * high:.1f}" if scores else "not evaluated",
         ),
         _headline_tile(
-            f"top-{scores.figures.top5_k}" if scores else "top-5",
-            markup.format_percent(scores.figures.top5 if scores else None, 2),
-            f"of {markup.format_integer(scores.figures.samples)} held-out images" if scores else "not evaluated",
+            f"top-{scores.top5_k}" if scores else "top-5",
+            markup.format_percent(scores.top5 if scores else None, 2),
+            f"of {markup.format_integer(scores.samples)} held-out images" if scores else "not evaluated",
         ),
         _headline_tile("images/s", markup.format_rate(rate), "training, all ranks" if rate else "nothing was logged"),
         _headline_tile(
