@@ -27,7 +27,7 @@ from podscale.config.telemetry import TelemetrySection
 from podscale.errors import InputError
 from podscale.telemetry.endpoint import Endpoint
 from podscale.telemetry.registry import MergedMetrics, MetricRegistry, series_values
-from podscale.telemetry.server import CONTENT_TYPE, ListenError, MetricsServer, read_endpoint_auth
+from podscale.telemetry.server import CONTENT_TYPE, EndpointAuth, ListenError, MetricsServer
 from podscale.util.files import write_json
 from podscale.version import VERSION
 
@@ -260,9 +260,9 @@ class StageTelemetry:
         self.close()
 
     def _listen(self) -> MetricsServer | None:
-        access = read_endpoint_auth(self._section)
+        auth = EndpointAuth.from_section(self._section)
         try:
-            return MetricsServer(self._section.address, self._section.port, self._merged, auth=access)
+            return MetricsServer(self._section.address, self._section.port, self._merged, auth=auth)
         except ListenError as error:
             if self._section.required:
                 raise InputError(
