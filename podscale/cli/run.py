@@ -227,7 +227,7 @@ def _result_line(directory: RunDirectory, *, colour: bool) -> str:
 def _top1(directory: RunDirectory) -> float | None:
     from podscale.evaluation import evaluation_json
 
-    return evaluation_json.read_evaluation(directory.evaluation).figures.top1
+    return evaluation_json.read_evaluation(directory.evaluation).scores.top1
 
 
 def _print_line(text: str) -> None:

@@ -264,7 +264,7 @@ def _load_to_evaluate(
 
 def _scores_text(evaluation: "Evaluation") -> dict[str, str]:
     """Return the main scores as text."""
-    figures, rate = evaluation.figures, evaluation.throughput.evaluation_images_per_second
+    figures, rate = evaluation.scores, evaluation.throughput.evaluation_images_per_second
     low, high = figures.top1_interval
     rows = {
         "top-1": f"{figures.top1:.2%}  (95 % interval {low:.2%} to {high:.2%})",
