@@ -210,7 +210,7 @@ def likely_backend(config: "RunConfig", spec: "JobSpec") -> str:
 
 def plot_schedules(config: "RunConfig", svg: Path | None) -> str:
     """Return the schedules as text for a terminal, and write them to `svg` if it is given."""
-    from podscale.config.preflight import shard_set_counts
+    from podscale.config.preflight.storage import shard_set_counts
     from podscale.report.charts.standalone import schedule_curves, schedule_svg
 
     samples = shard_set_counts(config).get("train", IMAGENET_IMAGES)

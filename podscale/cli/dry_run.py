@@ -2,7 +2,9 @@
 
 from podscale import models
 from podscale.config import RunConfig, TrainSection
-from podscale.config.preflight import find_problems, processes_per_node, shard_set_counts
+from podscale.config.preflight import find_problems
+from podscale.config.preflight.host import processes_per_node
+from podscale.config.preflight.storage import shard_set_counts
 from podscale.runs import RunDirectory, dataset_directory, read_outcomes, stage_outcomes
 from podscale.training import schedules
 from podscale.training.param_layout import preconditioner_elements

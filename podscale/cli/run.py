@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 from podscale.cli.documents import load_run_document
 from podscale.config import RunConfig
-from podscale.config.preflight import preflight, shard_set_counts
+from podscale.config.preflight import preflight
+from podscale.config.preflight.storage import shard_set_counts
 from podscale.errors import ExitCode, InputError
 from podscale.pipelines.local_runner import LaunchResult, LocalLaunch, run_locally
 from podscale.pipelines.stage_runners import ProcessRunner, StageRunner

@@ -26,8 +26,9 @@ RESERVED_LABELS = (
     "app.kubernetes.io/component",
     "podscale.dev/",
 )
-RESERVED_VARIABLES = (PREFIX, "PET_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-"""Environment variables that launchers and Podscale set in pods; a prefix if it ends in an underscore."""
+RESERVED_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+RESERVED_PREFIXES = (PREFIX, "PET_")
+"""Environment variables that launchers and Podscale set in pods, and the beginnings of others."""
 RESERVED_PATHS = ("/", "/tmp", "/dev", "/dev/shm", "/proc", "/sys", "/etc", "/usr")
 
 
@@ -53,13 +54,11 @@ class VolumeSection(Section):
         return next(name for name in VOLUME_KINDS if getattr(self, name) is not None)
 
     @model_validator(mode="after")
-    def _one_kind(self) -> "VolumeSection":
-        given = [name for name in VOLUME_KINDS if getattr(self, name) is not None]
-        if len(given) != 1:
-            found = " and ".join(given) or "none"
-            raise conflict_error(
-                "path", f"a volume is exactly one of {', '.join(VOLUME_KINDS)}, and {found} given", got=self.path
-            )
+    def _check_kind(self) -> "VolumeSection":
+        kinds = [name for name in VOLUME_KINDS if getattr(self, name) is not None]
+        if len(kinds) != 1:
+            problem = f"needs exactly one of {', '.join(VOLUME_KINDS)}, has {' and '.join(kinds) or 'none'}"
+            raise conflict_error("path", problem, got=self.path)
         if self.path.rstrip("/") in {path.rstrip("/") for path in RESERVED_PATHS}:
             raise conflict_error(
                 "path", "belongs to the container itself", got=self.path, hint="Mount it somewhere else."
@@ -71,7 +70,7 @@ VOLUME_KINDS = ("claim", "bucket", "secret", "config_map", "empty_gib", "nfs")
 
 
 class TolerationSection(Section):
-    """A taint of nodes on which the pods may run all the same."""
+    """Taint of nodes that the pods tolerate."""
 
     key: LabelKey | None = option(None, "Key of the taint; none = every taint.")
     operator: Literal["Exists", "Equal"] = option("Exists", "`Equal` compares the value too.")
@@ -80,7 +79,7 @@ class TolerationSection(Section):
     seconds: int | None = option(None, "With NoExecute: how long a pod stays on the node.", ge=0)
 
     @model_validator(mode="after")
-    def _holds_together(self) -> "TolerationSection":
+    def _check_toleration(self) -> "TolerationSection":
         if (self.operator == "Equal") != (self.value is not None):
             raise conflict_error("value", "goes with operator Equal, and only with it", got=self.value)
         if self.key is None and self.operator != "Exists":
@@ -163,19 +162,21 @@ class ClusterSection(Section):
     )
 
     @model_validator(mode="after")
-    def _holds_together(self) -> "ClusterSection":
-        for key, given in (("labels", self.labels), ("annotations", self.annotations)):
-            for name in given:
+    def _check_names(self) -> "ClusterSection":
+        for key, names in (("labels", self.labels), ("annotations", self.annotations)):
+            for name in names:
                 if name.startswith(RESERVED_LABELS):
                     raise conflict_error(key, "set by podscale itself", got=name, hint="Leave it out.")
         for name in self.env:
-            if name in RESERVED_VARIABLES or name.startswith(
-                tuple(own for own in RESERVED_VARIABLES if own.endswith("_"))
-            ):
+            if name in RESERVED_VARIABLES or name.startswith(RESERVED_PREFIXES):
                 raise conflict_error("env", "set by podscale or the launcher", got=name, hint="Leave it out.")
         paths = [volume.path.rstrip("/") for volume in self.volumes]
-        if twice := next((path for path in paths if paths.count(path) > 1), None):
-            raise conflict_error("volumes", "two of them at one path", got=twice)
+        if duplicate := next((path for path in paths if paths.count(path) > 1), None):
+            raise conflict_error("volumes", "two of them at one path", got=duplicate)
+        return self
+
+    @model_validator(mode="after")
+    def _check_conflicts(self) -> "ClusterSection":
         if self.metrics_mutual_tls and self.metrics_tls_secret is None:
             raise conflict_error(
                 "metrics_mutual_tls", "certificates of clients need TLS", hint="Name metrics_tls_secret, too."

@@ -44,7 +44,7 @@ class NeumannSection(Section):
     )
 
     @model_validator(mode="after")
-    def _holds_together(self) -> "NeumannSection":
+    def _check_neumann(self) -> "NeumannSection":
         if self.momentum_start > self.momentum_end:
             raise conflict_error(
                 "momentum_start", f"above momentum_end {self.momentum_end}, to which it rises", got=self.momentum_start

@@ -74,7 +74,7 @@ class TelemetrySection(Section):
     mlflow: MlflowSection = MlflowSection()
 
     @model_validator(mode="after")
-    def _hold_together(self) -> "TelemetrySection":
+    def _check_endpoint_options(self) -> "TelemetrySection":
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise conflict_error(
                 "tls_key" if self.tls_key is None else "tls_certificate",

@@ -64,7 +64,7 @@ class AllReduceSection(Section):
     )
 
     @model_validator(mode="after")
-    def _holds_together(self) -> "AllReduceSection":
+    def _check_all_reduce(self) -> "AllReduceSection":
         if self.bucket_mb * 2**20 < 4:
             raise conflict_error("bucket_mb", "smaller than one fp32 element (4 bytes)", got=self.bucket_mb)
         if self.wire_row != "fp32" and self.algorithm in ("flat", "ring", "tree"):
