@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from podscale.cli import bench, documents, jobs, monitoring, pipeline, stages, study, tpu
+from podscale.cli import bench, doctor, documents, jobs, monitoring, pipeline, run, stages, study, tpu, watch
 from podscale.errors import ExitCode, PodscaleError
 from podscale.util import env
 from podscale.util.processes import preempt_on_sigterm
@@ -30,7 +30,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for subject in (stages, study, documents, jobs, monitoring):
+for subject in (run, stages, study, documents, jobs, doctor, watch, monitoring):
     app.add_typer(subject.app)  # without a name: its commands are the top's
 app.add_typer(pipeline.app, name="pipeline")
 app.add_typer(bench.app, name="bench")

@@ -1,4 +1,4 @@
-"""Commands about jobs on a Kubernetes cluster; `doctor` looks at this machine too."""
+"""Commands about jobs on a Kubernetes cluster."""
 
 import json
 import sys
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from podscale.cli.documents import CLUSTER_DEFAULTS, load_run_document, load_with_defaults, parse_stages
+from podscale.cli.documents import CLUSTER_DEFAULTS, load_with_defaults, parse_stages
 from podscale.cli.options import (
     ClusterDefaults,
     Context,
@@ -22,10 +22,10 @@ from podscale.cli.options import (
     complete_run,
     expand_option_groups,
 )
-from podscale.errors import ExitCode, InputError, PodscaleError, error_from_exit_code
+from podscale.errors import ExitCode, InputError, error_from_exit_code
 from podscale.pipelines import presets
 from podscale.util.formatting import format_duration, printable
-from podscale.util.terminal import CheckResult, paint, print_check_results, terminal_width
+from podscale.util.terminal import paint, terminal_width
 
 if TYPE_CHECKING:
     from podscale.config import RunConfig
@@ -202,45 +202,6 @@ def list_all_jobs(*, cluster: ClusterOptions, as_json: Json = False) -> None:
         print("\n".join(_job_table(found)))
     else:
         print(f"no jobs of Podscale in namespace {api.namespace} ({api.target.origin})")
-
-
-@app.command()
-@expand_option_groups
-def doctor(
-    document: Run = None,
-    changes: Set = [],
-    *,
-    as_json: Json = False,
-    workspace: Annotated[Path, typer.Option(help="Where runs would be kept.")] = Path(),
-    cluster: Annotated[
-        bool, typer.Option("--cluster", help="Look at the Kubernetes cluster instead, for the run document.")
-    ] = False,
-    defaults: ClusterDefaults = "cluster",
-    where: ClusterOptions,
-) -> None:
-    """Tell what this machine, or a cluster, offers and what is missing for what."""
-    if cluster:
-        findings = _check_cluster(document, [*changes, *where.changes], defaults)
-        raise typer.Exit(print_check_results(findings, as_json=as_json))
-    from podscale.cli.doctor import run_doctor
-
-    raise typer.Exit(run_doctor(workspace, as_json=as_json))
-
-
-def _check_cluster(document: str | None, changes: Sequence[str], defaults: str) -> list[CheckResult]:
-    """Examine a cluster for a document."""
-    from podscale.kubernetes.cluster_doctor import check_cluster
-
-    wrong: PodscaleError | None = None
-    try:
-        config = load_with_defaults(document, changes, defaults)
-    except PodscaleError as error:
-        config = load_run_document(document, changes)  # an error of the document itself is raised as everywhere
-        wrong = error
-    findings = list(check_cluster(config))
-    if wrong is not None and findings[0].verdict == "ok":  # else no API server was there to ask for them
-        findings.append(CheckResult("defaults", "missing", str(wrong), "mend them: all else was examined without them"))
-    return findings
 
 
 def find_jobs(run: str, cluster: ClusterOptions) -> "tuple[ClusterClient, list[JobEntry]]":

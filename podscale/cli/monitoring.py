@@ -1,4 +1,4 @@
-"""Commands for looking at runs: `watch`, `monitor`, `rules`, `dashboards`."""
+"""Commands about Prometheus and Grafana: `monitor`, `rules`, `dashboards`."""
 
 import importlib.resources
 import math
@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from podscale.cli.jobs import ClusterOptions
-from podscale.cli.options import ClientCertificate, ClientKey, Json, complete_run, expand_option_groups
+from podscale.cli.options import ClientCertificate, ClientKey
 from podscale.errors import InputError
 from podscale.util.files import write_atomically
 from podscale.util.formatting import format_count
@@ -27,33 +26,6 @@ app.add_typer(dashboards, name="dashboards")
 
 POLL_SECONDS = 1.0
 RULES_FILE = "podscale-rules.yaml"
-
-
-@app.command()
-@expand_option_groups
-def watch(
-    run: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="RUN",
-            help="A run directory, a document, a preset, or an id; default: the newest run in ./runs.",
-            autocompletion=complete_run,
-        ),
-    ] = None,
-    stage: Annotated[str, typer.Option(help="Stage of a job on a cluster.")] = "train",
-    once: Annotated[bool, typer.Option("--once", help="Show it as it stands now and return.")] = False,
-    as_json: Json = False,
-    *,
-    cluster: ClusterOptions,
-    client_certificate: ClientCertificate = None,
-    client_key: ClientKey = None,
-) -> None:
-    """Show a run on one screen while it goes on: rates, phases, goodput, time left, every rank."""
-    from podscale.cli.watch import watch_run
-    from podscale.telemetry.endpoint import ClientCertFiles
-
-    client = ClientCertFiles.from_options(client_certificate, client_key)
-    raise typer.Exit(watch_run(run, cluster, stage=stage, once=once, as_json=as_json, client=client))
 
 
 @app.command()

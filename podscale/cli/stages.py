@@ -23,25 +23,6 @@ app = typer.Typer()
 
 
 @app.command()
-def run(
-    document: Run = None,
-    changes: Set = [],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and start nothing.")] = False,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Move a former run of this id aside and start anew.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show what kfp and the stages print.")] = False,
-    runner: Annotated[
-        str, typer.Option(metavar="process|docker", help="docker: each stage in a container of launch.image.")
-    ] = "process",
-) -> None:
-    """The whole pipeline here: shard, train, evaluate, report. The same command again continues."""
-    from podscale.cli.run import run_local_pipeline
-
-    raise typer.Exit(
-        run_local_pipeline(document, changes, runner=runner, dry_run=dry_run, fresh=fresh, verbose=verbose)
-    )
-
-
-@app.command()
 def shard(
     document: Run = None,
     changes: Set = [],
