@@ -35,7 +35,7 @@ ABSENT: Final = _Absent()
 
 
 class PodscaleError(Exception):
-    """Failure that a user can act on; its text is `location: field: problem (got X). What to do.`
+    """Failure that a user can act on, with the text `location: field: problem (got X). What to do.`
 
     Args:
         problem: what is wrong and why, one clause without a period.
