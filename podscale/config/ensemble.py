@@ -18,7 +18,7 @@ from podscale.config.schedule import CropSection, PhaseSection, ScheduleSection
 
 
 class StartSection(Section):
-    """Begin with the weights and batch-norm statistics of another run, at update 0 and with empty momentum."""
+    """Initial weights and batch-norm statistics from another run, at step 0 and with empty momentum."""
 
     run: str | None = result_field(
         None, "That run: its id, where it has the same workspace, or its directory. Default: initial weights."
@@ -29,7 +29,7 @@ class StartSection(Section):
 
 
 class CollapseSection(Section):
-    """The short run that ends a cycle; what is not said here it takes from the document."""
+    """Short run from the end of a cycle; other options are those of the document."""
 
     epochs: float = result_field(5.0, "Length of a collapse in passes over the training split.", gt=0)
     learning_rate: float | None = result_field(
@@ -47,9 +47,9 @@ class CollapseSection(Section):
 
 
 class EnsembleSection(Section):
-    """Cycles whose snapshots become the members of an ensemble. Without cycles there is none.
+    """Cycles whose snapshots become the members of an ensemble; without cycles there is no ensemble.
 
-    Where the document leaves them open, train.epochs, train.phases and checkpoint.snapshots are filled in from here.
+    If the document leaves train.epochs, train.phases and checkpoint.snapshots open, they follow from here.
     """
 
     cycles: tuple[float, ...] = result_field(
@@ -101,12 +101,12 @@ class EnsembleSection(Section):
 
     @property
     def member_cycles(self) -> tuple[int, ...]:
-        """The cycles that are collapsed, in order."""
+        """Cycles that are collapsed, in order."""
         return tuple(sorted(set(range(len(self.cycles)) if self.collapsed is None else self.collapsed)))
 
     @property
     def cycle_ends(self) -> tuple[float, ...]:
-        """The epoch at which each cycle ends."""
+        """Epoch at which each cycle ends."""
         return tuple(round(end, 9) for end in accumulate(self.cycles))
 
     def peak_learning_rate(self, cycle: int, schedule: ScheduleSection) -> float:

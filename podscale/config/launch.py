@@ -33,7 +33,7 @@ RESERVED_PATHS = ("/", "/tmp", "/dev", "/dev/shm", "/proc", "/sys", "/etc", "/us
 
 
 class VolumeSection(Section):
-    """One more volume in every pod; say its path and exactly one kind of volume."""
+    """Further volume of every pod: its path and exactly one kind of volume."""
 
     path: str = option(..., "Where it is mounted in the pods.", pattern=r"^/[^:]*$")
     claim: DnsSubdomain | None = option(None, "Name of a PersistentVolumeClaim.")
@@ -50,7 +50,7 @@ class VolumeSection(Section):
 
     @property
     def kind(self) -> str:
-        """Which kind of volume it is."""
+        """Kind of the volume."""
         return next(name for name in VOLUME_KINDS if getattr(self, name) is not None)
 
     @model_validator(mode="after")
@@ -90,7 +90,7 @@ class TolerationSection(Section):
 
 
 class ClusterSection(Section):
-    """Where on a cluster the pods of a run go, and with what."""
+    """Placement of a run's pods on a cluster, and their settings."""
 
     model_config = ConfigDict(coerce_numbers_to_str=True)  # labels and variables are text, however they look
 
@@ -205,7 +205,7 @@ class ClusterSection(Section):
 
 
 class ResourcesSection(Section):
-    """What one pod of the pipeline asks a cluster for; 0 and null ask for nothing, or for what the hardware has."""
+    """Resources that one pod of the pipeline requests; 0 and null request none, or those of the hardware."""
 
     cpus: float = placement_field(0.0, "CPU cores per pod.", ge=0)
     memory_gib: float = placement_field(0.0, "Memory per pod in GiB.", ge=0)
@@ -219,13 +219,13 @@ class ResourcesSection(Section):
     )
 
     @model_validator(mode="after")
-    def _accelerators_named(self) -> "ResourcesSection":
+    def _check_accelerator(self) -> "ResourcesSection":
         if self.accelerators and self.accelerator is None:
             raise conflict_error("accelerator", f"name the resource of the {self.accelerators} accelerators", got=None)
         return self
 
     @model_validator(mode="after")
-    def _shared_memory_fits(self) -> "ResourcesSection":
+    def _check_shared_memory(self) -> "ResourcesSection":
         if self.memory_gib and self.shm_gib >= self.memory_gib:
             raise conflict_error(
                 "shm_gib",
@@ -282,7 +282,7 @@ class LaunchSection(Section):
     cluster: ClusterSection = ClusterSection()
 
     @model_validator(mode="after")
-    def _elastic_within(self) -> "LaunchSection":
+    def _check_min_nodes(self) -> "LaunchSection":
         least = self.cluster.min_nodes
         if least is not None and least > self.nodes:
             raise conflict_error("cluster.min_nodes", f"more than launch.nodes={self.nodes}", got=least)
