@@ -11,7 +11,7 @@ from its own beginning. A schedule lasts until the next phase that brings one, o
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -144,16 +144,6 @@ def sample_for_plot(train: TrainSection, samples: int, points: int = 240) -> tup
     return steps / per_epoch, hyperparameters_at(train, steps, per_epoch)
 
 
-def snapshot_steps(epochs: Iterable[float], train: TrainSection, samples: int) -> set[int]:
-    """Return the step counts after which these epochs are complete, before a phase that begins there takes effect."""
-    return {first_step(epoch, steps_per_epoch(train, samples)) for epoch in epochs}
-
-
-def completes_period(step: int, period: float) -> bool:
-    """Return True if step `step` (counted from 1) completes another `period` of steps; False for a period of 0."""
-    return period > 0 and math.floor(step / period + 1e-9) > math.floor((step - 1) / period + 1e-9)
-
-
 def _learning_rates(
     schedule: ScheduleSection, local: npt.NDArray[np.int64], span: float, steps_per_epoch: float
 ) -> FloatArray:
@@ -197,12 +187,12 @@ def _momenta(
     end = momentum if schedule.momentum_end is None else schedule.momentum_end
     rising = _interpolate(start, momentum, local / max(warmup, 1e-9))
     later = _interpolate(momentum, end, np.clip((local - warmup) / max(span - warmup, 1e-9), 0.0, 1.0))
-    found = np.where(local < warmup, rising, later)
+    momenta = np.where(local < warmup, rising, later)
     if not schedule.momentum_correction:
-        return found
+        return momenta
     now, before = (_learning_rates(schedule, steps, span, steps_per_epoch) for steps in (local, local - 1))
     corrected = (local > 0) & (local < warmup) & (before > 0)
-    return np.where(corrected, found * now / np.where(corrected, before, 1.0), found)
+    return np.where(corrected, momenta * now / np.where(corrected, before, 1.0), momenta)
 
 
 def _interpolate(low: float, high: float, fraction: FloatArray) -> FloatArray:

@@ -211,15 +211,3 @@ def test_a_sketch_holds_both_sides_of_every_jump() -> None:
     assert found[at == 4003, 1] == 0
     assert (np.diff(epochs) > 0).all()
     assert len(epochs) < 20
-
-
-@given(st.floats(0.3, 50), st.integers(1, 2000))
-def test_periods_are_crossed_as_often_as_they_fit(period: float, steps: int) -> None:
-    crossed = sum(schedules.completes_period(step, period) for step in range(1, steps + 1))
-    assert crossed == (math.floor(steps / period + 1e-9) if period >= 1 else steps - _skipped(period, steps))
-    assert not schedules.completes_period(steps, 0)
-
-
-def _skipped(period: float, steps: int) -> int:
-    """Below one step per period every step completes at least one."""
-    return sum(math.floor(s / period + 1e-9) == math.floor((s - 1) / period + 1e-9) for s in range(1, steps + 1))
