@@ -83,7 +83,7 @@ def _train_jax(config: RunConfig, given: list[Data]) -> list[Trained]:
         for images, labels in zip(data.images, data.labels, strict=True):
             state, figures = step.run_steps(state, step.put_batches(images[None], labels[None]), schedule)
             losses.append(float(figures.loss[0]))
-        trained = {name: np.asarray(array) for name, array in step.named_arrays(state.weights).items()}
+        trained = {name: np.asarray(array) for name, array in step.layout.unpack(state.weights).items()}
         statistics = {name: np.asarray(array) for name, array in state.statistics.items()}
         right = np.asarray(answers(trained, statistics, data.validation_images)) == data.validation_labels
         found.append(Trained(losses, float(right.mean())))

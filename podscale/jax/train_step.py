@@ -156,7 +156,12 @@ class TrainStep:
             dict(statistics),
             np.asarray(number, np.int32),  # type: ignore[arg-type]
         )
-        return self._put_on_mesh(packed)
+
+        def put(value: Array, spec: PartitionSpec) -> Array:
+            array = put_sharded(np.asarray(value), NamedSharding(self.mesh, spec))
+            return array.copy()  # the caller's arrays must outlive the state, whose memory is given away
+
+        return jax.tree.map(put, packed, self.specs)  # type: ignore[no-any-return]
 
     def initial_optimizer_state(self) -> tuple[dict[str, dict[str, Values]], dict[str, Values]]:
         """Return the optimizer state before the first step: moments by slot and name, and scalars."""
@@ -173,17 +178,6 @@ class TrainStep:
         shardings = jax.tree.map(partial(NamedSharding, self.mesh), BATCH_SPECS)
         return jax.device_put(batches, shardings)  # type: ignore[no-any-return]
 
-    def named_arrays(self, buckets: Buckets) -> dict[str, Array]:
-        """Return weights or moments of a state by the model spec's names, unsharded."""
-        return self.layout.unpack(buckets)
-
-    def _put_on_mesh(self, state: DeviceState) -> DeviceState:
-        def place(value: Array, spec: PartitionSpec) -> Array:
-            placed = put_sharded(np.asarray(value), NamedSharding(self.mesh, spec))
-            return placed.copy()  # the caller's arrays must outlive the state, whose memory is given away
-
-        return jax.tree.map(place, state, self.specs)  # type: ignore[no-any-return]
-
 
 def build_train_step(config: RunConfig, mesh: Mesh, classes: int) -> TrainStep:
     """Build the step of a document. Raises InputError for options that the mesh or this engine does not support."""
@@ -192,7 +186,8 @@ def build_train_step(config: RunConfig, mesh: Mesh, classes: int) -> TrainStep:
     param_options(train.optimizer, spec)  # raises for a skip list that matches nothing
     all_reduce, layout = build_all_reduce(train.all_reduce, mesh), build_layout(config, mesh, spec)
     moments = initial_moments(train.optimizer)
-    buckets = (PartitionSpec(all_reduce.axes) if _is_sharded(config) else REPLICATED,) * len(layout.lengths)
+    bucket_spec = PartitionSpec(all_reduce.axes) if train.weight_update == "sharded" else REPLICATED
+    buckets = (bucket_spec,) * len(layout.lengths)
     moment_specs: dict[str, Any] = dict.fromkeys(moments, buckets)
     scalar_specs: dict[str, Any] = dict.fromkeys(scalar_names(train.optimizer), REPLICATED)
     state_of_specs: Any = DeviceState
@@ -222,18 +217,13 @@ def build_train_step(config: RunConfig, mesh: Mesh, classes: int) -> TrainStep:
     return TrainStep(mesh, layout, specs, moments, jax.jit(run_steps, donate_argnums=0))
 
 
-def _is_sharded(config: RunConfig) -> bool:
-    """Return True if each device keeps its shard of weights and moments, and steps it alone."""
-    return config.train.weight_update == "sharded"
-
-
 def build_layout(config: RunConfig, mesh: Mesh, spec: models.ModelSpec) -> ParamLayout:
     """Build the layout of a document's weights in buckets on a mesh."""
-    section = config.train.all_reduce
+    train = config.train
     return ParamLayout(
         {parameter.name: parameter.shape for parameter in spec.parameters},
-        bucket_elements=int(section.bucket_mb * 2**18),
-        shards=build_all_reduce(section, mesh).shards if _is_sharded(config) else 1,
+        bucket_elements=int(train.all_reduce.bucket_mb * 2**18),
+        shards=build_all_reduce(train.all_reduce, mesh).shards if train.weight_update == "sharded" else 1,
     )
 
 
@@ -299,7 +289,7 @@ def _build_step(
 ) -> StepFunction:
     """Return the function that runs one step on each device."""
     train, rule = config.train, build_optimizer(config.train.optimizer)
-    sharded_all_reduce = all_reduce if _is_sharded(config) else None
+    sharded_all_reduce = all_reduce if train.weight_update == "sharded" else None
     average = sharded_all_reduce.reduce_scatter if sharded_all_reduce else all_reduce
     gather = sharded_all_reduce.all_gather if sharded_all_reduce else lambda bucket: bucket
     forward_backward = _build_forward_backward(config, mesh, layout, gather)

@@ -74,7 +74,7 @@ class Evaluator:
 
     @waiting_for(EVALUATION)
     def evaluate(
-        self, model: nn.Module, phase: PhaseTimer, stop_requested: Callable[[], bool] | None = None
+        self, model: nn.Module, phase: PhaseTimer, stop_requested: Callable[[], bool] = lambda: False
     ) -> EvaluationResult | None:
         """Return accuracy and loss over the whole split, the same on all ranks.
 
@@ -84,11 +84,7 @@ class Evaluator:
         started = time.perf_counter()
         sums = torch.zeros(4, dtype=torch.float64, device=self._world.device)  # top-1, top-5, loss, images
         for number, (batch, predictions) in enumerate(self._batch_predictions(model, phase)):
-            if (
-                stop_requested is not None
-                and number % BATCHES_PER_STOP_CHECK == 0
-                and self._any_rank_stops(stop_requested())
-            ):
+            if number % BATCHES_PER_STOP_CHECK == 0 and self._any_rank_stops(stop_requested()):
                 return None
             weights = torch.from_numpy(batch.host_batch.weights).to(self._world.device, torch.float64)
             hits = predictions.topk == batch.labels[:, None]

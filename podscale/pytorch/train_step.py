@@ -22,7 +22,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from podscale.config import RunConfig
 from podscale.data.rng import derive_key
 from podscale.distributed.waits import OPTIMIZER, waiting_for
 from podscale.pytorch.batch_norm.layer import RunningStatistics
@@ -85,13 +84,6 @@ class TrainingLoss:
         return targets if self.threshold is None else torch.gt(targets, self.threshold).float()
 
 
-def build_loss(config: RunConfig) -> TrainingLoss:
-    """Build the loss of a run document."""
-    train = config.train
-    binary = train.loss == "binary_cross_entropy"
-    return TrainingLoss(train.label_smoothing, config.model.inception.auxiliary, binary, train.binary_threshold)
-
-
 def smoothed_cross_entropy(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
     """Return the mean cross entropy in fp32 with label smoothing (Szegedy 2016, section 7).
 
@@ -120,14 +112,13 @@ class DropoutRng:
             self._generator.manual_seed(int(derive_key(self._seed, _DROPOUT_KEY_DOMAIN, step, self._rank)[0] >> 1))
 
 
-PrepareFunction = Callable[[Tensor], Tensor]
 ForwardFunction = Callable[[Tensor], Outputs]
 Region = Callable[[Any], Any]
 CompileMode = Literal["off", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 
 
 def build_forward(
-    prepare: PrepareFunction,
+    prepare: Callable[[Tensor], Tensor],
     module: nn.Module,
     mode: CompileMode,
     *,
@@ -158,12 +149,6 @@ def build_forward(
     compiler = cast(Callable[[Region], Region], partial(torch.compile, backend=backend, dynamic=False, **options))
     regions = [compiler(region) for region in (begin, *rest)]
     return lambda images: reduce(lambda x, region: region(x), regions, images)
-
-
-def release_cuda_graphs(mode: CompileMode) -> None:
-    """Free the compiler's own CUDA graphs: NCCL waits for graphs with a call on a communicator when it is closed."""
-    if mode in ("reduce-overhead", "max-autotune") and torch.cuda.is_available():
-        torch.compiler.reset()
 
 
 @dataclass(frozen=True)

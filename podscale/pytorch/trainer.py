@@ -33,14 +33,7 @@ from podscale.pytorch.precision import Precision, build_precision, set_numerics
 from podscale.pytorch.reducer import BucketedReducer, GradientReducer, build_reducer
 from podscale.pytorch.step_sync import StepSync
 from podscale.pytorch.train_state import TrainState, build_ema, restore_or_start
-from podscale.pytorch.train_step import (
-    DropoutRng,
-    ForwardBackward,
-    TrainStep,
-    build_forward,
-    build_loss,
-    release_cuda_graphs,
-)
+from podscale.pytorch.train_step import DropoutRng, ForwardBackward, TrainingLoss, TrainStep, build_forward
 from podscale.pytorch.world import World
 from podscale.runs.checkpoint import CheckpointStore, Snapshot
 from podscale.training import schedules
@@ -120,7 +113,8 @@ class PyTorchTrainer(Trainer):
     def close(self) -> None:
         if isinstance(self.step, CudaGraphStep):
             self.step.close()
-        release_cuda_graphs(self.config.train.compile)
+        if self.config.train.compile in ("reduce-overhead", "max-autotune") and self.world.on_gpu:
+            torch.compiler.reset()  # frees the compiler's own CUDA graphs, which NCCL would wait for
         self.reducer.close()
         super().close()
 
@@ -195,11 +189,13 @@ def build_train_step(
     normalise = Normalise(config.input, world, channels_last=train.channels_last)
     mixing = BatchMixer(train.mix, config.run.seed, world) if train.mix.is_enabled else None
     prepare = normalise if mixing is None else lambda images: mixing.mix_images(normalise(images))
+    is_binary = train.loss == "binary_cross_entropy"
+    loss = TrainingLoss(train.label_smoothing, config.model.inception.auxiliary, is_binary, train.binary_threshold)
     forward_backward = ForwardBackward(
         reducer,
         precision,
         statistics,
-        build_loss(config),
+        loss,
         accumulation=train.accumulation,
         forward=build_forward(prepare, reducer.module, train.compile, ranks=world.size),
         mixing=mixing,

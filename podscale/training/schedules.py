@@ -97,11 +97,6 @@ def image_phases(config: RunConfig, samples: int) -> list[tuple[int, int, CropSe
     ]
 
 
-def learning_rate(train: TrainSection, step: int, steps_per_epoch: float) -> float:
-    """Return the learning rate of step `step`, from 0."""
-    return float(hyperparameters_at(train, np.array([step]), steps_per_epoch)[0, 0])
-
-
 def step_table(train: TrainSection, samples: int) -> npt.NDArray[np.float32]:
     """Return the values of every step as float32 [steps, columns], for engines that keep the step on the device."""
     steps = np.arange(total_steps(train, samples))

@@ -272,7 +272,7 @@ class Trainer(ABC):
                 results.append(result)
         model_result, *other_results = results
         progress.evaluated = progress.step
-        progress.evaluation = {"top1": model_result.top1, "top5": model_result.top5, "loss": model_result.loss}
+        progress.evaluation = model_result.scores
         epoch = progress.step / self.plan.steps_per_epoch
         for result in other_results:
             other_weights = "trained" if self.config.evaluate.weights == "ema" else "ema"

@@ -114,21 +114,14 @@ class TrainingLogger:
         if self._log is None:
             return
         self.metrics.set_accuracies(result.top1, result.top5)
-        self._log.evaluation(
-            step,
-            epoch=epoch,
-            top1=result.top1,
-            top5=result.top5,
-            loss=result.loss,
-            images_per_second=round(result.images / max(result.seconds, 1e-9), 2),
-        )
+        speed = round(result.images / max(result.seconds, 1e-9), 2)
+        self._log.evaluation(step, epoch=epoch, **result.scores, images_per_second=speed)
         if target_reached:
             self.log_event("target_reached", step=step, epoch=round(epoch, 4), top1=result.top1)
 
     def evaluated_other_weights(self, step: int, weights: str, result: EvaluationResult, *, epoch: float) -> None:
         """Log an evaluation of the weights that are not the model (see `evaluate.weights`)."""
-        values = {"top1": result.top1, "top5": result.top5, "loss": result.loss}
-        self.log_event("evaluated_beside", weights=weights, step=step, epoch=round(epoch, 4), **values)
+        self.log_event("evaluated_beside", weights=weights, step=step, epoch=round(epoch, 4), **result.scores)
 
     def all_reduce_chosen(self, facts: Mapping[str, str], *, kept: bool) -> None:
         """Log the choice of `all_reduce.algorithm: auto`.

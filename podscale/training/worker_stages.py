@@ -32,12 +32,7 @@ def open_checkpoint_store(
     fence: Callable[[], None] | None = None,
     listener: Callable[[CheckpointReport], None] | None = None,
 ) -> CheckpointStore:
-    """Open the checkpoint store of a run directory.
-
-    Args:
-        fence: see `CheckpointStore`.
-        listener: see `CheckpointStore`.
-    """
+    """Open the checkpoint store of a run directory, with the `fence` and `listener` of `CheckpointStore`."""
     manifest = shard_set.manifest
     return CheckpointStore(
         run.checkpoints,
