@@ -128,7 +128,7 @@ def build_trainer(
     validate_world(config, len(world.devices), len(split))
     mesh = mesh_for_config(config, world.devices)
     step = build_train_step(config, mesh, classes)
-    step = replace(step, run_steps=synchronize_first_call(step.run_steps, world, "the first update"))
+    step = replace(step, run_steps=synchronize_first_call(step.run_steps, world, "the first step"))
     prefetcher, count_images = (
         DevicePrefetcher(mesh, train.steps_per_call),
         training_logger.metrics.count_evaluated_images,

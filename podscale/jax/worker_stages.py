@@ -11,15 +11,13 @@ from podscale.jax.mesh import mesh_for_config, put_replicated
 from podscale.jax.program_cache import enable_program_cache
 from podscale.jax.train_state import load_weights_file
 from podscale.jax.train_step import build_layout
-from podscale.jax.trainer import JaxTrainer, build_trainer
+from podscale.jax.trainer import build_trainer
 from podscale.jax.world import World
 from podscale.runs import RunDirectory, programs_directory
-from podscale.runs.checkpoint import CheckpointStore
 from podscale.runs.ensemble_members import combined_model_directories
 from podscale.runs.model_files import WEIGHTS_FILE
 from podscale.training.step_timer import untimed
 from podscale.training.trainer import TrainResult
-from podscale.training.training_logger import TrainingLogger
 from podscale.training.worker_stages import run_evaluation_stage, run_training_stage
 
 
@@ -33,11 +31,14 @@ def run_training(
 ) -> TrainResult:
     """Train a model. Checkpoints and the final model are written to the run directory."""
     enable_program_cache(programs_directory(worker_env.config.run.workspace))
-
-    def build(checkpoint_store: CheckpointStore, logger: TrainingLogger) -> JaxTrainer:
-        return build_trainer(worker_env.config, world, shard_set, checkpoint_store, logger, stop)
-
-    return run_training_stage(worker_env, world, shard_set, run, progress_tracker, build)
+    return run_training_stage(
+        worker_env,
+        world,
+        shard_set,
+        run,
+        progress_tracker,
+        lambda store, logger: build_trainer(worker_env.config, world, shard_set, store, logger, stop),
+    )
 
 
 def run_evaluation(worker_env: WorkerEnv, world: World, shard_set: ShardSet, run: RunDirectory) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from itertools import pairwise
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -114,13 +114,12 @@ class DropoutRng:
 
 ForwardFunction = Callable[[Tensor], Outputs]
 Region = Callable[[Any], Any]
-CompileMode = Literal["off", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 
 
 def build_forward(
     prepare: Callable[[Tensor], Tensor],
     module: nn.Module,
-    mode: CompileMode,
+    mode: str,
     *,
     ranks: int,
     backend: str | Callable[..., Any] = "inductor",
@@ -130,7 +129,7 @@ def build_forward(
     Args:
         prepare: normalises and mixes images, uint8 [n, height, width, 3] to float [n, 3, height, width].
         module: the network, or its DDP wrapper.
-        mode: mode of torch.compile.
+        mode: mode of torch.compile (`train.compile`).
         ranks: world size; one graph for the whole network if it is 1, else one per region.
         backend: backend of torch.compile.
     """
