@@ -63,7 +63,7 @@ class World:
         count = len(self.local_devices)
         return range(self.rank * count, (self.rank + 1) * count)
 
-    def barrier(self, name: str = "a barrier") -> None:
+    def barrier(self, name: str = "the end of a stage") -> None:
         """Wait until every process has called this. Raises HangDetected with the missing ones."""
         self._exchange(name, None)
 

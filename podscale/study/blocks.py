@@ -3,10 +3,10 @@
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from podscale.report.charts.lines import LineSeries, line_chart
+from podscale.report.charts.lines import DEFAULT_X, LineSeries, ReferenceLine, XAxis, YAxis, line_chart
 from podscale.report.charts.standalone import DotRow, dots_chart, dots_chart_svg, line_chart_svg
 from podscale.report.markup import tag
 
@@ -93,13 +93,10 @@ class ChartBlock(ResultBlock):
 
     Args:
         name: suffix of its file name.
-        options: keyword arguments of the function that draws it.
     """
 
     name: str
     title: str
-    unit: str
-    options: dict[str, Any] = field(default_factory=dict, kw_only=True)
 
     def markdown(self, study: str) -> Iterator[str]:
         yield f"![{self.title}]({study}-{self.name}.svg)"
@@ -114,22 +111,26 @@ class LineBlock(ChartBlock):
     """A line chart."""
 
     series: Sequence[LineSeries]
+    y: YAxis
+    x: XAxis = DEFAULT_X
+    vlines: Sequence[ReferenceLine] = ()
 
     def svg(self) -> str:
-        return line_chart_svg(self.title, self.series, y_unit=self.unit, **self.options)
+        return line_chart_svg(self.title, self.series, x=self.x, y=self.y, vlines=self.vlines)
 
     def html(self) -> Any:
-        return line_chart(self.title, self.series, y_unit=self.unit, **self.options)
+        return line_chart(self.title, self.series, x=self.x, y=self.y, vlines=self.vlines)
 
 
 @dataclass(frozen=True)
 class DotBlock(ChartBlock):
-    """A dot chart with one row per group."""
+    """A dot chart of percentages with one row per group."""
 
     rows: Sequence[DotRow]
+    unit: str
 
     def svg(self) -> str:
-        return dots_chart_svg(self.title, self.rows, unit=self.unit, **self.options)
+        return dots_chart_svg(self.title, self.rows, unit=self.unit, x_range=(0, 100))
 
     def html(self) -> Any:
-        return dots_chart(self.title, self.rows, unit=self.unit, **self.options)
+        return dots_chart(self.title, self.rows, unit=self.unit, x_range=(0, 100))

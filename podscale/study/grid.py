@@ -36,7 +36,7 @@ class TrialGrid:
                 "is not in the grid",
                 field="learning_rate.at",
                 got=variant,
-                place=f"study {self.study.name}",
+                location=f"study {self.study.name}",
             )
         section, depends_on = self.study.rate_of(self.study.variant(variant)), None
         if section is not None and isinstance(section.at, str):
@@ -83,8 +83,8 @@ class TrialGrid:
         return [[series for series in self.series if series.depth == depth] for depth in depths]
 
 
-def _name_trial(error: InputError, place: str) -> InputError:
-    """Return the error of a trial's document with `place`, which names the trial, in front."""
+def _name_trial(error: InputError, trial: str) -> InputError:
+    """Return the error of a trial's document with the name of the trial in front."""
     if isinstance(error, InputErrors):
-        return InputErrors(error.errors, f"{place}:")
-    return InputError(error.problem, field=error.field, got=error.got, hint=error.hint, place=place)
+        return InputErrors(error.errors, f"{trial}:")
+    return InputError(error.problem, field=error.field, got=error.got, hint=error.hint, location=trial)

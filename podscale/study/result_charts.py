@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from podscale.report.charts.lines import LineSeries, round_outwards
+from podscale.report.charts.lines import LineSeries, ReferenceLine, XAxis, YAxis, round_outwards
 from podscale.report.charts.standalone import DotRow
 from podscale.report.markup import format_percent
 from podscale.study.blocks import ChartBlock, DotBlock, LineBlock
@@ -22,7 +22,7 @@ def chart_blocks(results: StudyResults) -> Iterator[ChartBlock]:
     elif len(results.last_groups) > 1 and any(group.top1s for group in results.last_groups):
         unit = "top-1, %; dots: seeds, bar: their mean, dashed: mean of the first"
         rows = [_dot_row(results, group) for group in results.last_groups]
-        yield DotBlock("accuracy", "Last top-1", unit, rows, options={"x_range": (0, 100)})
+        yield DotBlock("accuracy", "Last top-1", rows, unit)
     curves = [(group, curve) for group in results.last_groups if (curve := group.curve())]
     if curves:
         yield _curve_chart(results, curves)
@@ -31,10 +31,10 @@ def chart_blocks(results: StudyResults) -> Iterator[ChartBlock]:
 def _axis_charts(results: StudyResults) -> Iterator[ChartBlock]:
     """Yield last top-1, epochs and steps to the target over the horizontal axis."""
     xs, by = [float(x) for x in results.xs], f"by {results.axis_name}"
-    axis = {"x_unit": results.axis_name, "x_ticks": xs, "log_x": min(xs) > 0}
+    axis = XAxis(results.axis_name, log=min(xs) > 0, ticks=xs)
     if lines := _lines(results, lambda group: [100 * top1 for top1 in group.top1s]):
-        options = {**axis, "y_range": _percent_range(lines)}
-        yield LineBlock("accuracy", f"Last top-1 {by}", "top-1, %; bars: standard deviation", lines, options=options)
+        y = YAxis("top-1, %; bars: standard deviation", _percent_range(lines))
+        yield LineBlock("accuracy", f"Last top-1 {by}", lines, y, axis)
     target = results.study.target
     if target is None:
         return
@@ -44,9 +44,8 @@ def _axis_charts(results: StudyResults) -> Iterator[ChartBlock]:
     for name, quantity, lines in (("epochs", "epochs", epochs), ("updates", "steps", steps)):
         if lines:
             to_target = f"to {format_percent(target)}"
-            unit = f"{quantity} {to_target}{'; dashed: critical batch size' if marks else ''}"
-            options = {**axis, "log": lines is steps, "x_marks": marks}
-            yield LineBlock(name, f"{quantity.capitalize()} {to_target} {by}", unit, lines, options=options)
+            y = YAxis(f"{quantity} {to_target}{'; dashed: critical batch size' if marks else ''}", log=lines is steps)
+            yield LineBlock(name, f"{quantity.capitalize()} {to_target} {by}", lines, y, axis, marks)
 
 
 def _curve_chart(
@@ -66,7 +65,7 @@ def _curve_chart(
     ]
     title = f"Top-1 over the epochs{f', {results.axis_label(x)}' if x is not None else ''}"
     unit = "top-1, %; bands: standard deviation over the seeds" if has_bands else "top-1, %; mean over the seeds"
-    return LineBlock("curves", title, unit, lines, options={"y_range": _percent_range(lines)})
+    return LineBlock("curves", title, lines, YAxis(unit, _percent_range(lines)))
 
 
 def _lines(results: StudyResults, values: Callable[[ResultGroup], list[float]]) -> list[LineSeries]:
@@ -105,11 +104,11 @@ def _dot_row(results: StudyResults, group: ResultGroup) -> DotRow:
     return DotRow(group.line, [100 * top1 for top1 in group.top1s], colour, note)
 
 
-def _critical_marks(results: StudyResults) -> list[tuple[float, int]]:
-    """Return (batch, colour) of the critical batches within a factor of 2 of the measured range."""
+def _critical_marks(results: StudyResults) -> list[ReferenceLine]:
+    """Return the critical batches within a factor of 2 of the measured range."""
     critical = [(line, results.critical_batch(line)) for line in results.lines]
     return [
-        (fit.batch, _line_style(results, line)["colour"])
+        ReferenceLine(fit.batch, colour=_line_style(results, line)["colour"])
         for line, fit in critical
         if fit is not None and fit.batch is not None and results.xs[0] / 2 <= fit.batch <= 2 * results.xs[-1]
     ]

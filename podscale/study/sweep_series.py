@@ -113,18 +113,18 @@ class SweepSeries:
                 f"no rate for this batch of {self.variant.name}; it has {', '.join(map(str, section.table))}",
                 field="learning_rate.table",
                 got=batch,
-                place=study,
+                location=study,
             )
         if section is not None and section.sweep is not None and section.sweep.seeds > len(self.study.seeds):
             raise InputError(
                 f"more than the {len(self.study.seeds)} seeds of the study, for {self.variant.name}",
                 field="learning_rate.sweep.seeds",
                 got=section.sweep.seeds,
-                place=study,
+                location=study,
             )
         for name, _ in self.point:
             if name in self.variant.set:
-                raise InputError(f"in the grid and in {self.variant.name}", field=name, place=study)
+                raise InputError(f"in the grid and in {self.variant.name}", field=name, location=study)
 
     def rate_from_rule(self, get: GetRecord) -> float | None:
         """Return the rate by rule or table; None if there is no rule or the rate it depends on is not known yet."""
