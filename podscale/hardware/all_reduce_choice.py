@@ -19,11 +19,7 @@ MIN_ADVANTAGE = 0.95
 
 @dataclass(frozen=True)
 class AllReduceChoice:
-    """Algorithm and bucket size.
-
-    Args:
-        seconds: predicted time of all buckets plus the last one, which nothing hides.
-    """
+    """Algorithm and bucket size, with the predicted seconds of all buckets plus the last one, which nothing hides."""
 
     algorithm: str
     bucket_mb: float

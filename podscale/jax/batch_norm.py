@@ -141,11 +141,7 @@ class BatchNorm:
     def train(
         self, x: Array, weight: Array, bias: Array, running: ChannelStatistics, tiles: Tiles | None = None
     ) -> tuple[Array, ChannelStatistics]:
-        """Normalize by the batch's statistics. Also returns the updated running statistics.
-
-        Args:
-            tiles: tiles of images that devices share; None if they share none.
-        """
+        """Normalize by the batch's statistics. Also returns the updated running statistics."""
         normalise = partial(sync_batch_norm, self.eps, self.axes if tiles is None else self.axes + SPATIAL, tiles)
         if self.part_size is None or len(x) <= self.part_size:
             y, mean, var = normalise(x, weight, bias, running.mean)

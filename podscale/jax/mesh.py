@@ -62,11 +62,7 @@ class DevicePosition(NamedTuple):
 
 
 def device_position(device: Any, index: int) -> DevicePosition:
-    """Return the position of a jax device.
-
-    Args:
-        index: index of the device in its process.
-    """
+    """Return the position of a jax device, which has this index in its process."""
     slice_number = getattr(device, "slice_index", None) or 0
     coordinates = getattr(device, "coords", None)
     if coordinates is None:
@@ -80,11 +76,7 @@ def plan_grid(positions: Sequence[DevicePosition], row: int | None = None) -> Gr
 
     The order along z reverses at every other y, so that neighbours in a column are neighbours on the torus too.
 
-    Args:
-        row: devices in a row; default: all along x.
-
-    Raises:
-        InputError: rows of one length are not possible.
+    `row` is the number of devices in a row; default: all along x. Raises InputError if rows cannot have one length.
     """
 
     def torus_order(number: int) -> tuple[int, ...]:
@@ -121,15 +113,7 @@ def plan_tile(columns: int, row: int, group: int) -> tuple[int, int]:
     """Return the shape (rows, ranks in each) of a batch-norm group of neighbours.
 
     Up to 4 ranks lie side by side in a row, more in two rows: 8 cores are then one tray of 2 x 2 chips (Google's JAX
-    submission to MLPerf v0.7). If that does not fit, the most square tile is taken.
-
-    Args:
-        columns: ranks of a slice in a column.
-        row: ranks of a slice in a row.
-        group: ranks in a group.
-
-    Raises:
-        InputError: no tile fits.
+    submission to MLPerf v0.7). If that does not fit, the most square tile is taken. Raises InputError if none fits.
     """
     fitting = [(a, group // a) for a in range(1, group + 1) if group % a == columns % a == row % (group // a) == 0]
     if not fitting:
@@ -195,12 +179,7 @@ def mesh_for_config(config: RunConfig, devices: Sequence[Device]) -> Mesh:
 
 
 def arrange_devices(devices: Sequence[Device], grid: Grid, group: int = 1, parts: tuple[int, int] = (1, 1)) -> Mesh:
-    """Build the mesh of a grid of devices.
-
-    Args:
-        group: ranks in a batch-norm group.
-        parts: tiles of an image by height and width.
-    """
+    """Build the mesh of a grid of devices, with batch-norm groups of `group` ranks and images in `parts`."""
     _, columns, row = grid.shape
     down, across = plan_partition(columns, row, parts)
     sharers = _split_into_tiles(grid, down, across)  # [slice, column, row, down, across] of ranks

@@ -7,12 +7,7 @@ from podscale.version import installed
 
 @dataclass(frozen=True)
 class Capabilities:
-    """Version of JAX and its devices.
-
-    Args:
-        devices: kind of each device.
-        problem: why JAX cannot use its devices; "" if it can.
-    """
+    """Version of JAX, kinds of its devices, and the `problem` if JAX cannot use them."""
 
     version: str
     platform: str = ""

@@ -11,6 +11,7 @@ from itertools import count
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 
 from podscale.distributed.rank_group import RankGroup, leave_rank_group
 from podscale.distributed.store import StoreTimeout
@@ -18,6 +19,7 @@ from podscale.distributed.waits import BARRIER, waiting_for
 from podscale.distributed.worker_env import RankEnv, read_rank_env
 from podscale.errors import HangDetected, InputError
 from podscale.jax.collective_errors import delay_abort
+from podscale.jax.mesh import RANKS, axis_size
 from podscale.util.formatting import format_ranks
 from podscale.util.processes import call_with_timeout
 
@@ -34,10 +36,8 @@ class World:
     """One process of a run. A rank of metrics, logs and outcomes is a process, one of the sample order a device.
 
     Args:
-        devices: devices of all processes, ordered by process and id.
-        local_devices: devices of this process; every process has the same number.
+        devices: devices of all processes, ordered by process and id; every process has the same number.
         timeout_seconds: timeout of waits for other processes.
-        rank_group: group of all processes.
     """
 
     rank: int
@@ -104,6 +104,12 @@ class World:
             missing = [rank for rank, key in enumerate(keys) if not store.has(key)]  # of a single key: process 0
             raise StoreTimeout(f"timed out: {format_ranks(missing)} did not come to {name}") from error
         return store.get(keys)
+
+
+def loader_ranks(world: World, mesh: Mesh) -> range:
+    """Return the ranks of the sample order that this process reads: its devices, or its groups that share images."""
+    local_ranks = axis_size(mesh, RANKS) // world.size
+    return range(world.rank * local_ranks, (world.rank + 1) * local_ranks)
 
 
 def join_world(rank_group: RankGroup, environ: Mapping[str, str] = os.environ) -> World:

@@ -169,7 +169,7 @@ class StudyRunner:
             raise InputError(error, field=trial.name)
         if self._consecutive_failures >= MAX_CONSECUTIVE_FAILURES:
             raise PodscaleError(
-                f"{MAX_CONSECUTIVE_FAILURES} cells in a row failed, the last with: {error}", field=trial.name
+                f"{MAX_CONSECUTIVE_FAILURES} trials in a row failed, the last with: {error}", field=trial.name
             )
         return None
 

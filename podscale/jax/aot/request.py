@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.metadata import PackageNotFoundError, version
@@ -223,21 +224,16 @@ def _compile_in_child(request: CompileRequest, cache: Path, timeout_seconds: flo
 
 def _run_child(folder: Path, output_file: Path, timeout_seconds: float) -> int | None:
     """Return the exit code of the child; None if it timed out."""
-    with output_file.open("wb") as output:
-        child = subprocess.Popen(
+    with output_file.open("wb") as output, suppress(subprocess.TimeoutExpired):
+        return subprocess.run(
             [sys.executable, "-m", COMPILER_MODULE, str(folder)],
             env={**os.environ, **COMPILER_ENVIRONMENT},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-        )
-        try:
-            return child.wait(timeout_seconds)
-        except subprocess.TimeoutExpired:
-            return None
-        finally:
-            child.kill()
-            child.wait()
+            timeout=timeout_seconds,
+        ).returncode
+    return None
 
 
 def _failure_message(code: int | None, output: Path, timeout_seconds: float) -> str:

@@ -44,13 +44,10 @@ def build_model(
     convolve: ConvolutionFunction = xla_convolution,
     parts: spatial.Parts = (1, 1),
 ) -> ApplyFunction:
-    """Build the network of a document's model section. All arrays are fp32.
+    """Build the network of a document's model section. All arrays are fp32; for the options see `LayerOptions`.
 
     Args:
-        norm: batch norm; default: statistics over the batch.
-        dtype: arithmetic of convolutions and linear layers (bf16 as in Ying 2018).
-        stem: form of the first convolution.
-        convolve: convolution for the devices (see `choose_convolution`).
+        norm: default: statistics over the batch.
         parts: tiles per image. If not (1, 1), images are this device's tiles, inside `shard_map`.
     """
     norm = norm or BatchNorm(model.batch_norm.eps, model.batch_norm.momentum)

@@ -126,14 +126,9 @@ class Optimizer(ABC):
         hyper: HyperParams,
         finite: Array,
     ) -> OptimizerResult:
-        """Return the state after one step.
+        """Return the state after one step. Weights and averaged gradients are fp32 buckets of the shard.
 
         Args:
-            shard: parameters that this device steps.
-            weights: fp32 buckets of the shard.
-            gradients: averaged gradients, fp32 buckets of the shard.
-            opt_state: optimizer state before the step.
-            hyper: hyperparameters of the step.
             finite: bool scalar; False if an average on this device is not finite. If it is False on any device,
                 weights and state stay unchanged on every device, to the bit.
         """
