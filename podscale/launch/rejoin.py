@@ -41,9 +41,9 @@ def wait_to_rejoin(spec: WorkerSpec, is_stopping: Callable[[], bool], environ: M
     A file in the temporary directory marks the first start: in a pod, that directory outlives the container. Does
     nothing outside of pods.
     """
-    if "KUBERNETES_SERVICE_HOST" not in environ or not spec.rendezvous.node_rank or spec.engine == "jax":
+    if "KUBERNETES_SERVICE_HOST" not in environ or not spec.rendezvous.node_rank or spec.config.train.engine == "jax":
         return
-    mark = Path(tempfile.gettempdir()) / f".podscale-{spec.run}-{spec.stage}-began"
+    mark = Path(tempfile.gettempdir()) / f".podscale-{spec.config.run.id}-{spec.stage}-began"
     if mark.exists():
         wait_until_unreachable(spec.rendezvous.address, spec.rendezvous.port, is_stopping)
     mark.touch()

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from podscale.config import RunConfig
 from podscale.launch.process_cleanup import kill_launch_processes
 from podscale.launch.stage_result import StageResult
 from podscale.launch.worker_spec import WorkerSpec
@@ -30,7 +29,6 @@ class TrackerProcesses:
     Call all methods from the main thread.
 
     Args:
-        config: Run document.
         spec: Stage of this pod.
         logs: Directory of the trackers' logs.
         rank_dir: Rank directory, which identifies the launch.
@@ -40,18 +38,18 @@ class TrackerProcesses:
 
     def __init__(
         self,
-        config: RunConfig,
         spec: WorkerSpec,
         logs: Path,
         rank_dir: Path,
         print_line: Callable[[str], None],
         on_failure: Callable[[str, str], None],
     ) -> None:
-        self._names: list[str] = [*config.telemetry.trackers] if spec.stage == "train" else []
+        telemetry = spec.config.telemetry
+        self._names: list[str] = [*telemetry.trackers] if spec.stage == "train" else []
         if spec.stage == "train" and trainjob.is_enabled(os.environ):
             self._names.append("trainjob")
-        self._required = config.telemetry.trackers if config.telemetry.required else ()
-        self._document, self._logs, self._rank_dir = spec.document, logs, rank_dir
+        self._required = telemetry.trackers if telemetry.required else ()
+        self._config, self._logs, self._rank_dir = spec.config, logs, rank_dir
         self._print_line, self._on_failure = print_line, on_failure
         self._running: dict[str, _TrackerProcess] | None = None
         self._stopped_at = 0.0
@@ -63,7 +61,7 @@ class TrackerProcesses:
         if self._running is None:
             variables = {
                 **os.environ,
-                env.CONFIG: self._document,
+                env.CONFIG: self._config.model_dump_json(),
                 env.SUPERVISOR: str(os.getpid()),
                 env.TRACKERS: str(self._rank_dir),
                 "OMP_NUM_THREADS": "1",

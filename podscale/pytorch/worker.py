@@ -1,7 +1,7 @@
 """Worker process of one rank: `python -m podscale.pytorch.worker`, started under the supervisor.
 
-It reads the run document and its `WorkerEnv` from the environment, checks that all ranks agree on their configuration,
-and runs one stage. launch.worker_main, which runs this in its process, records the exit.
+It reads its `WorkerEnv` from the environment, checks that all ranks agree on their configuration, and runs one stage.
+launch.worker_main, which runs this in its process, records the exit.
 """
 
 import logging
@@ -38,18 +38,19 @@ from podscale.training.worker_stages import PredictFunction, run_evaluation_stag
 def main() -> None:
     """Carries out the stage of the environment."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    place = WorkerEnv.read()
-    meeting = join_torch_rank_group(place.config.launch.timeout_seconds)
+    worker_env = WorkerEnv.read()
+    launch = worker_env.config.launch
+    rank_group = join_torch_rank_group(launch.timeout_seconds)
     try:
-        stacks = RunDirectory.for_config(place.config).hang_stacks
+        stacks = RunDirectory.for_config(worker_env.config).hang_stacks
         with watch_torch_peers(
-            meeting, place.exit, hang_seconds=place.config.launch.hang_seconds, stack_directory=stacks
-        ) as whereabouts:
-            run_stage(place, meeting, whereabouts)
+            rank_group, worker_env.exit, hang_seconds=launch.hang_seconds, stack_directory=stacks
+        ) as progress_tracker:
+            run_stage(worker_env, rank_group, progress_tracker)
     except Preempted:
-        leave_world(meeting)
+        leave_world(rank_group)
         raise
-    leave_world(meeting)
+    leave_world(rank_group)
 
 
 def run_stage(worker_env: WorkerEnv, rank_group: RankGroup, progress_tracker: ProgressTracker) -> None:

@@ -190,37 +190,39 @@ def discard_outcomes(config: RunConfig, stage: StageName) -> None:
 
 @dataclass
 class StageRun:
-    """One stage of a run directory while its lease is held; `found` is set if the stage is finished already."""
+    """One stage of a run directory while its lease is held."""
 
     run: RunDirectory
     lease: Lease
-    found: StageOutcome | None = None
+    finished: StageOutcome | None = None
+    """Outcome of an earlier launch that finished the stage with the same inputs; None: the stage has work to do."""
     outcome: StageOutcome = field(init=False)
     """Recorded outcome; set once the stage is done."""
 
 
 @contextmanager
 def stage_once(config: RunConfig, stage: StageName, shard_set: str) -> Iterator[StageRun]:
-    """Enter a run directory for one stage, under its lease, and record how the stage ended.
+    """Enter a run directory for one stage, under its lease, and record the outcome of the stage.
 
-    The body does the work only if `found` is None: else the stage is finished for the same inputs, and its recorded
-    outcome counts again. Nothing is written without the lease.
+    The body does the work only if `finished` is None. Nothing is written without the lease.
 
-    Raises InputError if the directory holds the run of another document or cannot be written.
+    Raises:
+        InputError: The directory holds the run of another document or cannot be written.
     """
     run = check_run_document(config).create()
-    patience = lease_wait_seconds(config.launch.grace_seconds)
-    with Lease.hold(run.lease, wait_seconds=patience) as lease, disk_errors(run.path):
+    wait_seconds = lease_wait_seconds(config.launch.grace_seconds)
+    with Lease.hold(run.lease, wait_seconds=wait_seconds) as lease, disk_errors(run.path):
         prepare_run_directory(config)
         _adopt_shard_outcome(config, run)
-        entered = StageRun(run, lease)
-        with record_stage(run.outcome, stage, lease.check) as recording, disk_errors(run.path):  # recorded as raised
-            entered.found = recording.reused_outcome = finished_outcome(config, stage, shard_set)
-            if entered.found is None:
+        stage_run = StageRun(run, lease)
+        # The inner `disk_errors`: an error is recorded as it is raised.
+        with record_stage(run.outcome, stage, lease.check) as recording, disk_errors(run.path):
+            stage_run.finished = recording.reused_outcome = finished_outcome(config, stage, shard_set)
+            if stage_run.finished is None:
                 discard_outcomes(config, stage)
-            yield entered
+            yield stage_run
         record_finished(config, stage, shard_set)
-        entered.outcome = read_outcomes(run.outcome)[stage]
+        stage_run.outcome = read_outcomes(run.outcome)[stage]
 
 
 @contextmanager
@@ -244,13 +246,21 @@ def disk_errors(target: Path) -> Iterator[None]:
         ) from error
 
 
-def shard_outcome_path(workspace: str, data: DataSection, index: int = 0, of: int = 1) -> Path:
-    """Return the outcome file of the shard stage, or of part `index` of `of`.
+@dataclass(frozen=True)
+class ShardPart:
+    """Part of a shard set that one pod packs: every `count`-th shard, from `index` on."""
 
-    It is beside the shard set, whose bytes depend on the data alone.
-    """
-    part = f".part-{index}-of-{of}" if of > 1 else ""
-    return Path(f"{local_path(dataset_directory(workspace, data))}{part}.outcome.json")
+    index: int = 0
+    count: int = 1
+
+
+WHOLE_SHARD_SET = ShardPart()
+
+
+def shard_outcome_path(workspace: str, data: DataSection, part: ShardPart = WHOLE_SHARD_SET) -> Path:
+    """Return the outcome file of the shard stage; it is beside the shard set, whose bytes depend on the data alone."""
+    suffix = f".part-{part.index}-of-{part.count}" if part.count > 1 else ""
+    return Path(f"{local_path(dataset_directory(workspace, data))}{suffix}.outcome.json")
 
 
 def _adopt_shard_outcome(config: RunConfig, run: RunDirectory) -> None:

@@ -13,11 +13,10 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from podscale.config import RunConfig
 from podscale.distributed.progress_tracker import ProgressTracker
 from podscale.distributed.rank_group import World
 from podscale.distributed.step_status import StepStatus
-from podscale.distributed.worker_env import launch_age
+from podscale.distributed.worker_env import WorkerEnv
 from podscale.errors import Preempted
 from podscale.runs import RunDirectory
 from podscale.runs.checkpoint import CheckpointReport, Failed, Restored, Saved
@@ -262,14 +261,11 @@ class TrainingLogger:
 
 @contextmanager
 def open_training_logger(
-    config: RunConfig,
-    world: World,
-    run: RunDirectory,
-    rank_directory: Path,
-    fence: Callable[[], None] | None,
-    progress_tracker: ProgressTracker | None = None,
+    worker_env: WorkerEnv, world: World, progress_tracker: ProgressTracker | None = None
 ) -> Iterator[TrainingLogger]:
     """Open the training logger of one rank. Its metrics are written in the background until the block ends."""
+    config, run = worker_env.config, RunDirectory.for_config(worker_env.config)
+    fence = worker_env.fence(run)
     registry = CollectorRegistry()
     info = {
         "model": config.model.name,
@@ -279,7 +275,7 @@ def open_training_logger(
     }
     metrics = TrainMetrics(registry, rank=world.rank, run=config.run.id, info=info)
     busy = BusyTime()
-    goodput = open_goodput_tracker(run) if world.is_rank0 else None
+    goodput = open_goodput_tracker(run, worker_env.launch_age()) if world.is_rank0 else None
     log = EventLog(run.metrics, fence) if world.is_rank0 else None
     mlperf = MlperfLog(run.mlperf, config, fence) if world.is_rank0 and config.telemetry.mlperf_log else None
     logger = TrainingLogger(
@@ -298,7 +294,7 @@ def open_training_logger(
         metrics.values.add_source(source)
     try:
         with (
-            SnapshotWriter(registry, snapshot_path(rank_directory, world.rank)),
+            SnapshotWriter(registry, snapshot_path(worker_env.rank_directory, world.rank)),
             keep_goodput_file(goodput, run.goodput, fence),
         ):
             yield logger
@@ -309,10 +305,10 @@ def open_training_logger(
             log.close()
 
 
-def open_goodput_tracker(run: RunDirectory) -> GoodputTracker:
-    """Return the goodput tracker of this launch, which continues the state of previous launches."""
+def open_goodput_tracker(run: RunDirectory, launch_age: float) -> GoodputTracker:
+    """Return the goodput tracker of a launch that began `launch_age` seconds ago; it continues the state before."""
     state = read_goodput_state(run.goodput)
-    return GoodputTracker(after_join(state, time.time(), launch_age(), newest_step(run.metrics)))
+    return GoodputTracker(after_join(state, time.time(), launch_age, newest_step(run.metrics)))
 
 
 @contextmanager

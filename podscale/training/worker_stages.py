@@ -81,7 +81,7 @@ def run_training_stage(
 ) -> TrainResult:
     """Train a model. Checkpoints and the final model are written to the run directory."""
     config, fence = worker_env.config, worker_env.fence(run)
-    with open_training_logger(config, world, run, worker_env.rank_directory, fence, progress_tracker) as logger:
+    with open_training_logger(worker_env, world, progress_tracker) as logger:
         trainer = build(open_checkpoint_store(config, run, shard_set, fence, logger.checkpoint_reported), logger)
         try:
             return train(trainer)

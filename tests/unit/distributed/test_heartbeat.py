@@ -22,7 +22,7 @@ def test_a_call_of_hang_is_for_the_others() -> None:
             heard[rank] = reason
 
         meeting = RankGroup(rank, 2, StoreClient("127.0.0.1", server.port, 10.0), 10.0)
-        return RankHeartbeat(meeting, ProgressTracker(), interval_seconds=BEAT, on_trouble=told)
+        return RankHeartbeat(meeting, ProgressTracker(), interval_seconds=BEAT, on_failure=told)
 
     def beat() -> int:
         (note,) = StoreClient("127.0.0.1", server.port, 10.0).get(["pulse/0"])
@@ -31,7 +31,7 @@ def test_a_call_of_hang_is_for_the_others() -> None:
     caller, other = pulse(0), pulse(1)
     caller.report_hang()
     until(lambda: 1 in heard)
-    assert heard[1] == "rank 0 calls it a hang"
+    assert heard[1] == "rank 0 reported a hang"
     seen = beat()
     until(lambda: beat() > seen + 20)
     assert 0 not in heard
