@@ -59,11 +59,7 @@ def dump_stacks(
     An unwritable directory is logged, not raised.
 
     Args:
-        directory: Directory of the dumps, created if needed.
-        rank: Rank of this process.
-        reason: Text of the first line.
         failure: Error that the main thread raised, with its own traceback.
-        flight_recorder: Writer of the state of the engine's collectives.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -84,10 +80,7 @@ class PeerWatch:
     """Context manager that sends heartbeats, and raises errors caused by another rank with that rank's name.
 
     Args:
-        rank_group: Ranks of the run and their store.
         exit_process: Reports an error and exits this process; called on another thread when the main thread hangs.
-        failures: Failures of the engine's collectives.
-        interval_seconds: Time between two heartbeats.
         hang_seconds: Shortest time without a step that counts as a hang; None: hangs are not detected.
         stack_directory: Directory for the stacks of every rank after a hang.
     """

@@ -45,8 +45,6 @@ class RankHeartbeat:
     """Heartbeat thread of one rank: writes its record and checks those of its peers.
 
     Args:
-        rank_group: Rank and size of this process's group, and the store.
-        progress_tracker: Progress of this rank.
         interval_seconds: Time between two heartbeats; by default from the size of the world.
         stall_seconds: Longest time without progress before the peers are checked, for collectives that raise no error
             (NCCL's, which wait on the device). A peer's failure is then reported too. None: collectives raise errors.

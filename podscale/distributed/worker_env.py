@@ -87,9 +87,6 @@ class WorkerEnv:
     """Stage, paths and lease of a pod's workers, and the rank numbers of this one.
 
     Args:
-        config: Resolved run document.
-        stage: `train` or `evaluate`.
-        shard_set: Location of the shards.
         rank_directory: Directory local to the pod, for metrics-<rank>.prom and outcome-<rank>.json.
         rank_env: Rank numbers of this worker; no part of `variables`.
         log_directory: Directory of rank-<k>.log; None: output is not redirected.

@@ -123,14 +123,7 @@ def _run_worker(entry: str, reader: int, writers: Sequence[int]) -> NoReturn:
 
 
 def build_rank_env(rendezvous: Rendezvous, count: int, local_rank: int, port: int) -> RankEnv:
-    """Return the environment of one rank.
-
-    Args:
-        rendezvous: Pods of the run.
-        count: Ranks of this pod.
-        local_rank: Number of the rank in this pod.
-        port: Port of the store.
-    """
+    """Return the environment of one rank."""
     assert rendezvous.node_rank is not None
     return RankEnv(
         rank=rendezvous.node_rank * count + local_rank,

@@ -213,11 +213,7 @@ def log_rendezvous_progress(
     """Log inside the block what the pod waits for, until it has joined the others.
 
     Args:
-        rendezvous: Pods of the run.
         has_joined: Returns True once the ranks of this pod have started.
-        log_line: Receives each message.
-        first_seconds: Time until the first message.
-        every_seconds: Time between later messages.
     """
     finished = threading.Event()
 

@@ -60,9 +60,6 @@ def supervise_stage(
     Writes environment.json in the leading pod. Call it from the main thread: it handles SIGTERM and SIGINT.
 
     Args:
-        config: Run document.
-        stage: Stage to run.
-        shard_set: Location of the shards.
         lease: Lease of the run directory, held by the leading pod; None if the rendezvous decides which pod leads.
         worker_module: Module that each rank runs; "" for the worker module of the engine.
 
@@ -81,9 +78,7 @@ class Supervisor:
     """All launches of a stage in this pod, with telemetry, step log, trackers and goodput.
 
     Args:
-        spec: Ranks of this pod.
         lease: Lease of the run directory, None if this pod does not hold it.
-        shutdown: Stop request, set by signals.
         stack: Closes everything and removes the rank directory.
     """
 

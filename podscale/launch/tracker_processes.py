@@ -29,8 +29,6 @@ class TrackerProcesses:
     Call all methods from the main thread.
 
     Args:
-        spec: Stage of this pod.
-        logs: Directory of the trackers' logs.
         rank_dir: Rank directory, which identifies the launch.
         print_line: Receives each line that a tracker prints.
         on_failure: Receives the name of a failed tracker and the reason.

@@ -51,9 +51,7 @@ class WorkerGroup:
     """One launch of this pod's ranks.
 
     Args:
-        spec: Ranks of this pod.
         worker_env: Environment of the ranks, with a log directory.
-        shutdown: Stop request, forwarded to the ranks.
         on_poll: Called every `POLL_SECONDS` and once at the end, with True if rank 0 runs in this pod.
     """
 

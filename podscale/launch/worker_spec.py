@@ -26,10 +26,6 @@ class WorkerSpec:
     """Ranks of one stage in this pod.
 
     Args:
-        config: Run document.
-        stage: Stage that the ranks run.
-        shard_set: Location of the shards.
-        rendezvous: Pods of the run.
         processes_per_node: Ranks of each pod.
         threads_per_process: CPU threads of each rank.
         worker_module: Module that each rank runs; "" for the worker module of the engine.
@@ -132,14 +128,6 @@ def build_worker_spec(
     config: RunConfig, stage: WorkerStage, shard_set: str, environ: Mapping[str, str], *, gpus: int, cores: int
 ) -> WorkerSpec:
     """Return the ranks of this pod; the launcher's environment variables override the document.
-
-    Args:
-        config: Run document.
-        stage: Stage to run.
-        shard_set: Location of the shards.
-        environ: Environment variables of the pod.
-        gpus: Visible GPUs of this pod.
-        cores: CPU cores of this pod.
 
     Raises:
         InputError: A launcher's variable is invalid, or is missing although the document has several nodes.

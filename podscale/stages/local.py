@@ -101,12 +101,8 @@ def shard(
     """Build the shard set of a data section under <workspace>/datasets, or find it complete.
 
     Args:
-        data: Data section of the document.
-        workspace: Workspace of the run.
         part: Part of the shard set that this pod packs.
         workers: Packing processes; 0 for one per core.
-        verify: Verify the shards.
-        progress: Receives the progress.
         telemetry: Telemetry settings; None for no metrics.
 
     Returns:

@@ -39,22 +39,22 @@ def train_on_cluster(config: RunConfig, shard_set: str) -> StageOutcome:
         PodscaleError: The error of the ranks, or why there is no job.
     """
     stage_outcomes.check_run_document(config)
-    found = stage_outcomes.finished_outcome(config, "train", shard_set)
-    if found is not None:
-        return replace(found, reused=True)
+    finished = stage_outcomes.finished_outcome(config, "train", shard_set)
+    if finished is not None:
+        return replace(finished, reused=True)
     begun = datetime.now(UTC)
     try:
         result = _run_training_job(config, shard_set)
     except PodscaleError as error:
         _record_outcome(
-            config, StageOutcome("train", int(error.exit_code), str(error), *_outcome_times(begun)), patience=0.0
+            config, StageOutcome("train", int(error.exit_code), str(error), *_outcome_times(begun)), wait_seconds=0.0
         )
         raise
     if result.exit_code == ExitCode.DONE:
         return _read_outcome(config, shard_set)
     reason = result.error or f"the training job ended with exit code {result.exit_code}"
     outcome = StageOutcome("train", result.exit_code, reason, *_outcome_times(begun))
-    _record_outcome(config, outcome, patience=pod_exit_seconds(config.launch.grace_seconds))
+    _record_outcome(config, outcome, wait_seconds=pod_exit_seconds(config.launch.grace_seconds))
     raise error_from_exit_code(result.exit_code, reason)
 
 
@@ -109,7 +109,7 @@ def _read_outcome(config: RunConfig, shard_set: str) -> StageOutcome:
     return found
 
 
-def _record_outcome(config: RunConfig, outcome: StageOutcome, *, patience: float) -> None:
+def _record_outcome(config: RunConfig, outcome: StageOutcome, *, wait_seconds: float) -> None:
     """Write the outcome of the training for the exit handler and the report, unless the job did.
 
     Pods of a failed job may still run for a moment: a restarted pod that is now stopped has removed the record of the
@@ -118,11 +118,11 @@ def _record_outcome(config: RunConfig, outcome: StageOutcome, *, patience: float
     Args:
         config: Run document.
         outcome: Outcome to write.
-        patience: Longest wait for the lease, seconds; if it stays held, nothing is written.
+        wait_seconds: Longest wait for the lease, seconds; if it stays held, nothing is written.
     """
     run = RunDirectory.for_config(config)
     with suppress(OSError, InputError):
-        check_not_taken(run.create().lease, patience)
+        check_not_taken(run.create().lease, wait_seconds)
         recorded = read_outcomes(run.outcome).get("train")
         if recorded is None or recorded.exit_code != outcome.exit_code:
             write_outcome(run.outcome, outcome)

@@ -13,7 +13,7 @@ from podscale.distributed.rank_group import World
 from podscale.distributed.worker_env import WorkerEnv
 from podscale.errors import InputError, Preempted
 from podscale.runs import RunDirectory, predictions
-from podscale.runs.checkpoint import CheckpointReport, CheckpointStore, RunIdentity
+from podscale.runs.checkpoint import CheckpointReport, CheckpointStore, Retention, RunIdentity
 from podscale.runs.predictions import Predictions
 from podscale.telemetry.events import EventLog
 from podscale.telemetry.metrics import EvaluationMetrics
@@ -37,14 +37,13 @@ def open_checkpoint_store(
         fence: see `CheckpointStore`.
         listener: see `CheckpointStore`.
     """
-    manifest = shard_set.manifest
+    section, manifest = config.checkpoint, shard_set.manifest
+    steps = snapshot_steps(section.snapshots, config.train, len(shard_set.split("train")))
     return CheckpointStore(
         run.checkpoints,
         RunIdentity(result_values(config), manifest.classes_sha256, manifest.plan_fingerprint),
-        keep_last=config.checkpoint.keep_last,
-        keep_best=config.checkpoint.keep_best,
-        snapshot_steps=snapshot_steps(config.checkpoint.snapshots, config.train, len(shard_set.split("train"))),
-        asynchronous=config.checkpoint.asynchronous,
+        Retention(section.keep_last, section.keep_best, steps),
+        asynchronous=section.asynchronous,
         fence=fence,
         listener=listener,
     )

@@ -61,7 +61,7 @@ def test_whoever_is_patient_gets_the_lease_of_one_that_ends(tmp_path: Path, capl
     end(process)
     (told,) = caplog.messages
     assert told.startswith(f"{tmp_path}: this run is being written by process {process.pid} on ")
-    assert told.endswith("Waiting for its end, up to 60 s")
+    assert told.endswith("Waiting up to 60 s for its exit")
 
 
 def test_patience_ends(tmp_path: Path) -> None:
