@@ -1,14 +1,13 @@
 """Processes of a training's trackers, which the supervisor of the leading pod starts and stops."""
 
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from subprocess import PIPE
 
-from podscale.launch.process_cleanup import kill_launch_processes
+from podscale.launch.process_cleanup import kill_launch_processes, start_bound
 from podscale.launch.stage_result import StageResult
 from podscale.launch.worker_spec import WorkerSpec
 from podscale.telemetry.trackers import trainjob
@@ -94,7 +93,7 @@ class TrackerProcesses:
                 break
             time.sleep(POLL_SECONDS)
         for name in self._running or ():
-            self._on_failure(name, "it was not done in time; its last figures may be missing")
+            self._on_failure(name, "it was not done in time; its last values may be missing")
         self.close()
 
     def close(self) -> None:
@@ -119,16 +118,9 @@ class _TrackerProcess:
     """Process of one tracker; the output of its packages goes to `log`."""
 
     def __init__(self, name: str, variables: Mapping[str, str], log: Path) -> None:
-        module = [sys.executable, "-m", "podscale.telemetry.trackers", name]
-        with log.open("ab") as output:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "podscale.launch.process_cleanup", *module],
-                env=variables,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=output,
-                start_new_session=True,
-            )
+        module = ["-m", "podscale.telemetry.trackers", name]
+        with log.open("ab") as file:
+            self._process = start_bound(module, variables, stdin=PIPE, stdout=PIPE, stderr=file.fileno())
         assert self._process.stdout is not None
         os.set_blocking(self._process.stdout.fileno(), False)
         self._partial_line = b""
@@ -146,8 +138,8 @@ class _TrackerProcess:
     def read_lines(self) -> list[str]:
         """Return the lines printed since the last call, without the failure line."""
         assert self._process.stdout is not None
-        *whole, self._partial_line = (self._partial_line + (self._process.stdout.read() or b"")).split(b"\n")
-        lines = [one_line(line) for line in whole]
+        *complete, self._partial_line = (self._partial_line + (self._process.stdout.read() or b"")).split(b"\n")
+        lines = [one_line(line) for line in complete]
         self.reason = next(
             (line.removeprefix(FAILURE_PREFIX) for line in lines if line.startswith(FAILURE_PREFIX)), self.reason
         )

@@ -5,16 +5,16 @@ The launcher is torchrun for PyTorch on several pods, `fork_launcher` otherwise;
 
 import math
 import os
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import DEVNULL, STDOUT, Popen
 from typing import Literal
 
 from podscale.config import RunConfig
 from podscale.distributed.worker_env import RankEnv, WorkerEnv
 from podscale.errors import InputError
+from podscale.launch.process_cleanup import start_bound
 from podscale.launch.rendezvous import Rendezvous
 from podscale.util import env
 
@@ -55,14 +55,13 @@ class WorkerSpec:
         return self.config.train.engine == "pytorch" and self.rendezvous.nodes > 1
 
     def command(self, rank_dir: Path) -> list[str]:
-        """Return the command line of the launcher; torchrun writes its files to `rank_dir`, which is temporary."""
+        """Return the launcher's arguments to Python; torchrun writes its files to `rank_dir`, which is temporary."""
         rank = ["-m", "podscale.launch.worker_main", self.entry_module]
         if self.single_process:
-            return [sys.executable, *rank]
+            return rank
         if self.uses_torchrun:
-            return [sys.executable, "-m", "podscale.pytorch.torchrun", *self._torchrun_options(rank_dir), *rank]
-        options = [*self._fork_launcher_options(), self.entry_module]
-        return [sys.executable, "-m", "podscale.launch.fork_launcher", *options]
+            return ["-m", "podscale.pytorch.torchrun", *self._torchrun_options(rank_dir), *rank]
+        return ["-m", "podscale.launch.fork_launcher", *self._fork_launcher_options(), self.entry_module]
 
     def environment(self, worker_env: WorkerEnv, base: Mapping[str, str]) -> dict[str, str]:
         """Return the launcher's environment: the variables of a worker (docs/environment.md) on top of `base`."""
@@ -79,21 +78,11 @@ class WorkerSpec:
             "PYTHONUNBUFFERED": "1",
         }
 
-    def start(self, worker_env: WorkerEnv, log: Path) -> subprocess.Popen[bytes]:
-        """Start the launcher in its own session, with its output in `log`; it exits when this process exits.
-
-        Call it from the main thread: the kernel ties the child to the thread that starts it.
-        """
-        command = self.command(worker_env.rank_directory)
-        with log.open("ab") as output:
-            return subprocess.Popen(
-                [sys.executable, "-m", "podscale.launch.process_cleanup", *command],
-                env=self.environment(worker_env, os.environ),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+    def start(self, worker_env: WorkerEnv, log: Path) -> Popen[bytes]:
+        """Start the launcher, with its output in `log`; it exits when this process exits."""
+        command, variables = self.command(worker_env.rank_directory), self.environment(worker_env, os.environ)
+        with log.open("ab") as file:
+            return start_bound(command, variables, stdin=DEVNULL, stdout=file.fileno(), stderr=STDOUT)
 
     def _fork_launcher_options(self) -> list[str]:
         rendezvous = self.rendezvous

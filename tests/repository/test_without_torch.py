@@ -13,7 +13,7 @@ from podscale.config import load
 from podscale.launch.worker_spec import build_worker_spec
 from pathlib import Path
 task = build_worker_spec(load(None, ["train.engine=jax", "launch.processes=2"]), "train", "s", {}, gpus=0, cores=2)
-print(*task.command(Path("/r"))[1:3])
+print(*task.command(Path("/r"))[:2])
 """
 MODULES = (
     "podscale.cli",

@@ -112,7 +112,7 @@ def lose(
         (bucket, 2, signal.SIGSTOP, "in the average of gradient bucket 1"),
         (bucket, 2, signal.SIGKILL, "in the average of gradient bucket 1"),
         (batch_norm, 2, signal.SIGSTOP, "in the statistics of batch norm"),
-        (control, 2, signal.SIGSTOP, "in the control word"),
+        (control, 2, signal.SIGSTOP, "in the step status"),
         (barrier, 2, signal.SIGSTOP, "in a barrier"),
         (bucket, 0, signal.SIGSTOP, "in the average of gradient bucket 1"),
         (bucket, 0, signal.SIGKILL, "in the average of gradient bucket 1"),

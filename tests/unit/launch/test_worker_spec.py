@@ -81,7 +81,7 @@ def test_several_nodes_need_a_launcher() -> None:
 
 def test_one_rank_alone_needs_no_torchrun() -> None:
     command = task().command(Path("/r"))
-    assert command[1:] == ["-m", "podscale.launch.worker_main", "podscale.pytorch.worker"]
+    assert command == ["-m", "podscale.launch.worker_main", "podscale.pytorch.worker"]
     variables = environment(task())
     assert (variables["RANK"], variables["WORLD_SIZE"]) == ("0", "1")
 
@@ -107,7 +107,7 @@ def worker_env(of: WorkerSpec) -> WorkerEnv:
 def test_several_ranks_go_through_our_spawner(engine: str) -> None:
     ranks = task("launch.processes=4", f"train.engine={engine}")
     command = ranks.command(Path("/r"))
-    assert command[1:3] == ["-m", "podscale.launch.fork_launcher"]
+    assert command[:2] == ["-m", "podscale.launch.fork_launcher"]
     assert {"--processes=4", "--nodes=1", "--node-rank=0", "--address=127.0.0.1", "--port=0"} <= set(command)
     assert command[-2:] == [f"--preload=podscale.{engine}.worker", f"podscale.{engine}.worker"]
     assert "RANK" not in environment(ranks)
@@ -178,7 +178,7 @@ def test_torchrun_starts_ranks_across_nodes_and_restarts_them() -> None:
     variables = {"PET_NNODES": "2", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "m", "PET_MASTER_PORT": "1"}
     command = task("launch.max_restarts=3", **variables).command(Path("/r"))
     meeting = {"--nnodes=2", "--node-rank=0", "--master-addr=m", "--master-port=1"}
-    assert command[1:3] == ["-m", "podscale.pytorch.torchrun"]
+    assert command[:2] == ["-m", "podscale.pytorch.torchrun"]
     assert {"--nproc-per-node=1", "--log-dir=/r/torchrun", "--max-restarts=3", *meeting} <= set(command)
     assert command[-3:] == ["-m", "podscale.launch.worker_main", "podscale.pytorch.worker"]
 
