@@ -75,7 +75,7 @@ class RankHeartbeat:
         self._beats_since_failure = 0
         self._write_record(rank_group.store)
         if rank_group.size > 1 or progress_tracker.hang_limit is not None:
-            threading.Thread(target=self._run, name="heartbeat", daemon=True).start()
+            threading.Thread(target=self._run, name="rank-heartbeat", daemon=True).start()
 
     def stop(self, reason: str, *, caused_by_peer: bool = False) -> None:
         """Stop the heartbeat and record why this rank exits, so that its peers do not report it missing.
@@ -185,7 +185,7 @@ class RankHeartbeat:
             # The step may still be compiling: report only if a peer is missing.
             self._is_searching = True
             threading.Thread(
-                target=self._search_missing, args=(still_seconds,), name="heartbeat-search", daemon=True
+                target=self._search_missing, args=(still_seconds,), name="rank-heartbeat-search", daemon=True
             ).start()
 
     def _search_missing(self, still_seconds: float) -> None:
@@ -200,7 +200,7 @@ class RankHeartbeat:
         if not self._has_reported:
             self._has_reported = True
             handler = partial(self._on_failure, reason, hang=hang)
-            threading.Thread(target=handler, name="heartbeat-failure", daemon=True).start()
+            threading.Thread(target=handler, name="rank-failure", daemon=True).start()
 
     def _read_peers(self, store: Store) -> PeerStatus:
         """Read the records until each has changed, or has missed `MISSED_HEARTBEATS` heartbeats."""

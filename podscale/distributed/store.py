@@ -20,6 +20,7 @@ import uuid
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
+from io import BufferedReader
 from typing import Any, Protocol
 
 FAILED_KEY = "pulse/failed"
@@ -86,8 +87,8 @@ class StoreClient:
         self._address, self._port, self._timeout_seconds = address, port, timeout_seconds
         self._known = set() if known is None else known
         self._socket: socket.socket | None = None
+        self._reader: BufferedReader | None = None
         self._lock = threading.Lock()
-        self._buffer = b""
         self._lost_reason = ""
 
     def set(self, key: str, value: str) -> None:
@@ -110,8 +111,9 @@ class StoreClient:
 
     def close(self) -> None:
         """Close the connection."""
-        if self._socket is not None:
-            self._socket.close()
+        for opened in (self._reader, self._socket):
+            if opened is not None:
+                opened.close()
 
     def _get(self, keys: Sequence[str], seconds: float) -> list[str]:
         response = self._request({"get": list(keys), "seconds": seconds}, seconds)
@@ -125,36 +127,24 @@ class StoreClient:
             if self._lost_reason:
                 raise StoreError(self._lost_reason)
             try:
-                line = self._exchange(json.dumps(request).encode() + b"\n", seconds)
-                response: dict[str, Any] = json.loads(line)
+                return self._exchange(json.dumps(request).encode() + b"\n", seconds)
             except (OSError, ValueError, KeyError, TypeError) as error:
                 # Requests and responses of this connection no longer match: it cannot be used again.
-                cause = error or "it has ended"
-                self._lost_reason = f"the store at {self._address}:{self._port} does not answer ({cause})"
+                self._lost_reason = f"the store at {self._address}:{self._port} does not answer ({error})"
                 self.close()
                 raise StoreError(self._lost_reason) from error
-            return response
 
-    def _exchange(self, line: bytes, seconds: float) -> bytes:
-        if self._socket is None:
+    def _exchange(self, line: bytes, seconds: float) -> dict[str, Any]:
+        if self._socket is None or self._reader is None:
             self._socket = self._connect()
             self._socket.settimeout(self._timeout_seconds + GRACE_SECONDS)
-            self._known.add(json.loads(self._receive(self._socket))["store"])
+            self._reader = self._socket.makefile("rb")
+            self._known.add(_read_message(self._reader)["store"])
             if len(self._known) > 1:
                 raise ConnectionError("another store has replaced it")
         self._socket.settimeout(max(self._timeout_seconds, seconds) + GRACE_SECONDS)
         self._socket.sendall(line)
-        return self._receive(self._socket)
-
-    def _receive(self, connection: socket.socket) -> bytes:
-        """Return the next line of the connection."""
-        while b"\n" not in self._buffer:
-            received = connection.recv(2**16)
-            if not received:
-                raise ConnectionError("it has ended")
-            self._buffer += received
-        line, _, self._buffer = self._buffer.partition(b"\n")
-        return line
+        return _read_message(self._reader)
 
     def _connect(self) -> socket.socket:
         deadline = time.monotonic() + self._timeout_seconds
@@ -168,6 +158,14 @@ class StoreClient:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(RETRY_SECONDS)
+
+
+def _read_message(reader: BufferedReader) -> dict[str, Any]:
+    line = reader.readline()
+    if not line:
+        raise ConnectionError("it has ended")
+    message: dict[str, Any] = json.loads(line)
+    return message
 
 
 class LocalStore:

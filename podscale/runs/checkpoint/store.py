@@ -1,9 +1,9 @@
 """Checkpoint store of one run: asynchronous saves, retention, and restore of the newest complete checkpoint."""
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -121,8 +121,8 @@ class CheckpointStore:
         self._identity, self._retention, self._asynchronous = identity, retention, asynchronous
         self._fence = fence or (lambda: None)
         self._listener = listener or (lambda report: None)
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
+        self._writer = ThreadPoolExecutor(1, "checkpoint-writer")  # an interpreter that exits normally waits for it
+        self._pending: Future[None] | None = None
         self._verified: set[int] = set()  # steps that this process wrote or read completely
         self._damaged: set[int] = set()  # steps that restore skipped; their sizes may look right
 
@@ -137,23 +137,16 @@ class CheckpointStore:
             BaseException: The error of an earlier save.
         """
         self.wait()
-        if not self._asynchronous:
+        if self._asynchronous:
+            self._pending = self._writer.submit(self._write, snapshot, top1)
+        else:
             self._write(snapshot, top1)
-            return
-        # Not a daemon: an interpreter that exits normally finishes the checkpoint first.
-        self._thread = threading.Thread(
-            target=self._write_in_background, args=(snapshot, top1), name="checkpoint-writer"
-        )
-        self._thread.start()
 
     def wait(self) -> None:
         """Wait for the save in flight; raises its error, once."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
 
     def close(self) -> None:
         """Wait for the save in flight; safe to call twice."""
@@ -202,12 +195,6 @@ class CheckpointStore:
     def best(self) -> CheckpointEntry | None:
         """Return the complete checkpoint with the highest top-1, of this and of earlier launches."""
         return next(iter(best_entries(self.entries())), None)
-
-    def _write_in_background(self, snapshot: Snapshot, top1: float | None) -> None:
-        try:
-            self._write(snapshot, top1)
-        except BaseException as error:  # handed to the thread that calls wait
-            self._error = error
 
     def _write(self, snapshot: Snapshot, top1: float | None) -> None:
         started = time.perf_counter()
