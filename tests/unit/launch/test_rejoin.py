@@ -23,8 +23,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> socket.socket:
 
 
 def task(place: socket.socket, node_rank: int | None = 1) -> WorkerSpec:
-    meeting = Rendezvous(nodes=2, node_rank=node_rank, address="127.0.0.1", port=place.getsockname()[1])
-    return WorkerSpec(RunConfig(), "train", "shards", meeting)
+    rendezvous = Rendezvous(nodes=2, node_rank=node_rank, address="127.0.0.1", port=place.getsockname()[1])
+    return WorkerSpec(RunConfig(), "train", "shards", rendezvous)
 
 
 def seconds_of(task: WorkerSpec, environment: dict[str, str] = IN_A_POD) -> float:

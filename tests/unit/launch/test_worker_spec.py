@@ -1,4 +1,4 @@
-"""What is started: counts, meeting places, commands and environments, without starting anything."""
+"""Workers of a pod: counts, rendezvous, commands and environments, without starting anything."""
 
 import json
 from dataclasses import replace
@@ -16,7 +16,7 @@ from podscale.launch.worker_spec import WorkerSpec, build_worker_spec
 from tests.support.refusals import refused
 
 
-def task(*options: str, gpus: int = 0, cores: int = 8, **variables: str) -> WorkerSpec:
+def worker_spec(*options: str, gpus: int = 0, cores: int = 8, **variables: str) -> WorkerSpec:
     return build_worker_spec(load(None, options), "train", "shards", variables, gpus=gpus, cores=cores)
 
 
@@ -32,13 +32,13 @@ def task(*options: str, gpus: int = 0, cores: int = 8, **variables: str) -> Work
     ],
 )
 def test_processes(options: tuple[str, ...], gpus: int, variables: dict[str, str], processes: int) -> None:
-    assert task(*options, gpus=gpus, **variables).processes_per_node == processes
+    assert worker_spec(*options, gpus=gpus, **variables).processes_per_node == processes
 
 
 def test_threads_share_the_cores() -> None:
-    assert task("launch.processes=3", "train.global_batch=255").threads_per_process == 2
-    assert task("launch.processes=16").threads_per_process == 1
-    assert task("launch.threads=5").threads_per_process == 5
+    assert worker_spec("launch.processes=3", "train.global_batch=255").threads_per_process == 2
+    assert worker_spec("launch.processes=16").threads_per_process == 1
+    assert worker_spec("launch.threads=5").threads_per_process == 5
 
 
 @pytest.mark.parametrize(
@@ -53,11 +53,11 @@ def test_threads_share_the_cores() -> None:
         ({"PET_NNODES": "2:4", "PET_RDZV_ENDPOINT": "m"}, Rendezvous(4, None, "m", 29400)),
         ({"PET_NNODES": "1:1", "PET_RDZV_ENDPOINT": "m:29500"}, Rendezvous(1, 0, "m", 29500)),
         ({"WORLD_SIZE": "3", "RANK": "2", "MASTER_ADDR": "m", "MASTER_PORT": "1"}, Rendezvous(3, 2, "m", 1)),
-        # inside a rank that torchrun started, WORLD_SIZE counts ranks: no meeting place of pods
+        # inside a rank that torchrun started, WORLD_SIZE counts ranks: no rendezvous of pods
         ({"WORLD_SIZE": "3", "RANK": "2", "LOCAL_RANK": "0"}, None),
     ],
 )
-def test_how_pods_meet(variables: dict[str, str], expected: Rendezvous | None) -> None:
+def test_rendezvous_of_pods(variables: dict[str, str], expected: Rendezvous | None) -> None:
     assert Rendezvous.read(variables) == expected
 
 
@@ -71,30 +71,30 @@ def test_how_pods_meet(variables: dict[str, str], expected: Rendezvous | None) -
 )
 def test_nonsense_of_a_launcher_is_an_input_error(variables: dict[str, str], field: str, got: object) -> None:
     with refused(field=field, got=got):
-        task(**variables)
+        worker_spec(**variables)
 
 
 def test_several_nodes_need_a_launcher() -> None:
     with refused("PET_NNODES", field="launch.nodes", got=2):
-        task("launch.nodes=2")
+        worker_spec("launch.nodes=2")
 
 
 def test_one_rank_alone_needs_no_torchrun() -> None:
-    command = task().command(Path("/r"))
+    command = worker_spec().command(Path("/r"))
     assert command == ["-m", "podscale.launch.worker_main", "podscale.pytorch.worker"]
-    variables = environment(task())
+    variables = environment(worker_spec())
     assert (variables["RANK"], variables["WORLD_SIZE"]) == ("0", "1")
 
 
-def environment(of: WorkerSpec) -> dict[str, str]:
-    return of.environment(worker_env(of), {"HOME": "/h"})
+def environment(spec: WorkerSpec) -> dict[str, str]:
+    return spec.environment(worker_env(spec), {"HOME": "/h"})
 
 
-def worker_env(of: WorkerSpec) -> WorkerEnv:
+def worker_env(spec: WorkerSpec) -> WorkerEnv:
     return WorkerEnv(
-        of.config,
-        of.stage,
-        of.shard_set,
+        spec.config,
+        spec.stage,
+        spec.shard_set,
         Path("/r"),
         log_directory=Path("/l"),
         lease=Path("/x/.lease"),
@@ -104,8 +104,8 @@ def worker_env(of: WorkerSpec) -> WorkerEnv:
 
 
 @pytest.mark.parametrize("engine", ["pytorch", "jax"])
-def test_several_ranks_go_through_our_spawner(engine: str) -> None:
-    ranks = task("launch.processes=4", f"train.engine={engine}")
+def test_the_fork_launcher_starts_several_ranks(engine: str) -> None:
+    ranks = worker_spec("launch.processes=4", f"train.engine={engine}")
     command = ranks.command(Path("/r"))
     assert command[:2] == ["-m", "podscale.launch.fork_launcher"]
     assert {"--processes=4", "--nodes=1", "--node-rank=0", "--address=127.0.0.1", "--port=0"} <= set(command)
@@ -116,11 +116,11 @@ def test_several_ranks_go_through_our_spawner(engine: str) -> None:
     assert not any(option.startswith("--preload") for option in other), "it may do at its import what a rank does"
 
 
-def test_several_pods_of_jax_go_through_our_spawner() -> None:
-    assert task("train.engine=jax").command(Path("/r"))[-1] == "podscale.jax.worker"
+def test_the_fork_launcher_starts_several_pods_of_jax() -> None:
+    assert worker_spec("train.engine=jax").command(Path("/r"))[-1] == "podscale.jax.worker"
     jobset = {"PET_NNODES": "8", "PET_NODE_RANK": "2", "PET_MASTER_ADDR": "m", "PET_MASTER_PORT": "1"}
     slices = {"PODSCALE_SLICE": "1", "PODSCALE_SLICE_NODES": "4"}
-    command = task("launch.nodes=8", "train.engine=jax", **jobset, **slices).command(Path("/r"))
+    command = worker_spec("launch.nodes=8", "train.engine=jax", **jobset, **slices).command(Path("/r"))
     assert {"--nodes=8", "--node-rank=6", "--slices=2", "--address=m", "--port=1"} <= set(command)
 
 
@@ -130,11 +130,11 @@ def test_a_rank_reads_what_the_launcher_writes() -> None:
     assert rank_env.variables()["GROUP_RANK"] == "6"
     for written in (rank_env, build_rank_env(Rendezvous(1, 0, "127.0.0.1"), 2, 0, 4711), RankEnv()):
         assert RankEnv.read(written.variables()) == written
-    assert RankEnv.read({}) == RankEnv.read(environment(task("train.engine=jax"))) == RankEnv()
+    assert RankEnv.read({}) == RankEnv.read(environment(worker_spec("train.engine=jax"))) == RankEnv()
 
 
 def test_a_worker_reads_what_the_supervisor_writes() -> None:
-    spec, rank_env = task("launch.processes=2", "run.id=r1"), RankEnv(1, 2, 1, 2, "127.0.0.1", 4711)
+    spec, rank_env = worker_spec("launch.processes=2", "run.id=r1"), RankEnv(1, 2, 1, 2, "127.0.0.1", 4711)
     without_fence = replace(worker_env(spec), fence_number=None, lease_wait_seconds=61.5)
     for written in (worker_env(spec), without_fence, WorkerEnv(spec.config, "evaluate", "s", Path("/r"))):
         variables = {**written.variables(), **rank_env.variables()}
@@ -158,7 +158,7 @@ def test_a_rank_whose_environment_is_half_set_says_so(left_out: str) -> None:
 
 
 def test_the_contract_of_a_rank() -> None:
-    ranks = task("launch.processes=2", "launch.grace_seconds=45.5", "run.id=r1")
+    ranks = worker_spec("launch.processes=2", "launch.grace_seconds=45.5", "run.id=r1")
     variables = environment(ranks)
     assert variables["HOME"] == "/h"
     assert json.loads(variables["PODSCALE_CONFIG"])["run"]["id"] == "r1"
@@ -176,15 +176,15 @@ def test_the_contract_of_a_rank() -> None:
 
 def test_torchrun_starts_ranks_across_nodes_and_restarts_them() -> None:
     variables = {"PET_NNODES": "2", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "m", "PET_MASTER_PORT": "1"}
-    command = task("launch.max_restarts=3", **variables).command(Path("/r"))
-    meeting = {"--nnodes=2", "--node-rank=0", "--master-addr=m", "--master-port=1"}
+    command = worker_spec("launch.max_restarts=3", **variables).command(Path("/r"))
+    rendezvous = {"--nnodes=2", "--node-rank=0", "--master-addr=m", "--master-port=1"}
     assert command[:2] == ["-m", "podscale.pytorch.torchrun"]
-    assert {"--nproc-per-node=1", "--log-dir=/r/torchrun", "--max-restarts=3", *meeting} <= set(command)
+    assert {"--nproc-per-node=1", "--log-dir=/r/torchrun", "--max-restarts=3", *rendezvous} <= set(command)
     assert command[-3:] == ["-m", "podscale.launch.worker_main", "podscale.pytorch.worker"]
 
 
 def test_the_environment_is_described_without_importing_it() -> None:
-    described = describe_environment(task("launch.processes=2"))
+    described = describe_environment(worker_spec("launch.processes=2"))
     assert described["packages"]["numpy"].count(".") >= 1
     assert described["cores"] >= 1
     assert described["memory_bytes"] > 2**20
@@ -199,13 +199,13 @@ def test_the_environment_is_described_without_importing_it() -> None:
         ({"PROCESS_ID": "0", "NUM_PROCESSES": "1"}, Rendezvous(1, 0, "first", 6666)),
     ],
 )
-def test_pods_of_a_jaxjob_meet_at_their_coordinator(variables: dict[str, str], expected: Rendezvous) -> None:
+def test_rendezvous_of_a_jaxjob(variables: dict[str, str], expected: Rendezvous) -> None:
     coordinator = {"COORDINATOR_ADDRESS": "first", "COORDINATOR_PORT": "6666"}
     assert Rendezvous.read({**coordinator, **variables}) == expected
 
 
 def test_the_rank_of_a_pod_counts_the_slices_before_its_own() -> None:
     pod = {"PET_NNODES": "8", "PET_NODE_RANK": "3", "PODSCALE_SLICE": "1", "PODSCALE_SLICE_NODES": "4"}
-    found = Rendezvous.read(pod)
-    assert found is not None
-    assert found.node_rank == 7
+    rendezvous = Rendezvous.read(pod)
+    assert rendezvous is not None
+    assert rendezvous.node_rank == 7
