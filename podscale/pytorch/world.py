@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 from torch import distributed as dist
@@ -74,7 +75,7 @@ def _translate_store_errors() -> Iterator[None]:
 def join_torch_rank_group(timeout_seconds: float, environ: Mapping[str, str] = os.environ) -> RankGroup:
     """Join the rank group of our launcher or of torchrun, by environment; a group of one if there is neither.
 
-    Both keep the store in the launcher of the first pod, so it outlives rank 0.
+    Both run the store in the launcher of the first pod, so it outlives rank 0.
     """
     if env.STORE in environ:
         return join_rank_group(read_rank_env(environ), timeout_seconds)
@@ -89,7 +90,7 @@ def join_torch_rank_group(timeout_seconds: float, environ: Mapping[str, str] = o
 
 
 def torch_store(rank_group: RankGroup, environ: Mapping[str, str] = os.environ) -> Store:
-    """Return the torch store that process groups need: the rank group's own, or one that rank 0 serves.
+    """Return the torch store that process groups need: that of the rank group, or one that rank 0 serves.
 
     Every rank must call this at the same time.
     """
@@ -136,7 +137,7 @@ class World:
 
     @property
     def ranks(self) -> range:
-        """Ranks of the sample order that this process computes: its own."""
+        """Ranks of the sample order that this process computes."""
         return range(self.rank, self.rank + 1)
 
     @property
@@ -177,10 +178,15 @@ class World:
         backend = "nccl" if self.on_gpu else None
         timeout = timedelta(seconds=self.timeout_seconds)  # torch's default is 30 minutes
         groups = [dist.new_group(ranks, timeout=timeout, backend=backend) for ranks in partition]
-        mine = next(number for number, ranks in enumerate(partition) if self.rank in ranks)
-        group = groups[mine]
+        group = next(group for group, ranks in zip(groups, partition, strict=True) if self.rank in ranks)
         assert isinstance(group, dist.ProcessGroup)
         return group
+
+    def broadcast(self, value: Any) -> Any:
+        """Return rank 0's value on every rank, pickled. Every rank must call this at the same time."""
+        values = [value]
+        dist.broadcast_object_list(values, src=0, device=torch.device("cpu"))
+        return values[0]
 
     @waiting_for(BARRIER)
     def barrier(self) -> None:
