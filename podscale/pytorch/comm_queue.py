@@ -77,27 +77,16 @@ SlicePhase = Callable[[int], None]
 
 
 def slice_count(length: int, shape: tuple[int, int], device_type: str) -> int:
-    """Return the number of slices of a bucket that are pipelined over the two axes; 1 if one axis has one rank.
-
-    Args:
-        length: elements of the bucket.
-        shape: ranks of a row, ranks of a column.
-        device_type: "cpu" or "cuda".
-    """
+    """Return the number of slices of a bucket that are pipelined over the axes of `shape`; 1 if one has one rank."""
     return 1 if 1 in shape else max(1, min(MAX_SLICES, length // SLICE_ELEMENTS[device_type]))
 
 
 def run_pipelined(
     column_queue: CommQueue, slices: int, inward: SlicePhase, across: SlicePhase, outward: SlicePhase | None
 ) -> None:
-    """Run the phases inward, across and outward of every slice. Returns when all are done.
+    """Run three phases of every slice: `inward` along the rows, `across` on the queue of the columns, `outward`.
 
-    Args:
-        column_queue: runs `across`.
-        slices: number of slices.
-        inward: first phase, along the rows.
-        across: second phase, along the columns.
-        outward: third phase, along the rows; None if there is none.
+    The phases of a slice depend on each other, the slices do not. Returns when all are done.
     """
     waits: list[Wait] = []
     for number in range(slices + 1):

@@ -55,12 +55,7 @@ class GradientReducer(Protocol):
 def build_reducer(
     section: AllReduceSection, model: nn.Module, world: World, *, extra: int = 1, sharded: bool = False
 ) -> GradientReducer:
-    """Build the reducer of a document's all_reduce section. Every rank must call this at the same time.
-
-    Args:
-        extra: values per rank that are averaged along with the gradients.
-        sharded: stop after the reduce-scatter.
-    """
+    """Build the reducer of a document's all_reduce section. Every rank must call this at the same time."""
     if section.algorithm == "ddp":
         return DdpReducer(model, world, bucket_mb=section.bucket_mb, extra=extra)
     return BucketedReducer(

@@ -24,6 +24,16 @@ TORCH_PORT_KEY = "torch/port"
 """Store key: port of the torch store that rank 0 serves beside ours."""
 
 
+@contextmanager
+def _translate_store_errors() -> Iterator[None]:
+    try:
+        yield
+    except DistStoreError as error:
+        raise StoreTimeout(str(error)) from error
+    except RuntimeError as error:
+        raise StoreError(str(error)) from error
+
+
 class TorchStore:
     """torch store behind the `Store` protocol.
 
@@ -34,42 +44,32 @@ class TorchStore:
     def __init__(self, store: Store) -> None:
         self.store = store
 
+    @_translate_store_errors()
     def set(self, key: str, value: str) -> None:
-        with _translate_store_errors():
-            self.store.set(key, value)
+        self.store.set(key, value)
 
+    @_translate_store_errors()
     def get(self, keys: Sequence[str]) -> list[str]:
-        with _translate_store_errors():
-            return [value.decode() for value in self.store.multi_get(list(keys))]
+        return [value.decode() for value in self.store.multi_get(list(keys))]
 
+    @_translate_store_errors()
     def wait(self, keys: Sequence[str], seconds: float) -> None:
-        with _translate_store_errors():
-            self.store.wait(list(keys), timedelta(seconds=seconds))
+        self.store.wait(list(keys), timedelta(seconds=seconds))
 
+    @_translate_store_errors()
     def has(self, key: str) -> bool:
-        with _translate_store_errors():
-            return self.store.check([key])
+        return self.store.check([key])
 
+    @_translate_store_errors()
     def add(self, key: str, amount: int) -> int:
-        with _translate_store_errors():
-            return self.store.add(key, amount)
+        return self.store.add(key, amount)
 
+    @_translate_store_errors()
     def clone(self, timeout_seconds: float) -> "TorchStore":
         """Open another connection: a waiting call blocks all users of a connection."""
-        with _translate_store_errors():
-            store = self.store.clone()
-            store.set_timeout(timedelta(seconds=timeout_seconds))
-            return TorchStore(store)
-
-
-@contextmanager
-def _translate_store_errors() -> Iterator[None]:
-    try:
-        yield
-    except DistStoreError as error:
-        raise StoreTimeout(str(error)) from error
-    except RuntimeError as error:
-        raise StoreError(str(error)) from error
+        store = self.store.clone()
+        store.set_timeout(timedelta(seconds=timeout_seconds))
+        return TorchStore(store)
 
 
 def join_torch_rank_group(timeout_seconds: float, environ: Mapping[str, str] = os.environ) -> RankGroup:

@@ -155,9 +155,6 @@ class DimFactors:
         sums = torch.baddbmm(self.statistics, unfolded, unfolded.mT, beta=beta2, alpha=weight)
         _copy_finite_matrices(self.statistics, sums, finite)
 
-    def update_roots(self, roots: Tensor, finite: Tensor) -> None:
-        _copy_finite_matrices(self.roots, roots, finite)
-
     def unpack_message(self, message: Tensor) -> Tensor:
         """Return all matrices, fp32 [blocks, d, d], from the message of all ranks."""
         offsets = self.message_offsets[:, None] + torch.arange(self.size**2, device=message.device)
@@ -209,7 +206,7 @@ class KroneckerFactors:
             power = self._section.exponent or 2 * len(self._stacks[each.stack].shape)
             local_roots.append(inverse_root(each.statistics, power, self._section.eps, self._section.roots, dtype))
         for each, roots in zip(self._dim_factors, self._gather_matrices(local_roots), strict=True):
-            each.update_roots(roots, finite)
+            _copy_finite_matrices(each.roots, roots, finite)
 
     def precondition(self, stack: int, blocks: Tensor) -> Tensor:
         """Return the blocks of a stack multiplied by their roots along every dimension, in their shape."""
