@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from podscale.config.model import ModelSection
 from podscale.config.train import AllReduceSection
@@ -129,13 +129,6 @@ def _measure_phases(world: World, mesh: Mesh, job: LinkBenchmarkJob) -> Iterator
                 yield {"phase": name, "axis": axis.name, "ranks": axis.size, "bytes": data.nbytes, "seconds": seconds}
 
 
-class NoAllReduce:
-    """No reduction: every rank keeps its local gradients."""
-
-    def __call__(self, bucket: Tensor) -> None:
-        pass
-
-
 def _measure_steps(
     world: World, all_reduces: dict[str, AllReduce], sections: dict[str, AllReduceSection], job: LinkBenchmarkJob
 ) -> Iterator[dict[str, Any]]:
@@ -147,7 +140,7 @@ def _measure_steps(
     for number in range(1 + 5):
         for name, times in seconds_by_name.items():
             section = sections.get(name, AllReduceSection())
-            all_reduce = all_reduces.get(name, NoAllReduce())
+            all_reduce = all_reduces.get(name, lambda bucket: None)
             reducer = BucketedReducer(network, all_reduce, world, bucket_mb=section.bucket_mb, overlap=section.overlap)
 
             def step(reducer: BucketedReducer = reducer) -> None:

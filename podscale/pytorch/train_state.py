@@ -231,7 +231,7 @@ class Ema:
         Args:
             read_weights: returns this rank's weights, in the order of `FlatWeights.local_masters`.
             decay: weight of the old average.
-            every: interval between updates of the average, steps.
+            every: interval of `update`, steps.
         """
         self._model, self._read_weights = model, read_weights
         self._decay, self._every = decay, every

@@ -189,7 +189,7 @@ def _parse_choice(record: dict[str, Any], *, is_reused: bool) -> AlgorithmChoice
 
 
 SHARED_SIGNAL = 0.05
-"""Standard deviation of the part of a gradient that all ranks share; each rank's own noise has 1."""
+"""Standard deviation of the part of a gradient that all ranks share; that of the noise is 1."""
 
 
 def relative_error(all_reduce: AllReduce, world: World, length: int) -> float:

@@ -35,14 +35,14 @@ class AdamMoments:
 
     def __init__(self, shard: ParamShard, *, beta2: float, eps: float) -> None:
         self._shard, self._beta2, self._eps = shard, beta2, eps
-        self.updates = torch.zeros((), device=shard.device)
+        self.steps = torch.zeros((), device=shard.device)
         self.values = {"momentum": shard.zeros(), "variance": shard.zeros()}
         self._views = [shard.views(values) for values in self.values.values()]
 
     def bias_corrections(self, beta1: Tensor, finite: Tensor) -> tuple[Tensor, Tensor]:
         """Count the step unless it is masked, and return the factors that correct m and the root of v, fp32 scalars."""
-        self.updates += finite
-        count = self.updates.clamp(min=1.0).double()
+        self.steps += finite
+        count = self.steps.clamp(min=1.0).double()
         return (1.0 / (1.0 - beta1.double() ** count)).float(), (1.0 / (1.0 - self._beta2**count)).sqrt().float()
 
     def write_directions(self, number: int, beta1: Tensor, corrections: tuple[Tensor, Tensor], finite: Tensor) -> None:
@@ -75,7 +75,7 @@ class Adam:
     def __init__(self, shard: ParamShard, *, beta2: float = 0.999, eps: float = 1e-8, decoupled: bool = False) -> None:
         self._shard, self._decoupled = shard, decoupled
         self._moments = AdamMoments(shard, beta2=beta2, eps=eps)
-        self.moments, self.scalars = self._moments.values, {"updates": self._moments.updates}
+        self.moments, self.scalars = self._moments.values, {"updates": self._moments.steps}
 
     @torch.no_grad()
     def step(self, hyper: HyperParams, finite: Tensor) -> Tensor:
@@ -105,7 +105,7 @@ class Lamb:
     ) -> None:
         self._shard, self._norms = shard, ParamNorms(shard)
         self._moments, self._clip_norm, self._clip = AdamMoments(shard, beta2=beta2, eps=eps), clip_norm, clip
-        self.moments, self.scalars = self._moments.values, {"updates": self._moments.updates}
+        self.moments, self.scalars = self._moments.values, {"updates": self._moments.steps}
 
     @torch.no_grad()
     def step(self, hyper: HyperParams, finite: Tensor) -> Tensor:

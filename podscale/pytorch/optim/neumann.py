@@ -35,11 +35,11 @@ class Neumann:
         self._sgd_steps = round(section.sgd_epochs * steps_per_epoch)
         self._push = section.beta * sum(each.size for each in shard.param_slices)
         period = max(1.0, float(round(section.reset_epochs * steps_per_epoch)))
-        self._updates, self._mu, self._last_reset = (torch.zeros((), device=shard.device) for _ in range(3))
+        self._steps, self._mu, self._last_reset = (torch.zeros((), device=shard.device) for _ in range(3))
         self._reset_at, self._period = (torch.full((), value, device=shard.device) for value in (1.0, period))
         self.moments = {"momentum": shard.zeros(), "average": shard.zeros()}
         self.scalars = {
-            "updates": self._updates,
+            "updates": self._steps,
             "mu": self._mu,
             "reset_at": self._reset_at,
             "last_reset": self._last_reset,
@@ -51,8 +51,8 @@ class Neumann:
     def step(self, hyper: HyperParams, finite: Tensor) -> Tensor:
         section, eta = self._section, hyper.learning_rate
         finite, (square,) = self._shard.sum_over_ranks(finite, self._local_squared_distance())
-        first = self._updates == 0
-        t = self._updates - self._sgd_steps + 1.0
+        first = self._steps == 0
+        t = self._steps - self._sgd_steps + 1.0
         sgd = t < 1.0
         reset = t == self._reset_at
         held = reset & (section.on_reset == "hold")
@@ -120,7 +120,7 @@ class Neumann:
 
     def _advance(self, t: Tensor, mu: Tensor, reset: Tensor, finite: Tensor) -> None:
         """Count the step and, after a reset, set the time of the next one."""
-        self._updates += finite
+        self._steps += finite
         copy_where_finite(finite & (t >= 1.0), self._mu, mu)
         copy_where_finite(reset, self._last_reset, t)
         copy_where_finite(reset, self._reset_at, t + self._period)

@@ -67,8 +67,8 @@ class Nlcg:
         if section.beta == "polak_ribiere":
             self.moments["descent"] = shard.zeros()
         self._rate_control = LossRateControl(section.step, section.tolerance, shard.device)
-        self._updates, self._rho, self._old_rate = (torch.zeros((), device=shard.device) for _ in range(3))
-        self.scalars = {"updates": self._updates, "rho": self._rho, "moved": self._old_rate}
+        self._steps, self._rho, self._old_rate = (torch.zeros((), device=shard.device) for _ in range(3))
+        self.scalars = {"updates": self._steps, "rho": self._rho, "moved": self._old_rate}
         self.scalars |= self._rate_control.scalars
         is_batch_norm = torch.tensor([each.is_batch_norm for each in shard.param_slices], device=shard.device)
         self._norm_scale = torch.where(is_batch_norm, section.norm_gradient_scale, 1.0)
@@ -85,7 +85,7 @@ class Nlcg:
         rho = self._precondition(finite, y_d * self._old_rate, d_hd * self._old_rate.square(), scratch)
         beta = ((rho - r_s_old) / (self._rho + EPS)).clamp(0.0, 1.0)
         beta = torch.where(self._is_due(self._section.restart_every), 0.0, beta)
-        base_rate, taken_back = self._rate_control(hyper.loss, self._updates, finite)
+        base_rate, taken_back = self._rate_control(hyper.loss, self._steps, finite)
         t = hyper.learning_rate * base_rate
         reverse = torch.where(t > 0, taken_back * self._old_rate / t, 0.0)
         d_factor = torch.where(finite, (1.0 - taken_back) * beta - reverse, 1.0).float()
@@ -98,7 +98,7 @@ class Nlcg:
                 part.s_old.lerp_(part.g.neg_(), is_applied)
         copy_where_finite(finite, self._rho, rho.float())
         copy_where_finite(finite, self._old_rate, t)
-        self._updates += finite
+        self._steps += finite
         return finite
 
     def _products(self, finite: Tensor, scratch: Tensor) -> tuple[Tensor, Tensor]:
@@ -166,7 +166,7 @@ class Nlcg:
 
     def _is_due(self, every: int) -> Tensor:
         """Return True at step 0 and, unless `every` is 0, at its multiples."""
-        return torch.remainder(self._updates, every) == 0 if every else self._updates == 0
+        return torch.remainder(self._steps, every) == 0 if every else self._steps == 0
 
 
 class LossRateControl:
@@ -181,14 +181,14 @@ class LossRateControl:
         self._factors = torch.tensor([GROWTH.get(mode, 1.0), *SHRINKS], device=device)
         self._fractions = torch.tensor(TAKE_BACK_FRACTIONS, device=device)
 
-    def __call__(self, loss: Tensor, updates: Tensor, finite: Tensor) -> tuple[Tensor, Tensor]:
-        """Return base rate and fraction of this step; `updates`: number of steps applied before it."""
+    def __call__(self, loss: Tensor, step: Tensor, finite: Tensor) -> tuple[Tensor, Tensor]:
+        """Return base rate and fraction of `step`, from 0; masked steps do not count."""
         if self._mode == "none":
             return self._base, torch.zeros_like(self._base)
-        is_first = updates == 0
+        is_first = step == 0
         average = torch.where(is_first, loss, LOSS_DECAY * self._average + (1.0 - LOSS_DECAY) * loss)
         if self._mode == "step":
-            is_compared, rise = torch.remainder(updates, COMPARE_EVERY_STEPS) == 0, average / self._before
+            is_compared, rise = torch.remainder(step, COMPARE_EVERY_STEPS) == 0, average / self._before
         else:
             is_compared, rise = torch.ones_like(is_first), loss / self._average
         is_compared = is_compared & ~is_first

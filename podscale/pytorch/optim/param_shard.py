@@ -3,8 +3,8 @@
 An optimizer sees lists of tensors and does not depend on whether the step is sharded. Norms are taken of chunks, which
 are small: a processor's fp32 sum of squares is accurate to 1e-7 over some ten thousand elements and only to 1e-5 over
 millions. Element-wise work is done on parts. On a CPU a part is a chunk, and parts are processed in groups that stay in
-the cache from one operation to the next. On a GPU, where every operation on a tensor is a launch, a part is a whole
-range of the flat buffer in rows; a row lies within one parameter, so a factor per parameter is one value per row.
+the cache from one operation to the next. On a GPU, where every operation on a tensor is a launch, a part is a
+range of the flat buffer in rows; a row is within one parameter, so a factor per parameter is one value per row.
 """
 
 from collections.abc import Callable, Sequence

@@ -98,15 +98,15 @@ class ForeachMomentum:
         for group, momenta in zip(self._shard.groups, self._views, strict=True):
             if not decayed:
                 add_weight_decay(group, weight_decay)
-            updates, parts = group.gradients, slice(group.first, group.last)
+            directions, parts = group.gradients, slice(group.first, group.last)
             torch._foreach_mul_(momenta, keep)
             if self._nesterov:
-                torch._foreach_mul_(updates, inside_factors[parts])
-                torch._foreach_add_(momenta, updates)
-                torch._foreach_addcmul_(updates, momenta, [momentum] * len(momenta))
-                torch._foreach_addcmul_(group.weights, updates, outside_factors[parts])
+                torch._foreach_mul_(directions, inside_factors[parts])
+                torch._foreach_add_(momenta, directions)
+                torch._foreach_addcmul_(directions, momenta, [momentum] * len(momenta))
+                torch._foreach_addcmul_(group.weights, directions, outside_factors[parts])
             else:
-                torch._foreach_addcmul_(momenta, updates, inside_factors[parts])
+                torch._foreach_addcmul_(momenta, directions, inside_factors[parts])
                 torch._foreach_addcmul_(group.weights, momenta, outside_factors[parts])
 
 
