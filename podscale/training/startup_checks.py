@@ -20,7 +20,7 @@ import podscale
 from podscale.config import RunConfig, result_values
 from podscale.config.batch_norm_groups import batch_norm_group
 from podscale.config.checks import check_ranks
-from podscale.config.fields import FieldClass, refusal
+from podscale.config.fields import FieldClass, input_error
 from podscale.config.identity import field_values
 from podscale.data.loaders.build_loader import open_shard_set
 from podscale.data.sampler import build_sampler
@@ -251,7 +251,7 @@ def validate_world(config: RunConfig, ranks: int, samples: int) -> None:
     try:
         check_ranks(config, ranks)
     except PydanticCustomError as error:
-        raise refusal(error) from None
+        raise input_error(error.context) from None
     if train.global_batch > samples:
         raise InputError(
             f"larger than the training split of {samples} images",
