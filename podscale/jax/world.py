@@ -13,10 +13,10 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from podscale.distributed.rank_group import RankGroup, leave_rank_group
+from podscale.distributed.rank_group import RankGroup
 from podscale.distributed.store import StoreTimeout
 from podscale.distributed.waits import BARRIER, waiting_for
-from podscale.distributed.worker_env import RankEnv, read_rank_env
+from podscale.distributed.worker_env import RankEnv
 from podscale.errors import HangDetected, InputError
 from podscale.jax.collective_errors import delay_abort
 from podscale.jax.mesh import RANKS, axis_size
@@ -117,7 +117,7 @@ def join_world(rank_group: RankGroup, environ: Mapping[str, str] = os.environ) -
 
     Raises HangDetected if a process does not join in time.
     """
-    rank_env = read_rank_env(environ)
+    rank_env = RankEnv.read(environ)
     if threads := environ.get("OMP_NUM_THREADS"):
         os.environ.setdefault("NPROC", threads)  # XLA's name for its threads on a CPU
     if rank_env.world_size > 1:
@@ -136,7 +136,7 @@ def leave_world(world: World) -> None:
 
     Does not shut down `jax.distributed`, which would abort a process whose peer is late.
     """
-    leave_rank_group(world.rank_group)
+    world.rank_group.leave()
 
 
 def _join_jax(rank_group: RankGroup, rank_env: RankEnv) -> None:
