@@ -195,9 +195,9 @@ class StudyRunner:
         """Return location and number of training images of a trial's shard set; build it if missing."""
         name = data_fingerprint(config.data)
         if name not in self._shard_sets:
-            made = local.shard(config.data, config.run.workspace, workers=config.launch.shard_workers)
-            assert made is not None, "all parts at once"
-            self._shard_sets[name] = (made.location, made.manifest.splits["train"].count)
+            shard_set = local.shard(config.data, config.run.workspace, workers=config.launch.shard_workers)
+            assert shard_set is not None, "all parts at once"
+            self._shard_sets[name] = (shard_set.location, shard_set.manifest.splits["train"].count)
         return self._shard_sets[name]
 
 
@@ -212,8 +212,8 @@ def defer_signals() -> Iterator[None]:
         yield
         return
     pending: list[int] = []
-    found = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    handlers = {number: handler for number, handler in found.items() if handler is not None}  # None: not Python's
+    current = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    handlers = {number: handler for number, handler in current.items() if handler is not None}  # None: not Python's
     try:
         for number in handlers:
             signal.signal(number, lambda received, _: pending.append(received))
