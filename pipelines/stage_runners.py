@@ -20,10 +20,10 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from podscale.config import RunConfig
-from podscale.config.preflight import local_directory
 from podscale.errors import InputError
 from podscale.runs import RunDirectory
 from podscale.util import env, host_info
+from podscale.util.locations import Location
 from podscale.util.processes import hold_lock_file
 
 
@@ -172,8 +172,8 @@ class ContainerRunner:
 
     def _volumes(self) -> dict[str, dict[str, str]]:
         """Return the bind mounts of the stages, at the same path inside."""
-        source = None if self._config.data.source == "digits" else local_directory(self._config.data.source)
-        workspace = local_directory(self._config.run.workspace)
+        source = None if self._config.data.source == "digits" else Location.parse(self._config.data.source).local_path
+        workspace = Location.parse(self._config.run.workspace).local_path
         wanted = [(source, "ro"), (workspace, "rw"), (self._scratch, "rw")]
         paths = {str(path.absolute()): mode for path, mode in wanted if path is not None}
         return {path: {"bind": path, "mode": mode} for path, mode in paths.items()}

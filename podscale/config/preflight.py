@@ -21,6 +21,7 @@ from podscale.config.run_config import RunConfig
 from podscale.errors import InputError, InputErrors
 from podscale.util import env, host_info
 from podscale.util.formatting import format_bytes
+from podscale.util.locations import Location
 
 PreflightTarget = Literal["here", "containers", "pod", "job", "cluster"]
 
@@ -82,15 +83,8 @@ def local_device_count(document: RunConfig) -> int:
     return len(host_info.tpu_chips()) or gpus or processes * (int(simulated[1]) if simulated else 0)
 
 
-def local_directory(location: str) -> Path | None:
-    """The path of a local location; None for an object store."""
-    if location.startswith("file://"):
-        return Path(location.removeprefix("file://"))
-    return None if "://" in location else Path(location)
-
-
 def _cluster_problems(document: RunConfig) -> Iterator[InputError]:
-    workspace = local_directory(document.run.workspace)
+    workspace = Location.parse(document.run.workspace).local_path
     if workspace is not None and not workspace.is_absolute():
         yield InputError(
             "relative, so that every pod would look somewhere else",
@@ -98,7 +92,7 @@ def _cluster_problems(document: RunConfig) -> Iterator[InputError]:
             got=document.run.workspace,
             hint="Give the path where the shared volume is mounted in the pods, such as /workspace",
         )
-    source = local_directory(document.data.source)
+    source = Location.parse(document.data.source).local_path
     if source is not None and document.data.source != "digits" and not source.is_absolute():
         hint = "Give the path inside the pods, or a gs:// or s3:// URL."
         yield InputError("relative", field="data.source", got=document.data.source, hint=hint)
@@ -144,7 +138,7 @@ def _rank_problems(document: RunConfig) -> Iterator[InputError]:
 
 
 def _source_problems(document: RunConfig) -> Iterator[InputError]:
-    source = local_directory(document.data.source)
+    source = Location.parse(document.data.source).local_path
     if document.data.source == "digits" or source is None or shard_set_counts(document):
         return
     try:
@@ -171,7 +165,7 @@ def _source_problems(document: RunConfig) -> Iterator[InputError]:
 
 
 def _shard_set_problems(shard_set: str, counts: dict[str, int]) -> Iterator[InputError]:
-    if local_directory(shard_set) is not None and not counts:
+    if Location.parse(shard_set).local_path is not None and not counts:
         yield InputError(
             "no complete shard set here",
             field=shard_set,
@@ -180,7 +174,7 @@ def _shard_set_problems(shard_set: str, counts: dict[str, int]) -> Iterator[Inpu
 
 
 def _workspace_problems(document: RunConfig) -> Iterator[InputError]:
-    workspace = local_directory(document.run.workspace)
+    workspace = Location.parse(document.run.workspace).local_path
     if workspace is None:
         yield InputError(
             "a run directory needs a local or mounted file system",
@@ -218,7 +212,7 @@ def _required_disk_bytes(document: RunConfig) -> int:
     """Bytes the run will at least write: copies of the source's images that do not exist yet."""
     if shard_set_counts(document):
         return SPARE_BYTES
-    source = local_directory(document.data.source)
+    source = Location.parse(document.data.source).local_path
     if source is None or document.data.source == "digits":
         return SPARE_BYTES
     return SPARE_BYTES + (0 if document.data.resize_short else _measure_bytes(source))
@@ -428,8 +422,8 @@ def _port_problems(document: RunConfig) -> Iterator[InputError]:
 
 def shard_set_counts(document: RunConfig, shard_set: str | None = None) -> dict[str, int]:
     """Samples by split of `shard_set` (default: the document's own) if it is complete here; else empty."""
-    default = f"{document.run.workspace}/datasets/{data_fingerprint(document.data)}"
-    directory = local_directory(default if shard_set is None else shard_set)
+    default = Location.parse(document.run.workspace).join("datasets", data_fingerprint(document.data))
+    directory = (default if shard_set is None else Location.parse(shard_set)).local_path
     if directory is None:
         return {}
     path = directory / "manifest.json"

@@ -12,6 +12,7 @@ from podscale.errors import InputError
 from podscale.hardware import CPU, Hardware, find_hardware
 from podscale.kubernetes.pod_resources import PodResources, pod_resources, validate_job
 from podscale.runs import dataset_directory, local_path
+from podscale.util.locations import Location
 from podscale.version import VERSION
 
 StageName = Literal["shard", "train", "evaluate", "report"]
@@ -130,7 +131,7 @@ def build_job_spec(
     nodes = _node_count(config, stage, hardware)
     processes = launch.processes or (1 if hardware.kind == "tpu" else max(1, hardware.accelerators))
     location = shard_set or dataset_directory(config.run.workspace, config.data)
-    cached = stage != "shard" and ("://" in location or (placed and cluster.local_ssd))
+    cached = stage != "shard" and (Location.parse(location).is_remote or (placed and cluster.local_ssd))
     security = _resolve_security_mode(
         cluster, named
     )  # of every stage: no other user could replace what root has written

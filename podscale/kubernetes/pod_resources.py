@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import PurePath, PurePosixPath
 
 from pydantic_core import PydanticCustomError
 
@@ -16,6 +16,7 @@ from podscale.errors import InputError, InputErrors
 from podscale.hardware import Hardware
 from podscale.runs import local_path
 from podscale.util.formatting import format_count
+from podscale.util.locations import Location
 
 GIB = 2**30
 TEMPORARY_GIB = 8.0
@@ -113,21 +114,21 @@ def volume_mounts(config: RunConfig) -> dict[str, bool]:
     return found
 
 
-def _is_writable(path: str, config: RunConfig) -> bool | None:
-    """Return if the volume that holds `path` is writable; None if no volume holds it."""
-    here = PurePosixPath(path)
-    around = [(PurePosixPath(mount), writable) for mount, writable in volume_mounts(config).items()]
-    inside = [(len(mount.parts), writable) for mount, writable in around if here.is_relative_to(mount)]
-    return max(inside)[1] if inside else None
+def _is_writable(path: PurePath, config: RunConfig) -> bool | None:
+    """Return whether the volume that holds `path` is writable; None if no volume holds it."""
+    mounts = [(PurePosixPath(mount), writable) for mount, writable in volume_mounts(config).items()]
+    around = [(mount, writable) for mount, writable in mounts if path.is_relative_to(mount)]
+    return max(around)[1] if around else None
 
 
 def _check_workspace(config: RunConfig) -> Iterator[InputError]:
-    key, workspace = "run.workspace", str(local_path(config.run.workspace))
-    if not workspace.startswith("/"):
+    key, path = "run.workspace", local_path(config.run.workspace)
+    workspace = str(path)
+    if not path.is_absolute():
         hint = "Give the path in the pods at which a volume is mounted, such as /workspace"
         yield InputError("not an absolute path", field=key, got=config.run.workspace, hint=hint)
         return
-    writable = _is_writable(workspace, config)
+    writable = _is_writable(path, config)
     if writable is None:
         yield InputError(
             "no volume is mounted there",
@@ -153,11 +154,13 @@ def _check_workspace(config: RunConfig) -> Iterator[InputError]:
 def _check_input_paths(config: RunConfig, stage: str, shard_set: str) -> Iterator[InputError]:
     """Yield what the pods read and no volume holds."""
     problem, source = "no volume is mounted there", config.data.source
-    if stage == "shard" and source != "digits" and "://" not in source and _is_writable(source, config) is None:
+    path = Location.parse(source if stage == "shard" else shard_set).local_path
+    if path is None or _is_writable(path, config) is not None:
+        return
+    if stage == "shard" and source != "digits":
         hint = "Name one with launch.cluster.volumes, or give a gs:// or s3:// URL."
         yield InputError(problem, field="data.source", got=source, hint=hint)
-    local = shard_set.removeprefix("file://")
-    if stage != "shard" and local.startswith("/") and "://" not in local and _is_writable(local, config) is None:
+    elif stage != "shard" and path.is_absolute():
         yield InputError(problem, field="shard set", got=shard_set, hint="Name one with launch.cluster.volumes.")
 
 

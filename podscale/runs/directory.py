@@ -6,16 +6,16 @@ from pathlib import Path
 from podscale.config import RunConfig, data_fingerprint
 from podscale.config.data import DataSection
 from podscale.errors import InputError
+from podscale.util.locations import Location
 
 
 def local_path(location: str) -> Path:
-    """The path of a local directory given as path or file:// URL.
+    """Return the path of a local directory.
 
-    Raises InputError for other URLs: a run directory needs a file system that can lock and rename.
+    Raises InputError for a remote one: a run directory needs a file system that can lock and rename.
     """
-    if location.startswith("file://"):
-        return Path(location.removeprefix("file://"))
-    if "://" in location:
+    path = Location.parse(location).local_path
+    if path is None:
         raise InputError(
             "a run directory needs a local or mounted file system",
             field="run.workspace",
@@ -23,12 +23,12 @@ def local_path(location: str) -> Path:
             hint="Mount the bucket (gcsfuse, PVC) and give its path: only data.source and shard sets may be URLs of an "
             "object store.",
         )
-    return Path(location)
+    return path
 
 
 def dataset_directory(workspace: str, data: DataSection) -> str:
     """Location of the shard set of a data section."""
-    return f"{workspace.rstrip('/') or '/'}/datasets/{data_fingerprint(data)}"
+    return str(Location.parse(workspace).join("datasets", data_fingerprint(data)))
 
 
 def programs_directory(workspace: str) -> Path:

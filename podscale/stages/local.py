@@ -36,6 +36,7 @@ from podscale.runs import (
     write_outcome,
 )
 from podscale.util import env
+from podscale.util.locations import Location
 from podscale.util.progress_reports import ProgressCallback
 
 if TYPE_CHECKING:
@@ -183,13 +184,12 @@ def evaluate(config: RunConfig, shard_set: str) -> StageOutcome:
 def report(config: RunConfig, shard_set: str) -> StageOutcome:
     """Write the self-contained <run>/report.html and the model card."""
     from podscale.data.loaders.build_loader import open_shard_set
-    from podscale.data.node_cache import is_remote
     from podscale.report import build_report
     from podscale.report.model_card import write_model_card
 
     def work(run: RunDirectory, lease: Lease) -> None:
         # A report is written even if the shards are gone; only remote ones are downloaded first.
-        opened = open_shard_set(shard_set, config) if is_remote(shard_set) else shard_set
+        opened = open_shard_set(shard_set, config) if Location.parse(shard_set).is_remote else shard_set
         write_model_card(run.path, opened)
         build_report(run.path, opened)
 
