@@ -9,7 +9,7 @@ import yaml
 from podscale.errors import InputError
 from podscale.kubernetes.job_spec import METRICS_PORT, JobSpec
 from podscale.kubernetes.render import pod_placement
-from podscale.kubernetes.resources import JOB_BACKENDS
+from podscale.kubernetes.resources import JOB_KINDS
 
 MONITORING_NAMESPACES = ("monitoring", "gmp-system", "gke-gmp-system")
 """Where a Prometheus may scrape from: its operator's usual place, Google's managed one, and that of GKE Autopilot.
@@ -41,7 +41,7 @@ def job_object(
     spec: JobSpec, backend: str, body: Mapping[str, Any], annotations: Mapping[str, str] | None = None
 ) -> Manifest:
     """Return the object of a job with `body` as its spec."""
-    kind = JOB_BACKENDS[backend]
+    kind = JOB_KINDS[backend]
     labels = {**spec.labels, **pod_placement.queue_labels(spec)}
     return {
         "apiVersion": kind.api_version,
@@ -96,7 +96,7 @@ def check_not_elastic(spec: JobSpec, backend: str) -> None:
     """Raise InputError if the job shall go on with fewer pods, which only a PyTorchJob can."""
     if spec.min_nodes is not None:
         raise InputError(
-            f"a {JOB_BACKENDS[backend].kind} cannot lose pods and go on",
+            f"a {JOB_KINDS[backend].kind} cannot lose pods and go on",
             field="launch.cluster.min_nodes",
             got=spec.min_nodes,
             hint="Leave it out (a loss then restarts all from the newest checkpoint), or set launch.backend=pytorchjob",

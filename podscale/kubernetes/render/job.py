@@ -5,9 +5,9 @@ from typing import Any
 from podscale.errors import ExitCode, InputError
 from podscale.kubernetes.job_spec import JobSpec
 from podscale.kubernetes.render import common, pod
-from podscale.kubernetes.resources import JOB_BACKENDS
+from podscale.kubernetes.resources import STAGE_CONTAINERS
 
-JOB_CONTAINER = JOB_BACKENDS["job"].container
+JOB_CONTAINER = STAGE_CONTAINERS["job"]
 COMPLETION_INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 """Field with a pod's number within an indexed job."""
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from podscale.kubernetes.job_spec import JobSpec
 from podscale.kubernetes.render import common, job, pod
-from podscale.kubernetes.resources import JOB_BACKENDS
+from podscale.kubernetes.resources import STAGE_CONTAINERS
 from podscale.util import env
 
-JOBSET_CONTAINER = JOB_BACKENDS["jobset"].container
+JOBSET_CONTAINER = STAGE_CONTAINERS["jobset"]
 REPLICATED_JOB = "node"
 TORCHRUN_PORT = 29500
 """torchrun's own choice."""

@@ -24,7 +24,7 @@ from typing import Any
 from podscale.errors import InputError
 from podscale.kubernetes.job_spec import JobSpec
 from podscale.kubernetes.render import common, pod
-from podscale.kubernetes.resources import JOB_BACKENDS
+from podscale.kubernetes.resources import STAGE_CONTAINERS
 
 PYTORCHJOB_PORT = 23456
 """The operator's own; it must be named pytorchjob-port."""
@@ -39,7 +39,7 @@ def render_pytorchjob(spec: JobSpec) -> common.JobManifests:
     elastic = spec.min_nodes is not None
     template = pod.pod_template(
         spec,
-        JOB_BACKENDS["pytorchjob"].container,
+        STAGE_CONTAINERS["pytorchjob"],
         environment=[] if elastic else _rendezvous_variables(spec),
         ports={"pytorchjob-port": PYTORCHJOB_PORT},
     )
@@ -131,7 +131,7 @@ def render_jaxjob(spec: JobSpec) -> common.JobManifests:
             got="jaxjob",
             hint="Set launch.backend=jobset",
         )
-    template = pod.pod_template(spec, JOB_BACKENDS["jaxjob"].container, ports={"jaxjob-port": JAXJOB_PORT})
+    template = pod.pod_template(spec, STAGE_CONTAINERS["jaxjob"], ports={"jaxjob-port": JAXJOB_PORT})
     body = models.KubeflowOrgV1JAXJobSpec(
         run_policy=run_policy_spec(spec), jax_replica_specs={"Worker": worker(spec, template)}
     )

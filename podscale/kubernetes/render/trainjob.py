@@ -10,9 +10,9 @@ from typing import Any
 from podscale.errors import InputError
 from podscale.kubernetes.job_spec import JobSpec
 from podscale.kubernetes.render import common, jobset, pod
-from podscale.kubernetes.resources import JOB_BACKENDS
+from podscale.kubernetes.resources import JOB_KINDS, STAGE_CONTAINERS
 
-TRAINJOB_CONTAINER = JOB_BACKENDS["trainjob"].container
+TRAINJOB_CONTAINER = STAGE_CONTAINERS["trainjob"]
 ANCESTOR_LABEL = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
 PATCHED_FIELDS = ("serviceAccountName", "imagePullSecrets", "nodeSelector", "tolerations")
 """Fields of the pod that say where it goes; Trainer lets a TrainJob patch them."""
@@ -37,7 +37,7 @@ def render_trainjob(spec: JobSpec) -> common.JobManifests:
     }
     patch = {name: template["spec"].pop(name) for name in PATCHED_FIELDS if name in template["spec"]}
     body = {
-        "runtimeRef": {"apiGroup": JOB_BACKENDS["trainjob"].group, "kind": "TrainingRuntime", "name": spec.name},
+        "runtimeRef": {"apiGroup": JOB_KINDS["trainjob"].group, "kind": "TrainingRuntime", "name": spec.name},
         "activeDeadlineSeconds": spec.time_limit_seconds,
         "trainer": trainer,
         "runtimePatches": [{"manager": PATCH_MANAGER, "trainingRuntimeSpec": _runtime_patch(patch)}],
@@ -50,7 +50,7 @@ def _training_runtime(spec: JobSpec, template: dict[str, Any]) -> common.Manifes
     annotations = jobset.EXCLUSIVE_TOPOLOGY if spec.hardware.hosts > 1 else {}
     metadata = {"metadata": {"annotations": annotations}} if annotations else {}
     return {
-        "apiVersion": JOB_BACKENDS["trainjob"].api_version,
+        "apiVersion": JOB_KINDS["trainjob"].api_version,
         "kind": "TrainingRuntime",
         "metadata": common.object_metadata(spec, {**spec.labels, "trainer.kubeflow.org/framework": "torch"}),
         "spec": {
