@@ -134,7 +134,7 @@ class KfpBackend:
         return StartedRun(schedule_id, request.name, self._schedule_link(schedule_id))
 
     def _schedule_link(self, schedule_id: str) -> str:
-        return self.endpoint.link(f"recurringrun/details/{schedule_id}")
+        return str(self.endpoint.link(f"recurringrun/details/{schedule_id}"))
 
     def follow(self, run_id: str, on_change: Callable[[PipelineProgress], None], *, poll_seconds: float = 5.0) -> str:
         """Wait until a run has finished and return its state.
@@ -210,11 +210,13 @@ class KfpBackend:
 
     def _error_of_answer(self, answer: Any, action: str) -> PodscaleError:
         message = _error_message(answer.body) or str(answer.reason)
+        error: PodscaleError
         if answer.status in (401, 403):
-            return credentials_error(self.endpoint, answer.status, message)
+            error = credentials_error(self.endpoint, answer.status, message)
+            return error
         if not answer.status or answer.status >= 500 or answer.status == 429:
-            problem = f"could not {action}: HTTP {answer.status}: {message}"
-            return BackendUnreachable(problem, field=self.endpoint.host)
+            error = BackendUnreachable(f"could not {action}: HTTP {answer.status}: {message}", field=self.endpoint.host)
+            return error
         hint = {
             400: "Podscale's packages need KFP 2.15 or newer.",
             404: "It may have been deleted meanwhile.",
