@@ -102,9 +102,9 @@ def switched_training(
                 super()._write()
 
     class Heartbeats(GoodputWriter):
-        def _write(self, ended: str = "") -> None:
+        def _write(self, exit_cause: str = "") -> None:
             if switch.on:
-                super()._write(ended)
+                super()._write(exit_cause)
 
     registry = CollectorRegistry()
     metrics = TrainMetrics(registry, rank=world.rank, run=config.run.id, info={"model": config.model.name})

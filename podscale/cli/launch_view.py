@@ -164,4 +164,4 @@ def _json_summary(config: RunConfig, result: LaunchResult, seconds: float, top1:
 def _read_top1(run: RunDirectory) -> float | None:
     from podscale.evaluation import evaluation_json
 
-    return evaluation_json.read_evaluation(run.evaluation).figures.top1
+    return evaluation_json.read_evaluation(run.evaluation).scores.top1

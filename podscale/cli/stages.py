@@ -246,7 +246,7 @@ def _load_to_evaluate(
 
 def _format_scores(evaluation: "Evaluation") -> dict[str, str]:
     """Return the main scores as text."""
-    scores, rate = evaluation.figures, evaluation.throughput.evaluation_images_per_second
+    scores, rate = evaluation.scores, evaluation.throughput.evaluation_images_per_second
     low, high = scores.top1_interval
     rows = {
         "top-1": f"{scores.top1:.2%}  (95 % interval {low:.2%} to {high:.2%})",

@@ -64,7 +64,7 @@ class LaunchHistory:
         """Record the start of a launch and return the environment variables of its ranks."""
         if self._lease is not None:
             state = after_launch(read_goodput_state(self._path), time.time(), time.monotonic() - self._started_at)
-            self.launches = state.life
+            self.launches = state.launch
             self._write_state(state)
         return {env.LIFE_BEGAN: repr(self._started_at)}
 
@@ -72,7 +72,7 @@ class LaunchHistory:
         """Record the exit cause of a launch; the time of its last heartbeat stays."""
         state = read_goodput_state(self._path)
         if state is not None and self._lease is not None:
-            self._write_state(replace(state, ended=EXIT_CAUSES.get(exit_code, "failed")))
+            self._write_state(replace(state, exit_cause=EXIT_CAUSES.get(exit_code, "failed")))
         self._started_at = time.monotonic()
 
     def _write_state(self, state: GoodputState) -> None:

@@ -181,7 +181,11 @@ def evaluate(config: RunConfig, shard_set: str) -> StageOutcome:
 
 
 def report(config: RunConfig, shard_set: str) -> StageOutcome:
-    """Write the self-contained <run>/report.html and the model card."""
+    """Write the self-contained <run>/report.html, and the model card if there is a model.
+
+    Raises:
+        InputError: the run directory does not exist.
+    """
     from podscale.data.loaders.build_loader import open_shard_set
     from podscale.data.node_cache import is_remote
     from podscale.report import build_report
@@ -190,9 +194,13 @@ def report(config: RunConfig, shard_set: str) -> StageOutcome:
     def work(run: RunDirectory, lease: Lease) -> None:
         # A report is written even if the shards are gone; only remote ones are downloaded first.
         opened = open_shard_set(shard_set, config) if is_remote(shard_set) else shard_set
-        write_model_card(run.path, opened)
+        if run.model.is_dir():  # a run that failed early has a report, but no model
+            write_model_card(run.path, opened)
         build_report(run.path, opened)
 
+    directory = RunDirectory.for_config(config).path
+    if not directory.is_dir():
+        raise InputError("there is no run to report", field=str(directory), hint="Run `podscale train` first.")
     return _run_once(config, "report", shard_set, work)
 
 

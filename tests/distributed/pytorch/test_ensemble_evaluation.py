@@ -136,9 +136,9 @@ def test_what_they_cost_and_where_they_are_from(trained: tuple[RunConfig, Path])
     costs = {one.way: one.answered for one in found.combined}
     assert [costs[way].passes for way in COMBINE_METHODS] == [3, 3, 1]
     seconds = sum(passes[f"member-{number}"].seconds for number in range(3))
-    assert costs["logits"].images_per_second == pytest.approx(told.figures.samples / seconds)
-    assert costs["weights"].images_per_second == pytest.approx(told.figures.samples / passes["weights"].seconds)
-    assert (told.figures.top1, told.figures.loss) == (costs["logits"].top1, pytest.approx(costs["logits"].loss))
+    assert costs["logits"].images_per_second == pytest.approx(told.scores.samples / seconds)
+    assert costs["weights"].images_per_second == pytest.approx(told.scores.samples / passes["weights"].seconds)
+    assert (told.scores.top1, told.scores.loss) == (costs["logits"].top1, pytest.approx(costs["logits"].loss))
     assert [(m.name, m.started_from, m.started_epoch, m.epochs) for m in found.members] == [
         (f"tiny-c{cycle}", "tiny", cycle + 1.0, 1.0) for cycle in range(3)
     ]

@@ -45,3 +45,4 @@ def test_location_and_field_stand_first_and_long_values_are_cut() -> None:
     assert text.startswith("run.yaml:3: a: wrong (got 'xxx")
     assert text.endswith("...). Mend it.")
     assert len(text) < 200
+    assert format_error("no answer.", field="a", hint="Try again.") == "a: no answer. Try again."
