@@ -15,33 +15,6 @@ from podscale.distributed.rank_group import RankGroup
 from podscale.errors import HangDetected, PeerLost, PodscaleError
 
 
-def dump_flight_recorder(path: Path) -> str:
-    """Writes what the recorder holds to `path`; a line on what became of it."""
-    found = {}
-    for backend, name in (("gloo", "_dump_fr_trace_json"), ("nccl", "_dump_nccl_trace_json")):
-        with suppress(AttributeError, RuntimeError, TypeError, ValueError):  # another torch, or it holds nothing
-            trace = json.loads(getattr(_distributed_c10d, name)(includeCollectives=True, onlyActive=False))
-            if trace.get("entries"):
-                found[backend] = trace
-    if not found:
-        backend = dist.get_backend() if dist.is_initialized() else "no backend yet"
-        return f"torch's flight recorder holds nothing ({backend}; TORCH_FR_BUFFER_SIZE=0 turns it off)"
-    path.write_text(json.dumps(found, indent=1))
-    return f"torch's flight recorder: {path.name}, the newest {sum(len(t['entries']) for t in found.values())} calls"
-
-
-_TIMED_OUT = ("timed out", "timeout")
-_PEER_LOST = (
-    "connection closed",
-    "connection reset",
-    "connection refused",
-    "broken pipe",
-    "peer",
-    "socket",
-    "nccl error",
-)
-
-
 def watch_torch_peers(
     rank_group: RankGroup,
     exit_process: Callable[[PodscaleError], None],
@@ -68,8 +41,20 @@ def watch_torch_peers(
     )
 
 
+_TIMED_OUT = ("timed out", "timeout")
+_PEER_LOST = (
+    "connection closed",
+    "connection reset",
+    "connection refused",
+    "broken pipe",
+    "peer",
+    "socket",
+    "nccl error",
+)
+
+
 def classify_error(error: BaseException) -> type[PodscaleError] | None:
-    """HangDetected or PeerLost where a collective raised `error` because of another rank, else None."""
+    """Return HangDetected or PeerLost if a collective raised `error` because of another rank, else None."""
     text = str(error).lower()
     if not isinstance(error, RuntimeError) or isinstance(error, torch.OutOfMemoryError | PodscaleError):
         return None
@@ -78,3 +63,18 @@ def classify_error(error: BaseException) -> type[PodscaleError] | None:
     if any(words in text for words in _TIMED_OUT):
         return HangDetected
     return PeerLost if any(words in text for words in _PEER_LOST) else None
+
+
+def dump_flight_recorder(path: Path) -> str:
+    """Write torch's flight recorder to `path`, and return one line about it."""
+    traces = {}
+    for backend, name in (("gloo", "_dump_fr_trace_json"), ("nccl", "_dump_nccl_trace_json")):
+        with suppress(AttributeError, RuntimeError, TypeError, ValueError):  # another torch, or an empty recorder
+            trace = json.loads(getattr(_distributed_c10d, name)(includeCollectives=True, onlyActive=False))
+            if trace.get("entries"):
+                traces[backend] = trace
+    if not traces:
+        backend = dist.get_backend() if dist.is_initialized() else "no backend yet"
+        return f"torch's flight recorder is empty ({backend}; TORCH_FR_BUFFER_SIZE=0 turns it off)"
+    path.write_text(json.dumps(traces, indent=1))
+    return f"torch's flight recorder: {path.name}, the newest {sum(len(t['entries']) for t in traces.values())} calls"

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 from torch import distributed as dist
@@ -23,44 +24,6 @@ TORCH_PORT_KEY = "torch/port"
 """Store key: port of the torch store that rank 0 serves beside ours."""
 
 
-class TorchStore:
-    """torch store behind the `Store` protocol.
-
-    Args:
-        store: torch's own store, for its process groups.
-    """
-
-    def __init__(self, store: Store) -> None:
-        self.store = store
-
-    def set(self, key: str, value: str) -> None:
-        with _translate_store_errors():
-            self.store.set(key, value)
-
-    def get(self, keys: Sequence[str]) -> list[str]:
-        with _translate_store_errors():
-            return [value.decode() for value in self.store.multi_get(list(keys))]
-
-    def wait(self, keys: Sequence[str], seconds: float) -> None:
-        with _translate_store_errors():
-            self.store.wait(list(keys), timedelta(seconds=seconds))
-
-    def has(self, key: str) -> bool:
-        with _translate_store_errors():
-            return self.store.check([key])
-
-    def add(self, key: str, amount: int) -> int:
-        with _translate_store_errors():
-            return self.store.add(key, amount)
-
-    def clone(self, timeout_seconds: float) -> "TorchStore":
-        """Open another connection: a waiting call blocks all users of a connection."""
-        with _translate_store_errors():
-            store = self.store.clone()
-            store.set_timeout(timedelta(seconds=timeout_seconds))
-            return TorchStore(store)
-
-
 @contextmanager
 def _translate_store_errors() -> Iterator[None]:
     try:
@@ -71,10 +34,48 @@ def _translate_store_errors() -> Iterator[None]:
         raise StoreError(str(error)) from error
 
 
+class TorchStore:
+    """torch store behind the `Store` protocol.
+
+    Args:
+        store: torch's own store, for its process groups.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    @_translate_store_errors()
+    def set(self, key: str, value: str) -> None:
+        self.store.set(key, value)
+
+    @_translate_store_errors()
+    def get(self, keys: Sequence[str]) -> list[str]:
+        return [value.decode() for value in self.store.multi_get(list(keys))]
+
+    @_translate_store_errors()
+    def wait(self, keys: Sequence[str], seconds: float) -> None:
+        self.store.wait(list(keys), timedelta(seconds=seconds))
+
+    @_translate_store_errors()
+    def has(self, key: str) -> bool:
+        return self.store.check([key])
+
+    @_translate_store_errors()
+    def add(self, key: str, amount: int) -> int:
+        return self.store.add(key, amount)
+
+    @_translate_store_errors()
+    def clone(self, timeout_seconds: float) -> "TorchStore":
+        """Open another connection: a waiting call blocks all users of a connection."""
+        store = self.store.clone()
+        store.set_timeout(timedelta(seconds=timeout_seconds))
+        return TorchStore(store)
+
+
 def join_torch_rank_group(timeout_seconds: float, environ: Mapping[str, str] = os.environ) -> RankGroup:
     """Join the rank group of our launcher or of torchrun, by environment; a group of one if there is neither.
 
-    Both keep the store in the launcher of the first pod, so it outlives rank 0.
+    Both run the store in the launcher of the first pod, so it outlives rank 0.
     """
     if env.STORE in environ:
         return join_rank_group(read_rank_env(environ), timeout_seconds)
@@ -89,7 +90,7 @@ def join_torch_rank_group(timeout_seconds: float, environ: Mapping[str, str] = o
 
 
 def torch_store(rank_group: RankGroup, environ: Mapping[str, str] = os.environ) -> Store:
-    """Return the torch store that process groups need: the rank group's own, or one that rank 0 serves.
+    """Return the torch store that process groups need: that of the rank group, or one that rank 0 serves.
 
     Every rank must call this at the same time.
     """
@@ -136,7 +137,7 @@ class World:
 
     @property
     def ranks(self) -> range:
-        """Ranks of the sample order that this process computes: its own."""
+        """Ranks of the sample order that this process computes."""
         return range(self.rank, self.rank + 1)
 
     @property
@@ -177,10 +178,15 @@ class World:
         backend = "nccl" if self.on_gpu else None
         timeout = timedelta(seconds=self.timeout_seconds)  # torch's default is 30 minutes
         groups = [dist.new_group(ranks, timeout=timeout, backend=backend) for ranks in partition]
-        mine = next(number for number, ranks in enumerate(partition) if self.rank in ranks)
-        group = groups[mine]
+        group = next(group for group, ranks in zip(groups, partition, strict=True) if self.rank in ranks)
         assert isinstance(group, dist.ProcessGroup)
         return group
+
+    def broadcast(self, value: Any) -> Any:
+        """Return rank 0's value on every rank, pickled. Every rank must call this at the same time."""
+        values = [value]
+        dist.broadcast_object_list(values, src=0, device=torch.device("cpu"))
+        return values[0]
 
     @waiting_for(BARRIER)
     def barrier(self) -> None:

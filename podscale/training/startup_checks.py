@@ -118,10 +118,8 @@ def check_ranks_agree(rank_group: RankGroup, collect: Callable[[], StartupFacts]
     try:
         facts = dict(collect())
     except Exception as error:
-        local_error, facts = (
-            error,
-            {CANNOT_START: str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"},
-        )
+        text = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
+        local_error, facts = error, {CANNOT_START: text}
     rank_group.store.set(_facts_key(rank_group.rank), json.dumps(facts))
     verdict = _compare_on_rank0(rank_group) if rank_group.rank == 0 else _receive_answer(rank_group)
     if local_error is not None and not isinstance(local_error, InputError):
@@ -146,7 +144,11 @@ def compare_facts(posted: list[StartupFacts]) -> PodscaleError | None:
     values = {
         name: _ranks_by_value({rank: facts.get(name, "none") for rank, facts in enumerate(posted)}) for name in names
     }
-    lines = [f"  - {name}: {_format_values(ranks)}" for name, ranks in values.items() if len(ranks) > 1]
+    lines = [
+        f"  - {name}: {', '.join(f'{value} on {format_ranks(ranks)}' for value, ranks in groups.items())}"
+        for name, groups in values.items()
+        if len(groups) > 1
+    ]
     if not lines:
         return None
     more = [f"  - and {len(lines) - MAX_SHOWN} more"] if len(lines) > MAX_SHOWN else []
@@ -212,10 +214,6 @@ def _ranks_by_value(values: Mapping[int, str]) -> dict[str, list[int]]:
     for rank, value in values.items():
         ranks[value].append(rank)
     return dict(sorted(ranks.items(), key=lambda entry: len(entry[1])))
-
-
-def _format_values(values: Mapping[str, list[int]]) -> str:
-    return ", ".join(f"{value} on {format_ranks(ranks)}" for value, ranks in values.items())
 
 
 def open_agreed_shard_set(
