@@ -176,16 +176,24 @@ def evaluate(config: RunConfig, shard_set: str) -> StageOutcome:
 
 
 def report(config: RunConfig, shard_set: str) -> StageOutcome:
-    """Write the self-contained <run>/report.html and the model card."""
+    """Write the self-contained <run>/report.html, and the model card if there is a model.
+
+    Raises:
+        InputError: the run directory does not exist.
+    """
     from podscale.data.loaders.build_loader import open_shard_set
     from podscale.report import build_report
     from podscale.report.model_card import write_model_card
 
+    directory = RunDirectory.for_config(config).path
+    if not directory.is_dir():
+        raise InputError("there is no run to report", field=str(directory), hint="Run `podscale train` first.")
     with stage_outcomes.stage_once(config, "report", shard_set) as stage:
         if stage.finished is None:
             # A report is written even if the shards are gone; only remote ones are downloaded first.
             opened = open_shard_set(shard_set, config) if Location.parse(shard_set).is_remote else shard_set
-            write_model_card(stage.run.path, opened)
+            if stage.run.model.is_dir():  # a run that failed early has a report, but no model
+                write_model_card(stage.run.path, opened)
             build_report(stage.run.path, opened)
     return stage.outcome
 
