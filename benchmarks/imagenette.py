@@ -55,7 +55,7 @@ def describe(run: Path) -> list[str]:
     """Final figures, the curve and the stages of a finished run, as Markdown."""
     history, found = read_history(run / "metrics.jsonl"), evaluation_json.read_evaluation(run / "evaluation.json")
     config = load(RunDirectory(run).config)
-    scores = found.figures
+    scores = found.scores
     low, high = scores.top1_interval
     curve = [
         f"| {line['epoch']:.0f} | {line['top1']:.2%} | {line['top5']:.2%} | {line['loss']:.3f} |"

@@ -15,7 +15,7 @@ from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
 
-from podscale.cli.watch import INTERVAL_SECONDS, WatchedRun
+from podscale.monitoring.watch.live import INTERVAL_SECONDS, WatchedRun
 from podscale.monitoring.watch.sources import DirectorySource
 from podscale.runs import RunDirectory
 

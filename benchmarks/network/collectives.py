@@ -14,6 +14,7 @@ from podscale.config.train import AllReduceSection
 from podscale.hardware.collective_cost import ALGORITHMS
 from podscale.pytorch.all_reduce.auto import AlgorithmChoice, resolve_algorithm
 from podscale.pytorch.world import World
+from podscale.report.charts.lines import XAxis, YAxis
 from podscale.report.charts.standalone import line_chart_svg
 
 BOUND = (
@@ -75,8 +76,8 @@ def size_picture(shape: Shape, found: Mapping[str, Mapping[float, Sample]]) -> s
     shown = [name for name in ("flat", "tree", "hierarchical", "torus2d", reduce.DDP) if name in found]
     points = {name: [(size, one.median / bound(shape, size)) for size, one in found[name].items()] for name in shown}
     title = f"All-reduce on {shape.nodes} nodes x {shape.ranks} ranks, links {shape.ratio:g} : 1"
-    options = {"x_unit": "MB", "log_x": True, "x_ticks": list(found["flat"])}
-    return line_chart_svg(title, series(points), y_unit="x lower bound", **options)
+    x = XAxis("MB", log=True, ticks=list(found["flat"]))
+    return line_chart_svg(title, series(points), x=x, y=YAxis("x lower bound"))
 
 
 def tensors(setting: Setting) -> None:

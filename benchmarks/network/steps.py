@@ -10,6 +10,7 @@ from benchmarks.network.replay import Trace, record
 from benchmarks.network.scaling import ALONE, DDP, weak_scaling
 from benchmarks.network.setting import MB, NODE_RATE, RANK_RATE, Setting, bound, cores, series
 from benchmarks.network.update import costs
+from podscale.report.charts.lines import XAxis, YAxis
 from podscale.report.charts.standalone import line_chart_svg
 
 CLASSES = 1000
@@ -78,7 +79,7 @@ def scaling_section(setting: Setting, batch: int) -> tuple[list[str], str]:
             if name != ALONE:
                 curves.setdefault(name, [(1.0, 1.0)]).append((float(shape.size), efficiency))
     title = f"Weak scaling, batch {batch} a rank, node link half a rank link"
-    options = {"x_unit": "ranks", "log_x": True, "x_ticks": (1, 2, 4, 8), "y_range": (0.0, 1.0)}
+    x = XAxis("ranks", log=True, ticks=(1, 2, 4, 8))
     section = [
         "",
         f"## {batch} images a rank",
@@ -89,7 +90,7 @@ def scaling_section(setting: Setting, batch: int) -> tuple[list[str], str]:
         "",
         *table,
     ]
-    return section, line_chart_svg(title, series(curves), y_unit="efficiency", **options)
+    return section, line_chart_svg(title, series(curves), x=x, y=YAxis("efficiency", limits=(0.0, 1.0)))
 
 
 def update(setting: Setting) -> None:

@@ -34,12 +34,12 @@ def _train_torch(world: "World", config: RunConfig, data: Data) -> Trained:
     from podscale.pytorch import trainer
     from podscale.pytorch.device_prefetcher import DeviceBatch, Normalise
     from podscale.pytorch.train_state import load_weights_file
-    from podscale.training.training_logger import untimed
+    from podscale.training.step_timer import untimed
 
     network = trainer.build_model_on_device(config, world, data.classes)
     load_weights_file(network, data.weights)
     spec = models.model_spec(config.model, data.classes)
-    step = trainer.build_train_step(config, world, network, spec, data.samples).step
+    step = trainer.build_train_step(config, world, network, spec, data.samples)
     normalise = Normalise(config.input, world, channels_last=config.train.channels_last)
     losses = []
     for number, (images, labels) in enumerate(zip(data.images, data.labels, strict=True)):
@@ -83,7 +83,7 @@ def _train_jax(config: RunConfig, inputs: list[Data]) -> list[Trained]:
         for images, labels in zip(data.images, data.labels, strict=True):
             state, metrics = step.run_steps(state, step.put_batches(images[None], labels[None]), schedule)
             losses.append(float(metrics.loss[0]))
-        trained = {name: np.asarray(array) for name, array in step.named_arrays(state.weights).items()}
+        trained = {name: np.asarray(array) for name, array in step.layout.unpack(state.weights).items()}
         statistics = {name: np.asarray(array) for name, array in state.statistics.items()}
         right = np.asarray(answers(trained, statistics, data.validation_images)) == data.validation_labels
         found.append(Trained(losses, float(right.mean())))

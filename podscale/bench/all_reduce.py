@@ -14,7 +14,7 @@ from typing import Any
 
 from podscale.bench.ranks import run_workers
 from podscale.errors import InputError, PodscaleError
-from podscale.report.charts.lines import LineSeries
+from podscale.report.charts.lines import LineSeries, XAxis
 from podscale.report.charts.standalone import line_chart_svg
 
 BENCHMARK_MODULE = "podscale.pytorch.link_benchmark"
@@ -124,4 +124,4 @@ def bandwidth_chart(results: Mapping[str, Any]) -> str:
         points.setdefault(one["algorithm"], []).append((log2(one["bytes"] / smallest), rate))
     series = [LineSeries(name, line, number % 8 + 1, dots=True) for number, (name, line) in enumerate(points.items())]
     title = f"Bus bandwidth, GB/s: {results['ranks']} ranks, {results['backend']}, {results['device']}"
-    return line_chart_svg(title, series, x_unit=f"doublings of {smallest:,} bytes")
+    return line_chart_svg(title, series, x=XAxis(f"doublings of {smallest:,} bytes"))

@@ -30,29 +30,29 @@ class SchemaBase(BaseModel):
 
 
 class ScoreSummary(SchemaBase):
-    """What one model, or several together, answered."""
+    """Scores of one model, or of several together."""
 
     top1: float = Field(ge=0, le=1)
     top1_interval: tuple[float, float] = Field(description="95 % Wilson score interval of top1.")
     top5: float = Field(ge=0, le=1)
-    loss: float | None = Field(description="Mean cross-entropy in nats; null where not finite.")
+    loss: float | None = Field(description="Mean cross-entropy in nats; null if not finite.")
     passes: int = Field(ge=1, description="Forward passes per image.")
-    images_per_second: float | None = Field(description="Over the split, input included, a pass of its own each.")
+    images_per_second: float | None = Field(description="Over the split, input included, one pass after the other.")
 
 
 class SingleModel(SchemaBase):
-    """One model and where it comes from."""
+    """One model and its origin."""
 
     name: str = Field(description="The run that trained it.")
     directory: str
     model: str = Field(description="Architecture, by its name in the catalogue.")
     model_sha256: str
-    started_from: str | None = Field(description="The run whose snapshot it began with.")
-    started_epoch: float | None = Field(description="The epoch of that run that the snapshot is of.")
-    epochs_before: float = Field(ge=0, description="Epochs trained before its own run, over all runs that led there.")
+    started_from: str | None = Field(description="Run whose snapshot it began with.")
+    started_epoch: float | None = Field(description="Epoch of the snapshot.")
+    epochs_before: float = Field(ge=0, description="Epochs trained before its own run, over all earlier runs.")
     epochs: float = Field(gt=0, description="Epochs of its own run.")
     answered: ScoreSummary
-    average: ScoreSummary | None = Field(description="With the running average of its weights, where one was kept.")
+    average: ScoreSummary | None = Field(description="Scores of the running average of its weights, if there is one.")
 
 
 class Combination(SchemaBase):
@@ -61,53 +61,53 @@ class Combination(SchemaBase):
     way: CombineMethod
     answered: ScoreSummary
     statistics_seconds: float | None = Field(
-        description="Once, before its pass: batch norm's statistics of the mean weights, over training images."
+        description="Seconds of recomputing batch norm's statistics of the mean weights, over training images."
     )
 
 
 class EnsembleScores(SchemaBase):
     """Several models evaluated together."""
 
-    combine: CombineMethod = Field(description="The way that the document's figures are of.")
+    combine: CombineMethod = Field(description="Combination that the document's scores belong to.")
     members: list[SingleModel]
-    combined: list[Combination] = Field(description="`weights` is absent where architectures differ.")
-    disagreement: list[list[float]] = Field(description="Share of samples on which two members' first guesses differ.")
-    epochs: float = Field(gt=0, description="Trained in all: what members have in common counts once.")
-    baseline: SingleModel | None = Field(description="The single model of evaluate.baseline.")
+    combined: list[Combination] = Field(description="`weights` is absent if architectures differ.")
+    disagreement: list[list[float]] = Field(description="Fraction of samples whose top-1 classes differ, by pair.")
+    epochs: float = Field(gt=0, description="Epochs trained in all; epochs that members share count once.")
+    baseline: SingleModel | None = Field(description="Single model of evaluate.baseline.")
 
     @property
     def headline(self) -> Combination:
-        return next(one for one in self.combined if one.way == self.combine)
+        return next(combination for combination in self.combined if combination.way == self.combine)
 
 
 def build_ensemble_scores(config: RunConfig, models: EvaluatedModels, directory: Path) -> EnsembleScores:
     """Build the ensemble section from the predictions in `directory`."""
     passes = read_passes(directory)
-    found = {
+    predictions = {
         name: read_predictions(pass_predictions_path(directory, name))
         for name in [*passes, *_derived_methods(directory)]
     }
     names = [f"member-{number}" for number in range(len(models.members))]
-    each = [passes[name].seconds for name in names]
+    member_seconds = [passes[name].seconds for name in names]
     combined = [
         Combination(
             way=way,
-            answered=_score_summary(found[way], [passes[way].seconds] if way in passes else each),
+            answered=_score_summary(predictions[way], [passes[way].seconds] if way in passes else member_seconds),
             statistics_seconds=passes[way].statistics_seconds if way in passes else None,
         )
         for way in COMBINE_METHODS
-        if way in found
+        if way in predictions
     ]
     return EnsembleScores(
         combine=config.evaluate.combine,
         members=[
-            _single_model(one, passes, found, name, f"average-{number}")
-            for number, (one, name) in enumerate(zip(models.members, names, strict=True))
+            _single_model(member, passes, predictions, name, f"average-{number}")
+            for number, (member, name) in enumerate(zip(models.members, names, strict=True))
         ],
         combined=combined,
-        disagreement=pairwise_disagreement([found[name] for name in names]),
+        disagreement=pairwise_disagreement([predictions[name] for name in names]),
         epochs=total_epochs(models.members),
-        baseline=_single_model(models.baseline, passes, found, "baseline") if models.baseline else None,
+        baseline=_single_model(models.baseline, passes, predictions, "baseline") if models.baseline else None,
     )
 
 
@@ -117,7 +117,7 @@ def pairwise_disagreement(predictions: Sequence[Predictions]) -> list[list[float
     Args:
         predictions: of the same samples each.
     """
-    firsts = [one.sorted_by_key().topk[:, 0] for one in predictions]
+    firsts = [member.sorted_by_key().topk[:, 0] for member in predictions]
     return [[float(np.mean(a != b)) for b in firsts] for a in firsts]
 
 
@@ -128,30 +128,37 @@ def total_epochs(members: Sequence[EvaluatedModel]) -> float:
     not count, because no member contains them.
     """
     shared: dict[str, float] = {}
-    for one in members:
-        if origin := one.description["training"].get("started_from"):
+    for member in members:
+        if origin := member.description["training"].get("started_from"):
             shared[origin["run"]] = max(shared.get(origin["run"], 0.0), float(origin["epochs"]))
-    return sum(shared.values()) + sum(float(one.description["training"]["epochs"]) for one in members)
+    return sum(shared.values()) + sum(float(member.description["training"]["epochs"]) for member in members)
+
+
+def file_sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _single_model(
-    one: EvaluatedModel, passes: dict[str, EvaluationPass], found: dict[str, Predictions], name: str, average: str = ""
+    model: EvaluatedModel,
+    passes: dict[str, EvaluationPass],
+    predictions: dict[str, Predictions],
+    name: str,
+    average: str = "",
 ) -> SingleModel:
-    training = one.description["training"]
+    training = model.description["training"]
     origin = training.get("started_from") or {}
-    with one.weights.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
     return SingleModel(
-        name=printable(one.name),
-        directory=str(one.directory),
-        model=one.model_section.name,
-        model_sha256=digest,
+        name=printable(model.name),
+        directory=str(model.directory),
+        model=model.model_section.name,
+        model_sha256=file_sha256(model.weights),
         started_from=origin.get("run"),
         started_epoch=origin.get("epoch"),
         epochs_before=origin.get("epochs", 0.0),
         epochs=training["epochs"],
-        answered=_score_summary(found[name], [passes[name].seconds]),
-        average=_score_summary(found[average], [passes[average].seconds]) if average in passes else None,
+        answered=_score_summary(predictions[name], [passes[name].seconds]),
+        average=_score_summary(predictions[average], [passes[average].seconds]) if average in passes else None,
     )
 
 

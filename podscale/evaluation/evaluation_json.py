@@ -3,7 +3,6 @@
 Its JSON schema is generated from these models, docstrings included, and committed as evaluation.schema.json.
 """
 
-import hashlib
 import math
 from pathlib import Path
 from typing import Any
@@ -12,15 +11,15 @@ import numpy as np
 from pydantic import Field
 
 from podscale.config import RunConfig, fingerprint, result_values
-from podscale.data.manifest import ShardSetManifest
 from podscale.data.shard_set import ShardSet
 from podscale.errors import InputError
-from podscale.evaluation.ensemble_scores import EnsembleScores, SchemaBase, build_ensemble_scores
+from podscale.evaluation.ensemble_scores import EnsembleScores, SchemaBase, build_ensemble_scores, file_sha256
 from podscale.evaluation.history import RunHistory, finite_number, read_history
 from podscale.evaluation.scores import CALIBRATION_SOURCE, Scores, compute_scores
-from podscale.runs import RunDirectory, predictions
+from podscale.runs import RunDirectory
 from podscale.runs.ensemble_members import combined_model_directories
 from podscale.runs.model_files import read_evaluated_models
+from podscale.runs.predictions import read_predictions
 from podscale.util.files import write_atomically
 from podscale.util.formatting import printable
 
@@ -32,13 +31,13 @@ CONFUSED_PAIRS = 200
 
 
 class EvaluationIdentity(SchemaBase):
-    """Which run, model and shard set the figures belong to."""
+    """Run, model and split that the scores belong to."""
 
     run: str
     document: str = Field(description="Fingerprint of the run document's result fields.")
     model: str = Field(description="Architecture, by its name in the catalogue.")
     model_sha256: str | None = Field(
-        description="Hash of model/model.safetensors; null where there is none, and where the figures are of several."
+        description="Hash of model/model.safetensors; null without that file, and for several models."
     )
     shard_set: str = Field(description="Location of the shard set.")
     data_fingerprint: str
@@ -47,39 +46,39 @@ class EvaluationIdentity(SchemaBase):
     split: str
 
 
-class ScoreFigures(SchemaBase):
-    """The scores; null where a figure is not finite (a diverged model)."""
+class SplitScores(SchemaBase):
+    """Scores over the split; null for a value that is not finite (a diverged model)."""
 
     samples: int = Field(ge=1)
     classes: int = Field(ge=1)
-    top1: float = Field(ge=0, le=1, description="Share of samples whose most probable class is the true one.")
+    top1: float = Field(ge=0, le=1, description="Fraction of samples whose most probable class is the true one.")
     top1_interval: tuple[float, float] = Field(description="95 % Wilson score interval of top1.")
     top5: float = Field(ge=0, le=1)
-    top5_k: int = Field(ge=1, description="5, or the number of classes where that is less.")
+    top5_k: int = Field(ge=1, description="5, or the number of classes if that is less.")
     balanced_accuracy: float | None = Field(description="Mean accuracy over classes that have samples.")
     loss: float | None = Field(description="Mean cross-entropy in nats, without label smoothing.")
     ece: float | None = Field(description="Expected calibration error.")
 
 
 class Throughput(SchemaBase):
-    """How fast; null where it was not measured."""
+    """Seconds and images per second; null if not measured."""
 
     evaluation_seconds: float | None = Field(None, ge=0)
     evaluation_images_per_second: float | None = Field(None, ge=0)
     training_seconds: float | None = Field(None, ge=0, description="Over all launches, first to last log line.")
-    training_images_per_second: float | None = Field(None, ge=0, description="Over all ranks, updates alone.")
+    training_images_per_second: float | None = Field(None, ge=0, description="Over all ranks, steps only.")
     processes: int | None = Field(None, ge=1)
 
 
 class ClaimCheck(SchemaBase):
-    """One figure of the published run beside the achieved one; null where either is unknown."""
+    """One value of the published run and the achieved one; null if unknown."""
 
     claimed: float | None
     achieved: float | None
 
 
 class Claim(SchemaBase):
-    """The run document's claim beside what was achieved."""
+    """Claim of the run document, compared with the achieved values."""
 
     top1: ClaimCheck
     minutes: ClaimCheck
@@ -88,8 +87,8 @@ class Claim(SchemaBase):
     source: str | None
 
 
-class ClassFigures(SchemaBase):
-    """One class; `accuracy` is its recall. Null where a ratio has no denominator."""
+class ClassScores(SchemaBase):
+    """One class; `accuracy` is its recall. Null for a ratio without denominator."""
 
     name: str
     samples: int
@@ -100,15 +99,15 @@ class ClassFigures(SchemaBase):
 
 
 class ConfusedPair(SchemaBase):
-    """How often class `label` was taken for class `predicted` (indices)."""
+    """Number of samples of class `label` that were predicted as class `predicted` (indices)."""
 
     label: int
     predicted: int
     count: int
 
 
-class CalibrationFigures(SchemaBase):
-    """The reliability diagram: equal-width bins over top-1 confidence, bin m = ((m - 1) / M, m / M]."""
+class CalibrationBins(SchemaBase):
+    """Reliability diagram: equal-width bins over top-1 confidence, bin m = ((m - 1) / M, m / M]."""
 
     source: str
     edges: list[float]
@@ -117,55 +116,85 @@ class CalibrationFigures(SchemaBase):
     accuracy: list[float | None]
 
 
-class Evaluation(SchemaBase):
+class Evaluation(SchemaBase, populate_by_name=True):
     """The document evaluation.json."""
 
     schema_version: int = SCHEMA_VERSION
     identity: EvaluationIdentity
-    figures: ScoreFigures
+    scores: SplitScores = Field(alias="figures")
     throughput: Throughput
     claim: Claim
-    per_class: list[ClassFigures]
+    per_class: list[ClassScores]
     confused: list[ConfusedPair] = Field(description="Most frequent mistakes, at most 200.")
     confusion_matrix: list[list[int]] | None = Field(description="Rows are true classes; null above 20 classes.")
-    calibration: CalibrationFigures
-    ensemble: EnsembleScores | None = Field(None, description="Where several models were evaluated together.")
+    calibration: CalibrationBins
+    ensemble: EnsembleScores | None = Field(None, description="If several models were evaluated together.")
+
+
+def evaluate_run(
+    run_directory: Path, config: RunConfig, shard_set: ShardSet, *, split: str = "validation"
+) -> Evaluation:
+    """Score <run>/predictions.safetensors and write <run>/evaluation.json.
+
+    Throughput comes from metrics.jsonl, where the engine logs the event `evaluated` with images, seconds and processes.
+
+    Raises:
+        InputError: predictions are missing, or do not cover each sample of the split exactly once.
+    """
+    run = RunDirectory(run_directory)
+    predictions = read_predictions(run.predictions)
+    if not np.array_equal(predictions.keys, np.sort(shard_set.split(split).keys)):
+        raise InputError(
+            f"does not hold each of the {len(shard_set.split(split))} samples of the split {split} of "
+            f"{shard_set.directory} exactly once",
+            field=str(run.predictions),
+            got=len(predictions),
+            hint="Run `podscale evaluate` again.",
+        )
+    throughput = build_throughput(config, read_history(run.metrics))
+    weights, ensemble = run.model / "model.safetensors", None
+    if combined_model_directories(config):
+        ensemble = build_ensemble_scores(config, read_evaluated_models(config, shard_set.classes), run.ensemble)
+        rate = ensemble.headline.answered.images_per_second
+        measured = {
+            "evaluation_seconds": len(predictions) / rate if rate else None,
+            "evaluation_images_per_second": rate,
+        }
+        throughput = throughput.model_copy(update=measured)
+    identity = EvaluationIdentity(
+        run=config.run.id,
+        document=fingerprint(result_values(config)),
+        model=config.model.name,
+        model_sha256=file_sha256(weights) if weights.exists() and ensemble is None else None,
+        shard_set=str(shard_set.directory),
+        data_fingerprint=shard_set.manifest.data_fingerprint,
+        plan_fingerprint=shard_set.manifest.plan_fingerprint,
+        classes_sha256=shard_set.manifest.classes_sha256,
+        split=split,
+    )
+    scores = compute_scores(predictions, len(shard_set.classes))
+    evaluation = build_evaluation(scores, shard_set.classes, config, identity, throughput, ensemble)
+    write_evaluation(run.evaluation, evaluation)
+    return evaluation
 
 
 def build_evaluation(
     scores: Scores,
     classes: list[str],
-    *,
     config: RunConfig,
-    manifest: ShardSetManifest,
-    shard_set: str,
-    split: str = "validation",
-    model_sha256: str | None = None,
-    throughput: Throughput | None = None,
+    identity: EvaluationIdentity,
+    throughput: Throughput,
     ensemble: EnsembleScores | None = None,
 ) -> Evaluation:
     """Build the evaluation document of these scores.
 
     Args:
         classes: class names in index order.
-        shard_set: location of the shard set.
-        split: name of the evaluated split.
-        model_sha256: of model.safetensors; None for several models.
     """
-    speed = throughput or Throughput()
+    few_classes = scores.classes <= MATRIX_CLASSES
     return Evaluation(
-        identity=EvaluationIdentity(
-            run=config.run.id,
-            document=fingerprint(result_values(config)),
-            model=config.model.name,
-            model_sha256=model_sha256,
-            shard_set=shard_set,
-            data_fingerprint=manifest.data_fingerprint,
-            plan_fingerprint=manifest.plan_fingerprint,
-            classes_sha256=manifest.classes_sha256,
-            split=split,
-        ),
-        figures=ScoreFigures(
+        identity=identity,
+        scores=SplitScores(
             samples=scores.count,
             classes=scores.classes,
             top1=scores.top1,
@@ -176,19 +205,20 @@ def build_evaluation(
             loss=_finite_or_none(scores.loss),
             ece=_finite_or_none(scores.calibration.ece),
         ),
-        throughput=speed,
-        claim=compare_claim(config, scores.top1, speed.training_seconds, speed.training_images_per_second),
-        per_class=_per_class(scores, classes),
+        throughput=throughput,
+        claim=compare_claim(config, scores.top1, throughput.training_seconds, throughput.training_images_per_second),
+        per_class=_class_scores(scores, classes),
         confused=[
-            ConfusedPair(label=t, predicted=p, count=c) for t, p, c in scores.confusion.most_frequent(CONFUSED_PAIRS)
+            ConfusedPair(label=label, predicted=predicted, count=count)
+            for label, predicted, count in scores.confusion.most_frequent(CONFUSED_PAIRS)
         ],
-        confusion_matrix=scores.confusion.matrix().tolist() if scores.classes <= MATRIX_CLASSES else None,
-        calibration=CalibrationFigures(
+        confusion_matrix=scores.confusion.matrix().tolist() if few_classes else None,
+        calibration=CalibrationBins(
             source=CALIBRATION_SOURCE,
             edges=scores.calibration.edges.tolist(),
             count=scores.calibration.count.tolist(),
-            confidence=[_finite_or_none(value) for value in scores.calibration.confidence],
-            accuracy=[_finite_or_none(value) for value in scores.calibration.accuracy],
+            confidence=list(map(_finite_or_none, scores.calibration.confidence)),
+            accuracy=list(map(_finite_or_none, scores.calibration.accuracy)),
         ),
         ensemble=ensemble,
     )
@@ -218,74 +248,19 @@ def compare_claim(
 def build_throughput(config: RunConfig, history: RunHistory) -> Throughput:
     """Return the throughput of the training steps and of the newest evaluation (input included)."""
     event = history.newest("evaluated") or {}
-    seconds, images, processes = (
-        finite_number(event.get("seconds")),
-        finite_number(event.get("images")),
-        event.get("processes"),
-    )
+    seconds, images = finite_number(event.get("seconds")), finite_number(event.get("images"))
     return Throughput(
         evaluation_seconds=seconds,
         evaluation_images_per_second=images / seconds if images and seconds else None,
         training_seconds=history.seconds if history.steps else None,
         training_images_per_second=history.images_per_second(config.train.global_batch),
-        processes=processes,
+        processes=event.get("processes"),
     )
-
-
-def evaluate_run(
-    run_directory: Path,
-    config: RunConfig,
-    shard_set: ShardSet,
-    *,
-    split: str = "validation",
-) -> Evaluation:
-    """Score <run>/predictions.safetensors and write <run>/evaluation.json.
-
-    Throughput comes from metrics.jsonl, where the engine logs the event `evaluated` with images, seconds and processes.
-
-    Raises:
-        InputError: predictions are missing, or do not cover each sample of the split exactly once.
-    """
-    run = RunDirectory(run_directory)
-    found = predictions.read_predictions(run.predictions)
-    if not np.array_equal(found.keys, np.sort(shard_set.split(split).keys)):
-        raise InputError(
-            f"does not hold each of the {len(shard_set.split(split))} samples of the split {split} of "
-            f"{shard_set.directory} exactly once",
-            field=str(run.predictions),
-            got=len(found),
-            hint="Run `podscale evaluate` again.",
-        )
-    combined = combined_model_directories(config)
-    ensemble = (
-        build_ensemble_scores(config, read_evaluated_models(config, shard_set.classes), run.ensemble)
-        if combined
-        else None
-    )
-    speed = build_throughput(config, read_history(run.metrics))
-    if ensemble is not None:
-        rate = ensemble.headline.answered.images_per_second
-        measured = {"evaluation_seconds": len(found) / rate if rate else None, "evaluation_images_per_second": rate}
-        speed = speed.model_copy(update=measured)
-    weights = run.model / "model.safetensors"
-    evaluation = build_evaluation(
-        compute_scores(found, len(shard_set.classes)),
-        shard_set.classes,
-        config=config,
-        manifest=shard_set.manifest,
-        shard_set=str(shard_set.directory),
-        split=split,
-        model_sha256=_file_sha256(weights) if weights.exists() and not combined else None,
-        throughput=speed,
-        ensemble=ensemble,
-    )
-    write_evaluation(run.evaluation, evaluation)
-    return evaluation
 
 
 def write_evaluation(path: Path, evaluation: Evaluation) -> None:
     """Write evaluation.json atomically."""
-    write_atomically(path, evaluation.model_dump_json(indent=1) + "\n")
+    write_atomically(path, evaluation.model_dump_json(indent=1, by_alias=True) + "\n")
 
 
 def read_evaluation(path: Path) -> Evaluation:
@@ -307,16 +282,16 @@ def evaluation_schema() -> dict[str, Any]:
 
 def kfp_metrics(evaluation: Evaluation) -> dict[str, float]:
     """Return the values of a pipeline's Metrics artifact: a flat dict of floats, without unknown ones."""
-    figures, speed = evaluation.figures, evaluation.throughput
+    scores, throughput = evaluation.scores, evaluation.throughput
     candidates = {
-        "top1": figures.top1,
-        "top5": figures.top5,
-        "loss": figures.loss,
-        "ece": figures.ece,
-        "balanced_accuracy": figures.balanced_accuracy,
-        "samples": float(figures.samples),
-        "evaluation_images_per_second": speed.evaluation_images_per_second,
-        "training_images_per_second": speed.training_images_per_second,
+        "top1": scores.top1,
+        "top5": scores.top5,
+        "loss": scores.loss,
+        "ece": scores.ece,
+        "balanced_accuracy": scores.balanced_accuracy,
+        "samples": scores.samples,
+        "evaluation_images_per_second": throughput.evaluation_images_per_second,
+        "training_images_per_second": throughput.training_images_per_second,
         "training_minutes": evaluation.claim.minutes.achieved,
         "claimed_top1": evaluation.claim.top1.claimed,
     }
@@ -330,25 +305,20 @@ def confusion_for_kfp(evaluation: Evaluation) -> tuple[list[str], list[list[int]
     return [entry.name for entry in evaluation.per_class], evaluation.confusion_matrix
 
 
-def _per_class(scores: Scores, classes: list[str]) -> list[ClassFigures]:
-    figures = scores.per_class
-    accuracy, precision = figures.accuracy, figures.precision
+def _class_scores(scores: Scores, classes: list[str]) -> list[ClassScores]:
+    per_class = scores.per_class
+    accuracy, precision = per_class.accuracy, per_class.precision
     return [
-        ClassFigures(
+        ClassScores(
             name=printable(name),  # a class map may hold bytes that are not text
-            samples=int(figures.support[i]),
-            predicted=int(figures.predicted[i]),
-            correct=int(figures.correct[i]),
+            samples=int(per_class.support[i]),
+            predicted=int(per_class.predicted[i]),
+            correct=int(per_class.correct[i]),
             accuracy=_finite_or_none(accuracy[i]),
             precision=_finite_or_none(precision[i]),
         )
         for i, name in enumerate(classes)
     ]
-
-
-def _file_sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _finite_or_none(value: float | np.float64) -> float | None:

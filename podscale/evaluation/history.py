@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from podscale.telemetry.events import EventRecord, ReplayFilter, parse_record, read_records
+from podscale.telemetry.events import EventRecord, ReplayFilter, parse_record
 
 MAX_STEP_RECORDS = 4096
 """Least number of step records kept of a longer run, more than a curve has pixels."""
@@ -36,45 +36,46 @@ class RunHistory:
 
     def images_per_second(self, global_batch: int) -> float | None:
         """Return the throughput over all logged steps, images/s; None without any."""
-        images, seconds, before = 0.0, 0.0, 0
-        for line in self.steps:
-            rate, step = finite_number(line.get("images_per_second")), int(line["step"])
+        images, seconds, previous = 0.0, 0.0, 0
+        for record in self.steps:
+            rate, step = finite_number(record.get("images_per_second")), int(record["step"])
             if rate:
-                images += (step - before) * global_batch
-                seconds += (step - before) * global_batch / rate
-            before = step
+                images += (step - previous) * global_batch
+                seconds += (step - previous) * global_batch / rate
+            previous = step
         return images / seconds if seconds else None
 
     def newest(self, event: str) -> EventRecord | None:
         """Return the last event of this name, or None."""
-        return next((line for line in reversed(self.events) if line.get("event") == event), None)
+        return next((record for record in reversed(self.events) if record.get("event") == event), None)
 
     def count(self, event: str) -> int:
         """Return the number of events of this name."""
-        return sum(line.get("event") == event for line in self.events)
+        return sum(record.get("event") == event for record in self.events)
 
 
 def read_history(path: Path) -> RunHistory:
     """Read the history from metrics.jsonl; empty if there is no such file. Damaged lines are counted."""
-    reader = _HistoryReader()
     try:
-        for record in read_records(path, reader.count_damaged):
-            reader.add_record(record)
+        with path.open("rb") as file:
+            return parse_history(file)
     except OSError:
         return RunHistory()
-    return reader.history()
 
 
 def parse_history(lines: Iterable[bytes]) -> RunHistory:
     """Build the history from lines of metrics.jsonl."""
     reader = _HistoryReader()
     for line in lines:
-        record = parse_record(line)
-        if record is not None:
-            reader.add_record(record)
-        else:
-            reader.count_damaged(line)
+        reader.add_line(line)
     return reader.history()
+
+
+def finite_number(value: Any) -> float | None:
+    """Return `value` as a finite float, or None (a diverged run logs NaN, which JSON may carry as a word)."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if abs(value) < float("inf") else None
 
 
 class _HistoryReader:
@@ -88,10 +89,11 @@ class _HistoryReader:
         self._damaged = 0
         self._steps = 0
 
-    def count_damaged(self, line: bytes) -> None:
-        self._damaged += 1
-
-    def add_record(self, record: EventRecord) -> None:
+    def add_line(self, line: bytes) -> None:
+        record = parse_record(line)
+        if record is None:
+            self._damaged += 1
+            return
         self._clock.add(record)
         for name, value in (record.get("phases") or {}).items():
             self._phases[name] = self._phases.get(name, 0.0) + (finite_number(value) or 0.0)
@@ -116,35 +118,28 @@ class _HistoryReader:
 
 def _thin(records: list[EventRecord]) -> list[EventRecord]:
     """Merge pairs of step records; the merged rate covers the steps of both, so that throughput stays exact."""
-    thin: list[EventRecord] = []
-    before, waiting = 0, None
+    merged: list[EventRecord] = []
+    previous_step, first = 0, None
     for record in records:
         if record["kind"] != "step":
-            thin.append(record)
-        elif waiting is None:
-            waiting = record
+            merged.append(record)
+        elif first is None:
+            first = record
         else:
-            thin.append(_merge_steps(before, waiting, record))
-            before, waiting = record["step"], None
-    return [*thin, waiting] if waiting is not None else thin
+            merged.append(_merge_steps(previous_step, first, record))
+            previous_step, first = record["step"], None
+    return [*merged, first] if first is not None else merged
 
 
-def _merge_steps(before: int, first: EventRecord, second: EventRecord) -> EventRecord:
-    """Merge two neighbouring step records; `before` is the step of the record before them."""
-    rates = [finite_number(line.get("images_per_second")) for line in (first, second)]
-    steps = [first["step"] - before, second["step"] - first["step"]]
+def _merge_steps(previous_step: int, first: EventRecord, second: EventRecord) -> EventRecord:
+    """Merge two neighbouring step records; `previous_step` is the step of the record before them."""
+    rates = [finite_number(record.get("images_per_second")) for record in (first, second)]
+    steps = [first["step"] - previous_step, second["step"] - first["step"]]
     known = [(count, rate) for count, rate in zip(steps, rates, strict=True) if rate and count > 0]
     if not known:
         return second
     rate = sum(count for count, _ in known) / sum(count / rate for count, rate in known)
     return {**second, "images_per_second": rate}
-
-
-def finite_number(value: Any) -> float | None:
-    """Return `value` as a finite float, or None (a diverged run logs NaN, which JSON may carry as a word)."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if abs(value) < float("inf") else None
 
 
 class _LaunchClock:
@@ -156,14 +151,14 @@ class _LaunchClock:
         self._last: float | None = None
         self._opening = False
 
-    def add(self, entry: EventRecord) -> None:
-        if entry.get("event") == "evaluated":
+    def add(self, record: EventRecord) -> None:
+        if record.get("event") == "evaluated":
             return  # written by the stage after training
-        opens = entry["kind"] == "event" and entry.get("event") in ("start", "resumed")
+        opens = record["kind"] == "event" and record.get("event") in ("start", "resumed")
         if opens and not self._opening:
             self._total, self._first, self._last = self.seconds(), None, None
         self._opening = opens
-        time = finite_number(entry.get("time"))
+        time = finite_number(record.get("time"))
         if time is not None:
             self._first, self._last = (time if self._first is None else self._first), time
 

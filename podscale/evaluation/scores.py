@@ -1,4 +1,4 @@
-"""Scores from predictions: accuracy, loss, per-class figures, confusion and calibration, all in float64."""
+"""Scores from predictions: accuracy, loss, per-class scores, confusion and calibration, all in float64."""
 
 import math
 from dataclasses import dataclass
@@ -129,39 +129,39 @@ def compute_scores(predictions: Predictions, classes: int) -> Scores:
     n = len(predictions)
     labels = predictions.labels.astype(np.int64)
     predicted = predictions.topk[:, 0].astype(np.int64)
-    right = predicted == labels
+    is_correct = predicted == labels
     k = min(5, classes)
     per_class = PerClassScores(
         support=np.bincount(labels, minlength=classes),
         predicted=np.bincount(predicted, minlength=classes),
-        correct=np.bincount(labels[right], minlength=classes),
+        correct=np.bincount(labels[is_correct], minlength=classes),
     )
     return Scores(
         count=n,
         classes=classes,
-        top1=float(right.mean(dtype=np.float64)),
-        top1_interval=wilson_interval(int(right.sum()), n),
+        top1=float(is_correct.mean(dtype=np.float64)),
+        top1_interval=wilson_interval(int(is_correct.sum()), n),
         top5=float((predictions.topk[:, :k] == labels[:, None]).any(axis=1).mean(dtype=np.float64)),
         top5_k=k,
         loss=float(predictions.losses.mean(dtype=np.float64)),
         balanced_accuracy=float(np.nanmean(per_class.accuracy)),
         per_class=per_class,
         confusion=_count_confusion(labels, predicted, classes),
-        calibration=_compute_calibration(predictions.confidences[:, 0].astype(np.float64), right),
+        calibration=_compute_calibration(predictions.confidences[:, 0].astype(np.float64), is_correct),
     )
 
 
-def wilson_interval(right: int, n: int, z: float = 1.959963984540054) -> tuple[float, float]:
-    """Return the Wilson score interval of the fraction right / n (Wilson 1927).
+def wilson_interval(correct: int, n: int, z: float = 1.959963984540054) -> tuple[float, float]:
+    """Return the Wilson score interval of the fraction correct / n (Wilson 1927).
 
     Args:
         z: normal quantile; default: that of a 95 % interval.
     """
-    share = right / n
-    middle = share + z * z / (2 * n)
-    half = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    fraction = correct / n
+    center = fraction + z * z / (2 * n)
+    half_width = z * math.sqrt(fraction * (1 - fraction) / n + z * z / (4 * n * n))
     scale = 1 + z * z / n
-    return max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)
+    return max(0.0, (center - half_width) / scale), min(1.0, (center + half_width) / scale)
 
 
 def bin_edges(bins: int) -> npt.NDArray[np.float64]:
@@ -206,14 +206,14 @@ def _count_confusion(labels: npt.NDArray[np.int64], predicted: npt.NDArray[np.in
 
 
 def _compute_calibration(
-    confidence: npt.NDArray[np.float64], right: npt.NDArray[np.bool_], bins: int = CALIBRATION_BINS
+    confidence: npt.NDArray[np.float64], is_correct: npt.NDArray[np.bool_], bins: int = CALIBRATION_BINS
 ) -> Calibration:
     bin_of = np.searchsorted(bin_edges(bins)[1:-1], confidence, side="left")
     count = np.bincount(bin_of, minlength=bins)
-    hits = np.bincount(bin_of, weights=right, minlength=bins)
-    mass = np.bincount(bin_of, weights=confidence, minlength=bins)
-    ece = float(np.abs(hits - mass).sum() / len(confidence))  # the bin's count cancels
-    return Calibration(count, _ratio_or_nan(mass, count), _ratio_or_nan(hits, count), ece)
+    correct = np.bincount(bin_of, weights=is_correct, minlength=bins)
+    confidence_sum = np.bincount(bin_of, weights=confidence, minlength=bins)
+    ece = float(np.abs(correct - confidence_sum).sum() / len(confidence))  # the bin's count cancels
+    return Calibration(count, _ratio_or_nan(confidence_sum, count), _ratio_or_nan(correct, count), ece)
 
 
 def _ratio_or_nan(part: npt.NDArray[np.generic], total: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:

@@ -33,7 +33,9 @@ RULE_GROUPS = (
 )
 RECORDING_RULES = tuple(rule for group in RULE_GROUPS for rule in group.rules if isinstance(rule, RecordingRule))
 ALERT_RULES = tuple(rule for group in RULE_GROUPS for rule in group.rules if isinstance(rule, AlertRule))
-
+RUNBOOKS_DIRECTORY = "docs/runbooks/"
+"""Directory of the runbooks in this repository; a site that serves them sets its own address."""
+FillTokens = Callable[[str], str]
 
 _UNITS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DURATION = re.compile(r"(\d+)(ms|s|m|h|d)")
@@ -43,9 +45,9 @@ _IN_SECONDS = re.compile(r"@(\d+[a-z]+)@")
 
 def parse_milliseconds(duration: str) -> int:
     """Parse a duration of Prometheus with one unit, such as 5m."""
-    found = _DURATION.fullmatch(duration)
-    assert found is not None, duration
-    return int(found[1]) * _UNITS[found[2]]
+    match = _DURATION.fullmatch(duration)
+    assert match is not None, duration
+    return int(match[1]) * _UNITS[match[2]]
 
 
 def shorten_duration(duration: str, times: float) -> str:
@@ -57,8 +59,8 @@ def shorten_duration(duration: str, times: float) -> str:
 
 def shorten_expression(expr: str, times: float = 1) -> str:
     """Divide every range, offset and `@1h@` (a duration as a number of seconds) in PromQL by `times`."""
-    shorter = _RANGE_OR_OFFSET.sub(lambda found: shorten_duration(found[0], times), expr)
-    return _IN_SECONDS.sub(lambda found: f"{parse_milliseconds(found[1]) / times / 1000:.10g}", shorter)
+    shorter = _RANGE_OR_OFFSET.sub(lambda match: shorten_duration(match[0], times), expr)
+    return _IN_SECONDS.sub(lambda match: f"{parse_milliseconds(match[1]) / times / 1000:.10g}", shorter)
 
 
 def find_ranges(expr: str) -> list[str]:
@@ -66,21 +68,20 @@ def find_ranges(expr: str) -> list[str]:
     return sorted(_RANGE_OR_OFFSET.findall(expr), key=parse_milliseconds, reverse=True)
 
 
-RUNBOOKS_DIRECTORY = "docs/runbooks/"
-"""Directory of the runbooks in this repository; a site that serves them sets its own address."""
-FillTokens = Callable[[str], str]
-
-
 @dataclass(frozen=True, kw_only=True)
 class RuleSettings:
-    """Site-specific settings of the rules. Raises InputError for an unknown name or `shorten` below 1."""
+    """Site-specific settings of the rules. Raises InputError for an unknown name or `shorten` below 1.
+
+    Args:
+        runbooks: address of the runbooks.
+        excluded_alerts: names of alerts to omit.
+        shorten: divisor of every range, offset and hold time, for drills. Texts keep the original times.
+    """
 
     thresholds: Mapping[str, float] = field(default_factory=dict)
     runbooks: str = RUNBOOKS_DIRECTORY
     excluded_alerts: frozenset[str] = frozenset()
-    """Names of alerts to omit."""
     shorten: float = 1
-    """Divisor of every range, offset and hold time, for drills. Texts keep the original times."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.shorten < math.inf:
@@ -111,12 +112,14 @@ def rule_template() -> dict[str, Any]:
 
 def prometheus_rule(settings: RuleSettings) -> dict[str, Any]:
     """Return the PrometheusRule object of the Prometheus operator."""
-    return _operator_object("monitoring.coreos.com/v1", "PrometheusRule", settings)
+    metadata = {"name": "podscale", "labels": {"app.kubernetes.io/name": "podscale"}}
+    kind = {"apiVersion": "monitoring.coreos.com/v1", "kind": "PrometheusRule"}
+    return {**kind, "metadata": metadata, "spec": rule_file(settings)}
 
 
 def google_rules(settings: RuleSettings) -> dict[str, Any]:
     """Return the Rules object of Google's managed Prometheus, which covers its own namespace only."""
-    return _operator_object("monitoring.googleapis.com/v1", "Rules", settings)
+    return {**prometheus_rule(settings), "apiVersion": "monitoring.googleapis.com/v1", "kind": "Rules"}
 
 
 FORMATS: Mapping[str, Callable[[RuleSettings], dict[str, Any]]] = {
@@ -131,13 +134,8 @@ def format_number(number: float) -> str:
     return str(int(number)) if number == int(number) else repr(float(number))
 
 
-def _operator_object(api_version: str, kind: str, settings: RuleSettings) -> dict[str, Any]:
-    metadata = {"name": "podscale", "labels": {"app.kubernetes.io/name": "podscale"}}
-    return {"apiVersion": api_version, "kind": kind, "metadata": metadata, "spec": rule_file(settings)}
-
-
-def _render_group(group: RuleGroup, without: frozenset[str], fill: FillTokens, shorten: float = 1) -> dict[str, Any]:
-    rules = [_render_rule(rule, fill, shorten) for rule in group.rules if rule.name not in without]
+def _render_group(group: RuleGroup, excluded: frozenset[str], fill: FillTokens, shorten: float = 1) -> dict[str, Any]:
+    rules = [_render_rule(rule, fill, shorten) for rule in group.rules if rule.name not in excluded]
     return {"name": group.name, "rules": rules}
 
 
@@ -158,7 +156,6 @@ def _render_rule(rule: RecordingRule | AlertRule, fill: FillTokens, shorten: flo
     }
 
 
-def _check_known(what: str, given: Iterable[str], there: Iterable[str]) -> None:
-    unknown = sorted(set(given) - set(there))
-    if unknown:
-        raise InputError("unknown name", field=what, got=unknown[0], hint=f"Choose from {', '.join(there)}.")
+def _check_known(field: str, names: Iterable[str], known: Iterable[str]) -> None:
+    if unknown := sorted(set(names) - set(known)):
+        raise InputError("unknown name", field=field, got=unknown[0], hint=f"Choose from {', '.join(known)}.")

@@ -126,6 +126,33 @@ def section_tag(title: str, *children: Any) -> Markup:
     return tag("section", tag("h2", title), children, id=title.lower().replace(" ", "-"))
 
 
+def panel(title: str, *body: Any, caption: Any = None) -> Markup:
+    """Return a titled figure; `caption` stands beside the title."""
+    return tag("figure", tag("figcaption", tag("b", title), caption), body, class_="panel")
+
+
+def chart_figure(title: str, width: float, height: float, *drawing: Any, caption: Any = None) -> Markup:
+    """Return a titled figure with an SVG drawing of this size in drawing units."""
+    view_box = f"0 0 {width:.0f} {height:.0f}"
+    return panel(
+        title, tag("svg", drawing, viewBox=view_box, role="img", aria_label=title, class_="chart"), caption=caption
+    )
+
+
+def note(text: str) -> Markup:
+    return tag("p", text, class_="note")
+
+
+def table_row(*cells: Any, cell: str = "td", text_columns: int = 1, **attributes: Any) -> Markup:
+    """Return a row; the cells after the first `text_columns` hold numbers."""
+    styled = (tag(cell, content, class_="n" if i >= text_columns else None) for i, content in enumerate(cells))
+    return tag("tr", styled, **attributes)
+
+
+def table(head: Markup, rows: Any, class_: str | None = "compact") -> Markup:
+    return tag("table", tag("thead", head), tag("tbody", rows), class_=class_)
+
+
 def fact_table(rows: Mapping[str, Any]) -> Markup:
     """Return a table of names and values, without rows that have no value."""
     cells = [tag("tr", tag("th", name), tag("td", value)) for name, value in rows.items() if value not in (None, "")]

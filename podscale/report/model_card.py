@@ -23,15 +23,8 @@ def write_model_card(run_directory: Path, shard_set: ShardSet | Path | str | Non
 
 def model_card(data: ReportData) -> str:
     """Render the card as Markdown; text from data (class names, paths) is escaped."""
-    parts = [
-        _header_section(data),
-        _scores_section(data),
-        _limits_section(data),
-        _data_section(data),
-        _recipe_section(data),
-        _usage_section(data),
-    ]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    sections = (_header_section, _scores_section, _limits_section, _data_section, _recipe_section, _usage_section)
+    return "\n\n".join(text for section in sections if (text := section(data))) + "\n"
 
 
 def escape_markdown(value: object) -> str:
@@ -55,24 +48,22 @@ def _scores_section(data: ReportData) -> str:
     if data.evaluation is None:
         reasons = [entry.reason for entry in data.missing if entry.part == "the scores"]
         return f"## Figures\n\nNot evaluated: {escape_markdown(reasons[0] if reasons else 'no evaluation was found')}"
-    found, speed = data.evaluation.figures, data.evaluation.throughput
-    low, high = found.top1_interval
+    scores, speed = data.evaluation.scores, data.evaluation.throughput
+    low, high = scores.top1_interval
+    interval = f"95 % interval {100 * low:.2f} to {100 * high:.2f}"
     rows = [
-        (
-            "top-1 accuracy",
-            f"{markup.format_percent(found.top1, 2)} (95 % interval {100 * low:.2f} to {100 * high:.2f})",
-        ),
-        (f"top-{found.top5_k} accuracy", markup.format_percent(found.top5, 2)),
-        ("mean class accuracy", markup.format_percent(found.balanced_accuracy, 2)),
-        ("cross-entropy", f"{markup.format_decimal(found.loss, 4)} nats"),
-        ("expected calibration error", f"{markup.format_percent(found.ece, 2)} (15 bins)"),
+        ("top-1 accuracy", f"{markup.format_percent(scores.top1, 2)} ({interval})"),
+        (f"top-{scores.top5_k} accuracy", markup.format_percent(scores.top5, 2)),
+        ("mean class accuracy", markup.format_percent(scores.balanced_accuracy, 2)),
+        ("cross-entropy", f"{markup.format_decimal(scores.loss, 4)} nats"),
+        ("expected calibration error", f"{markup.format_percent(scores.ece, 2)} (15 bins)"),
         ("training throughput", f"{markup.format_rate(speed.training_images_per_second)} images/s"),
         ("training time", markup.format_seconds(speed.training_seconds)),
         *_claim_rows(data.evaluation.claim),
     ]
     table = "\n".join(f"| {name} | {value} |" for name, value in rows)
     split = data.evaluation.identity.split
-    return f"## Figures\n\nOn the {found.samples} images of the split {split}, each once.\n\n| | |\n|---|---|\n{table}"
+    return f"## Figures\n\nOn the {scores.samples} images of the split {split}, each once.\n\n| | |\n|---|---|\n{table}"
 
 
 def _claim_rows(claim: Claim) -> list[tuple[str, str]]:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -65,18 +66,13 @@ def read_report_data(run_directory: Path, shard_set: ShardSet | Path | str | Non
     """Read all parts of the run; missing or damaged parts are no error."""
     run = RunDirectory(run_directory)
     data = ReportData(run, outcomes=read_outcomes(run.outcome), history=read_history(run.metrics))
-    data.config_text = (
-        _read_part(data, "the run document", "shard", run.config, lambda p: p.read_text(encoding="utf-8")) or ""
-    )
+    document = "the run document"
+    data.config_text = _read_part(data, document, "shard", run.config, lambda p: p.read_text(encoding="utf-8")) or ""
     if data.config_text:
-        data.config = _read_part(
-            data, "the run document", "shard", run.config, lambda p: loads(data.config_text, str(p))
-        )
+        data.config = _read_part(data, document, "shard", run.config, lambda p: loads(data.config_text, str(p)))
     data.shards = _open_shards(data, shard_set)
     if not data.history:
-        data.missing.append(
-            MissingPart("the curves of training", _missing_reason(data, "train", "metrics.jsonl holds nothing"))
-        )
+        _add_missing(data, "the curves of training", "train", "metrics.jsonl holds nothing")
     data.evaluation = _read_part(data, "the scores", "evaluate", run.evaluation, read_evaluation)
     data.predictions = _read_part(data, "the predictions", "evaluate", run.predictions, read_predictions)
     data.environment = _read_part(data, "the environment", "train", run.environment, _read_json_object) or {}
@@ -89,61 +85,11 @@ def read_rejects(directory: Path, limit: int) -> list[dict[str, Any]]:
     """Read the first `limit` rejected images of a shard set, as recorded by the shard stage."""
     try:
         with (directory / "rejects.jsonl").open("rb") as file:
-            lines = [line for _, line in zip(range(limit), file, strict=False)]
-        found = [json.loads(line.decode("utf-8", "replace")) for line in lines]
+            lines = list(islice(file, limit))
+        entries = [json.loads(line.decode("utf-8", "replace")) for line in lines]
     except (OSError, ValueError):
         return []
-    return [entry for entry in found if isinstance(entry, dict)]
-
-
-def _open_shards(data: ReportData, shard_set: ShardSet | Path | str | None) -> ShardSet | None:
-    if shard_set is None:
-        data.missing.append(MissingPart("the data", _missing_reason(data, "shard", "no shard set was given")))
-        return None
-    try:
-        shards = shard_set if isinstance(shard_set, ShardSet) else ShardSet.open(shard_set)
-    except InputError as error:
-        data.missing.append(MissingPart("the data", _missing_reason(data, "shard", str(error))))
-        return None
-    data.rejects = read_rejects(shards.directory, MAX_REJECTS)
-    return shards
-
-
-def _drop_mismatched(data: ReportData) -> None:
-    """Drop scores and predictions of another class map, which would be shown under wrong class names."""
-    if (
-        data.evaluation
-        and data.shards
-        and data.evaluation.identity.classes_sha256 != data.shards.manifest.classes_sha256
-    ):
-        data.missing.append(
-            MissingPart("the scores", "evaluation.json belongs to another class map than the shard set; evaluate again")
-        )
-        data.evaluation = data.predictions = None
-    if data.predictions is not None and data.evaluation is None:
-        data.predictions = None
-
-
-def _read_part(data: ReportData, what: str, stage: str, path: Path, read: Callable[[Path], T]) -> T | None:
-    try:
-        return read(path)
-    except FileNotFoundError:
-        why = f"{path.name} does not exist"
-    except (InputError, OSError, ValueError) as error:
-        why = f"{path.name} does not exist" if not path.exists() else str(error)
-    data.missing.append(MissingPart(what, _missing_reason(data, stage, why)))
-    return None
-
-
-def _missing_reason(data: ReportData, stage: str, otherwise: str) -> str:
-    """Return the error of the stage that makes the part, or of an earlier failed stage; else `otherwise`."""
-    for name in STAGES[: STAGES.index(stage) + 1]:
-        outcome = data.outcomes.get(name)
-        if outcome is not None and not outcome.is_done:
-            return f"stage {name} {describe_exit(outcome)}: {outcome.error or 'no message was recorded'}"
-    if stage not in data.outcomes:
-        return f"stage {stage} has no recorded end; {otherwise}"
-    return otherwise
+    return [entry for entry in entries if isinstance(entry, dict)]
 
 
 def describe_exit(outcome: StageOutcome) -> str:
@@ -158,6 +104,51 @@ def describe_exit(outcome: StageOutcome) -> str:
         130: "was interrupted",
     }
     return f"{words.get(outcome.exit_code, 'failed')} (exit code {outcome.exit_code})"
+
+
+def _open_shards(data: ReportData, shard_set: ShardSet | Path | str | None) -> ShardSet | None:
+    if shard_set is None:
+        _add_missing(data, "the data", "shard", "no shard set was given")
+        return None
+    try:
+        shards = shard_set if isinstance(shard_set, ShardSet) else ShardSet.open(shard_set)
+    except InputError as error:
+        _add_missing(data, "the data", "shard", str(error))
+        return None
+    data.rejects = read_rejects(shards.directory, MAX_REJECTS)
+    return shards
+
+
+def _drop_mismatched(data: ReportData) -> None:
+    """Drop scores and predictions of another class map, which would be shown under wrong class names."""
+    manifest = data.shards.manifest if data.shards else None
+    if data.evaluation and manifest and data.evaluation.identity.classes_sha256 != manifest.classes_sha256:
+        reason = "evaluation.json belongs to another class map than the shard set; evaluate again"
+        data.missing.append(MissingPart("the scores", reason))
+        data.evaluation = None
+    if data.evaluation is None:
+        data.predictions = None
+
+
+def _read_part(data: ReportData, part: str, stage: str, path: Path, read: Callable[[Path], T]) -> T | None:
+    try:
+        return read(path)
+    except (InputError, OSError, ValueError) as error:
+        _add_missing(data, part, stage, str(error) if path.exists() else f"{path.name} does not exist")
+        return None
+
+
+def _add_missing(data: ReportData, part: str, stage: str, problem: str) -> None:
+    """Add a missing part; a failure of the stage that makes it, or of an earlier one, explains it better."""
+    for name in STAGES[: STAGES.index(stage) + 1]:
+        outcome = data.outcomes.get(name)
+        if outcome is not None and not outcome.is_done:
+            problem = f"stage {name} {describe_exit(outcome)}: {outcome.error or 'no message was recorded'}"
+            break
+    else:
+        if stage not in data.outcomes:
+            problem = f"stage {stage} has no recorded end; {problem}"
+    data.missing.append(MissingPart(part, problem))
 
 
 def _read_json_object(path: Path) -> dict[str, Any]:

@@ -127,14 +127,14 @@ def render_csv(results: StudyResults) -> str:
 
 def _chart_svg(chart: ChartBlock | DotBlock) -> str:
     if isinstance(chart, DotBlock):
-        return dots_chart_svg(chart.title, chart.rows, unit=chart.unit, **chart.options)
-    return line_chart_svg(chart.title, chart.series, y_unit=chart.y_unit, **chart.options)
+        return dots_chart_svg(chart.title, chart.rows, unit=chart.unit, x_range=chart.x_range)
+    return line_chart_svg(chart.title, chart.series, x=chart.x, y=chart.y, vlines=chart.vlines)
 
 
 def _chart_html(chart: ChartBlock | DotBlock) -> Markup:
     if isinstance(chart, DotBlock):
-        return dots_chart(chart.title, chart.rows, unit=chart.unit, **chart.options)
-    return line_chart(chart.title, chart.series, y_unit=chart.y_unit, **chart.options)
+        return dots_chart(chart.title, chart.rows, unit=chart.unit, x_range=chart.x_range)
+    return line_chart(chart.title, chart.series, x=chart.x, y=chart.y, vlines=chart.vlines)
 
 
 def _block_markdown(block: ResultBlock, name: str) -> Iterator[str]:

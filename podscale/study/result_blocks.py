@@ -2,10 +2,10 @@
 
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from podscale.report.charts.lines import LineSeries, round_outwards
+from podscale.report.charts.lines import DEFAULT_X, LineSeries, ReferenceLine, XAxis, YAxis, round_outwards
 from podscale.report.charts.standalone import DotRow
 from podscale.report.markup import format_percent
 from podscale.study.results import ResultGroup, StudyResults, mean_deviation, mean_deviation_percent, mean_difference
@@ -53,14 +53,14 @@ class ChartBlock:
 
     Args:
         name: suffix of its file name.
-        options: keyword arguments of charts.lines.line_drawing.
     """
 
     name: str
     title: str
     series: Sequence[LineSeries]
-    y_unit: str
-    options: dict[str, Any] = field(default_factory=dict)
+    y: YAxis
+    x: XAxis = DEFAULT_X
+    vlines: Sequence[ReferenceLine] = ()
 
 
 @dataclass(frozen=True)
@@ -69,14 +69,14 @@ class DotBlock:
 
     Args:
         name: suffix of its file name.
-        options: keyword arguments of charts.standalone.dots_drawing.
+        x_range: limits of the axis.
     """
 
     name: str
     title: str
     rows: Sequence[DotRow]
     unit: str
-    options: dict[str, Any] = field(default_factory=dict)
+    x_range: tuple[float, float] | None = None
 
 
 ResultBlock = TextBlock | BulletBlock | TableBlock | ChartBlock | DotBlock
@@ -158,13 +158,13 @@ def _noise_sentence(group: ResultGroup, best: ResultGroup) -> bool:
 def _chart_blocks(results: StudyResults) -> Iterator[ChartBlock | DotBlock]:
     styles = {line: _line_style(number) for number, line in enumerate(results.lines)}
     xs = [float(x) for x in results.xs] if results.has_numeric_axis else []
-    axis: dict[str, Any] = {"x_unit": axis_name(results), "x_ticks": xs, "log_x": bool(xs) and min(xs) > 0}
+    axis = XAxis(axis_name(results), log=bool(xs) and min(xs) > 0, ticks=xs)
     by = f"by {axis_name(results)}"
     if results.has_numeric_axis:
         lines = [_line_series(results, line, styles[line], lambda group: group.top1s, 100.0) for line in results.lines]
         if drawn := _drawable_lines(lines):
-            options = {**axis, "y_range": _percent_range(drawn)}
-            yield ChartBlock("accuracy", f"Last top-1 {by}", drawn, "top-1, %; bars: standard deviation", options)
+            y = YAxis("top-1, %; bars: standard deviation", _percent_range(drawn))
+            yield ChartBlock("accuracy", f"Last top-1 {by}", drawn, y, axis)
     target = results.study.target
     if results.has_numeric_axis and target is not None:
         for number, name in ((1, "epochs"), (0, "updates")):
@@ -180,11 +180,9 @@ def _chart_blocks(results: StudyResults) -> Iterator[ChartBlock | DotBlock]:
             ]
             if any(line.points for line in lines):
                 marks = _critical_marks(results, styles)
-                options = {**axis, "log": name == "updates", "x_marks": marks}
                 unit = f"{name} to {format_percent(target)}{'; dashed: critical batch size' if marks else ''}"
-                yield ChartBlock(
-                    name, f"{name.capitalize()} to {format_percent(target)} {by}", _drawable_lines(lines), unit, options
-                )
+                title, y = f"{name.capitalize()} to {format_percent(target)} {by}", YAxis(unit, log=name == "updates")
+                yield ChartBlock(name, title, _drawable_lines(lines), y, axis, marks)
     last = results.groups_at(results.xs[-1]) if results.xs else []
     if not results.has_numeric_axis and len(last) > 1 and any(group.top1s for group in last):
         unit = "top-1, %; dots: seeds, bar: their mean, dashed: mean of the first"
@@ -193,7 +191,7 @@ def _chart_blocks(results: StudyResults) -> Iterator[ChartBlock | DotBlock]:
             "Last top-1",
             [_dot_row(group, styles[group.line]) for group in last],
             unit,
-            {"x_range": (0, 100)},
+            (0, 100),
         )
     curves = [(group, curve) for group in last if (curve := group.curve())]
     if curves:
@@ -209,7 +207,7 @@ def _chart_blocks(results: StudyResults) -> Iterator[ChartBlock | DotBlock]:
             for group, curve in curves
         ]
         unit = "top-1, %; bands: standard deviation over the seeds" if banded else "top-1, %; mean over the seeds"
-        yield ChartBlock("curves", f"Top-1 over the epochs{where}", series, unit, {"y_range": _percent_range(series)})
+        yield ChartBlock("curves", f"Top-1 over the epochs{where}", series, YAxis(unit, _percent_range(series)))
 
 
 def _line_style(number: int) -> dict[str, Any]:
@@ -248,11 +246,11 @@ def _line_series(results: StudyResults, line: str, style: dict[str, Any], values
     return LineSeries(line, means, dots=True, spread=spreads, **style)
 
 
-def _critical_marks(results: StudyResults, styles: dict[str, dict[str, Any]]) -> list[tuple[float, int]]:
-    """Return (batch, colour) of the critical batches within a factor of 2 of the measured range."""
+def _critical_marks(results: StudyResults, styles: dict[str, dict[str, Any]]) -> list[ReferenceLine]:
+    """Return the critical batches within a factor of 2 of the measured range."""
     critical = {line: results.critical_batch(line) for line in results.lines}
     return [
-        (one.batch, styles[line]["colour"])
+        ReferenceLine(one.batch, colour=styles[line]["colour"])
         for line, one in critical.items()
         if one is not None and one.batch is not None and results.xs[0] / 2 <= one.batch <= 2 * results.xs[-1]
     ]

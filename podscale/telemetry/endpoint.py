@@ -33,21 +33,16 @@ class ClientCertFiles:
         if certificate is None and key is None:
             return None
         if certificate is None or key is None:
-            raise InputError(
-                "--client-certificate and --client-key belong together",
-                field="--client-key" if key is None else "--client-certificate",
-                hint="Give both, or neither.",
-            )
+            field = "--client-key" if key is None else "--client-certificate"
+            problem = "--client-certificate and --client-key belong together"
+            raise InputError(problem, field=field, hint="Give both, or neither.")
         try:
             ssl.create_default_context().load_cert_chain(certificate, key)
         except OSError as error:  # SSLError is one
             reason = getattr(error, "reason", None) or error.strerror
-            raise InputError(
-                f"{reason} (with --client-key {key})",
-                field="--client-certificate",
-                got=str(certificate),
-                hint="Give the PEM files of a certificate and of its own key.",
-            ) from error
+            problem = f"{reason} (with --client-key {key})"
+            hint = "Give the PEM files of a certificate and of its own key."
+            raise InputError(problem, field="--client-certificate", got=str(certificate), hint=hint) from error
         return cls(certificate.absolute(), key.absolute())
 
 
@@ -87,27 +82,24 @@ class Endpoint:
 
     def write(self, path: Path) -> None:
         """Write the URL as the first line, and one line for each credential that a reader needs."""
-        more = {
-            "certificate": self.certificate,
-            "token": self.token_file,
-            "mutual": "TLS" if self.requires_client_certificate else None,
-        }
-        lines = [self.url, *(f"{name} {value}" for name, value in more.items() if value is not None)]
+        mutual = "TLS" if self.requires_client_certificate else None
+        credentials = {"certificate": self.certificate, "token": self.token_file, "mutual": mutual}
+        lines = [self.url, *(f"{name} {value}" for name, value in credentials.items() if value is not None)]
         write_atomically(path, "\n".join(lines) + "\n")
 
     @classmethod
     def read(cls, path: Path) -> "Endpoint | None":
         """Read what `write` wrote; None if nothing is served."""
         try:
-            url, *more = path.read_text(encoding="utf-8").splitlines()
+            url, *credentials = path.read_text(encoding="utf-8").splitlines()
             host = urlsplit(url).netloc.rpartition(":")[0]
         except (OSError, ValueError):
             return None
         if not host:
             return None
-        files = {name: Path(file) for name, _, file in (line.partition(" ") for line in more)}
-        here = url.replace(host, LOOPBACK_ADDRESSES.get(host, host), 1)
-        return cls(here, files.get("certificate"), files.get("token"), "mutual" in files)
+        files = {name: Path(file) for name, _, file in (line.partition(" ") for line in credentials)}
+        reachable_url = url.replace(host, LOOPBACK_ADDRESSES.get(host, host), 1)
+        return cls(reachable_url, files.get("certificate"), files.get("token"), "mutual" in files)
 
     def fetch_metrics(self, seconds: float, client: ClientCertFiles | None = None) -> str:
         """Return the metrics as text. Raises EndpointError if refused, OSError if nothing answers."""
@@ -126,7 +118,7 @@ class Endpoint:
         except OSError as error:
             cause = getattr(error, "reason", error)
             if isinstance(cause, ssl.SSLError):
-                raise EndpointError(f"{self.url}: {_openssl_reason(cause)}") from error
+                raise EndpointError(f"{self.url}: {openssl_reason(cause)}") from error
             raise
 
     def certificate_name(self, seconds: float, client: ClientCertFiles | None = None) -> str | None:
@@ -144,25 +136,25 @@ class Endpoint:
         try:
             with (
                 socket.create_connection((url_parts.hostname, url_parts.port or 443), timeout=seconds) as plain,
-                context.wrap_socket(plain) as secured,
+                context.wrap_socket(plain) as connection,
             ):
-                certificate = secured.getpeercert() or {}
+                certificate = connection.getpeercert() or {}
         except ssl.SSLError as error:
-            raise EndpointError(f"{self.url}: {_openssl_reason(error)}") from error
+            raise EndpointError(f"{self.url}: {openssl_reason(error)}") from error
         names = [str(pair[1]) for pair in certificate.get("subjectAltName", ())]
         if not names or url_parts.hostname in names:
             return None
         return names[0].replace("*", "any", 1)
 
     def _context(self, client: ClientCertFiles | None) -> ssl.SSLContext | None:
-        """Trusts the one certificate; None for plain HTTP."""
+        """Return a context that trusts the one certificate; None for plain HTTP."""
         if self.certificate is None:
             return None
-        first, end, _ = _read_text(self.certificate).partition("-----END CERTIFICATE-----")
+        leaf, end, _ = _read_text(self.certificate).partition("-----END CERTIFICATE-----")
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # trusts the certificate itself, without its authority
-        context.load_verify_locations(cadata=first[first.find("-----BEGIN") :] + end)
+        context.load_verify_locations(cadata=leaf[leaf.find("-----BEGIN") :] + end)
         if client is not None:
             context.load_cert_chain(client.certificate, client.key)
         return context
@@ -172,9 +164,9 @@ class Endpoint:
         return _read_text(self.token_file).strip()
 
 
-def _openssl_reason(error: ssl.SSLError) -> str:
-    """OpenSSL's words."""
-    return (error.reason or str(error)).replace("_", " ").lower()
+def openssl_reason(error: Exception) -> str:
+    """Return OpenSSL's reason in words, or the error's text."""
+    return str(getattr(error, "reason", None) or error).replace("_", " ").lower()
 
 
 def _read_text(file: Path) -> str:

@@ -79,11 +79,8 @@ class EventLog:
 
     def _append(self, kind: str, **fields: Any) -> None:
         self._fence()
-        line = (
-            json.dumps(_replace_nonfinite({"time": round(time.time(), 3), "kind": kind, **fields}), allow_nan=False)
-            + "\n"
-        )
-        data = (b"\n" if self._broken else b"") + line.encode()
+        record = _replace_nonfinite({"time": round(time.time(), 3), "kind": kind, **fields})
+        data = (b"\n" if self._broken else b"") + json.dumps(record, allow_nan=False).encode() + b"\n"
         try:
             self._broken = os.write(self._descriptor, data) < len(data)
         except OSError as error:
@@ -92,22 +89,12 @@ class EventLog:
             self._lost += 1
 
 
-def read_records(path: Path, on_damaged: Callable[[bytes], object] = lambda line: None) -> Iterator[EventRecord]:
-    """Yield every complete record in order; incomplete lines of a killed writer are left out.
-
-    Args:
-        path: metrics.jsonl; a missing file yields nothing.
-        on_damaged: Receives each line that cannot be parsed.
-    """
+def read_records(path: Path) -> Iterator[EventRecord]:
+    """Yield every complete record in order, without incomplete lines of a killed writer; nothing without the file."""
     if not path.exists():
         return
     with path.open("rb") as file:
-        for line in file:
-            record = parse_record(line)
-            if record is not None:
-                yield record
-            else:
-                on_damaged(line)
+        yield from (record for line in file if (record := parse_record(line)) is not None)
 
 
 def newest_step(path: Path) -> int:
@@ -154,10 +141,10 @@ class ReplayFilter:
 
 def filter_replays(records: Iterable[EventRecord]) -> list[EventRecord]:
     """Return the records that a `ReplayFilter` keeps."""
-    run = ReplayFilter()
+    replays = ReplayFilter()
     for record in records:
-        run.add(record)
-    return run.records
+        replays.add(record)
+    return replays.records
 
 
 def _drop_from_step(records: list[EventRecord], kind: str, first: int) -> list[EventRecord]:
@@ -204,5 +191,5 @@ class FileTail:
         except FileNotFoundError:
             return []
         self._offset += len(data)
-        *whole, self._rest = (self._rest + data).split(b"\n")
-        return whole
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return lines

@@ -21,18 +21,30 @@ from podscale.telemetry.catalogue import FIRST_LAUNCH, GOODPUT_STATES, LAUNCH_CA
 from podscale.telemetry.phases import PHASES
 from podscale.telemetry.registry import MetricSample
 
+logger = logging.getLogger(__name__)
+
 CLEAN_EXITS = ("done", "preempted")
 """Exit causes after which the time until the next launch is idle."""
 DEFAULT_EXIT_CAUSE = "lost_rank"
 """Default cause when no exit was recorded: the pod is gone, and rank 0 with it."""
+INTERVAL_SECONDS = 2.0
+"""Heartbeat interval, seconds. Object stores take about one write a second of one object."""
 
-_INDEX = {state: number for number, state in enumerate(GOODPUT_STATES)}
-_PHASE_STATES = {"checkpoint": "checkpoint_save", "evaluation": "evaluation"}
+_INDEX = {state: index for index, state in enumerate(GOODPUT_STATES)}
+_FILE_KEYS = {
+    "started_at": "began",
+    "launch": "life",
+    "exit_cause": "ended",
+    "highest_step": "reached",
+    "redone_steps": "redone",
+}
+"""Key in the goodput file of each field that has another name there."""
 
 
-def _states_by_phase(data: str, work: str) -> Mapping[str, int]:
+def _states_by_phase(waiting: str, working: str) -> Mapping[str, int]:
     """Return the state of each phase of a step, from the states of waiting for data and of the rest."""
-    return {phase: _INDEX[{"data_wait": data, **_PHASE_STATES}.get(phase, work)] for phase in PHASES}
+    special = {"data_wait": waiting, "checkpoint": "checkpoint_save", "evaluation": "evaluation"}
+    return {phase: _INDEX[special.get(phase, working)] for phase in PHASES}
 
 
 _FIRST_STEP = _states_by_phase("init", "compile")
@@ -42,8 +54,8 @@ _NEW_STEP = _states_by_phase("data_wait", "productive")
 
 def goodput_fraction(seconds: Mapping[str, float]) -> float | None:
     """Return the fraction of the wall time that made progress; None without wall time."""
-    whole = sum(seconds.values())
-    return seconds.get("productive", 0.0) / whole if whole > 0 else None
+    total = sum(seconds.values())
+    return seconds.get("productive", 0.0) / total if total > 0 else None
 
 
 @dataclass(frozen=True)
@@ -52,28 +64,28 @@ class GoodputState:
 
     Args:
         time: This moment, unix seconds.
-        began: First launch, unix seconds.
-        life: Number of the launch, from 1.
+        started_at: First launch, unix seconds.
+        launch: Number of the launch, from 1.
         age: Seconds since the launch began.
         joined: The training of this launch has taken over the state.
-        ended: `done` or one of RESTART_CAUSES; empty while the launch runs or if no exit was recorded.
+        exit_cause: `done` or one of RESTART_CAUSES; empty while the launch runs or if no exit was recorded.
         step: Finished steps.
-        reached: Highest step of any launch.
-        redone: Steps repeated after a restart.
+        highest_step: Highest step of any launch.
+        redone_steps: Steps repeated after a restart.
         cause: One of LAUNCH_CAUSES.
         seconds: Seconds by state.
         restarts: Restarts by cause.
     """
 
     time: float
-    began: float
-    life: int = 1
+    started_at: float
+    launch: int = 1
     age: float = 0.0
     joined: bool = False
-    ended: str = ""
+    exit_cause: str = ""
     step: int = 0
-    reached: int = 0
-    redone: int = 0
+    highest_step: int = 0
+    redone_steps: int = 0
     cause: str = FIRST_LAUNCH
     seconds: Mapping[str, float] = field(default_factory=lambda: dict.fromkeys(GOODPUT_STATES, 0.0))
     restarts: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(RESTART_CAUSES, 0))
@@ -81,21 +93,19 @@ class GoodputState:
     @classmethod
     def parse(cls, text: str) -> "GoodputState | None":
         """Return the state of a file's text; None if it is invalid or of another version."""
+        fields = {key: name for name, key in _FILE_KEYS.items()}
         try:
-            parsed = cls(**json.loads(text))
-            seconds = {state: float(parsed.seconds[state]) for state in GOODPUT_STATES}
-            restarts = {cause: int(parsed.restarts[cause]) for cause in RESTART_CAUSES}
-            numbers = (
-                parsed.time + parsed.began + parsed.age,
-                parsed.life + parsed.step + parsed.reached + parsed.redone,
-            )
-            sound = parsed.cause in LAUNCH_CAUSES and all(n >= 0 for n in numbers)
-            return replace(parsed, seconds=seconds, restarts=restarts) if sound else None
+            state = cls(**{fields.get(key, key): value for key, value in json.loads(text).items()})
+            seconds = {name: float(state.seconds[name]) for name in GOODPUT_STATES}
+            restarts = {cause: int(state.restarts[cause]) for cause in RESTART_CAUSES}
+            numbers = (state.time, state.started_at, state.age, state.launch, state.step)
+            is_valid = min(*numbers, state.highest_step, state.redone_steps) >= 0 and state.cause in LAUNCH_CAUSES
+            return replace(state, seconds=seconds, restarts=restarts) if is_valid else None
         except (ValueError, TypeError, KeyError, AttributeError):
             return None
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self)) + "\n"
+        return json.dumps({_FILE_KEYS.get(name, name): value for name, value in asdict(self).items()}) + "\n"
 
     @property
     def wall_seconds(self) -> float:
@@ -108,14 +118,14 @@ class GoodputState:
         return goodput_fraction(self.seconds) or 0.0
 
     def summary(self) -> dict[str, Any]:
-        """Return the values for the log and for reports."""
+        """Return the values of the event `goodput`."""
         return {
             "goodput": round(self.goodput, 4),
             "wall_seconds": round(self.wall_seconds, 3),
             "seconds": {state: round(value, 3) for state, value in self.seconds.items()},
-            "life": self.life,
+            "life": self.launch,
             "restarts": dict(self.restarts),
-            "redone_steps": self.redone,
+            "redone_steps": self.redone_steps,
         }
 
 
@@ -132,43 +142,44 @@ def after_launch(previous: GoodputState | None, now: float, age: float) -> Goodp
     """
     if previous is None:
         return GoodputState(now, now - age, age=age, seconds={**dict.fromkeys(GOODPUT_STATES, 0.0), "init": age})
-    since = max(0.0, now - previous.time)
-    init = min(age, since)
-    gap = "idle" if previous.ended in CLEAN_EXITS else "recovery"
+    gap = max(0.0, now - previous.time)
+    init = min(age, gap)
     seconds = dict(previous.seconds)
-    seconds[gap] += since - init
+    seconds["idle" if previous.exit_cause in CLEAN_EXITS else "recovery"] += gap - init
     seconds["init"] += init
     restarts = dict(previous.restarts)
-    cause = previous.ended or DEFAULT_EXIT_CAUSE
+    cause = previous.exit_cause or DEFAULT_EXIT_CAUSE
     if cause in restarts:
         restarts[cause] += 1
-    fresh = GoodputState(
-        now, previous.began, previous.life + 1, init, reached=previous.reached, redone=previous.redone, cause=cause
-    )
-    return replace(fresh, seconds=seconds, restarts=restarts)
+    launch = replace(previous, time=now, launch=previous.launch + 1, age=init, joined=False, exit_cause="", step=0)
+    return replace(launch, cause=cause, seconds=seconds, restarts=restarts)
 
 
-def after_join(found: GoodputState | None, now: float, age: float, reached: int) -> GoodputState:
+def after_join(state: GoodputState | None, now: float, age: float, highest_step: int) -> GoodputState:
     """Return the state that the training of a launch continues from.
 
     Args:
-        found: State that the launcher wrote for this launch; one of an earlier launch starts a new launch.
+        state: State that the launcher wrote for this launch; one of an earlier launch starts a new launch.
         now: Wall clock, unix seconds.
         age: Seconds since the launch began.
-        reached: Highest step known from elsewhere: a heartbeat may be older than the last step.
+        highest_step: Highest step known from elsewhere: a heartbeat may be older than the last step.
     """
-    if found is None or found.joined or found.ended:
-        found = after_launch(found, now, age)
-    waited = max(0.0, age - found.age)
-    seconds = {**found.seconds, "init": found.seconds["init"] + waited}
-    reached = max(found.reached, reached)
-    return replace(found, time=now, age=found.age + waited, joined=True, reached=reached, seconds=seconds)
+    if state is None or state.joined or state.exit_cause:
+        state = after_launch(state, now, age)
+    waited = max(0.0, age - state.age)
+    seconds = {**state.seconds, "init": state.seconds["init"] + waited}
+    highest_step = max(state.highest_step, highest_step)
+    return replace(state, time=now, age=state.age + waited, joined=True, highest_step=highest_step, seconds=seconds)
 
 
 class GoodputTracker:
     """Time accounting of a launch: one thread enters states, any thread reads.
 
     A state lasts until the next is entered; a change takes less than a microsecond.
+
+    Args:
+        clock: monotonic clock, seconds.
+        wall_clock: unix seconds.
     """
 
     def __init__(
@@ -176,15 +187,15 @@ class GoodputTracker:
         initial: GoodputState,
         *,
         clock: Callable[[], float] = time.monotonic,
-        calendar: Callable[[], float] = time.time,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        self._initial, self._clock, self._calendar = initial, clock, calendar
-        self._began = clock()
-        self._launched = initial.time - initial.age
-        self._step, self._reached, self._redone = initial.step, initial.reached, initial.redone
+        self._initial, self._clock, self._wall_clock = initial, clock, wall_clock
+        self._start = clock()
+        self._step, self._highest_step, self._redone_steps = initial.step, initial.highest_step, initial.redone_steps
         self._state_of_phase = _FIRST_STEP
-        # Replaced as one tuple, so that a reader on another thread sees a consistent state.
-        self._current = ([initial.seconds[state] for state in GOODPUT_STATES], _INDEX["init"], self._began)
+        # Seconds by state, current state and its start; replaced as one tuple, so that a reader on another thread
+        # sees a consistent state.
+        self._current = ([initial.seconds[state] for state in GOODPUT_STATES], _INDEX["init"], self._start)
 
     def enter_phase(self, name: str) -> None:
         """Enter a phase of telemetry.phases."""
@@ -201,58 +212,54 @@ class GoodputTracker:
 
     def step_done(self, step: int) -> None:
         """Record a finished step; steps up to the highest of earlier launches count as redone."""
-        if step <= self._reached:
-            self._redone += 1
+        if step <= self._highest_step:
+            self._redone_steps += 1
         else:
-            self._reached = step
+            self._highest_step = step
         self._step = step
-        self._state_of_phase = _REDONE_STEP if step < self._reached else _NEW_STEP
+        self._state_of_phase = _REDONE_STEP if step < self._highest_step else _NEW_STEP
 
-    def state(self, ended: str = "") -> GoodputState:
+    def state(self, exit_cause: str = "") -> GoodputState:
         """Return the current state."""
-        booked, running, since = self._current
-        now = self._clock()
-        seconds = list(booked)
-        seconds[running] += now - since
+        seconds, now = self._seconds()
         return replace(
             self._initial,
-            time=self._calendar(),
-            age=self._initial.age + now - self._began,
-            ended=ended,
+            time=self._wall_clock(),
+            age=self._initial.age + now - self._start,
+            exit_cause=exit_cause,
             step=self._step,
-            reached=self._reached,
-            redone=self._redone,
+            highest_step=self._highest_step,
+            redone_steps=self._redone_steps,
             seconds=dict(zip(GOODPUT_STATES, seconds, strict=True)),
         )
 
     def samples(self) -> Iterator[MetricSample]:
         """Yield the exported metrics."""
-        book = self.state()
-        yield from (("train_wall_seconds", (state,), seconds) for state, seconds in book.seconds.items())
-        yield from (("train_restarts", (cause,), count) for cause, count in book.restarts.items())
-        yield "train_launch_timestamp_seconds", (book.cause,), self._launched
+        state = self.state()
+        yield from (("train_wall_seconds", (name,), seconds) for name, seconds in state.seconds.items())
+        yield from (("train_restarts", (cause,), count) for cause, count in state.restarts.items())
+        yield "train_launch_timestamp_seconds", (state.cause,), self._initial.time - self._initial.age
 
     def _enter(self, state: int) -> None:
-        state_seconds, current, since = self._current
-        if state == current:
-            return
-        now = self._clock()
-        seconds = state_seconds.copy()
+        if state != self._current[1]:
+            seconds, now = self._seconds()
+            self._current = (seconds, state, now)
+
+    def _seconds(self) -> tuple[list[float], float]:
+        """Return the seconds by state until now, and the current time."""
+        past_seconds, current, since = self._current
+        seconds, now = past_seconds.copy(), self._clock()
         seconds[current] += now - since
-        self._current = (seconds, state, now)
-
-
-logger = logging.getLogger(__name__)
-
-INTERVAL_SECONDS = 2.0
-"""Heartbeat interval, seconds. Object stores take about one write a second of one object."""
+        return seconds, now
 
 
 class GoodputWriter:
     """Writer of the goodput file: at once, every `interval_seconds` on its own thread, and when closed.
 
-    `fence` raises if a newer launch owns the run; the write is then skipped. A full disk loses heartbeats and logs one
-    warning, but does not stop the training.
+    A full disk loses heartbeats and logs one warning, but does not stop the training.
+
+    Args:
+        fence: raises if a newer launch owns the run; the write is then skipped.
     """
 
     def __init__(
@@ -269,19 +276,19 @@ class GoodputWriter:
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
         self._thread.start()
 
-    def close(self, ended: str = "") -> None:
-        """Write the last state; `ended` is the exit cause if known."""
+    def close(self, exit_cause: str = "") -> None:
+        """Write the last state; `exit_cause` is empty if unknown."""
         self._closed.set()
         self._thread.join()
-        self._write(ended)
+        self._write(exit_cause)
 
     def _run(self) -> None:
         while not self._closed.wait(self._interval):
             self._write()
 
-    def _write(self, ended: str = "") -> None:
+    def _write(self, exit_cause: str = "") -> None:
         try:
-            write_goodput_state(self._path, self._tracker.state(ended), self._fence)
+            write_goodput_state(self._path, self._tracker.state(exit_cause), self._fence)
         except PodscaleError:
             return  # the event log raises the same error in the training loop
         except OSError as error:

@@ -41,7 +41,8 @@ TRAIN_COUNTERS = (
     "train_checkpoint_failures",
     "eval_images",
 )
-"""Counters and summaries that exist before anything happens: what appears with its first event is not counted."""
+"""Counters and summaries that exist at 0 from the start, because Prometheus does not count a series' first value."""
+SHARD_COUNTERS = ("shard_images", "shard_shards", "shard_bytes", "shard_phase_seconds")
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ class TrainMetrics(Collector):
         self._flops_per_image = flops
 
     def set_all_reduce_info(self, info: Mapping[str, str]) -> None:
-        """Set what `auto` measured and chose."""
+        """Set the measurements and the choice of `auto`."""
         self.values.set_info("train_all_reduce_info", info)
 
     def count_nonfinite(self, kind: Literal["loss", "grad"], steps: int = 1) -> None:
@@ -139,11 +140,11 @@ class TrainMetrics(Collector):
         self.values.add("train_steps_skipped", steps)
 
     def set_bad_samples(self, total: int) -> None:
-        """Sets this rank's count of undecodable records since its start (`Loader.bad_records`)."""
+        """Set this rank's count of undecodable records since its start (`Loader.bad_records`)."""
         self.values.set("train_samples_skipped", total, "decode")
 
     def checkpoint_saved(self, seconds: float, size: int) -> None:
-        """Counts a finished save: the writer's seconds, and its bytes."""
+        """Count a finished save: the writer's seconds, and its bytes."""
         self.values.observe("train_checkpoint_duration_seconds", seconds, "save")
         self._set(train_checkpoint_bytes=size, train_checkpoint_last_success_timestamp_seconds=time())
 
@@ -163,11 +164,11 @@ class TrainMetrics(Collector):
 
     def take_interval(self) -> Interval:
         """Return the interval since the last call or the start, for the event log; call it on the training thread."""
-        steps, images, since, before = self._interval_start
+        steps, images, start, phases = self._interval_start
         self._interval_start = (sum(self._buckets), self._images, perf_counter(), self._clock.seconds())
-        now_steps, now_images, now, after = self._interval_start
-        phases = {name: after[name] - before[name] for name in PHASES}
-        return Interval(now_steps - steps, now_images - images, now - since, phases)
+        end_steps, end_images, end, end_phases = self._interval_start
+        seconds = {name: end_phases[name] - phases[name] for name in PHASES}
+        return Interval(end_steps - steps, end_images - images, end - start, seconds)
 
     def collect(self) -> Iterator[Metric]:
         """Yield the current metrics, for the registry."""
@@ -222,9 +223,6 @@ class EvaluationMetrics:
         self._values.set("eval_last_timestamp_seconds", time())
 
 
-SHARD_COUNTERS = ("shard_images", "shard_shards", "shard_bytes", "shard_phase_seconds")
-
-
 class ShardMetrics:
     """Metrics of a shard build (see data.sharding), in `registry`.
 
@@ -246,11 +244,11 @@ class ShardMetrics:
     def images_planned(self, split: str, images: int) -> None:
         self.values.set("shard_planned_images", images, split)
 
-    def images_packed(self, split: str, so_far: PackProgress) -> None:
-        self._packed[split] = so_far
-        self.values.set("shard_images", so_far.images - so_far.rejects, split)
-        self.values.set("shard_bytes", sum(part.bytes_read for part in self._packed.values()), "read")
-        self.values.set("shard_bytes", sum(part.bytes_written for part in self._packed.values()), "written")
+    def images_packed(self, split: str, progress: PackProgress) -> None:
+        self._packed[split] = progress
+        self.values.set("shard_images", progress.images - progress.rejects, split)
+        self.values.set("shard_bytes", sum(packed.bytes_read for packed in self._packed.values()), "read")
+        self.values.set("shard_bytes", sum(packed.bytes_written for packed in self._packed.values()), "written")
 
     def shard_finished(self, split: str, rejects: Mapping[str, int]) -> None:
         self.values.add("shard_shards")

@@ -21,11 +21,11 @@ from podscale.config.batch_norm_groups import batch_norm_group
 
 
 class MlperfLog:
-    """Appends the lines of one launch. `fence` raises where a newer launch has taken the run over."""
+    """Writer of the lines of one launch; `fence` raises if a newer launch owns the run."""
 
     def __init__(self, path: Path, config: RunConfig, fence: Callable[[], None] | None = None) -> None:
         self._path, self._config, self._fence = path, config, fence or (lambda: None)
-        self._buffered: list[str] | None = []  # until it is known whether this launch goes on with a former log
+        self._buffered: list[str] | None = []  # until it is known if this launch resumes the run
         self._steps_per_epoch = 1.0
         self._block_start = 0
         self._running = False
@@ -105,15 +105,8 @@ class MlperfLog:
 
     def _append(self, kind: str, key: str, value: Any, metadata: dict[str, Any]) -> None:
         self._fence()
-        line = {
-            "namespace": "",
-            "time_ms": int(time.time() * 1000),
-            "event_type": kind,
-            "key": key,
-            "value": value,
-            "metadata": metadata,
-        }
-        text = f":::MLLOG {json.dumps(line)}\n"
+        line = {"namespace": "", "time_ms": int(time.time() * 1000), "event_type": kind, "key": key, "value": value}
+        text = f":::MLLOG {json.dumps({**line, 'metadata': metadata})}\n"
         if self._buffered is not None:
             self._buffered.append(text)
             return
@@ -136,16 +129,16 @@ def hyperparameters(config: RunConfig, steps_per_epoch: float, ranks: int) -> It
     yield "gradient_accumulation_steps", train.accumulation
     yield "model_bn_span", batch_norm_group(config, ranks).total
     yield "opt_name", optimizer.name
-    own = f"{optimizer.name}_opt" if optimizer.name in ("sgd", "lars") else "opt"
-    yield f"{own}_base_learning_rate", schedule.learning_rate
+    prefix = f"{optimizer.name}_opt" if optimizer.name in ("sgd", "lars") else "opt"
+    yield f"{prefix}_base_learning_rate", schedule.learning_rate
     if optimizer.has_option("momentum"):
-        yield f"{own}_momentum", optimizer.momentum
-    yield f"{own}_weight_decay", optimizer.weight_decay
-    yield f"{'lars_opt' if own == 'lars_opt' else 'opt'}_learning_rate_warmup_epochs", schedule.warmup_epochs
+        yield f"{prefix}_momentum", optimizer.momentum
+    yield f"{prefix}_weight_decay", optimizer.weight_decay
+    yield f"{'lars_opt' if prefix == 'lars_opt' else 'opt'}_learning_rate_warmup_epochs", schedule.warmup_epochs
     if optimizer.name == "lars":
         yield "lars_epsilon", optimizer.effective_eps
     if schedule.name == "polynomial":
         decay = schedule.decay_epochs or train.epochs - schedule.warmup_epochs
-        yield f"{own}_end_learning_rate", schedule.end_learning_rate
-        yield f"{own}_learning_rate_decay_poly_power", schedule.power
-        yield f"{own}_learning_rate_decay_steps", round(decay * steps_per_epoch)
+        yield f"{prefix}_end_learning_rate", schedule.end_learning_rate
+        yield f"{prefix}_learning_rate_decay_poly_power", schedule.power
+        yield f"{prefix}_learning_rate_decay_steps", round(decay * steps_per_epoch)

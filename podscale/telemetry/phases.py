@@ -13,19 +13,17 @@ from typing import Any
 
 from podscale.telemetry.registry import MetricSample
 
-PHASES = (
-    "data_wait",
-    "h2d",
-    "forward_backward",
-    "allreduce_wait",
-    "optimizer",
-    "checkpoint",
-    "evaluation",
-    "other",
-)
+PHASES = ("data_wait", "h2d", "forward_backward", "allreduce_wait", "optimizer", "checkpoint", "evaluation", "other")
 OTHER_INDEX = PHASES.index("other")
 NON_STEP_PHASES = ("evaluation", "checkpoint")
 """Phases outside of a step."""
+STRAGGLER_RATIO = 1.25
+"""Ratio of the slowest rank's busy time to the fastest's that counts as a straggler."""
+MIN_GAP_MILLISECONDS = 3
+"""Shortest gap between the two, milliseconds: below it the ratio is noise."""
+CONSECUTIVE_INTERVALS = 3
+"""Intervals in a row after which a straggler is named, and without it after which it is over."""
+MIN_INTERVAL_STEPS = 10
 
 
 class PhaseClock:
@@ -92,15 +90,6 @@ def phase_fractions(phases: Mapping[str, float]) -> dict[str, float]:
     return {name: seconds / total for name, seconds in step_phases.items()} if total > 0 else {}
 
 
-STRAGGLER_RATIO = 1.25
-"""Ratio of the slowest rank's busy time to the fastest's that counts as a straggler."""
-MIN_GAP_MILLISECONDS = 3
-"""Shortest gap between the two, milliseconds: below it the ratio is noise."""
-CONSECUTIVE_INTERVALS = 3
-"""Intervals in a row after which a straggler is named, and without it after which it is over."""
-MIN_INTERVAL_STEPS = 10
-
-
 def interval_steps(log_every: int) -> int:
     """Return the steps of an interval: a multiple of `log_every`, at least `MIN_INTERVAL_STEPS`."""
     return -(-MIN_INTERVAL_STEPS // log_every) * log_every
@@ -141,7 +130,7 @@ class BusyTime:
         self._sum, self._steps = 0.0, 0
 
     def samples(self) -> Iterator[MetricSample]:
-        """What is exported."""
+        """Yield the exported metric."""
         yield "train_busy_seconds", (), self.total
 
 
@@ -173,30 +162,36 @@ class StragglerDetector:
     def __init__(self, hosts: Sequence[str], log_event: Callable[..., None]) -> None:
         self._hosts, self._log_event = hosts, log_event
         self.latest: RankComparison | None = None
-        self._suspect, self._times = -1, 0
-        self._named, self._calm = -1, 0
+        self._suspect, self._suspect_intervals = -1, 0
+        self._straggler, self._calm_intervals = -1, 0
 
-    def interval_done(self, step: int, found: RankComparison) -> None:
+    def interval_done(self, step: int, comparison: RankComparison) -> None:
         """Compare the ranks of the interval that ended with step `step`."""
-        self.latest = found
-        suspect = found.rank if found.is_notable else -1
-        self._times = self._times + 1 if suspect == self._suspect else 1
+        self.latest = comparison
+        suspect = comparison.rank if comparison.is_notable else -1
+        self._suspect_intervals = self._suspect_intervals + 1 if suspect == self._suspect else 1
         self._suspect = suspect
-        if self._named >= 0:
-            self._calm = 0 if suspect == self._named else self._calm + 1
-            if self._calm == CONSECUTIVE_INTERVALS:
-                self._log_event("straggler_over", step=step, **self._who(self._named))
-                self._named = -1
-        if suspect >= 0 and suspect != self._named and self._times >= CONSECUTIVE_INTERVALS:
-            self._named, self._calm = suspect, 0
-            figures = {"milliseconds": found.milliseconds, "fastest_milliseconds": found.fastest_milliseconds}
-            self._log_event("straggler", step=step, **self._who(suspect), ratio=round(found.ratio, 3), **figures)
+        if self._straggler >= 0:
+            self._calm_intervals = 0 if suspect == self._straggler else self._calm_intervals + 1
+            if self._calm_intervals == CONSECUTIVE_INTERVALS:
+                self._log_event("straggler_over", step=step, **self._identity(self._straggler))
+                self._straggler = -1
+        if suspect >= 0 and suspect != self._straggler and self._suspect_intervals >= CONSECUTIVE_INTERVALS:
+            self._straggler, self._calm_intervals = suspect, 0
+            self._log_event(
+                "straggler",
+                step=step,
+                **self._identity(suspect),
+                ratio=round(comparison.ratio, 3),
+                milliseconds=comparison.milliseconds,
+                fastest_milliseconds=comparison.fastest_milliseconds,
+            )
 
     def samples(self) -> Iterator[MetricSample]:
-        """What is exported: nothing before the first interval."""
+        """Yield the exported metrics; none before the first interval."""
         if self.latest is not None:
             yield "train_straggler_rank", (), self.latest.rank
             yield "train_straggler_ratio", (), self.latest.ratio
 
-    def _who(self, rank: int) -> dict[str, Any]:
+    def _identity(self, rank: int) -> dict[str, Any]:
         return {"rank": rank, "host": self._hosts[rank]}

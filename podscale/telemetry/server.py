@@ -23,116 +23,64 @@ from typing import Any
 
 from podscale.config.telemetry import TelemetrySection
 from podscale.errors import InputError
-
-
-@dataclass(frozen=True)
-class EndpointAuth:
-    """tls: what a connection must speak, with client certificates where the context asks for them; token: what every
-    request must bear. None: open."""
-
-    tls: ssl.SSLContext | None = None
-    token: bytes | None = None
-
-    def is_authorized(self, headers: Iterable[bytes]) -> bool:
-        """Whether a request with these header lines bears the token; compared in constant time."""
-        if self.token is None:
-            return True
-        for header in headers:
-            name, _, value = header.partition(b":")
-            kind, _, given = value.strip().partition(b" ")
-            if name.lower() == b"authorization" and kind.lower() == b"bearer":
-                return hmac.compare_digest(given.strip(), self.token)
-        return False
-
-
-NO_AUTH = EndpointAuth()
-
-
-def read_endpoint_auth(section: TelemetrySection) -> EndpointAuth:
-    """As the document says, which is read once: the files of a stage that runs may change unnoticed.
-
-    Raises InputError where a file is missing, empty or not what it should be.
-    """
-    return EndpointAuth(_tls(section), _token(section.bearer_token_file))
-
-
-def _tls(section: TelemetrySection) -> ssl.SSLContext | None:
-    if section.tls_certificate is None or section.tls_key is None:
-        return None
-    _read_file("telemetry.tls_certificate", section.tls_certificate)
-    _read_file("telemetry.tls_key", section.tls_key)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    try:
-        context.load_cert_chain(section.tls_certificate, section.tls_key, password=_no_password)
-    except (ssl.SSLError, ValueError) as error:
-        raise InputError(
-            f"cannot be used with the certificate {section.tls_certificate}: {_openssl_reason(error)}",
-            field="telemetry.tls_key",
-            got=section.tls_key,
-            hint="Give the PEM files of a certificate and of its own key, without a password.",
-        ) from error
-    if section.tls_client_ca is not None:
-        _read_file("telemetry.tls_client_ca", section.tls_client_ca)
-        try:
-            context.load_verify_locations(section.tls_client_ca)
-        except ssl.SSLError as error:
-            raise InputError(
-                _openssl_reason(error),
-                field="telemetry.tls_client_ca",
-                got=section.tls_client_ca,
-                hint="Give the PEM file of the authority that signed the scraper's certificate.",
-            ) from error
-        context.verify_mode = ssl.CERT_REQUIRED
-    return context
-
-
-def _token(file: str | None) -> bytes | None:
-    if file is None:
-        return None
-    token = _read_file("telemetry.bearer_token_file", file).strip()
-    if not token or b"\n" in token:
-        raise InputError("must hold one token, on one line", field="telemetry.bearer_token_file", got=file)
-    return token
-
-
-def _read_file(option: str, file: str) -> bytes:
-    try:
-        return Path(file).read_bytes()
-    except OSError as error:
-        raise InputError(
-            f"{error.strerror}", field=option, got=file, hint="Give the path of a file that can be read."
-        ) from error
-
-
-def _openssl_reason(error: Exception) -> str:
-    """OpenSSL's words, where it has any."""
-    reason = getattr(error, "reason", None) or str(error)
-    return str(reason).replace("_", " ").lower()
-
-
-def _no_password() -> str:
-    """OpenSSL would ask for one at the terminal."""
-    raise ValueError("the key is protected by a password")
-
+from podscale.telemetry.endpoint import openssl_reason
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MAX_CONNECTIONS = 32
 MAX_REQUEST_BYTES = 8192
 REQUEST_SECONDS = 5.0
 EVICTION_SECONDS = 2.0
-"""A connection that was closed has ended its thread long before."""
+"""Time limit for the thread of a closed connection to exit."""
 
 
 class ListenError(InputError):
-    """The address of the metrics cannot be listened on."""
+    """The server cannot listen on its address."""
+
+
+@dataclass(frozen=True)
+class EndpointAuth:
+    """Requirements on connections.
+
+    Args:
+        tls: TLS context, which may require client certificates; None: plain HTTP.
+        token: bearer token that every request must carry; None: none.
+    """
+
+    tls: ssl.SSLContext | None = None
+    token: bytes | None = None
+
+    @classmethod
+    def from_section(cls, section: TelemetrySection) -> "EndpointAuth":
+        """Read certificates and token once, because a running stage must not depend on later changes of the files.
+
+        Raises:
+            InputError: a file is missing, empty or invalid.
+        """
+        return cls(_tls_context(section), _read_token(section.bearer_token_file))
+
+    def is_authorized(self, headers: Iterable[bytes]) -> bool:
+        """Return True if a request with these header lines carries the token; compared in constant time."""
+        if self.token is None:
+            return True
+        for header in headers:
+            name, _, value = header.partition(b":")
+            scheme, _, token = value.strip().partition(b" ")
+            if name.lower() == b"authorization" and scheme.lower() == b"bearer":
+                return hmac.compare_digest(token.strip(), self.token)
+        return False
+
+
+NO_AUTH = EndpointAuth()
 
 
 class MetricsServer:
-    """Serves `render()` at http(s)://address:port/metrics from its own threads, from `start` until `close`.
+    """Server of `render()` at http(s)://address:port/metrics on its own threads, from `start` until `close`.
 
-    Listening begins with the constructor, so that a taken port is known before anything is started; port 0 takes a
-    free one (`port` says which). Raises CannotListen where the address cannot be listened on.
+    It listens from its creation on, so that a taken port is known before anything is started. Raises ListenError.
+
+    Args:
+        port: 0 for any free one; the attribute holds the actual port.
+        request_seconds: time limit of a request.
     """
 
     def __init__(
@@ -147,26 +95,21 @@ class MetricsServer:
         try:
             self._server = _Server(address, port, render, auth, request_seconds)
         except (OSError, UnicodeError) as error:
-            raise _listen_error_message(address, port, error) from error
-        self.address = address
+            raise _listen_error(address, port, error) from error
         self.port: int = self._server.server_address[1]
-        self._scheme = "https" if auth.tls is not None else "http"
+        host = f"[{address}]" if ":" in address else address
+        self.url = f"http{'s' if auth.tls is not None else ''}://{host}:{self.port}/metrics"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), name="metrics", daemon=True)
         self._started = False
 
     @property
-    def url(self) -> str:
-        host = f"[{self.address}]" if ":" in self.address else self.address
-        return f"{self._scheme}://{host}:{self.port}/metrics"
-
-    @property
     def scrapes(self) -> int:
-        """Scrapes answered so far."""
+        """Number of answered scrapes."""
         return self._server.scrapes
 
     @property
     def shed_connections(self) -> int:
-        """Connections closed unanswered so far, because too many were open."""
+        """Number of connections that were closed unanswered because too many were open."""
         return self._server.shed_connections
 
     def start(self) -> "MetricsServer":
@@ -175,7 +118,7 @@ class MetricsServer:
         return self
 
     def wait_for_scrape(self, seconds: float, interrupted: Callable[[], bool] = lambda: False) -> bool:
-        """Waits for one more scrape, at most `seconds` and not once `interrupted`; True where it came."""
+        """Wait for one more scrape, at most `seconds` and until `interrupted`; return True if it came."""
         self._server.scraped.clear()
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0 and not interrupted():
@@ -184,7 +127,7 @@ class MetricsServer:
         return False
 
     def close(self) -> None:
-        """Stops listening; safe to call twice."""
+        """Stop listening; safe to call twice."""
         if self._started:
             self._server.shutdown()
             self._thread.join()
@@ -211,7 +154,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
         super().__init__((address, port), _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """On the accepting thread: finds room, for which the oldest connection may have to go."""
+        """Start the connection's thread, after closing the oldest connection if too many are open."""
         if not self._free.acquire(blocking=False):
             self.shed_connections += 1
             self._evict()
@@ -233,26 +176,26 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
             self._release(request)
 
     def wrap_tls(self, request: socket.socket, context: ssl.SSLContext) -> ssl.SSLSocket:
-        """The connection under TLS, within the time of a request; on its own thread."""
-        with self._lock:  # the old object lets go of the connection: from here the new one is what can be evicted
-            secured = context.wrap_socket(request, server_side=True, do_handshake_on_connect=False)
+        """Return the connection after the TLS handshake; called on the connection's own thread."""
+        with self._lock:  # wrap_socket detaches the old socket, so from here on the new one is evicted
+            tls_socket = context.wrap_socket(request, server_side=True, do_handshake_on_connect=False)
             if id(request) in self._open:
-                self._open[id(request)] = secured
-        secured.settimeout(self.request_seconds)
-        secured.do_handshake()
-        return secured
+                self._open[id(request)] = tls_socket
+        tls_socket.settimeout(self.request_seconds)
+        tls_socket.do_handshake()
+        return tls_socket
 
     def count_scrape(self) -> None:
-        """A scraper has its answer."""
+        """Count an answered scrape."""
         with self._lock:
             self.scrapes += 1
         self.scraped.set()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Clients that hang up or send nonsense are no news."""
+        """Ignore clients that hang up or send an invalid request."""
 
     def _evict(self) -> None:
-        """Hangs up on the oldest connection, which ends its thread."""
+        """Shut down the oldest connection, which ends its thread."""
         with self._lock, suppress(OSError):
             if self._open:
                 _, oldest = self._open.popitem(last=False)
@@ -270,57 +213,102 @@ class _Handler(socketserver.BaseRequestHandler):
     def handle(self) -> None:
         tls = self.server.auth.tls
         if tls is None:
-            self._handle(self.request)
+            self._respond(self.request)
             return
         with self.server.wrap_tls(self.request, tls) as connection:
-            self._handle(connection)
+            self._respond(connection)
 
-    def _handle(self, connection: socket.socket) -> None:
-        request = self._request(connection).split(b"\n")
-        words = request[0].decode("latin-1").strip().split(" ")
-        if len(words) != 3 or not words[2].startswith("HTTP/1."):
-            self._answer(connection, "400 Bad Request", b"")
-        elif words[1].partition("?")[0] != "/metrics":
-            self._answer(connection, "404 Not Found", b"only /metrics is here\n")
-        elif words[0] not in ("GET", "HEAD"):
-            self._answer(connection, "405 Method Not Allowed", b"")
-        elif not self.server.auth.is_authorized(request[1:]):
-            self._answer(connection, "401 Unauthorized", b"", "WWW-Authenticate: Bearer\r\n")
+    def _respond(self, connection: socket.socket) -> None:
+        request_line, *headers = self._read_request(connection).split(b"\n")
+        method, _, target = request_line.decode("latin-1").strip().partition(" ")
+        path, _, version = target.partition(" ")
+        if " " in version or not version.startswith("HTTP/1."):
+            self._send(connection, "400 Bad Request", b"")
+        elif path.partition("?")[0] != "/metrics":
+            self._send(connection, "404 Not Found", b"only /metrics is here\n")
+        elif method not in ("GET", "HEAD"):
+            self._send(connection, "405 Method Not Allowed", b"")
+        elif not self.server.auth.is_authorized(headers):
+            self._send(connection, "401 Unauthorized", b"", "WWW-Authenticate: Bearer\r\n")
         else:
-            self._answer(connection, "200 OK", self.server.render(), head_only=words[0] == "HEAD")
+            self._send(connection, "200 OK", self.server.render(), head_only=method == "HEAD")
             self.server.count_scrape()
 
-    def _request(self, connection: socket.socket) -> bytes:
-        """Reads to the end of the headers within the time for the whole request."""
+    def _read_request(self, connection: socket.socket) -> bytes:
+        """Read to the end of the headers, within the time limit of the request."""
         deadline = time.monotonic() + self.server.request_seconds
         received = b""
         while b"\r\n\r\n" not in received and b"\n\n" not in received:
             connection.settimeout(max(0.001, deadline - time.monotonic()))
-            part = connection.recv(4096)
-            received += part
-            if not part or len(received) > MAX_REQUEST_BYTES:
+            chunk = connection.recv(4096)
+            received += chunk
+            if not chunk or len(received) > MAX_REQUEST_BYTES:
                 raise ConnectionError("no request")
         return received
 
-    def _answer(
-        self, connection: socket.socket, status: str, body: bytes, more: str = "", *, head_only: bool = False
+    def _send(
+        self, connection: socket.socket, status: str, body: bytes, header: str = "", *, head_only: bool = False
     ) -> None:
         head = (
             f"HTTP/1.1 {status}\r\nContent-Type: {CONTENT_TYPE}\r\nContent-Length: {len(body)}\r\n"
-            f"{more}Connection: close\r\n\r\n"
+            f"{header}Connection: close\r\n\r\n"
         )
-        connection.settimeout(self.server.request_seconds)  # sendall: a limit for the whole of it
+        connection.settimeout(self.server.request_seconds)  # of the whole sendall
         connection.sendall(head.encode() + (b"" if head_only else body))
 
 
-def _listen_error_message(address: str, port: int, error: Exception) -> ListenError:
+def _listen_error(address: str, port: int, error: Exception) -> ListenError:
     number = error.errno if isinstance(error, OSError) else None
     if number == errno.EADDRINUSE:
-        return ListenError(
-            f"in use by another process on {address}",
-            field="telemetry.port",
-            got=port,
-            hint="Choose another port, or 0 for any free one.",
-        )
+        hint = "Choose another port, or 0 for any free one."
+        return ListenError(f"in use by another process on {address}", field="telemetry.port", got=port, hint=hint)
     reason = os.strerror(number) if number is not None and number > 0 else str(error)
     return ListenError(f"cannot listen on port {port} there: {reason}", field="telemetry.address", got=address)
+
+
+def _tls_context(section: TelemetrySection) -> ssl.SSLContext | None:
+    certificate, key, client_ca = section.tls_certificate, section.tls_key, section.tls_client_ca
+    if certificate is None or key is None:
+        return None
+    _read_file("telemetry.tls_certificate", certificate)
+    _read_file("telemetry.tls_key", key)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(certificate, key, password=_refuse_password)
+    except (ssl.SSLError, ValueError) as error:
+        problem = f"cannot be used with the certificate {certificate}: {openssl_reason(error)}"
+        hint = "Give the PEM files of a certificate and of its own key, without a password."
+        raise InputError(problem, field="telemetry.tls_key", got=key, hint=hint) from error
+    if client_ca is not None:
+        _read_file("telemetry.tls_client_ca", client_ca)
+        try:
+            context.load_verify_locations(client_ca)
+        except ssl.SSLError as error:
+            hint = "Give the PEM file of the authority that signed the scraper's certificate."
+            problem = openssl_reason(error)
+            raise InputError(problem, field="telemetry.tls_client_ca", got=client_ca, hint=hint) from error
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def _read_token(file: str | None) -> bytes | None:
+    if file is None:
+        return None
+    token = _read_file("telemetry.bearer_token_file", file).strip()
+    if not token or b"\n" in token:
+        raise InputError("must hold one token, on one line", field="telemetry.bearer_token_file", got=file)
+    return token
+
+
+def _read_file(field: str, file: str) -> bytes:
+    try:
+        return Path(file).read_bytes()
+    except OSError as error:
+        hint = "Give the path of a readable file."
+        raise InputError(f"{error.strerror}", field=field, got=file, hint=hint) from error
+
+
+def _refuse_password() -> str:
+    """Keep OpenSSL from asking for a password at the terminal."""
+    raise ValueError("the key is protected by a password")

@@ -23,13 +23,14 @@ WARNING_EVENTS = (
     "tracker_failed",
 )
 SHOWN_PHASES = {"data_wait": "data", "forward_backward": "compute", "allreduce_wait": "wait"}
-"""Shown in a step's line as shares of the time since the line before."""
+"""Phases in a step's line, as fractions of the time since the previous line."""
 
 
 class StepLog:
-    """Writes the records of metrics.jsonl to a stream: text for people, JSON lines for machines.
+    """Writer of the records of metrics.jsonl to a stream, as text or as JSON lines.
 
-    mode: `text`, `json`, or `auto`: text where the stream is a terminal. Colours appear on a terminal only.
+    Args:
+        mode: `auto` writes text to a terminal, with colours, and JSON elsewhere.
     """
 
     def __init__(self, stream: TextIO, mode: Literal["auto", "text", "json"] = "auto") -> None:
@@ -38,17 +39,17 @@ class StepLog:
         self._eta = EtaEstimator()
 
     def write(self, record: EventRecord) -> None:
-        """Shows one record."""
+        """Write one record."""
         seconds_left = self._eta.update(record)
         line = json.dumps(record) if self.json else self._line(record, seconds_left)
         self._stream.write(line + "\n")
         self._stream.flush()
 
     def _line(self, record: EventRecord, seconds_left: float | None) -> str:
-        found = styled_parts(record, seconds_left, self._eta.total_steps)
-        if self._stream.isatty() and len(_plain_text(found)) >= terminal_width():
-            found = [part for part in found if part[1] != "dim"]
-        return "  ".join(paint(text, style, self._stream) for text, style in found)
+        parts = styled_parts(record, seconds_left, self._eta.total_steps)
+        if self._stream.isatty() and len(_plain_text(parts)) >= terminal_width():
+            parts = [(text, style) for text, style in parts if style != "dim"]
+        return "  ".join(paint(text, style, self._stream) for text, style in parts)
 
 
 class EtaEstimator:
@@ -56,11 +57,11 @@ class EtaEstimator:
 
     def __init__(self) -> None:
         self.total_steps: int | None = None
-        """Updates of the whole run, once known."""
+        """Steps of the run; None until known."""
         self._begin: tuple[int, float] | None = None
 
     def update(self, record: EventRecord) -> float | None:
-        """Seconds left after this record; None where the total or the pace is not known yet."""
+        """Return the seconds left after this record; None if the total or the speed is not known yet."""
         if record.get("event") in ("start", "resumed"):
             self.total_steps = record.get("total_steps", self.total_steps)
             self._begin = (int(record.get("step") or 0), record["time"])
@@ -77,20 +78,20 @@ def format_record(record: EventRecord, seconds_left: float | None = None, total:
 
 
 def styled_parts(record: EventRecord, seconds_left: float | None = None, total: int | None = None) -> list[StyledText]:
-    """The pieces of a record's line; those that are dim may be left out where the line is too long."""
+    """Return the pieces of a record's line; a line that is too long may omit the dim ones."""
     if record["kind"] == "step":
         return _step(record, seconds_left, total)
     if record["kind"] == "evaluation":
         return _evaluation(record)
     style = "yellow" if record.get("event") in WARNING_EVENTS else ""
-    tell = _EVENT_FORMATTERS.get(str(record.get("event")), _other_event)
-    return [(one_line(text), style or other) for text, other in tell(record) if text]
+    formatter = _EVENT_FORMATTERS.get(str(record.get("event")), _other_event)
+    return [(one_line(text), style or part_style) for text, part_style in formatter(record) if text]
 
 
 def _step(record: EventRecord, seconds_left: float | None, total: int | None) -> list[StyledText]:
-    of = f"{record['step']:>{len(str(total))}}/{total}" if total else f"{record['step']:>6}"
+    position = f"{record['step']:>{len(str(total))}}/{total}" if total else f"{record['step']:>6}"
     line = [
-        (f"step {of}", "cyan"),
+        (f"step {position}", "cyan"),
         (f"epoch {record['epoch']:.2f}", ""),
         (f"loss {_format_number(record['loss'], '.4f')}", "bold" if record["loss"] is not None else "yellow"),
         (f"lr {_format_number(record['learning_rate'], '<8.3g')}", ""),
@@ -102,8 +103,8 @@ def _step(record: EventRecord, seconds_left: float | None, total: int | None) ->
 
 
 def _phases(phases: Mapping[str, float]) -> str:
-    found = phase_fractions(phases)
-    return "  ".join(f"{word} {found.get(name, 0.0):>3.0%}" for name, word in SHOWN_PHASES.items() if found)
+    fractions = phase_fractions(phases)
+    return "  ".join(f"{word} {fractions.get(name, 0.0):>3.0%}" for name, word in SHOWN_PHASES.items() if fractions)
 
 
 def _evaluation(record: EventRecord) -> list[StyledText]:
@@ -119,11 +120,11 @@ def _evaluation(record: EventRecord) -> list[StyledText]:
 
 
 def _start(record: EventRecord) -> list[StyledText]:
-    verb = f"resumed  after step {record['step']}" if record["event"] == "resumed" else "start"
-    line = [(verb, "bold")]
+    event = f"resumed  after step {record['step']}" if record["event"] == "resumed" else "start"
+    line = [(event, "bold")]
     if "ranks" in record:
-        place = f" on {record['device']}" if "device" in record else ""
-        line.append((f"{format_count(record['ranks'], 'process')}{place}", ""))
+        device = f" on {record['device']}" if "device" in record else ""
+        line.append((f"{format_count(record['ranks'], 'process')}{device}", ""))
     if "total_steps" in record:
         batch = f" of {format_count(record['global_batch'], 'image')}" if "global_batch" in record else ""
         line.append((f"{format_count(record['total_steps'], 'update')}{batch}", ""))
@@ -147,9 +148,8 @@ def _skipped_update(record: EventRecord) -> list[StyledText]:
 def _bad_record(record: EventRecord) -> list[StyledText]:
     if "substituted" not in record:
         return _other_event(record)
-    return [
-        (f"{format_count(record['substituted'], 'record')} could not be decoded so far; others took their place", "")
-    ]
+    count = format_count(record["substituted"], "record")
+    return [(f"{count} could not be decoded so far; others took their place", "")]
 
 
 def _restart(record: EventRecord) -> list[StyledText]:
@@ -166,26 +166,22 @@ def _done(record: EventRecord) -> list[StyledText]:
 
 
 def _straggler(record: EventRecord) -> list[StyledText]:
-    who = f"rank {record['rank']} on {record['host']}"
+    rank = f"rank {record['rank']} on {record['host']}"
     if record["event"] == "straggler_over":
-        return [(f"{who} is no longer the slowest by far", "")]
-    times = f"{record['milliseconds']} ms an update, the fastest {record['fastest_milliseconds']} ms"
+        return [(f"{rank} is no longer the slowest by far", "")]
     return [
-        (f"{who} holds the others up: it is busy {record['ratio']:.2f} times as long as the fastest", ""),
-        (times, ""),
+        (f"{rank} holds the others up: it is busy {record['ratio']:.2f} times as long as the fastest", ""),
+        (f"{record['milliseconds']} ms an update, the fastest {record['fastest_milliseconds']} ms", ""),
     ]
 
 
 def _goodput(record: EventRecord) -> list[StyledText]:
-    """The share that was good for the run, and what cost most of the rest."""
-    lost = sorted(((s, name) for name, s in record["seconds"].items() if name != "productive" and s > 0), reverse=True)
-    whole = max(record["wall_seconds"], 1e-9)
-    shares = [f"{name.replace('_', ' ')} {seconds / whole:.0%}" for seconds, name in lost if seconds >= 0.005 * whole]
-    return [
-        (f"goodput {record['goodput']:.0%}", "bold"),
-        (f"of {format_duration(whole)}", ""),
-        ("  ".join(shares), "dim"),
-    ]
+    """Format the goodput, and the other states that took most of the time."""
+    total = max(record["wall_seconds"], 1e-9)
+    badput = {name: seconds for name, seconds in record["seconds"].items() if name != "productive"}
+    longest = sorted(((seconds, name) for name, seconds in badput.items() if seconds >= 0.005 * total), reverse=True)
+    fractions = "  ".join(f"{name.replace('_', ' ')} {seconds / total:.0%}" for seconds, name in longest)
+    return [(f"goodput {record['goodput']:.0%}", "bold"), (f"of {format_duration(total)}", ""), (fractions, "dim")]
 
 
 def _evaluated(record: EventRecord) -> list[StyledText]:
@@ -204,10 +200,8 @@ def _tracker_failed(record: EventRecord) -> list[StyledText]:
 
 def _other_event(record: EventRecord) -> list[StyledText]:
     name = str(record.get("event", record["kind"])).replace("_", " ")
-    return [
-        (name, "dim"),
-        *((f"{key} {_format_value(value)}", "dim") for key, value in record.items() if key not in HIDDEN_FIELDS),
-    ]
+    fields = [f"{key} {_format_value(value)}" for key, value in record.items() if key not in HIDDEN_FIELDS]
+    return [(text, "dim") for text in (name, *fields)]
 
 
 _EVENT_FORMATTERS = {

@@ -14,7 +14,7 @@ from podscale.monitoring.dashboards.frame import (
     max_query,
     series_selector,
 )
-from podscale.monitoring.dashboards.panels import PanelQuery, table_panel, time_series_panel
+from podscale.monitoring.dashboards.panels import Field, PanelQuery, table_panel, time_series_panel
 
 NONE = "Nothing trained in this time"
 TRAINED = increase_query("train_images", BY_RUN)
@@ -25,6 +25,7 @@ RESTARTED = (
     f"sum by ({BY_RUN}) (max by ({BY_RUN}, cause) (max_over_time({series_selector('train_restarts')}[{RANGE}])))"
 )
 DONE = f"{last_query('train_completed_steps', BY_RUN)} / {last_query('train_planned_steps', BY_RUN)}"
+PHASE_SECONDS = increase_query("train_phase_seconds", BY_RUN)
 DATA_WAIT_SECONDS = increase_query("train_phase_seconds", BY_RUN, 'phase="data_wait"')
 
 TABLE_PANELS = [
@@ -39,54 +40,44 @@ TABLE_PANELS = [
             "Per chip": (f"{TRAINED} / {WALL_SECONDS} / {RANKS}", "none"),
             "MFU": (f"{increase_query('train_model_flops', BY_RUN)} / {WALL_SECONDS} / {PEAKS}", "percentunit"),
             "Update p50": (f"histogram_quantile(0.5, {STEP}) >= 0", "s"),
-            "Data wait": (
-                f"{DATA_WAIT_SECONDS} / ({increase_query('train_phase_seconds', BY_RUN)} > 0)",
-                "percentunit",
-            ),
+            "Data wait": (f"{DATA_WAIT_SECONDS} / ({PHASE_SECONDS} > 0)", "percentunit"),
             "Goodput": (GOODPUT, "percentunit"),
             "Restarts": (RESTARTED, "none"),
-            "Done": (
-                f"{last_query('train_completed_steps', BY_RUN)} / {last_query('train_planned_steps', BY_RUN)}",
-                "percentunit",
-            ),
+            "Done": (DONE, "percentunit"),
             "Epoch": (last_query("train_epoch", BY_RUN), "none"),
             "Loss": (last_query("train_loss", BY_RUN), "none"),
             "Top-1": (last_query("eval_top1_ratio", BY_RUN), "percentunit"),
         },
-        empty="-",
+        no_value="-",
     )
 ]
 LINE_PANELS = [
     time_series_panel(
-        "Images per second", "All ranks of each run.", PanelQuery(IMAGES), unit="count:images/s", empty=NONE
+        "Images per second", "All ranks of each run.", PanelQuery(IMAGES), field=Field("count:images/s", NONE)
     ),
     time_series_panel(
-        "Images per second and chip", "Per rank.", PanelQuery(IMAGES_PER_RANK), unit="count:images/s", empty=NONE
+        "Images per second and chip", "Per rank.", PanelQuery(IMAGES_PER_RANK), field=Field("count:images/s", NONE)
     ),
     time_series_panel(
         "MFU",
         "Model FLOP/s over the devices' peak.",
         PanelQuery(MFU),
-        unit="percentunit",
-        empty="No peak is known for these devices",
+        field=Field("percentunit", "No peak is known for these devices"),
     ),
     time_series_panel(
-        "Loss", "Of the last logged update.", PanelQuery(max_query("train_loss", BY_RUN)), unit="none", empty=NONE
+        "Loss", "Of the last logged update.", PanelQuery(max_query("train_loss", BY_RUN)), field=Field("none", NONE)
     ),
     time_series_panel(
         "Top-1",
         "Accuracy of the newest evaluation.",
         PanelQuery(max_query("eval_top1_ratio", BY_RUN)),
-        unit="percentunit",
-        empty="Not evaluated yet",
-        largest=1,
+        field=Field("percentunit", "Not evaluated yet", max=1),
     ),
     time_series_panel(
         "Epoch",
         "Passes over the training split.",
         PanelQuery(max_query("train_epoch", BY_RUN)),
-        unit="none",
-        empty=NONE,
+        field=Field("none", NONE),
     ),
 ]
 BOARD = Dashboard(

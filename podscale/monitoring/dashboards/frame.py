@@ -15,19 +15,25 @@ from podscale.monitoring.dashboards.panels import DATASOURCE, Panel
 from podscale.monitoring.rule_types import RUNBOOKS_TOKEN
 from podscale.telemetry.catalogue import CATALOGUE, FIRST_LAUNCH
 
+with warnings.catch_warnings():  # see panels
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from grafana_foundation_sdk.builders import dashboard
+
+TAG = "podscale"
+EVENT_STEP = "15s"
 BY_RUN = "namespace, run"
 BY_RANK = "namespace, run, rank"
 BY_STATE = "namespace, run, state"
 RATE_INTERVAL = "$__rate_interval"
 RANGE = "$__range"
 RECENT_RANGE = "5m"
-"""Long enough for most restarts: what was lost is booked after them."""
+"""Longer than most restarts, because the time of a restart is exported after it."""
 
 
 def series_selector(name: str, *matchers: str, suffix: str = "", ranks: bool = False) -> str:
     """Return the selector of a catalogue metric for the selected runs and, with `ranks`, the selected ranks."""
-    chosen = ['namespace=~"$namespace"', 'run=~"$run"', *(['rank=~"$rank"'] if ranks else []), *matchers]
-    return f"{CATALOGUE[name].series}{suffix}{{{', '.join(chosen)}}}"
+    variables = ['namespace=~"$namespace"', 'run=~"$run"', *(['rank=~"$rank"'] if ranks else [])]
+    return f"{CATALOGUE[name].series}{suffix}{{{', '.join([*variables, *matchers])}}}"
 
 
 def rate_query(name: str, by: str, *matchers: str, suffix: str = "", ranks: bool = False) -> str:
@@ -58,18 +64,18 @@ def integer_increase_query(name: str, by: str, *matchers: str) -> str:
 def total_increase_query(name: str, by: str, window: str, *matchers: str) -> str:
     """Return a query for the increase of a total that is kept over all launches of a run.
 
-    A pod that starts again exports it under a new address, perhaps a heartbeat behind: `increase` would lose what was
-    booked between, or count it all again. The span between least and most cannot be misled.
+    A restarted pod exports it under a new address, perhaps a heartbeat behind. `increase` would then lose a part, or
+    count all of it again. The difference of maximum and minimum is immune.
     """
-    found = f"{series_selector(name, *matchers)}[{window}]"
-    return f"max by ({by}) (max_over_time({found})) - min by ({by}) (min_over_time({found}))"
+    series = f"{series_selector(name, *matchers)}[{window}]"
+    return f"max by ({by}) (max_over_time({series})) - min by ({by}) (min_over_time({series}))"
 
 
 def fraction_query(name: str, by: str, of: str, *matchers: str, ranks: bool = False) -> str:
     """Return a query for the fraction of a counter's rate that `matchers` select, by `of` additional labels."""
     part = rate_query(name, ", ".join(filter(None, (by, of))), *matchers, ranks=ranks)
-    whole = rate_query(name, by, ranks=ranks)
-    return f"{part} / on ({by}) group_left () ({whole} > 0)" if of else f"{part} / ({whole} > 0)"
+    total = rate_query(name, by, ranks=ranks)
+    return f"{part} / on ({by}) group_left () ({total} > 0)" if of else f"{part} / ({total} > 0)"
 
 
 def quantile_query(portion: float, name: str, by: str, *, ranks: bool = False) -> str:
@@ -106,14 +112,6 @@ BUSY_FRACTION = (
 )
 
 
-with warnings.catch_warnings():  # see panels
-    warnings.simplefilter("ignore", DeprecationWarning)
-    from grafana_foundation_sdk.builders import dashboard
-
-TAG = "podscale"
-EVENT_STEP = "15s"
-
-
 @dataclass(frozen=True)
 class Dashboard:
     """One dashboard.
@@ -142,14 +140,8 @@ def build_dashboard(board: Dashboard) -> model.Dashboard:
     built = dashboard.Dashboard(f"Podscale / {board.title}").uid(board.uid).description(board.description)
     built.tags([TAG]).readonly().timezone("browser").time(board.span, "now").refresh("30s")
     built.tooltip(model.DashboardCursorSync.CROSSHAIR)
-    built.variables(
-        [
-            _datasource_variable(),
-            _namespace_variable(),
-            _run_variable(several=board.runs),
-            *([_rank_variable()] if board.ranks else []),
-        ]
-    )
+    variables = [_datasource_variable(), _namespace_variable(), _run_variable(several=board.runs)]
+    built.variables([*variables, _rank_variable()] if board.ranks else variables)
     built.links([_dashboard_links(), _runbooks_link()])
     if board.events:
         built.annotations([*_event_annotations()])
@@ -157,10 +149,10 @@ def build_dashboard(board: Dashboard) -> model.Dashboard:
         built.with_row(dashboard.Row(heading))
         for panel in panels:
             built.with_panel(panel)
-    done = built.build()
-    for place, item in enumerate(done.panels or [], start=1):
-        item.id_val = place
-    return done
+    result = built.build()
+    for number, item in enumerate(result.panels or [], start=1):
+        item.id_val = number
+    return result
 
 
 def _datasource_variable() -> dashboard.DatasourceVariable:
@@ -168,15 +160,15 @@ def _datasource_variable() -> dashboard.DatasourceVariable:
 
 
 def _query_variable(name: str, label: str, query: str) -> dashboard.QueryVariable:
-    asked: dict[str, object] = {"query": query, "refId": name}
-    variable = dashboard.QueryVariable(name).label(label).datasource(DATASOURCE).query(asked).definition(query)
+    model_query: dict[str, object] = {"query": query, "refId": name}
+    variable = dashboard.QueryVariable(name).label(label).datasource(DATASOURCE).query(model_query).definition(query)
     variable.refresh(model.VariableRefresh.ON_TIME_RANGE_CHANGED)
     return variable.sort(model.VariableSort.NATURAL_ASC)
 
 
 def _allow_all(variable: dashboard.QueryVariable, value: str) -> dashboard.QueryVariable:
-    chosen = model.VariableOption(selected=True, text=["All"], value=["$__all"])
-    return variable.multi(True).include_all(True).all_value(value).current(chosen)
+    current = model.VariableOption(selected=True, text=["All"], value=["$__all"])
+    return variable.multi(True).include_all(True).all_value(value).current(current)
 
 
 def _namespace_variable() -> dashboard.QueryVariable:
@@ -205,38 +197,22 @@ def _runbooks_link() -> dashboard.DashboardLink:
 
 def _event_annotations() -> Sequence[dashboard.AnnotationQuery]:
     """Return annotations at the times given by gauges, exact at any scrape interval."""
-    first = f'cause!="{FIRST_LAUNCH}"'
+    restarts = max_query("train_launch_timestamp_seconds", f"{BY_RUN}, cause", f'cause!="{FIRST_LAUNCH}"')
+    checkpoints = max_query("train_checkpoint_last_success_timestamp_seconds", BY_RUN)
+    evaluations = max_query("eval_last_timestamp_seconds", BY_RUN)
     return [
-        _event_annotation(
-            "Restarts",
-            "red",
-            _event_times("train_launch_timestamp_seconds", first, by=f"{BY_RUN}, cause"),
-            "{{run}}: started again after {{cause}}",
-        ),
-        _event_annotation(
-            "Checkpoints",
-            "blue",
-            _event_times("train_checkpoint_last_success_timestamp_seconds"),
-            "{{run}}: checkpoint complete",
-        ),
-        _event_annotation(
-            "Evaluations", "green", _event_times("eval_last_timestamp_seconds"), "{{run}}: evaluation complete"
-        ),
+        _event_annotation("Restarts", "red", restarts, "{{run}}: started again after {{cause}}"),
+        _event_annotation("Checkpoints", "blue", checkpoints, "{{run}}: checkpoint complete"),
+        _event_annotation("Evaluations", "green", evaluations, "{{run}}: evaluation complete"),
     ]
 
 
-def _event_times(name: str, *matchers: str, by: str = BY_RUN) -> str:
-    """Return a query for a gauge in milliseconds."""
-    return f"{max_query(name, by, *matchers)} * 1000"
-
-
-def _event_annotation(name: str, color: str, expression: str, text: str) -> dashboard.AnnotationQuery:
+def _event_annotation(name: str, color: str, seconds: str, text: str) -> dashboard.AnnotationQuery:
     """Return an annotation query.
 
     Args:
-        expression: PromQL whose values are the annotations' times, milliseconds since 1970.
+        seconds: PromQL whose values are the annotations' times, unix seconds.
     """
-    event = (
-        dashboard.AnnotationQuery().name(name).datasource(DATASOURCE).enable(True).icon_color(color).expr(expression)
-    )
+    event = dashboard.AnnotationQuery().name(name).datasource(DATASOURCE).enable(True).icon_color(color)
+    event.expr(f"{seconds} * 1000")
     return event.step(EVENT_STEP).title_format(name).text_format(text).tag_keys("run").use_value_for_time(True)

@@ -15,6 +15,19 @@ from grafana_foundation_sdk.models import prometheus as prometheus_model
 from podscale.monitoring.rule_types import RUNBOOKS_TOKEN
 from podscale.telemetry.catalogue import METRICS
 
+with warnings.catch_warnings():  # it warns in favour of Grafana 12's second schema, which older servers cannot read
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from grafana_foundation_sdk.builders import (
+        bargauge,
+        common,
+        dashboard,
+        heatmap,
+        prometheus,
+        stat,
+        table,
+        timeseries,
+    )
+
 THIRD_PARTY_METRICS = {
     "DCGM_FI_DEV_GPU_UTIL": "NVIDIA's DCGM exporter, on nodes with GPUs",
     "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE": "NVIDIA's DCGM exporter with profiling metrics, on data-centre GPUs",
@@ -31,20 +44,6 @@ THIRD_PARTY_METRICS = {
     "kueue_evicted_workloads_total": "Kueue's controller, where jobs queue",
 }
 """Third-party metrics by name (of a histogram, without suffix), with their exporter."""
-
-
-with warnings.catch_warnings():  # it warns in favour of Grafana 12's second schema, which older servers cannot read
-    warnings.simplefilter("ignore", DeprecationWarning)
-    from grafana_foundation_sdk.builders import (
-        bargauge,
-        common,
-        dashboard,
-        heatmap,
-        prometheus,
-        stat,
-        table,
-        timeseries,
-    )
 
 DATASOURCE = shared.DataSourceRef(type_val="prometheus", uid="${datasource}")
 COLORS = {
@@ -86,6 +85,25 @@ class PanelQuery:
 
 
 @dataclass(frozen=True)
+class Field:
+    """Display of a panel's values (Grafana's field config).
+
+    Args:
+        no_value: text shown without data.
+        min: lower end of the axis of lines and bars; None: that of the values.
+        max: upper end of the axis.
+        soft_max: upper end of the axis while all values are below it.
+    """
+
+    unit: str
+    no_value: str
+    min: float | None = 0
+    max: float | None = None
+    soft_max: float | None = None
+    decimals: int | None = None
+
+
+@dataclass(frozen=True)
 class ThresholdStep:
     """Colour of values from `value` on."""
 
@@ -102,6 +120,8 @@ class _PanelBuilder(Protocol):
     def targets(self, targets: list[Any]) -> Self: ...
     def unit(self, unit: str) -> Self: ...
     def no_value(self, no_value: str) -> Self: ...
+    def max(self, max_val: float) -> Self: ...
+    def decimals(self, decimals: float) -> Self: ...
     def links(self, links: list[Any]) -> Self: ...
     def span(self, w: int) -> Self: ...
     def height(self, h: int) -> Self: ...
@@ -122,43 +142,34 @@ def time_series_panel(
     title: str,
     text: str,
     *queries: PanelQuery,
-    unit: str,
-    empty: str,
+    field: Field,
     alert: str = "",
-    span: int = 8,
     stacked: bool = False,
-    steps: Sequence[ThresholdStep] = (),
-    largest: float | None = None,
-    smallest: float | None = 0,
-    ceiling: float | None = None,
-    points: bool = False,
+    limits: Sequence[ThresholdStep] = (),
 ) -> timeseries.Panel:
     """Build a panel of values over time.
 
-    `steps` are drawn as dashed limits, `alert` names the alert that the panel explains. The axis ends at `largest`, and
-    at `ceiling` while all values are below it.
+    Args:
+        alert: name of the alert that the panel explains.
+        limits: drawn as dashed lines.
     """
-    panel = _set_common_options(timeseries.Panel(), title, text, queries, unit, empty, span, 8, alert)
+    panel = _set_common_options(timeseries.Panel(), title, text, queries, field, alert).span(8).height(8)
     panel.legend(common.VizLegendOptions().show_legend(True).display_mode(shared.LegendDisplayMode.LIST))
     panel.tooltip(common.VizTooltipOptions().mode(shared.TooltipDisplayMode.MULTI).sort(shared.SortOrder.DESCENDING))
     panel.line_width(1).span_nulls(False).fill_opacity(70 if stacked else 10)
-    panel.show_points(shared.VisibilityMode.ALWAYS if points else shared.VisibilityMode.AUTO)
-    if smallest is not None:
-        panel.min(smallest)
-    if largest is not None:
-        panel.max(largest)
-    if ceiling is not None:
-        panel.axis_soft_max(ceiling)
+    panel.show_points(shared.VisibilityMode.AUTO)
+    if field.min is not None:
+        panel.min(field.min)
+    if field.soft_max is not None:
+        panel.axis_soft_max(field.soft_max)
     if stacked:
         panel.stacking(common.StackingConfig().mode(shared.StackingMode.NORMAL).group("A")).line_width(0)
-    if steps:
-        panel.thresholds(_thresholds(steps))
+    if limits:
+        panel.thresholds(_thresholds(limits))
         panel.thresholds_style(common.GraphThresholdsStyleConfig().mode(shared.GraphThresholdsStyleMode.DASHED))
-    for place, query in enumerate(queries):
+    for index, query in enumerate(queries):
         if query.dashed:
-            panel.override_by_query(
-                _ref_id(place), [*_custom_style(), model.DynamicConfigValue("custom.fillOpacity", 0)]
-            )
+            panel.override_by_query(_ref_id(index), _dashed_style())
     return panel
 
 
@@ -167,66 +178,56 @@ def stat_panel(
     text: str,
     query: PanelQuery,
     *,
-    unit: str,
-    empty: str,
+    field: Field,
     alert: str = "",
-    span: int = 3,
     steps: Sequence[ThresholdStep] = (),
     base: str = "text",
-    decimals: int | None = None,
 ) -> stat.Panel:
-    """Build a panel with one number per run and its history behind it, coloured by `steps`."""
-    panel = _set_common_options(stat.Panel(), title, text, [query], unit, empty, span, 4, alert)
+    """Build a panel with one number per run and its history behind it, coloured by `steps`, else in `base`."""
+    panel = _set_common_options(stat.Panel(), title, text, [query], field, alert).span(3).height(4)
     panel.graph_mode(shared.BigValueGraphMode.NONE if query.instant else shared.BigValueGraphMode.AREA)
     panel.color_mode(shared.BigValueColorMode.VALUE).reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
     panel.thresholds(_thresholds(steps, base))
-    panel.color_scheme(dashboard.FieldColor().mode(model.FieldColorModeId.THRESHOLDS))
-    return panel if decimals is None else panel.decimals(decimals)
+    return panel.color_scheme(dashboard.FieldColor().mode(model.FieldColorModeId.THRESHOLDS))
 
 
-def bar_gauge_panel(
-    title: str, text: str, query: PanelQuery, *, unit: str, empty: str, span: int = 8, largest: float | None = None
-) -> bargauge.Panel:
+def bar_gauge_panel(title: str, text: str, query: PanelQuery, *, field: Field) -> bargauge.Panel:
     """Build a panel with one horizontal bar per series."""
-    panel = _set_common_options(bargauge.Panel(), title, text, [query], unit, empty, span, 8)
+    panel = _set_common_options(bargauge.Panel(), title, text, [query], field).span(8).height(8)
     panel.orientation(shared.VizOrientation.HORIZONTAL).display_mode(shared.BarGaugeDisplayMode.BASIC)
     panel.name_placement(shared.BarGaugeNamePlacement.LEFT).min_viz_height(16).max_viz_height(32)
     panel.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"])).show_unfilled(True).min(0)
-    panel.color_scheme(dashboard.FieldColor().mode(model.FieldColorModeId.PALETTE_CLASSIC))
-    return panel if largest is None else panel.max(largest)
+    return panel.color_scheme(dashboard.FieldColor().mode(model.FieldColorModeId.PALETTE_CLASSIC))
 
 
-def heat(
-    title: str, text: str, query: PanelQuery, *, unit: str, empty: str, limits: tuple[float, float], span: int = 24
+def heatmap_panel(
+    title: str, text: str, query: PanelQuery, *, field: Field, limits: tuple[float, float]
 ) -> heatmap.Panel:
     """Build a heat map with one row per series, from green at the lower limit to red at the upper."""
-    panel = _set_common_options(heatmap.Panel(), title, text, [query], unit, empty, span, 8)
+    panel = _set_common_options(heatmap.Panel(), title, text, [query], field).span(24).height(8)
     colors = heatmap.HeatmapColorOptions().mode(heat_model.HeatmapColorMode.SCHEME).scheme("RdYlGn").steps(64)
     panel.calculate(False).color(colors.min(limits[0]).max(limits[1])).cell_gap(1).show_legend()
     panel.rows_frame(heatmap.RowsHeatmapOptions().layout(shared.HeatmapCellLayout.UNKNOWN).value("value"))
-    return panel.cell_values(heatmap.CellValues().unit(unit)).y_axis(heatmap.YAxisConfig().axis_label("rank"))
+    return panel.cell_values(heatmap.CellValues().unit(field.unit)).y_axis(heatmap.YAxisConfig().axis_label("rank"))
 
 
-def table_panel(
-    title: str, text: str, queries: Mapping[str, tuple[str, str]], *, empty: str, span: int = 24
-) -> table.Panel:
+def table_panel(title: str, text: str, columns: Mapping[str, tuple[str, str]], *, no_value: str) -> table.Panel:
     """Build a table with one row per run: each column has heading, query and unit."""
-    asked = [PanelQuery(expression, "", instant=True) for expression, _ in queries.values()]
-    panel = _set_common_options(table.Panel(), title, text, asked, "none", empty, span, 8, as_table=True).min_width(80)
-    headings = {f"Value #{_ref_id(place)}": heading for place, heading in enumerate(queries)}
-    order = {name: place for place, name in enumerate(["namespace", "run", *headings])}
+    queries = [PanelQuery(expression, "", instant=True) for expression, _ in columns.values()]
+    query_format = prometheus_model.PromQueryFormat.TABLE
+    panel = _set_common_options(table.Panel(), title, text, queries, Field("none", no_value), query_format=query_format)
+    headings = {f"Value #{_ref_id(index)}": heading for index, heading in enumerate(columns)}
+    order = {name: index for index, name in enumerate(["namespace", "run", *headings])}
+    organize = {"excludeByName": {"Time": True}, "indexByName": order, "renameByName": headings}
     panel.transformations(
         [
             model.DataTransformerConfig(id_val="merge", options={}),
-            model.DataTransformerConfig(
-                id_val="organize",
-                options={"excludeByName": {"Time": True}, "indexByName": order, "renameByName": headings},
-            ),
+            model.DataTransformerConfig(id_val="organize", options=organize),
         ]
     )
-    for heading, (_, unit) in queries.items():
+    for heading, (_, unit) in columns.items():
         panel.override_by_name(heading, [model.DynamicConfigValue("unit", unit)])
-    return panel
+    return panel.min_width(80).span(24).height(8)
 
 
 def _set_common_options(
@@ -234,34 +235,35 @@ def _set_common_options(
     title: str,
     text: str,
     queries: Sequence[PanelQuery],
-    unit: str,
-    empty: str,
-    span: int,
-    height: int,
+    field: Field,
     alert: str = "",
-    *,
-    as_table: bool = False,
+    query_format: prometheus_model.PromQueryFormat = prometheus_model.PromQueryFormat.TIME_SERIES,
 ) -> P:
-    """Set title, description (which ends with the metrics), unit, and text for no data."""
-    asked = list(dict.fromkeys(name for query in queries for name in metric_names(query.expression)))
-    metrics = f"Metric{'s' if len(asked) > 1 else ''}: {', '.join(f'`{name}`' for name in asked)}"
-    panel.title(title).description(f"{text}\n\n{metrics}").datasource(DATASOURCE).unit(unit).no_value(empty)
-    panel.span(span).height(height)
+    """Set title, description (which ends with the metrics), field config, queries, and a link to the alert's page."""
+    names = list(dict.fromkeys(name for query in queries for name in metric_names(query.expression)))
+    metrics = f"Metric{'s' if len(names) > 1 else ''}: {', '.join(f'`{name}`' for name in names)}"
+    panel.title(title).description(f"{text}\n\n{metrics}").datasource(DATASOURCE)
+    panel.unit(field.unit).no_value(field.no_value)
+    if field.max is not None:
+        panel.max(field.max)
+    if field.decimals is not None:
+        panel.decimals(field.decimals)
     if alert:
         link = dashboard.DashboardLink(f"What to do about {alert}").type(model.DashboardLinkType.LINK)
         panel.links([link.url(f"{RUNBOOKS_TOKEN}{alert}.md").target_blank(True)])
-    panel.targets([_build_target(query, _ref_id(place), as_table) for place, query in enumerate(queries)])
+    panel.targets([_build_target(query, _ref_id(index), query_format) for index, query in enumerate(queries)])
     for name, color in COLORS.items():
-        if any(f"{{{{{label}}}}}" == query.legend for query in queries for label in ("phase", "state")):
+        if any(query.legend in ("{{phase}}", "{{state}}") for query in queries):
             panel.override_by_name(name, [_fixed_color(color)])
     return panel
 
 
-def _build_target(query: PanelQuery, letter: str, as_table: bool) -> prometheus.Dataquery:
-    target = prometheus.Dataquery().ref_id(letter).datasource(DATASOURCE).expr(query.expression)
+def _build_target(
+    query: PanelQuery, ref_id: str, query_format: prometheus_model.PromQueryFormat
+) -> prometheus.Dataquery:
+    target = prometheus.Dataquery().ref_id(ref_id).datasource(DATASOURCE).expr(query.expression)
     target.editor_mode(prometheus_model.QueryEditorMode.CODE)
-    kind = prometheus_model.PromQueryFormat.TABLE if as_table else prometheus_model.PromQueryFormat.TIME_SERIES
-    target.format(kind).legend_format(query.legend or "__auto")
+    target.format(query_format).legend_format(query.legend or "__auto")
     return target.instant() if query.instant else target.range()
 
 
@@ -273,15 +275,17 @@ def _fixed_color(color: str) -> model.DynamicConfigValue:
     return model.DynamicConfigValue("color", {"mode": "fixed", "fixedColor": color})
 
 
-def _custom_style() -> list[model.DynamicConfigValue]:
+def _dashed_style() -> list[model.DynamicConfigValue]:
     return [
         _fixed_color("red"),
         model.DynamicConfigValue("custom.lineStyle", {"fill": "dash", "dash": [10, 10]}),
         model.DynamicConfigValue("custom.stacking", {"mode": "none", "group": "A"}),
+        model.DynamicConfigValue("custom.fillOpacity", 0),
     ]
 
 
 def _thresholds(steps: Sequence[ThresholdStep], base: str = "transparent") -> dashboard.ThresholdsConfig:
     # The first step has no value: it applies below all others.
-    found = [model.Threshold(value=None, color=base), *(model.Threshold(value=s.value, color=s.color) for s in steps)]
-    return dashboard.ThresholdsConfig().mode(model.ThresholdsMode.ABSOLUTE).steps(found)
+    first = model.Threshold(value=None, color=base)
+    rest = [model.Threshold(value=step.value, color=step.color) for step in steps]
+    return dashboard.ThresholdsConfig().mode(model.ThresholdsMode.ABSOLUTE).steps([first, *rest])

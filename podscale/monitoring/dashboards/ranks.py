@@ -9,7 +9,15 @@ from podscale.monitoring.dashboards.frame import (
     max_query,
     series_selector,
 )
-from podscale.monitoring.dashboards.panels import Panel, PanelQuery, ThresholdStep, heat, stat_panel, time_series_panel
+from podscale.monitoring.dashboards.panels import (
+    Field,
+    Panel,
+    PanelQuery,
+    ThresholdStep,
+    heatmap_panel,
+    stat_panel,
+    time_series_panel,
+)
 from podscale.monitoring.rule_types import DEFAULT_THRESHOLDS
 
 NONE = "Nothing trained in this time"
@@ -24,10 +32,8 @@ def _phase_panel(title: str, text: str, phase: str) -> Panel:
         title,
         text,
         PanelQuery(fraction_query("train_phase_seconds", BY_RANK, "", f'phase="{phase}"', ranks=True), RANK),
-        unit="percentunit",
-        empty=NONE,
-        span=6,
-    )
+        field=Field("percentunit", NONE),
+    ).span(6)
 
 
 NOW_PANELS = [
@@ -35,69 +41,53 @@ NOW_PANELS = [
         "Slowest rank",
         "The rank that was busy longest in the last interval.",
         PanelQuery(max_query("train_straggler_rank", BY_RUN), instant=True),
-        unit="none",
-        empty=ALIKE,
-        span=6,
-    ),
+        field=Field("none", ALIKE),
+    ).span(6),
     stat_panel(
         "Straggler ratio",
         "Busy time of the slowest rank over that of the fastest.",
         PanelQuery(max_query("train_straggler_ratio", BY_RUN)),
-        unit="none",
-        empty=ALIKE,
-        span=6,
+        field=Field("none", ALIKE, decimals=2),
         base="green",
         steps=[ThresholdStep(1.1, "orange"), SLOW],
-        decimals=2,
-    ),
+    ).span(6),
     stat_panel(
         "Ranks seen",
         "Ranks whose series were scraped; fewer than the run has means lost ones.",
         PanelQuery(f"count by ({BY_RUN}) ({series_selector('train_last_step_timestamp_seconds')})"),
-        unit="none",
-        empty=NONE,
+        field=Field("none", NONE),
         alert="PodscaleMetricsAbsent",
-        span=6,
-    ),
+    ).span(6),
     stat_panel(
         "Longest silence",
         "Time since the last update of the rank that is furthest behind.",
         PanelQuery(f"max by ({BY_RUN}) ({SECONDS_SINCE_STEP})"),
-        unit="s",
-        empty=NONE,
-        span=6,
-        decimals=1,
-    ),
+        field=Field("s", NONE, decimals=1),
+    ).span(6),
 ]
 BUSY_PANELS = [
-    heat(
+    heatmap_panel(
         "Busy time of an update, over that of the fastest rank",
         "Time before a rank began to wait for others: a straggler is the row that stays red. Images per second cannot"
         " show it, because in synchronous training they are the same on all ranks.",
         PanelQuery(f"({BUSY_FRACTION}) / on ({BY_RUN}) group_left () min by ({BY_RUN}) ({BUSY_FRACTION})", "{{rank}}"),
-        unit="none",
-        empty=NONE,
+        field=Field("none", NONE),
         limits=(1, 1.5),
     ),
     time_series_panel(
         "Busy time of an update",
         "Time before a rank began to wait for others.",
         PanelQuery(BUSY_FRACTION, RANK),
-        unit="s",
-        empty=NONE,
-        span=12,
-    ),
+        field=Field("s", NONE),
+    ).span(12),
     time_series_panel(
         "Straggler ratio",
         "Busy time of the slowest rank over that of the fastest; dashed: from where on it is worth a look.",
         PanelQuery(max_query("train_straggler_ratio", BY_RUN)),
-        unit="none",
-        empty=ALIKE,
+        field=Field("none", ALIKE, min=None),
         alert="PodscaleStraggler",
-        span=12,
-        steps=[SLOW],
-        smallest=None,
-    ),
+        limits=[SLOW],
+    ).span(12),
 ]
 PHASE_PANELS = [
     _phase_panel("Waiting for data", "A slow loader or disk under one rank shows here.", "data_wait"),
@@ -112,20 +102,16 @@ STATE_PANELS = [
         PanelQuery(
             f"max by ({BY_RANK}, kind) ({series_selector('train_memory_bytes', ranks=True)})", "rank {{rank}} {{kind}}"
         ),
-        unit="bytes",
-        empty=NONE,
-        span=12,
-    ),
+        field=Field("bytes", NONE),
+    ).span(12),
     time_series_panel(
         "Time since the last update",
         "Grows on all ranks alike while they wait for one; dashed: from where on a rank calls it a hang.",
         PanelQuery(SECONDS_SINCE_STEP, RANK),
         PanelQuery(max_query("train_hang_limit_seconds", BY_RUN, ranks=True), "hang limit", dashed=True),
-        unit="s",
-        empty=NONE,
+        field=Field("s", NONE),
         alert="PodscaleTrainingStalled",
-        span=12,
-    ),
+    ).span(12),
 ]
 BOARD = Dashboard(
     "ranks",

@@ -16,7 +16,7 @@ from podscale.monitoring.dashboards.frame import (
     quantile_query,
     series_selector,
 )
-from podscale.monitoring.dashboards.panels import PanelQuery, ThresholdStep, stat_panel, time_series_panel
+from podscale.monitoring.dashboards.panels import Field, PanelQuery, ThresholdStep, stat_panel, time_series_panel
 from podscale.monitoring.rule_types import DEFAULT_THRESHOLDS
 
 IDLE = "Nothing trained in this time"
@@ -28,61 +28,50 @@ NOW_PANELS = [
         "Images/s",
         "Images trained on per second, summed over all ranks.",
         PanelQuery(IMAGES),
-        unit="count:images/s",
-        empty=IDLE,
+        field=Field("count:images/s", IDLE),
         alert="PodscaleTrainingStalled",
     ),
     stat_panel(
         "Images/s per chip",
         "Images per second over the number of ranks; a rank drives one chip.",
         PanelQuery(IMAGES_PER_RANK),
-        unit="count:images/s",
-        empty=IDLE,
+        field=Field("count:images/s", IDLE),
     ),
     stat_panel(
         "MFU",
         "Model FLOP/s over the devices' dense peak in the precision used. Empty where the hardware table has no peak.",
         PanelQuery(MFU),
-        unit="percentunit",
-        empty=NO_PEAK,
-        decimals=1,
+        field=Field("percentunit", NO_PEAK, decimals=1),
     ),
     stat_panel(
         "Median update",
         "Half of all updates were faster.",
         PanelQuery(quantile_query(0.5, "train_step_duration_seconds", BY_RUN)),
-        unit="s",
-        empty=IDLE,
+        field=Field("s", IDLE),
     ),
     stat_panel(
         "Waiting for data",
         "Share of the ranks' time in which the loop had no batch.",
         PanelQuery(DATA_WAIT),
-        unit="percentunit",
-        empty=IDLE,
+        field=Field("percentunit", IDLE, decimals=1),
         alert="PodscaleDataStarved",
         base="green",
         steps=DATA_WAIT_STEPS,
-        decimals=1,
     ),
     stat_panel(
-        "Ranks", "Ranks of the run.", PanelQuery(max_query("train_world_size", BY_RUN)), unit="none", empty=IDLE
+        "Ranks", "Ranks of the run.", PanelQuery(max_query("train_world_size", BY_RUN)), field=Field("none", IDLE)
     ),
     stat_panel(
         "Done",
         "Updates done, over all restarts, of those planned.",
         PanelQuery(PROGRESS),
-        unit="percentunit",
-        empty=IDLE,
-        decimals=0,
+        field=Field("percentunit", IDLE, decimals=0),
     ),
     stat_panel(
         "Time left",
         "Updates left over the updates per second now; without restarts and evaluations to come.",
         PanelQuery(SECONDS_LEFT),
-        unit="s",
-        empty="Done, or standing still",
-        decimals=1,
+        field=Field("s", "Done, or standing still", decimals=1),
     ),
 ]
 SPEED_PANELS = [
@@ -91,19 +80,15 @@ SPEED_PANELS = [
         "All ranks together; dashed: what the run's claim names, where it names it.",
         PanelQuery(IMAGES),
         PanelQuery(max_query("train_target_images_per_second", BY_RUN), "{{run}} target", dashed=True),
-        unit="count:images/s",
-        empty=IDLE,
+        field=Field("count:images/s", IDLE),
         alert="PodscaleThroughputRegressed",
-        span=12,
-    ),
+    ).span(12),
     time_series_panel(
         "Images per second and chip",
         "Falls with more ranks where the links or the loaders are the limit.",
         PanelQuery(IMAGES_PER_RANK),
-        unit="count:images/s",
-        empty=IDLE,
-        span=12,
-    ),
+        field=Field("count:images/s", IDLE),
+    ).span(12),
     time_series_panel(
         "Duration of an update",
         "Quantiles over the chosen ranks, from the histogram's buckets: as fine as those are.",
@@ -113,35 +98,28 @@ SPEED_PANELS = [
             )
             for portion, name in ((0.5, "p50"), (0.95, "p95"), (0.99, "p99"))
         ),
-        unit="s",
-        empty=IDLE,
-        span=12,
-    ),
+        field=Field("s", IDLE),
+    ).span(12),
     time_series_panel(
         "Where the time goes",
         "Share of the chosen ranks' wall time by phase.",
         PanelQuery(fraction_query("train_phase_seconds", "", "phase", ranks=True), "{{phase}}"),
-        unit="percentunit",
-        empty=IDLE,
-        span=12,
+        field=Field("percentunit", IDLE, max=1),
         stacked=True,
-        largest=1,
-    ),
+    ).span(12),
 ]
 MACHINE_PANELS = [
     time_series_panel(
         "Model FLOP/s",
         "Floating-point operations of the model, forward and backward, over all ranks.",
         PanelQuery(FLOPS),
-        unit="flops",
-        empty=IDLE,
+        field=Field("flops", IDLE),
     ),
     time_series_panel(
         "MFU",
         "Model FLOP/s over the dense peak of all devices in the precision used.",
         PanelQuery(MFU),
-        unit="percentunit",
-        empty=NO_PEAK,
+        field=Field("percentunit", NO_PEAK),
     ),
     time_series_panel(
         "Batches ready",
@@ -149,8 +127,7 @@ MACHINE_PANELS = [
         PanelQuery(
             f"min by ({BY_RANK}) ({series_selector('train_data_queue_depth', ranks=True)})", "{{run}} rank {{rank}}"
         ),
-        unit="none",
-        empty="Nothing trained in this time with a loader that tells",
+        field=Field("none", "Nothing trained in this time with a loader that tells"),
     ),
 ]
 BOARD = Dashboard(

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from podscale.telemetry.catalogue import CATALOGUE
@@ -17,10 +17,27 @@ MAX_EVENTS = 6
 HIDDEN_EVENTS = ("sampled", "checkpoint", "bad_record", "skipped_update", "all_reduce", "goodput")
 """Events that are shown elsewhere or not at all."""
 
+_WALL_SECONDS = CATALOGUE["train_wall_seconds"].series
+_RANK_SERIES = {
+    CATALOGUE["train_images"].series: "images",
+    f"{CATALOGUE['train_step_duration_seconds'].series}_sum": "seconds",
+    CATALOGUE["train_phase_seconds"].series: "phases",
+    CATALOGUE["train_memory_bytes"].series: "memory_bytes",
+    CATALOGUE["train_data_queue_depth"].series: "queued_batches",
+    CATALOGUE["train_samples_skipped"].series: "bad_records",
+}
+"""Per-rank series and the RankStats field that each one sets."""
+
 
 @dataclass
 class RunStatus:
-    """Status of a run after the records added so far; None means not known yet."""
+    """Status of a run after the records added so far; None means not known yet.
+
+    Args:
+        phases: fractions of the newest interval's step time, by phase.
+        wall_seconds: wall time of the run by state, as logged at the end of a launch.
+        updated_at: unix time of the newest record.
+    """
 
     state: RunState = "waiting"
     step: int = 0
@@ -32,7 +49,6 @@ class RunStatus:
     device: str | None = None
     seconds_left: float | None = None
     phases: dict[str, float] = field(default_factory=dict)
-    """Fractions of the newest interval's step time, by phase."""
     slowest: Mapping[str, Any] | None = None
     evaluation: EventRecord | None = None
     best_top1: float | None = None
@@ -41,9 +57,7 @@ class RunStatus:
     skipped_updates: int = 0
     bad_records: int = 0
     wall_seconds: dict[str, float] = field(default_factory=dict)
-    """Wall time of the run by state, seconds, as logged at the end of a launch."""
     updated_at: float | None = None
-    """Unix time of the newest record."""
     rates: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_RATES))
     events: deque[EventRecord] = field(default_factory=lambda: deque(maxlen=MAX_EVENTS))
     _eta: EtaEstimator = field(default_factory=EtaEstimator, repr=False)
@@ -68,7 +82,8 @@ class RunStatus:
 
     def to_json(self) -> dict[str, Any]:
         """Return the status as JSON values; times in seconds."""
-        now = self.updated_at or 0.0
+        evaluation = {name: value for name, value in (self.evaluation or {}).items() if name != "kind"}
+        checkpoint_age = round((self.updated_at or 0.0) - self.checkpoint["time"], 3) if self.checkpoint else None
         return {
             "state": self.state,
             "step": self.step,
@@ -82,10 +97,10 @@ class RunStatus:
             "device": self.device,
             "phases": self.phases,
             "slowest": self.slowest,
-            "evaluation": _drop_keys(self.evaluation, "kind"),
+            "evaluation": evaluation or None,
             "best_top1": self.best_top1,
             "checkpoint_step": self.checkpoint["step"] if self.checkpoint else None,
-            "checkpoint_seconds_ago": round(now - self.checkpoint["time"], 3) if self.checkpoint else None,
+            "checkpoint_seconds_ago": checkpoint_age,
             "launches": self.launches,
             "skipped_updates": self.skipped_updates,
             "bad_records": self.bad_records,
@@ -134,18 +149,17 @@ class RunStatus:
         self.ranks, self.device = record.get("ranks", self.ranks), record.get("device", self.device)
 
 
-def _drop_keys(record: EventRecord | None, *names: str) -> EventRecord | None:
-    return None if record is None else {name: value for name, value in record.items() if name not in names}
-
-
 @dataclass
 class RankStats:
-    """Statistics of one rank since its process started."""
+    """Statistics of one rank since its process started.
+
+    Args:
+        seconds: wall time of its training steps.
+    """
 
     rank: int
     images: float = 0.0
     seconds: float = 0.0
-    """Wall time of its training steps."""
     phases: dict[str, float] = field(default_factory=dict)
     memory_bytes: float | None = None
     queued_batches: float | None = None
@@ -157,24 +171,15 @@ class RankStats:
         if before is None or self.images <= before.images:
             return self
         phases = {name: seconds - before.phases.get(name, 0.0) for name, seconds in self.phases.items()}
-        return RankStats(
-            self.rank,
-            self.images - before.images,
-            self.seconds - before.seconds,
-            phases,
-            self.memory_bytes,
-            self.queued_batches,
-            self.bad_records,
-            self.pod,
-        )
+        return replace(self, images=self.images - before.images, seconds=self.seconds - before.seconds, phases=phases)
 
     @property
     def images_per_second(self) -> float | None:
         return self.images / self.seconds if self.seconds > 0 else None
 
     def to_json(self) -> dict[str, Any]:
-        found = asdict(self)
-        return {**found, "phases": phase_fractions(self.phases), "images_per_second": self.images_per_second}
+        phases = phase_fractions(self.phases)
+        return {**asdict(self), "phases": phases, "images_per_second": self.images_per_second}
 
 
 @dataclass
@@ -191,15 +196,20 @@ def read_run_stats(expositions: Mapping[str, str]) -> RunStats:
     Args:
         expositions: text in Prometheus' format by pod name ('' on one machine).
     """
-    found = RunStats()
+    stats = RunStats()
     for pod, text in expositions.items():
         for name, labels, value in _samples(text):
-            if name == _SPENT:
-                found.wall_seconds[labels["state"]] = found.wall_seconds.get(labels["state"], 0.0) + value
-            elif name in _OF_RANKS and labels.get("rank", "").isdigit():
-                number = int(labels["rank"])
-                _set_stat(found.ranks.setdefault(number, RankStats(number, pod=pod)), name, labels, value)
-    return found
+            if name == _WALL_SECONDS:
+                stats.wall_seconds[labels["state"]] = stats.wall_seconds.get(labels["state"], 0.0) + value
+            elif name in _RANK_SERIES and labels.get("rank", "").isdigit():
+                rank = int(labels["rank"])
+                _set_stat(stats.ranks.setdefault(rank, RankStats(rank, pod=pod)), name, labels, value)
+    return stats
+
+
+def stats_since(now: Iterable[RankStats], before: RunStats) -> list[RankStats]:
+    """Return each rank's statistics since the previous sample, by rank."""
+    return sorted((rank.since(before.ranks.get(rank.rank)) for rank in now), key=lambda rank: rank.rank)
 
 
 def _samples(text: str) -> Iterator[tuple[str, Mapping[str, str], float]]:
@@ -216,7 +226,7 @@ def _samples(text: str) -> Iterator[tuple[str, Mapping[str, str], float]]:
 
 
 def _set_stat(rank: RankStats, name: str, labels: Mapping[str, str], value: float) -> None:
-    match _OF_RANKS[name]:
+    match _RANK_SERIES[name]:
         case "phases":
             rank.phases[labels["phase"]] = value
         case "memory_bytes":  # of the device, if there is one
@@ -224,22 +234,5 @@ def _set_stat(rank: RankStats, name: str, labels: Mapping[str, str], value: floa
                 rank.memory_bytes = value
         case "bad_records":
             rank.bad_records += value
-        case plain:
-            setattr(rank, plain, value)
-
-
-_SPENT = CATALOGUE["train_wall_seconds"].series
-_OF_RANKS = {
-    CATALOGUE["train_images"].series: "images",
-    f"{CATALOGUE['train_step_duration_seconds'].series}_sum": "seconds",
-    CATALOGUE["train_phase_seconds"].series: "phases",
-    CATALOGUE["train_memory_bytes"].series: "memory_bytes",
-    CATALOGUE["train_data_queue_depth"].series: "queued_batches",
-    CATALOGUE["train_samples_skipped"].series: "bad_records",
-}
-"""Per-rank series and the RankStats field that each one sets."""
-
-
-def stats_since(now: Iterable[RankStats], before: RunStats) -> list[RankStats]:
-    """Return each rank's statistics since the previous sample, by rank."""
-    return sorted((rank.since(before.ranks.get(rank.rank)) for rank in now), key=lambda rank: rank.rank)
+        case field_name:
+            setattr(rank, field_name, value)

@@ -111,20 +111,19 @@ class JobSource:
         self._closing = ExitStack()
         self._observer: JobObserver | None = None
         if follow:
-            patient = api.with_retry(retry.UNATTENDED, self._store_notice)
-            self._observer = self._closing.enter_context(observe_job(patient, entry.resource, entry.job))
-            self._follower = LogFollower(patient, self._observer.pods, self._lines.append, self._store_notice)
+            retrying = api.with_retry(retry.UNATTENDED, self._ignore_notice)
+            self._observer = self._closing.enter_context(observe_job(retrying, entry.resource, entry.job))
+            self._follower = LogFollower(retrying, self._observer.pods, self._lines.append, self._ignore_notice)
         elif (pod := first_pod(entry.pods)) is not None:
             with suppress(ApiError, StreamInterrupted):
-                self._lines.extend(map(printable, ContainerLog(api, pod, self._store_notice).lines(pod, follow=False)))
+                self._lines.extend(map(printable, ContainerLog(api, pod, self._ignore_notice).lines(pod, follow=False)))
 
     def records(self) -> list[EventRecord]:
-        found = []
+        records = []
         while self._lines:
-            record = parse_record(self._lines.popleft().encode())
-            if record is not None:
-                found.append(record)
-        return found
+            if (record := parse_record(self._lines.popleft().encode())) is not None:
+                records.append(record)
+        return records
 
     def expositions(self) -> Mapping[str, str]:
         if self._refused:
@@ -132,15 +131,15 @@ class JobSource:
         pods = [name_of(pod) for pod in self._pods() if is_running(pod)][:MAX_PODS]
         if self._endpoint_settings is None and pods:
             self._read_endpoint_settings(pods[0])
-        found: dict[str, str] = {}
         if self._endpoint_settings is None or self._refused:
-            return found
-        threads = [threading.Thread(target=self._scrape, args=(pod, found), daemon=True) for pod in pods]
+            return {}
+        texts: dict[str, str] = {}
+        threads = [threading.Thread(target=self._scrape, args=(pod, texts), daemon=True) for pod in pods]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(2 * SCRAPE_TIMEOUT_SECONDS)
-        return dict(found)
+        return dict(texts)
 
     def headline(self) -> str:
         state = self._observer.state() if self._observer else self._entry.state
@@ -169,18 +168,18 @@ class JobSource:
             elif self._endpoint_settings.tls_client_ca is not None:
                 self._refused = f"{NO_RANK_METRICS}: they need a client's certificate, and the API server shows none"
 
-    def _scrape(self, pod: str, found: dict[str, str]) -> None:
+    def _scrape(self, pod: str, texts: dict[str, str]) -> None:
         assert self._endpoint_settings is not None
         tls = self._endpoint_settings.tls_certificate is not None
         try:
-            found[pod] = self._api.proxy_get(pod, METRICS_PORT, "metrics", SCRAPE_TIMEOUT_SECONDS, tls=tls)
+            texts[pod] = self._api.proxy_get(pod, METRICS_PORT, "metrics", SCRAPE_TIMEOUT_SECONDS, tls=tls)
         except ApiError as error:
             if error.status == 403:
                 self._refused = f"{NO_RANK_METRICS}: these credentials may not get pods/proxy"
         except PodscaleError:
             return
 
-    def _store_notice(self, text: str) -> None:
+    def _ignore_notice(self, text: str) -> None:
         """Ignore notices of outages; the state of the job shows them."""
 
 

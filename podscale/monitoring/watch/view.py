@@ -54,8 +54,10 @@ def render_frame(frame: ScreenFrame, now: float | None = None) -> RenderableType
     Args:
         now: Unix time for ages; default: the current time.
     """
-    moment = time.time() if now is None else now
-    parts: list[RenderableType] = [_progress_line(frame.status), _stats_table(frame, moment)]
+    parts: list[RenderableType] = [
+        _progress_line(frame.status),
+        _stats_table(frame, time.time() if now is None else now),
+    ]
     if frame.status.phases:
         parts.append(_phase_bar(frame.status.phases))
     if frame.ranks:
@@ -81,10 +83,10 @@ def _progress_line(status: RunStatus) -> RenderableType:
     table.add_column(no_wrap=True)
     table.add_column(ratio=1)
     table.add_column(no_wrap=True, justify="right")
-    of = f" of {status.total_steps:,}" if status.total_steps else ""
+    total = f" of {status.total_steps:,}" if status.total_steps else ""
     left = f"{format_duration(status.seconds_left)} left" if status.seconds_left else ""
     bar = ProgressBar(total=status.total_steps or 1, completed=status.step)
-    table.add_row(Text(f"{status.state}  step {status.step:,}{of}", style="bold"), bar, left)
+    table.add_row(Text(f"{status.state}  step {status.step:,}{total}", style="bold"), bar, left)
     return table
 
 
@@ -132,48 +134,46 @@ def _known_stats(frame: ScreenFrame, now: float) -> Iterator[tuple[str, Text]]:
 
 def _goodput_line(share: float, wall_seconds: dict[str, float]) -> Text:
     total = sum(wall_seconds.values())
-    lost = sorted(((seconds, name) for name, seconds in wall_seconds.items() if name != "productive"), reverse=True)
-    shown = [f"{name} {seconds / total:.0%}" for seconds, name in lost[:BADPUT_SHOWN] if seconds / total >= 0.01]
+    badput = sorted(((seconds, name) for name, seconds in wall_seconds.items() if name != "productive"), reverse=True)
+    shown = [f"{name} {seconds / total:.0%}" for seconds, name in badput[:BADPUT_SHOWN] if seconds / total >= 0.01]
     text = Text(f"{share:.0%}", style="bold green" if share >= 0.9 else "bold yellow")
     return text.append(f"  lost to {', '.join(shown)}" if shown else "", style="dim")
 
 
 def _phase_bar(phases: dict[str, float]) -> RenderableType:
     """Draw a bar of the step time by phase, with a legend below."""
-    bar = Table.grid(expand=True)
-    shown = {name: share for name, share in phases.items() if share >= 0.005}
-    for share in shown.values():
-        bar.add_column(ratio=max(1, round(share * 1000)))
-    bar.add_row(
-        *(Text("█" * 400, style=PHASE_STYLES.get(name, "white"), no_wrap=True, overflow="crop") for name in shown)
-    )
-    legend = Text()
-    for name, share in shown.items():
-        legend.append("█ ", style=PHASE_STYLES.get(name, "white")).append(f"{name.replace('_', ' ')} {share:.0%}   ")
+    bar, cells, legend = Table.grid(expand=True), [], Text()
+    for name, fraction in phases.items():
+        if fraction >= 0.005:
+            style = PHASE_STYLES.get(name, "white")
+            bar.add_column(ratio=max(1, round(fraction * 1000)))
+            cells.append(Text("█" * 400, style=style, no_wrap=True, overflow="crop"))
+            legend.append("█ ", style=style).append(f"{name.replace('_', ' ')} {fraction:.0%}   ")
+    bar.add_row(*cells)
     return Group(bar, legend)
 
 
 def _rank_table(ranks: Sequence[RankStats]) -> RenderableType:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("rank", justify="right")
-    if any(rank.pod for rank in ranks):
+    with_pods = any(rank.pod for rank in ranks)
+    if with_pods:
         table.add_column("pod", no_wrap=True)
     for name in ("images/s", "compute", "data", "waits", "queue", "memory"):
         table.add_column(name, justify="right")
-    chosen = ranks if len(ranks) <= MAX_RANKS else _extreme_ranks(ranks)
-    for rank in chosen:
-        pod = [rank.pod] if any(other.pod for other in ranks) else []
-        table.add_row(str(rank.rank), *pod, *_rank_cells(rank))
-    if len(chosen) < len(ranks):
-        table.add_row("", f"and {len(ranks) - len(chosen)} between", style="dim")
+    shown = ranks if len(ranks) <= MAX_RANKS else _extreme_ranks(ranks)
+    for rank in shown:
+        table.add_row(str(rank.rank), *([rank.pod] if with_pods else []), *_rank_cells(rank))
+    if len(shown) < len(ranks):
+        table.add_row("", f"and {len(ranks) - len(shown)} between", style="dim")
     return table
 
 
 def _rank_cells(rank: RankStats) -> Iterator[str]:
-    share = phase_fractions(rank.phases)
+    fractions = phase_fractions(rank.phases)
     yield f"{rank.images_per_second:,.0f}" if rank.images_per_second is not None else "-"
     for name in ("forward_backward", "data_wait", "allreduce_wait"):
-        yield f"{share[name]:.0%}" if name in share else "-"
+        yield f"{fractions[name]:.0%}" if name in fractions else "-"
     yield f"{rank.queued_batches:.0f}" if rank.queued_batches is not None else "-"
     yield format_bytes(rank.memory_bytes) if rank.memory_bytes is not None else "-"
 

@@ -11,11 +11,14 @@ from podscale.report.charts.bars import (
     reliability_diagram,
     stacked_bar_chart,
 )
-from podscale.report.charts.lines import LineSeries, line_chart
+from podscale.report.charts.lines import LineSeries, ReferenceLine, XAxis, YAxis, line_chart
 from podscale.report.charts.standalone import schedule_chart, schedule_curves
 
 __all__ = [
     "LineSeries",
+    "ReferenceLine",
+    "XAxis",
+    "YAxis",
     "class_bar_chart",
     "heatmap",
     "line_chart",

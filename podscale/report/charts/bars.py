@@ -3,123 +3,86 @@
 from collections.abc import Sequence
 from typing import Any
 
-from podscale.evaluation.evaluation_json import CalibrationFigures
-from podscale.report.charts.lines import Scale, round_outwards
-from podscale.report.markup import Markup, format_integer, format_percent, format_seconds, format_short, tag
+from podscale.evaluation.evaluation_json import CalibrationBins
+from podscale.report.charts.lines import LEFT, RIGHT, WIDTH, Scale, horizontal_line, round_outwards
+from podscale.report.markup import (
+    Markup,
+    chart_figure,
+    format_integer,
+    format_percent,
+    format_seconds,
+    format_short,
+    join_markup,
+    panel,
+    table_row,
+    tag,
+)
 
 PALETTE_SIZE = 8
 """Number of colours, c1 to c8 of style.css."""
+MAX_NAME_LENGTH = 13
+"""Characters of a class name in a drawing; the full name shows on hover."""
 
 
 def stacked_bar_chart(title: str, parts: Sequence[tuple[str, float]]) -> Markup:
     """Draw one bar of seconds by name, with a table of the same values under it."""
     total = sum(seconds for _, seconds in parts) or 1.0
-    pieces, rows, at = [], [], 0.0
+    bars, rows, x = [], [], 0.0
     for i, (name, seconds) in enumerate(parts):
         colour, width = i % PALETTE_SIZE + 1, seconds / total * 1000
-        label = f"{name}: {format_seconds(seconds)}, {format_percent(seconds / total)}"
-        pieces.append(
-            tag(
-                "rect", tag("title", label), x=at, y=0, width=max(width - 1.5, 0.5), height=34, class_=f"fill c{colour}"
-            )
-        )
-        key = tag("td", tag("i", class_=f"key c{colour}"), name.replace("_", " "))
-        rows.append(
-            tag(
-                "tr",
-                key,
-                tag("td", format_seconds(seconds), class_="n"),
-                tag("td", format_percent(seconds / total), class_="n"),
-            )
-        )
-        at += width
-    picture = tag(
-        "svg", pieces, viewBox="0 0 1000 34", preserveAspectRatio="none", role="img", aria_label=title, class_="stack"
+        time, share = format_seconds(seconds), format_percent(seconds / total)
+        hover, style = tag("title", f"{name}: {time}, {share}"), f"fill c{colour}"
+        bars.append(tag("rect", hover, x=x, y=0, width=max(width - 1.5, 0.5), height=34, class_=style))
+        rows.append(table_row(join_markup(tag("i", class_=f"key c{colour}"), name.replace("_", " ")), time, share))
+        x += width
+    bar = tag(
+        "svg", bars, viewBox="0 0 1000 34", preserveAspectRatio="none", role="img", aria_label=title, class_="stack"
     )
-    return tag(
-        "figure", tag("figcaption", tag("b", title)), picture, tag("table", rows, class_="compact"), class_="panel"
-    )
+    return panel(title, bar, tag("table", rows, class_="compact"))
 
 
 def class_bar_chart(title: str, names: Sequence[str], groups: Sequence[tuple[str, Sequence[int]]]) -> Markup:
     """Draw images per class, for few classes: one row per class, one bar per split."""
     top = max((value for _, values in groups for value in values), default=0) or 1
-    row, left, width = 14.0 * len(groups) + 10, 120.0, 440.0
-    x = Scale(0, top, left, width - 52)
+    row_height, left = 14.0 * len(groups) + 10, 120.0
+    x = Scale(0, top, left, WIDTH - 52)
     drawn: list[Any] = []
     for i, name in enumerate(names):
-        y = i * row + 4
-        label = name if len(name) <= 13 else name[:12] + "\u2026"
-        middle = y + 7.0 * len(groups) + 4
-        drawn.append(tag("text", tag("title", name), label, x=left - 8, y=middle, text_anchor="end"))
+        y = i * row_height + 4
+        drawn.append(_draw_name(name, left - 8, y + 7.0 * len(groups) + 4))
         for j, (group, values) in enumerate(groups):
-            bar = y + j * 14
+            count = format_integer(values[i])
+            hover, width = tag("title", f"{name}, {group}: {count} images"), max(x(values[i]) - left, 0.5)
             drawn += [
-                tag(
-                    "rect",
-                    tag("title", f"{name}, {group}: {format_integer(values[i])} images"),
-                    x=left,
-                    y=bar,
-                    width=max(x(values[i]) - left, 0.5),
-                    height=12.0,
-                    class_=f"fill c{j + 1}",
-                ),
-                tag("text", format_integer(values[i]), x=x(values[i]) + 5, y=bar + 10),
+                tag("rect", hover, x=left, y=y + j * 14, width=width, height=12.0, class_=f"fill c{j + 1}"),
+                tag("text", count, x=x(values[i]) + 5, y=y + j * 14 + 10),
             ]
     legend = [tag("span", tag("i", class_=f"key c{j + 1}"), group) for j, (group, _) in enumerate(groups)]
-    view = f"0 0 {width:.0f} {len(names) * row:.0f}"
-    return tag(
-        "figure",
-        tag("figcaption", tag("b", title), tag("span", legend, class_="legend")),
-        tag("svg", drawn, viewBox=view, role="img", aria_label=title, class_="chart"),
-        class_="panel",
-    )
+    return chart_figure(title, WIDTH, len(names) * row_height, drawn, caption=tag("span", legend, class_="legend"))
 
 
 def ranked_count_chart(title: str, counts: Sequence[int], unit: str) -> Markup:
     """Draw the counts of many classes in falling order, as a step line over an area."""
     ordered = sorted(counts, reverse=True)
-    width, height, left, bottom = 440.0, 200.0, 50.0, 36.0
+    height, base = 200.0, 164.0
     _, high = round_outwards(0.0, float(max(ordered[0], 1)))
-    x, y = Scale(0, len(ordered), left, width - 12), Scale(0, high, height - bottom, 10)
+    x, y = Scale(0, len(ordered), LEFT, WIDTH - RIGHT), Scale(0, high, base, 10)
     stride = max(1, len(ordered) // 400)
     steps = "".join(
         f"L{x(i):.1f} {y(ordered[i]):.1f}L{x(min(i + stride, len(ordered))):.1f} {y(ordered[i]):.1f}"
         for i in range(0, len(ordered), stride)
     )
-    base = height - bottom
-    area = f"M{left:.1f} {base:.1f}{steps}L{x(len(ordered)):.1f} {base:.1f}Z"
+    area = f"M{LEFT:.1f} {base:.1f}{steps}L{x(len(ordered)):.1f} {base:.1f}Z"
     largest, median, smallest = (format_integer(ordered[i]) for i in (0, len(ordered) // 2, -1))
     label = f"largest {largest}, median {median}, smallest {smallest}"
-    axis = [
-        (
-            tag("line", x1=left, x2=width - 12, y1=y(v), y2=y(v), class_="grid"),
-            tag("text", format_short(v), x=left - 7, y=y(v) + 4, text_anchor="end"),
-        )
+    rows = [
+        (horizontal_line(y(v), "grid"), tag("text", format_short(v), x=LEFT - 7, y=y(v) + 4, text_anchor="end"))
         for v in y.ticks(4)
     ]
-    names = tag("text", "classes, by number of images", x=width - 12, y=height - 8, text_anchor="end", class_="unit")
-    marks = [tag("text", format_short(v), x=x(v), y=base + 16, text_anchor="middle") for v in x.ticks(5)]
-    return tag(
-        "figure",
-        tag("figcaption", tag("b", title), tag("span", f"{unit}; {label}", class_="unit")),
-        tag(
-            "svg",
-            axis,
-            tag("path", tag("title", label), d=area, class_="area c1"),
-            marks,
-            names,
-            viewBox=f"0 0 {width:.0f} {height:.0f}",
-            role="img",
-            aria_label=title,
-            class_="chart",
-        ),
-        class_="panel",
-    )
-
-
-MAX_NAME_LENGTH = 13
-"""Characters of a class name in the drawing; the full name shows on hover."""
+    columns = [tag("text", format_short(v), x=x(v), y=base + 16, text_anchor="middle") for v in x.ticks(5)]
+    axis = _draw_unit("classes, by number of images", WIDTH - RIGHT, height - 8, text_anchor="end")
+    drawn = [rows, tag("path", tag("title", label), d=area, class_="area c1"), columns, axis]
+    return chart_figure(title, WIDTH, height, drawn, caption=tag("span", f"{unit}; {label}", class_="unit"))
 
 
 def heatmap(title: str, names: Sequence[str], matrix: Sequence[Sequence[int]]) -> Markup:
@@ -128,122 +91,90 @@ def heatmap(title: str, names: Sequence[str], matrix: Sequence[Sequence[int]]) -
     The shade is the square root of the fraction of the row, so that rare classes and one mistake in a hundred are
     visible. The diagonal and the mistakes have different colours.
     """
-    n = len(names)
-    cell = max(16.0, min(34.0, 320.0 / n))
+    side = max(16.0, min(34.0, 320.0 / len(names)))
     longest = min(MAX_NAME_LENGTH, max(len(name) for name in names))
     left, top = 14.0 + 8.0 * longest, 16.0 + 5.0 * longest
-    parts = []
-    for i, row in enumerate(matrix):
-        total = sum(row) or 1
-        parts.append(_draw_name(names[i], left - 8, top + (i + 0.5) * cell + 4, slanted=False))
-        parts.append(_draw_name(names[i], left + (i + 0.5) * cell + 2, top - 8, slanted=True))
-        for j, value in enumerate(row):
-            shade = (value / total) ** 0.5 if value else 0.0
-            tint = "right" if i == j else "wrong"
-            label = f"{names[i]} taken for {names[j]}: {value} of {sum(row)}"
-            parts.append(
-                tag(
-                    "g",
-                    tag("title", label),
-                    tag("rect", x=left + j * cell, y=top + i * cell, width=cell - 1, height=cell - 1, class_="cell"),
-                    tag(
-                        "rect",
-                        x=left + j * cell,
-                        y=top + i * cell,
-                        width=cell - 1,
-                        height=cell - 1,
-                        class_=tint,
-                        fill_opacity=shade,
-                    )
-                    if value
-                    else None,
-                    tag(
-                        "text",
-                        str(value),
-                        x=left + (j + 0.5) * cell - 0.5,
-                        y=top + (i + 0.5) * cell + 3.5,
-                        text_anchor="middle",
-                        class_="on" if shade > 0.6 else "off",
-                        style=f"font-size:{min(12.0, cell * 0.9 / max(2, len(str(value)))):.1f}px",
-                    )
-                    if value
-                    else None,
-                )
-            )
-    side = n * cell
-    width, height = left + side + 3.6 * longest, top + side + 4
-    drawn = tag("svg", parts, viewBox=f"0 0 {width:.0f} {height:.0f}", role="img", aria_label=title, class_="chart")
-    caption = tag("figcaption", tag("b", title), tag("span", "rows: true class, columns: prediction", class_="unit"))
-    return tag("figure", caption, drawn, class_="panel")
+    drawn = []
+    for i, counts in enumerate(matrix):
+        drawn.append(_draw_name(names[i], left - 8, top + (i + 0.5) * side + 4))
+        drawn.append(_draw_name(names[i], left + (i + 0.5) * side + 2, top - 8, slanted=True))
+        for j, count in enumerate(counts):
+            hover = tag("title", f"{names[i]} taken for {names[j]}: {count} of {sum(counts)}")
+            share = count / (sum(counts) or 1)
+            style = "right" if i == j else "wrong"
+            drawn.append(tag("g", hover, _draw_cell(left + j * side, top + i * side, side, count, share, style)))
+    width, height = left + len(names) * side + 3.6 * longest, top + len(names) * side + 4
+    caption = tag("span", "rows: true class, columns: prediction", class_="unit")
+    return chart_figure(title, width, height, drawn, caption=caption)
 
 
-def _draw_name(name: str, x: float, y: float, *, slanted: bool) -> Markup:
+def reliability_diagram(title: str, bins: CalibrationBins) -> Markup:
+    """Draw the accuracy of each confidence bin against the diagonal of perfect calibration.
+
+    See Guo et al. 2017, figure 1. The number of samples of each bin is drawn below.
+    """
+    accuracy_base, count_base = 220, 302
+    x, y = Scale(0, 1, LEFT, WIDTH - RIGHT), Scale(0, 1, accuracy_base, 12)
+    count_y = Scale(0, max(bins.count) or 1, count_base, 246)
+    bars, count_bars = [], []
+    for i, count in enumerate(bins.count):
+        low, high = bins.edges[i], bins.edges[i + 1]
+        accuracy, confidence = bins.accuracy[i], bins.confidence[i]
+        label = f"confidence {format_percent(low, 0)} to {format_percent(high, 0)}: {format_integer(count)} samples"
+        if accuracy is not None and confidence is not None:
+            full = f"{label}, {format_percent(accuracy)} right at a mean confidence of {format_percent(confidence)}"
+            bars.append(_draw_bar(full, (x(low), x(high)), y(accuracy), accuracy_base, "fill c1 tint"))
+            bars.append(tag("circle", cx=x(confidence), cy=y(accuracy), r=2.6, class_="dot c1 ring"))
+        count_bars.append(_draw_bar(label, (x(low), x(high)), count_y(count), count_base, "fill quiet"))
+    grid = [
+        (
+            horizontal_line(y(v), "grid"),
+            tag("text", format_percent(v, 0), x=LEFT - 7, y=y(v) + 4, text_anchor="end"),
+            tag("text", format_percent(v, 0), x=x(v), y=320, text_anchor="end" if v == 1 else "middle"),
+        )
+        for v in (0.0, 0.25, 0.5, 0.75, 1.0)
+    ]
+    diagonal = tag("line", x1=x(0), y1=y(0), x2=x(1), y2=y(1), class_="level strong")
+    axes = [horizontal_line(base, "axis") for base in (accuracy_base, count_base)]
+    labels = [
+        _draw_unit("accuracy", LEFT + 6, 22),
+        _draw_unit("samples", LEFT + 6, 252),
+        _draw_unit("confidence", WIDTH - RIGHT, 336, text_anchor="end"),
+    ]
+    drawn = [grid, bars, diagonal, count_bars, axes, labels]
+    return chart_figure(title, WIDTH, 342, drawn, caption=tag("span", "dashed: perfectly calibrated", class_="unit"))
+
+
+def _draw_name(name: str, x: float, y: float, *, slanted: bool = False) -> Markup:
     label = name if len(name) <= MAX_NAME_LENGTH else name[: MAX_NAME_LENGTH - 1] + "\u2026"
     if slanted:
         return tag("text", tag("title", name), label, x=x, y=y, transform=f"rotate(-50 {x:.1f} {y:.1f})")
     return tag("text", tag("title", name), label, x=x, y=y, text_anchor="end")
 
 
-RELIABILITY_WIDTH, RELIABILITY_LEFT, RELIABILITY_RIGHT = 440.0, 50.0, 12.0
+def _draw_unit(text: str, x: float, y: float, text_anchor: str | None = None) -> Markup:
+    return tag("text", text, x=x, y=y, text_anchor=text_anchor, class_="unit")
 
 
-def reliability_diagram(title: str, figures: CalibrationFigures) -> Markup:
-    """Draw the accuracy of each confidence bin against the diagonal of perfect calibration.
-
-    See Guo et al. 2017, figure 1. The number of samples of each bin is drawn below.
-    """
-    x = Scale(0, 1, RELIABILITY_LEFT, RELIABILITY_WIDTH - RELIABILITY_RIGHT)
-    y = Scale(0, 1, 220, 12)
-    most = max(figures.count) or 1
-    below = Scale(0, most, 302, 246)
-    bars, mass = [], []
-    for i, number in enumerate(figures.count):
-        low, high = figures.edges[i], figures.edges[i + 1]
-        accuracy, confidence = figures.accuracy[i], figures.confidence[i]
-        label = f"confidence {format_percent(low, 0)} to {format_percent(high, 0)}: {format_integer(number)} samples"
-        if accuracy is not None and confidence is not None:
-            full = f"{label}, {format_percent(accuracy)} right at a mean confidence of {format_percent(confidence)}"
-            bars.append(_draw_bar(full, x(low), x(high), y(accuracy), 220, "fill c1 tint"))
-            bars.append(tag("circle", cx=x(confidence), cy=y(accuracy), r=2.6, class_="dot c1 ring"))
-        mass.append(_draw_bar(label, x(low), x(high), below(number), 302, "fill quiet"))
-    grid = [
-        (
-            tag("line", x1=RELIABILITY_LEFT, x2=RELIABILITY_WIDTH - RELIABILITY_RIGHT, y1=y(v), y2=y(v), class_="grid"),
-            tag("text", format_percent(v, 0), x=RELIABILITY_LEFT - 7, y=y(v) + 4, text_anchor="end"),
-            tag("text", format_percent(v, 0), x=x(v), y=320, text_anchor="end" if v == 1 else "middle"),
-        )
-        for v in (0.0, 0.25, 0.5, 0.75, 1.0)
-    ]
-    diagonal = tag("line", x1=x(0), y1=y(0), x2=x(1), y2=y(1), class_="level strong")
-    names = [
-        tag("text", "accuracy", x=RELIABILITY_LEFT + 6, y=22, class_="unit"),
-        tag("text", "samples", x=RELIABILITY_LEFT + 6, y=252, class_="unit"),
-        tag("text", "confidence", x=RELIABILITY_WIDTH - RELIABILITY_RIGHT, y=336, text_anchor="end", class_="unit"),
-    ]
-    base = [
-        tag("line", x1=RELIABILITY_LEFT, x2=RELIABILITY_WIDTH - RELIABILITY_RIGHT, y1=h, y2=h, class_="axis")
-        for h in (220, 302)
-    ]
-    return tag(
-        "figure",
-        tag("figcaption", tag("b", title), tag("span", "dashed: perfectly calibrated", class_="unit")),
-        tag(
-            "svg",
-            grid,
-            bars,
-            diagonal,
-            mass,
-            base,
-            names,
-            viewBox=f"0 0 {RELIABILITY_WIDTH:.0f} 342",
-            role="img",
-            aria_label=title,
-            class_="chart",
-        ),
-        class_="panel",
+def _draw_cell(x: float, y: float, side: float, count: int, share: float, style: str) -> list[Markup]:
+    """Draw a cell of the heat map, with its count unless that is 0."""
+    square = {"x": x, "y": y, "width": side - 1, "height": side - 1}
+    background = tag("rect", **square, class_="cell")
+    if not count:
+        return [background]
+    number = tag(
+        "text",
+        str(count),
+        x=x + side / 2 - 0.5,
+        y=y + side / 2 + 3.5,
+        text_anchor="middle",
+        class_="on" if share**0.5 > 0.6 else "off",
+        style=f"font-size:{min(12.0, side * 0.9 / max(2, len(str(count)))):.1f}px",
     )
+    return [background, tag("rect", **square, class_=style, fill_opacity=share**0.5), number]
 
 
-def _draw_bar(label: str, left: float, right: float, top: float, base: float, style: str) -> Markup:
+def _draw_bar(label: str, x: tuple[float, float], top: float, base: float, style: str) -> Markup:
+    left, right = x
     height = max(base - top, 0.0)
     return tag("rect", tag("title", label), x=left + 0.75, y=top, width=right - left - 1.5, height=height, class_=style)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from podscale.report.markup import Markup, format_short, join_markup, tag
+from podscale.report.markup import Markup, chart_figure, format_short, join_markup, tag
 
 
 @dataclass(frozen=True)
@@ -85,100 +85,107 @@ class LineSeries:
     dashed: bool = False
 
 
+@dataclass(frozen=True)
+class XAxis:
+    """Horizontal axis, from 0 unless it is logarithmic.
+
+    Args:
+        high: least upper end, so that charts side by side agree.
+        ticks: ticks instead of round numbers.
+    """
+
+    label: str = "epoch"
+    high: float | None = None
+    log: bool = False
+    ticks: Sequence[float] = ()
+
+
+@dataclass(frozen=True)
+class YAxis:
+    """Vertical axis.
+
+    Args:
+        limits: lowest and highest value; default: those of the lines.
+        log: logarithmic if the values span more than a factor of 20.
+        format: formats a value.
+    """
+
+    label: str = ""
+    limits: tuple[float, float] | None = None
+    log: bool = False
+    format: Callable[[float], str] = format_short
+
+
+@dataclass(frozen=True)
+class ReferenceLine:
+    """A dashed line across the chart.
+
+    Args:
+        label: name in the legend, for a horizontal line.
+        colour: number in the palette, for a vertical line.
+    """
+
+    value: float
+    label: str = ""
+    colour: int = 1
+
+
+DEFAULT_X, DEFAULT_Y = XAxis(), YAxis()
+
+
 def line_chart(
     title: str,
     series: Sequence[LineSeries],
     *,
-    y_unit: str = "",
-    x_unit: str = "epoch",
-    y_range: tuple[float, float] | None = None,
-    log: bool = False,
-    show: Callable[[float], str] = format_short,
-    x_high: float | None = None,
-    mark: float | None = None,
-    mark_name: str = "",
-    log_x: bool = False,
-    x_ticks: Sequence[float] = (),
-    x_marks: Sequence[tuple[float, int]] = (),
+    x: XAxis = DEFAULT_X,
+    y: YAxis = DEFAULT_Y,
+    hline: ReferenceLine | None = None,
+    vlines: Sequence[ReferenceLine] = (),
 ) -> Markup:
-    """Draw a titled figure with axes, units and hover values; for the options see `line_drawing`."""
-    drawn = [s for s in series if s.points]
-    body = line_drawing(
-        drawn,
-        x_unit=x_unit,
-        y_range=y_range,
-        log=log,
-        show=show,
-        x_high=x_high,
-        mark=mark,
-        log_x=log_x,
-        x_ticks=x_ticks,
-        x_marks=x_marks,
-    )
-    legend = [tag("span", tag("i", class_=_legend(s)), s.name) for s in drawn] if len(drawn) > 1 else []
-    if mark is not None:
-        legend.append(tag("span", tag("i", class_="key dash"), f"{mark_name} {show(mark)}"))
-    unit = tag("span", y_unit, class_="unit") if y_unit else None
-    return tag(
-        "figure",
-        tag("figcaption", tag("b", title), unit, tag("span", legend, class_="legend") if legend else None),
-        tag("svg", body, viewBox=f"0 0 {WIDTH:.0f} {HEIGHT:.0f}", role="img", aria_label=title, class_="chart"),
-        class_="panel",
-    )
-
-
-def _legend(series: LineSeries) -> str:
-    return f"key c{series.colour}{' hollow' if series.dashed else ''}"
+    """Draw a titled figure with axes, units and hover values; series without points are left out."""
+    drawn = [line for line in series if line.points]
+    body = line_drawing(drawn, x=x, y=y, hline=hline, vlines=vlines)
+    legend = [tag("span", tag("i", class_=_legend_class(line)), line.name) for line in drawn] if len(drawn) > 1 else []
+    if hline is not None:
+        legend.append(tag("span", tag("i", class_="key dash"), f"{hline.label} {y.format(hline.value)}"))
+    unit = tag("span", y.label, class_="unit") if y.label else None
+    caption = [unit, tag("span", legend, class_="legend") if legend else None]
+    return chart_figure(title, WIDTH, HEIGHT, body, caption=caption)
 
 
 def line_drawing(
     series: Sequence[LineSeries],
     *,
-    x_unit: str = "epoch",
-    y_range: tuple[float, float] | None = None,
-    log: bool = False,
-    show: Callable[[float], str] = format_short,
-    x_high: float | None = None,
-    mark: float | None = None,
+    x: XAxis = DEFAULT_X,
+    y: YAxis = DEFAULT_Y,
+    hline: ReferenceLine | None = None,
+    vlines: Sequence[ReferenceLine] = (),
     max_points: int = MAX_POINTS,
-    log_x: bool = False,
-    x_ticks: Sequence[float] = (),
-    x_marks: Sequence[tuple[float, int]] = (),
 ) -> Markup:
     """Draw a chart of `WIDTH` by `HEIGHT` for an svg element.
 
     Args:
-        y_range: vertical range; default: that of the values.
-        log: use a logarithmic vertical axis if the values span more than a factor of 20.
-        show: formats a value.
-        x_high: least end of the horizontal axis, so that charts side by side agree.
-        mark: value of a dashed level, such as the claim.
         max_points: points per line, above which lines are decimated.
-        log_x: use a logarithmic horizontal axis.
-        x_ticks: ticks instead of round numbers.
-        x_marks: dashed verticals as (x, colour).
     """
-    drawn = [_decimated(s, max_points) for s in series]
-    xs = [*(x for s in drawn for x, _ in s.points), *(x for x, _ in x_marks), *x_ticks]
-    ys = [y for s in drawn for low, high in _extent(s) for y in (low, high)] + ([] if mark is None else [mark])
-    log = log and min(ys) > 0 and max(ys) / min(ys) > 20
-    low, high = y_range or ((min(ys), max(ys)) if log else round_outwards(min(ys), max(ys)))
-    last = max(xs) if x_high is None else max(x_high, *xs)
-    x = Scale(
-        min(xs) / HEADROOM if log_x else 0.0, (last or 1.0) * (HEADROOM if log_x else 1.0), LEFT, WIDTH - RIGHT, log_x
-    )
-    y = Scale(low, high, HEIGHT - BOTTOM, TOP, log)
+    drawn = [_decimate_series(line, max_points) for line in series]
+    to_x, to_y = _x_scale(drawn, x, vlines), _y_scale(drawn, y, hline)
     return join_markup(
-        _draw_axes(x, y, x_unit, show, x_ticks or x.ticks(6)),
-        [
-            tag("line", x1=x(v), x2=x(v), y1=TOP, y2=HEIGHT - BOTTOM, class_=f"level tinted c{colour}")
-            for v, colour in x_marks
-        ],
-        tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y(mark), y2=y(mark), class_="level") if mark is not None else None,
-        [_draw_spread(s, x, y) for s in drawn if s.spread],
-        [_draw_line(s, x, y) for s in drawn],
-        [_draw_hover(s, x, y, x_unit, show, len(drawn) > 1) for s in reversed(drawn)],
+        _draw_axes(to_x, to_y, x, y),
+        [vertical_line(to_x(line.value), TOP, HEIGHT - BOTTOM, f"level tinted c{line.colour}") for line in vlines],
+        horizontal_line(to_y(hline.value), "level") if hline is not None else None,
+        [_draw_spread(line, to_x, to_y) for line in drawn if line.spread],
+        [_draw_line(line, to_x, to_y) for line in drawn],
+        [_draw_hover(line, to_x, to_y, x.label, y.format, len(drawn) > 1) for line in reversed(drawn)],
     )
+
+
+def horizontal_line(y: float, style: str, left: float = LEFT) -> Markup:
+    """Draw a line over the width of the plot."""
+    return tag("line", x1=left, x2=WIDTH - RIGHT, y1=y, y2=y, class_=style)
+
+
+def vertical_line(x: float, top: float, bottom: float, style: str) -> Markup:
+    return tag("line", x1=x, x2=x, y1=top, y2=bottom, class_=style)
 
 
 def decimate(points: Sequence[tuple[float, float]], limit: int) -> list[tuple[float, float]]:
@@ -186,88 +193,98 @@ def decimate(points: Sequence[tuple[float, float]], limit: int) -> list[tuple[fl
     if len(points) <= limit:
         return list(points)
     buckets = limit // 2
-    kept: list[tuple[float, float]] = []
+    extremes: list[tuple[float, float]] = []
     for i in range(buckets):
-        inside = points[i * len(points) // buckets : (i + 1) * len(points) // buckets]
-        extremes = {min(inside, key=lambda p: p[1]), max(inside, key=lambda p: p[1])}
-        kept.extend(sorted(extremes))
-    return [points[0], *(p for p in kept if p not in (points[0], points[-1])), points[-1]]
+        bucket = points[i * len(points) // buckets : (i + 1) * len(points) // buckets]
+        extremes += sorted({min(bucket, key=lambda p: p[1]), max(bucket, key=lambda p: p[1])})
+    return [points[0], *(p for p in extremes if p not in (points[0], points[-1])), points[-1]]
 
 
-def _decimated(series: LineSeries, limit: int) -> LineSeries:
+def _legend_class(series: LineSeries) -> str:
+    return f"key c{series.colour}{' hollow' if series.dashed else ''}"
+
+
+def _x_scale(series: Sequence[LineSeries], axis: XAxis, vlines: Sequence[ReferenceLine]) -> Scale:
+    xs = [*(x for line in series for x, _ in line.points), *(line.value for line in vlines), *axis.ticks]
+    last = max(xs) if axis.high is None else max(axis.high, *xs)
+    low, headroom = (min(xs) / HEADROOM, HEADROOM) if axis.log else (0.0, 1.0)
+    return Scale(low, (last or 1.0) * headroom, LEFT, WIDTH - RIGHT, axis.log)
+
+
+def _y_scale(series: Sequence[LineSeries], axis: YAxis, hline: ReferenceLine | None) -> Scale:
+    ys = [y for line in series for interval in _intervals(line) for y in interval]
+    ys += [] if hline is None else [hline.value]
+    log = axis.log and min(ys) > 0 and max(ys) / min(ys) > 20
+    low, high = axis.limits or ((min(ys), max(ys)) if log else round_outwards(min(ys), max(ys)))
+    return Scale(low, high, HEIGHT - BOTTOM, TOP, log)
+
+
+def _decimate_series(series: LineSeries, limit: int) -> LineSeries:
     points = decimate(series.points, limit)
     by_point = dict(zip(series.points, series.spread, strict=True)) if series.spread else {}
     return replace(series, points=points, spread=[by_point[point] for point in points] if by_point else ())
 
 
-def _extent(series: LineSeries) -> list[tuple[float, float]]:
+def _intervals(series: LineSeries) -> list[tuple[float, float]]:
     """Return the lowest and highest value drawn at each point."""
     spread = series.spread or [0.0] * len(series.points)
     return [(y - d, y + d) for (_, y), d in zip(series.points, spread, strict=True)]
 
 
-def _draw_spread(series: LineSeries, x: Scale, y: Scale) -> Any:
+def _draw_spread(series: LineSeries, to_x: Scale, to_y: Scale) -> Any:
     """Draw bars at the dots of a line, or a band around it."""
-    ends = [(x(a), _clip_height(y(low)), _clip_height(y(high))) for (a, _), (low, high) in _band_extent(series)]
+    intervals = zip(series.points, _intervals(series), strict=True)
+    ends = [(to_x(x), _clip_height(to_y(low)), _clip_height(to_y(high))) for (x, _), (low, high) in intervals]
     if series.dots:
-        return [tag("line", x1=a, x2=a, y1=low, y2=high, class_=f"bar c{series.colour}") for a, low, high in ends]
-    outline = [*((a, high) for a, _, high in ends), *((a, low) for a, low, _ in reversed(ends))]
-    return tag("polygon", points=" ".join(f"{a:.1f},{b:.1f}" for a, b in outline), class_=f"band c{series.colour}")
+        return [vertical_line(x, low, high, f"bar c{series.colour}") for x, low, high in ends]
+    outline = [*((x, high) for x, _, high in ends), *((x, low) for x, low, _ in reversed(ends))]
+    return tag("polygon", points=" ".join(f"{x:.1f},{y:.1f}" for x, y in outline), class_=f"band c{series.colour}")
 
 
-def _band_extent(series: LineSeries) -> list[tuple[tuple[float, float], tuple[float, float]]]:
-    return list(zip(series.points, _extent(series), strict=True))
-
-
-def _draw_axes(x: Scale, y: Scale, x_unit: str, show: Callable[[float], str], x_ticks: Sequence[float]) -> list[Any]:
+def _draw_axes(to_x: Scale, to_y: Scale, x: XAxis, y: YAxis) -> list[Any]:
+    base = HEIGHT - BOTTOM
     rows = [
-        (
-            tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y(v), y2=y(v), class_="grid"),
-            tag("text", show(v), x=LEFT - 7, y=y(v) + 4, text_anchor="end"),
-        )
-        for v in y.ticks()
+        (horizontal_line(to_y(v), "grid"), tag("text", y.format(v), x=LEFT - 7, y=to_y(v) + 4, text_anchor="end"))
+        for v in to_y.ticks()
     ]
     columns = [
         (
-            tag("line", x1=x(v), x2=x(v), y1=HEIGHT - BOTTOM, y2=HEIGHT - BOTTOM + 4, class_="axis"),
-            tag("text", format_short(v), x=x(v), y=HEIGHT - BOTTOM + 18, text_anchor="middle"),
+            vertical_line(to_x(v), base, base + 4, "axis"),
+            tag("text", format_short(v), x=to_x(v), y=base + 18, text_anchor="middle"),
         )
-        for v in x_ticks
+        for v in x.ticks or to_x.ticks(6)
     ]
-    base = tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=HEIGHT - BOTTOM, y2=HEIGHT - BOTTOM, class_="axis")
-    name = tag("text", x_unit, x=WIDTH - RIGHT, y=HEIGHT - 5, text_anchor="end", class_="unit")
-    return [rows, base, columns, name]
+    label = tag("text", x.label, x=WIDTH - RIGHT, y=HEIGHT - 5, text_anchor="end", class_="unit")
+    return [rows, horizontal_line(base, "axis"), columns, label]
 
 
-def _draw_line(series: LineSeries, x: Scale, y: Scale) -> list[Any]:
-    path = "".join(f"{'L' if i else 'M'}{x(a):.1f} {_clip_height(y(b)):.1f}" for i, (a, b) in enumerate(series.points))
-    dots = [
-        tag("circle", cx=x(a), cy=_clip_height(y(b)), r=2.4, class_=f"dot c{series.colour}")
-        for a, b in (series.points if series.dots or len(series.points) == 1 else ())
-    ]
+def _draw_line(series: LineSeries, to_x: Scale, to_y: Scale) -> list[Any]:
+    points = [(to_x(x), _clip_height(to_y(y))) for x, y in series.points]
+    path = "".join(f"{'L' if i else 'M'}{x:.1f} {y:.1f}" for i, (x, y) in enumerate(points))
+    dotted = points if series.dots or len(points) == 1 else []
+    dots = [tag("circle", cx=x, cy=y, r=2.4, class_=f"dot c{series.colour}") for x, y in dotted]
     return [tag("path", d=path, class_=f"line c{series.colour}{' dashed' if series.dashed else ''}"), dots]
 
 
 def _draw_hover(
-    series: LineSeries, x: Scale, y: Scale, x_unit: str, show: Callable[[float], str], named: bool
+    series: LineSeries, to_x: Scale, to_y: Scale, x_label: str, y_format: Callable[[float], str], named: bool
 ) -> list[Markup]:
     """Draw an invisible target per point; hovering shows the point and its value by CSS."""
-    found = []
-    for a, b in series.points:
-        at, height = x(a), _clip_height(y(b))
-        label = f"{show(b)} at {x_unit} {format_short(a)}"
-        label = f"{series.name}: {label}" if named else label
-        found.append(
+    targets = []
+    for x, y in series.points:
+        cx, cy = to_x(x), _clip_height(to_y(y))
+        label = f"{f'{series.name}: ' if named else ''}{y_format(y)} at {x_label} {format_short(x)}"
+        targets.append(
             tag(
                 "g",
                 tag("title", label),
-                tag("circle", cx=at, cy=height, r=8.0, class_="target"),
-                tag("circle", cx=at, cy=height, r=3.6, class_=f"spot c{series.colour}"),
+                tag("circle", cx=cx, cy=cy, r=8.0, class_="target"),
+                tag("circle", cx=cx, cy=cy, r=3.6, class_=f"spot c{series.colour}"),
                 tag("text", label, x=WIDTH - RIGHT, y=10.0, text_anchor="end", class_="readout"),
                 class_="at",
             )
         )
-    return found
+    return targets
 
 
 def _clip_height(height: float) -> float:

@@ -1,11 +1,9 @@
 """Per-class results: confusion, calibration and the most confident mistakes."""
 
-import numpy as np
-
-from podscale.evaluation.evaluation_json import ClassFigures
+from podscale.evaluation.evaluation_json import ClassScores, Evaluation
 from podscale.evaluation.scores import most_confident_mistakes
 from podscale.report import charts, markup
-from podscale.report.markup import Markup, fact_table, section_tag, tag
+from podscale.report.markup import Markup, fact_table, note, panel, section_tag, table, table_row, tag
 from podscale.report.report_data import ReportData
 from podscale.report.sections.dataset import picture_tag
 from podscale.util.formatting import printable
@@ -16,61 +14,42 @@ LISTED_PAIRS = 15
 
 def confusion(data: ReportData) -> Markup | None:
     """Render the confusion matrix and the accuracy of each class."""
-    scores = data.evaluation
-    if scores is None:
+    evaluation = data.evaluation
+    if evaluation is None:
         return None
-    names = [entry.name for entry in scores.per_class]
-    if scores.confusion_matrix is not None:
+    names = [entry.name for entry in evaluation.per_class]
+    if evaluation.confusion_matrix is not None:
         panels = [
-            charts.heatmap("Confusion matrix", names, scores.confusion_matrix),
-            _class_table("Classes, worst first", _by_accuracy(scores.per_class)),
+            charts.heatmap("Confusion matrix", names, evaluation.confusion_matrix),
+            _class_table("Classes, worst first", _by_accuracy(evaluation.per_class)),
         ]
     else:
-        ranked = _by_accuracy(scores.per_class)
+        ranked = _by_accuracy(evaluation.per_class)
         panels = [_class_table("Worst classes", ranked[:12]), _class_table("Best classes", ranked[::-1][:12])]
-    pairs = [
-        _mistake_row(
-            names[p.label],
-            names[p.predicted],
-            str(p.count),
-            markup.format_percent(p.count / scores.per_class[p.label].samples),
-        )
-        for p in scores.confused[:LISTED_PAIRS]
-    ]
-    if pairs and scores.confusion_matrix is None:
-        head = tag(
-            "tr",
-            tag("th", "true class"),
-            tag("th", "taken for"),
-            tag("th", "times", class_="n"),
-            tag("th", "of the class", class_="n"),
-        )
-        table = tag("table", tag("thead", head), tag("tbody", pairs), class_="compact")
-        panels.insert(0, tag("figure", tag("figcaption", tag("b", "Most confused pairs")), table, class_="panel"))
+        if evaluation.confused:
+            panels.insert(0, _pairs_table(evaluation, names))
     return section_tag("Classes", tag("div", panels, class_="grid2"))
 
 
 def calibration(data: ReportData) -> Markup | None:
     """Render the calibration section."""
-    scores = data.evaluation
-    if scores is None:
+    evaluation = data.evaluation
+    if evaluation is None:
         return None
     facts = {
-        "expected calibration error": markup.format_percent(scores.figures.ece, 2),
-        "mean loss": f"{markup.format_decimal(scores.figures.loss, 4)} nats",
-        "balanced accuracy": markup.format_percent(scores.figures.balanced_accuracy, 2),
-        "images": markup.format_integer(scores.figures.samples),
-        "evaluation speed": f"{markup.format_rate(scores.throughput.evaluation_images_per_second)} images/s",
+        "expected calibration error": markup.format_percent(evaluation.scores.ece, 2),
+        "mean loss": f"{markup.format_decimal(evaluation.scores.loss, 4)} nats",
+        "balanced accuracy": markup.format_percent(evaluation.scores.balanced_accuracy, 2),
+        "images": markup.format_integer(evaluation.scores.samples),
+        "evaluation speed": f"{markup.format_rate(evaluation.throughput.evaluation_images_per_second)} images/s",
     }
-    note = tag(
-        "p",
-        f"{len(scores.calibration.count)} bins of equal width over the confidence of the predicted class, open below "
-        f"and closed above. Source: {scores.calibration.source}.",
-        class_="note",
+    bins = evaluation.calibration
+    binning = note(
+        f"{len(bins.count)} bins of equal width over the confidence of the predicted class, open below "
+        f"and closed above. Source: {bins.source}."
     )
-    side = tag("figure", tag("figcaption", tag("b", "Scores")), fact_table(facts), note, class_="panel")
-    diagram = charts.reliability_diagram("Reliability", scores.calibration)
-    return section_tag("Calibration", tag("div", diagram, side, class_="grid2"))
+    diagram = charts.reliability_diagram("Reliability", bins)
+    return section_tag("Calibration", tag("div", diagram, panel("Scores", fact_table(facts), binning), class_="grid2"))
 
 
 def mistakes(data: ReportData) -> Markup | None:
@@ -81,44 +60,35 @@ def mistakes(data: ReportData) -> Markup | None:
     rows = most_confident_mistakes(data.predictions, MAX_MISTAKES)
     if not len(rows):
         return section_tag("Most confident mistakes", tag("p", "There is none: every held-out image was recognised."))
-    order = np.argsort(split.keys)
+    sample_of_key = {int(key): sample for sample, key in enumerate(split.keys)}
     cards = []
     for row in rows:
-        key = data.predictions.keys[row]
-        place = int(np.searchsorted(split.keys, key, sorter=order))
-        known = place < len(order) and split.keys[order[place]] == key
-        sample = int(order[place]) if known else None
-        true, taken = (data.classes[int(i)] for i in (data.predictions.labels[row], data.predictions.topk[row, 0]))
-        source = printable(split.source(sample)) if sample is not None else "not in the shard set"
-        cards.append(
-            tag(
-                "figure",
-                picture_tag(split, sample, f"{true}, taken for {taken}")
-                if sample is not None
-                else tag("span", class_="noimage"),
-                tag(
-                    "figcaption",
-                    tag("b", taken, class_="wrongname"),
-                    tag("span", markup.format_percent(float(data.predictions.confidences[row, 0])), class_="n"),
-                    tag("span", "is ", tag("b", true), class_="true"),
-                    tag("span", source, class_="path", title=source),
-                    tag("code", f"{int(key):016x}"),
-                ),
-                class_="card",
-            )
+        key = int(data.predictions.keys[row])
+        sample = sample_of_key.get(key)
+        true, predicted = (data.classes[int(i)] for i in (data.predictions.labels[row], data.predictions.topk[row, 0]))
+        source, picture = "not in the shard set", tag("span", class_="noimage")
+        if sample is not None:
+            source = printable(split.source(sample))
+            picture = picture_tag(split, sample, f"{true}, taken for {predicted}")
+        caption = tag(
+            "figcaption",
+            tag("b", predicted, class_="wrongname"),
+            tag("span", markup.format_percent(float(data.predictions.confidences[row, 0])), class_="n"),
+            tag("span", "is ", tag("b", true), class_="true"),
+            tag("span", source, class_="path", title=source),
+            tag("code", f"{key:016x}"),
         )
-    note = tag(
-        "p", "Predicted class and confidence, then the true class, the source and the sample key.", class_="note"
-    )
-    return section_tag("Most confident mistakes", note, tag("div", cards, class_="cards"))
+        cards.append(tag("figure", picture, caption, class_="card"))
+    legend = note("Predicted class and confidence, then the true class, the source and the sample key.")
+    return section_tag("Most confident mistakes", legend, tag("div", cards, class_="cards"))
 
 
-def _by_accuracy(classes: list[ClassFigures]) -> list[ClassFigures]:
+def _by_accuracy(classes: list[ClassScores]) -> list[ClassScores]:
     """Return the classes with samples, worst first, ties in the order of the class map."""
     return sorted((entry for entry in classes if entry.accuracy is not None), key=lambda entry: entry.accuracy or 0.0)
 
 
-def _class_table(title: str, entries: list[ClassFigures]) -> Markup:
+def _class_table(title: str, entries: list[ClassScores]) -> Markup:
     head = tag(
         "tr",
         tag("th", "class"),
@@ -137,9 +107,13 @@ def _class_table(title: str, entries: list[ClassFigures]) -> Markup:
         )
         for entry in entries
     ]
-    table = tag("table", tag("thead", head), tag("tbody", rows), class_="compact")
-    return tag("figure", tag("figcaption", tag("b", title)), table, class_="panel")
+    return panel(title, table(head, rows))
 
 
-def _mistake_row(true: str, taken: str, *numbers: str) -> Markup:
-    return tag("tr", tag("td", true), tag("td", taken), [tag("td", figure, class_="n") for figure in numbers])
+def _pairs_table(evaluation: Evaluation, names: list[str]) -> Markup:
+    rows = []
+    for pair in evaluation.confused[:LISTED_PAIRS]:
+        share = markup.format_percent(pair.count / evaluation.per_class[pair.label].samples)
+        rows.append(table_row(names[pair.label], names[pair.predicted], str(pair.count), share, text_columns=2))
+    head = table_row("true class", "taken for", "times", "of the class", cell="th", text_columns=2)
+    return panel("Most confused pairs", table(head, rows))

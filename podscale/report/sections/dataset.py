@@ -14,13 +14,58 @@ from PIL import Image
 
 from podscale.data.shard_set import Split
 from podscale.report import charts, markup
-from podscale.report.markup import Markup, fact_table, join_markup, section_tag, tag, void_tag
+from podscale.report.markup import (
+    Markup,
+    fact_table,
+    join_markup,
+    note,
+    panel,
+    section_tag,
+    table,
+    table_row,
+    tag,
+    void_tag,
+)
 from podscale.report.report_data import ReportData
 
 PICTURE_SIDE = 144
 """Longest side of an embedded picture, pixels; twice the displayed size, for high-resolution screens."""
 MAX_PICTURE_PIXELS = 40_000_000
 MAX_PICTURE_BYTES = 24_000
+MAX_SAMPLE_PICTURES = 20
+FEW_CLASSES = 20
+
+
+def dataset_section(data: ReportData) -> Markup | None:
+    """Render counts, classes, rejects and sample pictures."""
+    shards = data.shards
+    if shards is None:
+        return None
+    manifest = shards.manifest
+    rows = [
+        table_row(
+            name,
+            markup.format_integer(split.count),
+            markup.format_size(split.bytes),
+            markup.format_integer(len(split.shards)),
+        )
+        for name, split in manifest.splits.items()
+    ]
+    facts = {
+        "source": manifest.options.get("source", ""),
+        "classes": markup.format_integer(len(shards.classes)),
+        "rejected": _format_counts(manifest.rejects),
+        "duplicates": _format_counts(manifest.duplicates),
+        "fingerprint": tag("code", manifest.data_fingerprint),
+    }
+    head = table_row("split", "images", "size", "shards", cell="th")
+    summary = panel("Shard set", table(head, rows), fact_table(facts))
+    return section_tag(
+        "Data",
+        tag("div", summary, _class_histogram(data), class_="grid2"),
+        _sample_pictures(data),
+        _rejects_table(data),
+    )
 
 
 def picture_tag(split: Split, sample: int, alt: str) -> Markup:
@@ -34,7 +79,7 @@ def picture_tag(split: Split, sample: int, alt: str) -> Markup:
 
 
 def thumbnail(encoded: bytes) -> tuple[str, bytes, bool]:
-    """Return (MIME type, at most MAX_BYTES bytes, True if the image is so small that its pixels should show)."""
+    """Return MIME type, at most MAX_PICTURE_BYTES bytes, and True for an image so small that its pixels should show."""
     with warnings.catch_warnings(), Image.open(io.BytesIO(encoded)) as opened:
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         if opened.width * opened.height > MAX_PICTURE_PIXELS:
@@ -71,55 +116,6 @@ def one_per_class(split: Split, classes: int, limit: int) -> list[int]:
     return picked[: limit if rounds == 1 else rounds * len(chosen)]
 
 
-def _encode_image(image: Image.Image, kind: str, **options: object) -> bytes:
-    out = io.BytesIO()
-    image.save(out, kind, **options)
-    return out.getvalue()
-
-
-MAX_SAMPLE_PICTURES = 20
-FEW_CLASSES = 20
-
-
-def dataset_section(data: ReportData) -> Markup | None:
-    """Render counts, classes, rejects and sample pictures."""
-    shards = data.shards
-    if shards is None:
-        return None
-    manifest = shards.manifest
-    head = tag("tr", tag("th", "split"), *(tag("th", n, class_="n") for n in ("images", "size", "shards")))
-    rows = [
-        tag(
-            "tr",
-            tag("td", name),
-            tag("td", markup.format_integer(split.count), class_="n"),
-            tag("td", markup.format_size(split.bytes), class_="n"),
-            tag("td", markup.format_integer(len(split.shards)), class_="n"),
-        )
-        for name, split in manifest.splits.items()
-    ]
-    facts = {
-        "source": manifest.options.get("source", ""),
-        "classes": markup.format_integer(len(shards.classes)),
-        "rejected": _format_counts(manifest.rejects),
-        "duplicates": _format_counts(manifest.duplicates),
-        "fingerprint": tag("code", manifest.data_fingerprint),
-    }
-    summary = tag(
-        "figure",
-        tag("figcaption", tag("b", "Shard set")),
-        tag("table", tag("thead", head), tag("tbody", rows), class_="compact"),
-        fact_table(facts),
-        class_="panel",
-    )
-    return section_tag(
-        "Data",
-        tag("div", summary, _class_histogram(data), class_="grid2"),
-        _sample_pictures(data),
-        _rejects_table(data),
-    )
-
-
 def _class_histogram(data: ReportData) -> Markup:
     assert data.shards is not None
     splits = data.shards.manifest.splits
@@ -152,22 +148,19 @@ def _rejects_table(data: ReportData) -> Markup | None:
         return None
     columns = list(dict.fromkeys(key for entry in data.rejects for key in entry))
     head = tag("tr", (tag("th", column) for column in columns))
-    rows = [
-        tag(
-            "tr",
-            (tag("td", value if isinstance(value := entry.get(c, ""), str) else json.dumps(value)) for c in columns),
-        )
-        for entry in data.rejects
-    ]
-    more = tag(
-        "p",
-        f"The first {len(data.rejects)} of {markup.format_integer(total)}; all are in rejects.jsonl.",
-        class_="note",
-    )
-    table = tag("div", tag("table", tag("thead", head), tag("tbody", rows), class_="compact"), class_="scroll")
-    return join_markup(tag("h3", "Rejected images"), table, more if total > len(data.rejects) else None)
+    values = ([entry.get(column, "") for column in columns] for entry in data.rejects)
+    rows = [tag("tr", (tag("td", v if isinstance(v, str) else json.dumps(v)) for v in row)) for row in values]
+    more = note(f"The first {len(data.rejects)} of {markup.format_integer(total)}; all are in rejects.jsonl.")
+    scrolling = tag("div", table(head, rows), class_="scroll")
+    return join_markup(tag("h3", "Rejected images"), scrolling, more if total > len(data.rejects) else None)
 
 
 def _format_counts(counts: Mapping[str, int]) -> str:
     used = [f"{markup.format_integer(value)} {name.replace('_', ' ')}" for name, value in counts.items() if value]
     return ", ".join(used) or "none"
+
+
+def _encode_image(image: Image.Image, kind: str, **options: object) -> bytes:
+    out = io.BytesIO()
+    image.save(out, kind, **options)
+    return out.getvalue()

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from podscale.evaluation.ensemble_scores import EnsembleScores, ScoreSummary, SingleModel
 from podscale.report import markup
-from podscale.report.markup import Markup, section_tag, tag
+from podscale.report.markup import Markup, note, panel, section_tag, table, table_row
 from podscale.report.report_data import ReportData
 
 METHOD_TITLES = {
@@ -33,64 +33,54 @@ class ModelRow(NamedTuple):
 
 def ensemble_section(data: ReportData) -> Markup | None:
     """Render members, ensemble and single model, and a table of disagreements."""
-    found = data.evaluation.ensemble if data.evaluation else None
-    if found is None:
+    scores = data.evaluation.ensemble if data.evaluation else None
+    if scores is None:
         return None
-    lines = [
-        tag(
-            "tr",
-            [tag("td", cell, class_="n" if i else None) for i, cell in enumerate(_cells(row))],
-            class_="chosen" if row.chosen else None,
-        )
-        for row in model_rows(found)
-    ]
-    head = tag("tr", [tag("th", name, class_="n" if i else None) for i, name in enumerate(TABLE_COLUMNS)])
-    table = tag("table", tag("thead", head), tag("tbody", lines))
-    notes = [tag("p", sentence, class_="note") for sentence in ensemble_remarks(found)]
-    return section_tag("Ensemble", table, *notes, _disagreement_table(found))
+    rows = [table_row(*_cells(row), class_="chosen" if row.chosen else None) for row in model_rows(scores)]
+    remarks = [note(sentence) for sentence in ensemble_remarks(scores)]
+    models = table(table_row(*TABLE_COLUMNS, cell="th"), rows, class_=None)
+    return section_tag("Ensemble", models, *remarks, _disagreement_table(scores))
 
 
-def model_rows(found: EnsembleScores) -> Iterator[ModelRow]:
+def model_rows(scores: EnsembleScores) -> Iterator[ModelRow]:
     """Yield rows of the members, of each combination, and of the single model."""
-    for member in found.members:
-        yield ModelRow(_member_name(member), member.answered, member.epochs_before + member.epochs)
+    for member in scores.members:
+        name, epochs = _member_name(member), member.epochs_before + member.epochs
+        yield ModelRow(name, member.answered, epochs)
         if member.average is not None:
-            yield ModelRow(
-                f"{_member_name(member)}, running average", member.average, member.epochs_before + member.epochs
-            )
-    for one in found.combined:
-        yield ModelRow(METHOD_TITLES[one.way], one.answered, found.epochs, chosen=one.way == found.combine)
-    if (single := found.baseline) is not None:
+            yield ModelRow(f"{name}, running average", member.average, epochs)
+    for method in scores.combined:
+        yield ModelRow(METHOD_TITLES[method.way], method.answered, scores.epochs, chosen=method.way == scores.combine)
+    if (single := scores.baseline) is not None:
         yield ModelRow(f"single model {single.name}", single.answered, single.epochs_before + single.epochs)
 
 
-def ensemble_remarks(found: EnsembleScores) -> Iterator[str]:
+def ensemble_remarks(scores: EnsembleScores) -> Iterator[str]:
     """Yield sentences that compare the rows."""
     yield (
-        f"Epochs are those trained until then, what the members have in common once: {found.epochs:g} for all of them. "
-        f"The figures of this report are of the {METHOD_TITLES[found.combine]}."
+        f"Epochs are those trained until then, what the members have in common once: {scores.epochs:g} for all of "
+        f"them. The figures of this report are of the {METHOD_TITLES[scores.combine]}."
     )
-    single = found.baseline
-    if single is not None:
-        own = single.epochs_before + single.epochs
-        if abs(own - found.epochs) <= EPOCH_TOLERANCE * found.epochs:
-            yield f"The single model {single.name} was trained as long ({own:g} epochs), in one go."
+    if (single := scores.baseline) is not None:
+        epochs = single.epochs_before + single.epochs
+        if abs(epochs - scores.epochs) <= EPOCH_TOLERANCE * scores.epochs:
+            yield f"The single model {single.name} was trained as long ({epochs:g} epochs), in one go."
         else:
             yield (
-                f"The single model {single.name} was trained for {own:g} epochs, the ensemble for {found.epochs:g}: "
-                "the two do not compare at equal training."
+                f"The single model {single.name} was trained for {epochs:g} epochs, the ensemble for "
+                f"{scores.epochs:g}: the two do not compare at equal training."
             )
-    cost = next((one.statistics_seconds for one in found.combined if one.statistics_seconds), None)
+    cost = next((method.statistics_seconds for method in scores.combined if method.statistics_seconds), None)
     if cost is not None:
         yield f"Batch norm's statistics of the mean weights took {cost:.2g} s over training images, once."
 
 
-def ensemble_text_table(found: EnsembleScores) -> str:
+def ensemble_text_table(scores: EnsembleScores) -> str:
     """Format the table as text for a terminal."""
-    cells = [list(TABLE_COLUMNS), *(_cells(row) for row in model_rows(found))]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(TABLE_COLUMNS))]
-    rules = [f"<{widths[0]}", *(f">{width}" for width in widths[1:])]
-    return "\n".join("  ".join(f"{cell:{rule}}" for cell, rule in zip(line, rules, strict=True)) for line in cells)
+    rows = [list(TABLE_COLUMNS), *(_cells(row) for row in model_rows(scores))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    formats = [f"<{widths[0]}", *(f">{width}" for width in widths[1:])]
+    return "\n".join("  ".join(f"{cell:{form}}" for cell, form in zip(row, formats, strict=True)) for row in rows)
 
 
 def _cells(row: ModelRow) -> list[str]:
@@ -114,21 +104,11 @@ def _member_name(member: SingleModel) -> str:
     return f"{member.name}, from epoch {member.started_epoch:g} of {member.started_from}"
 
 
-def _disagreement_table(found: EnsembleScores) -> Markup:
-    names = [member.name for member in found.members]
-    head = tag("tr", tag("th"), [tag("th", name, class_="n") for name in names])
-    lines = [
-        tag(
-            "tr",
-            tag("td", name),
-            [
-                tag("td", markup.MISSING_TEXT if i == j else markup.format_percent(share, 2), class_="n")
-                for j, share in enumerate(shares)
-            ],
-        )
-        for i, (name, shares) in enumerate(zip(names, found.disagreement, strict=True))
+def _disagreement_table(scores: EnsembleScores) -> Markup:
+    names = [member.name for member in scores.members]
+    rows = [
+        table_row(name, *(markup.MISSING_TEXT if i == j else markup.format_percent(v, 2) for j, v in enumerate(row)))
+        for i, (name, row) in enumerate(zip(names, scores.disagreement, strict=True))
     ]
-    caption = tag("figcaption", tag("b", "Disagreement"), ": share of images whose first guesses differ")
-    return tag(
-        "figure", caption, tag("table", tag("thead", head), tag("tbody", lines), class_="compact"), class_="panel"
-    )
+    head, caption = table_row("", *names, cell="th"), ": share of images whose first guesses differ"
+    return panel("Disagreement", table(head, rows), caption=caption)

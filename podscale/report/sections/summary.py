@@ -6,13 +6,13 @@ from typing import Any
 
 from podscale.evaluation.evaluation_json import Claim, ClaimCheck, compare_claim
 from podscale.report import markup
-from podscale.report.markup import Markup, fact_table, section_tag, tag
+from podscale.report.markup import Markup, fact_table, note, section_tag, table, table_row, tag
 from podscale.report.report_data import STAGES, ReportData, describe_exit
 
 
 def headline(data: ReportData) -> Markup:
     """Render the run, its outcome and the main scores."""
-    config, scores = data.config, data.evaluation
+    config, scores = data.config, data.evaluation.scores if data.evaluation else None
     failure = data.failed_stage
     if failure is not None:
         state = tag("span", f"{failure.stage} {describe_exit(failure)}", class_="state bad")
@@ -26,19 +26,19 @@ def headline(data: ReportData) -> Markup:
             f"{config.model.name} on {config.data.source}, {config.train.epochs:g} epochs in batches of "
             f"{config.train.global_batch} with {config.train.optimizer.name.upper()} in {config.train.precision}"
         )
-    low, high = scores.figures.top1_interval if scores else (0.0, 0.0)
+    low, high = scores.top1_interval if scores else (0.0, 0.0)
     rate = data.history.images_per_second(config.train.global_batch) if config else None
     seconds = data.history.seconds if data.history.steps else None
     tiles = [
         _headline_tile(
             "top-1",
-            markup.format_percent(scores.figures.top1 if scores else None, 2),
+            markup.format_percent(scores.top1 if scores else None, 2),
             f"95 % interval {100 * low:.1f} to {100 * high:.1f}" if scores else "not evaluated",
         ),
         _headline_tile(
-            f"top-{scores.figures.top5_k}" if scores else "top-5",
-            markup.format_percent(scores.figures.top5 if scores else None, 2),
-            f"of {markup.format_integer(scores.figures.samples)} held-out images" if scores else "not evaluated",
+            f"top-{scores.top5_k}" if scores else "top-5",
+            markup.format_percent(scores.top5 if scores else None, 2),
+            f"of {markup.format_integer(scores.samples)} held-out images" if scores else "not evaluated",
         ),
         _headline_tile("images/s", markup.format_rate(rate), "training, all ranks" if rate else "nothing was logged"),
         _headline_tile(
@@ -82,9 +82,9 @@ def claim(data: ReportData) -> Markup | None:
     ]
     where = ", ".join(part for part in (compared.hardware, compared.source) if part)
     here = f" Achieved here on {_hardware_text(data)}." if _hardware_text(data) else ""
-    note = tag("p", f"Claimed on {where}.{here}", class_="note") if where else None
-    head = tag("tr", tag("th"), *(tag("th", name, class_="n") for name in ("claimed", "achieved", "difference")))
-    return section_tag("Claim and result", tag("table", tag("thead", head), tag("tbody", rows)), note)
+    head = table_row("", "claimed", "achieved", "difference", cell="th")
+    conditions = note(f"Claimed on {where}.{here}") if where else None
+    return section_tag("Claim and result", table(head, rows, class_=None), conditions)
 
 
 def _headline_tile(name: str, value: str, note: str) -> Markup:
@@ -119,13 +119,10 @@ def _hardware_text(data: ReportData) -> str:
 def _claim_row(name: str, pair: ClaimCheck, show: Any, difference: Any) -> Markup | None:
     if pair.claimed is None:
         return None
-    both = pair.achieved is not None
-    cells = (
-        show(pair.claimed),
-        show(pair.achieved) if both else markup.MISSING_TEXT,
-        difference(pair.claimed, pair.achieved) if both else markup.MISSING_TEXT,
-    )
-    return tag("tr", tag("td", name), *(tag("td", cell, class_="n") for cell in cells))
+    achieved, compared = markup.MISSING_TEXT, markup.MISSING_TEXT
+    if pair.achieved is not None:
+        achieved, compared = show(pair.achieved), difference(pair.claimed, pair.achieved)
+    return table_row(name, show(pair.claimed), achieved, compared)
 
 
 def _point_difference(claimed: float, achieved: float) -> str:

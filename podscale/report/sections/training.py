@@ -2,59 +2,77 @@
 
 from typing import Any
 
-from podscale.evaluation.history import finite_number
+from podscale.evaluation.history import RunHistory, finite_number
 from podscale.report import charts, markup
-from podscale.report.charts import LineSeries
+from podscale.report.charts import LineSeries, ReferenceLine, XAxis, YAxis
 from podscale.report.charts.lines import round_outwards
-from podscale.report.markup import Markup, section_tag, tag
+from podscale.report.markup import Markup, note, panel, section_tag, table, table_row, tag
 from podscale.report.report_data import STAGES, ReportData, describe_exit
+
+COUNTED_EVENTS = {
+    "resumed": "times resumed",
+    "checkpoint": "checkpoints",
+    "skipped_update": "updates skipped as non-finite",
+    "bad_record": "records that could not be decoded",
+}
 
 
 def curves(data: ReportData) -> Markup | None:
     """Render loss, accuracy, learning rate and throughput over the run."""
     history, panels = data.history, []
-    unit = (
-        "epoch"
-        if all(finite_number(line.get("epoch")) is not None for line in (*history.steps, *history.evaluations))
-        else "step"
-    )
-    end = max((finite_number(line.get(unit)) or 0.0 for line in (*history.steps, *history.evaluations)), default=0.0)
-    train_loss = _points_of(history.steps, unit, "loss")
-    held_loss = _points_of(history.evaluations, unit, "loss")
-    if train_loss or held_loss:
-        lines = [LineSeries("training", train_loss, 1), LineSeries("validation", held_loss, 2, dots=True)]
-        panels.append(charts.line_chart("Loss", lines, y_unit="nats", x_unit=unit, x_high=end, log=True))
+    axis = _x_axis(history)
+    train_loss = _points_of(history.steps, axis.label, "loss")
+    validation_loss = _points_of(history.evaluations, axis.label, "loss")
+    if train_loss or validation_loss:
+        lines = [LineSeries("training", train_loss, 1), LineSeries("validation", validation_loss, 2, dots=True)]
+        panels.append(charts.line_chart("Loss", lines, x=axis, y=YAxis("nats", log=True)))
     accuracy = [
-        LineSeries(name, _points_of(history.evaluations, unit, key), colour, dots=True)
+        LineSeries(name, _points_of(history.evaluations, axis.label, key), colour, dots=True)
         for name, key, colour in (("top-1", "top1", 1), ("top-5", "top5", 3))
     ]
     if any(series.points for series in accuracy):
-        goal = data.config.claim.top1 if data.config else None
-        panels.append(
-            charts.line_chart(
-                "Validation accuracy",
-                accuracy,
-                x_unit=unit,
-                show=lambda v: f"{100 * v:.4g}\u202f%",
-                x_high=end,
-                mark=goal,
-                mark_name="claimed",
-            )
-        )
-    for title, key, y_unit, colour in (
+        target = data.config.claim.top1 if data.config else None
+        claim = ReferenceLine(target, "claimed") if target is not None else None
+        y = YAxis(format=lambda v: f"{100 * v:.4g}\u202f%")
+        panels.append(charts.line_chart("Validation accuracy", accuracy, x=axis, y=y, hline=claim))
+    for title, key, unit, colour in (
         ("Learning rate", "learning_rate", "", 4),
         ("Throughput", "images_per_second", "images/s", 3),
     ):
-        points = _points_of(history.steps, unit, key)
-        if points:
-            span = round_outwards(0.0, max(value for _, value in points) or 1.0)  # rates compare from zero
-            panels.append(
-                charts.line_chart(
-                    title, [LineSeries(title, points, colour)], y_unit=y_unit, x_unit=unit, x_high=end, y_range=span
-                )
-            )
+        if points := _points_of(history.steps, axis.label, key):
+            limits = round_outwards(0.0, max(value for _, value in points) or 1.0)  # rates compare from zero
+            line = LineSeries(title, points, colour)
+            panels.append(charts.line_chart(title, [line], x=axis, y=YAxis(unit, limits)))
     panels += _schedule_charts(data)
     return section_tag("Training", tag("div", panels, class_="grid2")) if panels else None
+
+
+def time_section(data: ReportData) -> Markup | None:
+    """Render the time by phase of the training and by stage of the run."""
+    phases = sorted(((n, s) for n, s in data.history.phases.items() if s > 0), key=lambda p: -p[1])
+    panels = [charts.stacked_bar_chart("Training time by phase (rank 0)", phases)] if phases else []
+    if stages := [data.outcomes[name] for name in STAGES if name in data.outcomes]:
+        rows = [
+            tag(
+                "tr",
+                tag("td", outcome.stage),
+                tag("td", describe_exit(outcome), class_="ok" if outcome.is_done else "failed"),
+                tag("td", markup.format_seconds(outcome.seconds), class_="n"),
+            )
+            for outcome in stages
+        ]
+        counts = {words: data.history.count(event) for event, words in COUNTED_EVENTS.items()}
+        remarks = [f"{count} {words}" for words, count in counts.items() if count] + _target_remarks(data.history)
+        head = table_row("stage", "end", "time", cell="th", text_columns=2)
+        panels.append(panel("Stages", table(head, rows), note(", ".join(remarks)) if remarks else None))
+    return section_tag("Time", tag("div", panels, class_="grid2")) if panels else None
+
+
+def _x_axis(history: RunHistory) -> XAxis:
+    """Return an axis of epochs, or of steps if a record has no epoch; all charts end at the same place."""
+    records = [*history.steps, *history.evaluations]
+    unit = "epoch" if all(finite_number(record.get("epoch")) is not None for record in records) else "step"
+    return XAxis(unit, high=max((finite_number(record.get(unit)) or 0.0 for record in records), default=0.0))
 
 
 def _schedule_charts(data: ReportData) -> list[Markup]:
@@ -65,49 +83,15 @@ def _schedule_charts(data: ReportData) -> list[Markup]:
     return [charts.schedule_chart(name, points) for name, points in curves.items() if name != "learning_rate"]
 
 
-def time_section(data: ReportData) -> Markup | None:
-    """Render the time by phase of the training and by stage of the run."""
-    phases = sorted(((n, s) for n, s in data.history.phases.items() if s > 0), key=lambda p: -p[1])
-    panels = [charts.stacked_bar_chart("Training time by phase (rank 0)", phases)] if phases else []
-    if stages := [data.outcomes[name] for name in STAGES if name in data.outcomes]:
-        head = tag("tr", tag("th", "stage"), tag("th", "end"), tag("th", "time", class_="n"))
-        rows = [
-            tag(
-                "tr",
-                tag("td", outcome.stage),
-                tag("td", describe_exit(outcome), class_="ok" if outcome.is_done else "failed"),
-                tag("td", markup.format_seconds(outcome.seconds), class_="n"),
-            )
-            for outcome in stages
-        ]
-        table = tag("table", tag("thead", head), tag("tbody", rows), class_="compact")
-        notes = [
-            f"{data.history.count(event)} {words}"
-            for event, words in (
-                ("resumed", "times resumed"),
-                ("checkpoint", "checkpoints"),
-                ("skipped_update", "updates skipped as non-finite"),
-                ("bad_record", "records that could not be decoded"),
-            )
-            if data.history.count(event)
-        ]
-        notes += _target_text(data)
-        note = tag("p", ", ".join(notes), class_="note") if notes else None
-        panels.append(tag("figure", tag("figcaption", tag("b", "Stages")), table, note, class_="panel"))
-    return section_tag("Time", tag("div", panels, class_="grid2")) if panels else None
-
-
-def _target_text(data: ReportData) -> list[str]:
+def _target_remarks(history: RunHistory) -> list[str]:
     """Describe when the run reached its target accuracy."""
-    reached = data.history.newest("target_reached")
-    epoch, top1 = (finite_number(reached.get(name)) if reached else None for name in ("epoch", "top1"))
-    return (
-        []
-        if epoch is None or top1 is None
-        else [f"target reached at epoch {epoch:g} with {markup.format_percent(top1, 2)}"]
-    )
+    event = history.newest("target_reached") or {}
+    epoch, top1 = finite_number(event.get("epoch")), finite_number(event.get("top1"))
+    if epoch is None or top1 is None:
+        return []
+    return [f"target reached at epoch {epoch:g} with {markup.format_percent(top1, 2)}"]
 
 
-def _points_of(lines: list[dict[str, Any]], x: str, y: str) -> list[tuple[float, float]]:
-    pairs = ((finite_number(line.get(x)), finite_number(line.get(y))) for line in lines)
+def _points_of(records: list[dict[str, Any]], x: str, y: str) -> list[tuple[float, float]]:
+    pairs = ((finite_number(record.get(x)), finite_number(record.get(y))) for record in records)
     return [(a, b) for a, b in pairs if a is not None and b is not None]

@@ -1,8 +1,8 @@
-"""The process of one tracker: `python -m podscale.telemetry.trackers NAME`, started by the supervisor.
+"""Process of one tracker: `python -m podscale.telemetry.trackers NAME`, started by the supervisor.
 
-`env.CONFIG` holds the run document as JSON. Standard input is silent until the launch has ended, when one line says
-how (see tracker.Ended); its end without that line counts as a failure of the launch. Standard output is for lines that
-people are shown; whatever else the packages of trackers print goes to standard error, which is a log.
+`env.CONFIG` holds the run document as JSON. Standard input carries one line with the exit of the launch (see
+base.LaunchExit); its end without that line counts as a failure of the launch. Standard output has lines for the user;
+what the packages of trackers print goes to standard error, which is a log.
 """
 
 import os
@@ -20,32 +20,32 @@ from podscale.util import env
 from podscale.util.formatting import one_line
 
 POLL_SECONDS = 1.0
-"""Between two looks at the log."""
+"""Polling interval of the log, seconds."""
 NICENESS = 10
-"""Loaders that need the core come first."""
+"""Loaders that need the core have precedence."""
 
 PrintLine = Callable[[str], None]
 
 
 def main(name: str) -> int:
-    """Exit code 0, or 1 where the tracker failed, which a line beginning with FAILED explains."""
-    tell = _claim_stdout()
+    """Run the tracker; return exit code 0, or 1 after a line that begins with FAILURE_PREFIX."""
+    print_line = _claim_stdout()
     os.nice(NICENESS)
     try:
         config = RunConfig.model_validate_json(os.environ[env.CONFIG])
         run = RunDirectory.for_config(config)
-        tracker = open_tracker(name, config, run, lambda text: tell(f"warning: {text}"))
-        tell(f"{name}: {tracker.location}")
+        tracker = open_tracker(name, config, run, lambda text: print_line(f"warning: {text}"))
+        print_line(f"{name}: {tracker.location}")
         follow_log(tracker, run.metrics, sys.stdin.fileno())
     except Exception as error:
         traceback.print_exc()
-        tell(f"{FAILURE_PREFIX}{type(error).__name__}: {error}")
+        print_line(f"{FAILURE_PREFIX}{type(error).__name__}: {error}")
         return 1
     return 0
 
 
 def open_tracker(name: str, config: RunConfig, run: RunDirectory, warn: PrintLine) -> Tracker:
-    """The tracker of that name; the packages of others are not imported."""
+    """Create the tracker of that name; imports the packages of this tracker only."""
     match name:
         case "tensorboard":
             from podscale.telemetry.trackers.tensorboard import TensorBoard
@@ -67,29 +67,25 @@ def open_tracker(name: str, config: RunConfig, run: RunDirectory, warn: PrintLin
 
 
 def follow_log(tracker: Tracker, metrics: Path, exit_descriptor: int, seconds: float = POLL_SECONDS) -> None:
-    """Gives the tracker every record, until the other side of the pipe `ended` says how the launch ended."""
+    """Add every record to the tracker, until the pipe `exit_descriptor` has the exit of the launch."""
     lines = FileTail(metrics, from_start=True)
-    said, over = b"", False
-    while not over:
+    exit_line, closed = b"", False
+    while not closed:
         if select.select([exit_descriptor], [], [], seconds)[0]:
-            part = os.read(exit_descriptor, 2**16)
-            said, over = said + part, not part
+            chunk = os.read(exit_descriptor, 2**16)
+            exit_line, closed = exit_line + chunk, not chunk
         for line in lines.read_lines():
             if (record := parse_record(line)) is not None:
                 tracker.add(record)
         tracker.flush()
-    tracker.close(LaunchExit.parse(said))
+    tracker.close(LaunchExit.parse(exit_line))
 
 
 def _claim_stdout() -> PrintLine:
-    """Takes standard output from everybody else in this process."""
+    """Redirect the standard output of all other code in this process to standard error."""
     output = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-
-    def print_line(text: str) -> None:
-        output.write(f"{one_line(text)}\n")
-
-    return print_line
+    return lambda text: print(one_line(text), file=output)
 
 
 if __name__ == "__main__":

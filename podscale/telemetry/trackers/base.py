@@ -16,7 +16,9 @@ from podscale.telemetry.phases import phase_fractions
 from podscale.util.files import write_json
 
 FAILURE_PREFIX = "failed: "
-"""Begins the line in which a tracker's process says why it ends."""
+"""Prefix of the line with the error of a tracker's process."""
+DEFAULT_PROJECT = "podscale"
+"""Default project or experiment of trackers."""
 
 
 @dataclass(frozen=True)
@@ -31,26 +33,27 @@ class LaunchExit:
 
     @classmethod
     def parse(cls, line: bytes) -> "LaunchExit":
-        """Of `line()`; a failure where nothing was said."""
+        """Parse what `to_line` returned; an empty line is a failure."""
         return cls(**json.loads(line)) if line.strip() else cls()
 
 
 class Tracker(Protocol):
-    """Takes the records of a run, from the first one in every launch.
+    """Receiver of the records of a run, in every launch from the first record on.
 
-    location: a place to look at, for people.
+    Args:
+        location: directory or URL to show to the user.
     """
 
     location: str
 
     def add(self, record: EventRecord) -> None:
-        """Takes the next record; cheap."""
+        """Add the next record; cheap."""
 
     def flush(self) -> None:
-        """Passes on what was added. Called every second, also where nothing is new."""
+        """Send the added records; called every second."""
 
     def close(self, launch_exit: LaunchExit) -> None:
-        """The launch has ended; nothing more will come."""
+        """Send the rest and the exit of the launch."""
 
 
 STEP_METRICS = {
@@ -70,7 +73,12 @@ GOODPUT_METRICS = {"goodput/ratio": "goodput", "goodput/wall_seconds": "wall_sec
 
 @dataclass(frozen=True)
 class TrackerPoint:
-    """Figures after `step` updates, at `time` in unix seconds; kind: step, evaluation or goodput."""
+    """Metrics after `step` steps.
+
+    Args:
+        kind: step, evaluation or goodput.
+        time: unix seconds.
+    """
 
     kind: str
     step: int
@@ -79,18 +87,18 @@ class TrackerPoint:
 
 
 class PointBuilder:
-    """Makes points of records, which it must see in their order. Where a figure was not finite, it is NaN."""
+    """Builder of points from records, which it must see in their order; a value that was not finite is NaN."""
 
     def __init__(self) -> None:
         self._step = 0
 
     def point(self, record: EventRecord) -> TrackerPoint | None:
-        """The figures of a record; None where it has none."""
+        """Return the metrics of a record; None without any."""
         self._step = record.get("step", self._step)
         match record["kind"], record.get("event"):
             case "step", _:
-                busy = phase_fractions(record.get("phases") or {})
-                values = _values(STEP_METRICS, record) | {f"phases/{name}": share for name, share in busy.items()}
+                fractions = phase_fractions(record.get("phases") or {})
+                values = _values(STEP_METRICS, record) | {f"phases/{name}": part for name, part in fractions.items()}
             case "evaluation", _:
                 values = _values(EVALUATION_METRICS, record)
             case _, "goodput":
@@ -101,9 +109,9 @@ class PointBuilder:
 
 
 def launch_step(record: EventRecord) -> int | None:
-    """The updates after which a launch of the run begins with this record; None where none does.
+    """Return the step that a launch continues from, if it begins with this record; else None.
 
-    What former launches told of later updates is void: those are done again.
+    Records of later steps from earlier launches are void, because those steps are repeated.
     """
     return int(record.get("step") or 0) if record.get("event") in ("start", "resumed") else None
 
@@ -116,14 +124,10 @@ def _number(value: Any) -> float:
     return math.nan if value is None else float(value)
 
 
-DEFAULT_PROJECT = "podscale"
-"""Of what trackers call a project or an experiment."""
-
-
 class SentPoints:
-    """The tracker's own name of a run, and the newest update that it has of each kind: a file of the run directory.
+    """The tracker's id of the run and the newest step sent of each kind, stored in the run directory.
 
-    Updates that were lost and are done again come out the same, so it is no loss that their first figures stay.
+    The metrics of a repeated step equal the first ones, so they need not be sent again.
     """
 
     def __init__(self, path: Path) -> None:
@@ -131,8 +135,8 @@ class SentPoints:
         self.id = ""
         self._newest_steps: dict[str, int] = {}
         if path.exists():
-            found = json.loads(path.read_text(encoding="utf-8"))
-            self.id, self._newest_steps = str(found["id"]), dict(found["newest"])
+            stored = json.loads(path.read_text(encoding="utf-8"))
+            self.id, self._newest_steps = str(stored["id"]), dict(stored["newest"])
         self._taken_steps = dict(self._newest_steps)
         self._saved_steps = dict(self._newest_steps)
 
@@ -141,23 +145,23 @@ class SentPoints:
         return cls(run.trackers / f"{tracker}.json")
 
     def take(self, point: TrackerPoint) -> bool:
-        """Whether this point is to be sent: it was not, nor is it on its way, nor is one of a later update."""
+        """Return True if this point is to be sent: no point of this kind was taken for this step or a later one."""
         if point.step <= self._taken_steps.get(point.kind, -1):
             return False
         self._taken_steps[point.kind] = point.step
         return True
 
     def mark_sent(self, point: TrackerPoint) -> None:
-        """It need not be sent again by later launches."""
+        """Mark the point as received, so that later launches do not send it again."""
         self._newest_steps[point.kind] = point.step
 
     def save(self) -> None:
-        """Keeps what has arrived, where that is news."""
+        """Write the file if a point was marked since."""
         if self._newest_steps != self._saved_steps:
             self.save_id(self.id)
 
     def save_id(self, name: str) -> None:
-        """Keeps the tracker's name of the run too."""
+        """Set the tracker's id of the run and write the file."""
         self.id = name
         self._path.parent.mkdir(parents=True, exist_ok=True)
         write_json(self._path, {"id": self.id, "newest": self._newest_steps})
@@ -165,5 +169,5 @@ class SentPoints:
 
 
 def new_run_name(config: RunConfig) -> str:
-    """A name for a run that no other run has, for people to recognise."""
+    """Return a unique id that begins with the run's."""
     return f"{config.run.id}-{secrets.token_hex(4)}"

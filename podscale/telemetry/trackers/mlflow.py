@@ -1,7 +1,7 @@
 """MLflow, by the package mlflow-skinny (or mlflow).
 
-A continued run goes on under its id, with the points that follow. Points are sent again where it is not known whether
-they arrived: MLflow's databases keep one of two equal ones. An outage of the server is waited out.
+A resumed run keeps its id. Points are sent again if it is unknown whether they arrived: MLflow's databases keep one of
+two equal points. During an outage of the server, points are kept and sent later.
 """
 
 import os
@@ -16,15 +16,19 @@ from podscale.telemetry.events import EventRecord
 from podscale.telemetry.trackers.base import DEFAULT_PROJECT, LaunchExit, PointBuilder, SentPoints, TrackerPoint
 
 MAX_PARAMETERS, MAX_CHARACTERS = 100, 500
-"""Of one request, and of a value, as all servers of MLflow take them."""
+"""Parameters of one request and characters of a value that every MLflow server accepts."""
 MAX_POINTS = 50
-"""Of one request, which may hold 1000 metrics."""
+"""Points of one request, which may hold 1000 metrics."""
 RETRY_SECONDS = 30.0
 RUN_STATUSES: Mapping[int, str] = {ExitCode.DONE: "FINISHED", ExitCode.PREEMPTED: "KILLED"}
 
 
 class Mlflow:
-    """warn: is told of the first outage."""
+    """Tracker for MLflow.
+
+    Args:
+        warn: receives the error of an outage.
+    """
 
     def __init__(self, config: RunConfig, run: RunDirectory, warn: Callable[[str], None]) -> None:
         from mlflow import MlflowClient
@@ -55,7 +59,7 @@ class Mlflow:
             self._send()
         except Exception as error:  # of whatever library MLflow talks through
             if not self._wait_until:
-                self._warn(f"mlflow does not answer, figures wait: {error}")
+                self._warn(f"mlflow does not answer, metrics are sent later: {error}")
             self._wait_until = time.monotonic() + RETRY_SECONDS
 
     def close(self, launch_exit: LaunchExit) -> None:
@@ -65,32 +69,32 @@ class Mlflow:
         self._client.set_terminated(self._run_id, RUN_STATUSES.get(launch_exit.exit_code, "FAILED"))
 
     def _create(self, config: RunConfig) -> str:
-        """A new run of the experiment, which is made where it does not exist."""
+        """Create a run, and its experiment if it does not exist; return the run's id."""
         from mlflow.entities import Param
 
         section = config.telemetry.mlflow
         name = section.experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or DEFAULT_PROJECT
-        found = self._client.get_experiment_by_name(name)
-        experiment = found.experiment_id if found is not None else self._client.create_experiment(name)
-        run_id = str(self._client.create_run(experiment, run_name=config.run.id).info.run_id)
+        experiment = self._client.get_experiment_by_name(name)
+        experiment_id = experiment.experiment_id if experiment is not None else self._client.create_experiment(name)
+        run_id = str(self._client.create_run(experiment_id, run_name=config.run.id).info.run_id)
         parameters = [Param(key, str(value)[:MAX_CHARACTERS]) for key, value in result_values(config).items()]
         for first in range(0, len(parameters), MAX_PARAMETERS):
             self._client.log_batch(run_id, params=parameters[first : first + MAX_PARAMETERS])
         return run_id
 
     def _send(self) -> None:
-        """Those that arrived are not sent again."""
+        """Send the pending points in batches, and mark those that were received."""
         from mlflow.entities import Metric
 
-        while some := self._pending[:MAX_POINTS]:
+        while batch := self._pending[:MAX_POINTS]:
             metrics = [
                 Metric(name, value, round(point.time * 1000), point.step)
-                for point in some
+                for point in batch
                 for name, value in point.values.items()
             ]
             self._client.log_batch(self._run_id, metrics=metrics)
-            del self._pending[: len(some)]
-            for point in some:
+            del self._pending[: len(batch)]
+            for point in batch:
                 self._sent.mark_sent(point)
             self._sent.save()
         self._wait_until = 0.0

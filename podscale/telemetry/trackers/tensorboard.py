@@ -1,9 +1,9 @@
 """TensorBoard: event files in the run directory, for `tensorboard --logdir <workspace>/runs`.
 
-One file a launch of the supervisor. It begins where the former ones end, which say themselves how far they are: every
-record that has an event has one, so nothing is lost or told twice, wherever a former launch was killed. (Files are
-only added: a TensorBoard that is open would stay at one that is changed or removed.) Where the run begins or continues,
-a session start makes TensorBoard forget the updates that are done again.
+Each launch of the supervisor writes one file, which continues after the events of the earlier files. Every record with
+metrics is one event, so the number of events says how far a killed launch came. Files are only added: an open
+TensorBoard would not notice a changed or removed file. A session start makes TensorBoard drop the steps that a resumed
+run repeats.
 
 TensorBoard's event files: protocol-buffer messages of type Event in the framing of TFRecord.
 
@@ -31,30 +31,63 @@ from podscale.telemetry.events import EventRecord
 from podscale.telemetry.trackers.base import LaunchExit, PointBuilder, launch_step
 
 VERSION = b"brain.Event:2"
-"""From this version on, readers go by SessionLog instead of guessing at restarts."""
+"""First version in which readers take restarts from SessionLog instead of guessing them."""
 SESSION_START = 1
-"""Of SessionLog's states."""
+"""State START of SessionLog."""
 POLYNOMIAL = 0x82F63B78
-"""Castagnoli's, bits reversed."""
+"""Castagnoli polynomial, bits reversed."""
 HEAD_BYTES, TAIL_BYTES = 12, 4
-"""Around the data of a TFRecord."""
+"""Bytes before and after the data of a TFRecord."""
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 """Wire types of protocol buffers."""
+PREFIX, SUFFIX = "events.out.tfevents.", ".podscale"
+"""Readers look for `tfevents` and read files in the order of their names; the suffix marks the files of this module."""
+
+
+class TensorBoard:
+    """Tracker that writes event files to `directory`, which it creates."""
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.location = f"{directory} (tensorboard --logdir {directory.parent.parent})"
+        earlier = sorted(directory.glob(f"{PREFIX}*{SUFFIX}"))
+        self._already_written = sum(map(count_events, earlier))
+        name = f"{PREFIX}{_next_file_number(earlier):010d}.{socket.gethostname()}.{os.getpid()}{SUFFIX}"
+        self._file = EventFile((directory / name).open("wb"), time.time())
+        self._point_builder = PointBuilder()
+
+    def add(self, record: EventRecord) -> None:
+        point = self._point_builder.point(record)
+        first_step = launch_step(record)
+        if point is None and first_step is None:
+            return
+        if self._already_written:
+            self._already_written -= 1
+        elif point is not None:
+            self._file.scalars(point.time, point.step, point.values)
+        elif first_step is not None:
+            self._file.session_start(record["time"], first_step + 1)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def close(self, launch_exit: LaunchExit) -> None:
+        self._file.close()
 
 
 class EventFile:
-    """Writes events to an open file, the first of which says the version. Times are unix seconds."""
+    """Writer of events to an open file; the first event is the version. Times are unix seconds."""
 
     def __init__(self, file: BinaryIO, time: float) -> None:
         self._file = file
         self._write(_event(time, 0, _bytes(3, VERSION)))
 
     def session_start(self, time: float, step: int) -> None:
-        """A launch begins: readers forget what they have of this step and later ones."""
+        """Write the start of a launch: readers drop earlier events of this step and later ones."""
         self._write(_event(time, step, _bytes(7, _key(1, VARINT) + _varint(SESSION_START))))
 
     def scalars(self, time: float, step: int, values: Mapping[str, float]) -> None:
-        """One point of each of these curves; values are kept as float32."""
+        """Write one point of each curve; values are float32."""
         summary = b"".join(_bytes(1, _bytes(1, tag.encode()) + _float(2, value)) for tag, value in values.items())
         self._write(_event(time, step, _bytes(5, summary)))
 
@@ -69,8 +102,8 @@ class EventFile:
 
 
 def count_events(path: Path) -> int:
-    """Whole events in a file, without the first, which says the version; half an event of a killed writer is none."""
-    found, end, size = -1, 0, path.stat().st_size
+    """Return the number of complete events in a file, without the first, the version."""
+    count, end, size = -1, 0, path.stat().st_size
     with path.open("rb") as file:
         while head := file.read(HEAD_BYTES):
             if len(head) < HEAD_BYTES:
@@ -78,28 +111,34 @@ def count_events(path: Path) -> int:
             end += HEAD_BYTES + struct.unpack_from("<Q", head)[0] + TAIL_BYTES
             if end > size:
                 break
-            found += 1
+            count += 1
             file.seek(end)
-    return max(0, found)
+    return max(0, count)
 
 
 def framed(data: bytes) -> bytes:
-    """A TFRecord: length, its checksum, the data, its checksum."""
+    """Return a TFRecord: length, its checksum, the data, its checksum."""
     length = struct.pack("<Q", len(data))
     return length + struct.pack("<I", masked(crc32c(length))) + data + struct.pack("<I", masked(crc32c(data)))
 
 
 def masked(crc: int) -> int:
-    """A checksum made fit to stand inside data that is checksummed again."""
+    """Mask a checksum, because the CRC of data that holds its own CRC is weak."""
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def crc32c(data: bytes) -> int:
-    """CRC-32C (RFC 3720, appendix B.4)."""
+    """Return the CRC-32C (RFC 3720, appendix B.4)."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = _TABLE[(crc ^ byte) & 0xFF] ^ (crc >> 8)
     return crc ^ 0xFFFFFFFF
+
+
+def _next_file_number(earlier: list[Path]) -> int:
+    """Return a number for a file name that sorts after these: unix seconds, unless the clock went backwards."""
+    numbers = [int(n) for path in earlier if (n := path.name.removeprefix(PREFIX).partition(".")[0]).isdigit()]
+    return max([int(time.time()), *(number + 1 for number in numbers)])
 
 
 def _remainder(byte: int) -> int:
@@ -111,8 +150,8 @@ def _remainder(byte: int) -> int:
 _TABLE = tuple(map(_remainder, range(256)))
 
 
-def _event(time: float, step: int, what: bytes) -> bytes:
-    return _key(1, FIXED64) + struct.pack("<d", time) + _key(2, VARINT) + _varint(step) + what
+def _event(time: float, step: int, payload: bytes) -> bytes:
+    return _key(1, FIXED64) + struct.pack("<d", time) + _key(2, VARINT) + _varint(step) + payload
 
 
 def _bytes(field: int, value: bytes) -> bytes:
@@ -132,50 +171,8 @@ def _key(field: int, wire_type: int) -> bytes:
 
 def _varint(number: int) -> bytes:
     assert number >= 0, "steps and lengths are not negative"
-    found = bytearray()
+    encoded = bytearray()
     while number > 0x7F:
-        found.append(number & 0x7F | 0x80)
+        encoded.append(number & 0x7F | 0x80)
         number >>= 7
-    found.append(number)
-    return bytes(found)
-
-
-PREFIX, SUFFIX = "events.out.tfevents.", ".podscale"
-"""Readers look for `tfevents`, and read files in the order of their names; the suffix tells ours from others."""
-
-
-class TensorBoard:
-    """Writes to `directory`, which it makes."""
-
-    def __init__(self, directory: Path) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
-        self.location = f"{directory} (tensorboard --logdir {directory.parent.parent})"
-        former = sorted(directory.glob(f"{PREFIX}*{SUFFIX}"))
-        self._already_written = sum(map(count_events, former))
-        name = f"{PREFIX}{_next_file_number(former):010d}.{socket.gethostname()}.{os.getpid()}{SUFFIX}"
-        self._file = EventFile((directory / name).open("wb"), time.time())
-        self._point_builder = PointBuilder()
-
-    def add(self, record: EventRecord) -> None:
-        point = self._point_builder.point(record)
-        begins_after = launch_step(record)
-        if point is None and begins_after is None:
-            return
-        if self._already_written:
-            self._already_written -= 1
-        elif point is not None:
-            self._file.scalars(point.time, point.step, point.values)
-        elif begins_after is not None:
-            self._file.session_start(record["time"], begins_after + 1)
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def close(self, launch_exit: LaunchExit) -> None:
-        self._file.close()
-
-
-def _next_file_number(former: list[Path]) -> int:
-    """A number for a file's name behind all of these: unix seconds, unless the clock went backwards."""
-    numbers = [int(n) for path in former if (n := path.name.removeprefix(PREFIX).partition(".")[0]).isdigit()]
-    return max([int(time.time()), *(number + 1 for number in numbers)])
+    return bytes([*encoded, number])

@@ -21,7 +21,7 @@ from podscale.telemetry.step_log import EtaEstimator
 from podscale.telemetry.trackers.base import LaunchExit, PointBuilder, launch_step
 
 URL, CA_CERT, TOKEN = (f"KUBEFLOW_TRAINER_SERVER_{name}" for name in ("URL", "CA_CERT", "TOKEN"))
-"""Environment: where to tell it; path of the authority of the server's certificate; path of a token, which rotates."""
+"""Environment variables: URL of the status server, path of its CA certificate, path of a token, which rotates."""
 INTERVAL_SECONDS = 30.0
 TIMEOUT_SECONDS = 4.0
 MAX_METRICS, MAX_NAME_LENGTH = 256, 64
@@ -29,12 +29,16 @@ MAX_SECONDS = 2**31 - 1
 
 
 def is_enabled(environment: Mapping[str, str]) -> bool:
-    """Whether a server listens."""
+    """Return True if Kubeflow Trainer has set its variables."""
     return all(environment.get(name) for name in (URL, CA_CERT, TOKEN))
 
 
 class TrainJobStatus:
-    """Tells the newest figures every `interval` seconds and at the end; warn: is told of the first outage."""
+    """Reporter of the newest metrics, every `interval` seconds and at the end of the launch.
+
+    Args:
+        warn: receives the error of the first outage.
+    """
 
     def __init__(
         self, environment: Mapping[str, str], warn: Callable[[str], None], interval: float = INTERVAL_SECONDS
@@ -51,8 +55,8 @@ class TrainJobStatus:
 
     def add(self, record: EventRecord) -> None:
         seconds_left = self._eta.update(record)
-        if (begins_after := launch_step(record)) is not None:
-            self._step, self._seconds_left = begins_after, None
+        if (first_step := launch_step(record)) is not None:
+            self._step, self._seconds_left = first_step, None
         if (point := self._point_builder.point(record)) is not None:
             self._step = point.step
             self._values |= point.values
@@ -67,7 +71,7 @@ class TrainJobStatus:
         self._report_status(done=launch_exit.exit_code == ExitCode.DONE)
 
     def status(self, *, done: bool = False) -> dict[str, Any]:
-        """The body of a request; 100 % are kept for a training that is done."""
+        """Return the body of a request; a training reaches 100 % only when it is done."""
         metrics = [
             {"name": name, "value": f"{value:.6g}"}
             for name, value in self._values.items()
@@ -85,13 +89,13 @@ class TrainJobStatus:
     def _report_status(self, *, done: bool = False) -> None:
         try:
             self._post(json.dumps(self.status(done=done)).encode())
-        except (OSError, ValueError, http.client.HTTPException) as error:  # the job goes on whoever listens
+        except (OSError, ValueError, http.client.HTTPException) as error:  # an outage does not stop the job
             if not self._warned:
-                self._warn(f"Kubeflow Trainer is not told how far the job is, for now: {error}")
+                self._warn(f"the status of the TrainJob could not be sent: {error}")
             self._warned = True
 
     def _post(self, body: bytes) -> None:
-        """Straight to the server: no proxy, and no other host that an answer may name, sees the token."""
+        """Send the body to the server itself: neither a proxy nor the target of a redirect sees the token."""
         url = urlsplit(self.location)
         if url.scheme != "https" or url.hostname is None:
             raise ValueError(f"{URL}={self.location} is no https:// URL")
@@ -101,8 +105,8 @@ class TrainJobStatus:
             token = self._token.read_text(encoding="utf-8").strip()
             headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
             connection.request("POST", url.path, body, headers)
-            answer = connection.getresponse()
-            if answer.status != http.HTTPStatus.OK:
-                raise OSError(f"{answer.status} {answer.reason}: {answer.read(200).decode('utf-8', 'replace')}")
+            response = connection.getresponse()
+            if response.status != http.HTTPStatus.OK:
+                raise OSError(f"{response.status} {response.reason}: {response.read(200).decode('utf-8', 'replace')}")
         finally:
             connection.close()

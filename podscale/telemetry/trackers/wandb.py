@@ -1,7 +1,6 @@
-"""Weights & Biases, by the package wandb: its process sends, and waits out the outages of its server.
+"""Weights & Biases, by the package wandb, whose own process sends the points and retries during outages.
 
-A continued run goes on under its id, with the points that follow. Points stand over the metric `step`, our count of
-updates; wandb's own step counts points.
+A resumed run keeps its id. The horizontal axis is the metric `step`, the training step; wandb's own step counts points.
 """
 
 import os
@@ -15,7 +14,7 @@ from podscale.telemetry.trackers.base import DEFAULT_PROJECT, LaunchExit, PointB
 
 
 class Wandb:
-    """Its files go to <run>/wandb, unless WANDB_DIR says otherwise."""
+    """Tracker for Weights & Biases; its files go to <run>/wandb unless WANDB_DIR is set."""
 
     def __init__(self, config: RunConfig, run: RunDirectory) -> None:
         import wandb

@@ -49,4 +49,4 @@ def test_a_rank_that_sleeps_in_its_loader_is_named(stuck: Command, calm: Path) -
     assert recorded["gloo"]["entries"]
     book = read_goodput_state(run / ".heartbeat")
     assert book is not None
-    assert book.ended == "hang"
+    assert book.exit_cause == "hang"

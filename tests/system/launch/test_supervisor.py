@@ -76,7 +76,7 @@ def test_a_lost_rank_is_restarted_and_counted(launch: Launch) -> None:
     assert "restarting (0 more)" in err
     book = read_goodput_state(run.place / ".heartbeat")
     assert book is not None
-    assert (book.life, book.ended) == (2, "done")
+    assert (book.launch, book.exit_cause) == (2, "done")
     assert {cause: count for cause, count in book.restarts.items() if count} == {"lost_rank": 1}
 
 

@@ -15,7 +15,7 @@ def read_evaluation(path):
 
 
 def kfp_metrics(evaluation):
-    return {"top1": evaluation.figures.top1}
+    return {"top1": evaluation.scores.top1}
 
 
 def confusion_for_kfp(evaluation):

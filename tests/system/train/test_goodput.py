@@ -37,7 +37,7 @@ def book_of(run: Path) -> GoodputState:
     book = read_goodput_state(run / ".heartbeat")
     assert book is not None
     assert min(book.seconds.values()) >= 0
-    assert book.wall_seconds == pytest.approx(book.time - book.began, abs=0.3, rel=0.01)
+    assert book.wall_seconds == pytest.approx(book.time - book.started_at, abs=0.3, rel=0.01)
     return book
 
 
@@ -61,19 +61,19 @@ def test_the_ledger_of_a_run_that_is_killed_and_stopped_adds_up(start: Callable[
     command.process.kill()
     command.end()
     killed, reached = book_of(run), newest_step(run / "metrics.jsonl")
-    forget_checkpoints(run, max(reached, killed.reached))
-    assert (killed.ended, killed.redone, killed.seconds["redo"]) == ("", 0, 0)
-    assert begun - 0.3 < killed.began < begun + 60
+    forget_checkpoints(run, max(reached, killed.highest_step))
+    assert (killed.exit_cause, killed.redone_steps, killed.seconds["redo"]) == ("", 0, 0)
+    assert begun - 0.3 < killed.started_at < begun + 60
 
     command = start()
-    command.wait_for(lambda: newest_step(run / "metrics.jsonl") > max(reached, killed.reached) + 1)
+    command.wait_for(lambda: newest_step(run / "metrics.jsonl") > max(reached, killed.highest_step) + 1)
     os.killpg(command.process.pid, signal.SIGTERM)
     ended = command.end()
     assert ended.code == ExitCode.PREEMPTED, ended.err
     stopped = book_of(run)
-    assert stopped.ended == "preempted"
-    assert stopped.redone == max(reached, killed.reached) - resumed_at(run) > 0
-    assert stopped.seconds["redo"] > 0 or stopped.redone == 1  # the first of a life counts as compile
+    assert stopped.exit_cause == "preempted"
+    assert stopped.redone_steps == max(reached, killed.highest_step) - resumed_at(run) > 0
+    assert stopped.seconds["redo"] > 0 or stopped.redone_steps == 1  # the first of a life counts as compile
     assert stopped.seconds["recovery"] > command.started - killed.time - 0.3
 
     time.sleep(1.0)  # nobody is at work
@@ -81,11 +81,11 @@ def test_the_ledger_of_a_run_that_is_killed_and_stopped_adds_up(start: Callable[
     ended = command.end()
     assert ended.code == ExitCode.DONE, ended.err
     done = book_of(run)
-    assert (done.ended, done.life) == ("done", 3)
+    assert (done.exit_cause, done.launch) == ("done", 3)
     assert done.seconds["idle"] > 1.0
     for state in ("redo", "recovery"):
         assert done.seconds[state] == stopped.seconds[state], "after an ordered stop nothing is lost"
-    assert done.redone == stopped.redone
+    assert done.redone_steps == stopped.redone_steps
     assert done.restarts == {"preempted": 1, "lost_rank": 1, "hang": 0, "failed": 0}
 
     told = next(r for r in read_records(run / "metrics.jsonl") if r.get("event") == "goodput" and r["life"] == 3)

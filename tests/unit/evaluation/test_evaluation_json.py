@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from podscale.config import loads
-from podscale.data.manifest import SCHEMA_VERSION, ShardSetManifest
 from podscale.data.shard_set import ShardSet
 from podscale.evaluation import evaluation_json
+from podscale.evaluation.evaluation_json import EvaluationIdentity, Throughput
 from podscale.evaluation.scores import compute_scores
 from podscale.runs import predictions
 from podscale.runs.predictions import Predictions
@@ -32,10 +32,9 @@ def wide(classes: int, n: int = 3000) -> Predictions:
 
 def evaluation_with(classes: int, found: Predictions, document: str = "") -> evaluation_json.Evaluation:
     names = [f"class {i}" for i in range(classes)]
-    manifest = ShardSetManifest(SCHEMA_VERSION, "a", "b", {}, "c", {})
-    return evaluation_json.build_evaluation(
-        compute_scores(found, classes), names, config=loads(document), manifest=manifest, shard_set="shards"
-    )
+    identity = EvaluationIdentity.model_validate(dict.fromkeys(EvaluationIdentity.model_fields, "a"))
+    scores = compute_scores(found, classes)
+    return evaluation_json.build_evaluation(scores, names, loads(document), identity, Throughput())
 
 
 def test_the_committed_schema_is_the_generated_one() -> None:
@@ -54,8 +53,8 @@ def test_figures_are_those_of_the_predictions(digits_run: DigitsRun) -> None:
     found = predictions.read_predictions(digits_run.path / "predictions.safetensors")
     written = evaluation_json.read_evaluation(digits_run.path / "evaluation.json")
     right = int((found.topk[:, 0] == found.labels).sum())
-    assert written.figures.top1 == pytest.approx(right / len(found), abs=1e-15)
-    assert written.figures.top1 > 0.8  # a softmax regression on digits that had trained
+    assert written.scores.top1 == pytest.approx(right / len(found), abs=1e-15)
+    assert written.scores.top1 > 0.8  # a softmax regression on digits that had trained
     assert sum(entry.correct for entry in written.per_class) == right
     assert written.confusion_matrix is not None
     assert np.trace(np.array(written.confusion_matrix)) == right
@@ -82,7 +81,7 @@ def test_a_thousand_classes_stay_small() -> None:
 def test_kfp_gets_floats_and_the_matrix_of_few_classes() -> None:
     found = evaluation_with(20, wide(20), "claim: {top1: 0.5}")
     metrics = evaluation_json.kfp_metrics(found)
-    assert metrics["top1"] == found.figures.top1
+    assert metrics["top1"] == found.scores.top1
     assert metrics["claimed_top1"] == 0.5
     assert all(type(value) is float for value in metrics.values())
     assert "training_minutes" not in metrics  # not measured here, so not shown

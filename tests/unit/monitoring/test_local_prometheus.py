@@ -1,6 +1,5 @@
 """What `podscale monitor` needs, and what it says where that is not there."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -26,14 +25,12 @@ def test_only_runs_that_serve_are_scraped(tmp_path: Path) -> None:
         if text is not None:
             (tmp_path / name / "metrics.url").write_text(text)
     assert [found.address for found in local_prometheus.find_endpoints(tmp_path)] == ["127.0.0.1:9464", "[::1]:1"]
-    assert [found.address for found in local_prometheus.find_endpoints(tmp_path / "a")] == [
-        "127.0.0.1:9464"
-    ]  # a run itself
+    assert [found.address for found in local_prometheus.find_endpoints(tmp_path / "a")] == ["127.0.0.1:9464"], "a run"
 
 
 def test_the_configuration_names_files_wherever_it_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    os.close(local_prometheus.write_prometheus_files(Path("runs")))
+    local_prometheus.PrometheusDirectory(Path("runs")).close()
     written = yaml.safe_load((tmp_path / "runs" / ".prometheus" / "prometheus.yml").read_text())
     assert written["rule_files"] == [str(tmp_path / "runs" / ".prometheus" / "rules.yml")]
 
@@ -41,4 +38,4 @@ def test_the_configuration_names_files_wherever_it_is_started(tmp_path: Path, mo
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with refused(field=tmp_path / "file" / ".prometheus"):
-        local_prometheus.write_prometheus_files(tmp_path / "file")
+        local_prometheus.PrometheusDirectory(tmp_path / "file")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podscale.report import markup
-from podscale.report.charts import LineSeries, heatmap, line_chart, ranked_count_chart, stacked_bar_chart
+from podscale.report.charts import LineSeries, XAxis, YAxis, heatmap, line_chart, ranked_count_chart, stacked_bar_chart
 from podscale.report.charts.lines import (
     MAX_POINTS,
     RIGHT,
@@ -59,7 +59,7 @@ def test_decimation_keeps_ends_and_extremes_in_order(values: list[float], spike:
 
 
 def test_a_line_goes_through_its_points() -> None:
-    drawn = line_chart("t", [LineSeries("a", [(0, 0.0), (5, 10.0), (10, 5.0)])], y_range=(0, 10))
+    drawn = line_chart("t", [LineSeries("a", [(0, 0.0), (5, 10.0), (10, 5.0)])], y=YAxis(limits=(0, 10)))
     path = re.search(r'd="M([\d.]+) ([\d.]+)L([\d.]+) ([\d.]+)L([\d.]+) ([\d.]+)"', drawn)
     assert path is not None
     x0, y0, x1, y1, x2, y2 = (float(v) for v in path.groups())
@@ -75,14 +75,14 @@ def test_a_single_point_and_a_constant_are_drawn() -> None:
 
 
 def test_a_wide_loss_is_drawn_logarithmically() -> None:
-    drawn = line_chart("t", [LineSeries("a", [(1, 100.0), (2, 0.01)])], log=True)
+    drawn = line_chart("t", [LineSeries("a", [(1, 100.0), (2, 0.01)])], y=YAxis(log=True))
     assert ">0.1<" in drawn
     assert ">10<" in drawn
 
 
 def test_marked_values_without_a_point_lie_within_the_axis() -> None:
     """A batch at which no line reached the target still has its place."""
-    drawn = line_drawing([LineSeries("a", [(64, 2.0), (256, 1.0)])], x_ticks=[64, 256, 1438], log_x=True)
+    drawn = line_drawing([LineSeries("a", [(64, 2.0), (256, 1.0)])], x=XAxis(ticks=[64, 256, 1438], log=True))
     places = [float(v) for v in re.findall(r'<text x="([\d.]+)"[^>]*text-anchor="middle"', drawn)]
     assert len(places) == 3
     assert places == sorted(places)

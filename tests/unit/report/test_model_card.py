@@ -14,7 +14,7 @@ def test_the_card_says_what_the_evaluation_says(digits_run: DigitsRun, tmp_path:
     shutil.copytree(digits_run.path, tmp_path / "run")
     card = write_model_card(tmp_path / "run", digits_run.shard_set).read_text()
     found = read_evaluation(tmp_path / "run" / "evaluation.json")
-    assert f"| top-1 accuracy | {100 * found.figures.top1:.2f}\u202f%" in card
+    assert f"| top-1 accuracy | {100 * found.scores.top1:.2f}\u202f%" in card
     assert f"sha256 of model.safetensors: `{found.identity.model_sha256}`" in card
     assert "1437 train, 360 validation" in card
     assert "| top-1 claimed by the published run | 97.00\u202f% |" in card

@@ -221,7 +221,7 @@ class TestBlocks:
     def test_no_axis_of_accuracy_goes_beyond_all_of_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(TOP1, ("one", 64), 0.995)
         accuracy = next(block for block in result_blocks(found_in()) if isinstance(block, ChartBlock))
-        assert accuracy.options["y_range"] == (50, 100)
+        assert accuracy.y.limits == (50, 100)
 
     def test_lines_are_followed_over_the_whole_range(self) -> None:
         made = range_table(found_in())

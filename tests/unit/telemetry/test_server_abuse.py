@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from podscale.config.telemetry import TelemetrySection
-from podscale.telemetry.server import MAX_CONNECTIONS, NO_AUTH, MetricsServer, read_endpoint_auth
+from podscale.telemetry.server import MAX_CONNECTIONS, NO_AUTH, EndpointAuth, MetricsServer
 from tests.support.certificates import Authority
 from tests.support.polling import until
 
@@ -33,11 +33,11 @@ def many_files() -> Iterator[None]:
 
 @pytest.fixture(params=["http", "https"])
 def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MetricsServer]:
-    access = NO_AUTH
+    auth = NO_AUTH
     if request.param == "https":
         pair = Authority(tmp_path).sign("server")
-        access = read_endpoint_auth(TelemetrySection(tls_certificate=str(pair.certificate), tls_key=str(pair.key)))
-    server = MetricsServer("127.0.0.1", 0, lambda: TEXT, auth=access, request_seconds=600).start()
+        auth = EndpointAuth.from_section(TelemetrySection(tls_certificate=str(pair.certificate), tls_key=str(pair.key)))
+    server = MetricsServer("127.0.0.1", 0, lambda: TEXT, auth=auth, request_seconds=600).start()
     yield server
     server.close()
 

@@ -13,7 +13,7 @@ import pytest
 from pydantic import ValidationError
 
 from podscale.config.telemetry import TelemetrySection
-from podscale.telemetry.server import MAX_CONNECTIONS, MetricsServer, read_endpoint_auth
+from podscale.telemetry.server import MAX_CONNECTIONS, EndpointAuth, MetricsServer
 from tests.support.certificates import Authority
 from tests.support.refusals import refused
 
@@ -31,10 +31,10 @@ def serve() -> Iterator[Serve]:
     servers: list[MetricsServer] = []
 
     def start(**options: object) -> MetricsServer:
-        access = read_endpoint_auth(
+        auth = EndpointAuth.from_section(
             TelemetrySection.model_validate({name: str(value) for name, value in options.items()})
         )
-        servers.append(MetricsServer("127.0.0.1", 0, lambda: b"a 1\n", auth=access, request_seconds=20))
+        servers.append(MetricsServer("127.0.0.1", 0, lambda: b"a 1\n", auth=auth, request_seconds=20))
         servers[-1].start()
         return servers[-1]
 
@@ -134,7 +134,7 @@ def test_what_cannot_work_is_refused(wrong: str, authority: Authority, tmp_path:
             field, said = "tls_certificate", os.strerror(errno.ENOENT)
     section = TelemetrySection.model_validate({name: str(path) for name, path in options.items()})
     with refused(said, field=f"telemetry.{field}", got=str(options[field])):
-        read_endpoint_auth(section)
+        EndpointAuth.from_section(section)
 
 
 def locked(key: Path, target: Path) -> Path:
@@ -151,7 +151,7 @@ def locked(key: Path, target: Path) -> Path:
 def test_a_token_file_holds_one_token(content: str, tmp_path: Path) -> None:
     (tmp_path / "token").write_text(content)
     with refused(field="telemetry.bearer_token_file", got=str(tmp_path / "token")):
-        read_endpoint_auth(TelemetrySection(bearer_token_file=str(tmp_path / "token")))
+        EndpointAuth.from_section(TelemetrySection(bearer_token_file=str(tmp_path / "token")))
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ def test_a_summary_that_cannot_be_written_costs_a_warning(
     with caplog.at_level(logging.WARNING), telemetry(tmp_path) as served:
         served.finish(tmp_path / "summary.json")
         served.finish(tmp_path / "no" / "such" / "folder.json")
-    assert caplog.text.count("the last figures of the stage could not be written") == 2
+    assert caplog.text.count("the final metrics of the stage could not be written") == 2
 
 
 def test_a_summary_holds_numbers_that_json_knows() -> None:
