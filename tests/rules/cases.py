@@ -1,7 +1,7 @@
 """What the cases of rules are written in: lines of samples a minute apart, series of the catalogue, who fires."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from podscale.telemetry.catalogue import CATALOGUE
 
@@ -120,16 +120,30 @@ DIGITS = who()
 
 @dataclass(frozen=True)
 class Case:
-    """An alert over time: at these minutes it fires for exactly these, and at those it is silent for everyone."""
+    """An alert over time: at these minutes it fires for exactly these labels, and at those for none.
 
-    alert: str
+    Args:
+        alert: set by `alert_cases`.
+    """
+
     says: str
     series: tuple[Series, ...]
     fires: Mapping[int, tuple[Labels, ...]] = field(default_factory=dict)
     silent: tuple[int, ...] = ()
+    alert: str = ""
 
     def __post_init__(self) -> None:
         assert self.fires or self.silent
+
+
+def alert_cases(alert: str, *cases: Case) -> tuple[Case, ...]:
+    """The cases of one alert."""
+    return tuple(replace(case, alert=alert) for case in cases)
+
+
+def at(*minutes: int, labels: Labels = DIGITS) -> dict[int, tuple[Labels, ...]]:
+    """Fires at these minutes, for one run."""
+    return dict.fromkeys(minutes, (labels,))
 
 
 @dataclass(frozen=True)

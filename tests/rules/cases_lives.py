@@ -3,7 +3,7 @@
 from typing import Any
 
 from podscale.telemetry.catalogue import GOODPUT_STATES, RESTART_CAUSES
-from tests.rules.cases import DIGITS, Case, Line, Series, of, who
+from tests.rules.cases import Case, Line, Series, alert_cases, at, of, who
 
 STALE, FAILING = "PodscaleCheckpointStale", "PodscaleCheckpointFailing"
 LOOP, GOODPUT = "PodscaleRestartLoop", "PodscaleGoodputLow"
@@ -27,29 +27,23 @@ def lived(minutes: int, *, after: int = 0, life: int = 1) -> Series:
     return of("train_phase_seconds", Line(after=after).rise(minutes, by=60), phase="other", life=life)
 
 
-CHECKPOINT_STALE = (
+CHECKPOINT_STALE = alert_cases(
+    STALE,
+    Case("saves no more after minute 20", every(saves(90, 20)), at(46, 90), (19, 30, 40, 44)),
+    Case("saves every ten minutes", every(saves(90, 90)), silent=(19, 46, 90)),
     Case(
-        STALE, "saves no more after minute 20", every(saves(90, 20)), {46: (DIGITS,), 90: (DIGITS,)}, (19, 30, 40, 44)
-    ),
-    Case(STALE, "saves every ten minutes", every(saves(90, 90)), silent=(19, 46, 90)),
-    Case(
-        STALE,
         "has never saved",
         (of("train_checkpoint_interval_seconds", Line(600).hold(90)), lived(90)),
-        {26: (DIGITS,), 90: (DIGITS,)},
+        at(26, 90),
         (5, 15, 24),
     ),
     Case(
-        STALE,
         "no interval is asked for",
         (of("train_checkpoint_last_success_timestamp_seconds", Line().hold(90)),),
         silent=(46, 90),
     ),
+    Case("is done", (*every(saves(90, 20)), of("train_done", Line().hold(25).jump(1).hold(64))), silent=(46, 90)),
     Case(
-        STALE, "is done", (*every(saves(90, 20)), of("train_done", Line().hold(25).jump(1).hold(64))), silent=(46, 90)
-    ),
-    Case(
-        STALE,
         "starts again in a new pod half an hour after it ended, and saves",
         (
             of("train_checkpoint_interval_seconds", Line(600).hold(20).end()),
@@ -65,20 +59,15 @@ CHECKPOINT_STALE = (
         silent=(46, 52, 58, 70, 80),
     ),
     Case(
-        STALE,
         "scrapes are lost, and it saves on",
         every(Line().gap(24).jump(1200).hold(4).jump(1800).hold(9).jump(2400).hold(5)),
         silent=(27, 40, 45),
     ),
-    Case(STALE, "ends", every(saves(50, 20).end()), {47: (DIGITS,)}, (52, 80)),
+    Case("ends", every(saves(50, 20).end()), at(47), (52, 80)),
     Case(
-        STALE,
         "one of two runs, in two namespaces",
-        (
-            *every(saves(90, 90), run="fine", namespace="fine"),
-            *every(saves(90, 20), run="sick", namespace="sick"),
-        ),
-        {50: (who("sick", "sick"),)},
+        (*every(saves(90, 90), run="fine", namespace="fine"), *every(saves(90, 20), run="sick", namespace="sick")),
+        at(50, labels=who("sick", "sick")),
     ),
 )
 
@@ -89,44 +78,31 @@ def failures(line: Line, reason: str = "disk_full", **where: Any) -> Series:
     return of("train_checkpoint_failures", line, reason=reason, **where)
 
 
-CHECKPOINT_FAILING = (
+CHECKPOINT_FAILING = alert_cases(
+    FAILING,
     Case(
-        FAILING,
         "one failed, because the disk was full",
         (failures(Line().hold(20).jump(1).hold(69)), failures(Line().hold(90), "other")),
         {22: FULL, 45: FULL},
         (19, 55, 90),
     ),
-    Case(FAILING, "none failed", (failures(Line().hold(90)), failures(Line().hold(90), "other")), silent=(22, 90)),
-    Case(FAILING, "failed before Prometheus was there", (failures(Line(3).hold(90)),), silent=(1, 22, 90)),
+    Case("none failed", (failures(Line().hold(90)), failures(Line().hold(90), "other")), silent=(22, 90)),
+    Case("failed before Prometheus was there", (failures(Line(3).hold(90)),), silent=(1, 22, 90)),
+    Case("the count begins anew in the same pod", (failures(Line(2).hold(20).jump(0).hold(60)),), silent=(20, 22, 60)),
     Case(
-        FAILING,
-        "the count begins anew in the same pod",
-        (failures(Line(2).hold(20).jump(0).hold(60)),),
-        silent=(20, 22, 60),
-    ),
-    Case(
-        FAILING,
         "starts again in a new pod",
         (failures(Line(2).hold(20).end()), failures(Line(after=23).hold(60), life=2)),
         silent=(20, 25, 60),
     ),
+    Case("fails while scrapes are lost", (failures(Line().hold(20).gap(10).jump(1).hold(40)),), {33: FULL}, (19, 70)),
+    Case("ends", (failures(Line().hold(20).jump(1).end()),), {21: FULL}, (55,)),
     Case(
-        FAILING,
-        "fails while scrapes are lost",
-        (failures(Line().hold(20).gap(10).jump(1).hold(40)),),
-        {33: FULL},
-        (19, 70),
-    ),
-    Case(FAILING, "ends", (failures(Line().hold(20).jump(1).end()),), {21: FULL}, (55,)),
-    Case(
-        FAILING,
         "one of two runs, in two namespaces",
         (
             failures(Line().hold(60), run="fine", namespace="fine"),
             failures(Line().hold(20).jump(1).hold(39), "other", run="sick", namespace="sick"),
         ),
-        {25: (who("sick", "sick", reason="other"),)},
+        at(25, labels=who("sick", "sick", reason="other")),
     ),
 )
 
@@ -150,21 +126,13 @@ def lives(
     return tuple(found)
 
 
-RESTART_LOOP = (
+RESTART_LOOP = alert_cases(
+    LOOP,
+    Case("three restarts within twenty minutes", lives(0, 30, 40, 50), at(53, 80), (29, 45, 105)),
+    Case("taken away three times: spot machines", lives(0, 30, 40, 50, cause="preempted"), at(53), (45,)),
+    Case("two restarts", lives(0, 30, 40), silent=(35, 45, 90)),
+    Case("three restarts, an hour apart", lives(0, 50, 100, 150), silent=(55, 105, 155, 175)),
     Case(
-        LOOP,
-        "three restarts within twenty minutes",
-        lives(0, 30, 40, 50),
-        {53: (DIGITS,), 80: (DIGITS,)},
-        (29, 45, 105),
-    ),
-    Case(
-        LOOP, "taken away three times: spot machines", lives(0, 30, 40, 50, cause="preempted"), {53: (DIGITS,)}, (45,)
-    ),
-    Case(LOOP, "two restarts", lives(0, 30, 40), silent=(35, 45, 90)),
-    Case(LOOP, "three restarts, an hour apart", lives(0, 50, 100, 150), silent=(55, 105, 155, 175)),
-    Case(
-        LOOP,
         "is resumed by somebody after five lives that nobody saw",
         lives(0)[:0]
         + tuple(
@@ -173,32 +141,28 @@ RESTART_LOOP = (
         ),
         silent=(1, 30, 60),
     ),
-    Case(LOOP, "is done after three restarts", lives(0, 30, 40, 50, done=60), {53: (DIGITS,)}, (62, 80, 100)),
-    Case(LOOP, "ends after three restarts", lives(0, 30, 40, 50, until=70), {65: (DIGITS,)}, (82, 100)),
+    Case("is done after three restarts", lives(0, 30, 40, 50, done=60), at(53), (62, 80, 100)),
+    Case("ends after three restarts", lives(0, 30, 40, 50, until=70), at(65), (82, 100)),
     Case(
-        LOOP,
         "its ranks die in their start, again and again, and only the pod's parent is left to tell",
         (of("train_launches", Line(1).hold(29).jump(2).hold(4).jump(3).hold(4).jump(4).hold(60)),),
-        {41: (DIGITS,), 80: (DIGITS,)},
+        at(41, 80),
         (29, 37, 103),
     ),
     Case(
-        LOOP,
         "the same in a new pod each time, for fifty minutes",
         tuple(
             of("train_launches", Line(number, after=10 * number).hold(5).end(), life=number) for number in range(1, 6)
         ),
-        {41: (DIGITS,), 64: (DIGITS,)},
+        at(41, 64),
         (39, 66),
     ),
     Case(
-        LOOP,
         "is launched a second time, and told by both",
         (*lives(0, 30), of("train_launches", Line(1).hold(29).jump(2).hold(60))),
         silent=(35, 60),
     ),
     Case(
-        LOOP,
         "is launched again and again after it was done",
         (
             of("train_launches", Line(1).hold(29).jump(2).hold(4).jump(3).hold(4).jump(4).hold(20)),
@@ -207,7 +171,6 @@ RESTART_LOOP = (
         silent=(41, 58),
     ),
     Case(
-        LOOP,
         "the same run from the beginning",
         (
             of("train_restarts", Line(5).hold(30).end(), cause="hang"),
@@ -218,13 +181,9 @@ RESTART_LOOP = (
         silent=(30, 35, 60, 90),
     ),
     Case(
-        LOOP,
         "one of two runs, in two namespaces",
-        (
-            *lives(0, run="fine", namespace="fine"),
-            *lives(0, 30, 40, 50, run="sick", namespace="sick"),
-        ),
-        {60: (who("sick", "sick"),)},
+        (*lives(0, run="fine", namespace="fine"), *lives(0, 30, 40, 50, run="sick", namespace="sick")),
+        at(60, labels=who("sick", "sick")),
         (20,),
     ),
 )
@@ -252,23 +211,18 @@ def ledger(
 
 OLD = {"productive": 30000.0, "init": 600.0, "compile": 600.0}
 
-GOODPUT_LOW = (
+GOODPUT_LOW = alert_cases(
+    GOODPUT,
     Case(
-        GOODPUT,
-        "half of the time waits for data",
-        ledger(180, start=OLD, productive=0.5, data_wait=0.5),
-        {40: (DIGITS,), 170: (DIGITS,)},
-        (10, 29),
+        "half of the time waits for data", ledger(180, start=OLD, productive=0.5, data_wait=0.5), at(40, 170), (10, 29)
     ),
-    Case(GOODPUT, "nine tenths", ledger(180, start=OLD, productive=0.9), silent=(20, 90, 170)),
+    Case("nine tenths", ledger(180, start=OLD, productive=0.9), silent=(20, 90, 170)),
     Case(
-        GOODPUT,
         "a new run: the first hour is not judged",
         ledger(59, init=0.5, compile=0.3, productive=0.2),
         silent=(20, 45, 59),
     ),
     Case(
-        GOODPUT,
         "is resumed after days, and compiles for ten minutes",
         (
             *ledger(10, start={**OLD, "recovery": 200000}, compile=1.0, ends=True),
@@ -276,15 +230,9 @@ GOODPUT_LOW = (
         ),
         silent=(5, 10, 15, 30, 40, 60),
     ),
+    Case("is done, and lingers", (*ledger(180, start=OLD), of("train_done", Line(1).hold(180))), silent=(20, 90, 170)),
+    Case("ends", ledger(60, start=OLD, productive=0.5, ends=True), at(50), (62, 90)),
     Case(
-        GOODPUT,
-        "is done, and lingers",
-        (*ledger(180, start=OLD), of("train_done", Line(1).hold(180))),
-        silent=(20, 90, 170),
-    ),
-    Case(GOODPUT, "ends", ledger(60, start=OLD, productive=0.5, ends=True), {50: (DIGITS,)}, (62, 90)),
-    Case(
-        GOODPUT,
         "killed every twenty minutes: each life books what the one before lost",
         (
             *ledger(20, start=OLD, productive=1.0, ends=True),
@@ -300,20 +248,18 @@ GOODPUT_LOW = (
                 40, start={**OLD, "productive": 32000, "redo": 400, "recovery": 2400}, after=80, life=3, productive=1.0
             ),
         ),
-        {100: (DIGITS,)},
+        at(100),
         (19, 43),
     ),
     Case(
-        GOODPUT,
         "a new life begins a heartbeat behind: no reset",
         (
             *ledger(60, start=OLD, productive=0.4, ends=True),
             *ledger(60, start={**OLD, "productive": 30000 + 60 * 24 - 50}, after=62, life=2, productive=0.4),
         ),
-        {50: (DIGITS,), 75: (DIGITS,), 110: (DIGITS,)},
+        at(50, 75, 110),
     ),
     Case(
-        GOODPUT,
         "scrapes are lost",
         tuple(
             of(
@@ -326,13 +272,12 @@ GOODPUT_LOW = (
         silent=(20, 47, 70, 100),
     ),
     Case(
-        GOODPUT,
         "one of two runs, in two namespaces",
         (
             *ledger(90, start=OLD, productive=0.95, where={"run": "fine", "namespace": "fine"}),
             *ledger(90, start=OLD, productive=0.4, where={"run": "sick", "namespace": "sick"}),
         ),
-        {80: (who("sick", "sick"),)},
+        at(80, labels=who("sick", "sick")),
     ),
 )
 

@@ -150,27 +150,19 @@ TIME = (
         "run_phase:podscale_train_phase:ratio_5m",
         "an eighth of both ranks' time",
         PHASES,
-        {
-            20: ((who(phase="forward_backward"), 0.875), (who(phase="data_wait"), 0.125)),
-        },
+        {20: ((who(phase="forward_backward"), 0.875), (who(phase="data_wait"), 0.125))},
     ),
     Recorded("run_rank:podscale_train_data_wait:ratio_5m", "a quarter of one", PHASES, {20: ((who(rank="0"), 0.25),)}),
     Recorded(
         "run:podscale_train_data_wait:ratio_5m",
         "both ranks",
-        (
-            *PHASES,
-            per_minute("train_phase_seconds", 0, phase="data_wait", rank=1),
-        ),
+        (*PHASES, per_minute("train_phase_seconds", 0, phase="data_wait", rank=1)),
         {20: ((DIGITS, 0.125),)},
     ),
     Recorded(
         "run_rank:podscale_train_busy_seconds:rate5m",
         "two ranks",
-        (
-            per_minute("train_busy_seconds", 30),
-            per_minute("train_busy_seconds", 45, rank=1),
-        ),
+        (per_minute("train_busy_seconds", 30), per_minute("train_busy_seconds", 45, rank=1)),
         {20: ((who(rank="0"), 0.5), (who(rank="1"), 0.75))},
     ),
     Recorded(
@@ -205,10 +197,7 @@ TIME = (
         "run:podscale_train_goodput:ratio_1h",
         "nine tenths",
         ledger(90, start={"init": 3000.0}, productive=0.9),
-        {
-            30: ((DIGITS, 0.9),),
-            85: ((DIGITS, 0.9),),
-        },
+        {30: ((DIGITS, 0.9),), 85: ((DIGITS, 0.9),)},
     ),
     Recorded(
         "run:podscale_train_goodput:ratio_1h",
@@ -220,9 +209,7 @@ TIME = (
         "run:podscale_train_goodput:ratio",
         "with its start, which was as long as the rest",
         ledger(90, start={"init": 3600.0}, productive=0.9),
-        {
-            60: ((DIGITS, 0.45),),
-        },
+        {60: ((DIGITS, 0.45),)},
     ),
 )
 STATE = (
@@ -234,7 +221,7 @@ STATE = (
             50: tuple(
                 (who(cause=cause), 2.0 if cause == "failed" else 0.0)
                 for cause in ("preempted", "lost_rank", "hang", "failed")
-            ),
+            )
         },
     ),
     Recorded(
@@ -255,10 +242,7 @@ STATE = (
     Recorded(
         "run_volume:podscale_disk_free:ratio",
         "the fuller of two pods",
-        (
-            *volume(Line(80).hold(60), "scratch"),
-            *volume(Line(20).hold(60), "scratch", rank=1),
-        ),
+        (*volume(Line(80).hold(60), "scratch"), *volume(Line(20).hold(60), "scratch", rank=1)),
         {20: ((who(volume="scratch"), 0.2),)},
     ),
 )
@@ -269,20 +253,12 @@ HARDWARE = (
         "pod_run:podscale_build_info:last30m",
         "is remembered for half an hour",
         (build_info(Line(1).hold(10).end()),),
-        {
-            5: ((OURS, 1),),
-            30: ((OURS, 1),),
-            42: (),
-        },
+        {5: ((OURS, 1),), 30: ((OURS, 1),), 42: ()},
     ),
     Recorded(
         "run_gpu:podscale_gpu_xid:max",
         "of our pod, not of others",
-        (
-            build_info(Line(1).hold(60)),
-            xid(Line(79).hold(60)),
-            xid(Line(48).hold(60), pod="theirs"),
-        ),
+        (build_info(Line(1).hold(60)), xid(Line(79).hold(60)), xid(Line(48).hold(60), pod="theirs")),
         {20: ((GPU, 79),)},
     ),
     Recorded(
