@@ -46,8 +46,8 @@ NONFINITE_STEPS = alert_cases(
         (
             of("train_steps", Line().rise(30, by=100).end()),
             of("train_nonfinite_steps", Line().rise(30, by=5).end(), kind="grad"),
-            of("train_steps", Line(after=33).rise(50, by=100), life=2),
-            of("train_nonfinite_steps", Line(after=33).rise(50, by=5), kind="grad", life=2),
+            of("train_steps", Line(after=33).rise(50, by=100), launch=2),
+            of("train_nonfinite_steps", Line(after=33).rise(50, by=5), kind="grad", launch=2),
         ),
         at(29, 60, labels=GRAD),
     ),
@@ -115,8 +115,8 @@ STEPS_SKIPPED_HIGH = alert_cases(
         "starts again in a new pod and is finite",
         (
             *skipped(Line().rise(30, by=2).end()),
-            of("train_steps", Line(after=33).rise(50, by=100), life=2),
-            of("train_steps_skipped", Line(after=33).hold(50), life=2),
+            of("train_steps", Line(after=33).rise(50, by=100), launch=2),
+            of("train_steps_skipped", Line(after=33).hold(50), launch=2),
         ),
         silent=(29, 35, 40, 80),
     ),
@@ -173,8 +173,8 @@ SAMPLES_SKIPPED_HIGH = alert_cases(
         "goes on after a start in a new pod",
         (
             *damaged(Line().rise(30, by=10).end(), 30),
-            of("train_images", Line(after=33).rise(50, by=600), life=2),
-            of("train_samples_skipped", Line(after=33).rise(50, by=10), reason="decode", life=2),
+            of("train_images", Line(after=33).rise(50, by=600), launch=2),
+            of("train_samples_skipped", Line(after=33).rise(50, by=10), reason="decode", launch=2),
         ),
         at(29, 70),
         (4,),

@@ -1,15 +1,14 @@
-"""Alerts on whether a run makes progress at all: stalled, not begun, unseen."""
+"""Alerts on a run without progress: stalled, not started, without metrics."""
+
+from typing import Any
 
 from tests.rules.cases import Case, Line, Series, alert_cases, at, build_info, foreign, of, target, who
 
 STALLED, NOT_STARTED, ABSENT = "PodscaleTrainingStalled", "PodscaleTrainingNotStarted", "PodscaleMetricsAbsent"
 
 
-def counting(
-    line: Line, *, run: str = "digits", namespace: str = "podscale", rank: int = 0, life: int = 1
-) -> tuple[Series, ...]:
-    """Images that a rank counts, and when its last update was."""
-    where = {"run": run, "namespace": namespace, "rank": rank, "life": life}
+def counting(line: Line, **where: Any) -> tuple[Series, ...]:
+    """Images that a rank counts, and the time of its last step."""
     return (of("train_images", line, **where), of("train_last_step_timestamp_seconds", line.times_of_rises(), **where))
 
 
@@ -64,12 +63,12 @@ TRAINING_STALLED = alert_cases(
     ),
     Case(
         "starts again in a new pod and compiles for twenty minutes",
-        (*counting(Line().rise(10, by=600).end()), *counting(Line(after=12).hold(20).rise(20, by=600), life=2)),
+        (*counting(Line().rise(10, by=600).end()), *counting(Line(after=12).hold(20).rise(20, by=600), launch=2)),
         silent=(15, 26, 40, 50),
     ),
     Case(
         "hangs after it was started again",
-        (*counting(Line().rise(10, by=600).end()), *counting(Line(after=12).rise(3, by=600).hold(45), life=2)),
+        (*counting(Line().rise(10, by=600).end()), *counting(Line(after=12).rise(3, by=600).hold(45), launch=2)),
         at(35, 50),
         (15, 26),
     ),
@@ -105,55 +104,58 @@ TRAINING_STALLED = alert_cases(
 )
 
 
-def living(
-    minutes: int, *, images: Line, life: int = 1, after: int = 0, run: str = "digits", namespace: str = "podscale"
-) -> tuple[Series, ...]:
-    """A rank's time, all of it booked on `other`, and its images."""
-    where = {"run": run, "namespace": namespace, "life": life}
+def running(minutes: int, *, images: Line, after: int = 0, **where: Any) -> tuple[Series, ...]:
+    """A rank's time, all of it in the phase `other`, and its images."""
     phases = of("train_phase_seconds", Line(after=after).rise(minutes, by=60), phase="other", **where)
     return (phases, of("train_images", images, **where))
 
 
 TRAINING_NOT_STARTED = alert_cases(
     NOT_STARTED,
-    Case("waits for a peer that never comes", living(60, images=Line().hold(60)), at(32, 60), (5, 29)),
-    Case("compiles for twenty minutes", living(60, images=Line().hold(20).rise(40, by=600)), silent=(15, 31, 60)),
+    Case("waits for a peer that never comes", running(60, images=Line().hold(60)), at(32, 60), (5, 29)),
+    Case("compiles for twenty minutes", running(60, images=Line().hold(20).rise(40, by=600)), silent=(15, 31, 60)),
     Case(
-        "gives up after twenty minutes, and the next life waits as long",
-        (*living(20, images=Line().hold(20).end()), *living(20, images=Line(after=25).hold(20), life=2, after=25)),
+        "gives up after twenty minutes, and the next launch waits as long",
+        (*running(20, images=Line().hold(20).end()), *running(20, images=Line(after=25).hold(20), launch=2, after=25)),
         silent=(29, 35, 44),
     ),
     Case(
         "had nothing left to do",
-        (*living(60, images=Line().hold(60)), of("train_done", Line(1).hold(60))),
+        (*running(60, images=Line().hold(60)), of("train_done", Line(1).hold(60))),
         silent=(32, 60),
     ),
     Case(
         "one of two runs, in two namespaces",
         (
-            *living(60, images=Line().rise(60, by=600), run="fine", namespace="fine"),
-            *living(60, images=Line().hold(60), run="sick", namespace="sick"),
+            *running(60, images=Line().rise(60, by=600), run="fine", namespace="fine"),
+            *running(60, images=Line().hold(60), run="sick", namespace="sick"),
         ),
         at(40, labels=who("sick", "sick")),
     ),
     Case(
-        "scrapes are lost while it waits", living(60, images=Line().hold(10).gap(3).jump(0).hold(46)), at(35, 60), (29,)
+        "scrapes are lost while it waits",
+        running(60, images=Line().hold(10).gap(3).jump(0).hold(46)),
+        at(35, 60),
+        (29,),
     ),
-    Case("ends", living(40, images=Line().hold(40).end()), at(35), (50,)),
+    Case("ends", running(40, images=Line().hold(40).end()), at(35), (50,)),
 )
 
 
-def pod(
-    info: Line, up: Line, *, rank: int = 0, life: int = 1, run: str = "digits", namespace: str = "podscale"
-) -> tuple[Series, ...]:
-    """What a pod says of itself, and whether it could be scraped."""
-    labels = target(run, namespace, rank, life)
-    return build_info(info, run=run, namespace=namespace, rank=rank, life=life), foreign("up", up, **labels)
+def pod(info: Line, up: Line, **where: Any) -> tuple[Series, ...]:
+    """Build info of a pod, and if it could be scraped."""
+    return build_info(info, **where), foreign("up", up, **target(**where))
 
 
 def unseen(minutes: int = 10) -> tuple[Line, Line]:
     """A pod that is scraped for some minutes, and then no more."""
     return Line(1).hold(minutes - 1).end(), flag((minutes, 1), (50, 0))
+
+
+def pod_phase(line: Line) -> Series:
+    """If the pod runs, by kube-state-metrics."""
+    labels = {"namespace": "podscale", "pod": "digits-worker-0", "phase": "Running", "job": "kube"}
+    return foreign("kube_pod_status_phase", line, **labels)
 
 
 METRICS_ABSENT = alert_cases(
@@ -194,40 +196,20 @@ METRICS_ABSENT = alert_cases(
     ),
     Case(
         "the pod runs, and Prometheus has lost it",
-        (
-            *pod(Line(1).hold(9).end(), Line(1).hold(9).end()),
-            foreign(
-                "kube_pod_status_phase",
-                Line(1).hold(60),
-                namespace="podscale",
-                pod="digits-worker-0",
-                phase="Running",
-                job="kube",
-            ),
-        ),
+        (*pod(Line(1).hold(9).end(), Line(1).hold(9).end()), pod_phase(Line(1).hold(60))),
         at(17, 40),
         (9, 13),
     ),
     Case(
         "the pod has ended, says kube-state-metrics",
-        (
-            *pod(Line(1).hold(9).end(), Line(1).hold(9).end()),
-            foreign(
-                "kube_pod_status_phase",
-                Line(1).hold(9).jump(0).hold(40),
-                namespace="podscale",
-                pod="digits-worker-0",
-                phase="Running",
-                job="kube",
-            ),
-        ),
+        (*pod(Line(1).hold(9).end(), Line(1).hold(9).end()), pod_phase(Line(1).hold(9).jump(0).hold(40))),
         silent=(17, 40),
     ),
     Case(
         "starts again at another address",
         (
             *pod(Line(1).hold(9).end(), Line(1).hold(9).end()),
-            *pod(Line(1, after=12).hold(40), Line(1, after=12).hold(40), life=2),
+            *pod(Line(1, after=12).hold(40), Line(1, after=12).hold(40), launch=2),
         ),
         silent=(13, 18, 40),
     ),

@@ -1,21 +1,17 @@
 """Alerts on how fast a run makes progress: slower than before, starved, held up by one rank."""
 
+from typing import Any
+
 from tests.rules.cases import Case, Line, Series, alert_cases, at, of, who
 
 REGRESSED, STARVED, STRAGGLER = "PodscaleThroughputRegressed", "PodscaleDataStarved", "PodscaleStraggler"
 
 
-def updating(
-    line: Line, *, share: float = 1.0, run: str = "digits", namespace: str = "podscale", rank: int = 0, life: int = 1
-) -> tuple[Series, ...]:
-    """Images, and the time in which they were trained: all of it, or but for a share that evaluations take."""
-    forward, evaluation = (Line(after=0), Line(after=0))
-    forward.samples, evaluation.samples = [], []
-    for minute, sample in enumerate(line.samples):
-        missing = isinstance(sample, str)
-        forward.samples.append(sample if missing else minute * 60 * share)
-        evaluation.samples.append(sample if missing else minute * 60 * (1 - share))
-    where = {"run": run, "namespace": namespace, "rank": rank, "life": life}
+def updating(line: Line, **where: Any) -> tuple[Series, ...]:
+    """Images, and the time in which they were trained: all of it."""
+    forward, evaluation = Line(), Line()
+    forward.samples = [one if isinstance(one, str) else minute * 60.0 for minute, one in enumerate(line.samples)]
+    evaluation.samples = [one if isinstance(one, str) else 0.0 for one in line.samples]
     return (
         of("train_images", line, **where),
         of("train_phase_seconds", forward, phase="forward_backward", **where),
@@ -41,12 +37,12 @@ THROUGHPUT_REGRESSED = alert_cases(
     Case("stalls: another alert", updating(Line().rise(60, by=600).hold(60)), silent=(82, 118)),
     Case(
         "starts again in a new pod, at its old speed",
-        (*updating(Line().rise(60, by=600).end()), *updating(Line(after=64).hold(3).rise(50, by=600), life=2)),
+        (*updating(Line().rise(60, by=600).end()), *updating(Line(after=64).hold(3).rise(50, by=600), launch=2)),
         silent=(70, 82, 115),
     ),
     Case(
         "is slower after it was started again",
-        (*updating(Line().rise(60, by=600).end()), *updating(Line(after=64).rise(50, by=300), life=2)),
+        (*updating(Line().rise(60, by=600).end()), *updating(Line(after=64).rise(50, by=300), launch=2)),
         at(90, 110),
         (60, 70),
     ),
@@ -88,10 +84,8 @@ THROUGHPUT_REGRESSED += alert_cases(
 )
 
 
-def waiting(
-    share: Line, *, run: str = "digits", namespace: str = "podscale", rank: int = 0, life: int = 1
-) -> tuple[Series, ...]:
-    """A rank's phases. share: seconds of waiting for images, a counter; every other second it updates."""
+def waiting(share: Line, **where: Any) -> tuple[Series, ...]:
+    """A rank's phases. share: seconds of waiting for images, a counter; it trains the rest of the time."""
     rest = Line()
     before, total = 0.0, 0.0
     rest.samples = []
@@ -102,7 +96,6 @@ def waiting(
         total += 60 - max(0.0, sample - before)
         before = sample
         rest.samples.append(total)
-    where = {"run": run, "namespace": namespace, "rank": rank, "life": life}
     return (
         of("train_phase_seconds", share, phase="data_wait", **where),
         of("train_phase_seconds", rest, phase="forward_backward", **where),
@@ -130,7 +123,7 @@ DATA_STARVED = alert_cases(
         "waits for five minutes after each start",
         (
             *waiting(Line().rise(5, by=50).rise(15, by=1).end()),
-            *waiting(Line(after=22).rise(5, by=50).rise(30, by=1), life=2),
+            *waiting(Line(after=22).rise(5, by=50).rise(30, by=1), launch=2),
         ),
         silent=(15, 30, 40),
     ),
@@ -156,12 +149,10 @@ DATA_STARVED = alert_cases(
 )
 
 
-def busy(*by: float, minutes: int = 60, run: str = "digits", namespace: str = "podscale") -> tuple[Series, ...]:
+def busy(*by: float, minutes: int = 60, **where: Any) -> tuple[Series, ...]:
     """Ranks that are busy for so many seconds of each minute."""
-    return tuple(
-        of("train_busy_seconds", Line().rise(minutes, by=one), rank=rank, run=run, namespace=namespace)
-        for rank, one in enumerate(by)
-    )
+    lines = [Line().rise(minutes, by=seconds) for seconds in by]
+    return tuple(of("train_busy_seconds", line, rank=rank, **where) for rank, line in enumerate(lines))
 
 
 SLOW = (who(rank="3"),)
@@ -183,7 +174,7 @@ STRAGGLERS = alert_cases(
         (
             *busy(30, 30, 30),
             of("train_busy_seconds", Line().rise(20, by=30).end(), rank=3),
-            of("train_busy_seconds", Line(after=22).rise(38, by=30), rank=3, life=2),
+            of("train_busy_seconds", Line(after=22).rise(38, by=30), rank=3, launch=2),
         ),
         silent=(21, 24, 34, 60),
     ),
@@ -192,7 +183,7 @@ STRAGGLERS = alert_cases(
         (
             *busy(30, 30, 30),
             of("train_busy_seconds", Line().rise(20, by=55).end(), rank=3),
-            of("train_busy_seconds", Line(after=22).rise(38, by=55), rank=3, life=2),
+            of("train_busy_seconds", Line(after=22).rise(38, by=55), rank=3, launch=2),
         ),
         {19: SLOW, 50: SLOW},
         (5,),

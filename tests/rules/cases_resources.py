@@ -1,4 +1,4 @@
-"""Alerts on what a run stands on: volumes, GPUs, Prometheus itself."""
+"""Alerts on the resources of a run: volumes, GPUs, Prometheus itself."""
 
 from typing import Any
 
@@ -42,7 +42,7 @@ DISK_FILLING = alert_cases(
     ),
     Case(
         "starts again in a new pod and unpacks",
-        (*volume(Line(80).hold(40).end()), *volume(Line(80, after=43).rise(10, by=-2).hold(60), life=2)),
+        (*volume(Line(80).hold(40).end()), *volume(Line(80, after=43).rise(10, by=-2).hold(60), launch=2)),
         silent=(40, 50, 60, 80, 100),
     ),
     Case(
@@ -58,7 +58,7 @@ DISK_FILLING = alert_cases(
     ),
     Case(
         "the scratch of one pod of two",
-        (*volume(Line(80).hold(120), "scratch"), *volume(Line(2).hold(120), "scratch", life=2)),
+        (*volume(Line(80).hold(120), "scratch"), *volume(Line(2).hold(120), "scratch", launch=2)),
         at(12, labels=who(volume="scratch")),
     ),
     Case("ends", volume(Line(2).hold(20).end()), at(15, labels=WORKSPACE), (22, 60)),
@@ -110,8 +110,8 @@ SERIES_LIMIT = alert_cases(
         "starts again in a new pod",
         (
             *exporting(Line(10000).hold(30).end(), minutes=30),
-            build_info(Line(1, after=33).hold(30), life=2),
-            foreign("scrape_samples_post_metric_relabeling", Line(900, after=33).hold(30), **target(life=2)),
+            build_info(Line(1, after=33).hold(30), launch=2),
+            foreign("scrape_samples_post_metric_relabeling", Line(900, after=33).hold(30), **target(launch=2)),
         ),
         at(20),
         (40, 50, 60),
@@ -174,7 +174,7 @@ GPU_XID = alert_cases(
     Case("before scrapes are lost", (HERE, xid(Line().hold(19).gap(6).jump(79).hold(30))), {27: GPU}, (24,)),
     Case(
         "starts again in a new pod on the same GPU",
-        (build_info(Line(1).hold(20).end()), build_info(Line(1, after=23).hold(37), life=2), xid(AT_20)),
+        (build_info(Line(1).hold(20).end()), build_info(Line(1, after=23).hold(37), launch=2), xid(AT_20)),
         {25: GPU},
         (45,),
     ),
@@ -222,7 +222,7 @@ GPU_THERMAL = alert_cases(
     ),
     Case(
         "starts again in a new pod, cooler",
-        (celsius(Line(90).hold(20).end()), celsius(Line(60, after=23).hold(30), life=2)),
+        (celsius(Line(90).hold(20).end()), celsius(Line(60, after=23).hold(30), launch=2)),
         {15: GPU},
         (25, 40),
     ),
