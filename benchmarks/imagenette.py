@@ -55,15 +55,15 @@ def describe(run: Path) -> list[str]:
     """Final figures, the curve and the stages of a finished run, as Markdown."""
     history, found = read_history(run / "metrics.jsonl"), evaluation_json.read_evaluation(run / "evaluation.json")
     config = load(RunDirectory(run).config)
-    figures = found.scores
-    low, high = figures.top1_interval
+    scores = found.scores
+    low, high = scores.top1_interval
     curve = [
         f"| {line['epoch']:.0f} | {line['top1']:.2%} | {line['top5']:.2%} | {line['loss']:.3f} |"
         for line in history.evaluations
     ]
     stages = read_outcomes(run / "outcome.json").items()
     return [
-        f"Top-1 {figures.top1:.2%} (95 % interval {low:.2%} to {high:.2%}) on {figures.samples:,} held-out",
+        f"Top-1 {scores.top1:.2%} (95 % interval {low:.2%} to {high:.2%}) on {scores.samples:,} held-out",
         f"photographs: a ResNet-18 of width {config.model.width} at {config.input.image_size} px on "
         f"{config.launch.processes} processes.",
         "",

@@ -29,7 +29,7 @@ SMALL = (
     *("model.width=4", "launch.processes=1"),
 )
 IMPORTS = {
-    "podscale run": "podscale.cli.run",
+    "podscale run": "podscale.cli.launch_view",
     "a stage's process (kfp executor)": "kfp.dsl.executor_main, podscale.components.steps",
     "a rank, or the parent of several": "podscale.pytorch.worker",
 }

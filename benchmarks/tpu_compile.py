@@ -241,8 +241,8 @@ def bounded(found: dict[str, Any]) -> str:
 def cycles(found: dict[str, Any]) -> str:
     """Cycles in ms or millions, and the share of copies."""
     seconds, total = found["cycle_seconds"], found["cycles"]
-    told = f"{seconds * 1e3:.1f} ms" if seconds else f"{total / 1e6:.1f} M"
-    return f"{told}, {found['copy_cycles'] / total:.0%}"
+    cost = f"{seconds * 1e3:.1f} ms" if seconds else f"{total / 1e6:.1f} M"
+    return f"{cost}, {found['copy_cycles'] / total:.0%}"
 
 
 def reading(made: Sequence[Made]) -> list[str]:
@@ -283,10 +283,10 @@ def messages(made: Sequence[Made]) -> list[str]:
     return lines
 
 
-def sweep(told: dict[str, Any]) -> list[str]:
+def sweep(record: dict[str, Any]) -> list[str]:
     """The batches that a sweep tried, and what an estimate from each alone would have said of the largest."""
-    tried = sorted(told["tried"], key=lambda row: int(row["batch"]))
-    first, largest = tried[0], told["largest"]
+    tried = sorted(record["tried"], key=lambda row: int(row["batch"]))
+    first, largest = tried[0], record["largest"]
     minutes = sum(row["compile_seconds"] + row["trace_seconds"] for row in tried) / 60
     worked = sum(row["cpu_seconds"] for row in tried) / 60
     lines = [

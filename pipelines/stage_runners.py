@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from podscale.config import RunConfig
-from podscale.config.preflight import local_directory
+from podscale.config.preflight.storage import local_directory
 from podscale.errors import InputError
 from podscale.runs import RunDirectory
 from podscale.util import env, host_info

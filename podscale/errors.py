@@ -35,32 +35,32 @@ ABSENT: Final = _Absent()
 
 
 class PodscaleError(Exception):
-    """Failure that a user can act on; its text is `place: field: problem (got X). What to do.`
+    """Failure that a user can act on, with the text `location: field: problem (got X). What to do.`
 
     Args:
         problem: what is wrong and why, one clause without a period.
         field: document key, option, variable, file or URL that the error is about; "" if there is none.
         got: offending value; left out of the text if absent.
         hint: what to do next, a sentence; it has no period if it ends with a command or a path.
-        place: where the field was written, such as `run.yaml:3`; "" if nobody wrote it.
+        location: file and line of the field, such as `run.yaml:3`; "" if it is not from a document.
     """
 
     exit_code = ExitCode.FAILED
 
     def __init__(
-        self, problem: str = "", *, field: str = "", got: Any = ABSENT, hint: str = "", place: str = ""
+        self, problem: str = "", *, field: str = "", got: Any = ABSENT, hint: str = "", location: str = ""
     ) -> None:
-        super().__init__(format_error(problem, field=field, got=got, hint=hint, place=place))
-        self.problem, self.field, self.got, self.hint, self.place = problem, field, got, hint, place
+        super().__init__(format_error(problem, field=field, got=got, hint=hint, location=location))
+        self.problem, self.field, self.got, self.hint, self.location = problem, field, got, hint, location
 
 
 LONGEST_VALUE = 120
 """Characters of a value in an error's text; the rest is cut off."""
 
 
-def format_error(problem: str, *, field: str = "", got: Any = ABSENT, hint: str = "", place: str = "") -> str:
+def format_error(problem: str, *, field: str = "", got: Any = ABSENT, hint: str = "", location: str = "") -> str:
     """Return the text of an error; `got` as Python writes it."""
-    text = ": ".join(filter(None, (place, field, problem)))
+    text = ": ".join(filter(None, (location, field, problem)))
     if got is not ABSENT:
         value = repr(got)
         text += f" (got {value if len(value) <= LONGEST_VALUE else value[: LONGEST_VALUE - 3] + '...'})"
@@ -74,7 +74,7 @@ def fields_of(error: PodscaleError) -> dict[str, Any]:
         "problem": error.problem,
         "field": error.field,
         "hint": error.hint,
-        "place": error.place,
+        "location": error.location,
     }
     if isinstance(error.got, str | int | float | None):  # a bool is an int
         fields["got"] = error.got

@@ -126,12 +126,12 @@ def render() -> str:
 
 def row(entry: MetricSpec, rules: list[Rule], panels: list[Panel]) -> str:
     """One metric as a row of its table."""
-    spoken = {entry.series} | {entry.series + suffix for suffix in SUFFIXES.get(entry.kind, ())}
+    mentioned = {entry.series} | {entry.series + suffix for suffix in SUFFIXES.get(entry.kind, ())}
     using: list[Rule] = []
-    while found := [rule for rule in rules if rule.names & spoken and rule not in using]:
-        using += found
-        spoken |= {rule.name for rule in found}  # what is recorded stands for what it was recorded from
-    shown = [panel for panel in panels if panel.names & spoken]
+    while recording_rules := [rule for rule in rules if rule.names & mentioned and rule not in using]:
+        using += recording_rules
+        mentioned |= {rule.name for rule in recording_rules}  # what is recorded stands for what it was recorded from
+    shown = [panel for panel in panels if panel.names & mentioned]
     cells = (
         f"`{entry.series}`",
         entry.kind,

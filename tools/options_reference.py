@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from podscale.config import RunConfig
-from podscale.config.document import section_of
+from podscale.config.option_names import section_of
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "options.md"
 

@@ -15,7 +15,7 @@ from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
 
-from podscale.cli.watch import INTERVAL_SECONDS, WatchedRun
+from podscale.monitoring.watch.live import INTERVAL_SECONDS, WatchedRun
 from podscale.monitoring.watch.sources import DirectorySource
 from podscale.runs import RunDirectory
 
@@ -39,9 +39,9 @@ def keep(run: Path, share: float, target: Path) -> None:
 
 def _far_enough(watched: WatchedRun, share: float) -> bool:
     """With figures of ranks and an accuracy, which come a moment after the updates."""
-    standing = watched.status
-    complete = bool(watched.stats.ranks) and standing.evaluation is not None and standing.state == "training"
-    return complete and standing.step >= share * (standing.total_steps or float("inf"))
+    status = watched.status
+    complete = bool(watched.stats.ranks) and status.evaluation is not None and status.state == "training"
+    return complete and status.step >= share * (status.total_steps or float("inf"))
 
 
 def _offline() -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from benchmarks.conditions import code_version, head
 from benchmarks.ensemble.cases import FAMILIES, TINY, Comparison, Family, comparison
-from benchmarks.ensemble.engine import carry_out
+from benchmarks.ensemble.engine import run_comparison
 from benchmarks.ensemble.picture import picture
 from benchmarks.ensemble.rows import APART_WEIGHTS, Row, differences, rows
 from benchmarks.ensemble.table import introduction, section
@@ -27,7 +27,7 @@ from podscale.evaluation import evaluation_json
 from podscale.runs import RunDirectory
 
 
-def found(sides: Comparison) -> dict[str, Row] | None:
+def rows_of_seed(sides: Comparison) -> dict[str, Row] | None:
     """Figures of a seed; None if it is not complete."""
     if any(not RunDirectory.for_config(config).evaluation.exists() for config in sides.evaluated):
         return None
@@ -35,19 +35,20 @@ def found(sides: Comparison) -> dict[str, Row] | None:
         evaluation_json.read_evaluation(RunDirectory.for_config(config).evaluation).ensemble
         for config in sides.evaluated
     ]
-    members, apart, singles = (one for one in together if one is not None)
+    members, apart, singles = (config for config in together if config is not None)
     return rows(members, apart, singles)
 
 
-def compared(family: Family, seeds: Sequence[int], workspace: Path, source: str) -> tuple[list[str], dict[str, str]]:
+def family_page(family: Family, seeds: Sequence[int], workspace: Path, source: str) -> tuple[list[str], dict[str, str]]:
     """Part of the page about a family, and its picture by file name; both empty if no seed is complete."""
     sides = [comparison(family, seed, workspace, source) for seed in seeds]
-    seen = [figures for one in sides if (figures := found(one)) is not None]
-    if not seen:
+    rows_by_seed = [metrics for config in sides if (metrics := rows_of_seed(config)) is not None]
+    if not rows_by_seed:
         return [], {}
     name = f"ensemble-{family.name}.svg"
-    drawn = {row: values for row, values in differences(seen).items() if row != APART_WEIGHTS}  # chance: far off
-    return section(family, sides[0], seen, name), {name: picture(family.title, drawn)}
+    # Weights averaged over unrelated runs are at chance, far off the scale.
+    drawn = {row: values for row, values in differences(rows_by_seed).items() if row != APART_WEIGHTS}
+    return section(family, sides[0], rows_by_seed, name), {name: picture(family.title, drawn)}
 
 
 def main() -> None:
@@ -66,21 +67,21 @@ def main() -> None:
         parser.error("--source: say where the photographs are")
     if options.work is None and not options.small:
         parser.error("--work: name a folder for shards and runs; a stopped command resumes from it")
-    named = " ".join(options.families)
-    command = f"OMP_NUM_THREADS=1 python -m benchmarks.ensemble {named} --seeds {options.seeds} --work FOLDER"
+    family_names = " ".join(options.families)
+    command = f"OMP_NUM_THREADS=1 python -m benchmarks.ensemble {family_names} --seeds {options.seeds} --work FOLDER"
     if options.source is not None:
         command += f" --source {Path(options.source).name}"
     lines = [*head("A collapsed ensemble at equal epochs", ("torch", "numpy"), command), *introduction()]
     with tempfile.TemporaryDirectory() as scratch:
         work = (options.work or Path(scratch)).resolve()
         code = "small" if options.small else code_version()[:12]
-        places = {name: work / f"{name}-{code}" for name in families}
+        workspaces = {name: work / f"{name}-{code}" for name in families}
         if not options.write:
-            train_all(options, families, places)
+            train_all(options, families, workspaces)
         parts, pictures = list[str](), dict[str, str]()
         for name, family in families.items():
             source = family.source or options.source or "photographs"
-            part, drawn = compared(family, range(1, options.seeds + 1), places[name], source)
+            part, drawn = family_page(family, range(1, options.seeds + 1), workspaces[name], source)
             parts += part
             pictures |= drawn
     if not parts:
@@ -88,13 +89,13 @@ def main() -> None:
     write_results(options.results / "learning", "ensemble.md", [*lines, *parts], pictures)
 
 
-def train_all(options: argparse.Namespace, families: Mapping[str, Family], places: Mapping[str, Path]) -> None:
+def train_all(options: argparse.Namespace, families: Mapping[str, Family], workspaces: Mapping[str, Path]) -> None:
     """Train and evaluate what is not finished: a seed of every family before the next seed."""
     for seed in range(1, options.seeds + 1):
         for name in options.families:
             family = families[name]
             started = time.process_time()
-            done = carry_out(comparison(family, seed, places[name], family.source or options.source))
+            done = run_comparison(comparison(family, seed, workspaces[name], family.source or options.source))
             used = f"{time.process_time() - started:.0f} s of CPU: {', '.join(done)}" if done else "finished before"
             print(f"{name}, seed {seed}, {used}", flush=True)
 

@@ -21,36 +21,38 @@ from podscale.runs.ensemble_members import MODEL_JSON
 from podscale.stages import local
 
 
-def carry_out(sides: Comparison) -> list[str]:
+def run_comparison(sides: Comparison) -> list[str]:
     """Train and evaluate the unfinished runs; returns their names."""
-    made = local.shard(sides.cycles.data, sides.cycles.run.workspace)
-    assert made is not None, "all parts at once"
-    todo = [config for config in sides.trained if not (RunDirectory.for_config(config).model / MODEL_JSON).exists()]
-    judge = [config for config in sides.evaluated if not RunDirectory.for_config(config).evaluation.exists()]
-    if not todo and not judge:
+    sharded = local.shard(sides.cycles.data, sides.cycles.run.workspace)
+    assert sharded is not None, "all parts at once"
+    to_train = [config for config in sides.trained if not (RunDirectory.for_config(config).model / MODEL_JSON).exists()]
+    to_evaluate = [config for config in sides.evaluated if not RunDirectory.for_config(config).evaluation.exists()]
+    if not to_train and not to_evaluate:
         return []
     torch.set_num_threads(1)
     try:
-        world, shard_set = join_world(60.0, {}), ShardSet.open(Path(made.location))
-        for config in todo:
-            place = _place(config, "train", made.location)
+        world, shard_set = join_world(60.0, {}), ShardSet.open(Path(sharded.location))
+        for config in to_train:
+            worker_env = _worker_env(config, "train", sharded.location)
             with _log(config):
-                run_training(place, world, shard_set, RunDirectory.for_config(config), StopRequest(), ProgressTracker())
-        for config in judge:
-            _evaluate(_place(config, "evaluate", made.location), world, shard_set)
+                run_training(
+                    worker_env, world, shard_set, RunDirectory.for_config(config), StopRequest(), ProgressTracker()
+                )
+        for config in to_evaluate:
+            _evaluate(_worker_env(config, "evaluate", sharded.location), world, shard_set)
     finally:
         leave_world()
-    return [config.run.id for config in (*todo, *judge)]
+    return [config.run.id for config in (*to_train, *to_evaluate)]
 
 
-def _evaluate(place: WorkerEnv, world: World, shard_set: ShardSet) -> None:
-    run = RunDirectory.for_config(place.config)
-    with _log(place.config):
-        evaluate_ensemble(place, world, shard_set, run)
-    evaluate_run(run.path, place.config, shard_set)
+def _evaluate(worker_env: WorkerEnv, world: World, shard_set: ShardSet) -> None:
+    run = RunDirectory.for_config(worker_env.config)
+    with _log(worker_env.config):
+        evaluate_ensemble(worker_env, world, shard_set, run)
+    evaluate_run(run.path, worker_env.config, shard_set)
 
 
-def _place(config: RunConfig, stage: str, shard_set: str) -> WorkerEnv:
+def _worker_env(config: RunConfig, stage: str, shard_set: str) -> WorkerEnv:
     """As the only rank of the stage, with the document in the run directory."""
     run = stage_outcomes.prepare_run_directory(config)
     ranks = run.path / "ranks"

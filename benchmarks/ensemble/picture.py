@@ -44,13 +44,13 @@ def picture(title: str, differences: Mapping[str, Sequence[float]]) -> str:
 def _row(name: str, values: Sequence[float], spread: Spread, x: Scale, y: float) -> list[Any]:
     colour = f"c{(8, 3, 2)[spread.sign]}"
     low, high = _ends(spread)
-    told = f"{name}: {spread.mean:+.2f}" + ("" if spread.half is None else f" ± {spread.half:.2f}")
+    label = f"{name}: {spread.mean:+.2f}" + ("" if spread.half is None else f" ± {spread.half:.2f}")
     dots: list[Markup] = [tag("circle", cx=x(v), cy=y + 5, r=2.2, class_="fill quiet") for v in values]
     return [
         tag("text", name, x=LEFT - 10, y=y + 4, text_anchor="end"),
         dots,
         tag("line", x1=x(low), x2=x(high), y1=y - 2, y2=y - 2, class_=f"bar {colour}"),
-        tag("circle", tag("title", told), cx=x(spread.mean), cy=y - 2, r=4.0, class_=f"dot {colour}"),
+        tag("circle", tag("title", label), cx=x(spread.mean), cy=y - 2, r=4.0, class_=f"dot {colour}"),
     ]
 
 

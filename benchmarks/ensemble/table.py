@@ -39,7 +39,7 @@ collapse of a member (rate, decay, crops). **Restarts**: as many independent run
 warm-up too. The mean of the weights (SWA, Izmailov 2018) has batch-norm statistics of its own; the running average
 (EMA) is of the last updates, decay 0.95, and costs no epochs.
 """
-FIGURES = """
+READING = """
 Top-1 and loss are means over seeds with half a 95 % interval (Student's t). A seed changes initial weights, order and
 crops; the sides of a seed begin alike, only members and restarts with seeds of their own, so that differences are
 paired. `Best member` is chosen by the images that judge it, and flattered by that. The split is one and the same:
@@ -49,13 +49,21 @@ intervals say nothing of other images. One process, one thread.
 
 def introduction() -> list[str]:
     """Text before the families."""
-    return [line for text in (PAPER, SIDES, FIGURES) for line in (*_wrapped(text), "")]
+    return [line for text in (PAPER, SIDES, READING) for line in (*_wrapped(text), "")]
 
 
-def section(family: Family, sides: Comparison, seen: Sequence[Mapping[str, Row]], picture: str) -> list[str]:
-    """Section of a family. seen: the rows of each seed that is complete."""
+def section(family: Family, sides: Comparison, by_seed: Sequence[Mapping[str, Row]], picture: str) -> list[str]:
+    """Section of a family. by_seed: the rows of each seed that is complete."""
     head = [f"## {family.title}", "", *_wrapped(family.about), "", *_wrapped(_lengths(sides)), ""]
-    return [*head, *_table(seen), "", f"![Differences to one long run]({picture})", "", *_contrasts(seen), ""]
+    return [
+        *head,
+        *_table(by_seed),
+        "",
+        f"![Differences to one long run]({picture})",
+        "",
+        *_contrasts(by_seed),
+        "",
+    ]
 
 
 def _lengths(sides: Comparison) -> str:
@@ -68,32 +76,32 @@ def _lengths(sides: Comparison) -> str:
     )
 
 
-def _table(seen: Sequence[Mapping[str, Row]]) -> list[str]:
+def _table(by_seed: Sequence[Mapping[str, Row]]) -> list[str]:
     lines = [
         "| | epochs | passes | top-1, % | loss, nats | top-1 more than one long run's |",
         "|---|---:|---:|---:|---:|---:|",
     ]
-    for name, row in seen[0].items():
-        top1, loss = Spread.of(over(seen, name, points)), Spread.of(over(seen, name, _loss))
-        more = "" if name == LONG else _signed(Spread.of(against(seen, name, LONG, points)))
+    for name, row in by_seed[0].items():
+        top1, loss = Spread.of(over(by_seed, name, points)), Spread.of(over(by_seed, name, _loss))
+        more = "" if name == LONG else _signed(Spread.of(against(by_seed, name, LONG, points)))
         lines.append(f"| {name} | {row.epochs:.3g} | {row.passes} | {_plain(top1, 2)} | {_plain(loss, 3)} | {more} |")
-    return [f"n = {len(seen)}:", "", *lines]
+    return [f"n = {len(by_seed)}:", "", *lines]
 
 
-def _contrasts(seen: Sequence[Mapping[str, Row]]) -> list[str]:
+def _contrasts(by_seed: Sequence[Mapping[str, Row]]) -> list[str]:
     """The questions, one a row, and an answer in words."""
     lines = [
         "| question | points of top-1 | seeds better, equal, worse | loss, nats | seeds to see half a point |",
         "|---|---:|---:|---:|---:|",
     ]
     for name, other in QUESTIONS:
-        top1, loss = against(seen, name, other, points), Spread.of(against(seen, name, other, _loss))
+        top1, loss = against(by_seed, name, other, points), Spread.of(against(by_seed, name, other, _loss))
         counts = [sum(1 for d in top1 if d > 0), sum(1 for d in top1 if d == 0), sum(1 for d in top1 if d < 0)]
         spread = Spread.of(top1)
-        needed = str(spread.needed(CLAIM)) if len(seen) > 1 else ""
+        needed = str(spread.needed(CLAIM)) if len(by_seed) > 1 else ""
         better = ", ".join(map(str, counts))
         lines.append(f"| {name}, against {other} | {_signed(spread)} | {better} | {_signed(loss, 3)} | {needed} |")
-    return [*lines, "", *_wrapped(_answer(seen))]
+    return [*lines, "", *_wrapped(_answer(by_seed))]
 
 
 QUESTIONS = (
@@ -108,15 +116,18 @@ QUESTIONS = (
 )
 
 
-def _answer(seen: Sequence[Mapping[str, Row]]) -> str:
+def _answer(by_seed: Sequence[Mapping[str, Row]]) -> str:
     """Answer by the differences: what they are made of, and how many seeds would be needed."""
-    if len(seen) < 2:
+    if len(by_seed) < 2:
         return "One seed decides nothing."
-    gain, member = Spread.of(against(seen, TOGETHER, LONG, points)), Spread.of(against(seen, MEAN, LONG, points))
-    averaging = Spread.of(against(seen, TOGETHER, MEAN, points))
-    wrong = 100 - Spread.of(over(seen, LONG, points)).mean
+    gain, member = (
+        Spread.of(against(by_seed, TOGETHER, LONG, points)),
+        Spread.of(against(by_seed, MEAN, LONG, points)),
+    )
+    averaging = Spread.of(against(by_seed, TOGETHER, MEAN, points))
+    wrong = 100 - Spread.of(over(by_seed, LONG, points)).mean
     share = wrong * CLAIM / PUBLISHED_ERROR
-    told = {
+    answer = {
         1: "**The effect appears**: the ensemble is better than one long run of as many epochs.",
         0: "**The effect does not appear**: ensemble and one long run of as many epochs cannot be told apart. The long "
         f"run errs on {wrong:.2f} % of the images, so that the published share of the errors, one in "
@@ -126,8 +137,8 @@ def _answer(seen: Sequence[Mapping[str, Row]]) -> str:
         "cycles must be so long that a member loses less by its shorter training than the mean brings.",
     }[gain.sign]
     return (
-        f"{told} The difference of {_signed(gain)} points is made of {_signed(member)}, which a member loses by having "
-        f"less training than the long run, and of {_signed(averaging)} by averaging the members."
+        f"{answer} The difference of {_signed(gain)} points is made of {_signed(member)}, which a member loses by "
+        f"having less training than the long run, and of {_signed(averaging)} by averaging the members."
     )
 
 

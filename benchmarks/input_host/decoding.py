@@ -39,13 +39,13 @@ def parts(directory: str, images: int, size: int) -> list[str]:
             np.array(crop_and_resize(pixels, job[3], size)) for pixels, job in zip(whole, jobs, strict=True)
         ],
     }
-    figures: dict[str, list[float]] = {name: [] for name in measured}
+    microseconds: dict[str, list[float]] = {name: [] for name in measured}
     for _ in range(ROUNDS):
         for name, work in measured.items():
             cpu = cpu_seconds()
             work()
-            figures[name].append((cpu_seconds() - cpu) / len(jobs) * 1e6)
+            microseconds[name].append((cpu_seconds() - cpu) / len(jobs) * 1e6)
     share = float(np.mean((views.top + views.height) / heights))
     lines = [f"Crops end at {share:.0%} of the height on average. Microseconds of CPU for one image:", ""]
     lines += ["| part | µs |", "|---|---:|"]
-    return [*lines, *(f"| {name} | {min(values):.0f} |" for name, values in figures.items()), ""]
+    return [*lines, *(f"| {name} | {min(values):.0f} |" for name, values in microseconds.items()), ""]

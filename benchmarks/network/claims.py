@@ -128,14 +128,14 @@ NETWORKS = {"AlexNet": gradient_sizes("alexnet"), "ResNet-50": gradient_sizes("r
 def verdict() -> list[str]:
     """Conclusion, computed from the numbers."""
     fabric = p40_fabric()
-    said = []
+    sentences = []
     for name, claimed in (("AlexNet", 3), ("ResNet-50", 11)):
         sizes = NETWORKS[name]
         hybrid = _total(lambda size: min(flat(fabric, size), hierarchical(fabric, size)), True, sizes)
         single = sum(collective_cost.nccl_best_seconds(P40, "ring", size) for size in sizes) / hybrid
         fused = sum(collective_cost.nccl_best_seconds(P40, "ring", size) for size in buckets(sizes)) / hybrid
         today = sum(collective_cost.nccl_best_seconds(P40, "tree", size) for size in buckets(sizes)) / hybrid
-        said.append(
+        sentences.append(
             f"- {name}: the paper says up to {claimed} x. The model gives {single:.1f} x over NCCL's ring with a "
             f"message for every tensor, {fused:.1f} x over the same ring with fused buckets, and {today:.1f} x over "
             "NCCL's tree of today with fused buckets, on the same links."
@@ -143,7 +143,7 @@ def verdict() -> list[str]:
     return [
         "## What remains",
         "",
-        *said,
+        *sentences,
         "",
         "Most of the gain over a ring of 1,024 ranks is fusion and the shorter way of small messages. Trees (NCCL 2.4, "
         "2019) have that way built in, and every framework fuses; so what the hybrid still brings over a fused tree is "

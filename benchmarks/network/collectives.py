@@ -171,11 +171,11 @@ def auto_row(shape: Shape, size: int, tried: float) -> str:
     """Row of one cluster. Args: size: bytes of the gradients; tried: megabytes that are measured."""
     sections = {name: SECTIONS[name] for name in ("flat", "torus2d")}
     with lab(shape) as built:
-        settled, seconds = run_ranks(built, _settle, size)[0]
+        resolved, seconds = run_ranks(built, _resolve, size)[0]
         found = run_ranks(built, reduce.in_turn, built, sections, tried)[0]
-    facts, choice = settled.facts(), settled.choice
+    facts, choice = resolved.facts(), resolved.choice
     share = f"({shape.node_rate / shape.ranks / MB:.4g})" if shape.nodes > 1 else ""
-    pairs = [f"{ALGORITHMS[n](settled.fabric, tried * MB):.2f}, {found[n].median:.2f}" for n in sections]
+    pairs = [f"{ALGORITHMS[n](resolved.fabric, tried * MB):.2f}, {found[n].median:.2f}" for n in sections]
     return (
         f"| {shape} | {seconds:.1f} | {facts['row_mb_per_second']} ({shape.rank_rate / MB:g}) "
         f"| {facts.get('column_mb_per_second', '')} {share} | {facts['row_latency_us']} "
@@ -184,8 +184,8 @@ def auto_row(shape: Shape, size: int, tried: float) -> str:
     )
 
 
-def _settle(world: World, size: int) -> tuple[AlgorithmChoice, float]:
+def _resolve(world: World, size: int) -> tuple[AlgorithmChoice, float]:
     with tempfile.TemporaryDirectory() as name:
         begin = time.perf_counter()
-        settled = resolve_algorithm(AllReduceSection(algorithm="auto"), world, size, Path(name, "all_reduce.json"))
-        return settled, time.perf_counter() - begin
+        resolved = resolve_algorithm(AllReduceSection(algorithm="auto"), world, size, Path(name, "all_reduce.json"))
+        return resolved, time.perf_counter() - begin

@@ -180,16 +180,16 @@ def obstacle() -> str:
 
 def clean_up() -> list[str]:
     """Remove the namespaces of labs whose owner has exited; returns their names."""
-    left = [name for name in _existing() if not _owner_lives(name)]
-    _remove(left)
-    return left
+    leftovers = [name for name in _existing() if not _is_owner_running(name)]
+    _remove(leftovers)
+    return leftovers
 
 
 def _existing() -> list[str]:
     return sorted(path.name for path in NAMESPACES.glob(f"{PREFIX}*")) if NAMESPACES.is_dir() else []
 
 
-def _owner_lives(namespace: str) -> bool:
+def _is_owner_running(namespace: str) -> bool:
     pid, start = namespace.removeprefix(PREFIX).split("-")[:2]
     return _start_time(int(pid)) == start
 

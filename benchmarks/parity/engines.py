@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from podscale.pytorch.world import World
 
 
-def by_torch(config: RunConfig, given: list[Data]) -> list[Trained]:
+def by_torch(config: RunConfig, inputs: list[Data]) -> list[Trained]:
     """The PyTorch engine on four gloo processes: one training for each of the data."""
-    return run_world(RANKS, _torch_rank, config, given)[0]
+    return run_world(RANKS, _torch_rank, config, inputs)[0]
 
 
-def _torch_rank(world: "World", config: RunConfig, given: list[Data]) -> list[Trained]:
-    return [_train_torch(world, config, data) for data in given]
+def _torch_rank(world: "World", config: RunConfig, inputs: list[Data]) -> list[Trained]:
+    return [_train_torch(world, config, data) for data in inputs]
 
 
 def _train_torch(world: "World", config: RunConfig, data: Data) -> Trained:
@@ -34,12 +34,12 @@ def _train_torch(world: "World", config: RunConfig, data: Data) -> Trained:
     from podscale.pytorch import trainer
     from podscale.pytorch.device_prefetcher import DeviceBatch, Normalise
     from podscale.pytorch.train_state import load_weights_file
-    from podscale.training.training_logger import untimed
+    from podscale.training.step_timer import untimed
 
     network = trainer.build_model_on_device(config, world, data.classes)
     load_weights_file(network, data.weights)
     spec = models.model_spec(config.model, data.classes)
-    step = trainer.build_train_step(config, world, network, spec, data.samples).step
+    step = trainer.build_train_step(config, world, network, spec, data.samples)
     normalise = Normalise(config.input, world, channels_last=config.train.channels_last)
     losses = []
     for number, (images, labels) in enumerate(zip(data.images, data.labels, strict=True)):
@@ -53,12 +53,12 @@ def _train_torch(world: "World", config: RunConfig, data: Data) -> Trained:
     return Trained(losses, float((answers == data.validation_labels).mean()))
 
 
-def by_jax(config: RunConfig, given: list[Data]) -> list[Trained]:
+def by_jax(config: RunConfig, inputs: list[Data]) -> list[Trained]:
     """The JAX engine on four simulated devices of a process of its own."""
-    return _run_process(partial(_train_jax, config, given))
+    return _run_process(partial(_train_jax, config, inputs))
 
 
-def _train_jax(config: RunConfig, given: list[Data]) -> list[Trained]:
+def _train_jax(config: RunConfig, inputs: list[Data]) -> list[Trained]:
     import jax
 
     from podscale.jax.device_prefetcher import normalise
@@ -67,7 +67,7 @@ def _train_jax(config: RunConfig, given: list[Data]) -> list[Trained]:
     from podscale.jax.train_state import load_weights_file
     from podscale.jax.train_step import build_train_step
 
-    classes = given[0].classes
+    classes = inputs[0].classes
     spec = models.model_spec(config.model, classes)
     step = build_train_step(config, mesh_for_config(config, jax.devices()[:RANKS]), classes)
     apply = build_model(config.model)
@@ -77,13 +77,13 @@ def _train_jax(config: RunConfig, given: list[Data]) -> list[Trained]:
         return apply(parameters, statistics, normalise(images, config.input), train=False)[0].argmax(1)
 
     found = []
-    for data in given:
+    for data in inputs:
         state, losses = step.init_state(*load_weights_file(spec, data.weights)), []
         schedule = schedules.step_table(config.train, data.samples)
         for images, labels in zip(data.images, data.labels, strict=True):
-            state, figures = step.run_steps(state, step.put_batches(images[None], labels[None]), schedule)
-            losses.append(float(figures.loss[0]))
-        trained = {name: np.asarray(array) for name, array in step.named_arrays(state.weights).items()}
+            state, metrics = step.run_steps(state, step.put_batches(images[None], labels[None]), schedule)
+            losses.append(float(metrics.loss[0]))
+        trained = {name: np.asarray(array) for name, array in step.layout.unpack(state.weights).items()}
         statistics = {name: np.asarray(array) for name, array in state.statistics.items()}
         right = np.asarray(answers(trained, statistics, data.validation_images)) == data.validation_labels
         found.append(Trained(losses, float(right.mean())))

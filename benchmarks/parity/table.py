@@ -72,7 +72,7 @@ def _agreement(curves: Sequence[Sequence[float]]) -> str:
 
 def _itself(found: Found) -> list[str]:
     """Agreement of one engine with itself if only the order of sums differs: a scale for the table."""
-    said = []
+    sentences = []
     for engine in ("pytorch", "jax"):
         curves = []
         for case, engines in found.items():
@@ -80,12 +80,12 @@ def _itself(found: Found) -> list[str]:
             if case.rule == "lars" and not case.sharded:
                 curves += [apart(a, b) for a, b in zip(engines[engine], other, strict=False) if a and b]
         if curves:
-            said.append(f"{engine}: {_agreement(curves)}")
-    if not said:
+            sentences.append(f"{engine}: {_agreement(curves)}")
+    if not sentences:
         return []
     return [
         "For scale, each engine against itself: LARS with a sharded update adds its norms up in another order, and a "
-        f"seed's trainings, whole and sharded, agree for so many updates: {', '.join(said)}.",
+        f"seed's trainings, whole and sharded, agree for so many updates: {', '.join(sentences)}.",
         "",
     ]
 
@@ -107,10 +107,10 @@ def _verdict(found: Found) -> list[str]:
     if not pairs:
         return ["Nothing was trained yet."]
     differences = [100 * (other.top1 - one.top1) for one, other in pairs]
-    said = []
+    sentences = []
     for count in STARTS:
         start = max(max(apart(*pair)[:count]) for pair in pairs)
-        said.append(
+        sentences.append(
             f"{start:.1e} apart at most in the first {count}, {'within' if start <= WITHIN else 'beyond'} {WITHIN:g}"
         )
     repeated = any(len(_pairs(engines)) > 1 for engines in found.values())
@@ -120,7 +120,7 @@ def _verdict(found: Found) -> list[str]:
         else "With one seed there is no interval: whether accuracies agree cannot be told."
     )
     return [
-        f"Over all {len(pairs)} pairs losses are {', and '.join(said)}; accuracy differs by "
+        f"Over all {len(pairs)} pairs losses are {', and '.join(sentences)}; accuracy differs by "
         f"{statistics.mean(differences):+.2f} points in the mean, {max(map(abs, differences)):.2f} at most. "
         f"{closing}",
     ]

@@ -32,7 +32,9 @@ from podscale.telemetry.goodput import GoodputWriter
 from podscale.telemetry.metrics import TrainMetrics
 from podscale.telemetry.registry import MergedMetrics, SnapshotWriter, snapshot_path
 from podscale.telemetry.server import MetricsServer
-from podscale.training.training_logger import TrainingLogger, open_goodput_tracker
+from podscale.training.step_timer import StepTimer
+from podscale.training.telemetry_files import open_goodput_tracker
+from podscale.training.training_logger import TrainingLogger
 
 WARM_STEPS = 44
 """First steps, not counted: they fill caches and choose kernels."""
@@ -59,19 +61,27 @@ class Switch:
         return True
 
 
+class SwitchedTimer(StepTimer):
+    """A timer that takes part only while its switch is on."""
+
+    def __init__(self, switch: Switch, metrics: TrainMetrics, **more: Any) -> None:
+        super().__init__(metrics, log_every=10, **more)
+        self.switch = switch
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        return super().phase(name) if self.switch.on else nullcontext()
+
+
 class Switched(TrainingLogger):
-    """A monitor that takes part only while its switch is on.
+    """A monitor that takes part only while its timer's switch is on.
 
     `blocks`: for each block whether it was on, and the CPU seconds of a step.
     """
 
-    def __init__(self, switch: Switch, metrics: TrainMetrics, log: EventLog | None, **more: Any) -> None:
-        super().__init__(metrics, log, log_every=10, **more)
+    def __init__(self, timer: SwitchedTimer, log: EventLog | None, **more: Any) -> None:
+        super().__init__(timer, log, **more)
         self.blocks: list[tuple[bool, float]] = []
-        self._switch, self._counted, self._begin = switch, 0, 0.0
-
-    def phase(self, name: str) -> AbstractContextManager[None]:
-        return super().phase(name) if self._switch.on else nullcontext()
+        self._switch, self._counted, self._begin = timer.switch, 0, 0.0
 
     def step_done(self, step: int, images: int, bad_records: int, *, steps: int = 1) -> None:
         if self._switch.on:
@@ -112,7 +122,7 @@ def switched_training(
     with Lease.acquire(Path(directory) / f".lease-{world.rank}") as lease:
         log = EventLog(run.metrics, lease.check) if world.is_rank0 else None
         ledger = open_goodput_tracker(run)
-        monitor = Switched(switch, metrics, log, goodput_tracker=ledger, hosts=world.hosts())
+        monitor = Switched(SwitchedTimer(switch, metrics, goodput_tracker=ledger), log, hosts=world.hosts())
         for source in (ledger, monitor.stragglers):
             if source is not None:
                 metrics.values.add_source(source)
@@ -131,11 +141,11 @@ def call_seconds(directory: Path, steps: int) -> tuple[float, float]:
     registry = CollectorRegistry()
     metrics = TrainMetrics(registry, rank=0, run="bench", info={"model": "resnet18"})
     with Lease.acquire(directory / ".lease") as lease, EventLog(directory / "calls.jsonl", lease.check) as log:
-        monitor = TrainingLogger(metrics, log, log_every=10)
+        monitor = TrainingLogger(StepTimer(metrics, log_every=10), log)
         begin = time.thread_time()
         for step in range(1, steps + 1):
             for phase in ("data_wait", "h2d", "forward_backward", "allreduce_wait", "optimizer"):
-                with monitor.phase(phase):
+                with monitor.timer.phase(phase):
                     pass
             monitor.step_done(step, 32, 0)
             monitor.log_status(_word(step), epoch=1.0, learning_rate=0.1)

@@ -18,6 +18,7 @@ from podscale.config import RunConfig
 from podscale.pytorch.world import World
 from podscale.runs.checkpoint import CheckpointReport, Saved
 from podscale.telemetry.metrics import TrainMetrics
+from podscale.training.step_timer import StepTimer
 from podscale.training.training_logger import TrainingLogger
 
 RESNET50 = {"name": "resnet50", "stem": "small"}
@@ -28,11 +29,11 @@ def saving_training(world: World, document: str, place: str) -> tuple[list[float
     held: list[float] = []
     reports: list[CheckpointReport] = []
 
-    class Holding(TrainingLogger):
+    class Holding(StepTimer):
         def phase(self, name: str) -> AbstractContextManager[None]:
             return timed(held) if name == "checkpoint" else nullcontext()
 
-    monitor = Holding(TrainMetrics(CollectorRegistry(), rank=0, run="saves", info={}), None, log_every=10)
+    monitor = TrainingLogger(Holding(TrainMetrics(CollectorRegistry(), rank=0, run="saves", info={}), log_every=10))
     config = RunConfig.model_validate_json(document)
     seconds = run_training(world, config, place, monitor, listener=reports.append)
     sizes = [report.bytes for report in reports if isinstance(report, Saved)]

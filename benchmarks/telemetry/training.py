@@ -20,7 +20,7 @@ from podscale.pytorch.world import World
 from podscale.runs import RunDirectory
 from podscale.runs.checkpoint import CheckpointReport
 from podscale.telemetry.metrics import TrainMetrics
-from podscale.training.trainer import train
+from podscale.training.step_timer import StepTimer
 from podscale.training.training_logger import TrainingLogger
 from podscale.training.worker_stages import open_checkpoint_store
 
@@ -49,7 +49,7 @@ class Recorder(TrainingLogger):
     def __init__(
         self, metrics: TrainMetrics, stop: StopRequest, enough: Callable[[list[Moment]], bool] | None = None
     ) -> None:
-        super().__init__(metrics, None, log_every=10)
+        super().__init__(StepTimer(metrics, log_every=10))
         self.moments: list[Moment] = []
         self._stop, self._enough = stop, enough
 
@@ -81,10 +81,10 @@ def run_training(
     """
     run, shard_set = RunDirectory.for_config(config), ShardSet.open(Path(place))
     store = open_checkpoint_store(config, run, shard_set, listener=listener)
-    session = build_trainer(config, world, shard_set, run.model, store, monitor, stop or StopRequest())
+    session = build_trainer(config, world, shard_set, store, monitor, stop or StopRequest())
     begin = time.perf_counter()
     with suppress(Preempted):
-        train(session)
+        session.train()
     seconds = time.perf_counter() - begin
     session.close()
     return seconds

@@ -1,5 +1,4 @@
-"""The command line: a module for the commands of each subject, which import what they need when they run, so that
-`--help` answers at once."""
+"""Command line. The modules import heavy packages inside the commands, so that `--help` is fast."""
 
 from podscale.cli.app import UsageError, app, main
 

@@ -1,4 +1,4 @@
-"""All commands together, and what every one of them ends with: its exit code, or one message."""
+"""Command line application: all commands, with an exit code or one error message for each."""
 
 import os
 import shlex
@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from podscale.cli import bench, documents, jobs, monitoring, pipeline, stages, study, tpu
+from podscale.cli import bench, doctor, documents, jobs, monitoring, pipeline, run, stages, study, tpu, watch
 from podscale.errors import ExitCode, PodscaleError
 from podscale.util import env
 from podscale.util.processes import preempt_on_sigterm
@@ -19,7 +19,7 @@ EXIT_CODES = (
 )
 
 UsageError: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
-"""What a wrong option raises: click's own class, or that of the click which newer versions of typer carry inside."""
+"""Error of a wrong option: click's class, or that of the click inside newer versions of typer."""
 
 app = typer.Typer(
     name="podscale",
@@ -30,8 +30,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for subject in (stages, study, documents, jobs, monitoring):
-    app.add_typer(subject.app)  # without a name: its commands are the top's
+for subject in (run, stages, study, documents, jobs, doctor, watch, monitoring):
+    app.add_typer(subject.app)  # without a name: its commands are at the top level
 app.add_typer(pipeline.app, name="pipeline")
 app.add_typer(bench.app, name="bench")
 app.add_typer(tpu.app, name="tpu")
@@ -45,9 +45,9 @@ def _root_command(version: Annotated[bool, typer.Option("--version", help="Print
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the command line; returns the exit code where the command did not exit itself."""
-    typed = ["podscale", *(sys.argv[1:] if arguments is None else arguments)]
-    os.environ[env.COMMAND] = shlex.join(typed)  # for environment.json
+    """Run the command line and return its exit code."""
+    command = ["podscale", *(sys.argv[1:] if arguments is None else arguments)]
+    os.environ[env.COMMAND] = shlex.join(command)  # for environment.json
     try:
         with preempt_on_sigterm():
             result = app(args=arguments, prog_name="podscale", standalone_mode=False)

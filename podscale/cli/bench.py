@@ -56,7 +56,7 @@ def allreduce(
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for allreduce.md, .json and .svg.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Time, algbw and busbw of every all-reduce by size and axis, and what shows of it in a step (gloo or NCCL)."""
+    """Time, algbw and busbw of every all-reduce by size and axis, and its exposed time in a step (gloo or NCCL)."""
     from podscale.bench import all_reduce
 
     if out is not None and not out.is_dir():
@@ -71,22 +71,22 @@ def allreduce(
         "batch": batch,
     }
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        found = _run_as_worker(job)
+        results = _run_as_worker(job)
         if os.environ["RANK"] != "0":
             return
     else:
         if row is not None and ranks % row:
             raise InputError(f"does not divide --ranks {ranks}", field="--row", got=row, hint="Choose a divisor.")
-        found = all_reduce.run_link_benchmark(job, ranks, time_limit)
-    lines = all_reduce.format_tables(found)
+        results = all_reduce.run_link_benchmark(job, ranks, time_limit)
+    lines = all_reduce.format_tables(results)
     if out is not None:
         command = f"Command: `{os.environ.get(env.COMMAND, '')}`  "
         machine = f"Machine: {host_info.cpu_count()} cores of {host_info.cpu_name()}  "
         text = ["# Speed of all-reduce", "", command, machine, f"Date: {time.strftime('%Y-%m-%d')}", "", *lines, ""]
         (out / "allreduce.md").write_text("\n".join(text), encoding="utf-8")
-        (out / "allreduce.svg").write_text(all_reduce.bandwidth_chart(found), encoding="utf-8")
-        write_json(out / "allreduce.json", found)
-    sys.stdout.write(json.dumps(found, indent=2) + "\n" if as_json else "\n".join([*lines, ""]))
+        (out / "allreduce.svg").write_text(all_reduce.bandwidth_chart(results), encoding="utf-8")
+        write_json(out / "allreduce.json", results)
+    sys.stdout.write(json.dumps(results, indent=2) + "\n" if as_json else "\n".join([*lines, ""]))
 
 
 @app.command("train")
@@ -124,28 +124,26 @@ def train(
         raise InputError("the folder does not exist", field="--out", got=str(out))
     if sweep is not None and vary:
         raise InputError("a sweep is one or the other", field="--sweep, --vary")
-    preset = presets.resolve_preset(document) if document is not None else None
-    given = [*(() if document is not None else RESNET50), *changes]
+    path = presets.resolve_preset(document) if document is not None else None
+    base_changes = [*(() if document is not None else RESNET50), *changes]
 
-    def base(more: list[str]) -> "RunConfig":
-        return config.load(preset, [*given, *more])
+    def load_variant(variant_changes: list[str]) -> "RunConfig":
+        return config.load(path, [*base_changes, *variant_changes])
 
     settings = SweepSettings(warmup, steps, parts, time_limit, budget, shard_set)
-    real = settings.shard_set is not None
+    real = shard_set is not None
     variants = named_sweep(sweep, real_images=real) if sweep is not None else variant_grid(vary, real_images=real)
     name = f"train-{device_slug()}"
-    table = out / f"{name}.md"
+    words = shlex.split(os.environ.get(env.COMMAND, "podscale bench train"))
+    command = " ".join(shlex.quote(Path(word).name if "/" in word else word) for word in words)
 
-    command = os.environ.get(env.COMMAND, "podscale bench train")
-    shown = " ".join(shlex.quote(Path(word).name if "/" in word else word) for word in shlex.split(command))
+    def report_row(row: SweepRow, rows: list[SweepRow]) -> None:
+        write_report(out / f"{name}.md", command, rows)
+        result = f"{row.found['images_per_second']:,.1f} images/s" if row.found else row.reason
+        print(f"{row.name}: {result}", file=sys.stderr, flush=True)
 
-    def measured(row: SweepRow, rows: list[SweepRow]) -> None:
-        write_report(table, shown, rows)
-        what = f"{row.found['images_per_second']:,.1f} images/s" if row.found else row.reason
-        print(f"{row.name}: {what}", file=sys.stderr, flush=True)
-
-    rows = run_sweep(base, variants, settings, out / f"{name}.json", measured)
-    print("\n".join(format_report(shown, rows)))
+    rows = run_sweep(load_variant, variants, settings, out / f"{name}.json", report_row)
+    print("\n".join(format_report(command, rows)))
 
 
 def _section(name: str, wire: str, row: int | None, bucket_mb: float) -> dict[str, Any]:
@@ -166,13 +164,13 @@ def _section(name: str, wire: str, row: int | None, bucket_mb: float) -> dict[st
 def _run_as_worker(job: dict[str, Any]) -> dict[str, Any]:
     from podscale.pytorch import link_benchmark, world
 
-    found = link_benchmark.measure_links(world.join_world(300.0), link_benchmark.LinkBenchmarkJob(**job))
+    results = link_benchmark.measure_links(world.join_world(300.0), link_benchmark.LinkBenchmarkJob(**job))
     world.leave_world()
-    return found
+    return results
 
 
 def device_slug() -> str:
-    """Return the first device of this machine as part of a file's name."""
+    """Return the name of this machine's first device in the form of a file name."""
     names = host_info.gpu_names()
     name = names[0].removeprefix("NVIDIA ") if names else "cpu"
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")

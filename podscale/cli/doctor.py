@@ -1,245 +1,57 @@
-"""`podscale doctor`: what this machine offers, and what is missing for what. Every line says what to do."""
+"""`podscale doctor`: checks of this machine or of a cluster."""
 
-import os
-import platform
-import shutil
-import socket
-import sys
-from collections.abc import Iterator
-from dataclasses import replace
-from importlib.util import find_spec
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
-from podscale.util import env, host_info
-from podscale.util.formatting import format_bytes
+import typer
+
+from podscale.cli.documents import load_run_document, load_with_defaults
+from podscale.cli.jobs import ClusterOptions
+from podscale.cli.options import ClusterDefaults, Json, Run, Set, expand_option_groups
+from podscale.errors import PodscaleError
 from podscale.util.terminal import CheckResult, print_check_results
-from podscale.version import VERSION, installed
 
-PYTHON = (3, 11)
-COMFORTABLE_MEMORY_BYTES = 4 * 2**30
-COMFORTABLE_SHM_BYTES = 2**30
-COMFORTABLE_DISK_BYTES = 10 * 2**30
-METRICS_PORT = 9400
-"""The port that presets for clusters use."""
+app = typer.Typer()
 
 
-OMITTED_FROM_IMAGE = {
-    "podscale-base": ("DALI",),
-    "podscale-tools": ("PyTorch", "DALI"),
-    "podscale-tpu": ("PyTorch", "DALI"),
-}
-"""What an image does without on purpose, because its pods never need it (see images/)."""
+@app.command()
+@expand_option_groups
+def doctor(
+    document: Run = None,
+    changes: Set = [],
+    *,
+    as_json: Json = False,
+    workspace: Annotated[Path, typer.Option(help="Where runs would be kept.")] = Path(),
+    cluster: Annotated[
+        bool, typer.Option("--cluster", help="Look at the Kubernetes cluster instead, for the run document.")
+    ] = False,
+    defaults: ClusterDefaults = "cluster",
+    cluster_options: ClusterOptions,
+) -> None:
+    """Tell what this machine, or a cluster, offers and what is missing for what."""
+    from podscale.cli.machine_doctor import check_machine
 
-GPUS_IN_A_CONTAINER = (
-    "the driver and the devices come from the node: nvidia.com/gpu among a pod's limits (launch.resources), "
-    "docker run --gpus all, podman run --device nvidia.com/gpu=all; without GPUs stages run on the CPU"
-)
-ELSEWHERE = "stages run in the image that launch.image names"
-
-
-def run_doctor(workspace: Path, *, as_json: bool) -> int:
-    """Prints the findings; the exit code is 2 where training is not possible here."""
-    return print_check_results(check_machine(workspace), as_json=as_json)
-
-
-def check_machine(workspace: Path) -> list[CheckResult]:
-    """Looks at everything; nothing is written and nothing is started for longer than the look."""
-    found = (
-        _check_system(),
-        _check_gpus(),
-        _check_tpus(),
-        _check_memory(),
-        _check_disk(workspace),
-        _check_network(),
-        _check_software(),
-        _check_engine(),
-        _check_jax(),
-        _check_cluster_client(),
+    results = (
+        _check_cluster(document, [*changes, *cluster_options.changes], defaults)
+        if cluster
+        else check_machine(workspace)
     )
-    return [_adjust_for_image(finding) for findings in found for finding in findings]
+    raise typer.Exit(print_check_results(results, as_json=as_json))
 
 
-def _adjust_for_image(finding: CheckResult) -> CheckResult:
-    """Nothing is missing that the image leaves out: other pods do that part."""
-    image = os.environ.get(env.IMAGE, "")
-    if finding.verdict == "ok" or finding.subject not in OMITTED_FROM_IMAGE.get(image, ()):
-        return finding
-    return replace(finding, verdict="note", found=f"not in {image}, which does without", advice=ELSEWHERE)
+def _check_cluster(document: str | None, changes: Sequence[str], defaults: str) -> list[CheckResult]:
+    """Check a cluster for a document; without the cluster's defaults if they cannot be read."""
+    from podscale.kubernetes.cluster_doctor import check_cluster
 
-
-def _check_system() -> Iterator[CheckResult]:
-    version = platform.python_version()
-    good = sys.version_info[:2] >= PYTHON
-    image = f" in {os.environ[env.IMAGE]}" if os.environ.get(env.IMAGE) else ""
-    yield CheckResult("podscale", "ok", f"{VERSION}{image} from {Path(__file__).parent}")
-    yield CheckResult(
-        "python",
-        "ok" if good else "missing",
-        version,
-        "" if good else f"install Python {PYTHON[0]}.{PYTHON[1]} or newer",
-    )
-    linux = sys.platform == "linux"
-    yield CheckResult(
-        "system",
-        "ok" if linux else "missing",
-        platform.platform(),
-        "" if linux else "training runs on Linux; use WSL or a container",
-    )
-    yield CheckResult("processor", "ok", f"{host_info.cpu_count()} cores for this process, {host_info.cpu_name()}")
-
-
-def _check_gpus() -> Iterator[CheckResult]:
-    gpus = host_info.visible_gpus()
-    if gpus:
-        yield CheckResult("GPUs", "ok", f"{gpus} visible: {', '.join(host_info.gpu_names())}")
-        return
-    hidden = "; CUDA_VISIBLE_DEVICES hides them" if host_info.gpu_names() else ""
-    here = "small runs work on the CPU (try `podscale run`)"
-    in_gpu_image = os.environ.get(env.IMAGE) == "podscale-gpu"
-    yield CheckResult("GPUs", "note", f"none{hidden}", GPUS_IN_A_CONTAINER if in_gpu_image else here)
-
-
-def _check_tpus() -> Iterator[CheckResult]:
-    """Nothing where neither a chip nor its library is here: that is every other machine."""
-    chips, library = host_info.tpu_chips(), installed("libtpu")
-    if chips:
-        yield CheckResult("TPUs", "ok", f"{len(chips)} chips of {', '.join(sorted(set(chips)))}")
-    elif library is not None:
-        yield CheckResult("TPUs", "note", "none: JAX finds its CPU only", "start it on a machine with TPUs")
-
-
-def _check_jax() -> Iterator[CheckResult]:
-    """The engine of TPUs; nothing where nobody has asked for it."""
-    chips, library = host_info.tpu_chips(), installed("libtpu")
-    if installed("jax") is None:
-        if chips:
-            yield CheckResult("JAX", "missing", "needed for training on TPUs", "pip install 'jax[tpu]' 'podscale[tpu]'")
-        return
-    from podscale.jax import software
-
-    found = software.probe()
-    versions = f"{found.version}, libtpu {library or 'not installed'}"
-    if found.problem:
-        yield CheckResult(
-            "JAX", "missing", f"{versions}: {found.problem}", "end what else uses its devices, or see there"
-        )
-    elif chips and found.platform != "tpu":
-        advice = "pip install 'jax[tpu]'" if library is None else "unset JAX_PLATFORMS"
-        yield CheckResult("JAX", "missing", f"{versions}: it finds its {found.platform} only, not the TPUs", advice)
-    else:
-        kinds = ", ".join(sorted(set(found.devices)))
-        yield CheckResult("JAX", "ok", f"{versions}: {len(found.devices)} x {kinds} (train.engine=jax)")
-
-
-def _check_memory() -> Iterator[CheckResult]:
-    memory = host_info.memory_info()
-    enough = memory.available >= COMFORTABLE_MEMORY_BYTES
-    yield CheckResult(
-        "memory",
-        "ok" if enough else "note",
-        f"{format_bytes(memory.available)} free of {format_bytes(memory.total)}",
-        "" if enough else "use small batches, or close other programs",
-    )
-    enough = memory.shared_free >= COMFORTABLE_SHM_BYTES
-    yield CheckResult(
-        "/dev/shm",
-        "ok" if enough else "note",
-        f"{format_bytes(memory.shared_free)} free",
-        ""
-        if enough
-        else "loader processes hand batches over here: --shm-size in a container, a memory-backed emptyDir in a pod",
-    )
-
-
-def _check_disk(workspace: Path) -> Iterator[CheckResult]:
-    existing = next(path for path in (workspace.absolute(), *workspace.absolute().parents) if path.exists())
-    subject = f"workspace {workspace}"
-    if not os.access(existing, os.W_OK | os.X_OK) or os.statvfs(existing).f_flag & os.ST_RDONLY:
-        yield CheckResult(subject, "missing", f"{existing} cannot be written", "choose another one with run.workspace")
-        return
-    free = shutil.disk_usage(existing).free
-    enough = free >= COMFORTABLE_DISK_BYTES
-    yield CheckResult(
-        subject,
-        "ok" if enough else "note",
-        f"{format_bytes(free)} free on {existing}",
-        "" if enough else "shards take about the size of the images, each checkpoint twice the model's",
-    )
-
-
-def _check_network() -> Iterator[CheckResult]:
+    defaults_error: PodscaleError | None = None
     try:
-        with socket.create_server(("127.0.0.1", 0)):
-            yield CheckResult("loopback ports", "ok", "ranks on this machine can meet")
-    except OSError as error:
-        yield CheckResult(
-            "loopback ports", "missing", str(error), "allow processes to listen on 127.0.0.1: ranks meet there"
-        )
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", METRICS_PORT))
-            yield CheckResult(f"metrics port {METRICS_PORT}", "ok", "free")
-        except OSError as error:
-            yield CheckResult(
-                f"metrics port {METRICS_PORT}", "note", str(error.strerror), "set telemetry.port (0 = any free one)"
-            )
-
-
-def _check_software() -> Iterator[CheckResult]:
-    for package, purpose, advice in (
-        ("kfp", "`podscale run` and `podscale compile`", "pip install podscale"),
-        ("simplejpeg", "validating and decoding JPEGs", "pip install podscale"),
-    ):
-        version = installed(package)
-        yield CheckResult(
-            package, "ok" if version else "missing", version or f"needed for {purpose}", "" if version else advice
-        )
-    dali = installed("nvidia-dali-cuda130") if find_spec("nvidia") else None
-    yield CheckResult(
-        "DALI",
-        "ok" if dali else "note",
-        dali or "not installed: GPUs decode by torchvision (input.loader=nvjpeg), CPUs as ever",
-        "" if dali else "on Linux x86-64: pip install 'podscale[gpu]'",
-    )
-
-
-def _check_engine() -> Iterator[CheckResult]:
-    if installed("torch") is None or installed("torchvision") is None:
-        yield CheckResult("PyTorch", "missing", "needed for training and evaluation", "pip install 'podscale[torch]'")
-        return
-    from podscale.pytorch import software
-
-    found = software.probe()
-    yield CheckResult("PyTorch", "ok", f"{found.version}, CUDA {found.cuda or 'not built in'}")
-    gpus = host_info.visible_gpus()
-    if gpus and not found.gpus:
-        yield CheckResult(
-            "CUDA", "missing", f"{gpus} GPUs, none usable by PyTorch", "install a PyTorch build for your driver"
-        )
-    elif found.gpus:
-        yield CheckResult("CUDA", "ok", ", ".join(found.gpus))
-    yield CheckResult(
-        "gloo",
-        "ok" if found.gloo else "missing",
-        "between CPU processes",
-        "" if found.gloo else "install another build of PyTorch",
-    )
-    if gpus:
-        yield CheckResult(
-            "NCCL",
-            "ok" if found.nccl else "missing",
-            found.nccl or "needed between GPUs",
-            "" if found.nccl else "install PyTorch with CUDA",
-        )
-
-
-def _check_cluster_client() -> Iterator[CheckResult]:
-    for package, purpose in (("gcsfs", "gs:// sources"), ("s3fs", "s3:// sources"), ("kfp-kubernetes", "clusters")):
-        version = installed(package)
-        yield CheckResult(
-            package,
-            "ok" if version else "note",
-            version or f"needed for {purpose} only",
-            "" if version else "pip install 'podscale[cluster]'",
-        )
+        config = load_with_defaults(document, changes, defaults)
+    except PodscaleError as error:
+        config = load_run_document(document, changes)  # raises if the document itself is wrong
+        defaults_error = error
+    results = list(check_cluster(config))
+    if defaults_error is not None and results[0].verdict == "ok":  # else there is no API server to read them from
+        advice = "mend them: all else was examined without them"
+        results.append(CheckResult("defaults", "missing", str(defaults_error), advice))
+    return results

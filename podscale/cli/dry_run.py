@@ -1,22 +1,21 @@
-"""`podscale run --dry-run`: what a run would do, said before anything is started."""
+"""Plan of a run, for `podscale run --dry-run`."""
 
 from podscale import models
-from podscale.config import RunConfig, TrainSection
-from podscale.config.preflight import find_problems, processes_per_node, shard_set_counts
+from podscale.config import RunConfig
+from podscale.config.preflight import find_problems
+from podscale.config.preflight.host import processes_per_node
+from podscale.config.preflight.storage import shard_set_counts
 from podscale.runs import RunDirectory, dataset_directory, read_outcomes, stage_outcomes
 from podscale.training import schedules
-from podscale.training.param_layout import preconditioner_elements
+from podscale.training.memory_estimate import estimate_memory
 from podscale.util import host_info
 from podscale.util.formatting import format_bytes, format_count
 
-FLOAT_BYTES = {"fp32": 4, "bf16": 2, "bf16-pure": 2, "fp16": 2}
-MOMENTS = {"sgd": 1, "lars": 1, "lamb": 2, "adam": 2, "rmsprop": 2, "nlcg": 3, "neumann": 2, "shampoo": 1}
-"""fp32 values that a rule keeps of each weight; in some of its forms (see `_state_bytes`) one more."""
 UNKNOWN = "known once the shards are made"
 
 
 def describe_run(config: RunConfig, *, fresh: bool = False) -> str:
-    """The plan of a run as text: place, data, model, training, memory, stages, problems. Nothing is written."""
+    """Return the plan of a run as text: directory, data, model, training, memory, stages, problems."""
     if not fresh:
         stage_outcomes.check_run_document(config)
     counts, classes = known_data(config)
@@ -38,27 +37,22 @@ def describe_run(config: RunConfig, *, fresh: bool = False) -> str:
 
 
 def known_data(config: RunConfig) -> tuple[dict[str, int], int | None]:
-    """Images by split and number of classes, as far as they are known without reading the source."""
-    counts = shard_set_counts(config)
-    if counts:
-        return counts, _classes(config)
+    """Return the images by split and the number of classes, if they are known without reading the source."""
+    if counts := shard_set_counts(config):
+        from podscale.data.shard_set import ShardSet
+
+        return counts, len(ShardSet.open(dataset_directory(config.run.workspace, config.data)).classes)
     if config.data.source == "digits":
         return {}, 10
     return {}, len(config.data.classes) if config.data.classes else None
 
 
-def _classes(config: RunConfig) -> int:
-    from podscale.data.shard_set import ShardSet
-
-    return len(ShardSet.open(dataset_directory(config.run.workspace, config.data)).classes)
-
-
 def _data_row(config: RunConfig, counts: dict[str, int]) -> str:
-    where = dataset_directory(config.run.workspace, config.data)
+    directory = dataset_directory(config.run.workspace, config.data)
     if not counts:
-        return f"{config.data.source} ({config.data.format}), images {UNKNOWN}; shards go to {where}"
-    listing = ", ".join(f"{format_count(number, 'image')} {name}" for name, number in counts.items())
-    return f"{listing}, in {where}"
+        return f"{config.data.source} ({config.data.format}), images {UNKNOWN}; shards go to {directory}"
+    splits = ", ".join(f"{format_count(number, 'image')} {name}" for name, number in counts.items())
+    return f"{splits}, in {directory}"
 
 
 def _model_row(config: RunConfig, classes: int | None) -> str:
@@ -72,14 +66,12 @@ def _model_row(config: RunConfig, classes: int | None) -> str:
 
 
 def _process_row(config: RunConfig) -> str:
-    per_node = processes_per_node(config)
-    ranks = per_node * config.launch.nodes
+    ranks, accumulation = processes_per_node(config) * config.launch.nodes, config.train.accumulation
     gpus = host_info.visible_gpus()
-    place = f"{gpus} GPUs" if gpus else f"{host_info.cpu_count()} CPU cores"
-    parts = ranks * config.train.accumulation
-    per_rank = config.train.global_batch // parts
-    again = f" x {config.train.accumulation} accumulation" if config.train.accumulation > 1 else ""
-    return f"{format_count(ranks, 'process')} on {place}, {per_rank} images each{again}"
+    devices = f"{gpus} GPUs" if gpus else f"{host_info.cpu_count()} CPU cores"
+    per_rank = config.train.global_batch // (ranks * accumulation)
+    passes = f" x {accumulation} accumulation" if accumulation > 1 else ""
+    return f"{format_count(ranks, 'process')} on {devices}, {per_rank} images each{passes}"
 
 
 def _training_row(config: RunConfig, images: int | None) -> str:
@@ -101,44 +93,15 @@ def _evaluation_row(config: RunConfig, images: int | None) -> str:
 
 
 def _memory_row(config: RunConfig, classes: int | None) -> str:
-    """Weights, gradients, momentum, and what forward keeps for backward: outputs of convolutions and of their norms."""
-    spec = models.model_spec(config.model, classes or 1000)
-    per_node = processes_per_node(config)
-    ranks = per_node * config.launch.nodes
-    weights, kept_beside = _state_bytes(config.train, spec.num_parameters, ranks, per_node)
-    kept_beside += _matrix_bytes(config.train, spec, ranks)
-    per_rank = config.train.global_batch // (ranks * config.train.accumulation)
-    kept = 2 * spec.activation_elements(max(config.training_sizes)) * per_rank * FLOAT_BYTES[config.train.precision]
+    memory = estimate_memory(config, classes or 1000, processes_per_node(config))
     text = (
-        f"about {format_bytes(weights + kept_beside + kept)} per process: "
-        f"weights and gradients {format_bytes(weights)}, "
-        f"optimizer {format_bytes(kept_beside)}, activations {format_bytes(kept)}"
+        f"about {format_bytes(sum(memory))} per process: weights and gradients {format_bytes(memory.weights)}, "
+        f"optimizer {format_bytes(memory.optimizer)}, activations {format_bytes(memory.activations)}"
     )
     available = host_info.memory_info().available
     if not host_info.visible_gpus() and available:
         text += f"; {format_bytes(available)} of main memory is free"
     return text
-
-
-def _state_bytes(train: TrainSection, size: int, ranks: int, per_node: int) -> tuple[int, int]:
-    """Bytes of weights and gradients, and of what the optimizer keeps beside them (see pytorch.weights)."""
-    sharded = train.weight_update == "sharded"
-    pure, rounded = train.precision == "bf16-pure", train.weight_gather == "bf16"
-    weights = {(False, False): 4, (True, False): 4 + 2, (True, True): 2, (False, True): 2 + 4}[pure, rounded]
-    row = train.all_reduce.row or per_node if train.all_reduce.algorithm == "torus2d" else ranks
-    rule = train.optimizer
-    moments = MOMENTS[rule.name] + (rule.shampoo.graft != "sgd") + (rule.nlcg.beta == "polak_ribiere")
-    kept = 4 * rounded + 4 * moments + 4 * (train.ema.decay is not None)
-    return (4 + weights) * size, kept * size // (row if sharded else 1)
-
-
-def _matrix_bytes(train: TrainSection, spec: models.ModelSpec, ranks: int) -> int:
-    """Bytes of Shampoo's matrices on a rank: all inverse roots, and its part of the statistics."""
-    if train.optimizer.name != "shampoo":
-        return 0
-    own = train.optimizer.shampoo
-    elements = sum(preconditioner_elements(p.shape, own.block, vectors=own.vectors) for p in spec.parameters)
-    return 4 * elements + 4 * elements // ranks
 
 
 def _stage_rows(config: RunConfig, fresh: bool) -> list[tuple[str, str]]:
@@ -159,6 +122,6 @@ def _stage_action(config: RunConfig, stage: str, fresh: bool) -> str:
     newest = max((int(path.name.removeprefix("step-")) for path in run.checkpoints.glob("step-*")), default=None)
     if newest is None:
         return "to do"
-    ended = read_outcomes(run.outcome).get("train")
-    why = f" (it ended with exit code {ended.exit_code})" if ended and not ended.is_done else ""
-    return f"to continue from about update {newest}{why}"
+    previous = read_outcomes(run.outcome).get("train")
+    reason = f" (it ended with exit code {previous.exit_code})" if previous and not previous.is_done else ""
+    return f"to continue from about update {newest}{reason}"

@@ -1,4 +1,4 @@
-"""Commands about jobs on a Kubernetes cluster; `doctor` looks at this machine too."""
+"""Commands about jobs on a Kubernetes cluster."""
 
 import json
 import sys
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from podscale.cli.documents import CLUSTER_DEFAULTS, load_run_document, load_with_defaults, parse_stages
+from podscale.cli.documents import CLUSTER_DEFAULTS, load_with_defaults, parse_stages
 from podscale.cli.options import (
     ClusterDefaults,
     Context,
@@ -22,10 +22,10 @@ from podscale.cli.options import (
     complete_run,
     expand_option_groups,
 )
-from podscale.errors import ExitCode, InputError, PodscaleError, error_from_exit_code
+from podscale.errors import ExitCode, InputError, error_from_exit_code
 from podscale.pipelines import presets
 from podscale.util.formatting import format_duration, printable
-from podscale.util.terminal import CheckResult, paint, print_check_results, terminal_width
+from podscale.util.terminal import paint, terminal_width
 
 if TYPE_CHECKING:
     from podscale.config import RunConfig
@@ -48,16 +48,15 @@ RunOrId = Annotated[
 
 @dataclass(frozen=True)
 class ClusterOptions:
-    """Options that name the cluster; the document or the kubeconfig says the rest."""
+    """Options that name the cluster; their defaults are in the document or the kubeconfig."""
 
     namespace: Namespace = None
     context: Context = None
 
     @property
     def changes(self) -> list[str]:
-        """The same as changes of a document."""
-        named = {"namespace": self.namespace, "context": self.context}
-        return [f"launch.cluster.{name}={value}" for name, value in named.items() if value is not None]
+        """The options as changes of a document."""
+        return [f"launch.cluster.{name}={value}" for name, value in vars(self).items() if value is not None]
 
 
 @app.command()
@@ -97,28 +96,28 @@ def submit(
     if not wait:
         submit_stage(connect_cluster(config.launch.cluster), config, stages[0], shard_set, LinePrinter(sys.stdout))
         return
-    for one in stages:
-        ended = run_stage(config, one, shard_set, stop_on_signal=stop_on_signal)
-        if not ended.is_done:
-            message = f"{ended.stage} of run {config.run.id} failed (exit code {ended.exit_code}): {ended.error}"
-            raise error_from_exit_code(ended.exit_code, message)
+    for name in stages:
+        result = run_stage(config, name, shard_set, stop_on_signal=stop_on_signal)
+        if not result.is_done:
+            message = f"{result.stage} of run {config.run.id} failed (exit code {result.exit_code}): {result.error}"
+            raise error_from_exit_code(result.exit_code, message)
 
 
 @app.command()
 @expand_option_groups
 def status(run: RunOrId, stage: Stage = None, *, cluster: ClusterOptions, as_json: Json = False) -> None:
-    """Tell how the jobs of a run stand on the cluster, and why where they wait."""
+    """Print the state of a run's jobs on the cluster, and the reason if they wait."""
     from podscale.kubernetes.jobs import list_jobs
 
     name, api = _resolve_run(run, cluster)
-    found = list_jobs(api, name, stage)
+    jobs = list_jobs(api, name, stage)
     if as_json:
-        print(json.dumps([entry.to_json() for entry in found], indent=2))
-    elif found:
-        print("\n".join(line for entry in found for line in _job_lines(entry)))
+        print(json.dumps([entry.to_json() for entry in jobs], indent=2))
+    elif jobs:
+        print("\n".join(line for entry in jobs for line in _job_lines(entry)))
     else:
-        print(f"no job of run {name} in namespace {api.namespace}; what it left is in its run directory")
-    raise typer.Exit(int(ExitCode.DONE if found else ExitCode.FAILED))
+        print(f"no job of run {name} in namespace {api.namespace}; its results are in its run directory")
+    raise typer.Exit(int(ExitCode.DONE if jobs else ExitCode.FAILED))
 
 
 @app.command()
@@ -138,20 +137,19 @@ def logs(
     from podscale.kubernetes.run_stage import LinePrinter
 
     name, api = _resolve_run(run, cluster)
-    printer = LinePrinter(sys.stdout)
-    notes = LinePrinter(sys.stderr)
+    output, messages = LinePrinter(sys.stdout), LinePrinter(sys.stderr)
     entry = _find_single_job(api, name, stage)
     choose = first_pod if pod is None else newest_pod_named(pod)
-    found = choose(entry.pods)
-    if found is None and not (follow and pod is None):
+    chosen = choose(entry.pods)
+    if chosen is None and not (follow and pod is None):
         known = ", ".join(map(name_of, entry.pods)) or "none yet"
         job = f"{entry.resource.kind} {name_of(entry.job)}"
         raise InputError(f"{job} has no such pod", field="--pod", got=pod, hint=f"It has: {known}")
     if follow:
-        _follow_log(api.with_retry(retry.UNATTENDED, notes.notify), entry, choose, printer, notes)
-    elif found is not None:
-        for line in ContainerLog(api, found, notes.notify).lines(found, follow=False):
-            printer.line(printable(line))
+        _follow_log(api.with_retry(retry.UNATTENDED, messages.notify), entry, choose, output, messages)
+    elif chosen is not None:
+        for line in ContainerLog(api, chosen, messages.notify).lines(chosen, follow=False):
+            output.line(printable(line))
 
 
 @app.command()
@@ -170,18 +168,18 @@ def stop(
     from podscale.kubernetes.pod_state import name_of
 
     name, api = _resolve_run(run, cluster)
-    found = stop_jobs(api, name, stage, include_finished=remove).stopped
-    if not found:
+    stopped = stop_jobs(api, name, stage, include_finished=remove).stopped
+    if not stopped:
         print(f"no job of run {name} is at work in namespace {api.namespace}")
-    for stopped in found:
-        print(f"{job_title(stopped)}: deleted; its pods have time to save", flush=True)
-        if is_resubmitted(stopped):
+    for entry in stopped:
+        print(f"{job_title(entry)}: deleted; its pods have time to save", flush=True)
+        if is_resubmitted(entry):
             print(
                 "  a pipeline waits for it, and submits it again when its task is tried again: terminate the "
                 "pipeline's run in Kubeflow Pipelines, which stops the job too",
                 flush=True,
             )
-    for resource, job in found if wait else ():
+    for resource, job in stopped if wait else ():
         wait_until_gone(api, resource, name_of(job), str(job["metadata"]["uid"]))
         print(f"{job_title((resource, job))}: gone", flush=True)
 
@@ -195,52 +193,13 @@ def list_all_jobs(*, cluster: ClusterOptions, as_json: Json = False) -> None:
     from podscale.kubernetes.transport import NamedCluster
 
     api = connect_cluster(NamedCluster(cluster.namespace, cluster.context))
-    found = list_jobs(api)
+    jobs = list_jobs(api)
     if as_json:
-        print(json.dumps([entry.to_json() for entry in found], indent=2))
-    elif found:
-        print("\n".join(_job_table(found)))
+        print(json.dumps([entry.to_json() for entry in jobs], indent=2))
+    elif jobs:
+        print("\n".join(_job_table(jobs)))
     else:
         print(f"no jobs of Podscale in namespace {api.namespace} ({api.target.origin})")
-
-
-@app.command()
-@expand_option_groups
-def doctor(
-    document: Run = None,
-    changes: Set = [],
-    *,
-    as_json: Json = False,
-    workspace: Annotated[Path, typer.Option(help="Where runs would be kept.")] = Path(),
-    cluster: Annotated[
-        bool, typer.Option("--cluster", help="Look at the Kubernetes cluster instead, for the run document.")
-    ] = False,
-    defaults: ClusterDefaults = "cluster",
-    where: ClusterOptions,
-) -> None:
-    """Tell what this machine, or a cluster, offers and what is missing for what."""
-    if cluster:
-        findings = _check_cluster(document, [*changes, *where.changes], defaults)
-        raise typer.Exit(print_check_results(findings, as_json=as_json))
-    from podscale.cli.doctor import run_doctor
-
-    raise typer.Exit(run_doctor(workspace, as_json=as_json))
-
-
-def _check_cluster(document: str | None, changes: Sequence[str], defaults: str) -> list[CheckResult]:
-    """Examine a cluster for a document."""
-    from podscale.kubernetes.cluster_doctor import check_cluster
-
-    wrong: PodscaleError | None = None
-    try:
-        config = load_with_defaults(document, changes, defaults)
-    except PodscaleError as error:
-        config = load_run_document(document, changes)  # an error of the document itself is raised as everywhere
-        wrong = error
-    findings = list(check_cluster(config))
-    if wrong is not None and findings[0].verdict == "ok":  # else no API server was there to ask for them
-        findings.append(CheckResult("defaults", "missing", str(wrong), "mend them: all else was examined without them"))
-    return findings
 
 
 def find_jobs(run: str, cluster: ClusterOptions) -> "tuple[ClusterClient, list[JobEntry]]":
@@ -276,14 +235,14 @@ def _dry_run(config: "RunConfig", stages: "Sequence[StageName]", shard_set: str 
 
 
 def _follow_log(
-    api: "ClusterClient", entry: "JobEntry", choose_pod: "PodChooser", printer: "LinePrinter", notes: "LinePrinter"
+    api: "ClusterClient", entry: "JobEntry", choose_pod: "PodChooser", output: "LinePrinter", messages: "LinePrinter"
 ) -> None:
     """Print the log of a pod, through its restarts, until the job has ended."""
     from podscale.kubernetes.job_watcher import observe_job
     from podscale.kubernetes.logs import LogFollower
 
     with observe_job(api, entry.resource, entry.job) as observer:
-        follower = LogFollower(api, observer.pods, printer.line, notes.notify, choose_pod)
+        follower = LogFollower(api, observer.pods, output.line, messages.notify, choose_pod)
         while not observer.state().is_finished:
             observer.changed.wait(5.0)
             observer.changed.clear()
@@ -293,12 +252,12 @@ def _follow_log(
 def _find_single_job(api: "ClusterClient", run: str, stage: str) -> "JobEntry":
     from podscale.kubernetes.jobs import list_jobs
 
-    found = list_jobs(api, run, stage)
-    if not found:
+    jobs = list_jobs(api, run, stage)
+    if not jobs:
         others = ", ".join(entry.stage for entry in list_jobs(api, run)) or "none"
         problem = f"no job of stage {stage} in namespace {api.namespace}"
         raise InputError(problem, field=f"run {run}", hint=f"Stages with a job: {others}")
-    return found[-1]
+    return jobs[-1]
 
 
 def _job_lines(entry: "JobEntry") -> Iterator[str]:
@@ -309,18 +268,18 @@ def _job_lines(entry: "JobEntry") -> Iterator[str]:
     phase = paint(entry.state.phase, PHASE_STYLES.get(entry.state.phase, "yellow"), sys.stdout)
     rest = str(entry.state).removeprefix(entry.state.phase)
     yield f"{entry.stage:<9} {entry.resource.kind} {name_of(entry.job)} ({_job_age(entry)}): {phase}{rest}"
-    telling = [pod for pod in entry.pods if describe_pod(pod) or restart_count(pod)]
-    for pod in telling[:20]:
+    pods = [pod for pod in entry.pods if describe_pod(pod) or restart_count(pod)]
+    for pod in pods[:20]:
         node = (pod.get("spec") or {}).get("nodeName") or "no node"
         yield f"          {name_of(pod)} on {node}, {restart_count(pod)} restarts: {describe_pod(pod) or 'runs'}"
-    if len(telling) > 20:
-        yield f"          and {len(telling) - 20} more pods: podscale status --json"
+    if len(pods) > 20:
+        yield f"          and {len(pods) - 20} more pods: podscale status --json"
 
 
-def _job_table(found: "Sequence[JobEntry]") -> Iterator[str]:
-    width = max(3, *(len(entry.run) for entry in found))
+def _job_table(jobs: "Sequence[JobEntry]") -> Iterator[str]:
+    width = max(3, *(len(entry.run) for entry in jobs))
     yield f"{'run':<{width}}  stage     kind        phase       pods      age  reason"
-    for entry in found:
+    for entry in jobs:
         state = entry.state
         phase = paint(f"{state.phase:<10}", PHASE_STYLES.get(state.phase, "yellow"), sys.stdout)
         pods = f"{state.running}/{state.wanted}"

@@ -1,4 +1,4 @@
-"""Commands for looking at runs: `watch`, `monitor`, `rules`, `dashboards`."""
+"""Commands about Prometheus and Grafana: `monitor`, `rules`, `dashboards`."""
 
 import importlib.resources
 import math
@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from podscale.cli.jobs import ClusterOptions
-from podscale.cli.options import ClientCertificate, ClientKey, Json, complete_run, expand_option_groups
+from podscale.cli.options import ClientCertificate, ClientKey
 from podscale.errors import InputError
 from podscale.util.files import write_atomically
 from podscale.util.formatting import format_count
@@ -30,40 +29,13 @@ RULES_FILE = "podscale-rules.yaml"
 
 
 @app.command()
-@expand_option_groups
-def watch(
-    run: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="RUN",
-            help="A run directory, a document, a preset, or an id; default: the newest run in ./runs.",
-            autocompletion=complete_run,
-        ),
-    ] = None,
-    stage: Annotated[str, typer.Option(help="Stage of a job on a cluster.")] = "train",
-    once: Annotated[bool, typer.Option("--once", help="Show it as it stands now and return.")] = False,
-    as_json: Json = False,
-    *,
-    cluster: ClusterOptions,
-    client_certificate: ClientCertificate = None,
-    client_key: ClientKey = None,
-) -> None:
-    """Show a run on one screen while it goes on: rates, phases, goodput, time left, every rank."""
-    from podscale.cli.watch import watch_run
-    from podscale.telemetry.endpoint import ClientCertFiles
-
-    client = ClientCertFiles.from_options(client_certificate, client_key)
-    raise typer.Exit(watch_run(run, cluster, stage=stage, once=once, as_json=as_json, client=client))
-
-
-@app.command()
 def monitor(
     runs: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of the runs.")] = Path("runs"),
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0 = any free one.")] = 9090,
     client_certificate: ClientCertificate = None,
     client_key: ClientKey = None,
 ) -> None:
-    """Start the real Prometheus with Podscale's rules for the runs of this machine, and tell which alerts fire."""
+    """Start the real Prometheus with Podscale's rules for the runs of this machine, and print which alerts fire."""
     from podscale.monitoring.local_prometheus import run_prometheus
     from podscale.telemetry.endpoint import ClientCertFiles
 
@@ -141,21 +113,19 @@ def follow_prometheus(prometheus: "LocalPrometheus") -> None:
     """Poll the local Prometheus, and print new targets, alerts and failing scrapes."""
     from podscale.monitoring.local_prometheus import DEFAULT_INTERVALS
 
-    followed: list[str] | None = None
-    news = AlertPrinter()
-    asked = 0.0
+    targets: list[str] | None = None
+    printer = AlertPrinter()
+    last_alerts = 0.0
     while True:
         prometheus.raise_if_exited()
-        found = prometheus.update_targets()
-        if found != followed:
-            print(
-                f"{format_count(len(found), 'endpoint')}: {', '.join(found) or 'no run serves metrics now'}", flush=True
-            )
-            followed = found
-        if time.monotonic() - asked > DEFAULT_INTERVALS.evaluation_seconds:
-            asked = time.monotonic()
+        previous, targets = targets, prometheus.update_targets()
+        if targets != previous:
+            addresses = ", ".join(targets) or "no run serves metrics now"
+            print(f"{format_count(len(targets), 'endpoint')}: {addresses}", flush=True)
+        if time.monotonic() - last_alerts > DEFAULT_INTERVALS.evaluation_seconds:
+            last_alerts = time.monotonic()
             with suppress(OSError):
-                news.print_changes(set(prometheus.firing_alerts()), prometheus.scrape_errors(), found)
+                printer.print_changes(set(prometheus.firing_alerts()), prometheus.scrape_errors(), targets)
         time.sleep(POLL_SECONDS)
 
 
@@ -165,18 +135,25 @@ class AlertPrinter:
     def __init__(self) -> None:
         self._firing: set[FiringAlert] = set()
         self._down: dict[str, str] = {}
-        self._seen_runs: set[str] = set()
+        self._printed_errors: set[str] = set()
 
-    def print_changes(self, firing: "set[FiringAlert]", down: dict[str, str], followed: list[str]) -> None:
-        """Print what changed. down: error of each address; printed the second time, for a stage may just have ended."""
+    def print_changes(self, firing: "set[FiringAlert]", down: dict[str, str], targets: list[str]) -> None:
+        """Print new and resolved alerts, and new scrape errors.
+
+        Args:
+            firing: alerts that fire now.
+            down: error of each address that cannot be scraped; printed the second time, since a stage may just have
+                ended.
+            targets: addresses that are scraped.
+        """
         for alert in sorted(firing - self._firing, key=lambda alert: alert.name):
             print(f"ALERT {alert.name}: {alert.summary}", flush=True)
         for alert in sorted(self._firing - firing, key=lambda alert: alert.name):
             print(f"over  {alert.name}: {alert.summary}", flush=True)
-        lasting = {address for address in down if address in self._down and address in followed}
-        for address in sorted(lasting - self._seen_runs):
+        lasting = {address for address in down if address in self._down and address in targets}
+        for address in sorted(lasting - self._printed_errors):
             print(f"{address} cannot be scraped: {down[address]}", flush=True)
-        self._firing, self._down, self._seen_runs = firing, down, lasting
+        self._firing, self._down, self._printed_errors = firing, down, lasting
 
 
 def _parse_threshold(text: str) -> tuple[str, float]:

@@ -1,11 +1,11 @@
-"""Arguments and options that more than one command takes, each written once.
+"""Arguments and options that several commands share.
 
-Options that go together: a command takes one dataclass, and the command line takes each of its fields.
+A group of options is one dataclass for the command, and an option for each of its fields on the command line.
 """
 
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -14,15 +14,19 @@ import typer
 
 
 def complete_run(incomplete: str) -> list[str]:
-    """What a shell offers for RUN: presets, run documents here, and folders on the way to others."""
+    """Return the completions of RUN: presets, documents here, and folders on the way to others."""
     from podscale.pipelines import presets
 
-    files = [str(path) for path in Path().glob(f"{incomplete}*") if path.suffix in (".yaml", ".yml") or path.is_dir()]
-    return [name for name in presets.preset_names() if name.startswith(incomplete)] + files
+    return [name for name in presets.preset_names() if name.startswith(incomplete)] + complete_document(incomplete)
+
+
+def complete_document(incomplete: str) -> list[str]:
+    paths = Path().glob(f"{incomplete}*")
+    return [str(path) for path in paths if path.suffix in (".yaml", ".yml") or path.is_dir()]
 
 
 def complete_option(incomplete: str) -> list[str]:
-    """What a shell offers for --set."""
+    """Return the completions of --set."""
     from podscale.config import option_names
 
     return [f"{name}=" for name in option_names() if name.startswith(incomplete)]
@@ -68,38 +72,37 @@ Result = TypeVar("Result")
 
 
 def expand_option_groups(command: Callable[..., Result]) -> Callable[..., Result]:
-    """Puts the fields of each parameter that is a dataclass in its place, so that typer sees options.
+    """Replace each dataclass parameter of a command by its fields, so that typer sees options.
 
-    A field is annotated as a parameter of a command would be: Annotated[type, typer.Option(...)], with a default.
+    A field is annotated like a parameter of a command: Annotated[type, typer.Option(...)], with a default.
     """
     signature = inspect.signature(command)
     groups: dict[str, Any] = {
-        name: one.annotation for name, one in signature.parameters.items() if is_dataclass(one.annotation)
+        name: parameter.annotation
+        for name, parameter in signature.parameters.items()
+        if is_dataclass(parameter.annotation)
     }
 
     @wraps(command)
-    def with_fields(**given: Any) -> Result:
-        made = {
-            name: group(**{field.name: given.pop(field.name) for field in fields(group)})
+    def with_fields(**options: Any) -> Result:
+        values = {
+            name: group(**{field.name: options.pop(field.name) for field in fields(group)})
             for name, group in groups.items()
         }
-        return command(**given, **made)
+        return command(**options, **values)
 
-    seen = [one for parameter in signature.parameters.values() for one in _expand_parameter(parameter)]
-    with_fields.__signature__ = signature.replace(parameters=seen)  # type: ignore[attr-defined]
-    with_fields.__annotations__ = {one.name: one.annotation for one in seen}
+    expanded = [option for parameter in signature.parameters.values() for option in _expand_parameter(parameter)]
+    with_fields.__signature__ = signature.replace(parameters=expanded)  # type: ignore[attr-defined]
+    with_fields.__annotations__ = {option.name: option.annotation for option in expanded}
     return with_fields
 
 
 def _expand_parameter(parameter: inspect.Parameter) -> Iterator[inspect.Parameter]:
     if is_dataclass(parameter.annotation):
         for field in fields(parameter.annotation):
+            default = inspect.Parameter.empty if field.default is MISSING else field.default
             yield parameter.replace(
-                name=field.name, kind=parameter.KEYWORD_ONLY, default=_field_default(field), annotation=field.type
+                name=field.name, kind=parameter.KEYWORD_ONLY, default=default, annotation=field.type
             )
     else:
         yield parameter.replace(kind=parameter.KEYWORD_ONLY)
-
-
-def _field_default(field: "Field[Any]") -> Any:
-    return inspect.Parameter.empty if field.default is MISSING else field.default

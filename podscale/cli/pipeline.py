@@ -1,4 +1,4 @@
-"""Commands that hand the pipeline of a run document to Kubeflow Pipelines."""
+"""Commands that submit the pipeline of a run document to Kubeflow Pipelines."""
 
 import json
 import sys
@@ -28,14 +28,14 @@ SCHEDULED_TIME = "[[ScheduledTime]]"
 """KFP's macro: the planned time of a scheduled run as 14 digits."""
 ID_CHARACTERS = 40
 TIME_CHARACTERS = 15
-"""Of a scheduled run's name: a hyphen and the time."""
+"""Length of the end of a scheduled run's name: a hyphen and the time."""
 STATE_STYLES = {"SUCCEEDED": "green", "FAILED": "bold red", "CANCELED": "yellow", "CACHED": "green", "SKIPPED": "dim"}
 HIDDEN_TASK_STATES = ("PENDING", "RUNTIME_STATE_UNSPECIFIED")
 
 
 @dataclass(frozen=True)
 class BackendOptions:
-    """Where the backend is, and how to get in."""
+    """Address of the backend, and credentials."""
 
     host: Annotated[
         str | None, typer.Option(metavar="URL", help="KFP's API or user interface; else KF_PIPELINES_ENDPOINT.")
@@ -52,7 +52,7 @@ class BackendOptions:
     )
 
     def endpoint(self) -> "KfpEndpoint":
-        """What was named, with what the environment says of the rest."""
+        """Return the endpoint of these options and, if one is open, of the environment."""
         from podscale.pipelines.kfp_endpoint import resolve_endpoint
 
         return resolve_endpoint(**vars(self))
@@ -60,7 +60,7 @@ class BackendOptions:
 
 @dataclass(frozen=True)
 class PackageOptions:
-    """What is sent."""
+    """Options of the package."""
 
     pipeline: Annotated[str, typer.Option(help="Name of the pipeline that gets a new version.")] = "podscale-training"
     defaults: Defaults = None
@@ -72,7 +72,7 @@ class PackageOptions:
 
 @dataclass(frozen=True)
 class StartOptions:
-    """What is started."""
+    """Options of a started run."""
 
     experiment: Annotated[str, typer.Option(help="Experiment that the run belongs to.")] = "podscale"
     name: Annotated[str | None, typer.Option(help="Name to show; default: run.id.")] = None
@@ -84,10 +84,10 @@ class StartOptions:
 @app.command()
 @expand_option_groups
 def upload(
-    document: Run = None, changes: Set = [], *, place: BackendOptions, package: PackageOptions, as_json: Json = False
+    document: Run = None, changes: Set = [], *, backend: BackendOptions, package: PackageOptions, as_json: Json = False
 ) -> None:
     """Make the package of a run document the newest version of a pipeline; the same package is sent once."""
-    endpoint = place.endpoint()
+    endpoint = backend.endpoint()
     config = _load_document(document, changes, package)
     _, version = _upload_package(config, endpoint, package)
     _print(asdict(version), _upload_message(version), as_json)
@@ -99,21 +99,21 @@ def run(
     document: Run = None,
     changes: Set = [],
     *,
-    place: BackendOptions,
+    backend: BackendOptions,
     package: PackageOptions,
     start: StartOptions,
     wait: Annotated[bool, typer.Option("--wait", help="Show the stages as they go; fail where the run fails.")] = False,
     as_json: Json = False,
 ) -> None:
     """Upload, and start a run. Interrupting --wait leaves the run at work."""
-    endpoint = place.endpoint()
+    endpoint = backend.endpoint()
     config = _load_document(document, changes, package)
-    backend, version = _upload_package(config, endpoint, package)
+    client, version = _upload_package(config, endpoint, package)
     name, parameters = start.name or config.run.id, {"run_id": config.run.id}
-    started = backend.run(version, name, start.experiment, parameters, start.service_account)
+    started = client.run(version, name, start.experiment, parameters, start.service_account)
     _print(asdict(started), f"run {started.name}: {started.link}", as_json)
     if wait:
-        raise typer.Exit(_follow_run(backend, started))
+        raise typer.Exit(_follow_run(client, started))
 
 
 @app.command()
@@ -123,14 +123,14 @@ def schedule(
     document: Run = None,
     changes: Set = [],
     *,
-    place: BackendOptions,
+    backend: BackendOptions,
     package: PackageOptions,
     start: StartOptions,
     replace: Annotated[bool, typer.Option("--replace", help="Take the place of a schedule of this name.")] = False,
     as_json: Json = False,
 ) -> None:
     """Upload, and start a run at every time of a cron expression; each is named <run.id>-<time>."""
-    endpoint = place.endpoint()
+    endpoint = backend.endpoint()
     config = _load_document(document, changes, package)
     longest = ID_CHARACTERS - TIME_CHARACTERS
     if len(config.run.id) > longest:
@@ -141,10 +141,10 @@ def schedule(
             hint="Choose a shorter one with --set run.id=...",
         )
     fields = _kfp_cron(cron)
-    backend, version = _upload_package(config, endpoint, package)
+    client, version = _upload_package(config, endpoint, package)
     parameters = {"run_id": f"{config.run.id}-{SCHEDULED_TIME}"}
     name = start.name or config.run.id
-    started = backend.schedule(
+    started = client.schedule(
         version, name, start.experiment, fields, parameters, start.service_account, replace=replace
     )
     _print(asdict(started), f"schedule {name} ({fields}): {started.link}", as_json)
@@ -164,27 +164,26 @@ def _upload_package(
     from podscale.pipelines.kfp_backend import connect_backend
     from podscale.pipelines.package import package_pipeline
 
-    backend = connect_backend(endpoint)  # before compiling: what is wrong with the address is known at once
+    client = connect_backend(endpoint)  # before compiling: a wrong address fails at once
     text = package_pipeline(config, cache=package.cache, kfp=package.kfp)
-    version = backend.upload(text, package.pipeline, config.run.id, f"Podscale run {config.run.id}")
+    version = client.upload(text, package.pipeline, config.run.id, f"Podscale run {config.run.id}")
     print(_upload_message(version), file=sys.stderr)
-    return backend, version
+    return client, version
 
 
 def _upload_message(version: "PipelineVersion") -> str:
-    how = "uploaded" if version.new else "is there already"
-    return f"version {version.name} {how}: {version.link}"
+    return f"version {version.name} {'uploaded' if version.new else 'is there already'}: {version.link}"
 
 
 def _print(content: dict[str, object], text: str, as_json: bool) -> None:
     print(json.dumps(content, indent=2) if as_json else text, flush=True)
 
 
-def _follow_run(backend: "KfpBackend", started: "StartedRun") -> int:
+def _follow_run(client: "KfpBackend", started: "StartedRun") -> int:
     """Print the stages as they come and go; return 0 only for a run that succeeded."""
     view = _StagePrinter()
     try:
-        state = backend.follow(started.id, view.update)
+        state = client.follow(started.id, view.update)
     except KeyboardInterrupt:
         print(f"\nno longer watching; the run goes on: {started.link}", file=sys.stderr)
         raise
@@ -203,27 +202,26 @@ class _StagePrinter:
     def __init__(self) -> None:
         from podscale.runs.stage_outcomes import STAGES
 
-        self._begun = time.monotonic()
-        self._seen: dict[str, str] = {}
-        self._shown = ("pack", *STAGES, "collapse", "summary")
+        self._start = time.monotonic()
+        self._states: dict[str, str] = {}
+        self._displayed_tasks = ("pack", *STAGES, "collapse", "summary")
 
     def update(self, progress: "PipelineProgress") -> None:
         states = {
             name: state
             for name, state in progress.tasks.items()
-            if name in self._shown and state not in HIDDEN_TASK_STATES
+            if name in self._displayed_tasks and state not in HIDDEN_TASK_STATES
         }
         for name, state in [*states.items(), ("run", progress.state)]:
-            if self._seen.get(name) != state:
-                self._seen[name] = state
-                shown = paint(f"{state.lower():<10}", STATE_STYLES.get(state, ""), sys.stderr)
-                print(
-                    f"{format_duration(time.monotonic() - self._begun):>8}  {name:<9} {shown}".rstrip(), file=sys.stderr
-                )
+            if self._states.get(name) != state:
+                self._states[name] = state
+                seconds = format_duration(time.monotonic() - self._start)
+                painted = paint(f"{state.lower():<10}", STATE_STYLES.get(state, ""), sys.stderr)
+                print(f"{seconds:>8}  {name:<9} {painted}".rstrip(), file=sys.stderr)
 
 
 def _kfp_cron(cron: str) -> str:
-    """Return KFP's form of a cron expression, seconds first; the usual five fields are taken too."""
+    """Return KFP's form of a cron expression, which begins with seconds; the usual five fields are accepted too."""
     fields = cron.split()
     if cron.startswith("@") and len(fields) in (1, 2):
         return cron

@@ -1,4 +1,4 @@
-"""Commands that carry out a run here: the whole pipeline, or one stage in this process."""
+"""Commands of the stages, each in this process: `shard`, `train`, `collapse`, `evaluate`, `report`."""
 
 import sys
 from collections.abc import Sequence
@@ -23,25 +23,6 @@ app = typer.Typer()
 
 
 @app.command()
-def run(
-    document: Run = None,
-    changes: Set = [],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and start nothing.")] = False,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Move a former run of this id aside and start anew.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show what kfp and the stages print.")] = False,
-    runner: Annotated[
-        str, typer.Option(metavar="process|docker", help="docker: each stage in a container of launch.image.")
-    ] = "process",
-) -> None:
-    """The whole pipeline here: shard, train, evaluate, report. The same command again continues."""
-    from podscale.cli.run import run_local_pipeline
-
-    raise typer.Exit(
-        run_local_pipeline(document, changes, runner=runner, dry_run=dry_run, fresh=fresh, verbose=verbose)
-    )
-
-
-@app.command()
 def shard(
     document: Run = None,
     changes: Set = [],
@@ -51,7 +32,7 @@ def shard(
     verify: Annotated[bool, typer.Option("--verify", help="Read every shard again and check its hash.")] = False,
     inspect: Annotated[
         Path | None,
-        typer.Option("--inspect", metavar="DIR", help="Tell what a shard set holds instead of making one."),
+        typer.Option("--inspect", metavar="DIR", help="Print the contents of a shard set instead of building one."),
     ] = None,
     contact_sheet: Annotated[
         Path | None,
@@ -72,8 +53,8 @@ def shard(
         return
     if contact_sheet is not None or json:
         raise InputError("these go with --inspect DIR", field="--contact-sheet, --json")
-    short = {"data.dedup": dedup, "data.resize_short": resize_short, "data.quality": quality}
-    changes = [*changes, *(f"{name}={value}" for name, value in short.items() if value is not None)]
+    shortcuts = {"data.dedup": dedup, "data.resize_short": resize_short, "data.quality": quality}
+    changes = [*changes, *(f"{name}={value}" for name, value in shortcuts.items() if value is not None)]
     with write_termination_on_exit("shard"):
         if index >= of:
             raise InputError(f"parts of --of {of} are counted from 0 to {of - 1}", field="--index", got=index)
@@ -134,16 +115,16 @@ def collapse(
 
     with write_termination_on_exit("train"):
         config = load_run_document(document, changes)
-        chosen = [ensemble_members.ensemble_member(config, one) for one in cycle]
-        chosen = chosen or ensemble_members.ensemble_members(config)
-        if not chosen:
+        members = [ensemble_members.ensemble_member(config, number) for number in cycle]
+        members = members or ensemble_members.ensemble_members(config)
+        if not members:
             raise InputError(
                 f"run {config.run.id} has nothing to collapse",
                 field="ensemble",
                 hint="Give the document an ensemble section with cycles.",
             )
         location = shard_set or dataset_directory(config.run.workspace, config.data)
-        for member in chosen:
+        for member in members:
             stage_outcomes.check_run_document(member.config)
             _print_outcome(member.config, local.train(member.config, location), member.model)
 
@@ -172,10 +153,10 @@ def evaluate(
         config, location = _load_to_evaluate(documents or [], changes, shard_set)
         outcome = local.evaluate(config, location)
         path = RunDirectory.for_config(config).evaluation
-        found = read_evaluation(path)
-        if found.ensemble is not None:
-            print(ensemble_text_table(found.ensemble), end="\n\n")
-        for name, value in _scores_text(found).items():
+        evaluation = read_evaluation(path)
+        if evaluation.ensemble is not None:
+            print(ensemble_text_table(evaluation.ensemble), end="\n\n")
+        for name, value in _format_scores(evaluation).items():
             print(f"{name:<10} {value}")
         _print_outcome(config, outcome, path)
 
@@ -193,8 +174,8 @@ def report(document: Run = None, changes: Set = [], shard_set: ShardSetLocation 
 
 
 def _print_shard_set(result: "ShardResult") -> None:
-    for note in result.messages:
-        print(note)
+    for message in result.messages:
+        print(message)
     for name, split in result.manifest.splits.items():
         images, shards = format_count(split.count, "image"), format_count(len(split.shards), "shard")
         print(f"{name}: {images} in {shards}, {format_bytes(split.bytes)}")
@@ -205,7 +186,7 @@ def _print_shard_set(result: "ShardResult") -> None:
 
 
 def _inspect(directory: Path, *, verify: bool, contact_sheets: Path | None, as_json: bool) -> None:
-    """Print what a shard set holds; fail if verifying finds damage. contact_sheets: folder for pictures."""
+    """Print the contents of a shard set, and write a picture of each split; fail if verifying finds damage."""
     from podscale.data.inspect import inspect_shard_set
 
     progress = ProgressLine(sys.stderr)
@@ -236,7 +217,7 @@ def _contact_sheets(directory: Path, splits: list[str], folder: Path) -> list[Pa
 def _load_with_shard_set(
     document: str | None, changes: Sequence[str], shard_set: str | None
 ) -> "tuple[RunConfig, str]":
-    """Return the document and the location of its shards: as given, else the set that `podscale shard` makes."""
+    """Return the document and the location of its shards; default: the set that `podscale shard` builds."""
     from podscale.runs import dataset_directory, stage_outcomes
 
     config = load_run_document(document, changes)
@@ -247,7 +228,8 @@ def _load_with_shard_set(
 def _load_to_evaluate(
     documents: Sequence[str], changes: Sequence[str], shard_set: str | None
 ) -> "tuple[RunConfig, str]":
-    """Return the document to evaluate, if need be one made of several models, and the location of its shards."""
+    """Return the document to evaluate, or that of an ensemble of several models, and the location of its shards."""
+    from podscale.evaluation.adhoc_ensemble import adhoc_ensemble_document
     from podscale.runs import dataset_directory, stage_outcomes
 
     if any(Path(name).is_dir() for name in documents):
@@ -262,86 +244,20 @@ def _load_to_evaluate(
     return _load_with_shard_set(documents[0] if documents else None, changes, shard_set)
 
 
-def _scores_text(evaluation: "Evaluation") -> dict[str, str]:
+def _format_scores(evaluation: "Evaluation") -> dict[str, str]:
     """Return the main scores as text."""
-    figures, rate = evaluation.scores, evaluation.throughput.evaluation_images_per_second
-    low, high = figures.top1_interval
+    scores, rate = evaluation.scores, evaluation.throughput.evaluation_images_per_second
+    low, high = scores.top1_interval
     rows = {
-        "top-1": f"{figures.top1:.2%}  (95 % interval {low:.2%} to {high:.2%})",
-        f"top-{figures.top5_k}": f"{figures.top5:.2%}",
-        "loss": "not finite" if figures.loss is None else f"{figures.loss:.4f} nats",
-        "ECE": "not finite" if figures.ece is None else f"{figures.ece:.2%}",
-        "images": f"{figures.samples:,}",
+        "top-1": f"{scores.top1:.2%}  (95 % interval {low:.2%} to {high:.2%})",
+        f"top-{scores.top5_k}": f"{scores.top5:.2%}",
+        "loss": "not finite" if scores.loss is None else f"{scores.loss:.4f} nats",
+        "ECE": "not finite" if scores.ece is None else f"{scores.ece:.2%}",
+        "images": f"{scores.samples:,}",
     }
     return {**rows, "speed": f"{rate:,.0f} images/s"} if rate else rows
 
 
 def _print_outcome(config: "RunConfig", outcome: "StageOutcome", product: Path) -> None:
-    how = "was finished before, nothing to do" if outcome.reused else f"done in {outcome.seconds:.1f} s"
-    print(f"{outcome.stage} of run {config.run.id}: {how}: {product}", file=sys.stderr)
-
-
-def adhoc_ensemble_document(names: Sequence[str], changes: Sequence[str], shard_set: str | None) -> "RunConfig":
-    """Build the document of several models that are evaluated together: a run without a training of its own.
-
-    It lies in the workspace of the first model's run, and its other options come from that run's document. For a
-    model outside of a run directory they come from model.json, and the shard set must be given.
-    Raises InputError for fewer than two models.
-    """
-    from podscale.config import dumps, fingerprint, loads
-    from podscale.config.ensemble import EnsembleSection, StartSection
-    from podscale.config.run import ClaimSection
-
-    if len(names) < 2:
-        raise InputError(
-            "an ensemble of one is a single model",
-            field=names[0],
-            hint="Name two models or more, or a run document to evaluate the model of a run.",
-        )
-    directories = [_resolve_model(Path(name)) for name in names]
-    first = _training_document(directories[0], shard_set)
-    paths = [str(directory) for directory in directories]
-    identity = first.run.model_copy(update={"id": f"together-{fingerprint({'models': paths})[:8]}"})
-    train = first.train.model_copy(update={"phases": (), "start_from": StartSection(), "target_top1": None})
-    config = first.model_copy(
-        update={
-            "run": identity,
-            "train": train,
-            "ensemble": EnsembleSection(),
-            "evaluate": first.evaluate.model_copy(update={"models": tuple(paths), "weights": "trained"}),
-            "checkpoint": first.checkpoint.model_copy(update={"snapshots": ()}),
-            "telemetry": first.telemetry.model_copy(update={"mlperf_log": False}),
-            "claim": ClaimSection(),
-        }
-    )
-    return loads(dumps(config), " ".join(names), changes)
-
-
-def _resolve_model(path: Path) -> Path:
-    from podscale.runs.ensemble_members import MODEL_JSON
-
-    return path if (path / MODEL_JSON).exists() or not (path / "model").is_dir() else path / "model"
-
-
-def _training_document(directory: Path, shard_set: str | None) -> "RunConfig":
-    from podscale.config import RunConfig, load
-    from podscale.runs import RunDirectory
-    from podscale.runs.model_files import read_model
-
-    run = RunDirectory(directory.resolve().parent)
-    if directory.name == "model" and run.config.exists():
-        return load(run.config)
-    if shard_set is None:
-        raise InputError(
-            "this model lies outside of a run directory, so nothing names the images it is for",
-            field=str(directory),
-            hint="Name them with --shard-set",
-        )
-    told = read_model(directory).description
-    prepared = told["preprocessing"]
-    values = {
-        "input": {"image_size": prepared["image_size"], "mean": prepared["mean"], "std": prepared["std"]},
-        "model": told["architecture"],
-        "evaluate": {"crop_fraction": prepared["crop_fraction"]},
-    }
-    return RunConfig.model_validate(values)
+    result = "was finished before, nothing to do" if outcome.reused else f"done in {outcome.seconds:.1f} s"
+    print(f"{outcome.stage} of run {config.run.id}: {result}: {product}", file=sys.stderr)

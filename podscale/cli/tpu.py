@@ -1,4 +1,4 @@
-"""Commands about TPUs: `podscale tpu compile` compiles the step of a document for TPUs that are not here."""
+"""`podscale tpu compile`: compile the training step of a document for TPUs that are not here."""
 
 import json
 import sys
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from podscale.hardware import Topology
     from podscale.jax.aot.request import CompileRequest
 
-app = typer.Typer(help="What a run would be on TPUs that are not here.", no_args_is_help=True)
+app = typer.Typer(help="Compile and estimate a run for TPUs that are not here.", no_args_is_help=True)
 
 DEFAULT_CLASSES = 1000
-"""Assumed while no shards are made and the document names no classes."""
+"""Classes assumed before there are shards, if the document names none."""
 
 
 @app.command("compile")
@@ -54,25 +54,25 @@ def compile_step(
         raise InputError("there is one sweep, batch", field="--sweep", got=sweep)
     config = load_run_document(document, changes)
     request = build_compile_request(config, _resolve_topology(config, topology, slices))
-    kept = cache or default_cache()
+    cache = cache or default_cache()
 
-    def examined(one: "CompileRequest") -> dict[str, Any]:
-        if cached_result(one, kept) is None:
-            images = one.config.train.global_batch
-            print(f"compiling {images} images for {one.topology} ...", file=sys.stderr, flush=True)
-        return compile_findings(one, compile_aot(one, kept, time_limit))
+    def compile_findings_of(variant: "CompileRequest") -> dict[str, Any]:
+        if cached_result(variant, cache) is None:
+            images = variant.config.train.global_batch
+            print(f"compiling {images} images for {variant.topology} ...", file=sys.stderr, flush=True)
+        return compile_findings(variant, compile_aot(variant, cache, time_limit))
 
     if sweep is None:
-        found = examined(request)
-        found["largest"] = largest_known_batch(request, {**cached_results(request, kept), request.batch: found})
-        _print_result(found if as_json else format_compile_report(found))
-        if not found["fits"]:
-            raise _too_large_message(found)
+        findings = compile_findings_of(request)
+        findings["largest"] = largest_known_batch(request, {**cached_results(request, cache), request.batch: findings})
+        _print_result(findings if as_json else format_compile_report(findings))
+        if not findings["fits"]:
+            raise _too_large_error(findings)
         return
     rows: list[dict[str, Any]] = []
 
-    def measure(one: "CompileRequest") -> FitResult:
-        rows.append(examined(one))
+    def measure(variant: "CompileRequest") -> FitResult:
+        rows.append(compile_findings_of(variant))
         memory = rows[-1]["memory"]
         return FitResult(rows[-1]["fits"], memory["needed"], memory["available"])
 
@@ -84,54 +84,55 @@ def compile_step(
     _print_result([*format_compile_report(best), "", *format_sweep_report(rows, largest)])
 
 
-def _too_large_message(found: dict[str, Any]) -> InputError:
-    largest = found["largest"]
-    smaller = (
+def _too_large_error(findings: dict[str, Any]) -> InputError:
+    largest = findings["largest"]
+    hint = (
         f"Lower it to {largest['global_batch']}, or ask --sweep batch"
         if largest["batch"]
         else "No batch that the document allows fits: choose larger chips, a smaller model or smaller images."
     )
-    over = format_bytes(found["memory"]["over"])
-    problem = f"the step takes {over} more than a device of {found['topology']['name']} has"
-    return InputError(problem, field="train.global_batch", got=found["global_batch"], hint=smaller)
+    excess = format_bytes(findings["memory"]["over"])
+    problem = f"the step takes {excess} more than a device of {findings['topology']['name']} has"
+    return InputError(problem, field="train.global_batch", got=findings["global_batch"], hint=hint)
 
 
 def build_compile_request(config: "RunConfig", topology: "Topology") -> "CompileRequest":
-    """Build the request to compile a document. Raises InputError for what the JAX engine does not have."""
+    """Build the request to compile a document. Raises InputError if the JAX engine lacks one of its options."""
     from podscale.cli.dry_run import known_data
     from podscale.jax.aot.request import CompileRequest
     from podscale.training import schedules
 
     config = as_jax_config(config)
     counts, classes = known_data(config)
-    updates = schedules.total_steps(config.train, counts.get("train", IMAGENET_IMAGES))
-    return CompileRequest(config, topology, classes or DEFAULT_CLASSES, updates)
+    steps = schedules.total_steps(config.train, counts.get("train", IMAGENET_IMAGES))
+    return CompileRequest(config, topology, classes or DEFAULT_CLASSES, steps)
 
 
 def as_jax_config(config: "RunConfig") -> "RunConfig":
-    """Return the document as the JAX engine would train it, without the options of the PyTorch engine alone.
+    """Return the document for the JAX engine, without options of the PyTorch engine that do not change the program.
 
-    Raises InputError for what changes the program and the JAX engine does not have.
+    Raises:
+        InputError: another option is not supported by the JAX engine.
     """
     from podscale.config.engine_support import find_unsupported_option
 
-    own = {"cuda_graph": False, "compile": "off", "channels_last": True, "deterministic": False}
+    pytorch_options = {"cuda_graph": False, "compile": "off", "channels_last": True, "deterministic": False}
     reduce = config.train.all_reduce.model_copy(update={"backend": "auto", "overlap": True})
     cluster = config.launch.cluster.model_copy(update={"min_nodes": None})
-    found = config.model_copy(
+    jax_config = config.model_copy(
         update={
-            "train": config.train.model_copy(update={"engine": "jax", "all_reduce": reduce, **own}),
+            "train": config.train.model_copy(update={"engine": "jax", "all_reduce": reduce, **pytorch_options}),
             "input": config.input.model_copy(update={"loader": "auto"}),
             "launch": config.launch.model_copy(update={"cluster": cluster}),
         }
     )
-    if lacking := find_unsupported_option(found):
+    if unsupported := find_unsupported_option(jax_config):
         raise InputError(
-            f"{lacking.problem} (a step for TPUs is one of the JAX engine)",
-            field=lacking.key,
-            hint=f"Set {lacking.key}={lacking.instead}",
+            f"{unsupported.problem} (a step for TPUs is one of the JAX engine)",
+            field=unsupported.key,
+            hint=f"Set {unsupported.key}={unsupported.instead}",
         )
-    return found
+    return jax_config
 
 
 def _resolve_topology(config: "RunConfig", topology: str | None, slices: int | None) -> "Topology":
@@ -151,5 +152,5 @@ def _resolve_topology(config: "RunConfig", topology: str | None, slices: int | N
     return find_topology(name, slices or config.launch.cluster.slices)
 
 
-def _print_result(what: dict[str, Any] | list[str]) -> None:
-    print(json.dumps(what, indent=2) if isinstance(what, dict) else "\n".join(what))
+def _print_result(result: dict[str, Any] | list[str]) -> None:
+    print(json.dumps(result, indent=2) if isinstance(result, dict) else "\n".join(result))

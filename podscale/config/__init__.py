@@ -1,4 +1,4 @@
-"""The run document: one typed model, its reader and its identity."""
+"""Run document: one typed model, its reader and its identity."""
 
 from podscale.config.data import DataSection, InputSection
 from podscale.config.document import Defaults, dumps, json_schema, load, loads, option_names

@@ -9,9 +9,9 @@ from podscale.config.run import RunDocument
 
 @dataclass(frozen=True)
 class BatchNormGroup:
-    """Who is normalised together: `images` images of each of `ranks` consecutive ranks, in one forward pass.
+    """Images that share statistics: `images` of each of `ranks` consecutive ranks, in one forward pass.
 
-    With one rank, `images` may be less than its batch: the batch is then normalised in parts of so many.
+    With one rank, `images` may be less than its batch; the batch is then normalised in parts.
     """
 
     ranks: int
@@ -24,7 +24,7 @@ class BatchNormGroup:
 
 
 def devices_per_rank(config: RunDocument) -> int:
-    """Devices that share images: together they are one rank of the sample order."""
+    """Return the devices that share an image; the sample order counts them as one rank."""
     return prod(config.train.spatial_partitions)
 
 
@@ -44,12 +44,12 @@ def batch_norm_group(config: RunDocument, devices: int) -> BatchNormGroup:
                 got=section.group,
             )
         return BatchNormGroup(section.group, batch)
-    held = f"{batch} images of one rank and pass ({train.global_batch} / ({ranks} x {train.accumulation}))"
+    images = f"{batch} images of one rank and pass ({train.global_batch} / ({ranks} x {train.accumulation}))"
     if section.span <= batch:
         if batch % section.span:
             raise conflict_error(
                 "model.batch_norm.span",
-                f"does not divide the {held}",
+                f"does not divide the {images}",
                 got=section.span,
                 hint="Use a divisor or a multiple.",
             )
@@ -58,11 +58,11 @@ def batch_norm_group(config: RunDocument, devices: int) -> BatchNormGroup:
     if rest:
         raise conflict_error(
             "model.batch_norm.span",
-            f"no multiple of the {held}",
+            f"no multiple of the {images}",
             got=section.span,
             hint="Use a multiple or a divisor.",
         )
-    assert ranks % group == 0, "check_span saw that the span divides a pass"
+    assert ranks % group == 0, "check_batch_norm_span: the span divides a pass"
     return BatchNormGroup(group, batch)
 
 

@@ -15,77 +15,95 @@ from podscale.util.formatting import join_words
 
 
 def check_sections(config: RunDocument) -> None:
-    """Raise if two fields, each valid alone, cannot both hold."""
-    train, launch = config.train, config.launch
+    """Raise if two fields, each valid alone, conflict."""
+    train = config.train
     check_engine_support(config)
-    processes = launch.processes * launch.nodes if launch.processes else None
-    if processes is None or requests_tpus(config):
-        if train.global_batch % train.accumulation:
-            raise conflict_error(
-                "train.global_batch",
-                f"not divisible by train.accumulation {train.accumulation}",
-                got=train.global_batch,
-            )
-    elif train.engine == "pytorch":
-        check_ranks(config, processes)
-    else:
-        check_processes(config, processes)
+    check_batch(config)
     check_step_options(config)
     check_partitions(config)
     check_batch_norm_span(config)
     check_phases(train)
+    check_optimizer(train)
+    check_numerics(train)
     check_weight_update(train)
     check_ensemble(config.ensemble, train.epochs, config.checkpoint.snapshots)
     if train.start_from.epoch is not None and train.start_from.run is None:
         raise conflict_error("train.start_from.epoch", "needs a run", hint="Set train.start_from.run too.")
+    check_evaluation(config)
+    check_model(config)
+    check_input(config)
+
+
+def check_batch(config: RunDocument) -> None:
+    """Raise if the global batch does not divide into the parts that the document alone determines."""
+    train, launch = config.train, config.launch
+    processes = launch.processes * launch.nodes
+    if not processes or requests_tpus(config):
+        check_batch_divisible(train)
+    elif train.engine == "pytorch":
+        check_ranks(config, processes)
+    else:
+        check_batch_divisible(train, processes, "processes")
+
+
+def check_batch_divisible(train: TrainSection, parts: int = 1, unit: str = "") -> None:
+    """Raise if the global batch does not divide into equal passes of so many ranks or processes."""
+    accumulation = train.accumulation
+    if train.global_batch % (parts * accumulation):
+        passes = f"{unit} x accumulation = {parts} x" if unit else "train.accumulation"
+        raise conflict_error("train.global_batch", f"not divisible by {passes} {accumulation}", got=train.global_batch)
+
+
+def check_evaluation(config: RunDocument) -> None:
+    """Raise if the evaluation needs models, weights or a target that the run does not have."""
     if len(config.evaluate.models) == 1:
         raise conflict_error(
             "evaluate.models",
             "an ensemble of one is a single model",
             hint="Name two or more, or evaluate it as its own run.",
         )
-    if config.evaluate.weights == "ema" and train.ema.decay is None:
+    if config.evaluate.weights == "ema" and config.train.ema.decay is None:
         raise conflict_error(
             "evaluate.weights",
             "no running average of the weights is kept",
             got="ema",
             hint="Set train.ema.decay, such as 0.9999.",
         )
-    if config.telemetry.mlperf_log and train.target_top1 is None:
+    if config.telemetry.mlperf_log and config.train.target_top1 is None:
         raise conflict_error(
             "telemetry.mlperf_log",
             "MLPerf times a run to a target accuracy",
             hint="Set train.target_top1 (0.759 for ResNet-50 on ImageNet).",
         )
-    check_model(config)
-    if config.input.decoded_cache_bytes and config.input.loader in ("dali", "nvjpeg"):
-        raise conflict_error(
-            "input.decoded_cache_bytes",
-            f"input.loader={config.input.loader} keeps no decoded images",
-            got=config.input.decoded_cache_bytes,
-            hint="Set input.loader=torchvision, or input.decoded_cache_bytes=0.",
-        )
-    if config.input.augment.is_enabled and config.input.loader in ("dali", "nvjpeg"):
-        raise conflict_error(
-            "input.loader",
-            "it only crops and mirrors, and input.augment asks for more",
-            got=config.input.loader,
-            hint="Set input.loader=torchvision, or leave input.augment out.",
-        )
-    if config.input.order == "global" and config.input.groups != 1:
-        raise conflict_error(
-            "input.groups", "needs input.order=blocked", got=config.input.groups, hint="Set that, or input.groups=1."
-        )
-    if config.input.order == "blocked" and train.global_batch % config.input.groups:
-        raise conflict_error(
-            "input.groups",
-            f"does not divide train.global_batch {train.global_batch}",
-            got=config.input.groups,
-        )
 
 
-def check_weight_update(train: TrainSection) -> None:
-    """Raise if the optimizer, the precision and the weight update options conflict."""
+def check_input(config: RunDocument) -> None:
+    """Raise if the loader or the order of the samples does not support another input option."""
+    section, batch = config.input, config.train.global_batch
+    if section.loader in ("dali", "nvjpeg"):
+        if section.decoded_cache_bytes:
+            raise conflict_error(
+                "input.decoded_cache_bytes",
+                f"input.loader={section.loader} keeps no decoded images",
+                got=section.decoded_cache_bytes,
+                hint="Set input.loader=torchvision, or input.decoded_cache_bytes=0.",
+            )
+        if section.augment.is_enabled:
+            raise conflict_error(
+                "input.loader",
+                "it only crops and mirrors, and input.augment asks for more",
+                got=section.loader,
+                hint="Set input.loader=torchvision, or leave input.augment out.",
+            )
+    if section.order == "global" and section.groups != 1:
+        hint = "Set that, or input.groups=1."
+        raise conflict_error("input.groups", "needs input.order=blocked", got=section.groups, hint=hint)
+    if section.order == "blocked" and batch % section.groups:
+        raise conflict_error("input.groups", f"does not divide train.global_batch {batch}", got=section.groups)
+
+
+def check_optimizer(train: TrainSection) -> None:
+    """Raise if options of the optimizer conflict, with each other or with the schedule."""
     optimizer = train.optimizer
     check_optimizer_options(optimizer)
     check_momentum(train)
@@ -100,14 +118,10 @@ def check_weight_update(train: TrainSection) -> None:
             got=0,
             hint="Set train.optimizer.eps above 0, or leave it out.",
         )
-    if optimizer.name == "shampoo" and train.weight_update == "sharded":
-        raise conflict_error(
-            "train.weight_update",
-            "Shampoo's statistics are of whole blocks of the gradient, and a sharded update leaves each rank parts "
-            "of them",
-            got="sharded",
-            hint="Set train.weight_update=replicated: statistics and their roots are spread over the ranks anyway.",
-        )
+
+
+def check_numerics(train: TrainSection) -> None:
+    """Raise if the loss or the precision does not have an option that is set."""
     if train.binary_threshold is not None and train.loss != "binary_cross_entropy":
         raise conflict_error(
             "train.binary_threshold",
@@ -122,46 +136,62 @@ def check_weight_update(train: TrainSection) -> None:
             got=train.loss_scale,
             hint="Leave it at 65536, which adapts by itself, or set train.precision=bf16, which needs none.",
         )
-    if train.weight_gather == "bf16" and train.weight_update != "sharded":
+
+
+def check_weight_update(train: TrainSection) -> None:
+    """Raise if the optimizer or the all-reduce does not support the kind of weight update."""
+    algorithm, sharded = train.all_reduce.algorithm, train.weight_update == "sharded"
+    if train.optimizer.name == "shampoo" and sharded:
+        raise conflict_error(
+            "train.weight_update",
+            "Shampoo needs whole blocks of the gradient, of which a sharded update leaves each rank a part",
+            got="sharded",
+            hint="Set train.weight_update=replicated: statistics and their roots are spread over the ranks anyway.",
+        )
+    if train.weight_gather == "bf16" and not sharded:
         raise conflict_error(
             "train.weight_gather",
             "only a sharded update gathers weights",
             got="bf16",
             hint="Set train.weight_update=sharded, or train.weight_gather=fp32.",
         )
-    if train.all_reduce.algorithm == "ddp" and (train.weight_update == "sharded" or train.precision == "bf16-pure"):
+    if algorithm == "ddp" and (sharded or train.precision == "bf16-pure"):
         raise conflict_error(
             "train.all_reduce.algorithm",
             "ddp reduces whole fp32 gradients: it goes with train.weight_update=replicated and with fp32, bf16 or fp16",
             got="ddp",
             hint="Choose another algorithm.",
         )
-    if train.weight_update == "sharded" and train.all_reduce.algorithm in ("tree", "hierarchical", "hybrid"):
+    if sharded and algorithm in ("tree", "hierarchical", "hybrid"):
         raise conflict_error(
             "train.all_reduce.algorithm",
             "train.weight_update=sharded needs a reduce-scatter, and it has none",
-            got=train.all_reduce.algorithm,
+            got=algorithm,
             hint="Use torus2d, ring or flat.",
         )
 
 
 def check_momentum(train: TrainSection) -> None:
-    """Raise if schedules or phases set a momentum that the update rule does not take from them."""
-    name, have = train.optimizer.name, optimizers_with("momentum")
-    if name in have:
+    """Raise if schedules or phases set a momentum that the optimizer does not have."""
+    name, supporting = train.optimizer.name, optimizers_with("momentum")
+    if name in supporting:
         return
-    given = [("train.schedule", train.schedule)]
-    given += [(f"train.phases.{i}.schedule", phase.schedule) for i, phase in enumerate(train.phases) if phase.schedule]
+    schedules = [("train.schedule", train.schedule)]
+    schedules += [
+        (f"train.phases.{i}.schedule", phase.schedule) for i, phase in enumerate(train.phases) if phase.schedule
+    ]
     keys = [
         f"{key}.{option}"
-        for key, schedule in given
+        for key, schedule in schedules
         for option in ("momentum_start", "momentum_end", "momentum_correction")
         if getattr(schedule, option)
     ]
     keys += [f"train.phases.{i}.momentum" for i, phase in enumerate(train.phases) if phase.momentum is not None]
     keys += [f"train.phases.{i}.reset_momentum" for i, phase in enumerate(train.phases) if phase.reset_momentum]
     if keys:
-        raise conflict_error(keys[0], f"for {join_words(have)}; {name} has no such momentum", hint="Leave it out.")
+        raise conflict_error(
+            keys[0], f"for {join_words(supporting)}; {name} has no such momentum", hint="Leave it out."
+        )
 
 
 def check_neumann(train: TrainSection) -> None:
@@ -177,7 +207,7 @@ def check_neumann(train: TrainSection) -> None:
     if section.reset_epochs >= train.epochs:
         raise conflict_error(
             "train.optimizer.neumann.reset_epochs",
-            f"the first reset never comes in a run of {train.epochs:g} epochs",
+            f"there is no reset within a run of {train.epochs:g} epochs",
             got=section.reset_epochs,
             hint="Lower it.",
         )
@@ -186,37 +216,30 @@ def check_neumann(train: TrainSection) -> None:
 def check_step_options(config: RunDocument) -> None:
     """Raise if options of the training step exclude each other."""
     train = config.train
-    if train.cuda_graph and train.all_reduce.algorithm == "ddp":
-        raise conflict_error(
-            "train.cuda_graph",
-            "torch's DistributedDataParallel cannot be part of a CUDA graph of the whole step",
-            hint="Set train.all_reduce.algorithm to another one, or train.cuda_graph=false.",
-        )
-    if train.cuda_graph and train.optimizer.name == "shampoo":
-        raise conflict_error(
-            "train.cuda_graph",
-            "Shampoo does more in some steps than in others (it takes inverse roots), and a CUDA graph replays one "
-            "step for all",
-            hint="Set train.cuda_graph=false.",
-        )
-    if train.cuda_graph and train.compile in ("reduce-overhead", "max-autotune"):
+    if train.stem_compute == "space_to_depth" and config.model.small_stem:
+        problem = "the small stem has no stride to fold into channels"
+        raise conflict_error("train.stem_compute", problem, hint="Set it to plain.")
+    if not train.cuda_graph:
+        return
+    if train.compile in ("reduce-overhead", "max-autotune"):
         raise conflict_error(
             "train.compile",
             "it records CUDA graphs of its own, which train.cuda_graph cannot record again",
             got=train.compile,
             hint="Set it to default or max-autotune-no-cudagraphs, or train.cuda_graph=false.",
         )
-    if train.cuda_graph and len(set(config.training_sizes)) > 1:
+    problem, remedy = "", ""
+    if train.all_reduce.algorithm == "ddp":
+        problem = "torch's DistributedDataParallel cannot be part of a CUDA graph of the whole step"
+        remedy = ", or train.all_reduce.algorithm to another one"
+    elif train.optimizer.name == "shampoo":
+        problem = "a CUDA graph replays one step for all, and only some steps of Shampoo take inverse roots"
+    elif len(set(config.training_sizes)) > 1:
         sides = ", ".join(map(str, config.training_sizes))
-        raise conflict_error(
-            "train.cuda_graph",
-            f"a CUDA graph has one shape, and train.phases gives the training images sides of {sides} px",
-            hint="Set train.cuda_graph=false, or leave image_size out of train.phases.",
-        )
-    if train.stem_compute == "space_to_depth" and config.model.small_stem:
-        raise conflict_error(
-            "train.stem_compute", "the small stem has no stride to fold into channels", hint="Set it to plain."
-        )
+        problem = f"a CUDA graph has one shape, and train.phases gives the training images sides of {sides} px"
+        remedy = ", or leave image_size out of train.phases"
+    if problem:
+        raise conflict_error("train.cuda_graph", problem, hint=f"Set train.cuda_graph=false{remedy}.")
 
 
 def check_phases(train: TrainSection) -> None:
@@ -243,10 +266,10 @@ def check_schedules(train: TrainSection) -> None:
     ends = [*(start for _, start, _ in schedules[1:]), train.epochs]
     for (key, start, schedule), end in zip(schedules, ends, strict=True):
         if schedule.warmup_epochs >= end - start:
-            whole = "the run" if len(schedules) == 1 else "its schedule"
+            span = "the run" if len(schedules) == 1 else "its schedule"
             raise conflict_error(
                 f"{key}.schedule.warmup_epochs",
-                f"the warm-up does not end within {whole} of {end - start:g} epochs",
+                f"the warm-up does not end within {span} of {end - start:g} epochs",
                 got=schedule.warmup_epochs,
             )
         if schedule.momentum_correction and train.optimizer.effective_momentum_form != "unscaled":
@@ -259,7 +282,7 @@ def check_schedules(train: TrainSection) -> None:
 
 
 def check_ranks(config: RunDocument, devices: int) -> None:
-    """Raise if the document does not fit so many devices; called again once that number is known."""
+    """Raise if the document does not fit a number of devices."""
     train, shared = config.train, devices_per_rank(config)
     if devices % shared:
         down, across = train.spatial_partitions
@@ -269,12 +292,7 @@ def check_ranks(config: RunDocument, devices: int) -> None:
             got=train.spatial_partitions,
         )
     ranks = devices // shared
-    if train.global_batch % (ranks * train.accumulation):
-        raise conflict_error(
-            "train.global_batch",
-            f"not divisible by ranks x accumulation = {ranks} x {train.accumulation}",
-            got=train.global_batch,
-        )
+    check_batch_divisible(train, ranks, "ranks")
     batch_norm_group(config, devices)
     row = train.all_reduce.row
     if row is not None and devices % row:
@@ -291,21 +309,10 @@ def fits_devices(config: RunDocument, devices: int) -> bool:
     return True
 
 
-def check_processes(config: RunDocument, processes: int) -> None:
-    """Raise if each of so many processes, with one rank or several, cannot have the same part of the batch."""
-    train = config.train
-    if train.global_batch % (processes * train.accumulation):
-        raise conflict_error(
-            "train.global_batch",
-            f"not divisible by processes x accumulation = {processes} x {train.accumulation}",
-            got=train.global_batch,
-        )
-
-
 def check_partitions(config: RunDocument) -> None:
-    """Raise if images cannot be cut as the document says."""
+    """Raise if images cannot be cut into the parts of train.spatial_partitions."""
     parts, side = config.train.spatial_partitions, config.input.image_size
-    if any(side % of_side for of_side in parts):
+    if any(side % part for part in parts):
         raise conflict_error(
             "train.spatial_partitions",
             f"images of {side} px cannot be cut into {parts[0]} x {parts[1]} equal parts",

@@ -9,7 +9,7 @@ from podscale.config.schedule import CropSection
 
 
 class RandAugmentSection(Section):
-    """Read where `policy` is rand_augment; the defaults are those of `rand-m6-mstd0.5-inc1` in timm's words."""
+    """Options of the policy rand_augment; the defaults are those of `rand-m6-mstd0.5-inc1` in timm."""
 
     magnitude: float = result_field(6.0, "Mean strength of an operation; 10 is the strongest.", ge=0, le=10)
     deviation: float = result_field(
@@ -20,7 +20,7 @@ class RandAugmentSection(Section):
 
 
 class AugmentSection(Section):
-    """Drawn from a stream keyed by (seed, epoch, sample key), like crops; carried out by the loader torchvision."""
+    """Augmentation of cropped images by the loader torchvision, keyed like crops by (seed, epoch, sample key)."""
 
     policy: Literal["none", "rand_augment", "trivial_augment"] = result_field(
         "none",
@@ -41,7 +41,7 @@ class AugmentSection(Section):
         return self.policy != "none" or self.erase > 0
 
     @model_validator(mode="after")
-    def _belongs(self) -> "AugmentSection":
+    def _check_policy(self) -> "AugmentSection":
         if self.policy != "rand_augment" and self.rand_augment != RandAugmentSection():
             raise conflict_error(
                 "rand_augment",
@@ -52,7 +52,7 @@ class AugmentSection(Section):
 
 
 class DataSection(Section):
-    """What the shard set is made of; the shard stage sees this section alone."""
+    """Contents of the shard set. The shard stage reads this section alone."""
 
     source: str = result_field(
         "digits", "Where the images are: `digits` (embedded), a path, or an fsspec URL.", min_length=1

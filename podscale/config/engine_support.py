@@ -25,7 +25,7 @@ def requests_tpus(config: RunDocument) -> bool:
 
 
 def check_engine_support(config: RunDocument) -> None:
-    """Raise if the document asks its engine for what only the other has."""
+    """Raise if an option of the document needs the other engine."""
     if config.train.engine == "jax":
         _check_jax_support(config)
     elif devices_per_rank(config) > 1:
@@ -45,10 +45,9 @@ def check_engine_support(config: RunDocument) -> None:
 
 
 def _check_jax_support(config: RunDocument) -> None:
-    if lacking := find_unsupported_option(config):
-        raise conflict_error(
-            lacking.key, lacking.problem, hint=f"Set {lacking.key}={lacking.instead}, or train.engine=pytorch."
-        )
+    if option := find_unsupported_option(config):
+        hint = f"Set {option.key}={option.instead}, or train.engine=pytorch."
+        raise conflict_error(option.key, option.problem, hint=hint)
 
 
 class UnsupportedOption(NamedTuple):
@@ -70,9 +69,9 @@ class UnsupportedOption(NamedTuple):
 
 
 def find_unsupported_option(config: RunDocument) -> UnsupportedOption | None:
-    """The first option of a document that the JAX engine does not have, whichever engine it names."""
+    """Return the first option of a document that the JAX engine does not have; None if it has all."""
     train, reduce = config.train, config.train.all_reduce
-    refused = {
+    options = {
         "train.cuda_graph": (train.cuda_graph, "compiles every update into one program anyway", "false"),
         "train.compile": (train.compile != "off", "compiles every update anyway", "off"),
         "train.channels_last": (not train.channels_last, "computes in NHWC alone", "true"),
@@ -116,9 +115,9 @@ def find_unsupported_option(config: RunDocument) -> UnsupportedOption | None:
     }
     return next(
         (
-            UnsupportedOption(key, f"the JAX engine {instead}", value)
-            for key, (asked, instead, value) in refused.items()
-            if asked
+            UnsupportedOption(key, f"the JAX engine {behaviour}", instead)
+            for key, (is_set, behaviour, instead) in options.items()
+            if is_set
         ),
         None,
     )
@@ -133,7 +132,7 @@ MIN_IMAGE_SIZE_AUXILIARY = 299
 
 
 def check_model(config: RunDocument) -> None:
-    """Raise if the document asks of its network what this does not have, or gives it too small images."""
+    """Raise if the network does not have an option of the document, or the images are too small for it."""
     model = config.model
     trained = min(config.training_sizes)
     smallest = min(trained, config.eval_image_size)
@@ -172,9 +171,7 @@ def _check_residual_options(config: RunDocument) -> None:
             got=model.stem,
             hint="Set model.stem=imagenet, or take a resnet.",
         )
-    asked = {"shortcut": model.shortcut is not None, "blurpool": model.blurpool}
-    asked["stochastic_depth"] = model.stochastic_depth > 0
-    for key in [key for key, wanted in asked.items() if wanted]:
-        raise conflict_error(
-            f"model.{key}", f"{model.name} has none, only residual networks have", hint="Leave it out."
-        )
+    options = {"shortcut": model.shortcut, "blurpool": model.blurpool, "stochastic_depth": model.stochastic_depth}
+    if key := next((key for key, value in options.items() if value), None):
+        problem = f"{model.name} has none, only residual networks have"
+        raise conflict_error(f"model.{key}", problem, hint="Leave it out.")

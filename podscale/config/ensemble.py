@@ -18,7 +18,7 @@ from podscale.config.schedule import CropSection, PhaseSection, ScheduleSection
 
 
 class StartSection(Section):
-    """Begin with the weights and batch-norm statistics of another run, at update 0 and with empty momentum."""
+    """Initial weights and batch-norm statistics from another run, at step 0 and with empty momentum."""
 
     run: str | None = result_field(
         None, "That run: its id, where it has the same workspace, or its directory. Default: initial weights."
@@ -29,7 +29,7 @@ class StartSection(Section):
 
 
 class CollapseSection(Section):
-    """The short run that ends a cycle; what is not said here it takes from the document."""
+    """Short run from the end of a cycle; other options are those of the document."""
 
     epochs: float = result_field(5.0, "Length of a collapse in passes over the training split.", gt=0)
     learning_rate: float | None = result_field(
@@ -47,9 +47,9 @@ class CollapseSection(Section):
 
 
 class EnsembleSection(Section):
-    """Cycles whose snapshots become the members of an ensemble. Without cycles there is none.
+    """Cycles whose snapshots become the members of an ensemble; without cycles there is no ensemble.
 
-    Where the document leaves them open, train.epochs, train.phases and checkpoint.snapshots are filled in from here.
+    If the document leaves train.epochs, train.phases and checkpoint.snapshots open, they follow from here.
     """
 
     cycles: tuple[float, ...] = result_field(
@@ -75,7 +75,7 @@ class EnsembleSection(Section):
     collapse: CollapseSection = CollapseSection()
 
     @model_validator(mode="after")
-    def _holds_together(self) -> "EnsembleSection":
+    def _check_cycles(self) -> "EnsembleSection":
         if not self.cycles:
             return self
         if any(length <= 0 for length in self.cycles):
@@ -101,16 +101,16 @@ class EnsembleSection(Section):
 
     @property
     def member_cycles(self) -> tuple[int, ...]:
-        """The cycles that are collapsed, in order."""
+        """Cycles that are collapsed, in order."""
         return tuple(sorted(set(range(len(self.cycles)) if self.collapsed is None else self.collapsed)))
 
     @property
     def cycle_ends(self) -> tuple[float, ...]:
-        """The epoch at which each cycle ends."""
+        """Epoch at which each cycle ends."""
         return tuple(round(end, 9) for end in accumulate(self.cycles))
 
     def peak_learning_rate(self, cycle: int, schedule: ScheduleSection) -> float:
-        """The highest learning rate of a cycle; schedule: that of the first."""
+        """Return the highest learning rate of a cycle; `schedule` is that of the first."""
         if cycle == 0:
             return schedule.learning_rate
         second = self.first_peak or self.peak_ratio * schedule.learning_rate
@@ -118,10 +118,10 @@ class EnsembleSection(Section):
 
 
 def cycle_phases(section: EnsembleSection, schedule: ScheduleSection) -> tuple[PhaseSection, ...]:
-    """The phases of a run in cycles, from the second one on; schedule: that of the first.
+    """Return the phases of a run in cycles, from the second one on; `schedule` is that of the first.
 
-    Each is a polynomial from its peak, cut where the next begins (the `poly_cyc` of the authors' code), and begins with
-    an empty momentum buffer, as their solver does that is started from weights alone.
+    Each is a polynomial from its peak, cut at the start of the next (`poly_cyc` in the authors' code). It begins with
+    an empty momentum buffer, because the authors start their solver from weights alone.
     """
     phases = []
     for cycle, start in enumerate(section.cycle_ends[:-1], start=1):
@@ -148,23 +148,23 @@ def cycle_phases(section: EnsembleSection, schedule: ScheduleSection) -> tuple[P
 
 
 def collapse_schedule(section: EnsembleSection, cycle: int, schedule: ScheduleSection) -> ScheduleSection:
-    """The schedule of the collapse from the end of a cycle; schedule: that of the first."""
+    """Return the schedule of a cycle's collapse; `schedule` is that of the first cycle."""
     collapse = section.collapse
     rate = collapse.learning_rate or collapse.learning_rate_ratio * section.peak_learning_rate(cycle, schedule)
     return ScheduleSection(name="polynomial", power=collapse.power, learning_rate=rate)
 
 
 def fill_cycles(values: Any) -> Any:
-    """Fill the training values that follow from the ensemble section into a raw document, unless given.
+    """Fill the training values that follow from the ensemble section into a raw document that leaves them open.
 
-    Values that the model would refuse are left for it to refuse.
+    Wrong values stay for the model to refuse.
     """
     if not isinstance(values, dict) or not isinstance(values.get("ensemble"), dict):
         return values
     train = values.get("train")
-    given = train.get("schedule", {}) if isinstance(train, dict) else {}
+    first = train.get("schedule", {}) if isinstance(train, dict) else {}
     try:
-        section, schedule = EnsembleSection.model_validate(values["ensemble"]), ScheduleSection.model_validate(given)
+        section, schedule = EnsembleSection.model_validate(values["ensemble"]), ScheduleSection.model_validate(first)
     except ValidationError:
         return values
     if not section.cycles:
@@ -178,12 +178,10 @@ def fill_cycles(values: Any) -> Any:
 
 
 def check_ensemble(section: EnsembleSection, epochs: float, snapshots: tuple[float, ...]) -> None:
-    """Raise if the training does not keep what the ensemble is made of, or snapshots lie behind its end."""
-    late = [epoch for epoch in snapshots if epoch > epochs or epoch <= 0]
-    if late:
-        raise conflict_error(
-            "checkpoint.snapshots", f"not within a run of {epochs:g} epochs", got=late[0], hint="Leave it out."
-        )
+    """Raise if a snapshot is outside of the run, or the snapshot of an ensemble member is not kept."""
+    if outside := [epoch for epoch in snapshots if not 0 < epoch <= epochs]:
+        problem = f"not within a run of {epochs:g} epochs"
+        raise conflict_error("checkpoint.snapshots", problem, got=outside[0], hint="Leave it out.")
     for cycle in section.member_cycles if section.cycles else ():
         if section.cycle_ends[cycle] not in snapshots:
             raise conflict_error(

@@ -25,7 +25,7 @@ def _field(field_class: FieldClass, default: Any, description: str, constraints:
 
 
 def result_field(default: Any, description: str, **constraints: Any) -> Any:
-    """A field that changes the numbers."""
+    """Declare a field that changes the numbers of a run."""
     return _field(FieldClass.RESULT, default, description, constraints)
 
 
@@ -35,7 +35,7 @@ def placement_field(default: Any, description: str, **constraints: Any) -> Any:
 
 
 def display_field(default: Any, description: str, **constraints: Any) -> Any:
-    """A field that changes only what is shown or exported."""
+    """Declare a field that changes only the output."""
     return _field(FieldClass.DISPLAY, default, description, constraints)
 
 
@@ -49,7 +49,7 @@ def conflict_error(key: str, problem: str, *, got: Any = ABSENT, hint: str = "")
     """Return the error of a check.
 
     Args:
-        key: dotted option to change first; in a section's own check, as it is called within the section.
+        key: dotted option to change first, relative to the section whose validator raises.
         problem: the options that conflict.
         got: value of that option, if the problem does not name it.
         hint: advice, a sentence.
@@ -60,9 +60,8 @@ def conflict_error(key: str, problem: str, *, got: Any = ABSENT, hint: str = "")
     )
 
 
-def refusal(error: PydanticCustomError) -> InputError:
-    """Return a conflict as the error that a user gets, for checks that are made after the document was read."""
-    context: Any = error.context
+def input_error(context: Any) -> InputError:
+    """Return the error that a user gets of the context of a `conflict_error`."""
     return InputError(context["problem"], field=context["key"], got=context["got"], hint=context["hint"])
 
 
@@ -70,6 +69,5 @@ def first_error(error: ValidationError) -> InputError:
     """Return the first problem of a section that was made by a program."""
     first: Any = error.errors()[0]
     if first["type"] == "conflict":
-        context = first["ctx"]
-        return InputError(context["problem"], field=context["key"], got=context["got"], hint=context["hint"])
+        return input_error(first["ctx"])
     return InputError(first["msg"], field=".".join(map(str, first["loc"])), got=first["input"])

@@ -26,7 +26,7 @@ class Difference:
 
 
 def field_values(model: BaseModel, field_class: FieldClass, prefix: str = "") -> dict[str, Any]:
-    """The options of one class as {dotted name: JSON value}."""
+    """Return the options of one class as {dotted name: JSON value}."""
     return dict(_iter_field_values(model, field_class, prefix))
 
 
@@ -43,18 +43,18 @@ def _iter_field_values(model: BaseModel, field_class: FieldClass, prefix: str) -
 
 
 def result_values(config: RunConfig) -> dict[str, Any]:
-    """The options that change the numbers of a run."""
+    """Return the options that change the numbers of a run."""
     return field_values(config, FieldClass.RESULT)
 
 
 def fingerprint(values: dict[str, Any]) -> str:
-    """A short stable hash of JSON values: 16 hexadecimal digits."""
+    """Return a stable hash of JSON values: 16 hexadecimal digits."""
     text = json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def data_fingerprint(data: DataSection) -> str:
-    """Names the shard set of a data section: <workspace>/datasets/<this>."""
+    """Return the name of a data section's shard set: <workspace>/datasets/<this>."""
     return fingerprint(field_values(data, FieldClass.RESULT))
 
 

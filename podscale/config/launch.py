@@ -26,13 +26,14 @@ RESERVED_LABELS = (
     "app.kubernetes.io/component",
     "podscale.dev/",
 )
-RESERVED_VARIABLES = (PREFIX, "PET_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-"""Environment variables that launchers and Podscale set in pods; a prefix if it ends in an underscore."""
+RESERVED_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+RESERVED_PREFIXES = (PREFIX, "PET_")
+"""Environment variables that launchers and Podscale set in pods, and the beginnings of others."""
 RESERVED_PATHS = ("/", "/tmp", "/dev", "/dev/shm", "/proc", "/sys", "/etc", "/usr")
 
 
 class VolumeSection(Section):
-    """One more volume in every pod; say its path and exactly one kind of volume."""
+    """Further volume of every pod: its path and exactly one kind of volume."""
 
     path: str = option(..., "Where it is mounted in the pods.", pattern=r"^/[^:]*$")
     claim: DnsSubdomain | None = option(None, "Name of a PersistentVolumeClaim.")
@@ -49,17 +50,15 @@ class VolumeSection(Section):
 
     @property
     def kind(self) -> str:
-        """Which kind of volume it is."""
+        """Kind of the volume."""
         return next(name for name in VOLUME_KINDS if getattr(self, name) is not None)
 
     @model_validator(mode="after")
-    def _one_kind(self) -> "VolumeSection":
-        given = [name for name in VOLUME_KINDS if getattr(self, name) is not None]
-        if len(given) != 1:
-            found = " and ".join(given) or "none"
-            raise conflict_error(
-                "path", f"a volume is exactly one of {', '.join(VOLUME_KINDS)}, and {found} given", got=self.path
-            )
+    def _check_kind(self) -> "VolumeSection":
+        kinds = [name for name in VOLUME_KINDS if getattr(self, name) is not None]
+        if len(kinds) != 1:
+            problem = f"needs exactly one of {', '.join(VOLUME_KINDS)}, has {' and '.join(kinds) or 'none'}"
+            raise conflict_error("path", problem, got=self.path)
         if self.path.rstrip("/") in {path.rstrip("/") for path in RESERVED_PATHS}:
             raise conflict_error(
                 "path", "belongs to the container itself", got=self.path, hint="Mount it somewhere else."
@@ -71,7 +70,7 @@ VOLUME_KINDS = ("claim", "bucket", "secret", "config_map", "empty_gib", "nfs")
 
 
 class TolerationSection(Section):
-    """A taint of nodes on which the pods may run all the same."""
+    """Taint of nodes that the pods tolerate."""
 
     key: LabelKey | None = option(None, "Key of the taint; none = every taint.")
     operator: Literal["Exists", "Equal"] = option("Exists", "`Equal` compares the value too.")
@@ -80,7 +79,7 @@ class TolerationSection(Section):
     seconds: int | None = option(None, "With NoExecute: how long a pod stays on the node.", ge=0)
 
     @model_validator(mode="after")
-    def _holds_together(self) -> "TolerationSection":
+    def _check_toleration(self) -> "TolerationSection":
         if (self.operator == "Equal") != (self.value is not None):
             raise conflict_error("value", "goes with operator Equal, and only with it", got=self.value)
         if self.key is None and self.operator != "Exists":
@@ -91,7 +90,7 @@ class TolerationSection(Section):
 
 
 class ClusterSection(Section):
-    """Where on a cluster the pods of a run go, and with what."""
+    """Placement of a run's pods on a cluster, and their settings."""
 
     model_config = ConfigDict(coerce_numbers_to_str=True)  # labels and variables are text, however they look
 
@@ -163,19 +162,21 @@ class ClusterSection(Section):
     )
 
     @model_validator(mode="after")
-    def _holds_together(self) -> "ClusterSection":
-        for key, given in (("labels", self.labels), ("annotations", self.annotations)):
-            for name in given:
+    def _check_names(self) -> "ClusterSection":
+        for key, names in (("labels", self.labels), ("annotations", self.annotations)):
+            for name in names:
                 if name.startswith(RESERVED_LABELS):
                     raise conflict_error(key, "set by podscale itself", got=name, hint="Leave it out.")
         for name in self.env:
-            if name in RESERVED_VARIABLES or name.startswith(
-                tuple(own for own in RESERVED_VARIABLES if own.endswith("_"))
-            ):
+            if name in RESERVED_VARIABLES or name.startswith(RESERVED_PREFIXES):
                 raise conflict_error("env", "set by podscale or the launcher", got=name, hint="Leave it out.")
         paths = [volume.path.rstrip("/") for volume in self.volumes]
-        if twice := next((path for path in paths if paths.count(path) > 1), None):
-            raise conflict_error("volumes", "two of them at one path", got=twice)
+        if duplicate := next((path for path in paths if paths.count(path) > 1), None):
+            raise conflict_error("volumes", "two of them at one path", got=duplicate)
+        return self
+
+    @model_validator(mode="after")
+    def _check_conflicts(self) -> "ClusterSection":
         if self.metrics_mutual_tls and self.metrics_tls_secret is None:
             raise conflict_error(
                 "metrics_mutual_tls", "certificates of clients need TLS", hint="Name metrics_tls_secret, too."
@@ -204,7 +205,7 @@ class ClusterSection(Section):
 
 
 class ResourcesSection(Section):
-    """What one pod of the pipeline asks a cluster for; 0 and null ask for nothing, or for what the hardware has."""
+    """Resources that one pod of the pipeline requests; 0 and null request none, or those of the hardware."""
 
     cpus: float = placement_field(0.0, "CPU cores per pod.", ge=0)
     memory_gib: float = placement_field(0.0, "Memory per pod in GiB.", ge=0)
@@ -218,13 +219,13 @@ class ResourcesSection(Section):
     )
 
     @model_validator(mode="after")
-    def _accelerators_named(self) -> "ResourcesSection":
+    def _check_accelerator(self) -> "ResourcesSection":
         if self.accelerators and self.accelerator is None:
             raise conflict_error("accelerator", f"name the resource of the {self.accelerators} accelerators", got=None)
         return self
 
     @model_validator(mode="after")
-    def _shared_memory_fits(self) -> "ResourcesSection":
+    def _check_shared_memory(self) -> "ResourcesSection":
         if self.memory_gib and self.shm_gib >= self.memory_gib:
             raise conflict_error(
                 "shm_gib",
@@ -281,7 +282,7 @@ class LaunchSection(Section):
     cluster: ClusterSection = ClusterSection()
 
     @model_validator(mode="after")
-    def _elastic_within(self) -> "LaunchSection":
+    def _check_min_nodes(self) -> "LaunchSection":
         least = self.cluster.min_nodes
         if least is not None and least > self.nodes:
             raise conflict_error("cluster.min_nodes", f"more than launch.nodes={self.nodes}", got=least)

@@ -1,4 +1,4 @@
-"""The model section of a run document: the network and its options."""
+"""Model section of a run document: the network and its options."""
 
 from typing import Literal
 
@@ -7,7 +7,7 @@ from pydantic import model_validator
 from podscale.config.fields import Section, conflict_error, result_field
 
 CIFAR_RESNETS = ("resnet20", "resnet32", "resnet44", "resnet56", "resnet110")
-"""The residual networks of He 2015, section 4.2; they have a small stem always."""
+"""Residual networks of He 2015, section 4.2, which always have a small stem."""
 
 
 class BatchNormSection(Section):
@@ -27,7 +27,7 @@ class BatchNormSection(Section):
     )
 
     @model_validator(mode="after")
-    def _one_way(self) -> "BatchNormSection":
+    def _check_span(self) -> "BatchNormSection":
         if self.span is not None and self.group != 1:
             raise conflict_error(
                 "span", f"says who shares statistics, and so does group={self.group}", got=self.span, hint="Give one."
@@ -36,11 +36,10 @@ class BatchNormSection(Section):
 
 
 class AlexNetSection(Section):
-    """Read where model.name is alexnet. What stands in the place of local response normalisation is batch norm or
-    nothing; the published network's own is not offered.
+    """Options of alexnet. Local response normalisation is not implemented: batch norm or nothing replaces it.
 
-    Sources: Krizhevsky 2012 (groups, dropout); You 2017, "AlexNet-BN", and Jia 2018 (batch norm). Of the latter two
-    the place after pool5 and "after each convolution" are recalled, not read; so is which of them kept two groups.
+    Sources: Krizhevsky 2012 (groups, dropout); You 2017, "AlexNet-BN", and Jia 2018 (batch norm). Of the latter two,
+    the positions of batch norm and the choice of two groups are from memory, not checked in the papers.
     """
 
     groups: Literal[1, 2] = result_field(
@@ -54,7 +53,7 @@ class AlexNetSection(Section):
 
 
 class InceptionSection(Section):
-    """Read where model.name is inception_v3 or inception_resnet_v2. Both were published with model.batch_norm.eps 1e-3.
+    """Options of inception_v3 and inception_resnet_v2, both published with model.batch_norm.eps 1e-3.
 
     Sources: the weight of the auxiliary head's loss is that of torchvision's reference training; Szegedy 2016 keeps 0.8
     of the outputs before the classifier of Inception-ResNet-V2 (torchvision leaves out 0.5 in Inception-V3).
@@ -120,15 +119,15 @@ class ModelSection(Section):
 
     @property
     def small_stem(self) -> bool:
-        """Return whether the network begins with one 3x3 convolution of stride 1."""
+        """Return True if the network begins with one 3x3 convolution of stride 1."""
         return self.stem == "small" or self.name in CIFAR_RESNETS
 
     @property
     def is_residual(self) -> bool:
-        """Return whether it is one of the residual networks, for ImageNet or CIFAR."""
+        """Return True for the residual networks, of ImageNet or CIFAR."""
         return self.name.startswith("resnet")
 
     @property
     def has_auxiliary_head(self) -> bool:
-        """Return whether training adds the loss of a second classifier."""
+        """Return True if training adds the loss of a second classifier."""
         return self.name == "inception_v3" and self.inception.auxiliary > 0

@@ -15,7 +15,7 @@ from podscale.util.formatting import join_words
 
 
 class NeumannSection(Section):
-    """Table 1 of the paper, and what its algorithm 2 leaves open. See docs/optimizers.md."""
+    """Table 1 of the paper, and choices that its algorithm 2 leaves open. See docs/optimizers.md."""
 
     alpha: float = result_field(
         1e-7, "Pull towards the running average of the weights: alpha x distance squared.", ge=0
@@ -44,7 +44,7 @@ class NeumannSection(Section):
     )
 
     @model_validator(mode="after")
-    def _holds_together(self) -> "NeumannSection":
+    def _check_neumann(self) -> "NeumannSection":
         if self.momentum_start > self.momentum_end:
             raise conflict_error(
                 "momentum_start", f"above momentum_end {self.momentum_end}, to which it rises", got=self.momentum_start
@@ -61,7 +61,7 @@ class NeumannSection(Section):
 
 
 class NlcgSection(Section):
-    """What the authors' program leaves open; the defaults are its own. See docs/optimizers.md."""
+    """Choices that the authors' program offers, with its defaults. See docs/optimizers.md."""
 
     beta: Literal["fletcher_reeves", "polak_ribiere"] = result_field(
         "fletcher_reeves",
@@ -173,16 +173,16 @@ class OptimizerSection(Section):
 
     @property
     def effective_momentum_form(self) -> Literal["unscaled", "scaled", "ratio_inside"]:
-        """The momentum form in use."""
+        """Momentum form in use."""
         return self.momentum_form or ("unscaled" if self.name == "lars" else "scaled")
 
     def has_option(self, option: str) -> bool:
-        """Return whether the chosen rule has an option, by its name in this section."""
+        """Return True if the chosen optimizer has an option of this section."""
         return self.name in optimizers_with(option)
 
     @property
     def effective_eps(self) -> float:
-        """The epsilon in use."""
+        """Epsilon in use."""
         return self.eps if self.eps is not None else DEFAULT_EPS.get(self.name, 0.0)
 
 
@@ -190,7 +190,7 @@ DEFAULT_EPS: dict[str, float] = {"lamb": 1e-6, "adam": 1e-8, "rmsprop": 1e-8}
 """Defaults of `eps` that are not 0, by rule."""
 
 JAX_OPTIMIZERS: tuple[OptimizerName, ...] = ("sgd", "lars", "lamb", "adam", "rmsprop")
-"""The rules that the JAX engine has, too."""
+"""Optimizers of the JAX engine."""
 
 OPTIMIZERS_WITH_OPTION: dict[str, tuple[OptimizerName, ...]] = {
     "momentum": ("sgd", "lars", "lamb", "adam", "rmsprop", "shampoo"),
@@ -204,16 +204,16 @@ OPTIMIZERS_WITH_OPTION: dict[str, tuple[OptimizerName, ...]] = {
     "beta2": ("lamb", "adam"),
     "clip_norm": ("lamb",),
 }
-"""The rules that have an option; what is not named here all of them have, or, a section, the rule that it names."""
+"""Optimizers that have an option. An option that is missing here belongs to all, a section to the one of its name."""
 
 
 def optimizers_with(option: str) -> tuple[str, ...]:
-    """The rules that an option of the section belongs to, by its name there: `nesterov`, or a section's."""
+    """Return the optimizers that have an option, or the one that a section is named after."""
     return (option,) if option in OPTIMIZER_NAMES else OPTIMIZERS_WITH_OPTION.get(option, OPTIMIZER_NAMES)
 
 
 def unsupported_options(section: OptimizerSection) -> Iterator[str]:
-    """The options, by their names within the section, that are set and that the chosen rule does not have."""
+    """Yield the options that are set and that the chosen optimizer does not have."""
     for option in type(section).model_fields:
         if not section.has_option(option):
             yield from (
@@ -222,12 +222,12 @@ def unsupported_options(section: OptimizerSection) -> Iterator[str]:
 
 
 def check_optimizer_options(section: OptimizerSection) -> None:
-    """Raise if an option is given that belongs to other rules."""
+    """Raise if an option of other optimizers is set."""
     for option in unsupported_options(section):
-        have = optimizers_with(option.partition(".")[0])
+        supporting = optimizers_with(option.partition(".")[0])
         raise conflict_error(
             f"train.optimizer.{option}",
-            f"an option of {join_words(have)}, and train.optimizer.name is {section.name}",
+            f"an option of {join_words(supporting)}, and train.optimizer.name is {section.name}",
             hint="Leave it out.",
         )
 
@@ -237,7 +237,7 @@ def _default_of(section: OptimizerSection, option: str) -> Any:
 
 
 def _changed_options(value: Any, default: Any) -> Iterator[str]:
-    """The ends of the names of what differs from its default: of options within a section, or nothing more."""
+    """Yield the suffix of each name that differs from its default: "" for a value, `.option` within a section."""
     if not isinstance(value, BaseModel):
         yield from ("",) if value != default else ()
         return
@@ -246,7 +246,7 @@ def _changed_options(value: Any, default: Any) -> Iterator[str]:
 
 
 class EmaSection(Section):
-    """An exponential moving average of the weights, kept beside those that are trained."""
+    """Exponential moving average of the trained weights."""
 
     decay: float | None = result_field(
         None,

@@ -32,21 +32,16 @@ from podscale.config.fields import conflict_error
 RECIPE_NAMES: Sequence[str] = ("mlperf-lars",)
 
 
-class RecipeError(ValueError):
-    """The recipe does not exist, or has nothing for this batch; `key` is the option to change."""
-
-    def __init__(self, key: str, problem: str, *, got: object, hint: str) -> None:
-        super().__init__(problem)
-        self.key, self.problem, self.got, self.hint = key, problem, got, hint
-
-
 @dataclass(frozen=True)
 class RecipeRow:
     """One published setting.
 
-    epochs: length of the schedule, warm-up included (logs that give `decay_steps` in steps count them from the end of
-    the warm-up; rounded to whole epochs). reached: mean epochs to the target. span: images per batch-norm group.
-    submitter: submitter and round.
+    Args:
+        epochs: length of the schedule, warm-up included, in whole epochs (logs that give `decay_steps` in steps count
+            them from the end of the warm-up).
+        reached: mean epochs to the target.
+        span: images per batch-norm group.
+        submitter: submitter and round.
     """
 
     batch: int
@@ -89,12 +84,12 @@ class RecipeValues:
 
 
 def recipe_values(name: str, batch: int) -> RecipeValues:
-    """Return the values of recipe `name` for a global batch; raises RecipeError if it has none."""
+    """Return the values of recipe `name` for a global batch; raises PydanticCustomError if it has none."""
     if name not in RECIPE_NAMES:
-        raise RecipeError("train.recipe", "unknown recipe", got=name, hint=f"Known: {', '.join(RECIPE_NAMES)}")
+        raise conflict_error("train.recipe", "unknown recipe", got=name, hint=f"Known: {', '.join(RECIPE_NAMES)}")
     first, last = MLPERF_LARS[0].batch, MLPERF_LARS[-1].batch
     if not first <= batch <= last:
-        raise RecipeError(
+        raise conflict_error(
             "train.global_batch",
             f"train.recipe={name} has settings for batches from {first:,} to {last:,}",
             got=batch,
@@ -141,7 +136,7 @@ def recipe_row(batch: int) -> tuple[RecipeRow, str]:
 
 
 def interpolate_rows(below: RecipeRow, above: RecipeRow, batch: int) -> RecipeRow:
-    """The row between two rows; see the module's text."""
+    """Return the row between two rows; see the module's docstring."""
     share = math.log(batch / below.batch) / math.log(above.batch / below.batch)
 
     def line(name: str) -> float:
@@ -166,7 +161,7 @@ def interpolate_rows(below: RecipeRow, above: RecipeRow, batch: int) -> RecipeRo
 
 
 def nearest_divisor(batch: int, span: int) -> int | None:
-    """The divisor of `batch` whose ratio to `span` is nearest to 1; None if that ratio is more than 2."""
+    """Return the divisor of `batch` whose ratio to `span` is nearest to 1; None if that ratio is more than 2."""
     divisors = {d for low in range(1, math.isqrt(batch) + 1) if batch % low == 0 for d in (low, batch // low)}
     best = min(divisors, key=lambda divisor: (abs(math.log(divisor / span)), divisor))
     return best if 0.5 <= best / span <= 2 else None
@@ -176,10 +171,12 @@ RECIPE_ORIGIN_KEY = "train.recipe_origin"
 
 
 def fill_recipe(values: Any) -> Any:
-    """The raw values of a document with those of its recipe, if it names one, wherever an option is not given.
+    """Fill the values of a document's recipe, if it names one, into the options that the raw document leaves open.
 
-    A resolved document gives every option, so it comes back as it is. Raises PydanticCustomError for an unknown recipe
-    and for a batch outside its table; values of wrong types are left for the model to refuse.
+    A resolved document leaves none open. Values of wrong types stay for the model to refuse.
+
+    Raises:
+        PydanticCustomError: the recipe is unknown, or the batch is outside its table.
     """
     name = _get_key(values, "train.recipe")
     if name is None:
@@ -187,24 +184,17 @@ def fill_recipe(values: Any) -> Any:
     batch = _get_key(values, "train.global_batch", 256)
     if not isinstance(name, str) or not isinstance(batch, int):
         return values
-    try:
-        setting = recipe_values(name, batch)
-    except RecipeError as error:
-        raise conflict_error(error.key, error.problem, got=error.got, hint=error.hint) from None
-    given_optimizer = _get_key(values, "train.optimizer.name", "lars")
-    if given_optimizer != "lars":
-        raise conflict_error(
-            "train.optimizer.name",
-            f"train.recipe={name} is for lars",
-            got=given_optimizer,
-            hint="Leave one of them out.",
-        )
+    recipe = recipe_values(name, batch)
+    optimizer = _get_key(values, "train.optimizer.name", "lars")
+    if optimizer != "lars":
+        problem = f"train.recipe={name} is for lars"
+        raise conflict_error("train.optimizer.name", problem, got=optimizer, hint="Leave one of them out.")
+    settings = {**recipe.values, RECIPE_ORIGIN_KEY: recipe.origin}
+    if _get_key(values, "model.batch_norm.group") is not None:
+        settings.pop("model.batch_norm.span", None)  # the group is another way to give the span
     filled = deepcopy(values)
-    given_group = _get_key(values, "model.batch_norm.group") is not None  # an equivalent of the span
-    skipped = {"model.batch_norm.span"} if given_group else set()
-    for key, value in {**setting.values, RECIPE_ORIGIN_KEY: setting.origin}.items():
-        if key not in skipped:
-            set_if_absent(filled, key, value)
+    for key, value in settings.items():
+        set_if_absent(filled, key, value)
     return filled
 
 

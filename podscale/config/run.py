@@ -17,7 +17,7 @@ from podscale.config.train import TrainSection
 
 
 class RunSection(Section):
-    """Who this run is and where it lives."""
+    """Identity and workspace of the run."""
 
     id: str = placement_field(
         "run",
@@ -77,7 +77,7 @@ class CheckpointSection(Section):
 
 
 class ClaimSection(Section):
-    """What the published run reported; the report sets it beside what was achieved."""
+    """Results of the published run; the report compares them with this run's."""
 
     top1: float | None = display_field(None, "Top-1 accuracy as a share.", ge=0, le=1)
     minutes: float | None = display_field(None, "Training time in minutes.", gt=0)

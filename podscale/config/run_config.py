@@ -15,10 +15,10 @@ class RunConfig(RunDocument):
 
     @model_validator(mode="before")
     @classmethod
-    def _filled(cls, values: Any) -> Any:
+    def _fill_open_options(cls, values: Any) -> Any:
         return fill_cycles(fill_recipe(values))
 
     @model_validator(mode="after")
-    def _sections_agree(self) -> "RunConfig":
+    def _check_sections(self) -> "RunConfig":
         check_sections(self)
         return self

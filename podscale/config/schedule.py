@@ -8,7 +8,7 @@ from podscale.config.fields import Section, conflict_error, result_field
 
 
 class CropSection(Section):
-    """Training augmentation, drawn from a stream keyed by (seed, epoch, sample key)."""
+    """Random crop of training images, keyed by (seed, epoch, sample key)."""
 
     scale: tuple[float, float] = result_field((0.08, 1.0), "Share of the image's area that a random crop keeps.")
     ratio: tuple[float, float] = result_field((3 / 4, 4 / 3), "Aspect ratio (width / height) of a random crop.")
@@ -22,7 +22,7 @@ class CropSection(Section):
     )
 
     @model_validator(mode="after")
-    def _ordered(self) -> "CropSection":
+    def _check_ranges(self) -> "CropSection":
         for name, (low, high) in (("scale", self.scale), ("ratio", self.ratio)):
             if not 0 < low <= high:
                 raise conflict_error(name, "needs 0 < low <= high", got=[low, high])
@@ -64,14 +64,14 @@ class ScheduleSection(Section):
     )
 
     @model_validator(mode="after")
-    def _milestones_rise(self) -> "ScheduleSection":
+    def _check_milestones(self) -> "ScheduleSection":
         if list(self.milestones) != sorted(set(self.milestones)) or any(m <= 0 for m in self.milestones):
             raise conflict_error("milestones", "must be positive and rising", got=list(self.milestones))
         return self
 
 
 class PhaseSection(Section):
-    """A later part of a run; what it leaves out goes on as in the phase before."""
+    """Later part of a run; options that it leaves out stay as in the phase before."""
 
     start: float = result_field(..., "Epoch at which the phase begins; it may lie inside an epoch.", gt=0)
     schedule: ScheduleSection | None = result_field(

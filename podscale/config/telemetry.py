@@ -10,7 +10,7 @@ TrackerName = Literal["tensorboard", "wandb", "mlflow"]
 
 
 class WandbSection(Section):
-    """Where Weights & Biases keeps the run; its own WANDB_* variables say the rest."""
+    """Project of the run in Weights & Biases; other settings are its WANDB_* variables."""
 
     project: str | None = display_field(
         None, "Project of Weights & Biases; default: WANDB_PROJECT, else `podscale`.", min_length=1, max_length=128
@@ -21,7 +21,7 @@ class WandbSection(Section):
 
 
 class MlflowSection(Section):
-    """Where MLflow keeps the run; its own MLFLOW_* variables say the rest."""
+    """Server and experiment of the run in MLflow; other settings are its MLFLOW_* variables."""
 
     tracking_uri: str | None = display_field(
         None,
@@ -74,7 +74,7 @@ class TelemetrySection(Section):
     mlflow: MlflowSection = MlflowSection()
 
     @model_validator(mode="after")
-    def _hold_together(self) -> "TelemetrySection":
+    def _check_endpoint_options(self) -> "TelemetrySection":
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise conflict_error(
                 "tls_key" if self.tls_key is None else "tls_certificate",

@@ -11,9 +11,9 @@ from podscale.config.schedule import PhaseSection, ScheduleSection
 
 
 class MixSection(Section):
-    """Training images mixed in pairs, and their targets with them; where both ways are asked for, one or the other.
+    """Mixing of training images and their targets in pairs; if both kinds are on, each step draws one.
 
-    Drawn anew for each update and rank, keyed by (seed, update, rank), so that a resumed run draws the same.
+    Draws are keyed by (seed, step, rank), so a resumed run repeats them.
     """
 
     mixup: float = result_field(
@@ -32,12 +32,12 @@ class MixSection(Section):
 
     @property
     def is_enabled(self) -> bool:
-        """Return whether images are mixed at all."""
+        """Return True if images are mixed."""
         return self.mixup > 0 or self.cutmix > 0
 
 
 class AllReduceSection(Section):
-    """How gradients are averaged over the ranks (docs/all-reduce.md)."""
+    """Average of the gradients over the ranks (docs/all-reduce.md)."""
 
     algorithm: Literal["auto", "flat", "ring", "tree", "hierarchical", "torus2d", "hybrid", "ddp"] = placement_field(
         "flat",
@@ -64,7 +64,7 @@ class AllReduceSection(Section):
     )
 
     @model_validator(mode="after")
-    def _holds_together(self) -> "AllReduceSection":
+    def _check_all_reduce(self) -> "AllReduceSection":
         if self.bucket_mb * 2**20 < 4:
             raise conflict_error("bucket_mb", "smaller than one fp32 element (4 bytes)", got=self.bucket_mb)
         if self.wire_row != "fp32" and self.algorithm in ("flat", "ring", "tree"):

@@ -82,8 +82,8 @@ class TrainingBatchPlan:
         self.split, self._phases = split, phases
         self._seed = config.run.seed
         self._sampler, self._guard, self._ranks, self._world_size = sampler, guard, ranks, world_size
-        wanted = config.input.augment.is_enabled
-        self.augment = Augmentation(config.input.augment, self._seed, config.input.mean) if wanted else None
+        augments = config.input.augment.is_enabled
+        self.augment = Augmentation(config.input.augment, self._seed, config.input.mean) if augments else None
 
     def request_at(self, step: int) -> BatchRequest:
         parts = [self._sampler.rank_batch(step, rank, self._world_size) for rank in self._ranks]

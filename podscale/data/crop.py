@@ -76,13 +76,13 @@ def training_crops(
     draws = uniform(derive_key(sample[:, np.newaxis], np.arange(2 * _TRIES + 3)))
     random_left, random_top, mirror = (draws[:, 2 * _TRIES + i] for i in range(3))
     if crop.short_side is None:
-        width, height, found = _random_rectangles(draws, widths, heights, crop)
+        width, height, fits = _random_rectangles(draws, widths, heights, crop)
     else:
         width = height = np.maximum(_round_to_int(crop.short_side * np.minimum(widths, heights)), 1)
-        found = np.full(len(keys), True)
+        fits = np.full(len(keys), True)
     free_x, free_y = widths - width, heights - height
-    left = np.where(found, (random_left * (free_x + 1)).astype(np.int64), free_x // 2)
-    top = np.where(found, (random_top * (free_y + 1)).astype(np.int64), free_y // 2)
+    left = np.where(fits, (random_left * (free_x + 1)).astype(np.int64), free_x // 2)
+    top = np.where(fits, (random_top * (free_y + 1)).astype(np.int64), free_y // 2)
     target, zero = np.full(len(keys), size), np.zeros(len(keys), dtype=np.int64)
     return CropParamsBatch(left, top, width, height, target, target, zero, zero, mirror < crop.flip)
 
@@ -103,12 +103,12 @@ def _random_rectangles(
     fits = (tried_widths <= widths[:, np.newaxis]) & (tried_heights <= heights[:, np.newaxis])
     fits &= (tried_widths > 0) & (tried_heights > 0)
     chosen = np.argmax(fits, axis=1)
-    found: npt.NDArray[np.bool_] = np.any(fits, axis=1)
+    any_fits: npt.NDArray[np.bool_] = np.any(fits, axis=1)
     every = np.arange(len(draws))
     fallback_widths, fallback_heights = _largest_centred(widths, heights, crop.ratio)
-    width = np.where(found, tried_widths[every, chosen], fallback_widths)
-    height = np.where(found, tried_heights[every, chosen], fallback_heights)
-    return width, height, found
+    width = np.where(any_fits, tried_widths[every, chosen], fallback_widths)
+    height = np.where(any_fits, tried_heights[every, chosen], fallback_heights)
+    return width, height, any_fits
 
 
 def evaluation_crops(widths: IntArray, heights: IntArray, *, size: int, fraction: float) -> CropParamsBatch:
@@ -129,12 +129,12 @@ def evaluation_crops(widths: IntArray, heights: IntArray, *, size: int, fraction
 def _largest_centred(widths: IntArray, heights: IntArray, ratio: tuple[float, float]) -> tuple[IntArray, IntArray]:
     """Width and height of the largest rectangle with an allowed ratio."""
     low, high = ratio
-    own = widths / heights
-    width = np.where(own > high, np.maximum(_round_to_int(heights * high), 1), widths)
-    height = np.where(own < low, np.maximum(_round_to_int(widths / low), 1), heights)
+    ratios = widths / heights
+    width = np.where(ratios > high, np.maximum(_round_to_int(heights * high), 1), widths)
+    height = np.where(ratios < low, np.maximum(_round_to_int(widths / low), 1), heights)
     return width, height
 
 
 def _round_to_int(values: npt.NDArray[np.floating]) -> IntArray:
-    whole: IntArray = np.rint(values).astype(np.int64)
-    return whole
+    rounded: IntArray = np.rint(values).astype(np.int64)
+    return rounded

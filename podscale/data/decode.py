@@ -40,10 +40,10 @@ def truncate_jpeg(record: EncodedBytes, height: int, width: int, rows: int) -> E
     enough = rows + _MARGIN
     if enough + _WORTHWHILE > height or bytes(record[-2:]) != _END:
         return None
-    found = _find_frame_and_scan(record.data, height, width)
-    if found is None:
+    frame_and_scan = _find_frame_and_scan(record.data, height, width)
+    if frame_and_scan is None:
         return None
-    at, scan = found
+    at, scan = frame_and_scan
     body = record[scan:-2]
     if not _WITHIN[body[1:][body[:-1] == 0xFF]].all():
         return None
@@ -54,18 +54,18 @@ def truncate_jpeg(record: EncodedBytes, height: int, width: int, rows: int) -> E
 
 def _find_frame_and_scan(data: memoryview, height: int, width: int) -> tuple[int, int] | None:
     """Return the offsets of the height and of the scan in a JPEG of this size with 8 bits and 1 or 3 components."""
-    at, found, components = 2, None, 0
+    at, frame, components = 2, None, 0
     while at + 10 <= len(data) and data[at] == 0xFF:
         marker, length = data[at + 1], data[at + 2] << 8 | data[at + 3]
-        if marker in _FRAMES and found is None:
+        if marker in _FRAMES and frame is None:
             said = (data[at + 5] << 8 | data[at + 6], data[at + 7] << 8 | data[at + 8])
-            found, components = at + 5, data[at + 9]
+            frame, components = at + 5, data[at + 9]
             if said != (height, width) or data[at + 4] != 8 or components not in (1, 3):
                 return None
-        elif marker == _SCAN and found is not None:
+        elif marker == _SCAN and frame is not None:
             scan = at + 2 + length
             usual = data[at + 4] == components and bytes(data[scan - 3 : scan]) == _EVERYTHING
-            return (found, scan) if usual else None
+            return (frame, scan) if usual else None
         elif marker not in _TABLES:
             return None
         at += 2 + length

@@ -1,7 +1,8 @@
 """The binary index of a split: fixed little-endian columns, memory-mapped, one row per packed image.
 
 Layout: magic (8 bytes), version u32, number of columns u32, rows u64, then each column contiguous and aligned to 64
-bytes, in the order of `COLUMNS`. Source paths are kept beside it, because they are bytes of any encoding and length.
+bytes, in the order of `INDEX_COLUMNS`. Source paths are in a file beside it, because they are bytes of any encoding and
+length.
 """
 
 import struct
@@ -54,7 +55,7 @@ class ImageFlag(IntFlag):
 
 
 def encode_index(columns: Mapping[str, npt.ArrayLike]) -> bytes:
-    """The index file of these columns; all of one length, exactly those of `COLUMNS`."""
+    """The index file of these columns; all of one length, exactly those of `INDEX_COLUMNS`."""
     if set(columns) != set(INDEX_COLUMNS):
         raise ValueError(f"an index has the columns {list(INDEX_COLUMNS)}, got {list(columns)}")
     arrays = {name: np.ascontiguousarray(columns[name], dtype=dtype) for name, dtype in INDEX_COLUMNS.items()}
@@ -84,21 +85,21 @@ def read_index(path: Path) -> dict[str, npt.NDArray[Any]]:
         raise InputError(f"cannot read the shard index: {error}", field=str(path)) from error
     if len(raw) < _HEADER.size:
         raise InputError(f"no shard index, only {len(raw)} bytes", field=str(path), hint="Run `podscale shard` again.")
-    magic, version, columns, rows = _HEADER.unpack(raw[: _HEADER.size].tobytes())
-    if magic != INDEX_MAGIC or version != INDEX_VERSION or columns != len(INDEX_COLUMNS):
+    magic, version, column_count, rows = _HEADER.unpack(raw[: _HEADER.size].tobytes())
+    if magic != INDEX_MAGIC or version != INDEX_VERSION or column_count != len(INDEX_COLUMNS):
         raise InputError(
             f"no shard index of version {INDEX_VERSION}", field=str(path), hint="Run `podscale shard` again."
         )
-    found = {}
+    columns: dict[str, npt.NDArray[Any]] = {}
     offset = _HEADER.size
     for name, dtype in INDEX_COLUMNS.items():
         offset += -offset % INDEX_ALIGNMENT
         end = offset + rows * np.dtype(dtype).itemsize
         if end > len(raw):
             raise InputError("the shard index is cut short", field=str(path), hint="Run `podscale shard --verify`")
-        found[name] = raw[offset:end].view(dtype)
+        columns[name] = raw[offset:end].view(dtype)
         offset = end
-    return found
+    return columns
 
 
 class SourceNames:

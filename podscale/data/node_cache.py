@@ -54,7 +54,7 @@ def path_of_location(location: str) -> Path:
 
 
 class ShardCache:
-    """A directory that holds at most `limit` bytes of shards."""
+    """A directory that holds at most `limit_bytes` of shards."""
 
     def __init__(
         self, directory: str | Path | None, limit_bytes: int, retry_policy: ReadRetryPolicy | None = None
@@ -72,7 +72,7 @@ class ShardCache:
     def open(self, location: str, memory_bytes: int = 0) -> ShardSet:
         """Open the shard set at a URL: its small files are downloaded now, its shards when they are read.
 
-        The first shards that fit into `memory` bytes go to the process's memory, not to this cache.
+        The first shards that fit into `memory_bytes` go to the process's memory, not to this cache.
 
         Raises InputError if there is no complete shard set.
         """
@@ -187,8 +187,8 @@ class CachedShardMapper:
             for split, summary in manifest.splits.items()
             for shard in summary.shards
         }
-        everything = sum(shard.bytes for _, shard in self._shards.values())
-        self._max_maps = len(self._shards) if everything <= cache.limit_bytes else _MAX_MAPPED_SHARDS
+        total_bytes = sum(shard.bytes for _, shard in self._shards.values())
+        self._max_maps = len(self._shards) if total_bytes <= cache.limit_bytes else _MAX_MAPPED_SHARDS
         self._maps: OrderedDict[Path, npt.NDArray[np.uint8]] = OrderedDict()
         self._lock = threading.Lock()
         self._downloads: defaultdict[Path, threading.Lock] = defaultdict(threading.Lock)
@@ -221,9 +221,9 @@ class CachedShardMapper:
     def read(self, path: Path) -> npt.NDArray[np.uint8]:
         """A copy of a shard: of the one that is here, else straight from the store."""
         name, shard = self._shards[path]
-        found = self._cache.map_if_cached(path, shard)
-        if found is not None:
-            return found.copy()
+        mapped = self._cache.map_if_cached(path, shard)
+        if mapped is not None:
+            return mapped.copy()
         content = np.empty(shard.bytes, dtype=np.uint8)
         self._remote.copy(name, shard.bytes, shard.sha256, partial(_set_at, content.data))
         return content

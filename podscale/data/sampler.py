@@ -143,8 +143,8 @@ class Sampler:
         count = self.count if members is None else len(members)
         epochs, positions = np.divmod(np.arange(begin, begin + length, dtype=np.int64), count)
         one_epoch = epochs[0] == epochs[-1]
-        places, times = np.divmod(positions, self.repeats)
-        rows = permute(places, count, derive_key(self.seed, _KEY_DOMAIN, group, epochs[:1] if one_epoch else epochs))
+        draws, times = np.divmod(positions, self.repeats)
+        rows = permute(draws, count, derive_key(self.seed, _KEY_DOMAIN, group, epochs[:1] if one_epoch else epochs))
         return SampleIndices(rows if members is None else members[rows], epochs * self.repeats + times)
 
 

@@ -94,7 +94,7 @@ def map_file(file: BinaryIO) -> npt.NDArray[np.uint8]:
 
 
 class Split:
-    """The samples of one split. `i` below counts samples in use, from 0; duplicates that were dropped have none."""
+    """The samples of one split. `row` counts the samples in use, from 0; dropped duplicates have none."""
 
     def __init__(self, directory: Path, name: str, shard_names: list[str], shards: ShardMapper | None = None) -> None:
         self.name = name
@@ -102,8 +102,8 @@ class Split:
         self.shard_names = shard_names
         columns = index.read_index(self.directory / "index")
         self._rows = np.flatnonzero((columns["flags"] & index.ImageFlag.DROPPED) == 0)
-        everything = len(self._rows) == len(columns["key"])
-        self._columns = columns if everything else {name: column[self._rows] for name, column in columns.items()}
+        all_in_use = len(self._rows) == len(columns["key"])
+        self._columns = columns if all_in_use else {name: column[self._rows] for name, column in columns.items()}
         self._paths = [self.directory / shard for shard in shard_names]
         self._shards = shards or LocalShardMapper()
 
@@ -137,7 +137,7 @@ class Split:
         self._shards.prefetch([self._paths[shard] for shard in np.unique(self._columns["shard"][rows])])
 
     def source(self, row: int) -> bytes:
-        """Name of sample `i` in its source."""
+        """Name of sample `row` in its source."""
         return self._sources[int(self._rows[row])]
 
     @cached_property
@@ -146,7 +146,7 @@ class Split:
 
 
 class ShardSet:
-    """A complete shard set in a local directory; its tar files may come later (see `Shards`)."""
+    """A complete shard set in a local directory; its tar files may come later (see `ShardMapper`)."""
 
     def __init__(
         self, directory: Path, manifest: ShardSetManifest, classes: list[str], shards: ShardMapper | None = None

@@ -78,3 +78,7 @@ class World(Protocol):
     def hosts(self) -> tuple[str, ...]:
         """Return the host name of every process. Collective: every process must call it."""
         ...
+
+    def barrier(self) -> None:
+        """Return when every process has called it."""
+        ...

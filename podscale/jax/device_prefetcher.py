@@ -14,7 +14,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from podscale.config import InputSection
 from podscale.data.loaders.base import Batch
 from podscale.jax.mesh import RANKS, SPATIAL, assemble_array, axis_size
-from podscale.training.training_logger import PhaseTimer
+from podscale.jax.world import World
+from podscale.training.step_timer import PhaseTimer
 
 
 class GlobalBatches(NamedTuple):
@@ -41,7 +42,7 @@ class DeviceBatches:
     @property
     def images(self) -> int:
         """Number of images of this process in these batches."""
-        return sum(len(source.labels) for source in self.host_batches)
+        return sum(len(batch.labels) for batch in self.host_batches)
 
 
 class DevicePrefetcher:
@@ -59,10 +60,10 @@ class DevicePrefetcher:
         """
         self._specs = specs
         self._mesh, self._ranks, self.length = mesh, axis_size(mesh, RANKS), length
-        places: dict[Any, Any] = dict(
+        slices: dict[Any, Any] = dict(
             NamedSharding(mesh, PartitionSpec(RANKS)).addressable_devices_indices_map((self._ranks,))
         )
-        self.local_ranks = len({index[0].start for index in places.values()})
+        self.local_ranks = len({index[0].start for index in slices.values()})
         """Number of mesh ranks of this process's devices."""
 
     def __call__(
@@ -75,37 +76,37 @@ class DevicePrefetcher:
         """
         while True:
             with phase("data_wait"):
-                taken = tuple(islice(batches, count()))
-            if not taken:
+                host_batches = tuple(islice(batches, count()))
+            if not host_batches:
                 return
             with phase("h2d"):
-                moved = DeviceBatches(self._move(taken), taken)
-            yield moved
+                device_batches = DeviceBatches(self._move(host_batches), host_batches)
+            yield device_batches
 
     def _move(self, batches: tuple[Batch, ...]) -> GlobalBatches:
         assert len(batches) <= self.length, f"{len(batches)} batches for a program of {self.length}"
         total = len(batches[0].labels) // self.local_ranks * self._ranks
 
-        def place(parts: list[npt.NDArray[Any]], spec: Any) -> Array:
+        def put(parts: list[npt.NDArray[Any]], spec: Any) -> Array:
             return assemble_array(self._stack(parts), NamedSharding(self._mesh, spec), dim=1, length=total)
 
         labels = [batch.labels.astype(np.int32) for batch in batches]
         return GlobalBatches(
-            place([batch.images for batch in batches], self._specs.images), place(labels, self._specs.labels)
+            put([batch.images for batch in batches], self._specs.images), put(labels, self._specs.labels)
         )
 
     def _stack(self, parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-        """[length, ...]; a single batch is not copied."""
+        """Stack the arrays of each batch to [length, ...], filled up with zeros. A single batch is not copied."""
         if self.length == 1:
             return parts[0][None]
-        whole = np.zeros((self.length, *parts[0].shape), parts[0].dtype)
-        for place, part in zip(whole, parts, strict=False):
-            place[...] = part
-        return whole
+        stack = np.zeros((self.length, *parts[0].shape), parts[0].dtype)
+        for row, part in zip(stack, parts, strict=False):
+            row[...] = part
+        return stack
 
 
 def normalise(images: Array, section: InputSection) -> Array:
-    """uint8 [n, height, width, 3] -> float32 of the same shape, (x / 255 - mean) / std.
+    """Normalise images: (x / 255 - mean) / std, uint8 [n, height, width, 3] to float32 of the same shape.
 
     The document's mean and standard deviation are of pixels scaled to [0, 1].
     """
@@ -113,3 +114,13 @@ def normalise(images: Array, section: InputSection) -> Array:
     scale = 255.0 * np.array(section.std)
     factor, shift = 1.0 / scale, -255.0 * np.array(section.mean) / scale
     return images.astype(jnp.float32) * factor.astype(np.float32) + shift.astype(np.float32)
+
+
+LOADER_DEVICE = "cpu"
+"""Device on which loaders decode: batches reach the accelerators as pixels."""
+
+
+def loader_ranks(world: World, mesh: Mesh) -> range:
+    """Return the ranks of the sample order that this process reads: its devices, or its groups that share images."""
+    local_ranks = axis_size(mesh, RANKS) // world.size
+    return range(world.rank * local_ranks, (world.rank + 1) * local_ranks)

@@ -22,7 +22,7 @@ from pydantic_core import PydanticCustomError
 from podscale.config import RunConfig
 from podscale.config.batch_norm_groups import batch_norm_group
 from podscale.config.checks import check_ranks
-from podscale.config.fields import refusal
+from podscale.config.fields import input_error
 from podscale.errors import InputError
 
 SLICES = ("slice",)
@@ -173,7 +173,7 @@ def mesh_for_config(config: RunConfig, devices: Sequence[Device]) -> Mesh:
     try:
         check_ranks(config, len(devices))
     except PydanticCustomError as error:
-        raise refusal(error) from None
+        raise input_error(error.context) from None
     parts = config.train.spatial_partitions
     group = batch_norm_group(config, len(devices)).ranks
     return build_mesh(devices, row=config.train.all_reduce.row, group=group, parts=parts)

@@ -6,7 +6,6 @@ same on all devices.
 """
 
 from collections import deque
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -18,13 +17,6 @@ from podscale.distributed.step_status import STATUS_LAG, StepStatus, pack, unpac
 from podscale.distributed.waits import CONTROL, waiting_for
 from podscale.jax.mesh import RANKS, assemble_array, axis_size, put_replicated
 from podscale.jax.train_step import STATUS_SPEC, StepInputs, StepResults
-
-
-@dataclass(frozen=True)
-class _PendingStatus:
-    first_step: int
-    step_count: int
-    results: StepResults
 
 
 class StepSync:
@@ -40,7 +32,8 @@ class StepSync:
         """
         self._mesh, self._sharding, self._ranks = mesh, NamedSharding(mesh, STATUS_SPEC), axis_size(mesh, RANKS)
         self._rank, self._local_ranks, self._lag = rank, local_ranks, lag
-        self._pending: deque[_PendingStatus] = deque()
+        self._pending: deque[tuple[int, int, StepResults]] = deque()
+        """Steps before each call, steps of it, and its results."""
         self._last_status: tuple[list[int], Array] | None = None
         self._counts: dict[int, Array] = {}
 
@@ -58,8 +51,8 @@ class StepSync:
         """Return this process's packed statuses for the next call, int32 [ranks, 4]."""
         status = pack(self._rank, stop=stop, busy_seconds=busy_seconds)
         if self._last_status is None or self._last_status[0] != status:
-            mine = np.tile(np.array(status, np.int32), (self._local_ranks, 1))
-            self._last_status = status, assemble_array(mine, self._sharding, dim=0, length=self._ranks)
+            statuses = np.tile(np.array(status, np.int32), (self._local_ranks, 1))
+            self._last_status = status, assemble_array(statuses, self._sharding, dim=0, length=self._ranks)
         return self._last_status[1]
 
     def send(self, step: int, count: int, results: StepResults) -> None:
@@ -67,7 +60,7 @@ class StepSync:
         for array in results:
             if array is not None:
                 array.copy_to_host_async()
-        self._pending.append(_PendingStatus(step, count, results))
+        self._pending.append((step, count, results))
 
     def ready(self) -> list[StepStatus]:
         """Return the statuses of calls at least `lag` ago that were not returned yet, oldest first."""
@@ -80,19 +73,19 @@ class StepSync:
     def _pop_ready(self, keep: int) -> list[StepStatus]:
         statuses: list[StepStatus] = []
         while len(self._pending) > keep:
-            statuses += _read_statuses(self._pending.popleft())
+            statuses += _read_statuses(*self._pending.popleft())
         return statuses
 
 
 @waiting_for(CONTROL)
-def _read_statuses(pending: _PendingStatus) -> list[StepStatus]:
-    results: Any = jax.tree.map(lambda array: array.tolist(), jax.device_get(pending.results))
+def _read_statuses(steps_before: int, count: int, on_device: StepResults) -> list[StepStatus]:
+    results: Any = jax.tree.map(lambda array: array.tolist(), jax.device_get(on_device))
     return [
         unpack(
-            pending.first_step + number + 1,
+            steps_before + number + 1,
             [results.status[0], not results.finite[number], *results.status[2:]],
             results.loss[number],
             None if results.grad_norm is None else results.grad_norm[number],
         )
-        for number in range(pending.step_count)
+        for number in range(count)
     ]

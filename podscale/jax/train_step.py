@@ -40,7 +40,6 @@ from podscale.jax.models import build_model, choose_convolution
 from podscale.jax.optim import (
     HyperParams,
     OptState,
-    UpdateRule,
     build_optimizer,
     build_param_shard,
     initial_moments,
@@ -59,8 +58,8 @@ def smoothed_cross_entropy(logits: Array, labels: Array, smoothing: float) -> Ar
         smoothing: mass of the target that is spread over all classes.
     """
     log_probs = nn.log_softmax(logits.astype(jnp.promote_types(logits.dtype, jnp.float32)))
-    of_labels = jnp.take_along_axis(log_probs, labels[:, None], axis=1).mean()
-    return -(1.0 - smoothing) * of_labels - smoothing * log_probs.mean()
+    label_log_prob = jnp.take_along_axis(log_probs, labels[:, None], axis=1).mean()
+    return -(1.0 - smoothing) * label_log_prob - smoothing * log_probs.mean()
 
 
 NamedArrays = Mapping[str, Any]
@@ -150,14 +149,19 @@ class TrainStep:
             scalars: scalar state of the optimizer; default: initial values.
         """
         fresh_moments, fresh_scalars = self.initial_optimizer_state()
-        laid = {slot: self.layout.pack_on_host(named) for slot, named in (moments or fresh_moments).items()}
+        packed_moments = {slot: self.layout.pack_on_host(named) for slot, named in (moments or fresh_moments).items()}
         packed: Any = DeviceState(
             self.layout.pack_on_host(parameters),  # type: ignore[arg-type]
-            OptState(laid, dict(scalars or fresh_scalars)),  # type: ignore[arg-type]
+            OptState(packed_moments, dict(scalars or fresh_scalars)),  # type: ignore[arg-type]
             dict(statistics),
             np.asarray(number, np.int32),  # type: ignore[arg-type]
         )
-        return self._put_on_mesh(packed)
+
+        def put(value: Array, spec: PartitionSpec) -> Array:
+            array = put_sharded(np.asarray(value), NamedSharding(self.mesh, spec))
+            return array.copy()  # the caller's arrays must outlive the state, whose memory is given away
+
+        return jax.tree.map(put, packed, self.specs)  # type: ignore[no-any-return]
 
     def initial_optimizer_state(self) -> tuple[dict[str, dict[str, Values]], dict[str, Values]]:
         """Return the optimizer state before the first step: moments by slot and name, and scalars."""
@@ -174,164 +178,173 @@ class TrainStep:
         shardings = jax.tree.map(partial(NamedSharding, self.mesh), BATCH_SPECS)
         return jax.device_put(batches, shardings)  # type: ignore[no-any-return]
 
-    def named_arrays(self, buckets: Buckets) -> dict[str, Array]:
-        """Return weights or moments of a state by the model spec's names, unsharded."""
-        return self.layout.unpack(buckets)
-
-    def _put_on_mesh(self, state: DeviceState) -> DeviceState:
-        def place(value: Array, spec: PartitionSpec) -> Array:
-            placed = put_sharded(np.asarray(value), NamedSharding(self.mesh, spec))
-            return placed.copy()  # the caller's arrays must outlive the state, whose memory is given away
-
-        return jax.tree.map(place, state, self.specs)  # type: ignore[no-any-return]
-
 
 def build_train_step(config: RunConfig, mesh: Mesh, classes: int) -> TrainStep:
     """Build the step of a document. Raises InputError for options that the mesh or this engine does not support."""
     _check_step_options(config, mesh)
     train, spec = config.train, models.model_spec(config.model, classes)
     param_options(train.optimizer, spec)  # raises for a skip list that matches nothing
-    rule, reduce = build_optimizer(train.optimizer), build_all_reduce(train.all_reduce, mesh)
-    scattered = reduce if train.weight_update == "sharded" else None
-    layout = build_layout(config, mesh, spec)
-    begins = initial_moments(train.optimizer)
-    buckets = (PartitionSpec(scattered.axes) if scattered else REPLICATED,) * len(layout.lengths)
-    moments: dict[str, Any] = dict.fromkeys(begins, buckets)
-    others: dict[str, Any] = dict.fromkeys(scalar_names(train.optimizer), REPLICATED)
-    of_specs: Any = DeviceState
-    specs = of_specs(
+    all_reduce, layout = build_all_reduce(train.all_reduce, mesh), build_layout(config, mesh, spec)
+    moments = initial_moments(train.optimizer)
+    bucket_spec = PartitionSpec(all_reduce.axes) if train.weight_update == "sharded" else REPLICATED
+    buckets = (bucket_spec,) * len(layout.lengths)
+    moment_specs: dict[str, Any] = dict.fromkeys(moments, buckets)
+    scalar_specs: dict[str, Any] = dict.fromkeys(scalar_names(train.optimizer), REPLICATED)
+    state_of_specs: Any = DeviceState
+    specs = state_of_specs(
         weights=buckets,
-        opt_state=OptState(moments, others),
+        opt_state=OptState(moment_specs, scalar_specs),
         statistics={buffer.name: REPLICATED for buffer in spec.buffers},
         number=REPLICATED,
     )
-    called = jax.shard_map(
-        _build_device_steps(config, mesh, spec, layout, rule, reduce, scattered),
+    on_devices = jax.shard_map(
+        _build_loop(config, _build_step(config, mesh, spec, layout, all_reduce)),
         mesh=mesh,
         in_specs=(specs, BATCH_SPECS, REPLICATED, StepInputs(REPLICATED, STATUS_SPEC)),
         out_specs=(specs, REPLICATED),
         check_vma=False,  # the check does not know that the result of all_gather is replicated
     )
 
-    def updates(
-        state: DeviceState, batches: GlobalBatches, schedule: Array, call: StepInputs | None = None
+    def run_steps(
+        state: DeviceState, batches: GlobalBatches, schedule: Array, inputs: StepInputs | None = None
     ) -> tuple[DeviceState, StepResults]:
-        silence = StepInputs(
-            jnp.int32(len(batches.labels)), jnp.zeros((axis_size(mesh, RANKS), STATUS_LENGTH), jnp.int32)
+        no_status = jnp.zeros((axis_size(mesh, RANKS), STATUS_LENGTH), jnp.int32)
+        result: tuple[DeviceState, StepResults] = on_devices(
+            state, batches, schedule, inputs or StepInputs(jnp.int32(len(batches.labels)), no_status)
         )
-        found: tuple[DeviceState, StepResults] = called(state, batches, schedule, call or silence)
-        return found
+        return result
 
-    return TrainStep(mesh, layout, specs, begins, jax.jit(updates, donate_argnums=0))
+    return TrainStep(mesh, layout, specs, moments, jax.jit(run_steps, donate_argnums=0))
 
 
 def build_layout(config: RunConfig, mesh: Mesh, spec: models.ModelSpec) -> ParamLayout:
     """Build the layout of a document's weights in buckets on a mesh."""
-    section = config.train.all_reduce
-    sharded = config.train.weight_update == "sharded"
+    train = config.train
     return ParamLayout(
         {parameter.name: parameter.shape for parameter in spec.parameters},
-        bucket_elements=int(section.bucket_mb * 2**18),
-        shards=build_all_reduce(section, mesh).shards if sharded else 1,
+        bucket_elements=int(train.all_reduce.bucket_mb * 2**18),
+        shards=build_all_reduce(train.all_reduce, mesh).shards if train.weight_update == "sharded" else 1,
     )
 
 
-def _build_device_steps(
-    config: RunConfig,
-    mesh: Mesh,
-    spec: models.ModelSpec,
-    layout: ParamLayout,
-    rule: UpdateRule,
-    reduce: AllReduce,
-    scattered: AllReduce | None,
-) -> Callable[[DeviceState, GlobalBatches, Array, StepInputs], tuple[DeviceState, StepResults]]:
-    """Return the function that runs on each device, with its part of the batches."""
+Gradients = tuple[Array, dict[str, Array], dict[str, Array]]
+"""Loss, new running statistics and gradients by name, of a device's images."""
+StepFunction = Callable[[DeviceState, GlobalBatches, Array], tuple[DeviceState, StepResults]]
+"""Runs one step on each device: (state, the device's part of the batch, schedule) -> (state, results)."""
+
+
+def _build_forward_backward(
+    config: RunConfig, mesh: Mesh, layout: ParamLayout, gather: Callable[[Array], Array]
+) -> Callable[[DeviceState, GlobalBatches], Gradients]:
+    """Return the function of a device that computes loss, running statistics and gradients of its images.
+
+    Args:
+        gather: returns a bucket of weights unsharded.
+    """
     train, section = config.train, config.model.batch_norm
-    norm = assign_batch_norm_groups(BatchNorm(section.eps, section.momentum), batch_norm_group(config, mesh.size))
+    passes = train.accumulation
     apply = build_model(
         config.model,
-        norm=norm,
+        norm=assign_batch_norm_groups(BatchNorm(section.eps, section.momentum), batch_norm_group(config, mesh.size)),
         dtype=compute_dtype(train),
         stem=train.stem_compute,
         convolve=choose_convolution(mesh),
         parts=train.spatial_partitions,
     )
-    passes = train.accumulation
-    average = scattered.reduce_scatter if scattered else reduce
-    gather = scattered.all_gather if scattered else lambda bucket: bucket
 
-    def forward_backward(state: DeviceState, batch: GlobalBatches) -> tuple[Array, dict[str, Array], dict[str, Array]]:
-        """Return loss, running statistics and gradients of this device's images."""
+    def one_pass(
+        parameters: dict[str, Array], statistics: dict[str, Array], batch: GlobalBatches, key: Array
+    ) -> Gradients:
+        images = normalise(batch.images, config.input)
+
+        def loss_of(parameters: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
+            logits, new_statistics = apply(parameters, statistics, images, train=True, key=key)
+            return smoothed_cross_entropy(logits, batch.labels, train.label_smoothing) / passes, new_statistics
+
+        (loss, new_statistics), gradients = jax.value_and_grad(loss_of, has_aux=True)(parameters)
+        return loss, new_statistics, gradients
+
+    def forward_backward(state: DeviceState, batch: GlobalBatches) -> Gradients:
         key = random.fold_in(random.fold_in(random.key(config.run.seed), state.number), lax.axis_index(RANKS))
         parameters = layout.unpack([gather(bucket) for bucket in state.weights])
-
-        def one_pass(
-            statistics: dict[str, Array], part: GlobalBatches, key: Array
-        ) -> tuple[Array, dict[str, Array], Any]:
-            images = normalise(part.images, config.input)
-
-            def loss_of(parameters: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
-                logits, moved = apply(parameters, statistics, images, train=True, key=key)
-                return smoothed_cross_entropy(logits, part.labels, train.label_smoothing) / passes, moved
-
-            (loss, moved), gradients = jax.value_and_grad(loss_of, has_aux=True)(parameters)
-            return loss, moved, gradients
-
         if passes == 1:
-            return one_pass(state.statistics, batch, key)
+            return one_pass(parameters, state.statistics, batch, key)
 
-        def add(carried: Any, given: Any) -> tuple[Any, None]:
-            loss, statistics, gradients = carried
-            now, moved, more = one_pass(statistics, given[0], random.fold_in(key, given[1]))
-            return (loss + now, moved, jax.tree.map(jnp.add, gradients, more)), None
+        def add_pass(sums: Gradients, scanned: tuple[GlobalBatches, Array]) -> tuple[Gradients, None]:
+            (loss, statistics, gradients), (part, index) = sums, scanned
+            more = one_pass(parameters, statistics, part, random.fold_in(key, index))
+            return (loss + more[0], more[1], jax.tree.map(jnp.add, gradients, more[2])), None
 
-        parts = jax.tree.map(lambda whole: whole.reshape(passes, -1, *whole.shape[1:]), batch)
-        nothing = jnp.float32(0), state.statistics, jax.tree.map(jnp.zeros_like, parameters)
-        found: tuple[Array, dict[str, Array], dict[str, Array]]
-        found, _ = lax.scan(add, nothing, (parts, jnp.arange(passes)))
-        return found
+        parts = jax.tree.map(lambda array: array.reshape(passes, -1, *array.shape[1:]), batch)
+        zeros = jnp.float32(0), state.statistics, jax.tree.map(jnp.zeros_like, parameters)
+        sums: Gradients
+        sums, _ = lax.scan(add_pass, zeros, (parts, jnp.arange(passes)))
+        return sums
 
-    def update(state: DeviceState, batch: GlobalBatches, schedule: Array) -> tuple[DeviceState, StepResults]:
-        loss, moved, gradients = forward_backward(state, batch)
+    return forward_backward
+
+
+def _build_step(
+    config: RunConfig, mesh: Mesh, spec: models.ModelSpec, layout: ParamLayout, all_reduce: AllReduce
+) -> StepFunction:
+    """Return the function that runs one step on each device."""
+    train, rule = config.train, build_optimizer(config.train.optimizer)
+    sharded_all_reduce = all_reduce if train.weight_update == "sharded" else None
+    average = sharded_all_reduce.reduce_scatter if sharded_all_reduce else all_reduce
+    gather = sharded_all_reduce.all_gather if sharded_all_reduce else lambda bucket: bucket
+    forward_backward = _build_forward_backward(config, mesh, layout, gather)
+
+    def step(state: DeviceState, batch: GlobalBatches, schedule: Array) -> tuple[DeviceState, StepResults]:
+        loss, new_statistics, gradients = forward_backward(state, batch)
         averages = tuple(average(bucket) for bucket in layout.pack(gradients))
-        moves = statistics_change(state.statistics, moved) * running_statistics_weight(section)
-        extra = reduce(jnp.concatenate([loss[None], moves]))
-        share = build_param_shard(train.optimizer, layout, spec, scattered)
+        change = statistics_change(state.statistics, new_statistics) * running_statistics_weight(
+            config.model.batch_norm
+        )
+        extra = all_reduce(jnp.concatenate([loss[None], change]))
+        shard = build_param_shard(train.optimizer, layout, spec, sharded_all_reduce)
         hyper = HyperParams(*schedule[state.number])
         finite = all_finite([*averages, extra])
-        weights, kept, finite = rule(share, state.weights, averages, state.opt_state, hyper, finite)
+        weights, opt_state, finite = rule(shard, state.weights, averages, state.opt_state, hyper, finite)
         statistics = apply_statistics_change(state.statistics, extra[1:], finite)
-        norm = None if scattered else jnp.sqrt(sum(jnp.vdot(bucket, bucket) for bucket in averages))
-        return DeviceState(weights, kept, statistics, state.number + 1), StepResults(extra[0], finite, norm)
+        norm = None if sharded_all_reduce else jnp.sqrt(sum(jnp.vdot(bucket, bucket) for bucket in averages))
+        return DeviceState(weights, opt_state, statistics, state.number + 1), StepResults(extra[0], finite, norm)
 
-    def updates(
-        state: DeviceState, batches: GlobalBatches, schedule: Array, call: StepInputs
+    return step
+
+
+def _build_loop(
+    config: RunConfig, step: StepFunction
+) -> Callable[[DeviceState, GlobalBatches, Array, StepInputs], tuple[DeviceState, StepResults]]:
+    """Return the function that runs several steps on each device and reduces the ranks' statuses."""
+
+    def run_steps(
+        state: DeviceState, batches: GlobalBatches, schedule: Array, inputs: StepInputs
     ) -> tuple[DeviceState, StepResults]:
-        word = lax.pmax(jnp.asarray(call.status)[0], RANKS)
+        status = lax.pmax(jnp.asarray(inputs.status)[0], RANKS)
         longest = len(batches.labels)
 
-        def carry_out(number: Any, state: DeviceState) -> tuple[DeviceState, StepResults]:
-            return update(state, jax.tree.map(lambda all_of: all_of[number], batches), schedule)
+        def run_step(number: Any, state: DeviceState) -> tuple[DeviceState, StepResults]:
+            return step(state, jax.tree.map(lambda stack: stack[number], batches), schedule)
 
-        def add(number: Array, carried: tuple[DeviceState, StepResults]) -> tuple[DeviceState, StepResults]:
-            state, now = carry_out(number, carried[0])
-            return state, jax.tree.map(lambda all_of, one: all_of.at[number].set(one), carried[1], now)
+        def add_step(number: Array, carry: tuple[DeviceState, StepResults]) -> tuple[DeviceState, StepResults]:
+            state, result = run_step(number, carry[0])
+            return state, jax.tree.map(lambda stack, value: stack.at[number].set(value), carry[1], result)
 
-        with exact_products(train):
+        with exact_products(config.train):
             if longest == 1:  # compilers do better without a loop, that of CPUs by far
-                state, figures = carry_out(0, state)
-                figures = jax.tree.map(lambda one: one[None], figures)
+                state, result = run_step(0, state)
+                results = jax.tree.map(lambda value: value[None], result)
             else:
-                _, shapes = jax.eval_shape(carry_out, 0, state)
-                nothing = jax.tree.map(lambda one: jnp.zeros((longest, *one.shape), one.dtype), shapes)
-                state, figures = lax.fori_loop(0, call.step_count, add, (state, nothing))
-        return state, figures._replace(status=word)
+                _, shapes = jax.eval_shape(run_step, 0, state)
+                zeros = jax.tree.map(lambda shape: jnp.zeros((longest, *shape.shape), shape.dtype), shapes)
+                state, results = lax.fori_loop(0, inputs.step_count, add_step, (state, zeros))
+        return state, results._replace(status=status)
 
-    return updates
+    return run_steps
 
 
 def all_finite(buckets: Sequence[Array]) -> Array:
-    """Whether every element is finite, as a bool scalar."""
+    """Return whether every element is finite, as a bool scalar."""
     return jnp.stack([jnp.isfinite(bucket).all() for bucket in buckets]).all()
 
 

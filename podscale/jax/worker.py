@@ -21,21 +21,22 @@ from podscale.util import host_info
 
 
 def main() -> None:
-    """Carries out the stage of the environment."""
+    """Run the stage of the environment."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    place = WorkerEnv.read()
-    launch = place.config.launch
-    meeting = join_rank_group(read_rank_env(), launch.timeout_seconds)
-    stacks = RunDirectory.for_config(place.config).hang_stacks
-    with watch_jax_peers(meeting, place.exit, hang_seconds=launch.hang_seconds, stack_directory=stacks) as whereabouts:
-        run_stage(place, meeting, whereabouts)
+    worker_env = WorkerEnv.read()
+    launch, stacks = worker_env.config.launch, RunDirectory.for_config(worker_env.config).hang_stacks
+    rank_group = join_rank_group(read_rank_env(), launch.timeout_seconds)
+    with watch_jax_peers(
+        rank_group, worker_env.exit, hang_seconds=launch.hang_seconds, stack_directory=stacks
+    ) as progress_tracker:
+        run_stage(worker_env, rank_group, progress_tracker)
 
 
 def run_stage(worker_env: WorkerEnv, rank_group: RankGroup, progress_tracker: ProgressTracker) -> None:
-    """Opens the shard set, joins the others and carries out the stage.
+    """Open the shard set, join the other processes and run the stage.
 
     A stop request ends an evaluation at once (worker_main has the handler), since it has nothing to save. JAX is
-    imported once all agree: what is wrong with the document is known before.
+    imported once all processes agree, so errors of the document are reported before.
     """
     stop = StopRequest()
     if worker_env.stage == "train":
@@ -61,10 +62,9 @@ def run_stage(worker_env: WorkerEnv, rank_group: RankGroup, progress_tracker: Pr
 
 
 def device_kind() -> str:
-    """What this process will compute on, asked without JAX: it may look only once all processes have met."""
-    asked = os.environ.get("JAX_PLATFORMS", "").partition(",")[0]
-    if asked:
-        return asked
+    """Return the kind of this process's devices, without JAX, which may look for them only in the rank group."""
+    if platform := os.environ.get("JAX_PLATFORMS", "").partition(",")[0]:
+        return platform
     return "tpu" if host_info.tpu_chips() else "cuda" if host_info.visible_gpus() else "cpu"
 
 

@@ -1,27 +1,24 @@
 """Stages of a worker on JAX: training and evaluation."""
 
-from collections.abc import Callable
-
 from podscale import models
-from podscale.data.loaders.base import Loader
 from podscale.data.shard_set import ShardSet
 from podscale.distributed.progress_tracker import ProgressTracker
 from podscale.distributed.step_status import StopRequest
 from podscale.distributed.worker_env import WorkerEnv
 from podscale.errors import InputError
+from podscale.jax.evaluator import Evaluator
 from podscale.jax.mesh import mesh_for_config, put_replicated
 from podscale.jax.program_cache import enable_program_cache
 from podscale.jax.train_state import load_weights_file
 from podscale.jax.train_step import build_layout
-from podscale.jax.trainer import JaxTrainer, build_evaluator, build_trainer
+from podscale.jax.trainer import build_trainer
 from podscale.jax.world import World
 from podscale.runs import RunDirectory, programs_directory
-from podscale.runs.checkpoint import CheckpointStore
 from podscale.runs.ensemble_members import combined_model_directories
 from podscale.runs.model_files import WEIGHTS_FILE
+from podscale.training.step_timer import untimed
 from podscale.training.trainer import TrainResult
-from podscale.training.training_logger import TrainingLogger, untimed
-from podscale.training.worker_stages import PredictFunction, run_evaluation_stage, run_training_stage
+from podscale.training.worker_stages import run_evaluation_stage, run_training_stage
 
 
 def run_training(
@@ -32,17 +29,20 @@ def run_training(
     stop: StopRequest,
     progress_tracker: ProgressTracker,
 ) -> TrainResult:
-    """Trains; checkpoints and the final model go to the run directory."""
+    """Train a model. Checkpoints and the final model are written to the run directory."""
     enable_program_cache(programs_directory(worker_env.config.run.workspace))
-
-    def build(checkpoints: CheckpointStore, monitor: TrainingLogger) -> JaxTrainer:
-        return build_trainer(worker_env.config, world, shard_set, run.model, checkpoints, monitor, stop)
-
-    return run_training_stage(worker_env, world, shard_set, run, progress_tracker, build)
+    return run_training_stage(
+        worker_env,
+        world,
+        shard_set,
+        run,
+        progress_tracker,
+        lambda store, logger: build_trainer(worker_env.config, world, shard_set, store, logger, stop),
+    )
 
 
 def run_evaluation(worker_env: WorkerEnv, world: World, shard_set: ShardSet, run: RunDirectory) -> None:
-    """Evaluates the final model; process 0 writes the predictions of every sample to the run directory."""
+    """Evaluate the final model. Process 0 writes the predictions of every sample to the run directory."""
     config = worker_env.config
     if combined_model_directories(config):
         raise InputError(
@@ -57,9 +57,10 @@ def run_evaluation(worker_env: WorkerEnv, world: World, shard_set: ShardSet, run
     parameters, statistics = load_weights_file(spec, run.model / WEIGHTS_FILE)
     layout = build_layout(config, mesh, spec)
     buckets, statistics = put_replicated((layout.pack_on_host(parameters), statistics), mesh)
-
-    def prepare(counted: Callable[[int], None]) -> tuple[Loader, PredictFunction]:
-        loader, evaluator = build_evaluator(config, world, mesh, layout, shard_set, counted)
-        return loader, lambda: evaluator.predict(buckets, statistics, untimed)
-
-    run_evaluation_stage(worker_env, world, run, prepare, lambda: world.barrier("the evaluation"))
+    run_evaluation_stage(
+        worker_env,
+        world,
+        run,
+        lambda count_images: Evaluator(config, world, mesh, layout, shard_set, count_images),
+        lambda evaluator: evaluator.predict(buckets, statistics, untimed),
+    )

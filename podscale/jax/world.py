@@ -62,7 +62,7 @@ class World:
         each = len(self.local_devices)
         return range(self.rank * each, (self.rank + 1) * each)
 
-    def barrier(self, name: str = "a barrier") -> None:
+    def barrier(self, name: str = "the end of a stage") -> None:
         """Returns when every process has come here; raises HangDetected with those that have not."""
         self._exchange(name, None)
 

@@ -9,8 +9,8 @@ from pydantic_core import PydanticCustomError
 
 from podscale.config import RunConfig
 from podscale.config.checks import check_ranks
-from podscale.config.fields import refusal
-from podscale.config.preflight import input_cache_bytes, shared_memory_bytes
+from podscale.config.fields import input_error
+from podscale.config.preflight.host import input_cache_bytes, shared_memory_bytes
 from podscale.data.sampler import check_shard_groups
 from podscale.errors import InputError, InputErrors
 from podscale.hardware import Hardware
@@ -251,7 +251,7 @@ def _check_world_sizes(config: RunConfig, nodes: int, devices: int) -> Iterator[
         try:
             check_ranks(config, number * devices)
         except PydanticCustomError as error:
-            misfit = refusal(error)
+            misfit = input_error(error.context)
             if number < nodes:
                 problem = f"{misfit.problem} (with {number} of launch.nodes={nodes} nodes)"
                 misfit = InputError(problem, field=misfit.field, got=misfit.got, hint=misfit.hint)

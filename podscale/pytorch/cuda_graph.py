@@ -13,24 +13,24 @@ from podscale.pytorch.device_prefetcher import DeviceBatch
 from podscale.pytorch.timing import DeviceTimer
 from podscale.pytorch.train_step import StepResult, TrainStep
 from podscale.pytorch.world import World
-from podscale.training.training_logger import PhaseTimer, untimed
+from podscale.training.step_timer import PhaseTimer, untimed
 
 WARM_UP_STEPS = 3
-"""Updates carried out as usual before one is recorded: libraries choose their kernels and allocate their workspaces
-then, which a graph cannot hold (PyTorch's notes on CUDA graphs ask for a few iterations on a side stream)."""
+"""Eager steps before one is recorded: libraries choose kernels and allocate workspaces, which a graph cannot hold
+(PyTorch's notes on CUDA graphs ask for a few iterations on a side stream)."""
 
 SAMPLE_EVERY_STEPS = 1000
-"""Between two updates that are carried out as usual to learn how long their parts take: a graph does not tell."""
+"""Interval between eager steps that measure the phases, which a graph cannot report."""
 
 PhaseSecondsCallback = Callable[[dict[str, float]], None]
-"""Told the seconds of each phase of a sampled update, on the device."""
+"""Receives the device seconds of each phase of a sampled step."""
 
 
 class CudaGraphStep:
-    """Stands in the place of a `Step`. Batches must all have the shape of the first one.
+    """Stand-in for a `TrainStep` that replays it as a CUDA graph. Batches must all have the shape of the first one.
 
-    The first updates are warm-up: ordinary ones, on the stream that the graph is recorded on, since autograd
-    accumulates a gradient on the stream where it met the parameter first.
+    The first steps are eager warm-up on the stream that the graph is recorded on, since autograd accumulates a
+    gradient on the stream where it first met the parameter.
     """
 
     def __init__(
@@ -64,13 +64,13 @@ class CudaGraphStep:
         return self._replay_graph(phase)
 
     def close(self) -> None:
-        """Gives the graph up: NCCL waits in the end of a communicator for every graph with a call on it, for ever."""
+        """Free the graph: NCCL closes a communicator only when no graph holds a call on it."""
         if self._graph is not None:
             self._graph.reset()
         self._graph = self._result = None
 
     def _copy_to_static(self, batch: DeviceBatch) -> DeviceBatch:
-        """The static buffers with the values of `batch`."""
+        """Copy a batch to the static buffers and return them."""
         if self._batch is None:
             self._batch = DeviceBatch(torch.empty_like(batch.images), torch.empty_like(batch.labels), batch.host_batch)
         static = self._batch
@@ -84,7 +84,7 @@ class CudaGraphStep:
         return static
 
     def _run_eager_step(self, static: DeviceBatch, phase: PhaseTimer) -> StepResult:
-        """One ordinary update; the last one of the warm-up and every sampled one tell their times."""
+        """Run an eager step. The last one of the warm-up and every sampled one are timed."""
         self._times.clear()
         before = torch.cuda.memory_allocated(self._device)
         torch.cuda.reset_peak_memory_stats(self._device)
@@ -95,9 +95,9 @@ class CudaGraphStep:
         return result
 
     def _capture_graph(self, static: DeviceBatch) -> None:
-        """Records an update without carrying it out.
+        """Record a step without running it.
 
-        Only this thread is watched for calls that a recording forbids: loaders and the watchdog of NCCL go on.
+        Calls that a recording forbids are errors in this thread only: loaders and NCCL's watchdog continue.
         """
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
@@ -105,25 +105,25 @@ class CudaGraphStep:
         self._graph = graph
 
     def _replay_graph(self, phase: PhaseTimer) -> StepResult:
-        """Launches the graph. The answers are copied, because the next replay writes them again."""
+        """Launch the graph. The results are copied, because the next replay overwrites them."""
         assert self._graph is not None
         assert self._result is not None
         with phase("forward_backward"):
             self._graph.replay()
-        with phase("allreduce_wait"):  # inside the graph; tells the monitor that this rank was busy until here
+        with phase("allreduce_wait"):  # the wait itself is inside the graph; this ends the busy time
             norm = self._result.grad_norm
             return StepResult(
                 self._result.loss.clone(), self._result.finite.clone(), norm.clone() if norm is not None else None
             )
 
     def _report_times(self) -> None:
-        """Hands over the times of the last measured update, once the device is past it."""
+        """Report the times of the newest measured step, once the device has finished it."""
         if self._times_pending and self._times.is_ready:
             self._times_pending = False
             self._on_sampled(self._times.seconds())
 
     def _has_memory_for_eager(self) -> bool:
-        """Whether an ordinary update fits beside the graph, whose own memory it cannot use."""
+        """Return True if an eager step fits beside the graph, whose memory it cannot use."""
         free, _ = torch.cuda.mem_get_info(self._device)
         cached = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
         return free + cached > 1.1 * self._eager_bytes
@@ -138,7 +138,7 @@ class CudaGraphStep:
 
 
 def combine_phases(first: PhaseTimer, second: PhaseTimer) -> PhaseTimer:
-    """Measures a phase in two ways at once."""
+    """Return a phase timer that runs both."""
 
     @contextmanager
     def phase(name: str) -> Iterator[None]:

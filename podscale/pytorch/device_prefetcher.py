@@ -1,7 +1,7 @@
 """Batches on the device: prefetch from the loader, normalisation, mixup (Zhang 2017) and cutmix (Yun 2019).
 
 Batches travel as uint8 and are normalised inside the step, so that a compiler can fuse it. Mixup and cutmix mix each
-image with its counterpart from the end of the batch, by one formula: images = W x own + (1 - W) x other. W is constant
+image with its counterpart from the end of the batch, by one formula: W x image + (1 - W) x counterpart. W is constant
 for mixup; for cutmix it is 0 inside a rectangle and 1 outside. The targets are mixed by the mean of W. The host draws
 before each step and copies the draw to the device, so a replayed CUDA graph mixes anew in every step.
 """
@@ -18,12 +18,12 @@ from podscale.config.train import MixSection
 from podscale.data.loaders.base import Batch
 from podscale.data.rng import UInt64Array, derive_key, uniform
 from podscale.pytorch.world import World
-from podscale.training.training_logger import PhaseTimer
+from podscale.training.step_timer import PhaseTimer
 
 
 @dataclass(frozen=True)
 class DeviceBatch:
-    """images: uint8 [n, height, width, 3]. labels: int64 [n]. Both on the device; the batch as read."""
+    """Batch on the device: images uint8 [n, height, width, 3], labels int64 [n], and the batch as read."""
 
     images: Tensor
     labels: Tensor
@@ -42,41 +42,41 @@ class DevicePrefetcher:
         self._stream = torch.cuda.Stream(world.device) if world.on_gpu else None
 
     def __call__(self, batches: Iterator[Batch], phase: PhaseTimer) -> Iterator[DeviceBatch]:
-        """The same batches on the device, in order; phases data_wait and h2d are measured."""
+        """Yield the batches on the device, in order. Times the phases data_wait and h2d."""
         while True:
             with phase("data_wait"):
                 batch = next(batches, None)
             if batch is None:
                 return
             with phase("h2d"):
-                moved = self._move(batch)
-            yield moved
+                device_batch = self._move(batch)
+            yield device_batch
 
     def _move(self, batch: Batch) -> DeviceBatch:
-        """Copies on the side stream, orders the current one after it and keeps the memory until that is done with."""
+        """Copy on the side stream. The current stream waits for it, and the memory is kept until that has used it."""
         if self._stream is None:
             return self._to_device(batch)
         current = torch.cuda.current_stream(self._device)
         with torch.cuda.stream(self._stream):
-            moved = self._to_device(batch)
+            device_batch = self._to_device(batch)
         current.wait_stream(self._stream)
-        for tensor in (moved.images, moved.labels):
+        for tensor in (device_batch.images, device_batch.labels):
             tensor.record_stream(current)
-        return moved
+        return device_batch
 
     def _to_device(self, batch: Batch) -> DeviceBatch:
         images = batch.images if isinstance(batch.images, Tensor) else self._copy(torch.from_numpy(batch.images))
         return DeviceBatch(images, self._copy(torch.from_numpy(batch.labels)), batch)
 
     def _copy(self, values: Tensor) -> Tensor:
-        """Pinned memory comes from torch's cache, which keeps it until the copy is over."""
+        """Copy from pinned memory of torch's cache, which keeps it until the copy is over."""
         if self._stream is None:
             return values
         return values.pin_memory().to(self._device, non_blocking=True)
 
 
 class Normalise:
-    """uint8 [n, height, width, 3] -> float32 [n, 3, height, width] in the model's memory order, (x / 255 - mean) / std.
+    """Normalises images: (x / 255 - mean) / std, uint8 [n, height, width, 3] to float32 [n, 3, height, width].
 
     The document's mean and standard deviation are of pixels scaled to [0, 1].
     """
@@ -94,48 +94,49 @@ class Normalise:
 
 
 _KEY_DOMAIN = 0x6D6978  # "mix"
-_MAX_TRIES = 32  # pairs of draws for one of Beta; each is good with a chance of a half or more
+_MAX_TRIES = 32  # pairs of draws for one number of Beta; each pair is accepted with probability 0.5 or more
 
 
 class BatchMixer:
-    """Draws how the images of an update are mixed, and mixes them."""
+    """Draws how the images of a step are mixed, and mixes them."""
 
     def __init__(self, section: MixSection, seed: int, world: World) -> None:
         self._section, self._seed, self._rank = section, seed, world.rank
-        self._drawn = torch.tensor([0.0, 1.0, 0.0, 0.0], device=world.device)  # cuts?, share, row and column of centre
+        # is cutmix, weight of the own image, row and column of the rectangle's centre
+        self._draw = torch.tensor([0.0, 1.0, 0.0, 0.0], device=world.device)
 
     def start_step(self, step: int) -> None:
-        """To be called before update `step` (from 0), never while a CUDA graph is being recorded."""
+        """Draw for step `step`, from 0. Never call it while a CUDA graph is being recorded."""
         section, key = self._section, derive_key(self._seed, _KEY_DOMAIN, step, self._rank)
-        which, row, column = uniform(derive_key(key, np.arange(3)))
-        cuts = section.cutmix > 0 and (section.mixup == 0 or which < 0.5)
-        share = sample_beta(section.cutmix if cuts else section.mixup, derive_key(key, 3))
-        self._drawn.copy_(torch.tensor([float(cuts), share, row, column]))
+        choice, row, column = uniform(derive_key(key, np.arange(3)))
+        is_cutmix = section.cutmix > 0 and (section.mixup == 0 or choice < 0.5)
+        weight = sample_beta(section.cutmix if is_cutmix else section.mixup, derive_key(key, 3))
+        self._draw.copy_(torch.tensor([float(is_cutmix), weight, row, column]))
 
     def mix_images(self, images: Tensor) -> Tensor:
-        """Float [n, channels, height, width] -> the same, mixed."""
-        own = self._mix_mask(*images.shape[-2:]).to(images.dtype)
-        return images * own + images.flip(0) * (1 - own)
+        """Return the images mixed, float [n, channels, height, width]."""
+        mask = self._mix_mask(*images.shape[-2:]).to(images.dtype)
+        return images * mask + images.flip(0) * (1 - mask)
 
     def mix_weight(self, height: int, width: int) -> Tensor:
-        """What an image of these sides keeps of itself, and its target with it: a scalar on the device."""
+        """Return the weight of an image's own target, a scalar on the device: the mean of W."""
         return self._mix_mask(height, width).mean()
 
     def _mix_mask(self, height: int, width: int) -> Tensor:
-        """W [height, width]. The rectangle has the image's shape; what lies outside the image is cut off."""
-        cuts, share, *centre = self._drawn.unbind()
-        half = (1 - share).sqrt() / 2
+        """Return W [height, width]. The rectangle has the image's shape, clipped at the borders of the image."""
+        is_cutmix, weight, *centre = self._draw.unbind()
+        half = (1 - weight).sqrt() / 2
         inside = []
-        for at, side in zip(centre, (height, width), strict=True):
-            pixels = torch.arange(side, device=share.device)
-            inside.append((pixels >= ((at - half) * side).floor()) & (pixels < ((at + half) * side).floor()))
+        for middle, side in zip(centre, (height, width), strict=True):
+            pixels = torch.arange(side, device=weight.device)
+            inside.append((pixels >= ((middle - half) * side).floor()) & (pixels < ((middle + half) * side).floor()))
         box = inside[0][:, None] & inside[1][None, :]
-        return torch.where(cuts > 0, (~box).float(), share)
+        return torch.where(is_cutmix > 0, (~box).float(), weight)
 
 
 def sample_beta(alpha: float, key: UInt64Array) -> float:
-    """A number from Beta(alpha, alpha), 0 < alpha <= 1, by Joehnk's method (1964), from the numbers of one key."""
+    """Draw from Beta(alpha, alpha), 0 < alpha <= 1, by Joehnk's method (1964), with the random numbers of one key."""
     draws = uniform(derive_key(key, np.arange(2 * _MAX_TRIES))).reshape(_MAX_TRIES, 2) ** (1.0 / alpha)
     total = draws.sum(axis=1)
-    good = np.flatnonzero((total > 0) & (total <= 1))
-    return float(draws[good[0], 0] / total[good[0]]) if len(good) else 0.5
+    accepted = np.flatnonzero((total > 0) & (total <= 1))
+    return float(draws[accepted[0], 0] / total[accepted[0]]) if len(accepted) else 0.5

@@ -1,8 +1,8 @@
 """Evaluation of several models over one validation split: averaged logits, and a model of their mean weights.
 
-One model is on the device at a time. Every pass reads the images again, so its images/s are those of a model that is
-evaluated alone; an ensemble of n costs the sum. Logits are averaged in two ways, since none of our papers is verified
-to use one of them; the report shows both.
+One model is on the device at a time. Every pass reads the images again, so its images/s are those of a single model;
+an ensemble of n costs the sum. Probabilities and logits are both averaged, and the report shows both: none of our
+papers is verified to use one of them.
 
 The model of the mean weights (Izmailov 2018, "SWA") is a comparison to averaged logits. The members' batch norm
 statistics do not fit the mean weights, so they are estimated again by forward passes over training images (section 3.2
@@ -12,7 +12,7 @@ there), as plain means over batches and ranks.
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +27,7 @@ from torch import distributed as dist
 from torch.nn import functional as F
 
 from podscale.config import RunConfig
-from podscale.data.loaders.base import Batch, Loader
+from podscale.data.loaders.base import Batch
 from podscale.data.loaders.build_loader import build_loader
 from podscale.data.sampler import build_sampler
 from podscale.data.shard_set import ShardSet
@@ -36,9 +36,9 @@ from podscale.distributed.worker_env import WorkerEnv
 from podscale.pytorch.batch_norm import BatchNorm
 from podscale.pytorch.device_prefetcher import DevicePrefetcher, Normalise
 from podscale.pytorch.evaluator import Evaluator, PredictionColumns, batch_predictions, prediction_columns
-from podscale.pytorch.precision import Precision, build_precision, set_numerics
+from podscale.pytorch.precision import build_precision, set_numerics
 from podscale.pytorch.train_state import as_array, load_arrays, load_weights_file
-from podscale.pytorch.trainer import build_evaluator, build_model_on_device
+from podscale.pytorch.trainer import build_model_on_device
 from podscale.pytorch.world import World
 from podscale.runs import RunDirectory
 from podscale.runs.ensemble_members import MODEL_JSON
@@ -46,25 +46,25 @@ from podscale.runs.model_files import WEIGHTS_FILE, EvaluatedModel, EvaluatedMod
 from podscale.runs.predictions import EvaluationPass, Predictions, write_passes
 from podscale.training.schedules import image_phases
 from podscale.training.startup_checks import validate_world
-from podscale.training.training_logger import untimed
-from podscale.training.worker_stages import PredictFunction, run_evaluation_stage
+from podscale.training.step_timer import untimed
+from podscale.training.worker_stages import run_evaluation_stage
 from podscale.util.files import write_atomically, write_json
 
 
 @dataclass
 class _BatchSums:
-    """Of one batch: what identifies its rows, and fp32 [n, classes] over the members so far, in host memory."""
+    """Sums of one batch over the members so far: fp32 [n, classes] in host memory, and the columns of its rows."""
 
     rows: Batch
     logits: Tensor
     log_probabilities: Tensor
-    """Logarithm of the sum of the probabilities, which never underflows."""
+    """Logarithm of the sum of the probabilities, which does not underflow."""
 
 
 class LogitAverage:
-    """Sums over members; every member must bring the same batches in the same order.
+    """Average of the members' logits and probabilities. Every member must add the same batches in the same order.
 
-    Two fp32 values for each sample of this rank and class: 0.4 GB for all of ImageNet's validation split.
+    Holds two fp32 values for each sample of this rank and class: 0.4 GB for all of ImageNet's validation split.
     """
 
     def __init__(self) -> None:
@@ -72,12 +72,12 @@ class LogitAverage:
         self._members = self._position = 0
 
     def start_member(self) -> None:
-        """Another member is about to bring its batches."""
+        """Start the batches of the next member."""
         self._members += 1
         self._position = 0
 
     def add(self, batch: Batch, logits: Tensor) -> None:
-        """The next batch of this member; logits: [n, classes]."""
+        """Add the next batch of this member, with logits [n, classes]."""
         logits = logits.float().cpu()
         log_probabilities = F.log_softmax(logits, dim=1)
         if self._members == 1:
@@ -90,22 +90,22 @@ class LogitAverage:
             sums.log_probabilities = torch.logaddexp(sums.log_probabilities, log_probabilities)
         self._position += 1
 
-    def columns(self, way: Literal["probabilities", "logits"]) -> list[PredictionColumns]:
-        """The answers of all members together, batch by batch."""
+    def columns(self, averaged: Literal["probabilities", "logits"]) -> list[PredictionColumns]:
+        """Return the predictions of the ensemble, batch by batch."""
         return [
-            prediction_columns(s.rows, batch_predictions(self._mean(s, way), torch.from_numpy(s.rows.labels)))
+            prediction_columns(s.rows, batch_predictions(self._mean(s, averaged), torch.from_numpy(s.rows.labels)))
             for s in self._batches
         ]
 
-    def _mean(self, sums: _BatchSums, way: Literal["probabilities", "logits"]) -> Tensor:
-        """Mean logits, or the logarithm of mean probabilities, which are logits of them."""
-        if way == "logits":
+    def _mean(self, sums: _BatchSums, averaged: Literal["probabilities", "logits"]) -> Tensor:
+        """Return mean logits, or the logarithm of mean probabilities, whose softmax they are."""
+        if averaged == "logits":
             return sums.logits / self._members
         return sums.log_probabilities - math.log(self._members)
 
 
 def mean_weights(model: nn.Module, files: Sequence[Path]) -> dict[str, npt.NDArray[Any]]:
-    """The mean of exported weights and statistics by name: added in fp64, fp32. Raises InputError as read_weights."""
+    """Return the mean of exported weights and statistics by name, fp32, summed in fp64. Raises as `read_weights`."""
     shapes = {name: tuple(t.shape) for name, t in [*model.named_parameters(), *model.named_buffers()]}
     sums: dict[str, npt.NDArray[Any]] = {name: np.zeros(shape) for name, shape in shapes.items()}
     for file in files:
@@ -116,34 +116,25 @@ def mean_weights(model: nn.Module, files: Sequence[Path]) -> dict[str, npt.NDArr
 
 @torch.no_grad()
 def update_batch_norm(
-    model: nn.Module,
-    config: RunConfig,
-    world: World,
-    shard_set: ShardSet,
-    prefetcher: DevicePrefetcher,
-    precision: Precision,
+    model: nn.Module, config: RunConfig, world: World, shard_set: ShardSet, evaluator: Evaluator
 ) -> None:
-    """Replaces batch norm's running statistics by their means over evaluate.statistics_images training images.
+    """Replace batch norm's running statistics by their means over `evaluate.statistics_images` training images.
 
-    Images are augmented as in the last part of the training: as in the collapse, where there is one.
+    Images are augmented as in the last part of the training, which is the collapse if there is one.
     """
     layers = [module for module in model.modules() if isinstance(module, BatchNorm)]
     if not layers:
         return
     crop = config.ensemble.collapse.crop if config.ensemble.cycles else config.input.crop
-    config = config.model_copy(
-        update={
-            "input": config.input.model_copy(update={"crop": crop}),
-            "train": config.train.model_copy(update={"phases": ()}),
-        }
-    )
+    input_section = config.input.model_copy(update={"crop": crop})
+    train = config.train.model_copy(update={"phases": ()})
+    config = config.model_copy(update={"input": input_section, "train": train})
     split = shard_set.split("train")
-    updates = max(1, min(config.evaluate.statistics_images, len(split)) // config.train.global_batch)
-    order = build_sampler(config, split)
+    steps = max(1, min(config.evaluate.statistics_images, len(split)) // config.train.global_batch)
     loader = build_loader(
         config,
         split,
-        order,
+        build_sampler(config, split),
         phases=image_phases(config, len(split)),
         ranks=world.ranks,
         world_size=world.size,
@@ -155,10 +146,10 @@ def update_batch_norm(
     try:
         for layer in layers:
             layer.train()
-        for number, batch in enumerate(prefetcher(loader.batches(0, updates), untimed), start=1):
+        for number, batch in enumerate(evaluator.prefetcher(loader.batches(0, steps), untimed), start=1):
             for layer in layers:
-                layer.momentum = 1.0 / number  # the first batch replaces what was there
-            with precision.autocast():
+                layer.momentum = 1.0 / number  # the first batch replaces the old statistics
+            with evaluator.precision.autocast():
                 model(normalise(batch.images))
     finally:
         loader.close()
@@ -173,23 +164,23 @@ def update_batch_norm(
 
 
 def evaluate_ensemble(worker_env: WorkerEnv, world: World, shard_set: ShardSet, run: RunDirectory) -> None:
-    """Evaluates the models of a document together; rank 0 writes what they said to the run directory.
+    """Evaluate the models of a document as an ensemble. Rank 0 writes their predictions to the run directory.
 
-    Raises InputError on every rank for models that do not go together.
+    Raises InputError on every rank if the models cannot be combined.
     """
     config = worker_env.config
     set_numerics(config.train)
-    together = read_evaluated_models(config, shard_set.classes)
-    if together.same_architecture:
+    evaluated = read_evaluated_models(config, shard_set.classes)
+    if evaluated.same_architecture:
         validate_world(config, world.size, len(shard_set.split("train")))
-    precision, feed = build_precision(config.train, world), DevicePrefetcher(world)
-
-    def prepare(counted: Callable[[int], None]) -> tuple[Loader, PredictFunction]:
-        loader, evaluator = build_evaluator(config, world, shard_set, feed, precision, counted)
-        passes = _EnsembleEvaluation(config, world, shard_set, together, run.ensemble, evaluator, feed, precision)
-        return loader, passes.run
-
-    run_evaluation_stage(worker_env, world, run, prepare, world.barrier)
+    precision, prefetcher = build_precision(config.train, world), DevicePrefetcher(world)
+    run_evaluation_stage(
+        worker_env,
+        world,
+        run,
+        lambda count_images: Evaluator(config, world, shard_set, precision, prefetcher, count_images),
+        lambda evaluator: _EnsembleEvaluation(config, world, shard_set, evaluated, run.ensemble, evaluator).run(),
+    )
 
 
 @dataclass
@@ -202,45 +193,43 @@ class _EnsembleEvaluation:
     models: EvaluatedModels
     directory: Path
     evaluator: Evaluator
-    prefetcher: DevicePrefetcher
-    precision: Precision
     passes: list[EvaluationPass] = field(default_factory=list)
     predictions: dict[str, Predictions] = field(default_factory=dict)
 
     def run(self) -> Predictions | None:
-        """The predictions that the headline is of, on rank 0, where all others are written too."""
-        votes = LogitAverage()
-        for number, one in enumerate(self.models.members):
-            votes.start_member()
-            self._evaluate_member(f"member-{number}", one, one.weights, votes)
-        for number, one in enumerate(self.models.members):
-            if one.average_weights is not None:
-                self._evaluate_member(f"average-{number}", one, one.average_weights)
+        """Run and write all passes. Returns the predictions of `evaluate.combine` on rank 0, None on other ranks."""
+        logit_average = LogitAverage()
+        for number, member in enumerate(self.models.members):
+            logit_average.start_member()
+            self._evaluate_model(f"member-{number}", member, member.weights, logit_average)
+        for number, member in enumerate(self.models.members):
+            if member.average_weights is not None:
+                self._evaluate_model(f"average-{number}", member, member.average_weights)
         if self.models.same_architecture:
             self._evaluate_mean_weights()
         if self.models.baseline is not None:
-            self._evaluate_member("baseline", self.models.baseline, self.models.baseline.weights)
-        self._store_columns("probabilities", votes.columns("probabilities"))
-        self._store_columns("logits", votes.columns("logits"))
+            self._evaluate_model("baseline", self.models.baseline, self.models.baseline.weights)
+        self._store_columns("probabilities", logit_average.columns("probabilities"))
+        self._store_columns("logits", logit_average.columns("logits"))
         if not self.world.is_rank0:
             return None
         write_passes(self.directory, self.passes, self.predictions)
         return self.predictions[self.config.evaluate.combine]
 
-    def _evaluate_member(
-        self, name: str, one: EvaluatedModel, weights: Path, logit_average: LogitAverage | None = None
+    def _evaluate_model(
+        self, name: str, evaluated: EvaluatedModel, weights: Path, logit_average: LogitAverage | None = None
     ) -> None:
-        model = self._build_model(one)
+        model = self._build_model(evaluated)
         load_weights_file(model, weights)
-        self._predict(name, one.directory, model, logit_average)
+        self._predict(name, evaluated.directory, model, logit_average)
 
     def _evaluate_mean_weights(self) -> None:
         members = self.models.members
         model = self._build_model(members[0])
-        arrays = mean_weights(model, [one.weights for one in members])
+        arrays = mean_weights(model, [member.weights for member in members])
         load_arrays(model, arrays)
         with self._measure_seconds() as seconds:
-            update_batch_norm(model, self.config, self.world, self.shard_set, self.prefetcher, self.precision)
+            update_batch_norm(model, self.config, self.world, self.shard_set, self.evaluator)
         directory = self.directory / "mean"
         if self.world.is_rank0:
             arrays |= {name: as_array(buffer) for name, buffer in model.named_buffers()}
@@ -266,19 +255,19 @@ class _EnsembleEvaluation:
         self._store_columns(name, parts)
 
     def _store_columns(self, name: str, parts: list[PredictionColumns]) -> None:
-        found = self.evaluator.gather(parts)
-        if found is not None:
-            self.predictions[name] = found
+        predictions = self.evaluator.gather(parts)
+        if predictions is not None:
+            self.predictions[name] = predictions
 
-    def _build_model(self, one: EvaluatedModel) -> nn.Module:
-        config = self.config.model_copy(update={"model": one.model_section})
+    def _build_model(self, evaluated: EvaluatedModel) -> nn.Module:
+        config = self.config.model_copy(update={"model": evaluated.model_section})
         model = build_model_on_device(config, self.world, len(self.shard_set.classes))
-        self.precision.cast_parameters(model)
+        self.evaluator.precision.cast_parameters(model)
         return model
 
     @contextmanager
     def _measure_seconds(self) -> Iterator[list[float]]:
-        """The seconds until all ranks and their devices are done, once it is over."""
+        """Yield a list that holds the seconds of the block at its end, when all ranks and their devices are done."""
         self._synchronize()
         started, seconds = time.perf_counter(), list[float]()
         yield seconds
@@ -292,9 +281,9 @@ class _EnsembleEvaluation:
 
 
 def _write_mean_model(arrays: dict[str, npt.NDArray[Any]], members: list[EvaluatedModel], directory: Path) -> None:
-    """The model of the mean weights, as files like those of any other."""
+    """Write the model of the mean weights with its model.json."""
     directory.mkdir(parents=True, exist_ok=True)
-    described = json.loads((members[0].directory / MODEL_JSON).read_text(encoding="utf-8"))
-    described["training"] = {"mean_of": [str(one.directory) for one in members]}
+    description = json.loads((members[0].directory / MODEL_JSON).read_text(encoding="utf-8"))
+    description["training"] = {"mean_of": [str(member.directory) for member in members]}
     write_atomically(directory / WEIGHTS_FILE, save(arrays, metadata={"format": "pt"}))
-    write_json(directory / MODEL_JSON, described)
+    write_json(directory / MODEL_JSON, description)

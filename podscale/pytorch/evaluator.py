@@ -11,15 +11,18 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn import functional as F
 
-from podscale.data.loaders.base import Batch, Loader
+from podscale.config import RunConfig
+from podscale.data.loaders.base import Batch
+from podscale.data.loaders.build_loader import build_evaluation_loader
 from podscale.data.sampler import evaluation_steps
+from podscale.data.shard_set import ShardSet
 from podscale.distributed.waits import EVALUATION, waiting_for
 from podscale.pytorch.device_prefetcher import DeviceBatch, DevicePrefetcher, Normalise
 from podscale.pytorch.precision import Precision
 from podscale.pytorch.world import World
 from podscale.runs.predictions import Predictions
 from podscale.training.run_progress import BATCHES_PER_STOP_CHECK, TOP_K, EvaluationResult, evaluation_result
-from podscale.training.training_logger import PhaseTimer
+from podscale.training.step_timer import PhaseTimer
 from podscale.util import progress_reports
 
 PredictionColumns = dict[str, np.ndarray]
@@ -28,7 +31,7 @@ PredictionColumns = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class BatchPredictions:
-    """What the model says about one batch: topk int64 [n, k], confidences float32 [n, k], losses float32 [n]."""
+    """Predictions of one batch: topk int64 [n, k], confidences float32 [n, k], losses float32 [n]."""
 
     topk: Tensor
     confidences: Tensor
@@ -36,7 +39,7 @@ class BatchPredictions:
 
 
 class Evaluator:
-    """Runs a model over the validation split; every rank takes part and takes as many steps as the others.
+    """Runs a model over the validation split; every rank runs the same number of steps.
 
     Padding at the end of the split carries weight 0 and counts nowhere. Batch norm uses its running statistics, and
     losses are without label smoothing.
@@ -44,90 +47,95 @@ class Evaluator:
 
     def __init__(
         self,
-        loader: Loader,
-        count: int,
-        batch: int,
-        prefetcher: DevicePrefetcher,
-        normalise: Normalise,
-        precision: Precision,
+        config: RunConfig,
         world: World,
+        shard_set: ShardSet,
+        precision: Precision,
+        prefetcher: DevicePrefetcher,
         count_images: Callable[[int], None] = lambda images: None,
-        *,
-        flip: bool = False,
     ) -> None:
-        """count_images: hears how many samples of this rank each batch held. flip: average with mirrored images."""
-        self._count_images, self._flip = count_images, flip
-        self._loader, self._prefetcher, self._normalise = loader, prefetcher, normalise
-        self._precision, self._world = precision, world
-        self._steps = evaluation_steps(count, world.size, batch)
-        self.count, self._batch = count, batch
+        """Open the loader of the validation split.
+
+        Args:
+            count_images: called with the number of this rank's samples in each batch.
+        """
+        split = shard_set.split("validation")
+        self.loader = build_evaluation_loader(
+            config, split, ranks=world.ranks, world_size=world.size, device=str(world.device)
+        )
+        self.precision, self.prefetcher, self._world, self._count_images = precision, prefetcher, world, count_images
+        self._normalise = Normalise(config.input, world, channels_last=config.train.channels_last)
+        self.count, self._batch, self._flip = len(split), config.evaluate.batch, config.evaluate.flip
+        self._steps = evaluation_steps(self.count, world.size, self._batch)
         self._report = progress_reports.progress_from_env() if world.is_rank0 else progress_reports.ignore_progress
+
+    def close(self) -> None:
+        self.loader.close()
 
     @waiting_for(EVALUATION)
     def evaluate(
-        self, model: nn.Module, phase: PhaseTimer, stop_requested: Callable[[], bool] | None = None
+        self, model: nn.Module, phase: PhaseTimer, stop_requested: Callable[[], bool] = lambda: False
     ) -> EvaluationResult | None:
-        """Accuracy and loss over the whole split, the same on all ranks.
+        """Return accuracy and loss over the whole split, the same on all ranks.
 
-        stop_requested: asked now and then; where any rank says yes, all give up together and None is returned.
+        Args:
+            stop_requested: called every few batches; if it returns True on any rank, all ranks return None.
         """
         started = time.perf_counter()
         sums = torch.zeros(4, dtype=torch.float64, device=self._world.device)  # top-1, top-5, loss, images
-        for number, (batch, answers) in enumerate(self._batch_predictions(model, phase)):
-            if (
-                stop_requested is not None
-                and number % BATCHES_PER_STOP_CHECK == 0
-                and self._any_rank_stops(stop_requested())
-            ):
+        for number, (batch, predictions) in enumerate(self._batch_predictions(model, phase)):
+            if number % BATCHES_PER_STOP_CHECK == 0 and self._any_rank_stops(stop_requested()):
                 return None
             weights = torch.from_numpy(batch.host_batch.weights).to(self._world.device, torch.float64)
-            hits = answers.topk == batch.labels[:, None]
+            hits = predictions.topk == batch.labels[:, None]
             sums[0] += weights @ hits[:, 0].double()
             sums[1] += weights @ hits.any(dim=1).double()
-            sums[2] += weights @ answers.losses.double()
+            sums[2] += weights @ predictions.losses.double()
             sums[3] += weights.sum()
         dist.all_reduce(sums)
         return evaluation_result(sums.tolist(), self.count, time.perf_counter() - started)
 
     def _any_rank_stops(self, stop: bool) -> bool:
-        """Whether any rank wants to stop; on the host, so that no device is waited for."""
-        word = torch.tensor([int(stop)], dtype=torch.int32)
-        dist.all_reduce(word, dist.ReduceOp.MAX)
-        return bool(word.item())
+        """Return True on all ranks if any rank stops. Exchanged between hosts, so no device is waited for."""
+        flag = torch.tensor([int(stop)], dtype=torch.int32)
+        dist.all_reduce(flag, dist.ReduceOp.MAX)
+        return bool(flag.item())
 
     @waiting_for(EVALUATION)
     def predict(self, model: nn.Module, phase: PhaseTimer) -> Predictions | None:
-        """The predictions of the whole split on rank 0, None elsewhere."""
+        """Return the predictions of the whole split on rank 0, None on other ranks."""
         return self.gather(
-            [prediction_columns(batch.host_batch, answers) for batch, answers in self._batch_predictions(model, phase)]
+            [
+                prediction_columns(batch.host_batch, predictions)
+                for batch, predictions in self._batch_predictions(model, phase)
+            ]
         )
 
     @waiting_for(EVALUATION)
     def gather(self, parts: Sequence[PredictionColumns]) -> Predictions | None:
-        """The whole split's on rank 0, of the batches of each rank; all ranks call it."""
-        mine = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-        gathered: list[dict[str, np.ndarray]] | None = [{}] * self._world.size if self._world.is_rank0 else None
-        dist.gather_object(mine, gathered)
-        if gathered is None:
+        """Return the predictions of the whole split on rank 0, from the batches of each rank. All ranks call it."""
+        local = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        by_rank: list[PredictionColumns] | None = [{}] * self._world.size if self._world.is_rank0 else None
+        dist.gather_object(local, by_rank)
+        if by_rank is None:
             return None
-        whole = {name: np.concatenate([columns[name] for columns in gathered]) for name in mine}
-        return Predictions(**whole)
+        return Predictions(**{name: np.concatenate([columns[name] for columns in by_rank]) for name in local})
 
     def _batch_predictions(self, model: nn.Module, phase: PhaseTimer) -> Iterator[tuple[DeviceBatch, BatchPredictions]]:
         for batch, logits in self.logits(model, phase):
             yield batch, batch_predictions(logits, batch.labels)
 
     def logits(self, model: nn.Module, phase: PhaseTimer) -> Iterator[tuple[DeviceBatch, Tensor]]:
-        """What the model says of each batch of this rank: [n, classes]; the same batches every time."""
+        """Yield each batch of this rank with its logits, [n, classes]; the same batches every time."""
         with eval_mode(model), torch.inference_mode():
-            ticker = progress_reports.ProgressReporter("evaluate", self._report, self.count)
-            for step, batch in enumerate(self._prefetcher(self._loader.batches(0, self._steps), phase), start=1):
-                with self._precision.autocast():
+            reporter = progress_reports.ProgressReporter("evaluate", self._report, self.count)
+            for step, batch in enumerate(self.prefetcher(self.loader.batches(0, self._steps), phase), start=1):
+                with self.precision.autocast():
                     logits = self._logits(model, self._normalise(batch.images))
                 yield batch, logits
                 self._count_images(int(np.count_nonzero(batch.host_batch.weights)))
-                ticker.set(min(self.count, step * self._batch * self._world.size), 0, 0)
-            ticker.close()
+                reporter.set(min(self.count, step * self._batch * self._world.size), 0, 0)
+            reporter.close()
 
     def _logits(self, model: nn.Module, images: Tensor) -> Tensor:
         logits: Tensor = model(images)
@@ -135,7 +143,7 @@ class Evaluator:
 
 
 def batch_predictions(logits: Tensor, labels: Tensor) -> BatchPredictions:
-    """The most probable classes, best first; among equals the lower index, whatever the device."""
+    """Return the most probable classes, best first; of equal ones the lower index first, on any device."""
     logits = logits.float()
     log_probabilities = F.log_softmax(logits, dim=1)
     confidences, topk = log_probabilities.sort(dim=1, descending=True, stable=True)
@@ -146,7 +154,7 @@ def batch_predictions(logits: Tensor, labels: Tensor) -> BatchPredictions:
 
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
-    """The model in evaluation mode, and back in the mode it was in."""
+    """Put the model in evaluation mode, and restore its mode at the end of the block."""
     before = model.training
     model.eval()
     try:
@@ -156,12 +164,12 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
 
 
 def prediction_columns(batch: Batch, predictions: BatchPredictions) -> PredictionColumns:
-    """The rows of one batch that are samples, by the names of `Predictions`."""
-    real = batch.weights > 0
+    """Return the rows of one batch by the names of `Predictions`, without padding."""
+    is_sample = batch.weights > 0
     return {
-        "keys": batch.keys[real],
-        "labels": batch.labels[real].astype(np.int32),
-        "topk": predictions.topk.cpu().numpy()[real].astype(np.int32),
-        "confidences": predictions.confidences.cpu().numpy()[real],
-        "losses": predictions.losses.cpu().numpy()[real],
+        "keys": batch.keys[is_sample],
+        "labels": batch.labels[is_sample].astype(np.int32),
+        "topk": predictions.topk.cpu().numpy()[is_sample].astype(np.int32),
+        "confidences": predictions.confidences.cpu().numpy()[is_sample],
+        "losses": predictions.losses.cpu().numpy()[is_sample],
     }

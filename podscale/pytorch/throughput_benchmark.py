@@ -29,7 +29,8 @@ from podscale.pytorch.timing import DeviceTimer, record_mark, seconds_between
 from podscale.pytorch.trainer import PyTorchTrainer, build_trainer
 from podscale.pytorch.world import World, join_world, leave_world
 from podscale.runs import RunDirectory
-from podscale.training.training_logger import PhaseTimer, open_training_logger
+from podscale.training.step_timer import PhaseTimer
+from podscale.training.telemetry_files import open_training_logger
 from podscale.training.worker_stages import open_checkpoint_store
 from podscale.util.files import write_json
 from podscale.util.processes import exit_with_parent
@@ -70,7 +71,7 @@ def measure_throughput(job: dict[str, Any], world: World) -> dict[str, Any]:
     with open_training_logger(config, world, run, ranks, None) as monitor:
         classes, keep = len(shard_set.classes), run.all_reduce
         config = resolve_all_reduce(config, world, classes, keep, None, monitor.all_reduce_chosen)
-        session = build_trainer(config, world, shard_set, run.model, checkpoints, monitor, StopRequest())
+        session = build_trainer(config, world, shard_set, checkpoints, monitor, StopRequest())
         try:
             return _measure_trainer(session, job["warmup"], job["steps"], job["parts"])
         finally:

@@ -16,13 +16,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from itertools import pairwise
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from podscale.config import RunConfig
 from podscale.data.rng import derive_key
 from podscale.distributed.waits import OPTIMIZER, waiting_for
 from podscale.pytorch.batch_norm.layer import RunningStatistics
@@ -33,7 +32,7 @@ from podscale.pytorch.optim import HyperParams, Optimizer, StepAware
 from podscale.pytorch.precision import Precision
 from podscale.pytorch.reducer import GradientReducer, no_sync_unless_last
 from podscale.pytorch.world import World
-from podscale.training.training_logger import PhaseTimer
+from podscale.training.step_timer import PhaseTimer
 
 
 @dataclass(frozen=True)
@@ -61,11 +60,10 @@ class TrainingLoss:
             mix_weight: weight of each image's own label if images are mixed, a scalar; the rest goes to the label of
                 its counterpart from the end of the batch.
         """
-        if isinstance(outputs, InceptionOutputs):
-            return self._head_loss(outputs.logits, labels, mix_weight) + self.auxiliary_weight * self._head_loss(
-                outputs.auxiliary, labels, mix_weight
-            )
-        return self._head_loss(outputs, labels, mix_weight)
+        if not isinstance(outputs, InceptionOutputs):
+            return self._head_loss(outputs, labels, mix_weight)
+        auxiliary_loss = self._head_loss(outputs.auxiliary, labels, mix_weight)
+        return self._head_loss(outputs.logits, labels, mix_weight) + self.auxiliary_weight * auxiliary_loss
 
     def _head_loss(self, logits: Tensor, labels: Tensor, mix_weight: Tensor | None) -> Tensor:
         if self.is_binary:
@@ -84,13 +82,6 @@ class TrainingLoss:
             targets = mix_weight * targets + (1 - mix_weight) * targets.flip(0)
         targets = (1 - self.label_smoothing) * targets + self.label_smoothing / classes
         return targets if self.threshold is None else torch.gt(targets, self.threshold).float()
-
-
-def build_loss(config: RunConfig) -> TrainingLoss:
-    """Build the loss of a run document."""
-    train = config.train
-    binary = train.loss == "binary_cross_entropy"
-    return TrainingLoss(train.label_smoothing, config.model.inception.auxiliary, binary, train.binary_threshold)
 
 
 def smoothed_cross_entropy(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
@@ -121,16 +112,14 @@ class DropoutRng:
             self._generator.manual_seed(int(derive_key(self._seed, _DROPOUT_KEY_DOMAIN, step, self._rank)[0] >> 1))
 
 
-PrepareFunction = Callable[[Tensor], Tensor]
 ForwardFunction = Callable[[Tensor], Outputs]
 Region = Callable[[Any], Any]
-CompileMode = Literal["off", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 
 
 def build_forward(
-    prepare: PrepareFunction,
+    prepare: Callable[[Tensor], Tensor],
     module: nn.Module,
-    mode: CompileMode,
+    mode: str,
     *,
     ranks: int,
     backend: str | Callable[..., Any] = "inductor",
@@ -140,7 +129,7 @@ def build_forward(
     Args:
         prepare: normalises and mixes images, uint8 [n, height, width, 3] to float [n, 3, height, width].
         module: the network, or its DDP wrapper.
-        mode: mode of torch.compile.
+        mode: mode of torch.compile (`train.compile`).
         ranks: world size; one graph for the whole network if it is 1, else one per region.
         backend: backend of torch.compile.
     """
@@ -159,12 +148,6 @@ def build_forward(
     compiler = cast(Callable[[Region], Region], partial(torch.compile, backend=backend, dynamic=False, **options))
     regions = [compiler(region) for region in (begin, *rest)]
     return lambda images: reduce(lambda x, region: region(x), regions, images)
-
-
-def release_cuda_graphs(mode: CompileMode) -> None:
-    """Free the compiler's own CUDA graphs: NCCL waits for graphs with a call on a communicator when it is closed."""
-    if mode in ("reduce-overhead", "max-autotune") and torch.cuda.is_available():
-        torch.compiler.reset()
 
 
 @dataclass(frozen=True)
@@ -187,43 +170,79 @@ class StepResult:
         return self.loss.reshape(1) if self.grad_norm is None else torch.stack([self.loss, self.grad_norm])
 
 
-class TrainStep:
-    """Train step. The loss and batch norm's running statistics are averaged along with the gradients."""
+class ForwardBackward:
+    """Forward and backward passes of one step, into the reducer's buffer.
+
+    The loss and the changes of batch norm's running statistics are averaged along with the gradients.
+    """
 
     def __init__(
         self,
         reducer: GradientReducer,
-        optimizer: Optimizer,
-        weights: FlatWeights,
         precision: Precision,
         statistics: RunningStatistics,
-        *,
-        schedule: Tensor,
         loss: TrainingLoss,
+        *,
         accumulation: int = 1,
         forward: ForwardFunction | None = None,
-        dropout_rng: DropoutRng | None = None,
         mixing: BatchMixer | None = None,
+    ) -> None:
+        """Build the passes.
+
+        Args:
+            statistics: running statistics of the model's batch norms.
+            accumulation: passes per step.
+            forward: images of a batch to outputs (see `build_forward`); default: the reducer's module.
+            mixing: the mixer that `forward` uses; it gives the loss the weights of the targets.
+        """
+        assert len(reducer.buffer.extra_values) == 1 + len(statistics)
+        self.reducer, self.precision, self.statistics, self.mixing = reducer, precision, statistics, mixing
+        self._loss, self._accumulation, self._forward = loss, accumulation, forward or reducer.module
+
+    def __call__(self, batch: DeviceBatch) -> None:
+        reducer, passes = self.reducer, self._accumulation
+        extra = reducer.buffer.extra_values
+        loss_slot, statistics_slot = extra[:1], extra[1:]
+        reducer.start_step()
+        self.statistics.save()
+        size = len(batch.labels) // passes
+        for index, (start, stop) in enumerate(pairwise(range(0, size * passes + 1, size))):
+            last = index == passes - 1
+            with no_sync_unless_last(reducer, last=last):
+                with self.precision.autocast():
+                    outputs = self._forward(images := batch.images[start:stop])
+                mix_weight = self.mixing.mix_weight(*images.shape[1:3]) if self.mixing is not None else None
+                loss = self._loss(outputs, batch.labels[start:stop], mix_weight) / passes
+                loss_slot += loss.detach()
+                if last:
+                    self.statistics.write_change(statistics_slot)
+                reducer.backward(self.precision.scale_loss(loss), last=last)
+
+
+class TrainStep:
+    """Train step: passes, average over the ranks, masked optimizer step."""
+
+    def __init__(
+        self,
+        forward_backward: ForwardBackward,
+        optimizer: Optimizer,
+        weights: FlatWeights,
+        schedule: Tensor,
+        *,
+        dropout_rng: DropoutRng | None = None,
         norm_every: int = 0,
     ) -> None:
         """Build the step.
 
         Args:
             schedule: fp32 [steps, schedules.COLUMNS] on the device.
-            loss: training loss.
-            accumulation: forward and backward passes per step.
-            forward: images of a batch to outputs (see `build_forward`); default: the reducer's module.
             dropout_rng: seeded before each step.
-            mixing: the mixer that `forward` uses; it gives the loss the weights of the targets.
             norm_every: interval between steps that compute the gradient norm, steps; 0 for never.
         """
-        assert len(reducer.buffer.extra_values) == 1 + len(statistics)
-        self._reducer, self._optimizer, self._weights = reducer, optimizer, weights
-        self._precision, self._statistics = precision, statistics
+        self.forward_backward, self.optimizer, self.weights = forward_backward, optimizer, weights
+        self.reducer, self.precision = forward_backward.reducer, forward_backward.precision
         self._schedule, self._step_index = schedule, torch.zeros(1, dtype=torch.int64, device=schedule.device)
-        self._loss, self._accumulation = loss, accumulation
-        self._forward = forward or reducer.module
-        self._dropout_rng, self._mixing = dropout_rng, mixing
+        self._dropout_rng = dropout_rng
         self._norm_every, self._is_norm_due = norm_every, False
 
     def seek(self, step: int) -> None:
@@ -237,40 +256,18 @@ class TrainStep:
     def start_step(self, step: int) -> None:
         """Do the host's work before step `step`, from 0. `run_on_device` does the rest."""
         self._is_norm_due = self._norm_every > 0 and (step + 1) % self._norm_every == 0
-        if self._dropout_rng is not None:
-            self._dropout_rng.start_step(step)
-        if self._mixing is not None:
-            self._mixing.start_step(step)
-        if isinstance(self._optimizer, StepAware):
-            self._optimizer.start_step(step)
+        for part in (self._dropout_rng, self.forward_backward.mixing, self.optimizer):
+            if isinstance(part, StepAware):
+                part.start_step(step)
 
     def run_on_device(self, batch: DeviceBatch, phase: PhaseTimer) -> StepResult:
         """Run the step: the same sequence of device work every time, so that a CUDA graph can record it."""
         with phase("forward_backward"):
-            self._forward_backward(batch)
+            self.forward_backward(batch)
         with phase("allreduce_wait"):
-            self._reducer.finish()
+            self.reducer.finish()
         with phase("optimizer"):
             return self._apply_gradients()
-
-    def _forward_backward(self, batch: DeviceBatch) -> None:
-        reducer, passes = self._reducer, self._accumulation
-        extra = reducer.buffer.extra_values
-        loss_slot, statistics_slot = extra[:1], extra[1:]
-        reducer.start_step()
-        self._statistics.save()
-        size = len(batch.labels) // passes
-        for index, (start, stop) in enumerate(pairwise(range(0, size * passes + 1, size))):
-            last = index == passes - 1
-            with no_sync_unless_last(reducer, last=last):
-                with self._precision.autocast():
-                    outputs = self._forward(images := batch.images[start:stop])
-                mix_weight = self._mixing.mix_weight(*images.shape[1:3]) if self._mixing is not None else None
-                loss = self._loss(outputs, batch.labels[start:stop], mix_weight) / passes
-                loss_slot += loss.detach()
-                if last:
-                    self._statistics.write_change(statistics_slot)
-                reducer.backward(self._precision.scale_loss(loss), last=last)
 
     def _apply_gradients(self) -> StepResult:
         """Run the optimizer step, masked if the loss or a gradient is not finite.
@@ -278,17 +275,17 @@ class TrainStep:
         All ranks decide the same: a NaN of any rank is in the averages of every rank. If the optimizer step is
         sharded, the NaN may be in one rank's shard only, so the optimizer exchanges the flag along with its norms.
         """
-        buffer = self._reducer.buffer
+        buffer = self.reducer.buffer
         loss = buffer.extra_values[0].clone()
         finite = all_finite([*buffer.averages, buffer.extra_values])
         zero_nonfinite(finite, buffer.averages)
-        self._precision.unscale(buffer.averages)
+        self.precision.unscale(buffer.averages)
         norm = torch.stack(torch._foreach_norm(buffer.averages)).norm() if self._needs_grad_norm() else None
         with waiting_for(OPTIMIZER):
-            finite = self._optimizer.step(self._next_hyperparams(loss), finite)
-        self._weights.all_gather()
-        self._precision.update_loss_scale(finite)
-        self._statistics.apply_change(buffer.extra_values[1:], finite)
+            finite = self.optimizer.step(self._next_hyperparams(loss), finite)
+        self.weights.all_gather()
+        self.precision.update_loss_scale(finite)
+        self.forward_backward.statistics.apply_change(buffer.extra_values[1:], finite)
         return StepResult(loss, finite, norm)
 
     def _needs_grad_norm(self) -> bool:
@@ -300,8 +297,8 @@ class TrainStep:
         """Return the schedule's values of this step, with its loss. A masked step consumes its row too."""
         row = self._schedule.index_select(0, self._step_index)[0]
         self._step_index += 1
-        rate, momentum, decay = row.unbind()
-        return HyperParams(rate, momentum, decay, loss)
+        learning_rate, momentum, weight_decay = row.unbind()
+        return HyperParams(learning_rate, momentum, weight_decay, loss)
 
 
 def zero_nonfinite(finite: Tensor, buffers: list[Tensor]) -> None:

@@ -3,9 +3,8 @@
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
-from typing import Any, NamedTuple
+from functools import cache, cached_property, partial
+from typing import Any
 
 import numpy.typing as npt
 import torch
@@ -15,8 +14,7 @@ from podscale import models
 from podscale.config import RunConfig, TrainSection
 from podscale.config.batch_norm_groups import batch_norm_group
 from podscale.config.train import AllReduceSection
-from podscale.data.loaders.base import Loader
-from podscale.data.loaders.build_loader import build_evaluation_loader, build_loader
+from podscale.data.loaders.build_loader import build_loader
 from podscale.data.sampler import build_sampler
 from podscale.data.shard_set import ShardSet
 from podscale.distributed.step_status import StepStatus, StopRequest
@@ -25,7 +23,7 @@ from podscale.pytorch.all_reduce.auto import relative_error
 from podscale.pytorch.batch_norm import assign_batch_norm_groups
 from podscale.pytorch.batch_norm.layer import RunningStatistics, running_statistics_weight
 from podscale.pytorch.cuda_graph import CudaGraphStep
-from podscale.pytorch.device_prefetcher import BatchMixer, DevicePrefetcher, Normalise
+from podscale.pytorch.device_prefetcher import BatchMixer, DeviceBatch, DevicePrefetcher, Normalise
 from podscale.pytorch.evaluator import Evaluator
 from podscale.pytorch.flat_buffers import GATHER_DTYPES, FlatWeights
 from podscale.pytorch.models import build_model, set_stem_compute
@@ -35,7 +33,7 @@ from podscale.pytorch.precision import Precision, build_precision, set_numerics
 from podscale.pytorch.reducer import BucketedReducer, GradientReducer, build_reducer
 from podscale.pytorch.step_sync import StepSync
 from podscale.pytorch.train_state import TrainState, build_ema, restore_or_start
-from podscale.pytorch.train_step import DropoutRng, TrainStep, build_forward, build_loss, release_cuda_graphs
+from podscale.pytorch.train_step import DropoutRng, ForwardBackward, TrainingLoss, TrainStep, build_forward
 from podscale.pytorch.world import World
 from podscale.runs.checkpoint import CheckpointStore, Snapshot
 from podscale.training import schedules
@@ -65,41 +63,44 @@ class PyTorchTrainer(Trainer):
     reducer: GradientReducer
     prefetcher: DevicePrefetcher
 
+    @cached_property
+    def _training_flops(self) -> Callable[[int], int]:
+        return cache(self.spec.training_flops)
+
     def restore(self) -> bool:
+        initial_weights = partial(load_initial_weights, self.config, self.shard_set)
         resumed = restore_or_start(
-            self.checkpoint_store, self.config.checkpoint.resume, self.state, self.world, self.initial_weights
+            self.checkpoint_store, self.config.checkpoint.resume, self.state, self.world, initial_weights
         )
         self.step.seek(self.progress.step)
         return resumed
 
-    def train_steps(self) -> Iterator[list[StepStatus]]:
-        logger, progress, ema = self.training_logger, self.progress, self.state.ema
-        batches = self.loader.batches(progress.step, self.end_step)
-        for batch in self.prefetcher(batches, logger.phase):
-            self.log_image_size(batch.images.shape[1])
-            result = self.step(batch, logger.phase)
-            progress.step += 1
-            if ema is not None:
-                with logger.phase("optimizer"):
-                    ema.update(progress.step)
-            self.step_sync.send(
-                progress.step, result, busy_seconds=logger.busy_seconds, stop=self.stop_request.requested
-            )
-            logger.step_done(progress.step, len(batch.labels), self.loader.bad_records)
-            yield self.step_sync.ready()
+    def batches(self) -> Iterator[DeviceBatch]:
+        batches = self.loader.batches(self.progress.step, self.end_step)
+        return self.prefetcher(batches, self.training_logger.timer.phase)
+
+    def train_step(self, batch: DeviceBatch) -> list[StepStatus]:
+        logger, timer, progress = self.training_logger, self.training_logger.timer, self.progress
+        logger.metrics.set_flops_per_image(self._training_flops(batch.images.shape[1]))
+        result = self.step(batch, timer.phase)
+        progress.step += 1
+        if self.state.ema is not None:
+            with timer.phase("optimizer"):
+                self.state.ema.update(progress.step)
+        self.step_sync.send(progress.step, result, busy_seconds=timer.busy_seconds, stop=self.stop_request.requested)
+        logger.step_done(progress.step, len(batch.labels), self.loader.bad_records)
+        return self.step_sync.ready()
 
     def evaluate_weights(self, *, averaged: bool) -> EvaluationResult | None:
+        subphase = self.training_logger.timer.subphase
         with self.state.with_weights(averaged=averaged) as model:
-            return self.evaluator.evaluate(model, self.training_logger.subphase, lambda: self.stop_request.requested)
+            return self.evaluator.evaluate(model, subphase, lambda: self.stop_request.requested)
 
     def capture_state(self) -> Snapshot | None:
         return self.state.capture(self.world)
 
     def model_arrays(self, *, averaged: bool) -> dict[str, npt.NDArray[Any]]:
         return self.state.model_arrays(averaged=averaged)
-
-    def barrier(self) -> None:
-        self.world.barrier()
 
     def device_memory(self) -> dict[str, int]:
         if not self.world.on_gpu:
@@ -112,90 +113,65 @@ class PyTorchTrainer(Trainer):
     def close(self) -> None:
         if isinstance(self.step, CudaGraphStep):
             self.step.close()
-        release_cuda_graphs(self.config.train.compile)
-        self.loader.close()
-        self.evaluation_loader.close()
+        if self.config.train.compile in ("reduce-overhead", "max-autotune") and self.world.on_gpu:
+            torch.compiler.reset()  # frees the compiler's own CUDA graphs, which NCCL would wait for
         self.reducer.close()
-        self.checkpoint_store.close()
+        super().close()
 
 
 def build_trainer(
     config: RunConfig,
     world: World,
     shard_set: ShardSet,
-    model_directory: Path,
     checkpoint_store: CheckpointStore,
     training_logger: TrainingLogger,
     stop_request: StopRequest,
 ) -> PyTorchTrainer:
-    """Build the trainer of a run document. Every rank must call this at the same time."""
-    train, training_split = config.train, shard_set.split("train")
-    check_world(config, world, len(training_split))
+    """Build the trainer of a run document. Every rank must call this at the same time.
+
+    Raises InputError if the run does not fit the world or the training split.
+    """
+    train, split = config.train, shard_set.split("train")
+    validate_world(config, world.size, len(split))
+    if train.cuda_graph and not world.on_gpu:
+        raise InputError(
+            "torch sees no CUDA device here", field="train.cuda_graph", got=True, hint="Set train.cuda_graph=false"
+        )
     set_numerics(train)
-    spec = models.model_spec(config.model, len(shard_set.classes))
     model = build_model_on_device(config, world, len(shard_set.classes))
-    parts = build_train_step(config, world, model, spec, len(training_split))
-    log_wire_error(train.all_reduce, parts.reducer, world, training_logger)
-    prefetcher, precision = DevicePrefetcher(world), parts.precision
-    evaluation_loader, evaluator = build_evaluator(
-        config, world, shard_set, prefetcher, precision, training_logger.count_evaluated_images
-    )
+    step = build_train_step(config, world, model, models.model_spec(config.model, len(shard_set.classes)), len(split))
+    reducer, weights, optimizer, precision = step.reducer, step.weights, step.optimizer, step.precision
+    log_wire_error(train.all_reduce, reducer, world, training_logger)
+    prefetcher, count_images = DevicePrefetcher(world), training_logger.metrics.count_evaluated_images
+    ema = build_ema(train.ema, model, partial(evaluation_weights, optimizer, weights))
     return PyTorchTrainer(
         config=config,
+        shard_set=shard_set,
         world=world,
-        classes=shard_set.classes,
-        spec=spec,
-        model_directory=model_directory,
-        state=TrainState(
-            model,
-            parts.weights,
-            parts.optimizer,
-            precision,
-            RunProgress(),
-            build_ema(train.ema, model, partial(evaluation_weights, parts.optimizer, parts.weights)),
-        ),
-        step=CudaGraphStep(parts.step, world, on_sampled=training_logger.phases_sampled)
-        if train.cuda_graph
-        else parts.step,
-        reducer=parts.reducer,
+        state=TrainState(model, weights, optimizer, precision, RunProgress(), ema),
+        step=CudaGraphStep(step, world, on_sampled=training_logger.phases_sampled) if train.cuda_graph else step,
+        reducer=reducer,
         prefetcher=prefetcher,
+        evaluator=Evaluator(config, world, shard_set, precision, prefetcher, count_images),
         loader=build_loader(
             config,
-            training_split,
-            build_sampler(config, training_split),
-            phases=schedules.image_phases(config, len(training_split)),
+            split,
+            build_sampler(config, split),
+            phases=schedules.image_phases(config, len(split)),
             ranks=world.ranks,
             world_size=world.size,
             device=str(world.device),
         ),
-        evaluation_loader=evaluation_loader,
-        evaluator=evaluator,
         step_sync=StepSync(world),
+        stop_request=stop_request,
         training_logger=training_logger,
         checkpoint_store=checkpoint_store,
-        stop_request=stop_request,
-        initial_weights=partial(load_initial_weights, config, shard_set),
-        training_images=len(training_split),
     )
 
 
-class StepParts(NamedTuple):
-    """A train step and its parts."""
-
-    step: TrainStep
-    reducer: GradientReducer
-    weights: FlatWeights
-    optimizer: Optimizer
-    precision: Precision
-
-
 def build_train_step(
-    config: RunConfig,
-    world: World,
-    model: torch.nn.Module,
-    spec: models.ModelSpec,
-    samples: int,
-) -> StepParts:
+    config: RunConfig, world: World, model: torch.nn.Module, spec: models.ModelSpec, samples: int
+) -> TrainStep:
     """Build the train step of a run document.
 
     Args:
@@ -207,29 +183,32 @@ def build_train_step(
     statistics = RunningStatistics(model, weight=running_statistics_weight(config.model.batch_norm, world))
     precision = build_precision(train, world)
     per_epoch = schedules.steps_per_epoch(train, samples)
-    extra = 1 + len(statistics)
     reducer, weights, optimizer = build_reducer_and_optimizer(
-        train, model, spec, precision, world, per_epoch, extra=extra
+        train, model, spec, precision, world, per_epoch, extra=1 + len(statistics)
     )
     normalise = Normalise(config.input, world, channels_last=train.channels_last)
     mixing = BatchMixer(train.mix, config.run.seed, world) if train.mix.is_enabled else None
     prepare = normalise if mixing is None else lambda images: mixing.mix_images(normalise(images))
-    step = TrainStep(
+    is_binary = train.loss == "binary_cross_entropy"
+    loss = TrainingLoss(train.label_smoothing, config.model.inception.auxiliary, is_binary, train.binary_threshold)
+    forward_backward = ForwardBackward(
         reducer,
-        optimizer,
-        weights,
         precision,
         statistics,
-        schedule=torch.from_numpy(schedules.step_table(train, samples)).to(world.device),
-        loss=build_loss(config),
+        loss,
         accumulation=train.accumulation,
         forward=build_forward(prepare, reducer.module, train.compile, ranks=world.size),
         mixing=mixing,
+    )
+    return TrainStep(
+        forward_backward,
+        optimizer,
+        weights,
+        torch.from_numpy(schedules.step_table(train, samples)).to(world.device),
         dropout_rng=DropoutRng(model, config.run.seed, world),
         # No rank has the whole gradient if the weight update is sharded.
         norm_every=config.telemetry.log_every if train.weight_update == "replicated" else 0,
     )
-    return StepParts(step, reducer, weights, optimizer, precision)
 
 
 def evaluation_weights(optimizer: Optimizer, weights: FlatWeights) -> list[Tensor]:
@@ -284,38 +263,3 @@ def build_model_on_device(config: RunConfig, world: World, classes: int) -> torc
     set_stem_compute(model, config.train.stem_compute)
     assert isinstance(model, torch.nn.Module)
     return model.train()
-
-
-def build_evaluator(
-    config: RunConfig,
-    world: World,
-    shard_set: ShardSet,
-    prefetcher: DevicePrefetcher,
-    precision: Precision,
-    count_images: Callable[[int], None] = lambda images: None,
-) -> tuple[Loader, Evaluator]:
-    """Build the evaluator of the validation split and its loader. The caller closes the loader."""
-    split = shard_set.split("validation")
-    loader = build_evaluation_loader(config, split, ranks=world.ranks, world_size=world.size, device=str(world.device))
-    normalise = Normalise(config.input, world, channels_last=config.train.channels_last)
-    evaluator = Evaluator(
-        loader,
-        len(split),
-        config.evaluate.batch,
-        prefetcher,
-        normalise,
-        precision,
-        world,
-        count_images,
-        flip=config.evaluate.flip,
-    )
-    return loader, evaluator
-
-
-def check_world(config: RunConfig, world: World, samples: int) -> None:
-    """Raise InputError if the run does not fit this many ranks or training images (`samples`)."""
-    validate_world(config, world.size, samples)
-    if config.train.cuda_graph and not world.on_gpu:
-        raise InputError(
-            "torch sees no CUDA device here", field="train.cuda_graph", got=True, hint="Set train.cuda_graph=false"
-        )

@@ -6,11 +6,9 @@ and runs one stage. launch.worker_main, which runs this in its process, records 
 
 import logging
 import os
-from collections.abc import Callable
 
 import torch
 
-from podscale.data.loaders.base import Loader
 from podscale.data.shard_set import ShardSet
 from podscale.distributed.progress_tracker import ProgressTracker
 from podscale.distributed.rank_group import RankGroup
@@ -21,39 +19,41 @@ from podscale.pytorch.all_reduce.auto import resolve_all_reduce
 from podscale.pytorch.collective_errors import watch_torch_peers
 from podscale.pytorch.device_prefetcher import DevicePrefetcher
 from podscale.pytorch.ensemble_evaluation import evaluate_ensemble
+from podscale.pytorch.evaluator import Evaluator
 from podscale.pytorch.precision import build_precision, set_numerics
 from podscale.pytorch.software import library_versions
 from podscale.pytorch.train_state import load_weights_file
-from podscale.pytorch.trainer import PyTorchTrainer, build_evaluator, build_model_on_device, build_trainer
+from podscale.pytorch.trainer import PyTorchTrainer, build_model_on_device, build_trainer
 from podscale.pytorch.world import World, join_torch_rank_group, join_world, leave_world
 from podscale.runs import RunDirectory
 from podscale.runs.checkpoint import CheckpointStore
 from podscale.runs.ensemble_members import combined_model_directories
 from podscale.runs.model_files import WEIGHTS_FILE
 from podscale.training.startup_checks import open_agreed_shard_set
-from podscale.training.training_logger import TrainingLogger, untimed
-from podscale.training.worker_stages import PredictFunction, run_evaluation_stage, run_training_stage, run_worker_stage
+from podscale.training.step_timer import untimed
+from podscale.training.training_logger import TrainingLogger
+from podscale.training.worker_stages import run_evaluation_stage, run_training_stage, run_worker_stage
 
 
 def main() -> None:
-    """Carries out the stage of the environment."""
+    """Run the stage of the environment."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    place = WorkerEnv.read()
-    meeting = join_torch_rank_group(place.config.launch.timeout_seconds)
+    worker_env = WorkerEnv.read()
+    launch, stacks = worker_env.config.launch, RunDirectory.for_config(worker_env.config).hang_stacks
+    rank_group = join_torch_rank_group(launch.timeout_seconds)
     try:
-        stacks = RunDirectory.for_config(place.config).hang_stacks
         with watch_torch_peers(
-            meeting, place.exit, hang_seconds=place.config.launch.hang_seconds, stack_directory=stacks
-        ) as whereabouts:
-            run_stage(place, meeting, whereabouts)
+            rank_group, worker_env.exit, hang_seconds=launch.hang_seconds, stack_directory=stacks
+        ) as progress_tracker:
+            run_stage(worker_env, rank_group, progress_tracker)
     except Preempted:
-        leave_world(meeting)
+        leave_world(rank_group)
         raise
-    leave_world(meeting)
+    leave_world(rank_group)
 
 
 def run_stage(worker_env: WorkerEnv, rank_group: RankGroup, progress_tracker: ProgressTracker) -> None:
-    """Opens the shard set, joins the others and carries out the stage.
+    """Open the shard set, join the other ranks and run the stage.
 
     A stop request ends an evaluation at once (worker_main has the handler), since it has nothing to save.
     """
@@ -83,30 +83,31 @@ def run_training(
     stop: StopRequest,
     progress_tracker: ProgressTracker,
 ) -> None:
-    """Trains; checkpoints and the final model go to the run directory."""
+    """Train a model. Checkpoints and the final model are written to the run directory."""
 
-    def build(checkpoints: CheckpointStore, monitor: TrainingLogger) -> PyTorchTrainer:
-        classes, keep, may_write = len(shard_set.classes), run.all_reduce, worker_env.fence(run)
-        config = resolve_all_reduce(worker_env.config, world, classes, keep, may_write, monitor.all_reduce_chosen)
-        return build_trainer(config, world, shard_set, run.model, checkpoints, monitor, stop)
+    def build(checkpoint_store: CheckpointStore, logger: TrainingLogger) -> PyTorchTrainer:
+        classes, fence = len(shard_set.classes), worker_env.fence(run)
+        config = resolve_all_reduce(worker_env.config, world, classes, run.all_reduce, fence, logger.all_reduce_chosen)
+        return build_trainer(config, world, shard_set, checkpoint_store, logger, stop)
 
     run_training_stage(worker_env, world, shard_set, run, progress_tracker, build)
 
 
 def run_evaluation(worker_env: WorkerEnv, world: World, shard_set: ShardSet, run: RunDirectory) -> None:
-    """Evaluates the final model; rank 0 writes the predictions of every sample to the run directory."""
+    """Evaluate the final model. Rank 0 writes the predictions of every sample to the run directory."""
     config = worker_env.config
     set_numerics(config.train)
     model = build_model_on_device(config, world, len(shard_set.classes))
     precision = build_precision(config.train, world)
     precision.cast_parameters(model)
     load_weights_file(model, run.model / WEIGHTS_FILE)
-
-    def prepare(counted: Callable[[int], None]) -> tuple[Loader, PredictFunction]:
-        loader, evaluator = build_evaluator(config, world, shard_set, DevicePrefetcher(world), precision, counted)
-        return loader, lambda: evaluator.predict(model, untimed)
-
-    run_evaluation_stage(worker_env, world, run, prepare, world.barrier)
+    run_evaluation_stage(
+        worker_env,
+        world,
+        run,
+        lambda count_images: Evaluator(config, world, shard_set, precision, DevicePrefetcher(world), count_images),
+        lambda evaluator: evaluator.predict(model, untimed),
+    )
 
 
 if __name__ == "__main__":

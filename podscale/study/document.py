@@ -166,7 +166,7 @@ def read_study(path: Path, changes: Mapping[str, Any], find_run: Any) -> StudyDo
     for name in study.grid:
         if name not in known:
             raise InputError(
-                "unknown option", field="grid", got=name, hint="docs/options.md lists them.", place=str(path)
+                "unknown option", field="grid", got=name, hint="docs/options.md lists them.", location=str(path)
             )
     return study
 

@@ -80,7 +80,7 @@ class TrialGrid:
                 "is not in the grid",
                 field="learning_rate.at",
                 got=variant,
-                place=f"study {self.study.name}",
+                location=f"study {self.study.name}",
             )
         return sweep
 
@@ -195,19 +195,19 @@ class SweepSeries:
                 f"no rate for this batch of {self.variant.name}; it has {', '.join(map(str, section.table))}",
                 field="learning_rate.table",
                 got=batch,
-                place=f"study {self.grid.study.name}",
+                location=f"study {self.grid.study.name}",
             )
         if section is not None and section.sweep is not None and section.sweep.seeds > len(self.grid.study.seeds):
             raise InputError(
                 f"more than the {len(self.grid.study.seeds)} seeds of the study, for {self.variant.name}",
                 field="learning_rate.sweep.seeds",
                 got=section.sweep.seeds,
-                place=f"study {self.grid.study.name}",
+                location=f"study {self.grid.study.name}",
             )
         for name, _ in self.point:
             if name in self.variant.set:
                 problem = f"in the grid and in {self.variant.name}"
-                raise InputError(problem, field=name, place=f"study {self.grid.study.name}")
+                raise InputError(problem, field=name, location=f"study {self.grid.study.name}")
         _ = self.depends_on
 
     def rate_from_rule(self, get: GetRecord) -> float | None:
@@ -325,8 +325,8 @@ def _format_value(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
-def _name_trial(error: InputError, place: str) -> InputError:
-    """Return the error of a trial's document with `place`, which names the trial, in front."""
+def _name_trial(error: InputError, trial: str) -> InputError:
+    """Return the error of a trial's document with the name of the trial in front."""
     if isinstance(error, InputErrors):
-        return InputErrors(error.errors, f"{place}:")
-    return InputError(error.problem, field=error.field, got=error.got, hint=error.hint, place=place)
+        return InputErrors(error.errors, f"{trial}:")
+    return InputError(error.problem, field=error.field, got=error.got, hint=error.hint, location=trial)

@@ -7,75 +7,64 @@ has reserved, everything else is host data.
 import resource
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 
-from podscale.config import RunConfig
 from podscale.data.loaders.base import Loader
 from podscale.distributed.rank_group import World
 from podscale.hardware import find_gpu_chip
 from podscale.telemetry.metrics import TrainMetrics
+from podscale.telemetry.registry import MetricRegistry
+from podscale.training.step_plan import StepPlan
 
 
-@dataclass(frozen=True)
-class Gauges:
-    """Register the gauges of one rank when called with the rank's metrics.
+def add_gauges(
+    metrics: TrainMetrics,
+    plan: StepPlan,
+    world: World,
+    loader: Loader,
+    flops_per_image: float,
+    device_memory: Callable[[], dict[str, int]],
+) -> None:
+    """Add the gauges of one rank to its metrics.
 
     Args:
         flops_per_image: FLOPs of the model for one image, forward and backward.
-        steps_between_saves: steps between two checkpoints; 0 if there are none.
-        device_memory: returns bytes by kind.
+        device_memory: returns the bytes of this rank's devices by kind.
     """
+    values = metrics.values
 
-    config: RunConfig
-    world: World
-    loader: Loader
-    flops_per_image: float
-    steps_between_saves: float
-    device_memory: Callable[[], dict[str, int]]
+    def read_memory() -> None:
+        cached = {f"cached_{name}": size for name, size in loader.cached_bytes.items() if size}
+        for kind, size in {**host_memory(), **cached, **device_memory()}.items():
+            values.set("train_memory_bytes", size, kind)
 
-    def __call__(self, metrics: TrainMetrics) -> None:
-        peak = peak_flops(self.world.device_name, self.config.train.precision)
-        metrics.set_flops(self.flops_per_image, peak * len(self.world.ranks))
-        sources = [self._memory, self._queue]
-        if self.world.is_rank0:
-            claimed = self.config.claim.images_per_second
-            if claimed is not None:
-                metrics.values.set("train_target_images_per_second", claimed)
-            if self.steps_between_saves:
-                sources.append(self._checkpoint_interval)
-        for source in sources:
-            metrics.values.on_collect(source(metrics))
+    def read_queue() -> None:
+        if (queued := loader.queued_batches) is not None:
+            values.set("train_data_queue_depth", queued)
 
-    def _memory(self, metrics: TrainMetrics) -> Callable[[], None]:
-        def read() -> None:
-            cached = {f"cached_{name}": size for name, size in self.loader.cached_bytes.items() if size}
-            for kind, size in {**host_memory(), **cached, **self.device_memory()}.items():
-                metrics.values.set("train_memory_bytes", size, kind)
+    metrics.set_flops(flops_per_image, peak_flops(world.device_name, plan.config.train.precision) * len(world.ranks))
+    values.on_collect(read_memory)
+    values.on_collect(read_queue)
+    if world.is_rank0:
+        if (claimed := plan.config.claim.images_per_second) is not None:
+            values.set("train_target_images_per_second", claimed)
+        if plan.steps_between_saves:
+            values.on_collect(_checkpoint_interval(values, plan.steps_between_saves))
 
-        return read
 
-    def _queue(self, metrics: TrainMetrics) -> Callable[[], None]:
-        def read() -> None:
-            ready = self.loader.queued_batches
-            if ready is not None:
-                metrics.values.set("train_data_queue_depth", ready)
+def _checkpoint_interval(values: MetricRegistry, steps_between_saves: float) -> Callable[[], None]:
+    """Estimate from the mean step time up to the newest step, so that a hang does not lengthen the interval."""
+    started, last_steps = perf_counter(), 0.0
 
-        return read
+    def read() -> None:
+        nonlocal last_steps
+        steps = values.get("train_steps")
+        if steps > last_steps:
+            last_steps, step_seconds = steps, (perf_counter() - started) / steps
+            values.set("train_checkpoint_interval_seconds", steps_between_saves * step_seconds)
 
-    def _checkpoint_interval(self, metrics: TrainMetrics) -> Callable[[], None]:
-        """Estimate from the mean step time up to the newest step, so that a hang does not lengthen the interval."""
-        started, last_steps = perf_counter(), 0.0
-
-        def read() -> None:
-            nonlocal last_steps
-            steps = metrics.values.get("train_steps")
-            if steps > last_steps:
-                last_steps, step_seconds = steps, (perf_counter() - started) / steps
-                metrics.values.set("train_checkpoint_interval_seconds", self.steps_between_saves * step_seconds)
-
-        return read
+    return read
 
 
 def peak_flops(device: str, precision: str) -> float:

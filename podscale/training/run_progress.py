@@ -56,6 +56,10 @@ class EvaluationResult:
     images: int
     seconds: float
 
+    @property
+    def scores(self) -> dict[str, float]:
+        return {"top1": self.top1, "top5": self.top5, "loss": self.loss}
+
 
 def evaluation_result(sums: Sequence[float], count: int, seconds: float) -> EvaluationResult:
     """Return the result of an evaluation from its sums over all ranks.

@@ -11,7 +11,7 @@ from its own beginning. A schedule lasts until the next phase that brings one, o
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -97,11 +97,6 @@ def image_phases(config: RunConfig, samples: int) -> list[tuple[int, int, CropSe
     ]
 
 
-def learning_rate(train: TrainSection, step: int, steps_per_epoch: float) -> float:
-    """Return the learning rate of step `step`, from 0."""
-    return float(hyperparameters_at(train, np.array([step]), steps_per_epoch)[0, 0])
-
-
 def step_table(train: TrainSection, samples: int) -> npt.NDArray[np.float32]:
     """Return the values of every step as float32 [steps, columns], for engines that keep the step on the device."""
     steps = np.arange(total_steps(train, samples))
@@ -142,16 +137,6 @@ def sample_for_plot(train: TrainSection, samples: int, points: int = 240) -> tup
     even = np.linspace(0, last, min(points, last + 1)).round().astype(np.int64)
     steps = np.unique(np.clip(np.concatenate([even, jumps - 1, jumps, jumps + 1]), 0, last))
     return steps / per_epoch, hyperparameters_at(train, steps, per_epoch)
-
-
-def snapshot_steps(epochs: Iterable[float], train: TrainSection, samples: int) -> set[int]:
-    """Return the step counts after which these epochs are complete, before a phase that begins there takes effect."""
-    return {first_step(epoch, steps_per_epoch(train, samples)) for epoch in epochs}
-
-
-def completes_period(step: int, period: float) -> bool:
-    """Return True if step `step` (counted from 1) completes another `period` of steps; False for a period of 0."""
-    return period > 0 and math.floor(step / period + 1e-9) > math.floor((step - 1) / period + 1e-9)
 
 
 def _learning_rates(
@@ -197,12 +182,12 @@ def _momenta(
     end = momentum if schedule.momentum_end is None else schedule.momentum_end
     rising = _interpolate(start, momentum, local / max(warmup, 1e-9))
     later = _interpolate(momentum, end, np.clip((local - warmup) / max(span - warmup, 1e-9), 0.0, 1.0))
-    found = np.where(local < warmup, rising, later)
+    momenta = np.where(local < warmup, rising, later)
     if not schedule.momentum_correction:
-        return found
+        return momenta
     now, before = (_learning_rates(schedule, steps, span, steps_per_epoch) for steps in (local, local - 1))
     corrected = (local > 0) & (local < warmup) & (before > 0)
-    return np.where(corrected, found * now / np.where(corrected, before, 1.0), found)
+    return np.where(corrected, momenta * now / np.where(corrected, before, 1.0), momenta)
 
 
 def _interpolate(low: float, high: float, fraction: FloatArray) -> FloatArray:

@@ -20,7 +20,7 @@ import podscale
 from podscale.config import RunConfig, result_values
 from podscale.config.batch_norm_groups import batch_norm_group
 from podscale.config.checks import check_ranks
-from podscale.config.fields import FieldClass, refusal
+from podscale.config.fields import FieldClass, input_error
 from podscale.config.identity import field_values
 from podscale.data.loaders.build_loader import open_shard_set
 from podscale.data.sampler import build_sampler
@@ -118,10 +118,8 @@ def check_ranks_agree(rank_group: RankGroup, collect: Callable[[], StartupFacts]
     try:
         facts = dict(collect())
     except Exception as error:
-        local_error, facts = (
-            error,
-            {CANNOT_START: str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"},
-        )
+        text = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
+        local_error, facts = error, {CANNOT_START: text}
     rank_group.store.set(_facts_key(rank_group.rank), json.dumps(facts))
     verdict = _compare_on_rank0(rank_group) if rank_group.rank == 0 else _receive_answer(rank_group)
     if local_error is not None and not isinstance(local_error, InputError):
@@ -146,7 +144,11 @@ def compare_facts(posted: list[StartupFacts]) -> PodscaleError | None:
     values = {
         name: _ranks_by_value({rank: facts.get(name, "none") for rank, facts in enumerate(posted)}) for name in names
     }
-    lines = [f"  - {name}: {_format_values(ranks)}" for name, ranks in values.items() if len(ranks) > 1]
+    lines = [
+        f"  - {name}: {', '.join(f'{value} on {format_ranks(ranks)}' for value, ranks in groups.items())}"
+        for name, groups in values.items()
+        if len(groups) > 1
+    ]
     if not lines:
         return None
     more = [f"  - and {len(lines) - MAX_SHOWN} more"] if len(lines) > MAX_SHOWN else []
@@ -214,10 +216,6 @@ def _ranks_by_value(values: Mapping[int, str]) -> dict[str, list[int]]:
     return dict(sorted(ranks.items(), key=lambda entry: len(entry[1])))
 
 
-def _format_values(values: Mapping[str, list[int]]) -> str:
-    return ", ".join(f"{value} on {format_ranks(ranks)}" for value, ranks in values.items())
-
-
 def open_agreed_shard_set(
     worker_env: WorkerEnv, rank_group: RankGroup, *, device: str, libraries: StartupFacts
 ) -> ShardSet:
@@ -253,7 +251,7 @@ def validate_world(config: RunConfig, ranks: int, samples: int) -> None:
     try:
         check_ranks(config, ranks)
     except PydanticCustomError as error:
-        raise refusal(error) from None
+        raise input_error(error.context) from None
     if train.global_batch > samples:
         raise InputError(
             f"larger than the training split of {samples} images",

@@ -4,26 +4,26 @@ An engine implements `Trainer`'s abstract methods in its own `trainer` module.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import numpy.typing as npt
 
 from podscale import models
 from podscale.config import RunConfig
 from podscale.data.loaders.base import Loader
+from podscale.data.shard_set import ShardSet
 from podscale.distributed.rank_group import World
 from podscale.distributed.step_status import StepStatus, StepSync, StopRequest
 from podscale.errors import PodscaleError, Preempted
+from podscale.runs import RunDirectory
 from podscale.runs.checkpoint import CheckpointStore, Snapshot
-from podscale.training import schedules
-from podscale.training.gauges import Gauges
-from podscale.training.model_weights import EPOCH_KEY, InitialWeights, TrainedModel, export_model
+from podscale.training.gauges import add_gauges
+from podscale.training.model_weights import EPOCH_KEY, TrainedModel, export_model
 from podscale.training.run_progress import EvaluationResult, RunProgress
+from podscale.training.step_plan import StepPlan
 from podscale.training.training_logger import TrainingLogger
 
 NONFINITE_MESSAGE = "had a loss or gradient that is not finite"
@@ -47,31 +47,58 @@ class Evaluator(Protocol):
 
     count: int
 
+    def close(self) -> None:
+        """Close the loader of the split."""
+        ...
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """Result of a training run.
+
+    Args:
+        steps: steps done, masked ones included.
+        skipped: masked (non-finite) steps.
+        evaluation: top1, top5 and loss of the last evaluation.
+    """
+
+    steps: int
+    skipped: int
+    evaluation: dict[str, float]
+
 
 @dataclass(kw_only=True)
 class Trainer(ABC):
     """One rank of a training run. Every decision here is the same on all ranks; an engine does the computing."""
 
     config: RunConfig
+    shard_set: ShardSet
     world: World
-    classes: list[str]
-    spec: models.ModelSpec
-    model_directory: Path
     state: TrainState
     loader: Loader
-    evaluation_loader: Loader
     evaluator: Evaluator
     step_sync: StepSync
+    stop_request: StopRequest
     training_logger: TrainingLogger
     checkpoint_store: CheckpointStore
-    stop_request: StopRequest
-    initial_weights: Callable[[], InitialWeights | None]
-    """Loads the initial weights of a run that has no checkpoint. Rank 0 calls it."""
-    training_images: int
     stop_agreed: bool = False
     """All ranks have agreed to stop."""
-    _image_size: int = field(default=0, init=False)
-    """Side of the newest training images, pixels; 0 before the first."""
+
+    def train(self) -> TrainResult:
+        """Train from the newest checkpoint, or from the start, to the end of the run. Every rank calls it.
+
+        Raises:
+            Preempted: after a stop request, once the state is saved.
+            InputError: the checkpoints belong to another run.
+            PodscaleError: too many non-finite steps in a row.
+        """
+        self.restore_or_start()
+        for batch in self.batches():
+            self.apply_status(self.train_step(batch))  # of earlier steps, agreed by all ranks
+            self.run_due_actions()  # evaluate, save, stop
+            if self.target_reached:
+                break
+        return self.finish()
 
     @abstractmethod
     def restore(self) -> bool:
@@ -81,11 +108,16 @@ class Trainer(ABC):
         """
 
     @abstractmethod
-    def train_steps(self) -> Iterator[list[StepStatus]]:
-        """Train to the end of the run. Yield the step statuses that are due, after each step or after several.
+    def batches(self) -> Iterator[Any]:
+        """Yield this rank's batches on its devices, from the current step to `end_step`.
 
-        An engine that runs several steps at once stops at every step for which `is_due_after` is true.
+        A batch is what one call of `train_step` trains on: the images of one step in PyTorch, the images of several
+        steps in JAX. Of several steps only the last may be one for which `StepPlan.is_due_after` is true.
         """
+
+    @abstractmethod
+    def train_step(self, batch: Any) -> list[StepStatus]:
+        """Train on a batch and advance the progress. Returns the statuses that have become due, oldest first."""
 
     @abstractmethod
     def evaluate_weights(self, *, averaged: bool) -> EvaluationResult | None:
@@ -111,70 +143,79 @@ class Trainer(ABC):
         """
 
     @abstractmethod
-    def barrier(self) -> None:
-        """Return when every rank has called it."""
-
-    @abstractmethod
     def device_memory(self) -> dict[str, int]:
         """Return the bytes of this rank's devices by kind, without kinds that cannot be read.
 
         Called outside the training thread.
         """
 
-    @abstractmethod
     def close(self) -> None:
         """Close the loaders, the checkpoint writer and the engine's resources. Safe after an error."""
+        self.loader.close()
+        self.evaluator.close()
+        self.checkpoint_store.close()
 
     @property
     def progress(self) -> RunProgress:
         return self.state.progress
 
     @cached_property
-    def steps_per_epoch(self) -> float:
-        return schedules.steps_per_epoch(self.config.train, self.training_images)
+    def plan(self) -> StepPlan:
+        return StepPlan(self.config, len(self.shard_set.split("train")))
 
     @cached_property
-    def steps(self) -> int:
-        """Number of steps that the document asks for."""
-        return schedules.total_steps(self.config.train, self.training_images)
+    def spec(self) -> models.ModelSpec:
+        return models.model_spec(self.config.model, len(self.shard_set.classes))
 
-    @cached_property
-    def _snapshot_steps(self) -> set[int]:
-        """Steps whose checkpoints are kept for good (`checkpoint.snapshots`)."""
-        return schedules.snapshot_steps(self.config.checkpoint.snapshots, self.config.train, self.training_images)
+    @property
+    def target_reached(self) -> bool:
+        """True if the evaluation of this state reached `train.target_top1`; the same on all ranks."""
+        target, top1 = self.config.train.target_top1, self.progress.top1
+        return target is not None and top1 is not None and top1 >= target
 
-    @cached_property
-    def learning_rates(self) -> npt.NDArray[np.float64]:
-        """Learning rate of every step, for the log: float64 [steps]."""
-        return schedules.hyperparameters_at(self.config.train, np.arange(self.steps), self.steps_per_epoch)[:, 0]
+    @property
+    def end_step(self) -> int:
+        """Last step of the run: the document's number of steps, or the current step once the target is reached."""
+        return self.progress.step if self.target_reached else self.plan.steps
+
+    @property
+    def evaluation_due(self) -> bool:
+        """True if this state is due for an evaluation that has not run, as after a stop request."""
+        return self.progress.evaluated != self.progress.step and self.plan.evaluates_after(self.progress.step)
+
+    @property
+    def average_flags(self) -> list[bool]:
+        """`averaged` of the weights that are the model and, if the document keeps a running average, of the others."""
+        is_average = self.config.evaluate.weights == "ema"
+        return [is_average, not is_average] if self.config.train.ema.decay is not None else [is_average]
+
+    def restore_or_start(self) -> None:
+        """Restore the newest checkpoint, if there is one, and log the start."""
+        self.training_logger.timer.restore_started()
+        resumed = self.restore()
+        self.log_start(resumed)
+        if resumed and self.evaluation_due:
+            self.run_due_actions()  # the previous launch was stopped before it had evaluated this state
 
     def log_start(self, resumed: bool) -> None:
         """Log the start of the training and add the gauges."""
-        flops = self.spec.training_flops(self.config.input.image_size)
-        self.training_logger.add_gauges(
-            Gauges(self.config, self.world, self.loader, flops, self.steps_between_saves, self.device_memory)
-        )
-        self.training_logger.started(
+        logger, plan, flops = self.training_logger, self.plan, self.spec.training_flops(self.config.input.image_size)
+        add_gauges(logger.metrics, plan, self.world, self.loader, flops, self.device_memory)
+        logger.started(
             resumed=resumed,
             step=self.progress.step,
             total_steps=self.end_step,
             ranks=self.world.size,
             global_batch=self.config.train.global_batch,
-            steps_per_epoch=round(self.steps_per_epoch, 3),
+            steps_per_epoch=round(plan.steps_per_epoch, 3),
             device=self.world.device_name,
-            train_images=self.training_images,
+            train_images=plan.training_images,
             validation_images=self.evaluator.count,
             parameters=self.spec.num_parameters,
             training_flops_per_image=flops,
             **({"origin": self.progress.origin} if self.progress.origin else {}),
             optimizer_bytes=self.state.optimizer_bytes,
         )
-
-    def log_image_size(self, image_size: int) -> None:
-        """Set the training FLOPs per image when the side of the training images changes."""
-        if image_size != self._image_size:
-            self._image_size = image_size
-            self.training_logger.set_flops_per_image(self.spec.training_flops(image_size))
 
     def apply_status(self, statuses: list[StepStatus]) -> bool:
         """Apply agreed step statuses. Returns True if all ranks are to stop now.
@@ -188,8 +229,8 @@ class Trainer(ABC):
             progress.skipped_in_a_row = 0 if status.is_finite else progress.skipped_in_a_row + 1
             self.training_logger.log_status(
                 status,
-                epoch=status.step / self.steps_per_epoch,
-                learning_rate=float(self.learning_rates[status.step - 1]),
+                epoch=status.step / self.plan.steps_per_epoch,
+                learning_rate=float(self.plan.learning_rates[status.step - 1]),
             )
             if progress.skipped_in_a_row > limit:
                 raise PodscaleError(
@@ -202,88 +243,41 @@ class Trainer(ABC):
             self.stop_agreed = self.stop_agreed or status.stop_requested
         return self.stop_agreed
 
-    @property
-    def target_reached(self) -> bool:
-        """True if the evaluation of this state reached `train.target_top1`; the same on all ranks."""
-        target, top1 = self.config.train.target_top1, self.progress.top1
-        return target is not None and top1 is not None and top1 >= target
-
-    @property
-    def keeps_ema(self) -> bool:
-        """True if a running average (EMA) of the weights is kept beside the trained ones."""
-        return self.config.train.ema.decay is not None
-
-    @property
-    def model_is_ema(self) -> bool:
-        """True if the final model is the running average."""
-        return self.config.evaluate.weights == "ema"
-
-    @property
-    def end_step(self) -> int:
-        """Last step of the run: the document's number of steps, or the current step once the target is reached."""
-        return self.progress.step if self.target_reached else self.steps
-
-    def evaluates_after(self, step: int) -> bool:
-        """Return True if the document asks for an evaluation after this step."""
-        every = self.config.evaluate.every_epochs * self.steps_per_epoch
-        return step == self.steps or schedules.completes_period(step, every)
-
-    def saves_after(self, step: int) -> bool:
-        """Return True if the document asks for a checkpoint after this step."""
-        settings = self.config.checkpoint
-        by_steps = settings.every_steps > 0 and step % settings.every_steps == 0
-        by_epochs = schedules.completes_period(step, settings.every_epochs * self.steps_per_epoch)
-        return step == self.end_step or step in self._snapshot_steps or by_steps or by_epochs
-
-    def is_due_after(self, step: int) -> bool:
-        """Return True if an evaluation or a checkpoint follows this step."""
-        return self.evaluates_after(step) or self.saves_after(step)
-
-    def is_evaluation_due(self) -> bool:
-        """Return True if this state is due for an evaluation that has not run, as after a stop request."""
-        return self.progress.evaluated != self.progress.step and self.evaluates_after(self.progress.step)
-
-    def evaluate(self) -> None:
-        """Evaluate the validation split and store the result in the progress. Gives up on a stop request."""
-        progress = self.progress
-        if self.apply_status(self.step_sync.drain()):
-            return
-        self.training_logger.evaluation_started(progress.step)
-        with self.training_logger.phase("evaluation"):
-            result = self.evaluate_weights(averaged=self.model_is_ema)
-            other_result = (
-                self.evaluate_weights(averaged=not self.model_is_ema) if result is not None and self.keeps_ema else None
-            )
-        if result is None or (self.keeps_ema and other_result is None):
-            self.stop_agreed = True
-            return
-        progress.evaluated = progress.step
-        progress.evaluation = {"top1": result.top1, "top5": result.top5, "loss": result.loss}
-        epoch = progress.step / self.steps_per_epoch
-        if other_result is not None:
-            self.training_logger.evaluated_other_weights(
-                progress.step, "trained" if self.model_is_ema else "ema", other_result, epoch=epoch
-            )
-        self.training_logger.evaluated(progress.step, result, epoch=epoch, target_reached=self.target_reached)
-
-    @property
-    def steps_between_saves(self) -> float:
-        """Steps between two checkpoints by the document; 0 if it asks for none before the end."""
-        settings = self.config.checkpoint
-        return min(filter(None, (settings.every_steps, settings.every_epochs * self.steps_per_epoch)), default=0.0)
-
     def run_due_actions(self) -> None:
         """Run what is due after a step: evaluation, checkpoint. Raises Preempted after a stop, with the state saved."""
-        if not self.stop_agreed and self.is_evaluation_due():
+        if not self.stop_agreed and self.evaluation_due:
             self.evaluate()
         if self.stop_agreed:
             self.save(wait=True)
             raise Preempted(
-                f"stopped on request after step {self.progress.step} of {self.steps}, the state is saved",
+                f"stopped on request after step {self.progress.step} of {self.plan.steps}, the state is saved",
                 hint="The same command continues.",
             )
-        if self.saves_after(self.progress.step):
+        if self.target_reached or self.plan.saves_after(self.progress.step):
             self.save()
+
+    def evaluate(self) -> None:
+        """Evaluate the validation split and store the result in the progress. Gives up on a stop request."""
+        progress, logger = self.progress, self.training_logger
+        if self.apply_status(self.step_sync.drain()):
+            return
+        logger.evaluation_started(progress.step)
+        results: list[EvaluationResult] = []
+        with logger.timer.phase("evaluation"):
+            for averaged in self.average_flags:
+                result = self.evaluate_weights(averaged=averaged)
+                if result is None:
+                    self.stop_agreed = True
+                    return
+                results.append(result)
+        model_result, *other_results = results
+        progress.evaluated = progress.step
+        progress.evaluation = model_result.scores
+        epoch = progress.step / self.plan.steps_per_epoch
+        for result in other_results:
+            other_weights = "trained" if self.config.evaluate.weights == "ema" else "ema"
+            logger.evaluated_other_weights(progress.step, other_weights, result, epoch=epoch)
+        logger.evaluated(progress.step, model_result, epoch=epoch, target_reached=self.target_reached)
 
     def save(self, *, wait: bool = False) -> None:
         """Save a checkpoint from rank 0.
@@ -291,66 +285,26 @@ class Trainer(ABC):
         Args:
             wait: return on every rank only when the checkpoint is on disk.
         """
-        with self.training_logger.phase("checkpoint"):
+        with self.training_logger.timer.phase("checkpoint"):
             self.apply_status(self.step_sync.drain())  # the state includes the status of every step so far
             snapshot = self.capture_state()
             if snapshot is not None:
-                snapshot.meta[EPOCH_KEY] = round(self.progress.step / self.steps_per_epoch, 6)
+                snapshot.meta[EPOCH_KEY] = round(self.progress.step / self.plan.steps_per_epoch, 6)
                 self.checkpoint_store.save(snapshot, top1=self.progress.top1)
                 if wait:
                     self.checkpoint_store.wait()
             if wait:
-                self.barrier()
+                self.world.barrier()
 
-    def finish(self) -> None:
+    def finish(self) -> TrainResult:
         """Wait for the last checkpoint and write the final model."""
+        progress = self.progress
         self.apply_status(self.step_sync.drain())
-        arrays = self.model_arrays(averaged=self.model_is_ema)
-        other = self.model_arrays(averaged=not self.model_is_ema) if self.keeps_ema else None
+        arrays, *other_arrays = [self.model_arrays(averaged=averaged) for averaged in self.average_flags]
         if self.world.is_rank0:
             self.checkpoint_store.wait()
-            export_model(arrays, TrainedModel(self.config, self.classes, self.progress), self.model_directory, other)
-        self.barrier()
-        self.training_logger.finished(
-            self.progress.step, skipped_updates=self.progress.skipped, **self.progress.evaluation
-        )
-
-
-@dataclass(frozen=True)
-class TrainResult:
-    """Result of a training run.
-
-    Args:
-        steps: steps done, masked ones included.
-        skipped: masked (non-finite) steps.
-        evaluation: top1, top5 and loss of the last evaluation.
-    """
-
-    steps: int
-    skipped: int
-    evaluation: dict[str, float]
-
-
-def train(trainer: Trainer) -> TrainResult:
-    """Train from the newest checkpoint, or from the start, to the end of the run. Every rank calls it.
-
-    Raises:
-        Preempted: after a stop request, once the state is saved.
-        InputError: the checkpoints belong to another run.
-        PodscaleError: too many non-finite steps in a row.
-    """
-    trainer.training_logger.restore_started()
-    resumed = trainer.restore()
-    trainer.log_start(resumed)
-    if resumed and trainer.is_evaluation_due():
-        trainer.run_due_actions()  # the previous launch was stopped before it had evaluated this state
-
-    for statuses in trainer.train_steps():
-        trainer.apply_status(statuses)
-        trainer.run_due_actions()
-        if trainer.target_reached:
-            break
-
-    trainer.finish()
-    progress = trainer.progress
-    return TrainResult(progress.step, progress.skipped, progress.evaluation)
+            trained = TrainedModel(self.config, self.shard_set.classes, progress)
+            export_model(arrays, trained, RunDirectory.for_config(self.config).model, *other_arrays)
+        self.world.barrier()
+        self.training_logger.finished(progress.step, skipped_updates=progress.skipped, **progress.evaluation)
+        return TrainResult(progress.step, progress.skipped, progress.evaluation)

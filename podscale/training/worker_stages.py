@@ -2,11 +2,11 @@
 
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry
 
 from podscale.config import RunConfig, result_values
-from podscale.data.loaders.base import Loader
 from podscale.data.shard_set import ShardSet
 from podscale.distributed.progress_tracker import ProgressTracker
 from podscale.distributed.rank_group import World
@@ -18,9 +18,10 @@ from podscale.runs.predictions import Predictions
 from podscale.telemetry.events import EventLog
 from podscale.telemetry.metrics import EvaluationMetrics
 from podscale.telemetry.registry import SnapshotWriter, snapshot_path
-from podscale.training.schedules import snapshot_steps
-from podscale.training.trainer import Trainer, TrainResult, train
-from podscale.training.training_logger import TrainingLogger, open_training_logger
+from podscale.training.step_plan import StepPlan
+from podscale.training.telemetry_files import open_training_logger
+from podscale.training.trainer import Evaluator, Trainer, TrainResult
+from podscale.training.training_logger import TrainingLogger
 from podscale.util import env
 
 
@@ -31,19 +32,14 @@ def open_checkpoint_store(
     fence: Callable[[], None] | None = None,
     listener: Callable[[CheckpointReport], None] | None = None,
 ) -> CheckpointStore:
-    """Open the checkpoint store of a run directory.
-
-    Args:
-        fence: see `CheckpointStore`.
-        listener: see `CheckpointStore`.
-    """
+    """Open the checkpoint store of a run directory, with the `fence` and `listener` of `CheckpointStore`."""
     manifest = shard_set.manifest
     return CheckpointStore(
         run.checkpoints,
         RunIdentity(result_values(config), manifest.classes_sha256, manifest.plan_fingerprint),
         keep_last=config.checkpoint.keep_last,
         keep_best=config.checkpoint.keep_best,
-        snapshot_steps=snapshot_steps(config.checkpoint.snapshots, config.train, len(shard_set.split("train"))),
+        snapshot_steps=StepPlan(config, len(shard_set.split("train"))).snapshot_steps,
         asynchronous=config.checkpoint.asynchronous,
         fence=fence,
         listener=listener,
@@ -84,7 +80,7 @@ def run_training_stage(
     with open_training_logger(config, world, run, worker_env.rank_directory, fence, progress_tracker) as logger:
         trainer = build(open_checkpoint_store(config, run, shard_set, fence, logger.checkpoint_reported), logger)
         try:
-            return train(trainer)
+            return trainer.train()
         except Preempted:
             logger.preempted(trainer.progress.step)
             raise
@@ -92,33 +88,32 @@ def run_training_stage(
             trainer.close()
 
 
-PredictFunction = Callable[[], Predictions | None]
-"""Returns the predictions of the whole split on rank 0, None on other ranks. All ranks call it."""
+AnyEvaluator = TypeVar("AnyEvaluator", bound=Evaluator)
 
 
 def run_evaluation_stage(
     worker_env: WorkerEnv,
     world: World,
     run: RunDirectory,
-    prepare: Callable[[Callable[[int], None]], tuple[Loader, PredictFunction]],
-    barrier: Callable[[], None],
+    build_evaluator: Callable[[Callable[[int], None]], AnyEvaluator],
+    predict: Callable[[AnyEvaluator], Predictions | None],
 ) -> None:
     """Predict the validation split and write predictions, metrics and the duration to the run directory.
 
     Args:
-        prepare: builds the loader and the predict function from a callback that counts the images of each batch.
-        barrier: returns when every rank has called it.
+        build_evaluator: builds an evaluator from a callback that counts the images of each batch.
+        predict: returns the predictions of the whole split on rank 0, None on other ranks. All ranks call it.
     """
     registry = CollectorRegistry()
     metrics = EvaluationMetrics(registry, rank=world.rank, run=worker_env.config.run.id)
-    loader, predict = prepare(metrics.count_evaluated_images)
-    barrier()  # so that rank 0 does not count the startup time of other ranks
+    evaluator = build_evaluator(metrics.count_evaluated_images)
+    world.barrier()  # so that rank 0 does not count the startup time of other ranks
     started = time.perf_counter()
     with SnapshotWriter(registry, snapshot_path(worker_env.rank_directory, world.rank)):
         try:
-            split_predictions = predict()
+            split_predictions = predict(evaluator)
         finally:
-            loader.close()
+            evaluator.close()
         if split_predictions is not None:
             metrics.set_accuracies(*split_predictions.top1_top5_accuracy())
     if split_predictions is not None:
@@ -126,4 +121,4 @@ def run_evaluation_stage(
         predictions.write_predictions(run.predictions, split_predictions)
         with EventLog(run.metrics, worker_env.fence(run)) as events:
             events.event("evaluated", images=len(split_predictions), seconds=seconds, processes=world.size)
-    barrier()
+    world.barrier()

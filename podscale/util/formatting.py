@@ -11,7 +11,7 @@ def format_count(number: int, noun: str) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Hours, minutes and seconds as 1:02:03 or 2:03."""
+    """Return hours, minutes and seconds as 1:02:03 or 2:03."""
     minutes, second = divmod(round(max(0.0, seconds)), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
@@ -44,13 +44,13 @@ def join_words(words: Sequence[str], before_last: str = "and") -> str:
 
 
 def printable(value: str | bytes) -> str:
-    """Text that any browser or terminal can show: bytes as UTF-8 with \\xNN for the rest, controls as \\xNN."""
+    """Return text that any browser or terminal can show: other bytes and control characters as \\xNN."""
     decoded = value.decode("utf-8", errors="backslashreplace") if isinstance(value, bytes) else value
     return "".join(c if _is_printable(c) else f"\\x{ord(c):02x}" for c in decoded)
 
 
 def one_line(value: str | bytes) -> str:
-    """As `printable`, with ' | ' between lines."""
+    """Return `printable` text on one line, with ' | ' between the lines."""
     return " | ".join(printable(value).replace("\t", " ").splitlines())
 
 

@@ -1,4 +1,4 @@
-"""CPUs, memory, GPUs and TPUs of this machine, without importing a framework (which takes seconds)."""
+"""CPUs, memory, GPUs and TPUs of this machine, without importing a framework, which takes seconds."""
 
 import os
 import platform
@@ -8,7 +8,7 @@ from pathlib import Path
 
 GOOGLE_PCI_VENDOR = "0x1ae0"
 TPU_PCI_DEVICES = {"0x005e": "v4", "0x0062": "v5p", "0x0063": "v5e", "0x006f": "v6e", "0x0076": "tpu7x"}
-"""PCI vendor, and generation by PCI device. Source: jax 0.10.2, jax/_src/hardware_utils.py, which counts chips so."""
+"""PCI vendor, and generation by PCI device. Source: jax 0.10.2, jax/_src/hardware_utils.py."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class MemoryInfo:
 
 
 def cpu_count() -> int:
-    """CPU cores this process may use: its affinity and its container's quota, at least 1."""
+    """Return the CPU cores of this process: its affinity and its container's quota, at least 1."""
     allowed = len(os.sched_getaffinity(0))
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
@@ -31,7 +31,7 @@ def cpu_count() -> int:
 
 
 def cpu_name() -> str:
-    """Processor name from /proc/cpuinfo, else the architecture."""
+    """Return the processor name from /proc/cpuinfo, else the architecture."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -41,7 +41,7 @@ def cpu_name() -> str:
 
 
 def visible_gpus() -> int:
-    """NVIDIA GPUs that a process started here would see: the device nodes, or those in CUDA_VISIBLE_DEVICES."""
+    """Return the number of NVIDIA GPUs that a process sees here: device nodes, or those in CUDA_VISIBLE_DEVICES."""
     nodes = len([node for node in Path("/dev").glob("nvidia[0-9]*") if node.name.removeprefix("nvidia").isdigit()])
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None or not nodes:
@@ -54,7 +54,7 @@ def visible_gpus() -> int:
 
 
 def gpu_names() -> list[str]:
-    """Names of the NVIDIA GPUs of this machine, hidden ones included, by the driver's own files."""
+    """Return the names of the NVIDIA GPUs of this machine, hidden ones included, from the files of the driver."""
     names = []
     for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
         fields = dict(line.split(":", 1) for line in path.read_text(encoding="utf-8").splitlines() if ":" in line)
@@ -63,21 +63,22 @@ def gpu_names() -> list[str]:
 
 
 def tpu_chips(bus: Path = Path("/sys/bus/pci/devices")) -> list[str]:
-    """The generation of each TPU chip of this machine, by the PCI bus."""
-    found = []
-    for vendor in sorted(bus.glob("*/vendor")):
-        if vendor.read_text(encoding="ascii").strip() == GOOGLE_PCI_VENDOR:  # network cards and disks of its clouds too
-            found.append(TPU_PCI_DEVICES.get(vendor.with_name("device").read_text(encoding="ascii").strip(), ""))
-    return [generation for generation in found if generation]
+    """Return the generation of each TPU chip on the PCI bus."""
+    devices = [
+        vendor.with_name("device").read_text(encoding="ascii").strip()
+        for vendor in sorted(bus.glob("*/vendor"))
+        if vendor.read_text(encoding="ascii").strip() == GOOGLE_PCI_VENDOR
+    ]
+    return [TPU_PCI_DEVICES[device] for device in devices if device in TPU_PCI_DEVICES]  # not its network cards
 
 
 def default_processes_per_node() -> int:
-    """Default training processes per node: one per GPU, or one."""
+    """Return the default of training processes per node: one per GPU, or one."""
     return visible_gpus() or 1
 
 
 def memory_info() -> MemoryInfo:
-    """Main and shared memory now, in bytes."""
+    """Return the main and shared memory at present."""
     values = {}
     try:
         for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
@@ -93,7 +94,7 @@ def memory_info() -> MemoryInfo:
 
 
 def oom_kill_count() -> int:
-    """Processes of this container that the kernel has killed for memory so far (cgroup v2); 0 if unknown."""
+    """Return the processes of this container that the kernel killed for memory so far (cgroup v2); 0 if unknown."""
     try:
         lines = Path("/sys/fs/cgroup/memory.events").read_text(encoding="ascii").splitlines()
     except OSError:

@@ -63,7 +63,7 @@ def progress_from_env() -> ProgressCallback:
 
 
 def read_progress(path: Path) -> ProgressUpdate | None:
-    """The newest update in a file; None if there is none."""
+    """Return the newest update in a file; None if there is none."""
     try:
         return ProgressUpdate(**json.loads(path.read_text(encoding="ascii")))
     except (OSError, ValueError, TypeError):
@@ -71,7 +71,7 @@ def read_progress(path: Path) -> ProgressUpdate | None:
 
 
 class ProgressReporter:
-    """Count images of a stage and reports at most ten times a second."""
+    """Counter of a stage's images that reports at most ten times a second."""
 
     INTERVAL_SECONDS = 0.1
 
@@ -85,7 +85,7 @@ class ProgressReporter:
 
     def set(self, images: int, size: int, rejects: int) -> None:
         self._images, self._bytes, self._rejects = images, size, rejects
-        if images % 256 == 0 or self._stage != "list":  # listing is too quick to ask the clock every time
+        if images % 256 == 0 or self._stage != "list":  # listing is too fast to read the clock for each
             now = time.monotonic()
             if now - self._last >= self.INTERVAL_SECONDS:
                 self._last = now

@@ -30,12 +30,12 @@ def paint(text: str, style: str, stream: TextIO) -> str:
 
 
 def terminal_width() -> int:
-    """Characters in a line of the terminal."""
+    """Return the characters in a line of the terminal."""
     return shutil.get_terminal_size((80, 24)).columns
 
 
 class ProgressLine:
-    """One line that is drawn again and again on a terminal; silent elsewhere. Clear it before other text."""
+    """Progress line that is redrawn in place on a terminal, and silent elsewhere. Clear it before other text."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -65,7 +65,7 @@ class ProgressLine:
 
 
 def format_progress(progress: ProgressUpdate) -> str:
-    """Bar, share, images, images/s and time left; without a total, only what is known."""
+    """Return bar, share, images, images/s and time left; without a total, images and images/s."""
     parts = [f"{progress.stage:<8}"]
     if progress.total:
         share = min(1.0, progress.images / progress.total)
@@ -100,15 +100,15 @@ class CheckResult:
 def print_check_results(results: Sequence[CheckResult], *, as_json: bool) -> int:
     """Print the results; returns exit code 2 if something is missing."""
     if as_json:
-        print(json.dumps([asdict(finding) for finding in results], indent=2))
+        print(json.dumps([asdict(result) for result in results], indent=2))
     else:
         print("\n".join(_result_lines(results)))
-    return int(ExitCode.BAD_INPUT if any(finding.verdict == "missing" for finding in results) else ExitCode.DONE)
+    return int(ExitCode.BAD_INPUT if any(result.verdict == "missing" for result in results) else ExitCode.DONE)
 
 
 def _result_lines(results: Sequence[CheckResult]) -> Iterator[str]:
-    width = max(len(finding.subject) for finding in results)
-    for finding in results:
-        status = paint(f"{finding.verdict:<7}", STATUS_STYLES[finding.verdict], sys.stdout)
-        advice = f" -> {finding.advice}" if finding.advice else ""
-        yield f"{status}  {finding.subject:<{width}}  {finding.found}{advice}"
+    width = max(len(result.subject) for result in results)
+    for result in results:
+        status = paint(f"{result.verdict:<7}", STATUS_STYLES[result.verdict], sys.stdout)
+        advice = f" -> {result.advice}" if result.advice else ""
+        yield f"{status}  {result.subject:<{width}}  {result.found}{advice}"

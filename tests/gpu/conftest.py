@@ -66,14 +66,13 @@ def _train_here(
     from podscale.distributed.step_status import StopRequest
     from podscale.pytorch.trainer import build_trainer
     from podscale.runs import RunDirectory
-    from podscale.training.trainer import train
-    from podscale.training.training_logger import open_training_logger
+    from podscale.training.telemetry_files import open_training_logger
     from podscale.training.worker_stages import open_checkpoint_store
 
     run, shard_set = RunDirectory.for_config(config).create(), ShardSet.open(shards)
     with open_training_logger(config, world, run, run.path, None) as monitor:
         checkpoints = open_checkpoint_store(config, run, shard_set, listener=monitor.checkpoint_reported)
-        session = build_trainer(config, world, shard_set, run.model, checkpoints, monitor, StopRequest())
+        session = build_trainer(config, world, shard_set, checkpoints, monitor, StopRequest())
         feed = session.prefetcher
 
         def watched(batches: Any, phase: Any) -> Iterator[Any]:
@@ -83,7 +82,7 @@ def _train_here(
 
         session.prefetcher = watched  # type: ignore[assignment]
         try:
-            train(session)
+            session.train()
         finally:
             session.close()
         return {name: tensor.clone().cpu() for name, tensor in session.state.tensors().items()}

@@ -49,7 +49,7 @@ def test_a_stopped_training_continues_to_the_bit(
 
 def stop_at(step: int) -> Any:
     def watch(session: Any, number: int) -> None:
-        session.stop.requested = number == step
+        session.stop_request.requested = number == step
 
     return watch
 

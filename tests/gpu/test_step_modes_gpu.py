@@ -110,7 +110,7 @@ def test_sampled_updates_tell_their_times_and_change_nothing(
     def watch(session: Any, step: int) -> None:
         if step == 0:
             session.step._sample_every = 2
-            session.step._sampled = told.append
+            session.step._on_sampled = told.append
 
     sampled = train_here(world, document(tmp_path / "sampled", cuda_graph=True), shards, watch)
     plain = train_here(world, document(tmp_path / "plain", cuda_graph=True), shards)

@@ -13,7 +13,7 @@ from podscale.jax.device_prefetcher import DevicePrefetcher
 from podscale.jax.mesh import RANKS, build_mesh
 from podscale.jax.step_sync import StepSync
 from podscale.jax.train_step import STATUS_SPEC, StepResults
-from podscale.training.training_logger import untimed
+from podscale.training.step_timer import untimed
 
 SIDE, EACH = 4, 3
 

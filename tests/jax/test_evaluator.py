@@ -17,10 +17,9 @@ from podscale.jax.flat_buffers import ParamLayout
 from podscale.jax.mesh import mesh_for_config, put_replicated
 from podscale.jax.models import initialise
 from podscale.jax.train_step import build_layout
-from podscale.jax.trainer import build_evaluator
 from podscale.pytorch.evaluator import batch_predictions as torchs_answers
 from podscale.runs.predictions import Predictions
-from podscale.training.training_logger import untimed
+from podscale.training.step_timer import untimed
 from tests.support.engines import document, jax_world
 from tests.support.shard_set import make_shard_set
 
@@ -35,8 +34,7 @@ class Evaluating:
         mesh = mesh_for_config(config, world.devices)
         self.seen: list[int] = []
         layout, network = network_of(config, mesh, len(shard_set.classes))
-        self.loader, evaluator = build_evaluator(config, world, mesh, layout, shard_set, self.seen.append)
-        self.evaluator: Evaluator = evaluator
+        self.evaluator = Evaluator(config, world, mesh, layout, shard_set, self.seen.append)
         self.network: Any = put_replicated(network, mesh)
 
     def predict(self) -> Predictions:
@@ -84,7 +82,7 @@ def test_every_sample_once_on_any_number_of_devices(tmp_path: Path) -> None:
         assert measured.images == 20
         assert (measured.top1, measured.top5) == found[devices].top1_top5_accuracy()
         np.testing.assert_allclose(measured.loss, found[devices].losses.astype(np.float64).mean(), rtol=1e-6)
-        evaluating.loader.close()
+        evaluating.evaluator.close()
     np.testing.assert_array_equal(found[1].topk, found[8].topk)
     np.testing.assert_allclose(found[1].losses, found[8].losses, rtol=1e-5)
 
@@ -94,7 +92,7 @@ def test_a_stop_ends_it_for_all(tmp_path: Path) -> None:
     asked = iter([False, True, True, True])
     assert evaluating.evaluator.evaluate(*evaluating.network, untimed, lambda: next(asked)) is None
     assert sum(evaluating.seen) < 20
-    evaluating.loader.close()
+    evaluating.evaluator.close()
 
 
 def test_answers_are_those_of_the_other_engine() -> None:

@@ -12,6 +12,7 @@ import pytest
 from jax.experimental import io_callback
 
 from podscale.distributed.step_status import STATUS_LAG, StepStatus
+from podscale.jax.device_prefetcher import DeviceBatches
 from podscale.jax.trainer import JaxTrainer
 from tests.support.engines import document, lines_of, train_in_jax
 from tests.support.shard_set import make_shard_set
@@ -93,22 +94,28 @@ def test_updates_bring_over_batches_and_words_alone(tmp_path: Path) -> None:
     done: list[int] = []
 
     def guard(session: JaxTrainer) -> None:
-        updates = session.train_steps
+        batches, train_step = session.batches, session.train_step
 
-        def guarded() -> Iterator[list[StepStatus]]:
-            going = updates()
-            yield next(going)  # compiles
+        def guarded_batches() -> Iterator[DeviceBatches]:
+            going = batches()
             while True:
                 with jax.transfer_guard("disallow"):
-                    words = next(going, None)
-                if words is None:
+                    batch = next(going, None)
+                if batch is None:
                     return
-                done.append(session.progress.step)
-                yield words
+                yield batch
 
-        session.train_steps = guarded  # type: ignore[method-assign]
+        def guarded_step(batch: DeviceBatches) -> list[StepStatus]:
+            compiles = session.progress.step == 0
+            with jax.transfer_guard("allow" if compiles else "disallow"):
+                statuses = train_step(batch)
+            done.append(session.progress.step)
+            return statuses
+
+        session.batches = guarded_batches  # type: ignore[method-assign]
+        session.train_step = guarded_step  # type: ignore[method-assign]
 
     train_in_jax(config, shards, 8, guard)
-    assert done == [5, 9, 10, 12]
+    assert done == [4, 5, 9, 10, 12]
     with pytest.raises(Exception, match="Disallowed host-to-device"), jax.transfer_guard("disallow"):
         jax.jit(lambda count: count)(np.int32(1))

@@ -77,8 +77,8 @@ def trained(config: RunConfig, devices: int) -> Trained:
     for copy in figures.status.addressable_shards:
         np.testing.assert_array_equal(copy.data, said.max(0))
     found = {
-        "weights": step.named_arrays(state.weights),
-        "momentum": step.named_arrays(state.opt_state.moments["momentum"]),
+        "weights": step.layout.unpack(state.weights),
+        "momentum": step.layout.unpack(state.opt_state.moments["momentum"]),
         "statistics": state.statistics,
     }
     arrays = {kind: {name: np.asarray(a) for name, a in named.items()} for kind, named in found.items()}
@@ -157,7 +157,7 @@ def test_every_way_to_reduce_and_update_gives_the_same_training() -> None:
         single.append(float(figures.loss[0]))
         assert all(bucket.is_deleted() for bucket in before.weights)  # donated
     np.testing.assert_allclose(single, whole.losses, rtol=1e-6)
-    after = {"weights": whole.step.named_arrays(state.weights), "statistics": state.statistics}
+    after = {"weights": whole.step.layout.unpack(state.weights), "statistics": state.statistics}
     compare(after, {kind: whole.arrays[kind] for kind in after}, tolerance=1e-5)
     check_that_an_update_that_is_not_finite_is_masked(whole.step, flat)
 
@@ -195,7 +195,7 @@ def check_that_an_update_that_is_not_finite_is_masked(step: TrainStep, config: R
     state, figures = step.run_steps(*given)
     assert not np.asarray(figures.finite).any()
     assert int(state.number) == 1
-    for name, array in {**step.named_arrays(state.weights), **state.statistics}.items():
+    for name, array in {**step.layout.unpack(state.weights), **state.statistics}.items():
         np.testing.assert_array_equal(array, {**parameters, **statistics}[name], err_msg=name)
     assert not any(np.asarray(bucket).any() for bucket in state.opt_state.moments["momentum"])
 

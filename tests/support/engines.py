@@ -12,8 +12,8 @@ from podscale.distributed.step_status import StopRequest
 from podscale.runs import RunDirectory
 from podscale.runs.checkpoint.format import complete_entries, read_snapshot
 from podscale.telemetry.events import filter_replays, read_records
-from podscale.training.trainer import Trainer, TrainResult, train
-from podscale.training.training_logger import open_training_logger
+from podscale.training.telemetry_files import open_training_logger
+from podscale.training.trainer import Trainer, TrainResult
 from podscale.training.worker_stages import open_checkpoint_store
 
 Prepare = Callable[[Any], None]
@@ -92,10 +92,10 @@ def train_session(
     rank_directory.mkdir(parents=True, exist_ok=True)
     with open_training_logger(config, world, run, rank_directory, None) as monitor:
         checkpoints = open_checkpoint_store(config, run, shard_set, None, monitor.checkpoint_reported)
-        session = build(config, world, shard_set, run.model, checkpoints, monitor, StopRequest())
+        session = build(config, world, shard_set, checkpoints, monitor, StopRequest())
         prepare(session)
         try:
-            return train(session)
+            return session.train()
         finally:
             session.close()
 

@@ -19,7 +19,7 @@ from podscale.jax.mesh import mesh_for_config
 from podscale.jax.program_cache import enable_program_cache, synchronize_first_call
 from podscale.jax.trainer import build_training_loader
 from podscale.jax.world import World
-from podscale.training.training_logger import untimed
+from podscale.training.step_timer import untimed
 
 DIES_AT = 3
 UPDATES = 1000

@@ -25,7 +25,7 @@ from podscale.pytorch.device_prefetcher import DeviceBatch
 from podscale.pytorch.reducer import BucketedReducer
 from podscale.pytorch.train_step import StepResult
 from podscale.pytorch.world import World, join_world, leave_world
-from podscale.training.training_logger import PhaseTimer, untimed
+from podscale.training.step_timer import PhaseTimer, untimed
 
 REFUSED = 3
 LENGTHS = (1, 13, 4096, 100_003)

@@ -153,7 +153,7 @@ class DaliLoader:
     def _mark_bad_records(self, in_flight: Sequence[DaliBatch], error: RuntimeError) -> None:
         """Find the records that DALI cannot decode by running them one by one; raises if there is none."""
         self._pipeline = None
-        probe, found = None, False
+        probe, recorded = None, False
         for feed in in_flight:
             for slot in range(len(feed.records)):
                 probe = probe or self._build(1, self._batch_plan.image_size_at(feed.request.step), depth=1)
@@ -163,10 +163,10 @@ class DaliLoader:
                     probe.share_outputs()
                     probe.release_outputs()
                 except RuntimeError as reason:
-                    probe, found = None, True
+                    probe, recorded = None, True
                     row, epoch = int(feed.request.rows[slot]), int(feed.request.epochs[slot])
                     self._guard.mark_bad(row, epoch, _error_summary(reason))
-            if found:
+            if recorded:
                 return
         raise error
 

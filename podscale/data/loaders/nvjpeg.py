@@ -78,9 +78,9 @@ class NvjpegLoader:
         if not hasattr(self._thread_local, "stream"):
             self._thread_local.stream = torch.cuda.Stream(self._device)
         with torch.cuda.stream(self._thread_local.stream):
-            found = self._fill(request)
+            batch = self._fill(request)
         self._thread_local.stream.synchronize()
-        return found
+        return batch
 
     @torch.no_grad()
     def _fill(self, request: BatchRequest) -> tuple[BatchRequest, Tensor]:
@@ -101,16 +101,16 @@ class NvjpegLoader:
         split = self._batch_plan.split
         records = [np.array(split.read(row)) for row in rows.tolist()]
         easy = [slot for slot, record in enumerate(records) if _is_plain_jpeg(record)]
-        found: list[Tensor | None] = [None] * len(records)
+        decoded: list[Tensor | None] = [None] * len(records)
         for slot, pixels in zip(easy, self._decode_jpegs([records[slot] for slot in easy]), strict=True):
-            found[slot] = pixels
+            decoded[slot] = pixels
         for slot, record in enumerate(records):
-            if found[slot] is None:
-                found[slot] = self._decode_on_cpu(record)
+            if decoded[slot] is None:
+                decoded[slot] = self._decode_on_cpu(record)
         sizes = zip(split.column("height")[rows].tolist(), split.column("width")[rows].tolist(), strict=True)
         return [
             pixels if pixels is not None and tuple(pixels.shape[1:]) == size else None
-            for pixels, size in zip(found, sizes, strict=True)
+            for pixels, size in zip(decoded, sizes, strict=True)
         ]
 
     def _decode_jpegs(self, records: list[Any]) -> list[Tensor | None]:

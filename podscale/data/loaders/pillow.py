@@ -23,7 +23,7 @@ from podscale.data.shard_set import Split
 
 
 class DecodedCache:
-    """Decode images, and keeps those that fit into `limit` bytes, whole and as they were decoded.
+    """Decode images and keep those that fit into `limit_bytes`, whole and as they were decoded.
 
     Kept images are never evicted: every sample comes once in an epoch, so to evict one for another would only cost the
     decoding of both. An image that is not kept is decoded no further down than asked, into memory that its thread uses
@@ -49,9 +49,9 @@ class DecodedCache:
         To be read only, and only until the calling thread asks for its next image. Raises BadRecord if the bytes
         are no image, or not the one that the index describes.
         """
-        kept = self._kept.get(row)
-        if kept is not None:
-            return kept
+        cached = self._kept.get(row)
+        if cached is not None:
+            return cached
         height, width = (int(size[row]) for size in self._sizes)
         size = 3 * height * width
         record = self._split.read(row)

@@ -59,9 +59,12 @@ def build_shard_set(
 ) -> BuildResult:
     """Build the shard set of `data` in `directory`, or finish it, or find it complete.
 
-    Packer `index` of `of` packs every of-th shard; the one that finds all shards packed merges. With `verify`, shards
-    that exist are read again and packed anew if their sha256 differs. Raises InputError, and then leaves what
-    was finished for the next call.
+    Packer `packer_index` packs every `packer_count`-th shard. The packer that finds all shards packed merges them.
+    Raises InputError; finished shards are kept for the next call.
+
+    Args:
+        workers: packing processes; 0 for one per CPU.
+        verify: read existing shards again and pack them anew if their sha256 differs.
     """
     assert 0 <= packer_index < packer_count
     report = progress or ignore_progress
@@ -84,41 +87,43 @@ def _build(
     observer: BuildObserver,
 ) -> BuildResult:
     observer.phase_started("plan")
-    before = _read_complete_manifest(directory, data)
+    existing = _read_complete_manifest(directory, data)
     try:
         plan = plan_shards(open_source(data), data, report)
     except SourceMissing as error:
-        if before is None:
+        if existing is None:
             raise
-        return BuildResult(directory, before, True, 0, 0, (f"The complete set is used as it is: {error}",))
-    _check_unchanged(directory, plan, before, data)
-    everything = [PackTask(split, shard) for split in SPLITS for shard in range(plan.shard_count(split))]
-    missing = {task for task in everything if not _is_packed(directory, plan, task, before, verify)}
-    if before is not None and not missing:
-        return BuildResult(directory, before, True, 0, len(everything))
-    mine = [task for number, task in enumerate(everything) if number % packer_count == packer_index and task in missing]
+        return BuildResult(directory, existing, True, 0, 0, (f"The complete set is used as it is: {error}",))
+    _check_unchanged(directory, plan, existing, data)
+    all_tasks = [PackTask(split, shard) for split in SPLITS for shard in range(plan.shard_count(split))]
+    missing = {task for task in all_tasks if not _is_packed(directory, plan, task, existing, verify)}
+    if existing is not None and not missing:
+        return BuildResult(directory, existing, True, 0, len(all_tasks))
+    own_tasks = [
+        task for number, task in enumerate(all_tasks) if number % packer_count == packer_index and task in missing
+    ]
     with explain_write_errors(directory):
-        if before is not None:  # a damaged set is not complete until it is mended
+        if existing is not None:  # a damaged set is not complete until it is mended
             (directory / MANIFEST_FILE).unlink()
         if _read_same_plan(directory, plan) is None:
             plan.write(directory / PLAN_FILE)
-    _check_disk_space(directory, plan, mine)
+    _check_disk_space(directory, plan, own_tasks)
     limit = int(data.max_reject_rate * len(plan))
     try:
         observer.phase_started("pack")
         for split in SPLITS:
-            observer.images_planned(split, sum(plan.image_count(*task) for task in mine if task.split == split))
+            observer.images_planned(split, sum(plan.image_count(*task) for task in own_tasks if task.split == split))
         pack_shards(
-            Packer(directory, data, ImageRules.from_section(data)), plan, mine, workers, report, limit, observer
+            Packer(directory, data, ImageRules.from_section(data)), plan, own_tasks, workers, report, limit, observer
         )
     except TooManyRejects:
-        check_rejects(directory, plan, data, write_rejects(directory, plan, _read_records(directory, plan, everything)))
+        check_rejects(directory, plan, data, write_rejects(directory, plan, _read_records(directory, plan, all_tasks)))
         raise
     observer.phase_started("merge")
-    records = _read_records(directory, plan, everything)
-    finished = sum(map(len, records.values())) == len(everything)
-    found = merge_shards(directory, plan, data, records) if finished else None
-    return BuildResult(directory, found, False, len(mine), len(everything) - len(missing))
+    records = _read_records(directory, plan, all_tasks)
+    is_complete = sum(map(len, records.values())) == len(all_tasks)
+    manifest = merge_shards(directory, plan, data, records) if is_complete else None
+    return BuildResult(directory, manifest, False, len(own_tasks), len(all_tasks) - len(missing))
 
 
 @contextmanager
@@ -180,12 +185,12 @@ def _read_same_plan(directory: Path, plan: ShardPlan) -> ShardPlan | None:
 
 def _read_records(directory: Path, plan: ShardPlan, tasks: Sequence[PackTask]) -> RecordsBySplit:
     """The records that are there, by split and in shard order."""
-    found: RecordsBySplit = {split: [] for split in SPLITS}
+    records: RecordsBySplit = {split: [] for split in SPLITS}
     for task in tasks:
         record = find_record(directory, plan, *task)
         if record is not None:
-            found[task.split].append(record)
-    return found
+            records[task.split].append(record)
+    return records
 
 
 def _check_disk_space(directory: Path, plan: ShardPlan, tasks: Sequence[PackTask]) -> None:

@@ -76,7 +76,7 @@ def pack_byte_strings(prefix: str, texts: Sequence[bytes]) -> dict[str, npt.NDAr
 
 
 class ByteStrings(Sequence[bytes]):
-    """Sequence of byte strings that `pack_bytes` packed."""
+    """Sequence of byte strings that `pack_byte_strings` packed."""
 
     def __init__(self, columns: Columns, prefix: str) -> None:
         self._ends, self._text = columns[f"{prefix}_ends"], columns[f"{prefix}_text"]

@@ -247,8 +247,8 @@ def _remove_leftovers(directory: Path, plan: ShardPlan) -> None:
         names = {plan.shard_name(split, shard).removesuffix(".tar") for shard in range(plan.shard_count(split))}
         for folder in (directory / split, directory / "records" / split):
             for path in folder.iterdir():
-                stranger = path.stem not in names and path.name.startswith("shard-")
-                if stranger or (path.name.startswith(".") and path.name.endswith(".tmp")):
+                is_other_plan = path.stem not in names and path.name.startswith("shard-")
+                if is_other_plan or (path.name.startswith(".") and path.name.endswith(".tmp")):
                     path.unlink(missing_ok=True)
     for path in directory.glob(".*.tmp"):
         path.unlink(missing_ok=True)

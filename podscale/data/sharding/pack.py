@@ -192,17 +192,17 @@ class _ShardWriter:
     def _flush_aligned(self) -> None:
         """Write up to the last multiple of FLUSH_BYTES; the rest of the last piece stays."""
         surplus = self.position % FLUSH_BYTES
-        kept: list[bytes | memoryview] = []
+        surplus_pieces: list[bytes | memoryview] = []
         while surplus:
             piece = self._pieces.pop()
             cut = max(0, len(piece) - surplus)
-            kept.insert(0, memoryview(piece)[cut:] if cut else piece)
+            surplus_pieces.insert(0, memoryview(piece)[cut:] if cut else piece)
             if cut:
                 self._pieces.append(memoryview(piece)[:cut])
             surplus -= len(piece) - cut
-        self._pending -= sum(map(len, kept))
+        self._pending -= sum(map(len, surplus_pieces))
         self._flush()
-        self._pieces, self._pending = kept, sum(map(len, kept))
+        self._pieces, self._pending = surplus_pieces, sum(map(len, surplus_pieces))
 
     def _flush(self) -> None:
         if self._digest is not None:

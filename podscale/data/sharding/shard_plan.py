@@ -77,13 +77,13 @@ class ShardPlan:
         rows = slice(int(self.bounds[split][shard]), int(self.bounds[split][shard + 1]))
         # Lists: taking single numbers out of NumPy arrays is dearer than all the rest here.
         labels, sizes = self.columns["label"][rows].tolist(), self.columns["size"][rows].tolist()
-        places: Iterable[tuple[int, int]] = repeat((0, 0))
+        byte_ranges: Iterable[tuple[int, int]] = repeat((0, 0))
         containers: Sequence[bytes] = (b"",)
         if "offset" in self.columns:
             containers = file_formats.ByteStrings(self.columns, "container")[:]
-            places = zip(self.columns["in"][rows].tolist(), self.columns["offset"][rows].tolist(), strict=True)
-        described = zip(self.source_names[rows], labels, sizes, places, strict=False)  # places may have no end
-        for row, (name, label, size, (container, offset)) in enumerate(described, rows.start):
+            byte_ranges = zip(self.columns["in"][rows].tolist(), self.columns["offset"][rows].tolist(), strict=True)
+        images = zip(self.source_names[rows], labels, sizes, byte_ranges, strict=False)  # places may have no end
+        for row, (name, label, size, (container, offset)) in enumerate(images, rows.start):
             yield PlannedImage(
                 row, label, SourceItem(name, self.classes[label], size, split, containers[container], offset)
             )
@@ -176,13 +176,13 @@ class _Listing:
     def columns(self, order: IntArray) -> dict[str, npt.NDArray[Any]]:
         columns: dict[str, npt.NDArray[Any]] = {"size": np.asarray(self.sizes)[order].astype("<u8")}
         columns |= file_formats.pack_byte_strings("name", [self.names[row] for row in order])
-        held = any(self.offsets)  # byte ranges of archives; an archive that is the source itself is b""
+        in_archives = any(self.offsets)  # byte ranges of archives; an archive that is the source itself is b""
         # containers are numbered by sorted name: the plan must not depend on the order of listing
-        sorted_names = sorted(self.container_names) if held else []
+        sorted_names = sorted(self.container_names) if in_archives else []
         columns |= file_formats.pack_byte_strings("container", sorted_names)
-        if held:
-            place = {name: number for number, name in enumerate(sorted_names)}
-            numbers = np.asarray([place[name] for name in self.container_names])
+        if in_archives:
+            rank = {name: number for number, name in enumerate(sorted_names)}
+            numbers = np.asarray([rank[name] for name in self.container_names])
             columns["in"] = numbers[np.asarray(self.containers)][order].astype("<u4")
             columns["offset"] = np.asarray(self.offsets)[order].astype("<u8")
         return columns
@@ -200,15 +200,15 @@ def _name_hashes(names: Sequence[bytes], salt: bytes, seed: int) -> npt.NDArray[
     return np.fromiter((digest(salt + name, seed) for name in names), dtype=np.uint64, count=len(names))
 
 
-def _class_names(found: Sequence[str], data: DataSection) -> list[str]:
+def _class_names(listed: Sequence[str], data: DataSection) -> list[str]:
     """Return the class map: the expected names if the document gives them, else the sorted names found."""
-    if len(found) < 2:
-        raise _refusal(data, f"only the class {found[0]!r}", "A classifier needs at least two.")
+    if len(listed) < 2:
+        raise _refusal(data, f"only the class {listed[0]!r}", "A classifier needs at least two.")
     if data.classes is None:
-        return sorted(found, key=lambda name: name.encode())
+        return sorted(listed, key=lambda name: name.encode())
     if len(set(data.classes)) < len(data.classes):
         raise InputError("a class is named twice", field="data.classes", got=list(data.classes))
-    missing, extra = sorted(set(data.classes) - set(found)), sorted(set(found) - set(data.classes))
+    missing, extra = sorted(set(data.classes) - set(listed)), sorted(set(listed) - set(data.classes))
     if missing or extra:
         raise _refusal(
             data,
@@ -228,17 +228,17 @@ def _first_names(names: Sequence[str]) -> str:
 
 
 def _validation_mask(
-    given: npt.NDArray[np.int8], labels: IntArray, hashes: npt.NDArray[np.uint64], data: DataSection
+    source_splits: npt.NDArray[np.int8], labels: IntArray, hashes: npt.NDArray[np.uint64], data: DataSection
 ) -> npt.NDArray[np.bool_]:
     """Return the mask of validation images: as the source says, else the share with the smallest hashes.
 
     Plain: hash below the threshold, so nothing moves when images are added. Stratified: of each class the nearest
     whole number of images with the smallest hashes, at least one; adding an image moves at most one other.
     """
-    if (given == SPLITS.index(VALIDATION)).any():
-        if (given < 0).any():
+    if (source_splits == SPLITS.index(VALIDATION)).any():
+        if (source_splits < 0).any():
             raise _refusal(data, "gives the split of some images only", "Give it for all or for none.")
-        return np.equal(given, SPLITS.index(VALIDATION))
+        return np.equal(source_splits, SPLITS.index(VALIDATION))
     if not data.stratify:
         return np.less(hashes, np.uint64(int(data.validation_fraction * 2**64)))
     order = np.lexsort((hashes, labels))

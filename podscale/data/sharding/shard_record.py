@@ -90,7 +90,7 @@ class RecordRows:
         self._rows = bytearray()
 
     def add(self, *row: int) -> None:
-        """One row, in the order of `COLUMNS`; raises struct.error where a number does not fit its column."""
+        """One row, in the order of `RECORD_COLUMNS`; raises struct.error if a number does not fit its column."""
         self._rows += self._STRUCT.pack(*row)
 
     def columns(self) -> dict[str, npt.NDArray[Any]]:

@@ -251,8 +251,8 @@ def _reencode(data: bytes, image: ImageHeader | None, rules: ImageRules, done: I
     chroma = HALF_CHROMA if done & ImageFlag.RESIZED else FULL_CHROMA
     out = io.BytesIO()
     picture.save(out, "JPEG", quality=rules.quality, subsampling=chroma, exif=b"", icc_profile=None)
-    kept = ImageFlag.GRAY if gray else ImageFlag(0)  # a resized picture loses its Exif tag, and so does ROTATED
-    return out.getvalue(), ImageHeader(JPEG, picture.height, picture.width, kept | done)
+    flags = ImageFlag.GRAY if gray else ImageFlag(0)  # a resized picture loses its Exif tag, and so does ROTATED
+    return out.getvalue(), ImageHeader(JPEG, picture.height, picture.width, flags | done)
 
 
 def _to_eight_bits(picture: pil.Image) -> pil.Image:

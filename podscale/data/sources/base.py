@@ -157,6 +157,6 @@ def classify_paths(paths: Sequence[bytes], where: Where) -> Iterator[tuple[int, 
     skip = count_common_directories(paths) if paths else 0
     splits = has_splits(paths, skip)
     for number, path in enumerate(paths):
-        found = classify_path(path, skip, splits, where)
-        if found is not None:
-            yield number, found
+        split_and_label = classify_path(path, skip, splits, where)
+        if split_and_label is not None:
+            yield number, split_and_label

@@ -45,17 +45,17 @@ class ImageNetSource:
         return self._storage.read(item.name)
 
     def _training(self, file: StorageFile) -> Iterator[SourceItem]:
-        if (found := TRAIN_FOLDER.search(file.path)) and is_image_name(file.path):
-            yield SourceItem(file.path, decode_name(found[1]), file.size, TRAIN)
-        elif found := SYNSET.search(file.path):
+        if (match := TRAIN_FOLDER.search(file.path)) and is_image_name(file.path):
+            yield SourceItem(file.path, decode_name(match[1]), file.size, TRAIN)
+        elif match := SYNSET.search(file.path):
             with self._storage.open(file.path) as archive:
-                yield from self._synset(file.path, archive, decode_name(found[1]), 0)
+                yield from self._synset(file.path, archive, decode_name(match[1]), 0)
         elif TRAIN_TAR.search(file.path):
             with self._storage.open(file.path) as archive:
                 for outer in tar_members(archive, self._where.below(file.path)):
-                    if found := SYNSET.search(outer.name):
+                    if match := SYNSET.search(outer.name):
                         part: IO[bytes] = io.BufferedReader(_Window(archive, outer.offset, outer.size))
-                        yield from self._synset(file.path, part, decode_name(found[1]), outer.offset)
+                        yield from self._synset(file.path, part, decode_name(match[1]), outer.offset)
 
     def _synset(self, path: bytes, archive: IO[bytes], synset: str, start: int) -> Iterator[SourceItem]:
         for member in tar_members(archive, self._where.below(path).below(synset.encode())):
@@ -76,12 +76,12 @@ class ImageNetSource:
 
     def _validation_synsets(self, files: list[StorageFile], images: list[str]) -> list[str]:
         """The synset of each validation image, which are in name order."""
-        found = [file.path for file in files if VALIDATION_LABELS.search(file.path)]
-        if len(found) != 1:
-            names = ", ".join(decode_name(path) for path in found) or "none"
+        label_files = [file.path for file in files if VALIDATION_LABELS.search(file.path)]
+        if len(label_files) != 1:
+            names = ", ".join(decode_name(path) for path in label_files) or "none"
             raise self._where.refusal(f"expected one label file of the validation images, found {names}")
-        where = self._where.below(found[0])
-        text = self._storage.read(found[0]).decode("utf-8", "replace")
+        where = self._where.below(label_files[0])
+        text = self._storage.read(label_files[0]).decode("utf-8", "replace")
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         if lines and re.match(r"[^,\s]+[,\s]+n\d{8}", lines[-1]):
             return _by_name(lines, images, where)

@@ -204,8 +204,8 @@ class RemoteStorage:
         if self._is_file():
             yield StorageFile(b"", self.size(b""))
             return
-        found = self._list(lambda: self._fs.find(self._root, detail=True))
-        for name, info in found.items():
+        listing = self._list(lambda: self._fs.find(self._root, detail=True))
+        for name, info in listing.items():
             relative = name[len(self._root) :].lstrip("/")
             if not any(part.startswith(".") for part in relative.split("/")):
                 path = relative.encode("utf-8", "surrogateescape")

@@ -76,12 +76,12 @@ class TarSource:
 
     def _paths(self) -> list[bytes]:
         listed = sorted(file.path for file in self._storage.files())
-        found = [path for path in listed if is_tar_name(path or self._storage.location.encode())]
-        if not found:
+        archives = [path for path in listed if is_tar_name(path or self._storage.location.encode())]
+        if not archives:
             compressed = any(is_compressed_tar_name(path or self._storage.location.encode()) for path in listed)
             hint = "Decompress it first: images are read at their place inside it." if compressed else "Give a .tar."
             raise Where(self._storage.location).refusal("no uncompressed tar file here", hint)
-        return found
+        return archives
 
     def _members(self, path: bytes) -> list[TarMember]:
         where = Where(self._storage.location)
@@ -94,10 +94,10 @@ class TarSource:
             return [m for m in tar_members(file, where) if is_image_name(m.name) or m.name.endswith(b".cls")]
 
     def _class_folders(self, archives: list[_Archive]) -> Iterator[SourceItem]:
-        everything = [(archive.path, member) for archive in archives for member in archive.members]
+        members = [(archive.path, member) for archive in archives for member in archive.members]
         where = Where(self._storage.location)
-        for number, (split, label) in classify_paths([member.name for _, member in everything], where):
-            path, member = everything[number]
+        for number, (split, label) in classify_paths([member.name for _, member in members], where):
+            path, member = members[number]
             yield SourceItem(_member_name(path, member.name), label, member.size, split, path, member.offset)
 
     def _webdataset(self, archives: list[_Archive]) -> Iterator[SourceItem]:

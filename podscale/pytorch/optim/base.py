@@ -71,7 +71,7 @@ class ExtraStateOptimizer(Protocol):
 
 @runtime_checkable
 class StepAware(Protocol):
-    """Optimizer whose work differs between steps, which a CUDA graph cannot hold."""
+    """Optimizer, or other part of a step, whose work differs between steps, which a CUDA graph cannot hold."""
 
     def start_step(self, step: int) -> None:
         """Prepare step `step`, from 0, on the host. Masked steps count."""

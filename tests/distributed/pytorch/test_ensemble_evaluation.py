@@ -18,15 +18,16 @@ from podscale.errors import InputError
 from podscale.evaluation import evaluation_json
 from podscale.pytorch.device_prefetcher import DevicePrefetcher
 from podscale.pytorch.ensemble_evaluation import LogitAverage, evaluate_ensemble
+from podscale.pytorch.evaluator import Evaluator
 from podscale.pytorch.precision import Precision
 from podscale.pytorch.train_state import load_weights_file
-from podscale.pytorch.trainer import build_evaluator, build_model_on_device
+from podscale.pytorch.trainer import build_model_on_device
 from podscale.pytorch.world import join_world, leave_world
 from podscale.report import build_report
 from podscale.runs import RunDirectory, ensemble_members, predictions
 from podscale.runs.model_files import WEIGHTS_FILE, read_evaluated_models
 from podscale.runs.predictions import COMBINE_METHODS, pass_predictions_path, read_passes
-from podscale.training.training_logger import untimed
+from podscale.training.step_timer import untimed
 from tests.support.engines import small, train_in_torch
 
 CYCLES = {"cycles": [1, 1, 1], "collapse": {"epochs": 1, "weight_decay_factor": 3}}
@@ -75,14 +76,12 @@ def logits_of(config: RunConfig, shards: Path, weights: Path) -> dict[int, np.nd
         world = join_world(60.0, {})
         model = build_model_on_device(config, world, len(shard_set.classes))
         load_weights_file(model, weights)
-        loader, evaluator = build_evaluator(
-            config, world, shard_set, DevicePrefetcher(world), Precision("fp32", world.device)
-        )
+        evaluator = Evaluator(config, world, shard_set, Precision("fp32", world.device), DevicePrefetcher(world))
         found = {}
         for batch, logits in evaluator.logits(model, untimed):
             real = batch.host_batch.weights > 0
             found |= zip(batch.host_batch.keys[real].tolist(), logits.double().numpy()[real], strict=True)
-        loader.close()
+        evaluator.close()
     finally:
         leave_world()
     return found

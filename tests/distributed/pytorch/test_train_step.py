@@ -19,7 +19,7 @@ from podscale.pytorch.flat_buffers import FlatWeights
 from podscale.pytorch.optim import ParamShard, ParamSlice, Sgd
 from podscale.pytorch.precision import Precision
 from podscale.pytorch.reducer import BucketedReducer
-from podscale.pytorch.train_step import TrainingLoss, TrainStep
+from podscale.pytorch.train_step import ForwardBackward, TrainingLoss, TrainStep
 from podscale.pytorch.world import World
 
 RATE, SMOOTHING, PARTS = 0.3, 0.1, 2
@@ -52,17 +52,8 @@ def one_update(world: World, running: Literal["mean", "first"] = "mean", norm_ev
     )
     precision = Precision("fp32", world.device)
     schedule = torch.tensor([[9.0, 0.9, 0.9], [RATE, 0.0, 0.0]])
-    step = TrainStep(
-        reducer,
-        optimizer,
-        weights,
-        precision,
-        statistics,
-        schedule=schedule,
-        loss=TrainingLoss(SMOOTHING),
-        accumulation=PARTS,
-        norm_every=norm_every,
-    )
+    forward_backward = ForwardBackward(reducer, precision, statistics, TrainingLoss(SMOOTHING), accumulation=PARTS)
+    step = TrainStep(forward_backward, optimizer, weights, schedule, norm_every=norm_every)
     step.seek(1)
     result = step(batch(world.rank), lambda name: nullcontext())
     reducer.close()

@@ -14,13 +14,14 @@ from podscale.config import RunConfig
 from podscale.data.shard_set import ShardSet
 from podscale.errors import InputError, PodscaleError, Preempted
 from podscale.pytorch.device_prefetcher import DevicePrefetcher, Normalise
+from podscale.pytorch.evaluator import Evaluator
 from podscale.pytorch.precision import Precision
-from podscale.pytorch.trainer import PyTorchTrainer, build_evaluator, build_model_on_device, build_trainer
+from podscale.pytorch.trainer import PyTorchTrainer, build_model_on_device, build_trainer
 from podscale.pytorch.world import World
 from podscale.runs import RunDirectory
 from podscale.telemetry.events import filter_replays, read_records
+from podscale.training.step_timer import untimed
 from podscale.training.trainer import NONFINITE_MESSAGE, TrainResult
-from podscale.training.training_logger import untimed
 from tests.support.engines import small as document
 from tests.support.engines import train_session
 from tests.support.refusals import refused
@@ -157,7 +158,7 @@ def stop_in_evaluation(step: int, rank: int, steps_seen: list[int]) -> Prepare:
     """One rank is asked to stop while the state after update `step` is being measured, early in the split."""
 
     def prepare(session: PyTorchTrainer) -> None:
-        original = session.evaluation_loader.batches
+        original = session.evaluator.loader.batches
 
         def batches(start: int, stop: int) -> Any:
             for batch in original(start, stop):
@@ -166,7 +167,7 @@ def stop_in_evaluation(step: int, rank: int, steps_seen: list[int]) -> Prepare:
                     session.stop_request.requested |= session.world.rank == rank
                 yield batch
 
-        session.evaluation_loader.batches = batches  # type: ignore[method-assign]
+        session.evaluator.loader.batches = batches  # type: ignore[method-assign]
 
     return prepare
 
@@ -317,10 +318,9 @@ def test_predictions_do_not_depend_on_the_world(run_world: Any, make_shard_set: 
         shard_set = ShardSet.open(shards)
         model = build_model_on_device(config, world, len(shard_set.classes))
         torch.nn.init.normal_(model.get_submodule("fc").weight)
-        feed = DevicePrefetcher(world)
-        loader, evaluator = build_evaluator(config, world, shard_set, feed, Precision("fp32", world.device))
+        evaluator = Evaluator(config, world, shard_set, Precision("fp32", world.device), DevicePrefetcher(world))
         found, measured = evaluator.predict(model, untimed), evaluator.evaluate(model, untimed)
-        loader.close()
+        evaluator.close()
         return found.sorted_by_key() if found else None, (measured.top1, measured.top5, measured.loss, measured.images)
 
     ((alone, expected),) = run_world(1, body)
@@ -346,19 +346,17 @@ def test_with_flip_the_logits_of_an_image_and_its_mirror_image_are_averaged(
         shard_set = ShardSet.open(shards)
         model = build_model_on_device(config, world, len(shard_set.classes))
         torch.nn.init.normal_(model.get_submodule("fc").weight)
-        loader, evaluator = build_evaluator(
-            config, world, shard_set, DevicePrefetcher(world), Precision("fp32", world.device)
-        )
+        evaluator = Evaluator(config, world, shard_set, Precision("fp32", world.device), DevicePrefetcher(world))
         found = evaluator.predict(model, untimed)
         normalise = Normalise(config.input, world, channels_last=True)
         losses = []
         with torch.inference_mode():
-            for batch in loader.batches(0, 5):
+            for batch in evaluator.loader.batches(0, 5):
                 images = torch.from_numpy(np.concatenate([batch.images, batch.images[:, :, ::-1]]))
                 logits = model.eval()(normalise(images)).chunk(2)
                 mean = (logits[0] + logits[1]) / 2
                 losses.append(torch.nn.functional.cross_entropy(mean, torch.from_numpy(batch.labels), reduction="none"))
-        loader.close()
+        evaluator.close()
         assert found is not None
         return found.losses, torch.cat(losses).numpy()
 

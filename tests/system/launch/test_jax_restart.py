@@ -52,7 +52,7 @@ def test_a_killed_rank_comes_back_and_a_request_to_stop_saves(command: Command, 
     assert re.search(r"rank 1 of 2\b", restart["error"])
     kept = programs(tmp_path)
     assert {name: kept[name] for name in compiled} == compiled
-    assert len([name for name in kept if name.startswith("jit_updates-")]) == 1
+    assert len([name for name in kept if name.startswith("jit_run_steps-")]) == 1
     (at,) = resumed()
     assert at % 5 == 0
     assert at >= 5

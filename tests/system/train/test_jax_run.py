@@ -50,7 +50,7 @@ def test_a_run_that_is_killed_and_stopped_ends_as_the_calm_one(start: Start, pla
     ended = podscale(place, "run", "run.yaml", *JAX, "--set", "run.id=calm", variables=QUICK)
     assert ended.code == ExitCode.DONE, ended.err
     compiled = programs(place)
-    assert len([name for name in compiled if name.startswith("jit_updates-")]) == 1
+    assert len([name for name in compiled if name.startswith("jit_run_steps-")]) == 1
 
     command = start()
     os.kill(command.ranks()[2], signal.SIGKILL)
@@ -71,7 +71,7 @@ def test_a_run_that_is_killed_and_stopped_ends_as_the_calm_one(start: Start, pla
     assert (run / "predictions.safetensors").read_bytes() == (calm / "predictions.safetensors").read_bytes()
     kept = programs(place)
     assert {name: kept[name] for name in compiled} == compiled
-    assert len([name for name in kept if name.startswith("jit_updates-")]) == 1
+    assert len([name for name in kept if name.startswith("jit_run_steps-")]) == 1
     check_that_the_other_engine_says_the_same_of_the_model(place, run)
 
 

@@ -4,7 +4,7 @@ import json
 import socket
 from pathlib import Path
 
-from podscale.cli import doctor, main
+from podscale.cli import machine_doctor, main
 from podscale.util import host_info
 from podscale.util.terminal import CheckResult
 
@@ -14,7 +14,7 @@ def by_subject(findings: list[CheckResult]) -> dict[str, CheckResult]:
 
 
 def test_every_finding_that_is_not_fine_says_what_to_do(tmp_path):
-    findings = doctor.check_machine(tmp_path)
+    findings = machine_doctor.check_machine(tmp_path)
     assert len(by_subject(findings)) == len(findings)
     for finding in findings:
         assert finding.found
@@ -22,20 +22,19 @@ def test_every_finding_that_is_not_fine_says_what_to_do(tmp_path):
 
 
 def test_json_and_exit_code(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(doctor, "_check_engine", lambda: iter(()))
-    assert doctor.run_doctor(tmp_path, as_json=True) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert {"subject", "verdict", "found", "advice"} == set(told[0])
-    (tmp_path / "file").touch()
-    monkeypatch.setattr(doctor.os, "access", lambda *_: False)
-    assert doctor.run_doctor(tmp_path, as_json=False) == 2
+    monkeypatch.setattr(machine_doctor, "_check_engine", lambda: iter(()))
+    assert main(["doctor", "--workspace", str(tmp_path), "--json"]) == 0
+    results = json.loads(capsys.readouterr().out)
+    assert {"subject", "verdict", "found", "advice"} == set(results[0])
+    monkeypatch.setattr(machine_doctor.os, "access", lambda *_: False)
+    assert main(["doctor", "--workspace", str(tmp_path / "new")]) == 2
     assert "missing" in capsys.readouterr().out
 
 
 def test_what_is_missing_is_found(monkeypatch, tmp_path):
-    monkeypatch.setattr(doctor, "installed", lambda package: None)
+    monkeypatch.setattr(machine_doctor, "installed", lambda package: None)
     monkeypatch.setattr(host_info, "memory_info", lambda: host_info.MemoryInfo(2**30, 2**29, 2**20))
-    found = by_subject(doctor.check_machine(tmp_path))
+    found = by_subject(machine_doctor.check_machine(tmp_path))
     assert found["PyTorch"].verdict == "missing"
     assert "pip install 'podscale[torch]'" in found["PyTorch"].advice
     assert found["kfp"].verdict == "missing"
@@ -45,22 +44,22 @@ def test_what_is_missing_is_found(monkeypatch, tmp_path):
 
 
 def test_an_image_without_an_engine_misses_nothing(monkeypatch, tmp_path):
-    monkeypatch.setattr(doctor, "installed", lambda package: None if package == "torch" else "1.0")
-    assert by_subject(doctor.check_machine(tmp_path))["PyTorch"].verdict == "missing"
+    monkeypatch.setattr(machine_doctor, "installed", lambda package: None if package == "torch" else "1.0")
+    assert by_subject(machine_doctor.check_machine(tmp_path))["PyTorch"].verdict == "missing"
     monkeypatch.setenv("PODSCALE_IMAGE", "podscale-tools")
-    found = by_subject(doctor.check_machine(tmp_path))
+    found = by_subject(machine_doctor.check_machine(tmp_path))
     assert found["PyTorch"].verdict == "note"
     assert "launch.image" in found["PyTorch"].advice
     assert "in podscale-tools" in found["podscale"].found
     monkeypatch.setenv("PODSCALE_IMAGE", "podscale-base")
-    assert by_subject(doctor.check_machine(tmp_path))["PyTorch"].verdict == "missing"
+    assert by_subject(machine_doctor.check_machine(tmp_path))["PyTorch"].verdict == "missing"
 
 
 def test_the_image_for_gpus_says_where_they_come_from(monkeypatch, tmp_path):
     monkeypatch.setattr(host_info, "visible_gpus", lambda: 0)
-    assert "--gpus all" not in by_subject(doctor.check_machine(tmp_path))["GPUs"].advice
+    assert "--gpus all" not in by_subject(machine_doctor.check_machine(tmp_path))["GPUs"].advice
     monkeypatch.setenv("PODSCALE_IMAGE", "podscale-gpu")
-    told = by_subject(doctor.check_machine(tmp_path))["GPUs"]
+    told = by_subject(machine_doctor.check_machine(tmp_path))["GPUs"]
     assert (told.verdict, told.found.split(";")[0]) == ("note", "none")
     assert "driver" in told.advice
     assert "--gpus all" in told.advice
@@ -80,33 +79,33 @@ def test_tpus_are_counted_as_the_bus_names_them(tmp_path):
 
 def test_what_jax_finds_is_told(monkeypatch, tmp_path):
     versions = {}
-    monkeypatch.setattr(doctor, "installed", versions.get)
+    monkeypatch.setattr(machine_doctor, "installed", versions.get)
     monkeypatch.setattr(host_info, "tpu_chips", list)
-    assert not {"TPUs", "JAX"} & set(by_subject(doctor.check_machine(tmp_path)))
+    assert not {"TPUs", "JAX"} & set(by_subject(machine_doctor.check_machine(tmp_path)))
     monkeypatch.setattr(host_info, "tpu_chips", lambda: ["v5e"] * 4)
-    found = by_subject(doctor.check_machine(tmp_path))
+    found = by_subject(machine_doctor.check_machine(tmp_path))
     assert found["TPUs"].found == "4 chips of v5e"
     assert (found["JAX"].verdict, found["JAX"].advice[:11]) == ("missing", "pip install")
 
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     versions |= {"jax": "1.0", "libtpu": "2.0"}
-    found = by_subject(doctor.check_machine(tmp_path))
+    found = by_subject(machine_doctor.check_machine(tmp_path))
     assert found["JAX"].verdict == "missing"
     assert "libtpu 2.0: it finds its cpu only" in found["JAX"].found
     monkeypatch.setattr(host_info, "tpu_chips", list)
-    found = by_subject(doctor.check_machine(tmp_path))
+    found = by_subject(machine_doctor.check_machine(tmp_path))
     assert (found["TPUs"].verdict, found["JAX"].verdict) == ("note", "ok")
     assert " x cpu " in found["JAX"].found
 
 
 def test_a_metrics_port_in_use(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as server:
-        monkeypatch.setattr(doctor, "METRICS_PORT", server.getsockname()[1])
-        assert [finding.verdict for finding in doctor._check_network()] == ["ok", "note"]
+        monkeypatch.setattr(machine_doctor, "METRICS_PORT", server.getsockname()[1])
+        assert [finding.verdict for finding in machine_doctor._check_network()] == ["ok", "note"]
 
 
 def test_the_command(capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr(doctor, "_check_engine", lambda: iter(()))
+    monkeypatch.setattr(machine_doctor, "_check_engine", lambda: iter(()))
     monkeypatch.chdir(tmp_path)
     assert main(["doctor"]) == 0
     assert f"{host_info.cpu_count()} cores" in capsys.readouterr().out

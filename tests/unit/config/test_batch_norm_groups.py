@@ -7,7 +7,7 @@ from pydantic_core import PydanticCustomError
 
 from podscale.config import RunConfig
 from podscale.config.batch_norm_groups import BatchNormGroup, batch_norm_group
-from podscale.config.fields import refusal
+from podscale.config.fields import input_error
 
 
 def document(batch: int, accumulation: int = 1, **batch_norm: Any) -> RunConfig:
@@ -55,6 +55,6 @@ def test_a_span_means_ranks_and_images(config: RunConfig, ranks: int, want: Batc
 def test_a_span_that_does_not_fit_is_refused(config: RunConfig, ranks: int, key: str, got: int, limit: str):
     with pytest.raises(PydanticCustomError) as caught:
         batch_norm_group(config, ranks)
-    error = refusal(caught.value)
+    error = input_error(caught.value.context)
     assert (error.field, error.got) == (f"model.batch_norm.{key}", got)
     assert limit in error.problem

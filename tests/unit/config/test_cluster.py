@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from podscale.config import Defaults, RunConfig, dumps, load, loads, result_values
-from podscale.config.document import NotYaml
+from podscale.config.yaml_reader import NotYaml
 from podscale.errors import ABSENT
 from tests.support.refusals import refused
 
@@ -44,10 +44,10 @@ def cluster(*changes: str) -> RunConfig:
 def test_contradictions(change: str, field: str, got: object) -> None:
     with refused(field=f"launch.cluster.{field}", got=got) as refusal:
         cluster(change)
-    assert refusal.error.place == f"--set launch.cluster.{change}"
+    assert refusal.error.location == f"--set launch.cluster.{change}"
 
 
-def test_a_volume_of_no_kind_and_one_of_two_are_told_apart() -> None:
+def test_a_volume_has_exactly_one_kind() -> None:
     with refused("claim, bucket, secret, config_map, empty_gib, nfs", "none"):
         cluster("volumes=[{path: /x}]")
     with refused("claim and bucket"):
@@ -94,17 +94,17 @@ def test_defaults_hold_where_the_document_says_nothing() -> None:
     assert config.launch.cluster.queue == "mine"
 
 
-def test_mistakes_in_defaults_are_told_with_their_place(tmp_path: Path) -> None:
+def test_mistakes_in_defaults_name_their_location(tmp_path: Path) -> None:
     wrong = Defaults("launch:\n  cluster:\n    queue: NO\n", "theirs.yaml")
     document = tmp_path / "run.yaml"
     document.write_text("launch:\n  nodes: 1\n")
     with refused(field="launch.cluster.queue", got="NO") as refusal:
         load(document, (), wrong)
-    assert refusal.error.place == "theirs.yaml:3"
+    assert refusal.error.location == "theirs.yaml:3"
     with refused("theirs.yaml:1", kind=NotYaml):
         load(document, (), Defaults("a: [", "theirs.yaml"))
     mine = tmp_path / "mine.yaml"
     mine.write_text("launch:\n  cluster: {queue: NEITHER}\n")
     with refused(field="launch.cluster.queue", got="NEITHER") as refusal:
         load(mine, (), wrong)
-    assert refusal.error.place == f"{mine}:2"
+    assert refusal.error.location == f"{mine}:2"

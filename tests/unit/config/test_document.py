@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podscale.config import RunConfig, dumps, load, loads
-from podscale.config.document import NotYaml
+from podscale.config.yaml_reader import NotYaml
 from podscale.errors import ABSENT, ExitCode, InputError, InputErrors
 from tests.support.refusals import refused
 
@@ -53,12 +53,12 @@ def test_a_misspelt_key_gets_a_suggestion(text: str, message: str):
 
 def test_a_key_like_no_other_gets_a_list():
     error = refusal("launch:\n  qqqq: 3\n")
-    assert (error.field, error.place) == ("launch.qqqq", "run.yaml:2")
+    assert (error.field, error.location) == ("launch.qqqq", "run.yaml:2")
     assert error.hint.startswith("Valid here: backend, hardware, ")
 
 
 @pytest.mark.parametrize(
-    ("text", "place", "field", "got"),
+    ("text", "location", "field", "got"),
     [
         ("train:\n  epochs: -1\n", "run.yaml:2", "train.epochs", -1),
         ("train:\n  epochs: .inf\n", "run.yaml:2", "train.epochs", math.inf),
@@ -75,20 +75,20 @@ def test_a_key_like_no_other_gets_a_list():
         ("? [a]\n: 1\n", "run.yaml:1", "", "list"),
     ],
 )  # fmt: skip
-def test_one_error_names_key_file_and_line(text: str, place: str, field: str, got: object):
+def test_one_error_names_key_file_and_line(text: str, location: str, field: str, got: object):
     error = refusal(text)
     assert type(error) is InputError
-    assert (error.place, error.field, error.got) == (place, field, got)
-    assert str(error).startswith(f"{place}: {field}: " if field else f"{place}: ")
+    assert (error.location, error.field, error.got) == (location, field, got)
+    assert str(error).startswith(f"{location}: {field}: " if field else f"{location}: ")
 
 
 def test_a_number_that_is_none_is_told():
     error = refusal("train:\n  epochs: .nan\n")
-    assert (error.place, error.field, str(error.got)) == ("run.yaml:2", "train.epochs", "nan")
+    assert (error.location, error.field, str(error.got)) == ("run.yaml:2", "train.epochs", "nan")
 
 
 @pytest.mark.parametrize(
-    ("text", "place"),
+    ("text", "location"),
     [
         ("train: [1, 2\n", "run.yaml:2"),
         ("train: !!python/object/apply:os.system [ls]\n", "run.yaml:1"),
@@ -96,10 +96,10 @@ def test_a_number_that_is_none_is_told():
         ("a: " + "[" * 100_000, "run.yaml"),
     ],
 )
-def test_what_is_no_yaml_is_refused_and_no_crash(text: str, place: str):
+def test_what_is_no_yaml_is_refused_and_no_crash(text: str, location: str):
     error = refusal(text)
     assert type(error) is NotYaml
-    assert error.place.startswith(place)
+    assert error.location.startswith(location)
 
 
 def test_a_long_value_is_cut():
@@ -111,7 +111,7 @@ def test_a_long_value_is_cut():
 def test_all_wrong_values_are_told_at_once():
     error = refusal("train:\n  epochs: -1\nmodel:\n  width: 3\nrnu: {}\n")
     assert isinstance(error, InputErrors)
-    told = [(each.place, each.field) for each in error.errors]
+    told = [(each.location, each.field) for each in error.errors]
     assert told == [("run.yaml:4", "model.width"), ("run.yaml:2", "train.epochs"), ("run.yaml:5", "rnu")]
     assert str(error).splitlines() == [str(each) for each in error.errors]
 
@@ -152,7 +152,7 @@ def test_all_wrong_values_are_told_at_once():
 def test_fields_that_cannot_hold_together(text: str, field: str, got: object, number: str):
     error = refusal(text)
     assert (error.field, error.got) == (field, got)
-    assert error.place.startswith("run.yaml")
+    assert error.location.startswith("run.yaml")
     assert number in str(error)
 
 
@@ -180,13 +180,13 @@ def test_overrides_win_and_are_named_in_errors():
     assert loads("", overrides=["input.cache_dir=null"]).input.cache_dir is None
     assert loads("", overrides=["data.source=s3://bucket/a=b"]).data.source == "s3://bucket/a=b"
     error = refusal("train: {epochs: 3}\n", "train.epochs=none")
-    assert (error.place, error.field, error.got) == ("--set train.epochs=none", "train.epochs", "none")
+    assert (error.location, error.field, error.got) == ("--set train.epochs=none", "train.epochs", "none")
     suggested = "--set lunch.processes=2: lunch: unknown key. Did you mean launch?"
     assert str(refusal("", "lunch.processes=2")) == suggested
     error = refusal("", "train.epoch=2")
     assert (error.field, error.hint) == ("train.epoch", "Did you mean train.epochs?")
     error = refusal("", "run.id=5")
-    assert (error.place, error.field) == ("--set run.id=5", "run.id")
+    assert (error.location, error.field) == ("--set run.id=5", "run.id")
     assert refusal("", "train.epochs=").field == "train.epochs"
 
 
@@ -207,10 +207,10 @@ def test_malformed_overrides(override: str, field: str):
 
 def test_an_override_cannot_smuggle_what_a_document_cannot():
     override = "input.mean=[&x 0.5, *x, *x]"
-    assert refusal("", override).place == f"--set {override}:1"
+    assert refusal("", override).location == f"--set {override}:1"
     override = "train={epochs: 2, epochs: 3}"
     error = refusal("", override)
-    assert (error.place, error.field) == (f"--set {override}:1", "value.epochs")
+    assert (error.location, error.field) == (f"--set {override}:1", "value.epochs")
 
 
 def test_unreadable_files(tmp_path: Path):
@@ -267,7 +267,7 @@ train:
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "warmup", "place", "field", "got", "limit"),
+    ("first", "second", "warmup", "location", "field", "got", "limit"),
     [
         (6, 4, 1, "d.yaml:7", "train.phases.1.start", 4, 6.0),
         (6, 10, 1, "d.yaml:7", "train.phases.1.start", 10, "after 10.0 epochs"),
@@ -275,10 +275,10 @@ train:
         (0, 9, 1, "d.yaml:5", "train.phases.0.start", 0, "greater than 0"),
     ],
 )
-def test_phases_that_do_not_fit_are_told_by_line(first, second, warmup, place, field, got, limit):
+def test_phases_that_do_not_fit_are_told_by_line(first, second, warmup, location, field, got, limit):
     with refused(limit, field=field, got=got) as refusal:
         loads(PHASES.format(first=first, second=second, warmup=warmup), "d.yaml")
-    assert refusal.error.place == place
+    assert refusal.error.location == location
 
 
 def test_momentum_is_not_corrected_twice():

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from podscale.config import RunConfig, data_fingerprint, loads
-from podscale.config import preflight as config_preflight
-from podscale.config.preflight import find_problems, preflight
+from podscale.config.preflight import find_problems, host, preflight, software
 from podscale.errors import InputError, InputErrors
 from podscale.util import host_info
 from podscale.util.formatting import format_bytes
@@ -218,7 +217,7 @@ def test_bytes_for_people():
 def test_trackers_that_are_not_installed(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://mlflow.example")
     absent = {"wandb": None, "mlflow": None}
-    monkeypatch.setattr(config_preflight, "find_spec", lambda name: absent[name] if name in absent else find_spec(name))
+    monkeypatch.setattr(software, "find_spec", lambda name: absent[name] if name in absent else find_spec(name))
     config = document(tmp_path, "telemetry.trackers=[wandb]")
     error = only(config)
     assert about(error) == ("telemetry.trackers", "wandb")
@@ -323,7 +322,7 @@ def test_a_process_of_jax_may_drive_several_devices(monkeypatch, tmp_path, chang
 def test_jax_needs_its_library_where_tpus_are(monkeypatch, tmp_path):
     config = document(tmp_path, "train.engine=jax")
     there = {"jax"}
-    monkeypatch.setattr(config_preflight, "find_spec", lambda name: name if name in there else None)
+    monkeypatch.setattr(software, "find_spec", lambda name: name if name in there else None)
     assert find_problems(config, "here") == []  # and no torch
     monkeypatch.setattr(host_info, "tpu_chips", lambda: ["v5e"] * 4)
     assert "libtpu" in only(config).problem
@@ -341,7 +340,7 @@ def test_jax_needs_its_library_where_tpus_are(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("engine", "image", "fitting"),
+    ("engine", "image", "suitable"),
     [
         ("jax", "podscale-base:latest", "podscale-tpu"),
         ("jax", "localhost:5000/own/podscale-gpu@sha256:00", "podscale-tpu"),
@@ -351,16 +350,16 @@ def test_jax_needs_its_library_where_tpus_are(monkeypatch, tmp_path):
         ("jax", "registry/their-own-jax", None),
     ],
 )
-def test_an_image_of_ours_without_the_engine(engine, image, fitting):
+def test_an_image_of_ours_without_the_engine(engine, image, suitable):
     changes = ["run.workspace=/workspace", "data.source=digits", "launch.processes=1"]
     config = loads("", overrides=[*changes, f"train.engine={engine}", f"launch.image={image}"])
     found = [(*about(error), error.hint) for error in find_problems(config, "cluster")]
-    assert found == ([("launch.image", image, f"Name {fitting}.")] if fitting else [])
+    assert found == ([("launch.image", image, f"Set launch.image to {suitable}.")] if suitable else [])
 
 
 def test_tpus_that_are_not_here(monkeypatch, tmp_path):
     config = document(tmp_path, "train.engine=jax", "launch.hardware=tpu-v5e-2x2")
-    monkeypatch.setattr(config_preflight, "find_spec", lambda name: name)
+    monkeypatch.setattr(software, "find_spec", lambda name: name)
     assert about(only(config)) == ("launch.hardware", "tpu-v5e-2x2")
 
 
@@ -377,4 +376,4 @@ def test_a_process_of_jax_alone_on_a_machine_drives_all_of_its_gpus(monkeypatch,
     alone = document(tmp_path, "train.engine=jax", "train.global_batch=64", "launch.processes=1")
     each = document(tmp_path, "train.engine=jax", "train.global_batch=64", "launch.processes=4")
     torchs = document(tmp_path, "train.global_batch=64", "launch.processes=1")
-    assert [config_preflight.local_device_count(one) for one in (alone, each, torchs)] == [4, 0, 0]
+    assert [host.local_device_count(one) for one in (alone, each, torchs)] == [4, 0, 0]

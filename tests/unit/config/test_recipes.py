@@ -152,5 +152,5 @@ def test_the_resolved_document_holds_the_values_and_loads_again(text: str) -> No
 def test_a_recipe_that_cannot_be_followed_is_refused(text: str, field: str, got: object) -> None:
     with refused(field=field, got=got) as refusal:
         loads(text, "d.yaml")
-    assert refusal.error.place == "d.yaml:1"
+    assert refusal.error.location == "d.yaml:1"
     assert "\n" not in refusal.text

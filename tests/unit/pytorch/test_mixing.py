@@ -58,7 +58,7 @@ def test_draws_are_keyed_by_seed_update_and_rank() -> None:
     def drawn(step: int, **changes: int) -> list[float]:
         mix = mixing(mixup=0.2, cutmix=1.0, **changes)
         mix.start_step(step)
-        return mix._drawn.tolist()
+        return mix._draw.tolist()
 
     assert drawn(7) == drawn(7)
     assert drawn(7) != drawn(8)

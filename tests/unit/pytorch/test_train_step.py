@@ -26,7 +26,7 @@ from podscale.pytorch.models import build_model
 from podscale.pytorch.optim import build_optimizer, build_param_shard
 from podscale.pytorch.precision import Precision
 from podscale.pytorch.reducer import BucketedReducer
-from podscale.pytorch.train_step import TrainingLoss, TrainStep
+from podscale.pytorch.train_step import ForwardBackward, TrainingLoss, TrainStep
 from podscale.pytorch.world import World
 
 ASKS = {"aten._local_scalar_dense.default", "aten.is_nonzero.default", "aten.equal.default", "aten.nonzero.default"}
@@ -59,28 +59,26 @@ class Alone:
         bucket.mul_(1.0)
 
 
-def step_on(optimizer: str, precision: str, model: ModelSection) -> Callable[[], None]:
+def step_on(rule: str, precision: str, model: ModelSection) -> Callable[[], None]:
     world = World(0, 1, 0, 1, FAR)
     network = build_model(model, 5).to(FAR, memory_format=torch.channels_last)
     statistics = RunningStatistics(network)
     policy = Precision(precision, FAR, 1024.0)
     reducer = BucketedReducer(network, Alone(), world, bucket_mb=0.01, extra=1 + len(statistics))
     weights = FlatWeights(reducer.buffer, cast=lambda: policy.cast_parameters(network))
-    section = OptimizerSection.model_validate({"name": optimizer})
+    section = OptimizerSection.model_validate({"name": rule})
     share = build_param_shard(section, reducer.buffer, weights.masters, models.model_spec(model, 5))
     normalise = Normalise(InputSection(), world, channels_last=True)
-    schedule = torch.zeros(3, 3, device=FAR)
-    step = TrainStep(
+    forward_backward = ForwardBackward(
         reducer,
-        build_optimizer(section, share, 10.0),
-        weights,
         policy,
         statistics,
-        schedule=schedule,
-        loss=TrainingLoss(0.1, 0.4),
+        TrainingLoss(0.1, 0.4),
         accumulation=2,
         forward=lambda images: network(normalise(images)),
     )
+    optimizer = build_optimizer(section, share, 10.0)
+    step = TrainStep(forward_backward, optimizer, weights, torch.zeros(3, 3, device=FAR))
     images = torch.empty(8, 64, 64, 3, dtype=torch.uint8, device=FAR)
     keys = np.zeros(8, np.uint64)
     labels = torch.empty(8, dtype=torch.int64, device=FAR)

@@ -5,6 +5,7 @@ from prometheus_client import CollectorRegistry
 
 from podscale.runs.checkpoint import CheckpointReport, Failed, Restored, Saved, Skipped
 from podscale.telemetry.metrics import TrainMetrics
+from podscale.training.step_timer import StepTimer
 from podscale.training.training_logger import TrainingLogger
 
 DURATION = "train_checkpoint_duration_seconds"
@@ -23,7 +24,7 @@ DURATION = "train_checkpoint_duration_seconds"
 )
 def test_a_checkpoint_is_counted_once(report: CheckpointReport, changed: dict[tuple[str, str], float]) -> None:
     registry = CollectorRegistry()
-    monitor = TrainingLogger(TrainMetrics(registry, rank=0, run="r"), None, log_every=1)
+    monitor = TrainingLogger(StepTimer(TrainMetrics(registry, rank=0, run="r"), log_every=1))
     monitor.checkpoint_reported(report)
     counted = [(f"{DURATION}_{what}", op, "op") for what in ("count", "sum") for op in ("save", "restore")]
     failures = [("train_checkpoint_failures_total", reason, "reason") for reason in ("disk_full", "other")]

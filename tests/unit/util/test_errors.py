@@ -10,9 +10,9 @@ from podscale.errors import ABSENT, InputError, InputErrors, PodscaleError, fiel
 
 @pytest.mark.parametrize("got", [ABSENT, None, True, 3, 0.5, "x"])
 def test_an_error_is_made_again_from_json(got: object) -> None:
-    error = InputError("wrong", field="a.b", got=got, hint="Mend it.", place="run.yaml:3")
+    error = InputError("wrong", field="a.b", got=got, hint="Mend it.", location="run.yaml:3")
     again = InputError(**json.loads(json.dumps(fields_of(error))))
-    assert (str(again), again.field, again.hint, again.place) == (str(error), "a.b", "Mend it.", "run.yaml:3")
+    assert (str(again), again.field, again.hint, again.location) == (str(error), "a.b", "Mend it.", "run.yaml:3")
     assert again.got is got or again.got == got
 
 
@@ -40,8 +40,8 @@ def test_several_errors_keep_each_of_them(title: str) -> None:
         )
 
 
-def test_place_and_field_stand_first_and_long_values_are_cut() -> None:
-    text = format_error("wrong", field="a", got="x" * 1000, hint="Mend it.", place="run.yaml:3")
+def test_location_and_field_stand_first_and_long_values_are_cut() -> None:
+    text = format_error("wrong", field="a", got="x" * 1000, hint="Mend it.", location="run.yaml:3")
     assert text.startswith("run.yaml:3: a: wrong (got 'xxx")
     assert text.endswith("...). Mend it.")
     assert len(text) < 200

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from podscale.config.preflight import input_cache_bytes
+from podscale.config.preflight.host import input_cache_bytes
 from podscale.config.run_config import RunConfig
 from podscale.data.loaders import pillow
 from podscale.data.loaders.build_loader import build_loader, open_shard_set

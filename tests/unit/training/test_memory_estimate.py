@@ -1,12 +1,12 @@
-"""The memory that `podscale run --dry-run` foresees for the state of a training."""
+"""Estimated memory of a training's state."""
 
 from typing import Any
 
 import pytest
 
-from podscale.cli.dry_run import _matrix_bytes, _state_bytes
 from podscale.config import ModelSection, TrainSection
 from podscale.models import model_spec
+from podscale.training.memory_estimate import matrix_bytes, state_bytes
 from podscale.training.param_layout import preconditioner_elements
 
 
@@ -33,7 +33,7 @@ from podscale.training.param_layout import preconditioner_elements
 )
 def test_sharding_divides_what_the_optimizer_keeps(changes: dict[str, Any], weights: int, optimizer: float) -> None:
     train = TrainSection.model_validate(changes)
-    assert _state_bytes(train, 3200, ranks=32, per_node=8) == (3200 * weights, 3200 * optimizer)
+    assert state_bytes(train, 3200, ranks=32, per_node=8) == (3200 * weights, 3200 * optimizer)
 
 
 @pytest.mark.parametrize("ranks", [1, 4])
@@ -47,5 +47,5 @@ def test_shampoos_matrices_are_the_roots_and_a_part_of_the_statistics(ranks: int
     assert one == 2 * (9**2 + 16**2 + 16**2)
     elements = sum(preconditioner_elements(shape, 16, vectors=False) for shape in names.values())
     assert elements > one
-    assert _matrix_bytes(train, small, ranks) == 4 * elements * (1 + ranks) // ranks
-    assert _matrix_bytes(TrainSection(), small, ranks) == 0
+    assert matrix_bytes(train, small, ranks) == 4 * elements * (1 + ranks) // ranks
+    assert matrix_bytes(TrainSection(), small, ranks) == 0

@@ -1,0 +1,50 @@
+"""Preflight checks of files, devices, software and ports, before anything is started."""
+
+from collections.abc import Iterable
+from typing import Literal
+
+from podscale.config.preflight.cluster import cluster_problems, rank_problems
+from podscale.config.preflight.host import host_problems
+from podscale.config.preflight.software import software_problems
+from podscale.config.preflight.storage import shard_set_counts, storage_problems
+from podscale.config.run_config import RunConfig
+from podscale.errors import InputError, InputErrors
+
+PreflightTarget = Literal["here", "containers", "pod", "job", "cluster"]
+
+
+def preflight(document: RunConfig, target: PreflightTarget, shard_set: str | None = None) -> None:
+    """Raise one InputError that lists every problem.
+
+    Args:
+        document: the run document.
+        target: `here` is this machine, `containers` this machine with the software of an image, `pod` one pod of a
+            job, whose launcher knows the number of nodes. `cluster` and `job` check the document alone; the launcher
+            of a job counts the ranks of each pod.
+        shard_set: location of the shards, for a stage that needs no source; None if the shards are still to be packed
+            (in a pod: by that pod, which then does not train).
+    """
+    problems = find_problems(document, target, shard_set)
+    if len(problems) == 1:
+        raise problems[0]
+    if problems:
+        raise InputErrors(problems, f"this run cannot start; {len(problems)} things to change:")
+
+
+def find_problems(document: RunConfig, target: PreflightTarget, shard_set: str | None = None) -> list[InputError]:
+    """Return the problems that `preflight` raises, none if the run can start."""
+    return list(_problems(document, target, shard_set))
+
+
+def _problems(document: RunConfig, target: PreflightTarget, shard_set: str | None) -> Iterable[InputError]:
+    if target in ("cluster", "job"):
+        yield from cluster_problems(document)
+        if target == "cluster":
+            yield from rank_problems(document)
+        return
+    yield from storage_problems(document, shard_set)
+    if target == "pod" and shard_set is None:
+        return  # this pod packs shards and does not train
+    if target != "containers":
+        yield from software_problems(document)
+    yield from host_problems(document, shard_set_counts(document, shard_set), in_pod=target == "pod")

@@ -1,0 +1,77 @@
+"""Preflight checks of installed packages: the engine, the loader and the trackers."""
+
+import os
+from collections.abc import Iterator
+from importlib.util import find_spec
+
+from podscale.config.engine_support import TPU_RESOURCE, requests_tpus
+from podscale.config.run_config import RunConfig
+from podscale.errors import InputError
+from podscale.util import env, host_info
+
+
+def software_problems(document: RunConfig) -> Iterator[InputError]:
+    yield from _jax_problems(document) if document.train.engine == "jax" else _pytorch_problems()
+    if document.input.loader == "dali" and (find_spec("nvidia") is None or find_spec("nvidia.dali") is None):
+        advice = _install_hint("Run `pip install 'podscale[gpu]'`", "podscale-gpu")
+        hint = f"{advice}, or set input.loader=torchvision."
+        yield InputError("DALI is not installed", field="input.loader", got="dali", hint=hint)
+    yield from _tracker_problems(document)
+
+
+def _pytorch_problems() -> Iterator[InputError]:
+    advice = _install_hint("Run `pip install 'podscale[torch]'`", "podscale-base or podscale-gpu")
+    for module in ("torch", "torchvision"):
+        if find_spec(module) is None:
+            problem = f"the PyTorch engine needs {module}, which is not installed"
+            yield InputError(problem, field="train.engine", hint=advice)
+
+
+def _jax_problems(document: RunConfig) -> Iterator[InputError]:
+    """Yield also a machine with TPUs but without libtpu: JAX would train on its CPU without a warning."""
+    advice = _install_hint("Install 'jax[tpu]' on a TPU host, 'podscale[tpu]' elsewhere", "podscale-tpu")
+    if find_spec("jax") is None:
+        yield InputError("the JAX engine needs jax, which is not installed", field="train.engine", hint=advice)
+    elif find_spec("libtpu") is None and (host_info.tpu_chips() or requests_tpus(document)):
+        problem = "JAX does not find the TPUs of this machine without libtpu, which is not installed"
+        yield InputError(problem, field="train.engine", hint=advice)
+    if requests_tpus(document) and not host_info.tpu_chips():
+        yield InputError(
+            "this machine has no TPU",
+            field="launch.hardware",
+            got=document.launch.hardware or TPU_RESOURCE,
+            hint="Leave it out to train on what is here, or submit the run to a cluster.",
+        )
+
+
+def _tracker_problems(document: RunConfig) -> Iterator[InputError]:
+    trackers = document.telemetry.trackers
+    for name in ("wandb", "mlflow"):
+        if name in trackers and not _is_installed(name):
+            images = f"one of your own on top of it that adds {name}"
+            advice = _install_hint(f"Run `pip install 'podscale[{name}]'`", images)
+            yield InputError("not installed", field="telemetry.trackers", got=name, hint=f"{advice}, or remove it.")
+    if "mlflow" in trackers and not (document.telemetry.mlflow.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")):
+        yield InputError(
+            "the address of its server is missing",
+            field="telemetry.trackers",
+            got="mlflow",
+            hint="Set telemetry.mlflow.tracking_uri or MLFLOW_TRACKING_URI (in pods: launch.cluster.env), or remove "
+            "it.",
+        )
+
+
+def _is_installed(package: str) -> bool:
+    """Return whether a package can be imported; a folder of that name (wandb leaves one) is no package."""
+    spec = find_spec(package)
+    return spec is not None and spec.origin is not None
+
+
+def _install_hint(install: str, images: str) -> str:
+    """Return the advice on missing software: another image in a container, where nothing can be installed."""
+    image = os.environ.get(env.IMAGE)
+    if not image:
+        return install
+    if image.partition(":")[0] in images.split():
+        return f"{image} should hold it, so build that image again (docs/images.md)"
+    return f"This is {image}, choose {images}"

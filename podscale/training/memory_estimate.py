@@ -1,0 +1,57 @@
+"""Estimated memory of one training process: weights, gradients, optimizer and activations."""
+
+from typing import NamedTuple
+
+from podscale import models
+from podscale.config import RunConfig, TrainSection
+from podscale.training.param_layout import preconditioner_elements
+
+FLOAT_BYTES = {"fp32": 4, "bf16": 2, "bf16-pure": 2, "fp16": 2}
+MOMENTS = {"sgd": 1, "lars": 1, "lamb": 2, "adam": 2, "rmsprop": 2, "nlcg": 3, "neumann": 2, "shampoo": 1}
+"""fp32 values that an optimizer keeps of each weight; some of its options (see `state_bytes`) add one."""
+
+
+class MemoryEstimate(NamedTuple):
+    """Bytes of one training process.
+
+    Args:
+        weights: weights and gradients.
+        optimizer: moments, masters, averages and Shampoo's matrices.
+        activations: outputs of convolutions and of their norms, which forward keeps for backward.
+    """
+
+    weights: int
+    optimizer: int
+    activations: int
+
+
+def estimate_memory(config: RunConfig, classes: int, processes_per_node: int) -> MemoryEstimate:
+    spec = models.model_spec(config.model, classes)
+    ranks = processes_per_node * config.launch.nodes
+    weights, optimizer = state_bytes(config.train, spec.num_parameters, ranks, processes_per_node)
+    per_rank = config.train.global_batch // (ranks * config.train.accumulation)
+    elements = 2 * spec.activation_elements(max(config.training_sizes)) * per_rank
+    return MemoryEstimate(
+        weights, optimizer + matrix_bytes(config.train, spec, ranks), elements * FLOAT_BYTES[config.train.precision]
+    )
+
+
+def state_bytes(train: TrainSection, size: int, ranks: int, per_node: int) -> tuple[int, int]:
+    """Return the bytes of weights and gradients, and those of the optimizer, of `size` parameters on a rank."""
+    sharded = train.weight_update == "sharded"
+    pure, rounded = train.precision == "bf16-pure", train.weight_gather == "bf16"
+    weights = {(False, False): 4, (True, False): 4 + 2, (True, True): 2, (False, True): 2 + 4}[pure, rounded]
+    shards = train.all_reduce.row or per_node if train.all_reduce.algorithm == "torus2d" else ranks
+    optimizer = train.optimizer
+    moments = MOMENTS[optimizer.name] + (optimizer.shampoo.graft != "sgd") + (optimizer.nlcg.beta == "polak_ribiere")
+    per_weight = 4 * (rounded + moments + (train.ema.decay is not None))
+    return (4 + weights) * size, per_weight * size // (shards if sharded else 1)
+
+
+def matrix_bytes(train: TrainSection, spec: models.ModelSpec, ranks: int) -> int:
+    """Return the bytes of Shampoo's matrices on a rank: all inverse roots, and its share of the statistics."""
+    if train.optimizer.name != "shampoo":
+        return 0
+    options = train.optimizer.shampoo
+    elements = sum(preconditioner_elements(p.shape, options.block, vectors=options.vectors) for p in spec.parameters)
+    return 4 * elements + 4 * elements // ranks

@@ -1,0 +1,71 @@
+"""Steps of a run by its document: how many, their learning rates, and which an evaluation or a checkpoint follows.
+
+Steps count from 1 here: step n is the n-th one, and "after step n" is the state with n steps done.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from podscale.config import RunConfig
+from podscale.training import schedules
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """Steps of a run of `training_images` images an epoch. The same on every rank and in every launch."""
+
+    config: RunConfig
+    training_images: int
+
+    @cached_property
+    def steps_per_epoch(self) -> float:
+        return schedules.steps_per_epoch(self.config.train, self.training_images)
+
+    @cached_property
+    def steps(self) -> int:
+        """Number of steps that the document asks for."""
+        return schedules.total_steps(self.config.train, self.training_images)
+
+    @cached_property
+    def learning_rates(self) -> npt.NDArray[np.float64]:
+        """Learning rate of every step, for the log: float64 [steps]."""
+        return schedules.hyperparameters_at(self.config.train, np.arange(self.steps), self.steps_per_epoch)[:, 0]
+
+    @cached_property
+    def snapshot_steps(self) -> frozenset[int]:
+        """Steps whose checkpoints are never deleted (`checkpoint.snapshots`).
+
+        A snapshot is taken before a phase that begins at its epoch takes effect.
+        """
+        epochs = self.config.checkpoint.snapshots
+        return frozenset(schedules.first_step(epoch, self.steps_per_epoch) for epoch in epochs)
+
+    @cached_property
+    def steps_between_saves(self) -> float:
+        """Steps between two checkpoints; 0 if the document asks for none before the end."""
+        settings = self.config.checkpoint
+        return min(filter(None, (settings.every_steps, settings.every_epochs * self.steps_per_epoch)), default=0.0)
+
+    def evaluates_after(self, step: int) -> bool:
+        """Return True if an evaluation follows this step."""
+        return step == self.steps or completes_period(step, self.config.evaluate.every_epochs * self.steps_per_epoch)
+
+    def saves_after(self, step: int) -> bool:
+        """Return True if a checkpoint follows this step."""
+        settings = self.config.checkpoint
+        by_steps = settings.every_steps > 0 and step % settings.every_steps == 0
+        by_epochs = completes_period(step, settings.every_epochs * self.steps_per_epoch)
+        return step == self.steps or step in self.snapshot_steps or by_steps or by_epochs
+
+    def is_due_after(self, step: int) -> bool:
+        """Return True if an evaluation or a checkpoint follows this step."""
+        return self.evaluates_after(step) or self.saves_after(step)
+
+
+def completes_period(step: int, period: float) -> bool:
+    """Return True if `step` completes another `period` of steps; False for a period of 0."""
+    return period > 0 and math.floor(step / period + 1e-9) > math.floor((step - 1) / period + 1e-9)

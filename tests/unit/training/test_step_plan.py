@@ -1,0 +1,82 @@
+"""Steps of a run: how many, and which an evaluation or a checkpoint follows. No engine takes part."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from podscale.config import RunConfig
+from podscale.training.step_plan import StepPlan, completes_period
+
+
+def plan(images: int = 48, **sections: dict[str, Any]) -> StepPlan:
+    """Twelve steps of 16 images over 48 images, four epochs, unless the sections say otherwise."""
+    train = {"epochs": 4, "global_batch": 16, **sections.pop("train", {})}
+    return StepPlan(RunConfig.model_validate({"train": train, **sections}), images)
+
+
+def due(rule: Any, steps: int) -> list[int]:
+    return [step for step in range(1, steps + 1) if rule(step)]
+
+
+def test_an_epoch_need_not_be_a_whole_number_of_steps() -> None:
+    odd = plan(images=40)
+    assert (odd.steps_per_epoch, odd.steps) == (2.5, 10)
+    assert due(odd.evaluates_after, 10) == [3, 5, 8, 10]
+
+
+def test_every_step_has_a_learning_rate() -> None:
+    schedule = {"name": "constant", "learning_rate": 0.4, "warmup_epochs": 1, "warmup_start": 0.1}
+    rates = plan(train={"schedule": schedule}).learning_rates
+    np.testing.assert_allclose(rates, [0.1, 0.2, 0.3, *[0.4] * 9])
+
+
+@pytest.mark.parametrize(
+    ("every_epochs", "steps"), [(1, [3, 6, 9, 12]), (2, [6, 12]), (5, [12]), (0, [12]), (1 / 3, list(range(1, 13)))]
+)
+def test_evaluations_follow_epochs_and_the_last_step(every_epochs: float, steps: list[int]) -> None:
+    assert due(plan(evaluate={"every_epochs": every_epochs}).evaluates_after, 12) == steps
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "steps", "between"),
+    [
+        ({"every_steps": 0, "every_epochs": 0}, [12], 0),
+        ({"every_steps": 5, "every_epochs": 0}, [5, 10, 12], 5),
+        ({"every_steps": 0, "every_epochs": 2}, [6, 12], 6),
+        ({"every_steps": 5, "every_epochs": 2}, [5, 6, 10, 12], 5),
+        ({"every_steps": 8, "every_epochs": 1}, [3, 6, 8, 9, 12], 3),
+        ({"every_steps": 0, "every_epochs": 0, "snapshots": [0.5, 3]}, [2, 9, 12], 0),
+    ],
+)
+def test_saves_follow_steps_epochs_snapshots_and_the_last_step(
+    checkpoint: dict[str, Any], steps: list[int], between: float
+) -> None:
+    found = plan(checkpoint=checkpoint)
+    assert due(found.saves_after, 12) == steps
+    assert found.steps_between_saves == between
+
+
+def test_a_snapshot_is_of_the_first_step_at_which_its_epoch_is_complete() -> None:
+    assert plan(images=40, checkpoint={"snapshots": [1, 2, 3.1]}).snapshot_steps == {3, 5, 8}
+    assert plan().snapshot_steps == frozenset()
+
+
+def test_either_of_both_makes_a_step_due() -> None:
+    both = plan(evaluate={"every_epochs": 2}, checkpoint={"every_steps": 5, "every_epochs": 0})
+    assert due(both.is_due_after, 12) == [5, 6, 10, 12]
+
+
+@given(st.floats(0.3, 50), st.integers(1, 2000))
+def test_periods_are_crossed_as_often_as_they_fit(period: float, steps: int) -> None:
+    crossed = sum(completes_period(step, period) for step in range(1, steps + 1))
+    assert crossed == (math.floor(steps / period + 1e-9) if period >= 1 else steps - _skipped(period, steps))
+    assert not completes_period(steps, 0)
+
+
+def _skipped(period: float, steps: int) -> int:
+    """Below one step per period every step completes at least one."""
+    return sum(math.floor(s / period + 1e-9) == math.floor((s - 1) / period + 1e-9) for s in range(1, steps + 1))
