@@ -148,10 +148,7 @@ KUBERNETES_PANELS = [
     time_series_panel(
         "Containers waiting, by reason",
         "CrashLoopBackOff and ImagePullBackOff do not pass by themselves.",
-        PanelQuery(
-            f"sum by (reason) (kube_pod_container_status_waiting_reason{{{PODS}}})",
-            "{{reason}}",
-        ),
+        PanelQuery(f"sum by (reason) (kube_pod_container_status_waiting_reason{{{PODS}}})", "{{reason}}"),
         field=Field("none", f"No container waits, or {NO_STATE[0].lower()}{NO_STATE[1:]}"),
     ).span(6),
     time_series_panel(
