@@ -111,8 +111,8 @@ and run_rank:podscale_train_busy_seconds:rate5m > 0.1
         "every update takes as long as its slowest rank.",
     ),
 )
-# Loss scaling of fp16 settles within the first steps, which may be slow. Both hold times exceed the windows, so that one
-# burst never fires.
+# Loss scaling of fp16 settles within the first steps, which may be slow. Both hold times exceed the windows, so that
+# one burst never fires.
 NUMERICS_ALERTS = (
     AlertRule(
         "PodscaleNonFiniteSteps",
@@ -204,8 +204,8 @@ unless max by (namespace, run) (last_over_time(podscale_train_done[10m])) == 1
         '{{ $value | printf "%.0f" }} restarts in the last hour (limit {{ @restartsPerHour@ }}): each costs the start, '
         "the compilation, and the updates since the newest checkpoint.",
     ),
-    # The window of an hour is smooth enough; a longer hold time would start again at every restart. A run that is new or
-    # resumed after a pause has half an hour for its start.
+    # The window of an hour is smooth enough; a longer hold time would start again at every restart. A run that is new
+    # or resumed after a pause has half an hour for its start.
     AlertRule(
         "PodscaleGoodputLow",
         f"""
@@ -223,8 +223,8 @@ and sum by (namespace, run) (run_state:podscale_train_wall_seconds:delta1h) > @3
     ),
 )
 RESOURCE_ALERTS = (
-    # Both the last hour and its last quarter must predict zero, after half an hour: checkpoints come and go, and a cache
-    # is filled to its limit once.
+    # Both the last hour and its last quarter must predict zero, after half an hour: checkpoints come and go, and a
+    # cache is filled to its limit once.
     AlertRule(
         "PodscaleDiskFilling",
         """
