@@ -9,25 +9,35 @@ import torch
 from torch import distributed as dist
 from torch._C import _distributed_c10d
 
-from podscale.distributed import failure_report
+from podscale.distributed.failure_report import CollectiveFailures, PeerWatch
 from podscale.distributed.progress_tracker import ProgressTracker
 from podscale.distributed.rank_group import RankGroup
 from podscale.errors import HangDetected, PeerLost, PodscaleError
 
 
-def dump_flight_recorder(path: Path) -> str:
-    """Writes what the recorder holds to `path`; a line on what became of it."""
-    found = {}
-    for backend, name in (("gloo", "_dump_fr_trace_json"), ("nccl", "_dump_nccl_trace_json")):
-        with suppress(AttributeError, RuntimeError, TypeError, ValueError):  # another torch, or it holds nothing
-            trace = json.loads(getattr(_distributed_c10d, name)(includeCollectives=True, onlyActive=False))
-            if trace.get("entries"):
-                found[backend] = trace
-    if not found:
-        backend = dist.get_backend() if dist.is_initialized() else "no backend yet"
-        return f"torch's flight recorder holds nothing ({backend}; TORCH_FR_BUFFER_SIZE=0 turns it off)"
-    path.write_text(json.dumps(found, indent=1))
-    return f"torch's flight recorder: {path.name}, the newest {sum(len(t['entries']) for t in found.values())} calls"
+def watch_torch_peers(
+    rank_group: RankGroup,
+    exit_process: Callable[[PodscaleError], None],
+    *,
+    interval_seconds: float | None = None,
+    silent_collectives: bool | None = None,
+    hang_seconds: float | None = None,
+    stack_directory: Path | None = None,
+) -> AbstractContextManager[ProgressTracker]:
+    """Watch torch's collectives (see `failure_report.PeerWatch`).
+
+    Args:
+        silent_collectives: collectives raise nothing if a peer is lost; default: True on a GPU, whose NCCL raises none.
+    """
+    silent = torch.cuda.is_available() if silent_collectives is None else silent_collectives
+    return PeerWatch(
+        rank_group,
+        exit_process,
+        CollectiveFailures(classify_error, silent, dump_flight_recorder),
+        interval_seconds=interval_seconds,
+        hang_seconds=hang_seconds,
+        stack_directory=stack_directory,
+    )
 
 
 _TIMED_OUT = ("timed out", "timeout")
@@ -42,34 +52,8 @@ _PEER_LOST = (
 )
 
 
-def watch_torch_peers(
-    rank_group: RankGroup,
-    exit_process: Callable[[PodscaleError], None],
-    *,
-    interval_seconds: float | None = None,
-    silent_collectives: bool | None = None,
-    hang_seconds: float | None = None,
-    stack_directory: Path | None = None,
-) -> AbstractContextManager[ProgressTracker]:
-    """Watch torch's collectives (see `failure_report.watch_peers`).
-
-    Args:
-        silent_collectives: collectives raise nothing if a peer is lost; default: True on a GPU, whose NCCL raises none.
-    """
-    return failure_report.watch_peers(
-        rank_group,
-        exit_process,
-        classify_error=classify_error,
-        silent_collectives=torch.cuda.is_available() if silent_collectives is None else silent_collectives,
-        interval_seconds=interval_seconds,
-        hang_seconds=hang_seconds,
-        stack_directory=stack_directory,
-        flight_recorder=dump_flight_recorder,
-    )
-
-
 def classify_error(error: BaseException) -> type[PodscaleError] | None:
-    """HangDetected or PeerLost where a collective raised `error` because of another rank, else None."""
+    """Return HangDetected or PeerLost if a collective raised `error` because of another rank, else None."""
     text = str(error).lower()
     if not isinstance(error, RuntimeError) or isinstance(error, torch.OutOfMemoryError | PodscaleError):
         return None
@@ -78,3 +62,18 @@ def classify_error(error: BaseException) -> type[PodscaleError] | None:
     if any(words in text for words in _TIMED_OUT):
         return HangDetected
     return PeerLost if any(words in text for words in _PEER_LOST) else None
+
+
+def dump_flight_recorder(path: Path) -> str:
+    """Write torch's flight recorder to `path`, and return one line about it."""
+    traces = {}
+    for backend, name in (("gloo", "_dump_fr_trace_json"), ("nccl", "_dump_nccl_trace_json")):
+        with suppress(AttributeError, RuntimeError, TypeError, ValueError):  # another torch, or an empty recorder
+            trace = json.loads(getattr(_distributed_c10d, name)(includeCollectives=True, onlyActive=False))
+            if trace.get("entries"):
+                traces[backend] = trace
+    if not traces:
+        backend = dist.get_backend() if dist.is_initialized() else "no backend yet"
+        return f"torch's flight recorder is empty ({backend}; TORCH_FR_BUFFER_SIZE=0 turns it off)"
+    path.write_text(json.dumps(traces, indent=1))
+    return f"torch's flight recorder: {path.name}, the newest {sum(len(t['entries']) for t in traces.values())} calls"

@@ -3,15 +3,14 @@
     ddp = DistributedDataParallel(model)
     ddp_comm_hook.register(ddp, algorithm="torus2d", row=8, wire_column="bf16")
 
-DDP hands over each bucket of gradients as backward completes it. Buckets are averaged strictly one after the other:
-by one thread on gloo (collectives that follow each other in callbacks mix up buckets there), on a side stream on NCCL.
-DDP lays out its buckets anew after the first step of a process, so the order of additions, and with it the last bits,
-differ between a run in one piece and a resumed one; podscale's own reducer keeps them.
+DDP calls the hook with each bucket of gradients as backward completes it. Buckets are averaged in that order, on a
+`CommQueue`. DDP changes the layout of its buckets after the first step of a process, so the order of additions, and
+with it the last bits, differ between an uninterrupted and a resumed run; podscale's own reducer keeps them.
 """
 
 import math
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from pydantic import ValidationError
@@ -25,20 +24,27 @@ from podscale.config.train import AllReduceSection
 from podscale.errors import InputError
 from podscale.pytorch import world
 from podscale.pytorch.all_reduce import AllReduce, build_all_reduce
+from podscale.pytorch.comm_queue import CommQueue, build_comm_queue
 
 TIMEOUT_SECONDS = world.World.timeout_seconds
-"""As in a run; torch's own default for groups on gloo is half an hour. Where rank 0 does something alone between two
-steps, such as an evaluation, the others wait in the all-reduce meanwhile, and that has to fit in."""
+"""Default timeout of a collective, seconds: as in a run. (torch's for gloo groups is half an hour.)
+
+While rank 0 works alone between two steps, such as in an evaluation, the other ranks wait in the all-reduce.
+"""
 
 
 def register(ddp: DistributedDataParallel, *, timeout_seconds: float = TIMEOUT_SECONDS, **options: Any) -> None:
-    """Lets `ddp` average its gradients by one of podscale's algorithms, over all ranks of the default process group.
+    """Let `ddp` average its gradients by one of podscale's algorithms, over all ranks of the default process group.
 
-    options: those of the run document's train.all_reduce section that concern the algorithm (algorithm, row,
-    wire_row, wire_column, hybrid_mb); bucket sizes are DDP's own (bucket_cap_mb). Every rank must call this at the
-    same time, before the first backward pass. timeout_seconds: the longest wait of a rank for its peers in the
-    algorithm's own groups; the default group keeps the one that it was formed with. Raises InputError where the options
-    do not fit each other or the world.
+    Every rank must call this at the same time, before the first backward pass.
+
+    Args:
+        ddp: model; the bucket size is DDP's own (bucket_cap_mb).
+        timeout_seconds: timeout of collectives in the algorithm's own groups; the default group keeps its own.
+        options: options of the document's train.all_reduce section: algorithm, row, wire_row, wire_column, hybrid_mb.
+
+    Raises:
+        InputError: if the options conflict with each other or with the world.
     """
     try:
         section = AllReduceSection(**{"algorithm": "torus2d", **options})
@@ -52,60 +58,37 @@ def register(ddp: DistributedDataParallel, *, timeout_seconds: float = TIMEOUT_S
         )
     device = next(ddp.module.parameters()).device
     all_reduce = build_all_reduce(section, world.current_world(device, timeout_seconds))
-    queue = _StreamHookQueue(all_reduce, device) if device.type == "cuda" else _ThreadHookQueue(all_reduce)
-    ddp.register_comm_hook(queue, _comm_hook)
+    ddp.register_comm_hook(HookState(all_reduce, build_comm_queue(device), device), average_bucket)
 
 
-class _HookQueue(Protocol):
-    def submit(self, gradients: Tensor) -> Future[Tensor]:
-        """Averages `gradients` in place after everything submitted before."""
-        ...
+@dataclass(frozen=True)
+class HookState:
+    """State that DDP passes to the hook."""
+
+    all_reduce: AllReduce
+    queue: CommQueue
+    device: torch.device
 
 
-def _comm_hook(state: _HookQueue, bucket: dist.GradBucket) -> Future[Tensor]:  # type: ignore[name-defined]
-    """What DDP calls; it looks at the name of the second parameter and at the annotations."""
-    return state.submit(bucket.buffer())
+def average_bucket(state: HookState, bucket: dist.GradBucket) -> Future[Tensor]:  # type: ignore[name-defined]
+    """Average a bucket after all buckets before it. DDP checks the name `bucket` and the annotations."""
+    gradients = bucket.buffer()
+    # A CUDA future carries events, so that DDP's stream waits and the host does not.
+    future: Future[Tensor] = Future(devices=[state.device] if state.device.type == "cuda" else None)
 
-
-class _ThreadHookQueue:
-    """One thread of blocking collectives."""
-
-    def __init__(self, all_reduce: AllReduce) -> None:
-        self._all_reduce = all_reduce
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="all-reduce")
-
-    def submit(self, gradients: Tensor) -> Future[Tensor]:
-        future: Future[Tensor] = Future()
-        self._thread.submit(self._complete, gradients, future)
-        return future
-
-    def _complete(self, gradients: Tensor, future: Future[Tensor]) -> None:
+    def average() -> None:
         try:
-            _average(self._all_reduce, gradients)
+            _average_in_fp32(state.all_reduce, gradients)
         except Exception as error:
             future.set_exception(error)  # type: ignore[arg-type]
-        else:
-            future.set_result(gradients)
+            raise
+        future.set_result(gradients)
+
+    state.queue.submit(average)
+    return future
 
 
-class _StreamHookQueue:
-    """A side stream; its futures carry events, so that DDP's stream waits and the host does not."""
-
-    def __init__(self, all_reduce: AllReduce, device: torch.device) -> None:
-        self._all_reduce, self._device = all_reduce, device
-        self._stream = torch.cuda.Stream(device, priority=-1)
-
-    def submit(self, gradients: Tensor) -> Future[Tensor]:
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream):
-            _average(self._all_reduce, gradients)
-            future: Future[Tensor] = Future(devices=[self._device])
-            future.set_result(gradients)
-        return future
-
-
-def _average(all_reduce: AllReduce, gradients: Tensor) -> None:
-    """In place, added in fp32 whatever the gradients' own format."""
+def _average_in_fp32(all_reduce: AllReduce, gradients: Tensor) -> None:
     if gradients.dtype == torch.float32:
         all_reduce(gradients)
     else:

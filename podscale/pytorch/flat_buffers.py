@@ -1,8 +1,6 @@
 """Flat buffers of one rank: gradients and fp32 master weights in one fixed layout (see `training.param_layout`).
 
-Parameters and gradients are views of the buffers, in the memory order of the model's parameters. Besides the gradients
-a `GradientBuffer` has `extra` values that are averaged in the same messages: the loss and batch norm's running
-statistics.
+Parameters and gradients are views of the buffers, in the memory order of the model's parameters.
 
 If every rank steps all weights, fp32 parameters are views of the masters and need no copy. If the optimizer step is
 sharded (Kumar 2019; Xu 2020), each rank steps its shard of every bucket, and the ranks of a row then gather the
@@ -21,29 +19,6 @@ from podscale.pytorch.all_reduce import ShardedAllReduce
 from podscale.training.param_layout import ALIGNMENT_ELEMENTS, plan_buckets
 
 
-def view_like(flat: Tensor, start: int, like: Tensor) -> Tensor:
-    """Return the elements of `flat` from `start` as a view with the shape and memory order of `like`."""
-    part = flat[start : start + like.numel()]
-    if like.dim() == 4 and like.is_contiguous(memory_format=torch.channels_last) and not like.is_contiguous():
-        outputs, inputs, height, width = like.shape
-        return part.view(outputs, height, width, inputs).permute(0, 3, 1, 2)
-    return part.view(like.shape)
-
-
-def strided_like(tensor: Tensor, like: Tensor) -> Tensor:
-    """Return a view with the strides of `like` if the strides differ only in dimensions of size 1.
-
-    A 1x1 filter in NHWC order has wanted strides there than its view. One such pair makes torch._foreach_copy_ copy
-    the whole list tensor by tensor.
-    """
-    if tensor.stride() == like.stride():
-        return tensor
-    pairs = zip(tensor.shape, tensor.stride(), like.stride(), strict=True)
-    if all(size == 1 or stride == wanted for size, stride, wanted in pairs):
-        return tensor.as_strided(like.shape, like.stride())
-    return tensor
-
-
 class GradientBuffer:
     """Gradients of one rank in one flat fp32 buffer. A reducer fills it, an optimizer reads it.
 
@@ -51,10 +26,10 @@ class GradientBuffer:
         model: network whose trainable parameters are laid out.
         bucket_elements: capacity of a bucket, elements.
         multiple: the length of every bucket is a multiple of this.
-        extra: values besides the gradients that are averaged over the ranks. If there are several shards they have
-            their own bucket, which every rank holds whole.
-        shards: equal parts of each bucket; this rank holds the averages of part `shard`.
-        shard: index of this rank's part.
+        extra: values that are averaged in the same messages: the loss and batch norm's running statistics. If there
+            are several shards, they have a bucket of their own, which is not sharded.
+        shards: number of shards of each bucket.
+        shard: index of this rank's shard, whose averages it holds.
     """
 
     def __init__(
@@ -70,12 +45,10 @@ class GradientBuffer:
     ) -> None:
         self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         # Backward reaches the last layers first, so the layout runs backwards; `extra` is needed last.
-        backwards = list(reversed(self.parameters.values()))
+        lengths = [p.numel() for p in reversed(self.parameters.values())] + [extra]
         if shards > 1:
-            multiple *= ALIGNMENT_ELEMENTS  # so that every shard begins where kernels can read whole vectors
-        self.layout = plan_buckets(
-            [p.numel() for p in backwards] + [extra], bucket_elements, multiple, isolate_last=shards > 1
-        )
+            multiple *= ALIGNMENT_ELEMENTS  # so that kernels can read shards in aligned vectors
+        self.layout = plan_buckets(lengths, bucket_elements, multiple, isolate_last=shards > 1)
         *starts, extra_start = self.layout.starts
         self.offsets = dict(zip(self.parameters, reversed(starts), strict=True))
         """First element of each parameter, by name."""
@@ -94,12 +67,6 @@ class GradientBuffer:
         return [self.flat[start:stop] for start, stop in self.layout.bounds]
 
 
-def _shard_ranges(bounds: tuple[tuple[int, int], ...], shards: int, shard: int) -> Iterator[tuple[int, int]]:
-    for start, stop in bounds:
-        length = (stop - start) // shards
-        yield start + shard * length, start + (shard + 1) * length
-
-
 GATHER_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 """Dtypes of gathered weights by their names in a run document."""
 
@@ -108,7 +75,7 @@ class FlatWeights:
     """Weights of one rank.
 
     `model_weights` holds every weight as the model uses it, bit-identical on all ranks. `masters` are the fp32 weights
-    that this rank steps: the same memory, or, if weights are gathered in bf16, this rank's own elements only.
+    that this rank steps: the same memory, or, if weights are gathered in bf16, only the elements of this rank.
 
     Args:
         buffer: gradients, which define the layout.
@@ -128,25 +95,27 @@ class FlatWeights:
         """Take over the values of the model's parameters."""
         dtype = torch.float32 if sharded_all_reduce is None else dtype
         self._buffer, self._sharded_all_reduce = buffer, sharded_all_reduce
-        first = torch.zeros_like(buffer.flat)
-        for name, value in self.named_views(first).items():
-            value.copy_(buffer.parameters[name].detach())
-        self.model_weights = first.to(dtype)
-        self.masters = first if dtype == torch.float32 else self.local(first)
+        initial = torch.zeros_like(buffer.flat)
+        for name, view in self.named_views(initial).items():
+            view.copy_(buffer.parameters[name].detach())
+        self.model_weights = initial.to(dtype)
+        self.masters = initial if dtype == torch.float32 else self.local(initial)
         cast()
-        views = self.named_views(self.model_weights)
-        for name, parameter in buffer.parameters.items():
+        self._cast_parameters: list[Tensor] = []
+        self._cast_sources: list[Tensor] = []
+        for name, view in self.named_views(self.model_weights).items():
+            parameter = buffer.parameters[name]
             if parameter.dtype == dtype:
-                parameter.data = views[name]
-        followers = {name: p for name, p in buffer.parameters.items() if p.dtype != dtype}
-        self._cast_parameters = [strided_like(parameter.data, views[name]) for name, parameter in followers.items()]
-        self._cast_sources = [views[name] for name in followers]
+                parameter.data = view
+            else:
+                self._cast_parameters.append(strided_like(parameter.data, view))
+                self._cast_sources.append(view)
         self.all_gather()
 
     @torch.no_grad()
     @waiting_for(OPTIMIZER)
     def all_gather(self) -> None:
-        """Bring every parameter up to date after a step. All ranks call it."""
+        """Update every parameter from the masters after a step. All ranks call it."""
         if self._sharded_all_reduce is not None:
             local_start = 0
             for (start, stop), (low, high) in zip(self._buffer.local_ranges, self._buffer.layout.bounds, strict=False):
@@ -155,8 +124,7 @@ class FlatWeights:
                     shard.copy_(self.masters[local_start : local_start + stop - start])
                 self._sharded_all_reduce.all_gather(shard, self.model_weights[low:high])
                 local_start += stop - start
-        if self._cast_parameters:
-            torch._foreach_copy_(self._cast_parameters, self._cast_sources)
+        self._cast()
 
     def named_views(self, flat: Tensor) -> dict[str, Tensor]:
         """Return views of each parameter in a flat buffer of the layout, by name, in the parameter's shape."""
@@ -175,7 +143,7 @@ class FlatWeights:
 
     @contextmanager
     def swapped(self, flat: Tensor) -> Iterator[None]:
-        """Replace the model's weights for a block and restore them, to the bit. All ranks call it with the same ones.
+        """Replace the model's weights for a block and restore them, to the bit. All ranks call it with equal values.
 
         Args:
             flat: fp32, as returned by `unshard`.
@@ -190,6 +158,10 @@ class FlatWeights:
     @torch.no_grad()
     def _load_model_weights(self, flat: Tensor) -> None:
         self.model_weights[: len(flat)].copy_(flat)
+        self._cast()
+
+    def _cast(self) -> None:
+        """Cast the parameters whose dtype is not that of `model_weights`."""
         if self._cast_parameters:
             torch._foreach_copy_(self._cast_parameters, self._cast_sources)
 
@@ -215,3 +187,30 @@ class FlatWeights:
         """Load all fp32 weights from a flat buffer, the same on every rank."""
         self.masters.copy_(flat if len(self.masters) == len(flat) else self.local(flat))
         self.all_gather()
+
+
+def view_like(flat: Tensor, start: int, like: Tensor) -> Tensor:
+    """Return the elements of `flat` from `start` as a view with the shape and memory order of `like`."""
+    part = flat[start : start + like.numel()]
+    if like.dim() == 4 and like.is_contiguous(memory_format=torch.channels_last) and not like.is_contiguous():
+        outputs, inputs, height, width = like.shape
+        return part.view(outputs, height, width, inputs).permute(0, 3, 1, 2)
+    return part.view(like.shape)
+
+
+def strided_like(tensor: Tensor, like: Tensor) -> Tensor:
+    """Return a view with the strides of `like` if the strides differ only in dimensions of size 1.
+
+    A 1x1 filter in NHWC order has other strides than its view there. One such pair makes torch._foreach_copy_ copy the
+    list tensor by tensor.
+    """
+    dims = zip(tensor.shape, tensor.stride(), like.stride(), strict=True)
+    if tensor.stride() == like.stride() or any(size > 1 and a != b for size, a, b in dims):
+        return tensor
+    return tensor.as_strided(like.shape, like.stride())
+
+
+def _shard_ranges(bounds: tuple[tuple[int, int], ...], shards: int, shard: int) -> Iterator[tuple[int, int]]:
+    for start, stop in bounds:
+        length = (stop - start) // shards
+        yield start + shard * length, start + (shard + 1) * length

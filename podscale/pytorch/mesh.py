@@ -1,7 +1,7 @@
 """Ranks of a run as a grid: fast links along a row, slow ones along a column.
 
 A row is (part of) a node, so a message along it stays inside the machine; a column holds the ranks at the same position
-of every row. The launcher tells where each rank runs, so ranks need not be numbered node by node.
+of every row. The launcher sets the node of each rank, so ranks need not be numbered node by node.
 """
 
 from collections.abc import Sequence
@@ -15,15 +15,18 @@ from podscale.errors import InputError
 from podscale.pytorch.world import World
 
 Rows = tuple[tuple[int, ...], ...]
-"""Ranks of each row, in order of place."""
+"""Ranks of each row, in order of position."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """The ranks that this rank meets along one axis, itself among them.
+    """Ranks along one axis through this rank.
 
-    name: `row`, `column`, or `line` for all ranks of the world. ranks: in order of place, which in rows and columns is
-    that of their numbers. position: of this rank.
+    Args:
+        name: `row`, `column`, or `line` for all ranks of the world.
+        ranks: global ranks in order of position; sorted in rows and columns.
+        position: position of this rank.
+        group: process group of the ranks.
     """
 
     name: str
@@ -36,13 +39,13 @@ class Axis:
         return len(self.ranks)
 
     def group_rank(self, position: int) -> int:
-        """The number that the process group, which sorts its ranks, gives to a place."""
+        """Return the rank of a position within the process group, which sorts its ranks."""
         return sorted(self.ranks).index(self.ranks[position])
 
 
 @dataclass(frozen=True)
 class Mesh:
-    """The two axes of this rank."""
+    """Row and column of this rank."""
 
     row: Axis
     column: Axis
@@ -50,19 +53,24 @@ class Mesh:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows, and ranks in each."""
+        """Number of rows, and of ranks in each."""
         return len(self.rows), len(self.rows[0])
 
     def device_mesh(self, device_type: str) -> DeviceMesh:
-        """The same groups as torch's DeviceMesh with axes `column` and `row`, for libraries that ask for one."""
+        """Return the same groups as torch's DeviceMesh with axes `column` and `row`, for other libraries."""
         groups = [self.column.group, self.row.group]
         return DeviceMesh.from_group(groups, device_type, torch.tensor(self.rows), mesh_dim_names=("column", "row"))
 
 
 def plan_rows(nodes: Sequence[int], row: int | None = None) -> Rows:
-    """Cuts a world into rows of `row` ranks, node after node; by default one row a node.
+    """Cut a world into rows, node after node.
 
-    nodes: the node of each rank. Raises InputError where rows of one length do not come out.
+    Args:
+        nodes: node of each rank.
+        row: ranks of a row; default: one row a node.
+
+    Raises:
+        InputError: if rows of equal length are not possible.
     """
     by_node: dict[int, list[int]] = {}
     for rank, node in enumerate(nodes):
@@ -90,9 +98,9 @@ def plan_rows(nodes: Sequence[int], row: int | None = None) -> Rows:
 
 
 def build_mesh(world: World, row: int | None = None) -> Mesh:
-    """The grid of a world with rows of `row` ranks, by default its nodes. Every rank must call this at the same time.
+    """Build the grid of a world (see `plan_rows`). Every rank must call this at the same time.
 
-    Raises InputError, the same on every rank, where the grid does not come out.
+    Raises InputError, the same on every rank, if the ranks make no grid.
     """
     rows = plan_rows(world.nodes(), row)
     columns = [tuple(sorted(column)) for column in zip(*rows, strict=True)]
@@ -100,13 +108,12 @@ def build_mesh(world: World, row: int | None = None) -> Mesh:
 
 
 def build_line(world: World) -> Axis:
-    """All ranks of a world, node after node, so that each node has one neighbour on either side."""
+    """Build the axis of all ranks of a world, node after node, so that a node has one neighbour on either side."""
     nodes = world.nodes()
-    return _build_axis(
-        world, "line", (tuple(sorted(range(world.size), key=lambda rank: (nodes.index(nodes[rank]), rank))),)
-    )
+    ranks = tuple(sorted(range(world.size), key=lambda rank: (nodes.index(nodes[rank]), rank)))
+    return _build_axis(world, "line", [ranks])
 
 
 def _build_axis(world: World, name: str, partition: Sequence[tuple[int, ...]]) -> Axis:
-    mine = next(ranks for ranks in partition if world.rank in ranks)
-    return Axis(name, mine, mine.index(world.rank), world.build_group([list(ranks) for ranks in partition]))
+    line = next(ranks for ranks in partition if world.rank in ranks)
+    return Axis(name, line, line.index(world.rank), world.build_group([list(ranks) for ranks in partition]))

@@ -1,15 +1,15 @@
 """Gradient reduction: average gradients over the ranks bucket by bucket, while backward is still running.
 
 When the last gradient of a bucket is ready, the bucket's gradients are copied into the flat buffer, whatever their
-dtype, and the bucket is submitted to a queue that averages buckets strictly in order: a thread on gloo, a side stream
-on NCCL. Layout and order never depend on timing, so the same run gives the same bits, with or without overlap, resumed
-or not. (torch's DistributedDataParallel changes its buckets after the first step and does not.)
+dtype, and the bucket is submitted to a `CommQueue`, which averages buckets in order. Layout and order never depend on
+timing, so the same run gives the same bits, with or without overlap, resumed or not. (torch's DistributedDataParallel
+changes its buckets after the first step and does not.)
 
 For a sharded optimizer step the average stops after the reduce-scatter: each rank holds its shard of every bucket.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -18,9 +18,9 @@ from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from podscale.config.train import AllReduceSection
-from podscale.distributed.waits import GRADIENTS, waiting_for
+from podscale.distributed.waits import GRADIENTS, waiting_for, waiting_for_bucket
 from podscale.pytorch.all_reduce import AllReduce, ShardedAllReduce, build_all_reduce
-from podscale.pytorch.comm_queue import build_comm_queue
+from podscale.pytorch.comm_queue import Wait, build_comm_queue
 from podscale.pytorch.flat_buffers import GradientBuffer, strided_like
 from podscale.pytorch.world import World
 
@@ -55,12 +55,7 @@ class GradientReducer(Protocol):
 def build_reducer(
     section: AllReduceSection, model: nn.Module, world: World, *, extra: int = 1, sharded: bool = False
 ) -> GradientReducer:
-    """Build the reducer of a document's all_reduce section. Every rank must call this at the same time.
-
-    Args:
-        extra: values per rank that are averaged along with the gradients.
-        sharded: stop after the reduce-scatter.
-    """
+    """Build the reducer of a document's all_reduce section. Every rank must call this at the same time."""
     if section.algorithm == "ddp":
         return DdpReducer(model, world, bucket_mb=section.bucket_mb, extra=extra)
     return BucketedReducer(
@@ -72,6 +67,12 @@ def build_reducer(
         extra=extra,
         sharded=sharded,
     )
+
+
+def no_sync_unless_last(reducer: GradientReducer, *, last: bool) -> AbstractContextManager[None]:
+    """Suppress DDP's reduction in all passes but the last: DDP decides in forward whether backward reduces."""
+    module = reducer.module
+    return module.no_sync() if isinstance(module, DistributedDataParallel) and not last else nullcontext()
 
 
 class BucketedReducer:
@@ -107,10 +108,8 @@ class BucketedReducer:
             shard=self.sharded_all_reduce.shard if self.sharded_all_reduce else 0,
         )
         self._buckets = self.buffer.buckets
-        self._local_averages = (
-            dict(zip(map(id, self._buckets), self.buffer.averages, strict=False)) if self.sharded_all_reduce else {}
-        )
-        self._comm_queue = build_comm_queue(self._average_bucket, world.device)
+        self._comm_queue = build_comm_queue(world.device)
+        self._waits: list[Wait] = []
         parameters = list(self.buffer.parameters.values())
         numbers = reversed(self.buffer.layout.buckets[:-1])
         self._bucket_of = dict(zip(map(id, parameters), numbers, strict=True))
@@ -131,15 +130,17 @@ class BucketedReducer:
         with waiting_for(GRADIENTS):  # on a GPU, hooks run in autograd's threads while this thread waits for them
             loss.backward()
         self._reducing = False
-        for number, missing in enumerate(self._pending_counts):
-            if missing:
+        for number, pending in enumerate(self._pending_counts):
+            if pending:
                 self._copy_to_bucket(number)
         self._is_first_pass = False
 
     def finish(self) -> None:
         with waiting_for(GRADIENTS):
             self._submit_buckets(len(self._buckets))
-            self._comm_queue.wait()
+            waits, self._waits = self._waits, []
+            for wait in waits:
+                wait()
 
     def close(self) -> None:
         for hook in self._hooks:
@@ -175,22 +176,17 @@ class BucketedReducer:
     def _submit_buckets(self, until: int) -> None:
         """Submit the buckets up to `until`, in order: the order of messages must be the same on every rank."""
         while self._next_bucket < until:
-            self._comm_queue.submit(self._buckets[self._next_bucket])
+            self._waits.append(self._comm_queue.submit(partial(self._average_bucket, self._next_bucket)))
             self._next_bucket += 1
 
-    def _average_bucket(self, bucket: Tensor) -> None:
+    def _average_bucket(self, number: int) -> None:
         """Average a bucket in place: all of it, or this rank's shard."""
-        shard = self._local_averages.get(id(bucket))
-        if self.sharded_all_reduce is None or shard is None:
-            self.all_reduce(bucket)
-        else:
-            shard.copy_(self.sharded_all_reduce.reduce_scatter(bucket))
-
-
-def _require_sharded(all_reduce: AllReduce) -> ShardedAllReduce | None:
-    """Return the all-reduce as a sharded one, or None if it has one shard only."""
-    assert isinstance(all_reduce, ShardedAllReduce), type(all_reduce)  # checked with the run document
-    return all_reduce if all_reduce.shards > 1 else None
+        bucket, averages = self._buckets[number], self.buffer.averages
+        with waiting_for_bucket(number + 1):
+            if self.sharded_all_reduce is None or number == len(averages):  # the last bucket holds `extra` unsharded
+                self.all_reduce(bucket)
+            else:
+                averages[number].copy_(self.sharded_all_reduce.reduce_scatter(bucket))
 
 
 class DdpReducer:
@@ -225,9 +221,7 @@ class DdpReducer:
         pass
 
 
-@contextmanager
-def no_sync_unless_last(reducer: GradientReducer, *, last: bool) -> Iterator[None]:
-    """Suppress DDP's reduction in all passes but the last: DDP decides in forward whether backward reduces."""
-    wrapped = reducer.module
-    with wrapped.no_sync() if isinstance(wrapped, DistributedDataParallel) and not last else nullcontext():
-        yield
+def _require_sharded(all_reduce: AllReduce) -> ShardedAllReduce | None:
+    """Return the all-reduce as a sharded one, or None if it has one shard only."""
+    assert isinstance(all_reduce, ShardedAllReduce), type(all_reduce)  # checked with the run document
+    return all_reduce if all_reduce.shards > 1 else None

@@ -1,4 +1,4 @@
-"""Versions of the libraries that must be the same on all ranks, and the capabilities of torch for `podscale doctor`."""
+"""Library versions that must be the same on all ranks, and capabilities of torch for `podscale doctor`."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from podscale.version import installed
 
 @dataclass(frozen=True)
 class Capabilities:
-    """Versions and devices; empty strings and lists where there is none."""
+    """Versions and devices; an empty string or list if there is none."""
 
     version: str
     cuda: str
@@ -17,7 +17,7 @@ class Capabilities:
 
 
 def probe() -> Capabilities:
-    """Asks PyTorch; nothing is allocated on a device."""
+    """Return the capabilities of the installed torch, without allocating on a device."""
     import torch
     import torch.distributed
 
@@ -37,7 +37,7 @@ DALI_PACKAGES = ("nvidia-dali-cuda130", "nvidia-dali-cuda120")
 
 
 def library_versions() -> dict[str, str]:
-    """Versions by name; "none" where it is not there."""
+    """Return versions by name; "none" if a library is not installed."""
     import torch
     from torch import distributed as dist
 
@@ -57,5 +57,5 @@ def _cudnn() -> str:
 
     try:
         return str(torch.backends.cudnn.version() or "none")
-    except RuntimeError:  # a build for CUDA whose CUDA libraries were left out, as in the CPU image
+    except RuntimeError:  # a CUDA build without its CUDA libraries, as in the CPU image
         return "none"

@@ -1,6 +1,7 @@
 """Timers of a step's phases on the device, without waiting for it, and of operations of all ranks."""
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -10,11 +11,11 @@ from torch import distributed as dist
 from podscale.pytorch.world import World
 
 TimeMark = float | torch.cuda.Event
-"""A moment: the host's clock in seconds, or an event on the current stream of a GPU."""
+"""Time of the host in seconds, or an event on the current stream of a GPU."""
 
 
 def record_mark(*, on_gpu: bool) -> TimeMark:
-    """This moment in the device's queue (or now, on a CPU)."""
+    """Return the present position in the device's queue (on a CPU: the time)."""
     if not on_gpu:
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)
@@ -23,7 +24,7 @@ def record_mark(*, on_gpu: bool) -> TimeMark:
 
 
 def seconds_between(begin: TimeMark, end: TimeMark) -> float:
-    """Seconds from one mark to a later one; on a GPU both must have passed."""
+    """Return the seconds from one mark to a later one; on a GPU both must have passed."""
     if isinstance(begin, torch.cuda.Event):
         assert isinstance(end, torch.cuda.Event)
         return float(begin.elapsed_time(end)) / 1000.0
@@ -32,7 +33,7 @@ def seconds_between(begin: TimeMark, end: TimeMark) -> float:
 
 
 class DeviceTimer:
-    """Seconds by part of the updates measured since `clear`. A part inside another counts in both."""
+    """Seconds by part of the steps measured since `clear`. A nested part counts in both."""
 
     def __init__(self, *, on_gpu: bool) -> None:
         self._on_gpu = on_gpu
@@ -51,19 +52,19 @@ class DeviceTimer:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the device has passed every mark."""
+        """True if the device has passed every mark."""
         return all(not isinstance(end, torch.cuda.Event) or end.query() for _, _, end in self._intervals)
 
     def seconds(self) -> dict[str, float]:
-        """Sums by part, in the order in which parts first ended; call it once `ready`."""
-        found: dict[str, float] = {}
+        """Return the sums by part, in the order in which parts first ended. Call it only if `is_ready`."""
+        sums: dict[str, float] = defaultdict(float)
         for name, begin, end in self._intervals:
-            found[name] = found.get(name, 0.0) + seconds_between(begin, end)
-        return found
+            sums[name] += seconds_between(begin, end)
+        return dict(sums)
 
 
 def time_slowest_rank(world: World, operation: Callable[[], None]) -> float:
-    """Seconds from a common start until the slowest rank is done."""
+    """Return the seconds from a common start until the slowest rank has finished."""
     world.barrier()
     begin = time.perf_counter()
     operation()

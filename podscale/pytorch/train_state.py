@@ -1,13 +1,4 @@
-"""State of a training run: capture to and restore from engine-neutral checkpoints, EMA, loading of exported weights.
-
-The exponential moving average covers the weights and batch norm's running statistics, on the device:
-
-    average = decay * average + (1 - decay) * weights,  after every `every` steps
-
-It begins with the initial weights, without bias correction, as in timm, torchvision's reference and Composer. A masked
-step counts: its unchanged weights are averaged once more. Each rank averages the weights that it steps, so a sharded
-optimizer step shares the memory out too. None of it is part of a recorded graph: the host decides which steps count.
-"""
+"""State of a training run: capture to and restore from engine-neutral checkpoints, EMA, loading of exported weights."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -34,69 +25,6 @@ from podscale.training.model_weights import InitialWeights
 from podscale.training.run_progress import RunProgress
 
 
-def load_weights_file(model: nn.Module, path: Path) -> None:
-    """Load exported weights into `model`, in place.
-
-    Raises InputError if the file is missing or holds another architecture.
-    """
-    tensors = dict([*model.named_parameters(), *model.named_buffers()])
-    load_arrays(model, read_weights(path, {name: tuple(tensor.shape) for name, tensor in tensors.items()}))
-
-
-def load_arrays(model: nn.Module, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-    """Load parameters and buffers by name into `model`, in place."""
-    tensors = dict([*model.named_parameters(), *model.named_buffers()])
-    with torch.no_grad():
-        for name, tensor in tensors.items():
-            tensor.copy_(torch.from_numpy(arrays[name]))
-
-
-class Ema:
-    """Exponential moving average of the weights.
-
-    `values` holds the averages of this rank's weights, fp32, in the order of `FlatWeights.local_masters`. `buffers`
-    holds those of the model's buffers by name, equal on all ranks.
-    """
-
-    def __init__(
-        self, model: nn.Module, read_weights: Callable[[], Sequence[Tensor]], *, decay: float, every: int = 1
-    ) -> None:
-        """Start from the model's current values.
-
-        Args:
-            read_weights: returns this rank's weights, in the order of `FlatWeights.local_masters`.
-            decay: weight of the old average.
-            every: interval between updates of the average, steps.
-        """
-        self._model, self._read_weights = model, read_weights
-        self._decay, self._every = decay, every
-        self.values = torch.cat(list(read_weights()))
-        self.buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-
-    @torch.no_grad()
-    def update(self, step: int) -> None:
-        """Update the average with the weights after `step`, if the step is a multiple of `every`."""
-        if step % self._every:
-            return
-        updated = self._read_weights()
-        averages = list(self.values.split([len(part) for part in updated]))
-        torch._foreach_lerp_([*averages, *self.buffers.values()], [*updated, *self._model.buffers()], 1.0 - self._decay)
-
-    @torch.no_grad()
-    def reset(self) -> None:
-        """Restart from the model's current values."""
-        for kept, now in zip(self.buffers.values(), self._model.buffers(), strict=True):
-            kept.copy_(now)
-        self.values.copy_(torch.cat(list(self._read_weights())))
-
-
-def build_ema(section: EmaSection, model: nn.Module, read_weights: Callable[[], Sequence[Tensor]]) -> Ema | None:
-    """Build the average that the document asks for, or return None."""
-    if section.decay is None:
-        return None
-    return Ema(model, read_weights, decay=section.decay, every=section.every_steps)
-
-
 @dataclass(frozen=True)
 class TrainState:
     """State that a checkpoint holds, equal on all ranks."""
@@ -106,23 +34,23 @@ class TrainState:
     optimizer: Optimizer
     precision: Precision
     progress: RunProgress
-    ema: Ema | None = None
+    ema: "Ema | None" = None
 
     @property
     def optimizer_bytes(self) -> int:
         """Bytes of optimizer state, separate masters and EMA on this rank, without the model's weights."""
-        kept = [*self.optimizer.moments.values()]
+        tensors = [*self.optimizer.moments.values()]
         if self.weights.masters is not self.weights.model_weights:
-            kept.append(self.weights.masters)
+            tensors.append(self.weights.masters)
         if self.ema is not None:
-            kept.append(self.ema.values)
+            tensors.append(self.ema.values)
         extra = self.optimizer.extra_state_bytes if isinstance(self.optimizer, ExtraStateOptimizer) else 0
-        return extra + sum(tensor.nbytes for tensor in kept)
+        return extra + sum(tensor.nbytes for tensor in tensors)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all arrays by their names in a checkpoint, unsharded and in fp32. All ranks call it.
 
-        They do not depend on the sharding or on the precision of the model.
+        The arrays do not depend on the sharding or on the precision of the model.
         """
         return self._named_tensors(self._flat_tensors(), self._extra_state())
 
@@ -130,18 +58,18 @@ class TrainState:
     def with_weights(self, *, averaged: bool = False) -> Iterator[nn.Module]:
         """Yield the model with the weights to evaluate, or with their averages. All ranks enter it together.
 
-        Afterwards the model has its training weights again, to the bit.
+        Restores the training weights afterwards, to the bit.
         """
         flat, values = self._evaluation_tensors(averaged=averaged)
         buffers = dict(self.model.named_buffers())
-        kept = {name: buffers[name].clone() for name in values}
+        saved = {name: buffers[name].clone() for name in values}
         with self.weights.swapped(flat) if flat is not None else nullcontext(), torch.no_grad():
             try:
                 for name, value in values.items():
                     buffers[name].copy_(value)
                 yield self.model
             finally:
-                for name, value in kept.items():
+                for name, value in saved.items():
                     buffers[name].copy_(value)
 
     @waiting_for(CHECKPOINT)
@@ -176,16 +104,14 @@ class TrainState:
         self, snapshot: Snapshot | None, world: World, initial_weights: InitialWeights | None = None
     ) -> None:
         """Load `snapshot` or else `initial_weights` on rank 0 and broadcast the state to all ranks."""
-        flat, arrays = self._flat_tensors(), self._extra_state()
-        named = self._named_tensors(flat, arrays)
+        flat, extra = self._flat_tensors(), self._extra_state()
+        named = self._named_tensors(flat, extra)
         if snapshot is not None:
             self._load_snapshot(snapshot, named)
         elif initial_weights is not None:
             self._load_initial_weights(initial_weights, named)
-        meta: list[Any] = [self._meta() if world.is_rank0 else None]
-        dist.broadcast_object_list(meta, src=0, device=torch.device("cpu"))
-        self._load_meta(meta[0])
-        tensors = [*flat.values(), *arrays.values(), *self.model.buffers(), *self.optimizer.scalars.values()]
+        self._load_meta(world.broadcast(self._meta() if world.is_rank0 else None))
+        tensors = [*flat.values(), *extra.values(), *self.model.buffers(), *self.optimizer.scalars.values()]
         tensors += self.ema.buffers.values() if self.ema is not None else ()
         message = torch.cat([tensor.reshape(-1) for tensor in tensors])
         dist.broadcast(message, src=0)
@@ -195,7 +121,7 @@ class TrainState:
         for name, values in self.optimizer.moments.items():
             values.copy_(self.weights.local(flat[f"optimizer/{name}"]))
         if isinstance(self.optimizer, ExtraStateOptimizer):
-            self.optimizer.load_extra_state({name.removeprefix("optimizer/"): array for name, array in arrays.items()})
+            self.optimizer.load_extra_state({name.removeprefix("optimizer/"): array for name, array in extra.items()})
         if self.ema is not None:
             self.ema.values.copy_(self.weights.local(flat["ema"]))
 
@@ -210,28 +136,27 @@ class TrainState:
         arrays = self.optimizer.extra_state_arrays() if isinstance(self.optimizer, ExtraStateOptimizer) else {}
         return {f"optimizer/{name}": array for name, array in arrays.items()}
 
-    def _named_tensors(self, flat: dict[str, Tensor], arrays: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return every array by its checkpoint name, as views of `flat` and with the extra state `arrays`."""
+    def _named_tensors(self, flat: dict[str, Tensor], extra: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return every array by its checkpoint name: views of `flat`, buffers, the extra state and scalars."""
         named = {
-            f"{kind}/{n}": tensor
-            for kind, whole in flat.items()
-            for n, tensor in self.weights.named_views(whole).items()
+            f"{kind}/{name}": view
+            for kind, values in flat.items()
+            for name, view in self.weights.named_views(values).items()
         }
         named |= {f"model/{name}": buffer for name, buffer in self.model.named_buffers()}
         if self.ema is not None:
             named |= {f"ema/{name}": buffer for name, buffer in self.ema.buffers.items()}
-        return named | arrays | {f"optimizer/{name}": scalar for name, scalar in self.optimizer.scalars.items()}
+        return named | extra | {f"optimizer/{name}": scalar for name, scalar in self.optimizer.scalars.items()}
 
     def _meta(self) -> dict[str, Any]:
         return {"progress": asdict(self.progress), "precision": self.precision.state_dict()}
 
     def _load_snapshot(self, snapshot: Snapshot, tensors: dict[str, Tensor]) -> None:
-        missing = sorted(tensors.keys() ^ snapshot.arrays.keys())
-        if missing:
+        if different := sorted(tensors.keys() ^ snapshot.arrays.keys()):
             raise InputError(
                 f"the checkpoint of step {snapshot.step} does not hold the arrays of this model: another version of "
                 "Podscale wrote it",
-                field=missing[0],
+                field=different[0],
                 hint="Start a new run.",
             )
         for name, tensor in tensors.items():
@@ -239,7 +164,7 @@ class TrainState:
         self._load_meta(snapshot.meta)
 
     def _load_initial_weights(self, initial_weights: InitialWeights, tensors: dict[str, Tensor]) -> None:
-        """Load the weights and statistics of another run. All other state stays as in a new run."""
+        """Load the weights and running statistics of another run. All other state stays as in a new run."""
         for name, values in initial_weights.arrays.items():
             for kind in ("model", "ema"):
                 if f"{kind}/{name}" in tensors:
@@ -270,27 +195,93 @@ def restore_or_start(
         InputError: on every rank, if rank 0's checkpoints or the initial weights conflict with the run.
     """
     snapshot: Snapshot | None = None
-    begun: InitialWeights | None = None
-    refusal: InputError | None = None
+    initial: InitialWeights | None = None
+    input_error: InputError | None = None
     if world.is_rank0:
         try:
             snapshot = checkpoint_store.restore(resume)
-            begun = initial_weights() if snapshot is None else None
+            initial = initial_weights() if snapshot is None else None
         except InputError as error:
-            refusal = error
-    answer: list[Any] = [(snapshot is not None, refusal)]
-    dist.broadcast_object_list(answer, src=0, device=torch.device("cpu"))
-    found, refusal = answer[0]
-    if refusal is not None:
-        raise refusal
-    state.load_from_rank0(snapshot, world, begun)
-    return bool(found)
+            input_error = error
+    is_restored, input_error = world.broadcast((snapshot is not None, input_error))
+    if input_error is not None:
+        raise input_error
+    state.load_from_rank0(snapshot, world, initial)
+    return bool(is_restored)
+
+
+class Ema:
+    """Exponential moving average of the weights and of batch norm's running statistics, on the device.
+
+        average = decay * average + (1 - decay) * weights,  after every `every` steps
+
+    It begins with the initial weights, without bias correction, as in timm, torchvision's reference and Composer. A
+    masked step counts: its unchanged weights are averaged once more. Each rank averages the weights that it steps, so a
+    sharded optimizer step shards this memory too. It is not part of a CUDA graph: the host decides which steps count.
+
+    `values` holds the averages of this rank's weights, fp32, in the order of `FlatWeights.local_masters`. `buffers`
+    holds those of the model's buffers by name, equal on all ranks.
+    """
+
+    def __init__(
+        self, model: nn.Module, read_weights: Callable[[], Sequence[Tensor]], *, decay: float, every: int = 1
+    ) -> None:
+        """Start from the model's current values.
+
+        Args:
+            read_weights: returns this rank's weights, in the order of `FlatWeights.local_masters`.
+            decay: weight of the old average.
+            every: interval of `update`, steps.
+        """
+        self._model, self._read_weights = model, read_weights
+        self._decay, self._every = decay, every
+        self.values = torch.cat(list(read_weights()))
+        self.buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Update the average with the weights after `step`, if the step is a multiple of `every`."""
+        if step % self._every:
+            return
+        weights = self._read_weights()
+        averages = list(self.values.split([len(part) for part in weights]))
+        torch._foreach_lerp_([*averages, *self.buffers.values()], [*weights, *self._model.buffers()], 1.0 - self._decay)
+
+    @torch.no_grad()
+    def reset(self) -> None:
+        """Restart from the model's current values."""
+        for average, buffer in zip(self.buffers.values(), self._model.buffers(), strict=True):
+            average.copy_(buffer)
+        self.values.copy_(torch.cat(list(self._read_weights())))
+
+
+def build_ema(section: EmaSection, model: nn.Module, read_weights: Callable[[], Sequence[Tensor]]) -> Ema | None:
+    """Build the average of a document's ema section; None if it has none."""
+    if section.decay is None:
+        return None
+    return Ema(model, read_weights, decay=section.decay, every=section.every_steps)
+
+
+def load_weights_file(model: nn.Module, path: Path) -> None:
+    """Load exported weights into `model`, in place.
+
+    Raises InputError if the file is missing or holds another architecture.
+    """
+    shapes = {name: tuple(tensor.shape) for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
+    load_arrays(model, read_weights(path, shapes))
+
+
+def load_arrays(model: nn.Module, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+    """Load parameters and buffers by name into `model`, in place."""
+    with torch.no_grad():
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            tensor.copy_(torch.from_numpy(arrays[name]))
 
 
 def as_array(tensor: Tensor) -> npt.NDArray[Any]:
     """Return a contiguous copy in host memory, in the logical (OIHW) order of dimensions."""
     detached = tensor.detach()
-    if detached.device.type != "cpu":  # the way off the device is a copy; the order of dimensions is changed there
+    if detached.device.type != "cpu":  # reordered on the device; the transfer is the copy
         array: npt.NDArray[Any] = detached.contiguous().cpu().numpy()
         return array
-    return np.array(detached.numpy(), order="C", copy=True)  # NumPy's copy: torch's has no huge pages and costs twice
+    return np.array(detached.numpy(), order="C", copy=True)  # torch's copy has no huge pages and takes twice the time

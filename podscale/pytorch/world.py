@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 from torch import distributed as dist
@@ -13,52 +14,14 @@ from torch._C._distributed_c10d import HashStore, Store, TCPStore
 from torch.distributed import DistStoreError
 from torch.distributed.rendezvous import rendezvous
 
-from podscale.distributed.rank_group import RankGroup, join_rank_group, leave_rank_group
+from podscale.distributed.rank_group import RankGroup
 from podscale.distributed.store import StoreError, StoreTimeout
 from podscale.distributed.waits import BARRIER, waiting_for
-from podscale.distributed.worker_env import read_rank_env
+from podscale.distributed.worker_env import RankEnv
 from podscale.util import env
 
 TORCH_PORT_KEY = "torch/port"
 """Store key: port of the torch store that rank 0 serves beside ours."""
-
-
-class TorchStore:
-    """torch store behind the `Store` protocol.
-
-    Args:
-        store: torch's own store, for its process groups.
-    """
-
-    def __init__(self, store: Store) -> None:
-        self.store = store
-
-    def set(self, key: str, value: str) -> None:
-        with _translate_store_errors():
-            self.store.set(key, value)
-
-    def get(self, keys: Sequence[str]) -> list[str]:
-        with _translate_store_errors():
-            return [value.decode() for value in self.store.multi_get(list(keys))]
-
-    def wait(self, keys: Sequence[str], seconds: float) -> None:
-        with _translate_store_errors():
-            self.store.wait(list(keys), timedelta(seconds=seconds))
-
-    def has(self, key: str) -> bool:
-        with _translate_store_errors():
-            return self.store.check([key])
-
-    def add(self, key: str, amount: int) -> int:
-        with _translate_store_errors():
-            return self.store.add(key, amount)
-
-    def clone(self, timeout_seconds: float) -> "TorchStore":
-        """Open another connection: a waiting call blocks all users of a connection."""
-        with _translate_store_errors():
-            store = self.store.clone()
-            store.set_timeout(timedelta(seconds=timeout_seconds))
-            return TorchStore(store)
 
 
 @contextmanager
@@ -71,13 +34,51 @@ def _translate_store_errors() -> Iterator[None]:
         raise StoreError(str(error)) from error
 
 
+class TorchStore:
+    """torch store behind the `Store` protocol.
+
+    Args:
+        store: torch's own store, for its process groups.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    @_translate_store_errors()
+    def set(self, key: str, value: str) -> None:
+        self.store.set(key, value)
+
+    @_translate_store_errors()
+    def get(self, keys: Sequence[str]) -> list[str]:
+        return [value.decode() for value in self.store.multi_get(list(keys))]
+
+    @_translate_store_errors()
+    def wait(self, keys: Sequence[str], seconds: float) -> None:
+        self.store.wait(list(keys), timedelta(seconds=seconds))
+
+    @_translate_store_errors()
+    def has(self, key: str) -> bool:
+        return self.store.check([key])
+
+    @_translate_store_errors()
+    def add(self, key: str, amount: int) -> int:
+        return self.store.add(key, amount)
+
+    @_translate_store_errors()
+    def clone(self, timeout_seconds: float) -> "TorchStore":
+        """Open another connection: a waiting call blocks all users of a connection."""
+        store = self.store.clone()
+        store.set_timeout(timedelta(seconds=timeout_seconds))
+        return TorchStore(store)
+
+
 def join_torch_rank_group(timeout_seconds: float, environ: Mapping[str, str] = os.environ) -> RankGroup:
     """Join the rank group of our launcher or of torchrun, by environment; a group of one if there is neither.
 
-    Both keep the store in the launcher of the first pod, so it outlives rank 0.
+    Both run the store in the launcher of the first pod, so it outlives rank 0.
     """
     if env.STORE in environ:
-        return join_rank_group(read_rank_env(environ), timeout_seconds)
+        return RankGroup.join(RankEnv.read(environ), timeout_seconds)
     rank, size = int(environ.get("RANK", "0")), int(environ.get("WORLD_SIZE", "1"))
     if size == 1:
         return RankGroup(rank, size, TorchStore(HashStore()), timeout_seconds)
@@ -89,13 +90,13 @@ def join_torch_rank_group(timeout_seconds: float, environ: Mapping[str, str] = o
 
 
 def torch_store(rank_group: RankGroup, environ: Mapping[str, str] = os.environ) -> Store:
-    """Return the torch store that process groups need: the rank group's own, or one that rank 0 serves.
+    """Return the torch store that process groups need: that of the rank group, or one that rank 0 serves.
 
     Every rank must call this at the same time.
     """
     if isinstance(rank_group.store, TorchStore):
         return rank_group.store.store
-    address, timeout = read_rank_env(environ).store_address, timedelta(seconds=rank_group.timeout_seconds)
+    address, timeout = RankEnv.read(environ).store_address, timedelta(seconds=rank_group.timeout_seconds)
     if rank_group.rank == 0:
         server = TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=timeout)
         rank_group.store.set(TORCH_PORT_KEY, str(server.port))
@@ -136,7 +137,7 @@ class World:
 
     @property
     def ranks(self) -> range:
-        """Ranks of the sample order that this process computes: its own."""
+        """Ranks of the sample order that this process computes."""
         return range(self.rank, self.rank + 1)
 
     @property
@@ -177,10 +178,15 @@ class World:
         backend = "nccl" if self.on_gpu else None
         timeout = timedelta(seconds=self.timeout_seconds)  # torch's default is 30 minutes
         groups = [dist.new_group(ranks, timeout=timeout, backend=backend) for ranks in partition]
-        mine = next(number for number, ranks in enumerate(partition) if self.rank in ranks)
-        group = groups[mine]
+        group = next(group for group, ranks in zip(groups, partition, strict=True) if self.rank in ranks)
         assert isinstance(group, dist.ProcessGroup)
         return group
+
+    def broadcast(self, value: Any) -> Any:
+        """Return rank 0's value on every rank, pickled. Every rank must call this at the same time."""
+        values = [value]
+        dist.broadcast_object_list(values, src=0, device=torch.device("cpu"))
+        return values[0]
 
     @waiting_for(BARRIER)
     def barrier(self) -> None:
@@ -243,4 +249,4 @@ def leave_world(rank_group: RankGroup | None = None) -> None:
         with suppress(RuntimeError):  # a peer that left first has closed the connection, which is harmless
             dist.destroy_process_group()
     if rank_group is not None:
-        leave_rank_group(rank_group)
+        rank_group.leave()

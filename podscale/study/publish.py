@@ -101,10 +101,10 @@ def render_results_page(results: StudyResults, made: Sequence[ResultBlock], head
         elif isinstance(block, TableBlock):
             after.append(_block_html(block))
     top = tag("header", tag("p", "Podscale study", class_="kicker"), tag("h1", title))
-    notes = [tag("p", line, class_="note") for line in head]
+    conditions = [tag("p", line, class_="note") for line in head]
     return render_framed_page(
         f"{title}: Podscale study",
-        [top, before, drawn, after, section_tag("Conditions", notes)],
+        [top, before, drawn, after, section_tag("Conditions", conditions)],
         "Made from its records.",
     )
 

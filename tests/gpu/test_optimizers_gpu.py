@@ -84,6 +84,7 @@ def test_an_update_neither_waits_nor_needs_the_host(name: str, finite: bool) -> 
 def test_shampoo_is_that_of_a_cpu_and_waits_for_eigenvalues_alone(roots: Any) -> None:
     import torch
 
+    from podscale.config.optimizer import ShampooSection
     from podscale.pytorch.optim import HyperParams, ParamShard, ParamSlice, Shampoo
     from podscale.pytorch.optim.base import ReplicaGroup
 
@@ -100,7 +101,8 @@ def test_shampoo_is_that_of_a_cpu_and_waits_for_eigenvalues_alone(roots: Any) ->
     for device in ("cpu", "cuda"):
         weights, gradients = drawn[0].to(device, copy=True), torch.zeros(9184, device=device)
         share = ParamShard(segments, [(0, 9184)], weights, gradients)
-        rule = Shampoo(share, ReplicaGroup(), block=16, eps=1e-2, start=1, every=2, roots=roots)
+        section = ShampooSection(block=16, eps=1e-2, start_step=1, every_steps=2, roots=roots)
+        rule = Shampoo(share, section, ReplicaGroup(), nesterov=True)
         row = HyperParams(*torch.tensor([0.1, 0.9, 1e-2, 2.0], device=device).unbind())
         flags = [torch.tensor(number != 4, device=device) for number in range(6)]
         given = [values.to(device) for values in drawn[1:]]

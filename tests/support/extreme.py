@@ -65,7 +65,7 @@ def nlcg_oracle(
     decays: dict[str, bool],
     *,
     beta: str = "fletcher_reeves",
-    pace: str = "step",
+    mode: str = "step",
     tolerance: float = 1.0,
     lars: float = 0.0,
     norm_scale: float = 1.0,
@@ -111,10 +111,10 @@ def nlcg_oracle(
         else:
             behind = average
             average = 0.7 * average + 0.3 * now
-            if pace == "step" and step % 5 == 0:
+            if mode == "step" and step % 5 == 0:
                 factor, removed = table_row(average / before, tolerance, 1.05)
                 before = average
-            elif pace == "online":
+            elif mode == "online":
                 factor, removed = table_row(now / behind, tolerance, 1.02)
         base = min(max(base * factor, 1e-4), 1.0)
         t = rate(step) * base

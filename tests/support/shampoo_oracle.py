@@ -40,15 +40,16 @@ class Parameter:
         block: int = 128,
         vectors: bool = True,
         exponent: int | None = None,
-        start: int = 1,
-        every: int = 1,
+        start_step: int = 1,
+        every_steps: int = 1,
         graft: str = "sgd",
         graft_eps: float = 1e-10,
     ) -> None:
         self.weights = weights.astype(np.float64)
         self.nesterov, self.beta2, self.eps, self.block = nesterov, beta2, eps, block
         self.preconditioned = vectors or weights.ndim > 1
-        self.exponent, self.start, self.every, self.graft, self.graft_eps = exponent, start, every, graft, graft_eps
+        self.exponent, self.graft, self.graft_eps = exponent, graft, graft_eps
+        self.start_step, self.every_steps = start_step, every_steps
         self.momentum, self.variance = np.zeros_like(self.weights), np.zeros_like(self.weights)
         self.statistics: dict[Any, Array] = {}
         self.roots: dict[Any, Array] = {}
@@ -58,7 +59,7 @@ class Parameter:
         direction = self.grafted(g)
         if self.preconditioned:
             found = self.preconditioned_gradient(number, g)
-            if number >= self.start and np.linalg.norm(found) > 0:
+            if number >= self.start_step and np.linalg.norm(found) > 0:
                 direction = found * np.linalg.norm(direction) / np.linalg.norm(found)
         d = direction + decay * self.weights
         self.momentum = momentum * self.momentum + d
@@ -87,7 +88,7 @@ class Parameter:
                 old = self.statistics.get(key, np.zeros_like(matrix))
                 share = 1.0 if self.beta2 == 1.0 else 1.0 - self.beta2
                 self.statistics[key] = self.beta2 * old + share * matrix
-                if number >= self.start and (number - self.start) % self.every == 0:
+                if number >= self.start_step and (number - self.start_step) % self.every_steps == 0:
                     self.roots[key] = self.inverse_root(self.statistics[key], self.exponent or 2 * part.ndim)
                 root = self.roots.get(key, np.eye(len(matrix)))
                 found[place] = np.moveaxis(np.tensordot(root, part if dim == 0 else found[place], (1, dim)), 0, dim)

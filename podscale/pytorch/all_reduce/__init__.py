@@ -48,23 +48,13 @@ def build_all_reduce(section: AllReduceSection, world: World) -> AllReduce:
             )
         case "auto":
             raise InputError(
-                "the choice is made when `podscale train` starts and is kept with the run",
+                "`podscale train` makes the choice when it starts, and stores it with the run",
                 field="train.all_reduce.algorithm",
                 got="auto",
                 hint="Name an algorithm here (`podscale bench allreduce` measures them).",
             )
         case "ddp":
-            raise AssertionError("ddp brings its own buckets: see reducer.build_reducer")
+            raise AssertionError("ddp has its own buckets: see reducer.build_reducer")
 
 
-__all__ = [
-    "AllReduce",
-    "DoubleTreeAllReduce",
-    "FlatAllReduce",
-    "HierarchicalAllReduce",
-    "HybridAllReduce",
-    "RingAllReduce",
-    "ShardedAllReduce",
-    "Torus2DAllReduce",
-    "build_all_reduce",
-]
+__all__ = ["AllReduce", "FlatAllReduce", "ShardedAllReduce", "Torus2DAllReduce", "build_all_reduce"]

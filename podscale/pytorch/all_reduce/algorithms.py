@@ -1,8 +1,7 @@
 """All-reduce algorithms: flat, ring, double tree, hierarchical and hybrid (for the torus see `torus2d`).
 
 Ring (Patarasuk 2009, bandwidth-optimal): one ring through all ranks, node after node. A reduce-scatter and an
-all-gather of size - 1 steps each; every link carries 2 (size - 1)/size of the data, the minimum of any all-reduce. Two
-of the ring's links cross each node's boundary, one in and one out.
+all-gather of size - 1 steps each; every link carries 2 (size - 1)/size of the data, the minimum of any all-reduce.
 
 Double tree (Sanders 2009; NCCL has a similar one since 2.4): two binary trees over all ranks, each with half of the
 data. Sums go up to the roots and down again in a pipeline of segments, so the latency, and the error of a sum in low
@@ -11,11 +10,11 @@ other, so all links carry their share.
 
 Hierarchical (Jia 2018): reduce to one master of each row, ring among the masters, broadcast inside the row. With p
 ranks in rows of k the paper counts 4 (k - 1) + 2 (p/k - 1) steps instead of a ring's 2 (p - 1), which matters for small
-messages, bound by latency. Ours takes 2 (k - 1) steps in the rows instead of 4 (k - 1), since segments go along a
-chain. A master's link carries all of the row's data, so for large messages the torus, which shares them, is better.
+messages, bound by latency. Ours takes 2 (k - 1) steps in the rows instead of 4 (k - 1), since segments are forwarded
+along a chain. A master's link carries all data of its row, so the torus is better for large messages.
 
 Hybrid (Jia 2018): hierarchical for small buckets, ring for large ones. Small tensors are fused into buckets by the
-reducer. The paper's thresholds for fusing and choosing are not known to us; ours are options of the run document.
+reducer. The paper does not state its thresholds for fusing and choosing; ours are options of the run document.
 """
 
 from typing import Protocol, runtime_checkable
@@ -32,7 +31,7 @@ from podscale.pytorch.all_reduce.collectives import (
     build_transport,
 )
 from podscale.pytorch.all_reduce.plan import Span, double_tree, equal_spans
-from podscale.pytorch.comm_queue import build_slice_queue, run_pipelined, slice_count
+from podscale.pytorch.comm_queue import build_comm_queue, run_pipelined, slice_count
 from podscale.pytorch.mesh import Axis, Mesh
 from podscale.pytorch.world import World
 
@@ -99,7 +98,7 @@ class RingAllReduce:
     """Ring along an axis with all ranks. It has one shard per rank."""
 
     def __init__(self, line: Axis, device: torch.device, wire: torch.dtype = torch.float32) -> None:
-        self._ranks = [line.group_rank(place) for place in range(line.size)]
+        self._ranks = [line.group_rank(position) for position in range(line.size)]
         self.shards, self.shard = line.size, self._ranks[line.position]
         self._line, self._ring = line, P2PCollectives(line, wire, device)
 
@@ -134,8 +133,8 @@ class DoubleTreeAllReduce:
         self._transport.run(plan, bucket.mul_(1.0 / self._line.size))
 
 
-class HierarchicalAllReduce:
-    """Hierarchical all-reduce. The master of a row is its position 0."""
+class GridAllReduce:
+    """Base of the algorithms on a grid: collectives of its axes, and the queue of the columns."""
 
     def __init__(
         self,
@@ -144,23 +143,27 @@ class HierarchicalAllReduce:
         wire_row: torch.dtype = torch.float32,
         wire_column: torch.dtype = torch.float32,
     ) -> None:
-        self._mesh, self._is_master = mesh, mesh.row.position == 0
+        self._mesh = mesh
         self._ranks = mesh.row.size * mesh.column.size
         self._row = build_collectives(mesh.row, wire_row, device)
         self._column = build_collectives(mesh.column, wire_column, device)
-        self._slice_queue = build_slice_queue(device)
+        self._column_queue = build_comm_queue(device, "all-reduce-columns")
+
+
+class HierarchicalAllReduce(GridAllReduce):
+    """Hierarchical all-reduce. The master of a row is its position 0."""
 
     def __call__(self, bucket: Tensor) -> None:
         bucket.mul_(1.0 / self._ranks)
-        cuts = equal_spans(len(bucket), slice_count(len(bucket), self._mesh.shape, bucket.device.type))
-        slices = [bucket[start:stop] for start, stop in cuts]
+        spans = equal_spans(len(bucket), slice_count(len(bucket), self._mesh.shape, bucket.device.type))
+        slices = [bucket[start:stop] for start, stop in spans]
 
         def across(number: int) -> None:
-            if self._is_master:
+            if self._mesh.row.position == 0:
                 self._column.all_reduce(slices[number])
 
         run_pipelined(
-            self._slice_queue,
+            self._column_queue,
             len(slices),
             lambda number: self._row.reduce(slices[number]),
             across,

@@ -1,9 +1,9 @@
 """Choice of the all-reduce algorithm for `algorithm: auto`, and the error of an all-reduce in a short wire format.
 
-`auto` measures the links for a moment, fits latency and bandwidth of each axis, and chooses by the cost model. Every
-time is the slowest rank's, so all ranks have the same numbers; rank 0 decides and broadcasts. The choice is stored in
-the run directory and reused when the run resumes at the same size: another algorithm would add in another order, and
-the resumed run would not be bit-identical to an uninterrupted one.
+`auto` measures the links for about two seconds, fits latency and bandwidth of each axis, and chooses by the cost model.
+Every time is the slowest rank's. Rank 0 decides and broadcasts. The choice is stored in the run directory and reused if
+the run resumes at the same size: another algorithm would add in another order, and the resumed run would not be
+bit-identical to an uninterrupted one.
 """
 
 import json
@@ -23,8 +23,7 @@ from podscale.distributed.waits import waiting_for
 from podscale.hardware.all_reduce_choice import AllReduceChoice, choose_all_reduce, fit_link_axis
 from podscale.hardware.collective_cost import Fabric, LinkAxis
 from podscale.pytorch.all_reduce.algorithms import WIRE_DTYPES, AllReduce
-from podscale.pytorch.mesh import Axis as Group
-from podscale.pytorch.mesh import build_line, build_mesh, plan_rows
+from podscale.pytorch.mesh import Axis, build_line, build_mesh, plan_rows
 from podscale.pytorch.timing import time_slowest_rank
 from podscale.pytorch.world import World
 from podscale.util.files import write_json
@@ -34,7 +33,7 @@ CANDIDATES = ("flat", "tree", "hierarchical", "torus2d")
 WITH_ROWS = ("hierarchical", "torus2d")
 SHARDED_CANDIDATES = ("flat", "torus2d")
 PROBES = ((2**10, 3), (2**13, 3), (2**16, 3), (2**19, 3), (2**22, 2), (2**25, 2))
-"""Sizes of the probes, bytes, and their repeats; the larger ones are sent while time is left."""
+"""Sizes of the probes, bytes, and their repeats; larger ones are skipped when the time of the axis is used up."""
 SECONDS_PER_AXIS = 0.8
 """Maximum duration of the probes of one axis, seconds."""
 
@@ -53,20 +52,20 @@ class AlgorithmChoice:
     fabric: Fabric
     is_reused: bool
 
-    def section(self, asked: AllReduceSection) -> AllReduceSection:
+    def section(self, auto: AllReduceSection) -> AllReduceSection:
         """Return the section with the choice in place of `auto`."""
         chosen = {"algorithm": self.choice.algorithm, "bucket_mb": self.choice.bucket_mb}
-        return AllReduceSection.model_validate(asked.model_dump() | chosen)
+        return AllReduceSection.model_validate(auto.model_dump() | chosen)
 
     def facts(self) -> dict[str, str]:
         """Return choice and fit as texts, for the log and the info metric."""
-        found = {"algorithm": self.choice.algorithm, "bucket_mb": f"{self.choice.bucket_mb:g}"}
+        facts = {"algorithm": self.choice.algorithm, "bucket_mb": f"{self.choice.bucket_mb:g}"}
         for name, axis in (("row", self.fabric.row), ("column", self.fabric.column), ("world", self.fabric.world)):
-            found[f"{name}_ranks"] = str(axis.ranks)
+            facts[f"{name}_ranks"] = str(axis.ranks)
             if axis.ranks > 1:
-                found[f"{name}_latency_us"] = f"{axis.latency * 1e6:.4g}"
-                found[f"{name}_mb_per_second"] = f"{1e-6 / axis.per_byte:.4g}"
-        return found
+                facts[f"{name}_latency_us"] = f"{axis.latency * 1e6:.4g}"
+                facts[f"{name}_mb_per_second"] = f"{1e-6 / axis.per_byte:.4g}"
+        return facts
 
 
 def resolve_all_reduce(
@@ -81,9 +80,9 @@ def resolve_all_reduce(
 
     Args:
         classes: number of classes.
-        choice_file: file in which rank 0 keeps the choice.
+        choice_file: file in which rank 0 stores the choice.
         fence: called on rank 0 before it reads and writes.
-        report: called on every rank with the facts and `kept`.
+        report: called on every rank with the facts; `kept` is True if an earlier launch made the choice.
     """
     section = config.train.all_reduce
     if section.algorithm != "auto":
@@ -113,51 +112,47 @@ def resolve_algorithm(
     rows = plan_rows(world.nodes(), section.row)
     wires = [section.wire_row, section.wire_column]
     key = [world.size, rows, gradient_bytes, world.device.type, wires, sharded]
-    answer: list[Any] = [_read_choice(choice_file, key) if world.is_rank0 else None]
-    dist.broadcast_object_list(answer, src=0, device=torch.device("cpu"))
-    if answer[0] is not None:
-        return _parse_choice(answer[0], kept=True)
+    record = world.broadcast(_read_choice(choice_file, key) if world.is_rank0 else None)
+    if record is not None:
+        return _parse_choice(record, is_reused=True)
     fabric = measure_fabric(world, section.row)
-    found: list[Any] = [None]
     if world.is_rank0:
-        row, column = (WIRE_DTYPES[wire].itemsize / 4 for wire in wires)
-        choice = choose_all_reduce(
-            fabric.with_wire_formats(row, column), gradient_bytes, _allowed_algorithms(section, sharded)
-        )
-        found = [{"key": key, "choice": asdict(choice), "fabric": asdict(fabric)}]
+        row_volume, column_volume = (WIRE_DTYPES[wire].itemsize / 4 for wire in wires)
+        links = fabric.with_wire_formats(row_volume, column_volume)
+        choice = choose_all_reduce(links, gradient_bytes, _allowed_algorithms(section, sharded))
+        record = {"key": key, "choice": asdict(choice), "fabric": asdict(fabric)}
         choice_file.parent.mkdir(parents=True, exist_ok=True)
-        write_json(choice_file, found[0])
-    dist.broadcast_object_list(found, src=0, device=torch.device("cpu"))
-    return _parse_choice(found[0], kept=False)
+        write_json(choice_file, record)
+    return _parse_choice(world.broadcast(record), is_reused=False)
 
 
 def _allowed_algorithms(section: AllReduceSection, sharded: bool) -> Sequence[str]:
     """Return the algorithms that the document allows. A wire dtype for rows needs an algorithm with rows."""
-    unfit = set() if section.wire_row == "fp32" else set(CANDIDATES) - set(WITH_ROWS)
-    unfit |= set(CANDIDATES) - set(SHARDED_CANDIDATES) if sharded else set()
-    return [name for name in CANDIDATES if name not in unfit]
+    allowed = [name for name in CANDIDATES if section.wire_row == "fp32" or name in WITH_ROWS]
+    return [name for name in allowed if not sharded or name in SHARDED_CANDIDATES]
 
 
 def measure_fabric(world: World, row: int | None) -> Fabric:
     """Measure latency and bandwidth of both axes and of the ring through all ranks. Same result on every rank."""
     mesh = build_mesh(world, row)
-    groups = [mesh.row, mesh.column]
-    inside, across = _measure_axis(world, mesh.row), _measure_axis(world, mesh.column)
+    axes = [mesh.row, mesh.column]
+    row_links, column_links = _measure_axis(world, mesh.row), _measure_axis(world, mesh.column)
     if 1 in (mesh.row.size, mesh.column.size):
-        through = inside if mesh.column.size == 1 else across
+        ring_links = row_links if mesh.column.size == 1 else column_links
     else:
-        groups.append(build_line(world))
-        through = _measure_axis(world, groups[-1])  # which passes the links of both, and is no faster than either
-        through = through._replace(per_byte=max(through.per_byte, inside.per_byte, across.per_byte / inside.ranks))
-    for group in groups:
-        dist.destroy_process_group(group.group)  # training builds the groups that its algorithm needs
+        axes.append(build_line(world))
+        ring_links = _measure_axis(world, axes[-1])
+        slowest = max(ring_links.per_byte, row_links.per_byte, column_links.per_byte / row_links.ranks)
+        ring_links = ring_links._replace(per_byte=slowest)  # the ring uses the links of both axes
+    for axis in axes:
+        dist.destroy_process_group(axis.group)  # training builds the groups that its algorithm needs
     slices = {"slice_bytes": 8 * 2**20} if world.on_gpu else {}
-    return Fabric(inside, across, through, **slices)
+    return Fabric(row_links, column_links, ring_links, **slices)
 
 
-def _measure_axis(world: World, group: Group) -> LinkAxis:
+def _measure_axis(world: World, axis: Axis) -> LinkAxis:
     """Time all-reduces of the backend in all groups of an axis at once, for at most SECONDS_PER_AXIS."""
-    if group.size == 1:
+    if axis.size == 1:
         return fit_link_axis(1, (), ())
     sizes: list[int] = []
     seconds: list[float] = []
@@ -168,7 +163,7 @@ def _measure_axis(world: World, group: Group) -> LinkAxis:
         values = torch.zeros(size // 4, device=world.device)
 
         def reduce(values: Tensor = values) -> None:
-            dist.all_reduce(values, group=group.group)
+            dist.all_reduce(values, group=axis.group)
 
         if not sizes:
             time_slowest_rank(world, reduce)  # the first message opens the connections
@@ -176,33 +171,32 @@ def _measure_axis(world: World, group: Group) -> LinkAxis:
         sizes.append(size)
         seconds.append(min(times))
         spent += sum(times)
-    return fit_link_axis(group.size, sizes, seconds)
+    return fit_link_axis(axis.size, sizes, seconds)
 
 
 def _read_choice(path: Path, key: list[Any]) -> dict[str, Any] | None:
     """Read the choice of an earlier launch for the same ranks; None if there is none or it cannot be read."""
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return found if found.get("key") == json.loads(json.dumps(key)) else None
+    return record if record.get("key") == json.loads(json.dumps(key)) else None
 
 
-def _parse_choice(found: dict[str, Any], *, kept: bool) -> AlgorithmChoice:
-    axes = {name: LinkAxis(*found["fabric"].pop(name)) for name in ("row", "column", "world")}
-    fabric = axes | found["fabric"]
-    return AlgorithmChoice(AllReduceChoice(**found["choice"]), Fabric(**fabric), kept)
+def _parse_choice(record: dict[str, Any], *, is_reused: bool) -> AlgorithmChoice:
+    axes = {name: LinkAxis(*record["fabric"].pop(name)) for name in ("row", "column", "world")}
+    return AlgorithmChoice(AllReduceChoice(**record["choice"]), Fabric(**(record["fabric"] | axes)), is_reused)
 
 
 SHARED_SIGNAL = 0.05
-"""Standard deviation of the part of a gradient that all ranks share; each rank's own noise has 1."""
+"""Standard deviation of the part of a gradient that all ranks share; that of the noise is 1."""
 
 
 def relative_error(all_reduce: AllReduce, world: World, length: int) -> float:
     """Return |mean - exact| / |exact| (L2) over a bucket of `length` elements, exact being an fp64 all-reduce.
 
     The values resemble gradients of a large batch, mostly noise that cancels: the worst case for a sum in low
-    precision. Every rank must call this at the same time and gets the same result.
+    precision. Every rank must call this at the same time; the result is the same on all.
     """
     generator = torch.Generator(world.device)
     signal = torch.randn(length, generator=generator.manual_seed(0), device=world.device)

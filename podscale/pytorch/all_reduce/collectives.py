@@ -1,7 +1,8 @@
 """Collectives along one axis, by the backend or by point-to-point messages (gloo, NCCL), in fp32 or a shorter dtype."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -20,125 +21,6 @@ from podscale.pytorch.all_reduce.plan import (
     ring_reduce_scatter,
 )
 from podscale.pytorch.mesh import Axis
-
-RECEIVES_AHEAD = 8
-"""Number of receives posted before they are needed, and of rounds that sends may run ahead of receives.
-
-gloo sends only when its peer has posted the receive.
-"""
-MAX_UNSENT = 64
-"""Number of unfinished sends before the oldest is waited for, which bounds the memory of casts.
-
-It is several times what RECEIVES_AHEAD rounds can send: else all ranks could wait for each other's receives.
-"""
-
-
-class P2PTransport(Protocol):
-    """Runs a message plan over an fp32 buffer.
-
-    In a shorter wire dtype the sent elements are replaced by their rounded values, so that every rank ends with the
-    same bits.
-    """
-
-    def run(self, plan: MessagePlan, buffer: Tensor) -> None: ...
-
-
-class GlooTransport:
-    """Messages between CPU tensors. A rank waits only for the message that it needs next."""
-
-    def __init__(self, axis: Axis, wire: torch.dtype) -> None:
-        self._group, self._wire = axis.group, wire
-        self._peers = [axis.group_rank(place) for place in range(axis.size)]
-        self._scratch: list[Tensor] = []
-        self._posted: deque[tuple[dist.Work, Tensor]] = deque()
-        self._unsent: deque[tuple[dist.Work, Tensor]] = deque()
-
-    def run(self, plan: MessagePlan, buffer: Tensor) -> None:
-        rounds, sent, lead = plan.rounds, 0, min(plan.slack, RECEIVES_AHEAD)
-        expected = (receive for one in rounds for receive in one.receives)
-        self._allocate_scratch(plan)
-        self._post_receives(expected, buffer)  # first, or gloo queues its notice behind the data of the first sends
-        for number, current in enumerate(rounds):
-            for following in rounds[sent : number + lead + 1]:
-                self._send(following, buffer)
-            sent = number + lead + 1
-            for receive in current.receives:
-                self._post_receives(expected, buffer)
-                self._receive(receive, buffer)
-        while self._unsent:
-            self._unsent.popleft()[0].wait()
-
-    def _send(self, one: Round, buffer: Tensor) -> None:
-        for peer, start, stop in one.sends:
-            values = buffer[start:stop]
-            if values.dtype != self._wire:
-                exact, values = values, values.to(self._wire)
-                exact.copy_(values)
-            self._unsent.append((self._group.send([values], self._peers[peer], 0), values))
-            if len(self._unsent) > MAX_UNSENT:
-                self._unsent.popleft()[0].wait()
-
-    def _post_receives(self, expected: Iterator[Receive], buffer: Tensor) -> None:
-        """Post receives until RECEIVES_AHEAD of them wait for their message."""
-        while len(self._posted) < RECEIVES_AHEAD and (receive := next(expected, None)) is not None:
-            place = buffer[receive.start : receive.stop]
-            if receive.adds or place.dtype != self._wire:
-                self._scratch.append(self._scratch.pop(0))
-                place = self._scratch[-1][: len(place)]
-            self._posted.append((self._group.recv([place], self._peers[receive.peer], 0), place))
-
-    def _receive(self, receive: Receive, buffer: Tensor) -> None:
-        work, values = self._posted.popleft()
-        work.wait()
-        if receive.adds:
-            buffer[receive.start : receive.stop].add_(values)
-        elif values.dtype != buffer.dtype:
-            buffer[receive.start : receive.stop].copy_(values)
-
-    def _allocate_scratch(self, plan: MessagePlan) -> None:
-        """Allocate scratch for every posted receive, kept between runs: fresh pages cost more than the addition."""
-        longest = max((r.stop - r.start for one in plan.rounds for r in one.receives), default=0)
-        if longest and (not self._scratch or len(self._scratch[0]) < longest):
-            self._scratch = [torch.empty(longest, dtype=self._wire) for _ in range(RECEIVES_AHEAD)]
-
-
-class NcclTransport:
-    """Messages between GPU tensors. NCCL pairs sends with receives, so each round is one batch."""
-
-    def __init__(self, axis: Axis, wire: torch.dtype, device: torch.device) -> None:
-        self._axis, self._wire = axis, wire
-        # The first call on a group must include all of its ranks; a round of a tree may not.
-        dist.all_reduce(torch.zeros(1, device=device), group=axis.group)
-
-    def run(self, plan: MessagePlan, buffer: Tensor) -> None:
-        for one in plan.rounds:
-            operations, arrived = [], []
-            for peer, start, stop in one.sends:
-                values = buffer[start:stop]
-                if values.dtype != self._wire:
-                    exact, values = values, values.to(self._wire)
-                    exact.copy_(values)
-                operations.append(dist.P2POp(dist.isend, values, self._axis.ranks[peer], self._axis.group))
-            for receive in one.receives:
-                values = torch.empty(receive.stop - receive.start, dtype=self._wire, device=buffer.device)
-                operations.append(dist.P2POp(dist.irecv, values, self._axis.ranks[receive.peer], self._axis.group))
-                arrived.append((receive, values))
-            if operations:
-                for work in dist.batch_isend_irecv(operations):
-                    work.wait()
-            for receive, values in arrived:
-                place = buffer[receive.start : receive.stop]
-                _ = place.add_(values) if receive.adds else place.copy_(values)
-
-
-def build_transport(axis: Axis, wire: torch.dtype, device: torch.device) -> P2PTransport:
-    """Build the message transport for a device."""
-    return NcclTransport(axis, wire, device) if device.type == "cuda" else GlooTransport(axis, wire)
-
-
-SEGMENT_ELEMENTS = {"cpu": 2**18, "cuda": 2**20}
-"""Length of a message by device, elements (1 and 4 MiB of fp32): short enough to overlap, long enough for the cost of
-a call."""
 
 # torch >= 2.13 deprecates the older names.
 reduce_scatter_tensor: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -171,6 +53,106 @@ class AxisCollectives(Protocol):
         ...
 
 
+def build_collectives(axis: Axis, wire: torch.dtype, device: torch.device) -> AxisCollectives:
+    """Build the collectives of an axis: NCCL's own on GPUs; on CPUs ours, whose order of additions is known."""
+    if axis.size == 1:
+        return NoCollectives(axis)
+    return BackendCollectives(axis, wire) if device.type == "cuda" else P2PCollectives(axis, wire, device)
+
+
+class NoCollectives:
+    """Collectives of an axis with one rank: nothing is sent, so nothing is rounded."""
+
+    def __init__(self, axis: Axis) -> None:
+        assert axis.size == 1
+        self.axis = axis
+
+    def reduce_scatter(self, buffer: Tensor, parts: list[Span]) -> None:
+        pass
+
+    def all_reduce(self, buffer: Tensor) -> None:
+        pass
+
+    all_gather = reduce_scatter
+    reduce = broadcast = all_reduce
+
+
+class BackendCollectives:
+    """The backend's own collectives, used on NCCL, which knows the links between the GPUs."""
+
+    def __init__(self, axis: Axis, wire: torch.dtype) -> None:
+        assert list(axis.ranks) == sorted(axis.ranks), axis.ranks
+        self.axis, self._wire = axis, wire
+
+    def reduce_scatter(self, buffer: Tensor, parts: list[Span]) -> None:
+        start, stop = parts[self.axis.position]
+        packed = _pack(buffer, parts, self._wire, _longest(parts))
+        reduced = packed.new_empty(len(packed) // len(parts))
+        reduce_scatter_tensor(reduced, packed, group=self.axis.group)
+        buffer[start:stop].copy_(reduced[: stop - start])
+
+    def all_gather(self, buffer: Tensor, parts: list[Span]) -> None:
+        local = _pack(buffer, [parts[self.axis.position]], self._wire, _longest(parts))
+        packed = local.new_empty(len(local) * len(parts))
+        all_gather_tensor(packed, local, group=self.axis.group)
+        _unpack(packed, buffer, parts)
+
+    def all_reduce(self, buffer: Tensor) -> None:
+        self._run(dist.all_reduce, buffer)
+
+    def reduce(self, buffer: Tensor) -> None:
+        self._run(partial(dist.reduce, dst=self.axis.ranks[0]), buffer)
+
+    def broadcast(self, buffer: Tensor) -> None:
+        self._run(partial(dist.broadcast, src=self.axis.ranks[0]), buffer)
+
+    def _run(self, collective: Callable[..., object], buffer: Tensor) -> None:
+        """Run a collective in the wire dtype."""
+        sent = buffer.to(self._wire)
+        collective(sent, group=self.axis.group)
+        if sent.dtype != buffer.dtype:
+            buffer.copy_(sent)
+
+
+def _pack(buffer: Tensor, parts: list[Span], wire: torch.dtype, length: int) -> Tensor:
+    """Return the parts one after the other, `length` each, in the wire dtype; the buffer's memory if possible."""
+    grid = _grid(buffer, parts)
+    if grid is not None and grid.shape[1] == length:
+        return grid.to(wire).reshape(-1)
+    packed = buffer.new_zeros(length * len(parts), dtype=wire)
+    for index, (start, stop) in enumerate(parts):
+        packed[index * length : index * length + stop - start].copy_(buffer[start:stop])
+    return packed
+
+
+def _unpack(packed: Tensor, buffer: Tensor, parts: list[Span]) -> None:
+    """Copy packed parts back into the buffer: the inverse of `_pack`."""
+    grid, length = _grid(buffer, parts), _longest(parts)
+    if grid is not None:
+        grid.copy_(packed.view(grid.shape))
+        return
+    for index, (start, stop) in enumerate(parts):
+        buffer[start:stop].copy_(packed[index * length : index * length + stop - start])
+
+
+def _grid(buffer: Tensor, parts: list[Span]) -> Tensor | None:
+    """Return the parts as rows of one view if they have equal lengths and distances, else None."""
+    length, start = _longest(parts), parts[0][0]
+    stride = parts[1][0] - start if len(parts) > 1 else length
+    if parts == [(start + index * stride, start + index * stride + length) for index in range(len(parts))]:
+        return buffer.as_strided((len(parts), length), (stride, 1), buffer.storage_offset() + start)
+    return None
+
+
+def _longest(parts: list[Span]) -> int:
+    return max(stop - start for start, stop in parts)
+
+
+SEGMENT_ELEMENTS = {"cpu": 2**18, "cuda": 2**20}
+"""Length of a message by device, elements (1 and 4 MiB of fp32): short enough to overlap, long enough for the cost of
+a call."""
+
+
 class P2PCollectives:
     """Collectives by rings and chains of point-to-point messages, pipelined in segments."""
 
@@ -197,107 +179,118 @@ class P2PCollectives:
         self._transport.run(chain_broadcast(self.axis.position, self.axis.size, len(buffer), self._segment), buffer)
 
 
-class BackendCollectives:
-    """The backend's own collectives, used on NCCL, which knows the links between the GPUs."""
+class P2PTransport(Protocol):
+    """Runs a message plan over an fp32 buffer.
+
+    In a shorter wire dtype the sent elements are replaced by their rounded values, so that every rank ends with the
+    same bits.
+    """
+
+    def run(self, plan: MessagePlan, buffer: Tensor) -> None: ...
+
+
+def build_transport(axis: Axis, wire: torch.dtype, device: torch.device) -> P2PTransport:
+    """Build the message transport for a device."""
+    return NcclTransport(axis, wire, device) if device.type == "cuda" else GlooTransport(axis, wire)
+
+
+RECEIVES_AHEAD = 8
+"""Number of receives posted before they are needed, and of rounds that sends may run ahead of receives.
+
+gloo sends only when its peer has posted the receive.
+"""
+MAX_UNSENT = 64
+"""Number of unfinished sends before the oldest is waited for, which bounds the memory of casts.
+
+It is several times the number of sends in RECEIVES_AHEAD rounds: else all ranks could wait for each other's receives.
+"""
+
+
+class GlooTransport:
+    """Messages between CPU tensors. A rank waits only for the message that it needs next."""
 
     def __init__(self, axis: Axis, wire: torch.dtype) -> None:
-        assert list(axis.ranks) == sorted(axis.ranks), axis.ranks
-        self.axis, self._wire = axis, wire
+        self._group, self._wire = axis.group, wire
+        self._peers = [axis.group_rank(position) for position in range(axis.size)]
+        self._scratch: list[Tensor] = []
+        self._posted: deque[tuple[dist.Work, Tensor]] = deque()
+        self._unsent: deque[tuple[dist.Work, Tensor]] = deque()
 
-    def reduce_scatter(self, buffer: Tensor, parts: list[Span]) -> None:
-        start, stop = parts[self.axis.position]
-        whole = _pack(buffer, parts, self._wire, _share(parts))
-        mine = whole.new_empty(len(whole) // len(parts))
-        reduce_scatter_tensor(mine, whole, group=self.axis.group)
-        buffer[start:stop].copy_(mine[: stop - start])
+    def run(self, plan: MessagePlan, buffer: Tensor) -> None:
+        rounds, sent, lead = plan.rounds, 0, min(plan.slack, RECEIVES_AHEAD)
+        receives = (receive for current in rounds for receive in current.receives)
+        self._allocate_scratch(plan)
+        self._post_receives(receives, buffer)  # first, or gloo queues its notice behind the data of the first sends
+        for number, current in enumerate(rounds):
+            for following in rounds[sent : number + lead + 1]:
+                self._send(following, buffer)
+            sent = number + lead + 1
+            for receive in current.receives:
+                self._post_receives(receives, buffer)
+                self._receive(receive, buffer)
+        while self._unsent:
+            self._unsent.popleft()[0].wait()
 
-    def all_gather(self, buffer: Tensor, parts: list[Span]) -> None:
-        start, stop = parts[self.axis.position]
-        mine = _pack(buffer, [(start, stop)], self._wire, _share(parts))
-        whole = mine.new_empty(len(mine) * len(parts))
-        all_gather_tensor(whole, mine, group=self.axis.group)
-        _unpack(whole, buffer, parts)
+    def _allocate_scratch(self, plan: MessagePlan) -> None:
+        """Allocate scratch for every posted receive, kept between runs: fresh pages cost more than the addition."""
+        longest = max((r.stop - r.start for current in plan.rounds for r in current.receives), default=0)
+        if longest and (not self._scratch or len(self._scratch[0]) < longest):
+            self._scratch = [torch.empty(longest, dtype=self._wire) for _ in range(RECEIVES_AHEAD)]
 
-    def all_reduce(self, buffer: Tensor) -> None:
-        sent = buffer.to(self._wire)
-        dist.all_reduce(sent, group=self.axis.group)
-        _copy_back(buffer, sent)
+    def _post_receives(self, receives: Iterator[Receive], buffer: Tensor) -> None:
+        """Post receives until RECEIVES_AHEAD of them wait for their message."""
+        while len(self._posted) < RECEIVES_AHEAD and (receive := next(receives, None)) is not None:
+            target = buffer[receive.start : receive.stop]
+            if receive.adds or target.dtype != self._wire:
+                self._scratch.append(self._scratch.pop(0))
+                target = self._scratch[-1][: len(target)]
+            self._posted.append((self._group.recv([target], self._peers[receive.peer], 0), target))
 
-    def reduce(self, buffer: Tensor) -> None:
-        sent = buffer.to(self._wire)
-        dist.reduce(sent, self.axis.ranks[0], group=self.axis.group)
-        _copy_back(buffer, sent)
+    def _send(self, current: Round, buffer: Tensor) -> None:
+        for peer, start, stop in current.sends:
+            values = _round_to_wire(buffer[start:stop], self._wire)
+            self._unsent.append((self._group.send([values], self._peers[peer], 0), values))
+            if len(self._unsent) > MAX_UNSENT:
+                self._unsent.popleft()[0].wait()
 
-    def broadcast(self, buffer: Tensor) -> None:
-        sent = buffer.to(self._wire)
-        dist.broadcast(sent, self.axis.ranks[0], group=self.axis.group)
-        _copy_back(buffer, sent)
-
-
-def _pack(buffer: Tensor, parts: list[Span], wire: torch.dtype, share: int) -> Tensor:
-    """Return the parts one after the other, `share` long each, in the wire dtype; the buffer's memory if possible."""
-    grid = _grid(buffer, parts)
-    if grid is not None and grid.shape[1] == share:
-        return grid.to(wire).reshape(-1)
-    packed = buffer.new_zeros(share * len(parts), dtype=wire)
-    for index, (start, stop) in enumerate(parts):
-        packed[index * share : index * share + stop - start].copy_(buffer[start:stop])
-    return packed
-
-
-def _unpack(packed: Tensor, buffer: Tensor, parts: list[Span]) -> None:
-    """Copy packed parts back into the buffer: the inverse of `_pack`."""
-    grid, share = _grid(buffer, parts), _share(parts)
-    if grid is not None:
-        grid.copy_(packed.view(grid.shape))
-        return
-    for index, (start, stop) in enumerate(parts):
-        buffer[start:stop].copy_(packed[index * share : index * share + stop - start])
+    def _receive(self, receive: Receive, buffer: Tensor) -> None:
+        work, values = self._posted.popleft()
+        work.wait()
+        if receive.adds:
+            buffer[receive.start : receive.stop].add_(values)
+        elif values.dtype != buffer.dtype:
+            buffer[receive.start : receive.stop].copy_(values)
 
 
-def _grid(buffer: Tensor, parts: list[Span]) -> Tensor | None:
-    """Return the parts as rows of one view if they have equal lengths and distances, else None."""
-    share, start = _share(parts), parts[0][0]
-    stride = parts[1][0] - start if len(parts) > 1 else share
-    if parts == [(start + index * stride, start + index * stride + share) for index in range(len(parts))]:
-        return buffer.as_strided((len(parts), share), (stride, 1), buffer.storage_offset() + start)
-    return None
+class NcclTransport:
+    """Messages between GPU tensors. NCCL pairs sends with receives, so each round is one batch."""
+
+    def __init__(self, axis: Axis, wire: torch.dtype, device: torch.device) -> None:
+        self._axis, self._wire = axis, wire
+        # The first call on a group must include all of its ranks; a round of a tree may not.
+        dist.all_reduce(torch.zeros(1, device=device), group=axis.group)
+
+    def run(self, plan: MessagePlan, buffer: Tensor) -> None:
+        for current in plan.rounds:
+            operations, received = [], []
+            for peer, start, stop in current.sends:
+                values = _round_to_wire(buffer[start:stop], self._wire)
+                operations.append(dist.P2POp(dist.isend, values, self._axis.ranks[peer], self._axis.group))
+            for peer, start, stop, adds in current.receives:
+                values = torch.empty(stop - start, dtype=self._wire, device=buffer.device)
+                operations.append(dist.P2POp(dist.irecv, values, self._axis.ranks[peer], self._axis.group))
+                received.append((buffer[start:stop], values, adds))
+            if operations:
+                for work in dist.batch_isend_irecv(operations):
+                    work.wait()
+            for target, values, adds in received:
+                _ = target.add_(values) if adds else target.copy_(values)
 
 
-def _share(parts: list[Span]) -> int:
-    return max(stop - start for start, stop in parts)
-
-
-def _copy_back(buffer: Tensor, sent: Tensor) -> None:
-    if sent.dtype != buffer.dtype:
-        buffer.copy_(sent)
-
-
-class NoCollectives:
-    """Collectives of an axis with one rank: nothing is sent, so nothing is rounded."""
-
-    def __init__(self, axis: Axis) -> None:
-        assert axis.size == 1
-        self.axis = axis
-
-    def reduce_scatter(self, buffer: Tensor, parts: list[Span]) -> None:
-        pass
-
-    def all_gather(self, buffer: Tensor, parts: list[Span]) -> None:
-        pass
-
-    def all_reduce(self, buffer: Tensor) -> None:
-        pass
-
-    def reduce(self, buffer: Tensor) -> None:
-        pass
-
-    def broadcast(self, buffer: Tensor) -> None:
-        pass
-
-
-def build_collectives(axis: Axis, wire: torch.dtype, device: torch.device) -> AxisCollectives:
-    """Build the collectives of an axis: NCCL's own on GPUs; on CPUs ours, whose order of additions is known."""
-    if axis.size == 1:
-        return NoCollectives(axis)
-    return BackendCollectives(axis, wire) if device.type == "cuda" else P2PCollectives(axis, wire, device)
+def _round_to_wire(values: Tensor, wire: torch.dtype) -> Tensor:
+    """Return the values in the wire dtype, and replace them by what is sent."""
+    if values.dtype == wire:
+        return values
+    rounded = values.to(wire)
+    values.copy_(rounded)
+    return rounded

@@ -1,14 +1,13 @@
-"""Message plans of collectives along an axis: who sends what when, and in which order sums are taken. Pure data.
+"""Message plans of collectives along an axis: sender, receiver and elements of every message, as pure data.
 
-Positions 0 .. size-1 are the ranks along one axis. In low precision the order of a sum decides its error, so it is
-defined once, here; tests hold the real worlds to it bit for bit.
+Positions 0 .. size-1 are the ranks along one axis. A plan also fixes the order of each sum, which decides its error in
+low precision; tests compare real worlds with it bit for bit.
 
 A plan is made once for each length. Its rounds match across positions: what one sends in round t another receives in
 its round t. A round's sends carry the results of earlier rounds, but may be sent `slack` rounds early, since data that
-old is complete; so links do not idle while a rank adds.
+old is complete. So links do not idle while a rank adds.
 """
 
-from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
 from typing import NamedTuple
@@ -19,28 +18,17 @@ Span = tuple[int, int]
 
 def equal_spans(length: int, parts: int, start: int = 0) -> list[Span]:
     """Cut `length` elements into equal parts. If they do not divide, the last parts are shorter or empty."""
-    share = -(-length // parts)
-    edges = [start + min(part * share, length) for part in range(parts + 1)]
+    part_length = -(-length // parts)
+    edges = [start + min(part * part_length, length) for part in range(parts + 1)]
     return list(pairwise(edges))
 
 
 def ring_part(position: int, step: int, size: int) -> int:
     """Return the part that `position` sends at `step` of a ring reduce-scatter (0 <= step < size - 1).
 
-    Part p starts at position p + 1, travels once around and is complete at position p: the sum is a chain in that
-    order.
+    Part p starts at position p + 1, travels once around the ring and is complete at position p.
     """
     return (position - 1 - step) % size
-
-
-def ring_chain(part: int, size: int) -> list[int]:
-    """Return the positions in the order in which a ring adds them to `part`."""
-    return [(part + 1 + step) % size for step in range(size)]
-
-
-def row_chain(size: int) -> list[int]:
-    """Return the positions in the order in which a chain that ends at position 0 adds them."""
-    return list(range(size - 1, -1, -1))
 
 
 def tree_parent(position: int, size: int) -> int | None:
@@ -64,14 +52,14 @@ def tree_children(position: int, size: int) -> list[int]:
     if not half:
         return []
     right = node + half
-    while half and right > size:  # a missing right child is replaced by its nearest left descendant
+    while half and right > size:  # the nearest left descendant replaces a missing right child
         half //= 2
         right -= half
     return [node - lowest - 1, right - 1] if half else [node - lowest - 1]
 
 
 def mirror_position(position: int, size: int) -> int:
-    """Renumber positions so that leaves of the tree become inner nodes; its own inverse if size is even.
+    """Renumber positions so that leaves of the tree become inner nodes; an involution if size is even.
 
     Two trees, one of them renumbered, with half the data each keep every link busy (Sanders 2009, two-tree algorithms).
     """
@@ -113,7 +101,7 @@ class MessagePlan(NamedTuple):
 def ring_reduce_scatter(position: int, parts: tuple[Span, ...], segment: int) -> MessagePlan:
     """Plan a ring reduce-scatter: parts[position] holds the sum afterwards.
 
-    It takes size - 1 steps and (size - 1)/size of the data per link and direction. Parts travel in segments of
+    It takes size - 1 steps and (size - 1)/size of the data per link and direction. Parts are sent in segments of
     `segment` elements: while one is added, the next is in flight.
     """
     size = len(parts)
@@ -139,46 +127,37 @@ def _ring_plan(
     """
     size = len(parts)
     after, before = (position + 1) % size, (position - 1) % size
-    count = max(-(-(stop - start) // segment) for start, stop in parts)
+    segments = [segment_spans(stop - start, segment, start) for start, stop in parts]
+    count = max(map(len, segments))
     rounds = []
     for sent, received in steps:
         for number in range(count):
-            sends = [Send(after, *span) for span in _segment_of_part(parts[sent], number, segment)]
-            receives = [Receive(before, *span, adds) for span in _segment_of_part(parts[received], number, segment)]
+            sends = [Send(after, *span) for span in _span_at(segments[sent], number)]
+            receives = [Receive(before, *span, adds) for span in _span_at(segments[received], number)]
             rounds.append(Round(tuple(sends), tuple(receives)))
     return MessagePlan(tuple(rounds), count - 1)
-
-
-def _segment_of_part(part: Span, number: int, segment: int) -> Iterator[Span]:
-    """Yield segment `number` of a part, if the part is that long."""
-    start = part[0] + number * segment
-    if start < part[1]:
-        yield start, min(start + segment, part[1])
 
 
 @cache
 def chain_reduce(position: int, size: int, length: int, segment: int) -> MessagePlan:
     """Plan a chain reduce: position 0 holds the sum afterwards. Segments go along size-1, .., 1, 0 in a pipeline."""
-    pieces = segment_spans(length, segment)
-    rounds = []
-    for time in range(len(pieces) + size - 2):
-        out, into = time - (size - 1 - position), time - (size - 2 - position)
-        sends = [Send(position - 1, *pieces[out])] if position > 0 and 0 <= out < len(pieces) else []
-        comes = position < size - 1 and 0 <= into < len(pieces)
-        rounds.append(Round(tuple(sends), (Receive(position + 1, *pieces[into], True),) if comes else ()))
-    return MessagePlan(tuple(rounds), 0)
+    hops = size - 1 - position  # before a segment reaches this position
+    return _chain_plan(segment_spans(length, segment), hops, size, position + 1, position - 1, adds=True)
 
 
 @cache
 def chain_broadcast(position: int, size: int, length: int, segment: int) -> MessagePlan:
     """Plan a chain broadcast from position 0. Segments go along 0, 1, .., size-1 in a pipeline."""
-    pieces = segment_spans(length, segment)
+    return _chain_plan(segment_spans(length, segment), position, size, position - 1, position + 1, adds=False)
+
+
+def _chain_plan(segments: list[Span], hops: int, size: int, before: int, after: int, *, adds: bool) -> MessagePlan:
+    """Plan a position of a chain, `hops` behind its start, that receives from `before` and sends to `after`."""
     rounds = []
-    for time in range(len(pieces) + size - 2):
-        out, into = time - position, time - position + 1
-        sends = [Send(position + 1, *pieces[out])] if position < size - 1 and 0 <= out < len(pieces) else []
-        comes = position > 0 and 0 <= into < len(pieces)
-        rounds.append(Round(tuple(sends), (Receive(position - 1, *pieces[into], False),) if comes else ()))
+    for time in range(len(segments) + size - 2):
+        sends = [Send(after, *span) for span in _span_at(segments, time - hops) if hops < size - 1]
+        receives = [Receive(before, *span, adds) for span in _span_at(segments, time - hops + 1) if hops > 0]
+        rounds.append(Round(tuple(sends), tuple(receives)))
     return MessagePlan(tuple(rounds), 0)
 
 
@@ -199,25 +178,22 @@ def double_tree(position: int, size: int, length: int, segment: int) -> MessageP
 
 
 def _tree_rounds(position: int, size: int, part: Span, segment: int, renumber: bool) -> list[Round]:
-    """Plan one tree: in round t of a node at depth d, piece t - (height - d) goes up, piece t - height - d down."""
-    number = {p: mirror_position(p, size) if renumber else p for p in range(size)}
-    at = {node: p for p, node in number.items()}
-    node = number[position]
-    above = tree_parent(node, size)
-    parent = None if above is None else at[above]
-    children = [at[child] for child in tree_children(node, size)]
+    """Plan one tree: in round t of a node at depth d, segment t - (height - d) goes up, segment t - height - d down."""
+    node_of = {p: mirror_position(p, size) if renumber else p for p in range(size)}
+    position_of = {node: p for p, node in node_of.items()}
+    node = node_of[position]
+    parent_node = tree_parent(node, size)
+    parents = [] if parent_node is None else [position_of[parent_node]]
+    children = [position_of[child] for child in tree_children(node, size)]
     depth, height = _tree_depth(node, size), max(_tree_depth(other, size) for other in range(size))
-    pieces = segment_spans(part[1] - part[0], segment, part[0])
-
-    def piece(index: int) -> list[Span]:
-        return [pieces[index]] if 0 <= index < len(pieces) else []
-
+    segments = segment_spans(part[1] - part[0], segment, part[0])
     rounds = []
-    for time in range(len(pieces) + 2 * height - 1 if pieces else 0):
-        sends = [Send(parent, *span) for span in piece(time - height + depth) if parent is not None]
-        sends += [Send(child, *span) for child in children for span in piece(time - height - depth)]
-        receives = [Receive(child, *s, True) for child in children for s in piece(time - height + depth + 1)]
-        receives += [Receive(parent, *s, False) for s in piece(time - height - depth + 1) if parent is not None]
+    for time in range(len(segments) + 2 * height - 1 if segments else 0):
+        up, down = time - height + depth, time - height - depth
+        sends = [Send(parent, *span) for parent in parents for span in _span_at(segments, up)]
+        sends += [Send(child, *span) for child in children for span in _span_at(segments, down)]
+        receives = [Receive(child, *span, True) for child in children for span in _span_at(segments, up + 1)]
+        receives += [Receive(parent, *span, False) for parent in parents for span in _span_at(segments, down + 1)]
         rounds.append(Round(tuple(sends), tuple(receives)))
     return rounds
 
@@ -230,3 +206,8 @@ def _tree_depth(node: int, size: int) -> int:
 def segment_spans(length: int, segment: int, start: int = 0) -> list[Span]:
     """Cut `length` elements into segments. The last one may be shorter."""
     return [(low, min(low + segment, start + length)) for low in range(start, start + length, segment)]
+
+
+def _span_at(segments: list[Span], number: int) -> list[Span]:
+    """Return segment `number` as a list, empty if there is no such segment."""
+    return [segments[number]] if 0 <= number < len(segments) else []

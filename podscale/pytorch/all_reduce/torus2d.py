@@ -1,40 +1,31 @@
 """2-D torus all-reduce on a grid of ranks: along the rows, the columns, the rows (Ying 2018; Mikami 2018).
 
 Each rank reduce-scatters its bucket inside its row, all-reduces its shard along its column and all-gathers inside the
-row, so a slow link between rows carries 1/row of the data. With rows inside nodes, NCCL's users call this hierarchical.
+row, so a slow link between rows carries 1/row of the data. If rows are nodes, NCCL's users call it hierarchical.
 """
 
 import torch
 from torch import Tensor
 
-from podscale.pytorch.all_reduce.collectives import all_gather_tensor, build_collectives
+from podscale.pytorch.all_reduce.algorithms import GridAllReduce
+from podscale.pytorch.all_reduce.collectives import all_gather_tensor
 from podscale.pytorch.all_reduce.plan import Span, equal_spans
-from podscale.pytorch.comm_queue import build_slice_queue, run_pipelined, slice_count
+from podscale.pytorch.comm_queue import run_pipelined, slice_count
 from podscale.pytorch.mesh import Mesh
 
 
 def slice_spans(length: int, row: int, slices: int) -> list[list[Span]]:
     """Return for each slice its span of every shard. Shard bounds do not depend on the number of slices."""
-    parts = [equal_spans(stop - start, slices, start) for start, stop in equal_spans(length, row)]
-    return [list(cut) for cut in zip(*parts, strict=True)]
+    by_shard = [equal_spans(stop - start, slices, start) for start, stop in equal_spans(length, row)]
+    return [list(spans) for spans in zip(*by_shard, strict=True)]
 
 
-class Torus2DAllReduce:
+class Torus2DAllReduce(GridAllReduce):
     """2-D torus all-reduce. It has one shard per position of the row."""
 
-    def __init__(
-        self,
-        mesh: Mesh,
-        device: torch.device,
-        wire_row: torch.dtype = torch.float32,
-        wire_column: torch.dtype = torch.float32,
-    ) -> None:
+    def __init__(self, mesh: Mesh, device: torch.device, *wires: torch.dtype) -> None:
+        super().__init__(mesh, device, *wires)
         self.shards, self.shard = mesh.row.size, mesh.row.position
-        self._mesh = mesh
-        self._ranks = mesh.row.size * mesh.column.size
-        self._row = build_collectives(mesh.row, wire_row, device)
-        self._column = build_collectives(mesh.column, wire_column, device)
-        self._slice_queue = build_slice_queue(device)
 
     def reduce_scatter(self, bucket: Tensor) -> Tensor:
         self._reduce(bucket, gather=False)
@@ -49,16 +40,16 @@ class Torus2DAllReduce:
 
     def _reduce(self, bucket: Tensor, *, gather: bool) -> None:
         bucket.mul_(1.0 / self._ranks)
-        cuts = slice_spans(len(bucket), self.shards, slice_count(len(bucket), self._mesh.shape, bucket.device.type))
+        spans = slice_spans(len(bucket), self.shards, slice_count(len(bucket), self._mesh.shape, bucket.device.type))
 
         def inward(number: int) -> None:
-            self._row.reduce_scatter(bucket, cuts[number])
+            self._row.reduce_scatter(bucket, spans[number])
 
         def across(number: int) -> None:
-            start, stop = cuts[number][self.shard]
+            start, stop = spans[number][self.shard]
             self._column.all_reduce(bucket[start:stop])
 
         def outward(number: int) -> None:
-            self._row.all_gather(bucket, cuts[number])
+            self._row.all_gather(bucket, spans[number])
 
-        run_pipelined(self._slice_queue, len(cuts), inward, across, outward if gather else None)
+        run_pipelined(self._column_queue, len(spans), inward, across, outward if gather else None)

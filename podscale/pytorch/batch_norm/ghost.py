@@ -7,34 +7,34 @@ from torch import Tensor
 
 from podscale.pytorch.batch_norm.native_kernels import memory_order, statistics_dtype
 
+Running = tuple[Tensor, Tensor]
+"""Running mean and variance of each channel."""
+
 
 def ghost_batch_norm(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    running_mean: Tensor,
-    running_var: Tensor,
-    part_size: int,
-    momentum: float,
-    eps: float,
+    x: Tensor, weight: Tensor, bias: Tensor, running: Running, part_size: int, momentum: float, eps: float
 ) -> Tensor:
-    """Images [n, channels, h, w] with n >= part, each `part` of them normalised by itself; a rest joins the last part.
+    """Normalise each part of the images by itself. A remainder joins the last part.
 
     The running statistics move once, towards the mean of the parts' means and of their unbiased variances: as if each
     part were a rank, and the ranks' running statistics were averaged.
+
+    Args:
+        x: images [n, channels, height, width] with n >= part_size.
+        part_size: images of a part.
     """
-    starts = range(0, len(x) - part_size + 1, part_size)
-    sizes = [part_size] * (len(starts) - 1) + [len(x) - starts[-1]]
+    parts = len(x) // part_size
+    sizes = [part_size] * (parts - 1) + [len(x) - (parts - 1) * part_size]
     if torch.compiler.is_compiling():
-        y, mean, unbiased = _traced_ghost_batch_norm(x, weight, bias, sizes, eps)
-        running_mean.lerp_(mean, momentum)
-        running_var.lerp_(unbiased, momentum)
+        y, *statistics = _traced_ghost_batch_norm(x, weight, bias, sizes, eps)
+        for average, new in zip(running, statistics, strict=True):
+            average.lerp_(new, momentum)
         return y
-    return _GhostBatchNorm.apply(x, weight, bias, running_mean, running_var, sizes, momentum, eps)  # type: ignore[no-any-return]
+    return _GhostBatchNorm.apply(x, weight, bias, running, sizes, momentum, eps)  # type: ignore[no-any-return]
 
 
 class _GhostBatchNorm(torch.autograd.Function):
-    """torch's local batch norm, part by part, straight into one output."""
+    """torch's local batch norm of each part, written into one output."""
 
     @staticmethod
     def forward(
@@ -42,8 +42,7 @@ class _GhostBatchNorm(torch.autograd.Function):
         x: Tensor,
         weight: Tensor,
         bias: Tensor,
-        running_mean: Tensor,
-        running_var: Tensor,
+        running: Running,
         sizes: list[int],
         momentum: float,
         eps: float,
@@ -51,18 +50,10 @@ class _GhostBatchNorm(torch.autograd.Function):
         x = x.contiguous(memory_format=memory_order(x))
         y = torch.empty_like(x)
         saved = x.new_empty((2, len(sizes), x.shape[1]), dtype=weight.dtype)
-        for i, (given, out) in enumerate(zip(x.split(sizes), y.split(sizes), strict=True)):
-            torch.native_batch_norm(
-                given,
-                weight,
-                bias,
-                running_mean,
-                running_var,
-                True,
-                part_momentum(momentum, i, len(sizes)),
-                eps,
-                out=(out, saved[0, i], saved[1, i]),
-            )
+        for i, (part, out) in enumerate(zip(x.split(sizes), y.split(sizes), strict=True)):
+            outputs = (out, saved[0, i], saved[1, i])
+            m = part_momentum(momentum, i, len(sizes))
+            torch.native_batch_norm(part, weight, bias, *running, True, m, eps, out=outputs)
         ctx.save_for_backward(x, weight, saved)
         ctx.sizes, ctx.eps = sizes, eps
         return y
@@ -71,30 +62,29 @@ class _GhostBatchNorm(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, (means, invstds) = ctx.saved_tensors
         dy = gradients[0].contiguous(memory_format=memory_order(x))
-        parts = [
+        gradients_of_parts = [
             torch.ops.aten.native_batch_norm_backward(
-                d, given, weight, None, None, mean, invstd, True, ctx.eps, [True, True, True]
+                part_dy, part, weight, None, None, mean, invstd, True, ctx.eps, [True, True, True]
             )
-            for d, given, mean, invstd in zip(dy.split(ctx.sizes), x.split(ctx.sizes), means, invstds, strict=True)
+            for part_dy, part, mean, invstd in zip(dy.split(ctx.sizes), x.split(ctx.sizes), means, invstds, strict=True)
         ]
-        dx, dw, db = zip(*parts, strict=True)
-        nothing = (None, None, None, None, None)
-        return torch.cat(dx), torch.stack(dw).sum(0), torch.stack(db).sum(0), *nothing
+        dx, dw, db = zip(*gradients_of_parts, strict=True)
+        return torch.cat(dx), torch.stack(dw).sum(0), torch.stack(db).sum(0), None, None, None, None
 
 
 def part_momentum(momentum: float, index: int, parts: int) -> float:
-    """The momentum of part `index` with which all parts, one after the other, weigh momentum / parts each."""
+    """Return the momentum of part `index` with which each part has weight momentum / parts after the last one."""
     return momentum / (parts - (parts - 1 - index) * momentum)
 
 
 def _traced_ghost_batch_norm(
     x: Tensor, weight: Tensor, bias: Tensor, sizes: list[int], eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The same as plain operations, for the compiler: output, mean of means, mean of unbiased variances."""
+    """Return output, mean of means and mean of unbiased variances, by plain operations for the compiler."""
     ys, means, variances = [], [], []
-    whole = len(sizes) if sizes[-1] == sizes[0] else len(sizes) - 1
-    cut = whole * sizes[0]
-    for images, parts in ((x[:cut], whole), (x[cut:], 1)):
+    equal_parts = len(sizes) if sizes[-1] == sizes[0] else len(sizes) - 1
+    cut = equal_parts * sizes[0]
+    for images, parts in ((x[:cut], equal_parts), (x[cut:], 1)):
         if len(images):
             values = images.unflatten(0, (parts, -1)).to(statistics_dtype(x))
             var, mean = torch.var_mean(values, dim=(1, 3, 4), correction=0, keepdim=True)

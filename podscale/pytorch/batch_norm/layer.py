@@ -1,22 +1,22 @@
 """Batch norm layer: statistics of a group of ranks, one message in forward and one in backward, and running statistics.
 
-Moments of a group. Each rank computes its own mean and variance (two passes or Welford, never a difference of large
-sums) and sends count, count * mean and count * (var + mean^2) in fp64 in one all-reduce. With fp32 sums, a mean of 1000
-would leave nothing of a variance below 0.06. Eight bytes a value are 425 KB a step in the 53 messages of ResNet-50,
-which are bound by latency, not bandwidth. The weighted sum handles uneven batches.
+Moments of a group. Each rank computes its mean and variance (two passes or Welford, never a difference of large sums)
+and sends count, count * mean and count * (var + mean^2) in fp64 in one all-reduce. With fp32 sums, a mean of 1000 would
+erase a variance below 0.06. Eight bytes a value are 425 KB a step in the 53 messages of ResNet-50, which are bound by
+latency, not bandwidth. The weighted sum handles uneven batches.
 
 Backward. With sums over the whole group (Ioffe 2015, section 3) and xmu = x - mean:
 dx = weight * invstd * (dy - sum(dy) / count - xmu * invstd^2 * sum(dy * xmu) / count).
 The gradients of weight and bias stay local: the gradient average over the ranks completes them. Under torch.compile
 the same function is traced with plain operations and functional collectives, without a graph break.
 
-Running statistics. They are kept equal on all ranks, because each rank sees its own batches. The field averages them
-before an evaluation or a checkpoint (Google's JAX entry to MLPerf v0.7, flax's ImageNet example, timm's
-`--dist-bn reduce`). A running average is linear, so averaging at every step gives the same values; a checkpoint then
-holds one copy, restores at any world size, and a resumed run is bit-exact. It costs no extra message: the change of a
-step travels with the gradients (see reducer). The change is sent, not the value: in half precision a rounded value
-would stop following at 2 % of itself (8 bits, momentum 0.1). As in the field, the variance is the mean of the ranks'
-variances. Google's TensorFlow entry to v0.6 does not synchronise them; taking the first rank's corresponds to it.
+Running statistics. They are averaged over the ranks at every step. The field averages them before an evaluation or a
+checkpoint (Google's JAX entry to MLPerf v0.7, flax's ImageNet example, timm's `--dist-bn reduce`). A running average is
+linear, so both give the same values; with ours a checkpoint holds one copy, restores at any world size, and a resumed
+run is bit-exact. It costs no extra message: the change of a step is sent with the gradients (see reducer). The change
+is sent, not the value: in half precision a rounded value would stop following at 2 % of itself (8 bits, momentum 0.1).
+As in the field, the variance is the mean of the ranks' variances. Google's TensorFlow entry to v0.6 does not
+synchronise them, which corresponds to the statistics of the first rank.
 """
 
 import logging
@@ -39,12 +39,12 @@ from podscale.pytorch.batch_norm.native_kernels import memory_order
 from podscale.pytorch.world import World
 
 SumFunction = Callable[[Tensor], Tensor]
-"""Adds a tensor up over the ranks of a group; may do it in place."""
+"""Sums a tensor over the ranks of a group, possibly in place."""
 
 
 @dataclass(frozen=True)
 class ChannelMoments:
-    """Mean, biased and unbiased variance of each channel; count: values behind each, fp64 [1] on the device."""
+    """Mean, biased and unbiased variance of each channel; count: values of a channel, fp64 [1] on the device."""
 
     mean: Tensor
     var: Tensor
@@ -55,11 +55,11 @@ class ChannelMoments:
 def combine_moments(
     mean: Tensor, var: Tensor, count: int, sum_over_group: SumFunction, dtype: torch.dtype
 ) -> ChannelMoments:
-    """The moments of all ranks' values, in `dtype`, from each rank's own (its biased variance)."""
+    """Return the moments over all ranks, in `dtype`, from those of this rank (its biased variance)."""
     channels = len(mean)
     message = torch.cat([mean, var, mean.new_ones(1)]).double()
-    own_mean, own_square = message[:channels], message[channels:-1]
-    own_square.addcmul_(own_mean, own_mean)
+    local_mean, local_square = message[:channels], message[channels:-1]
+    local_square.addcmul_(local_mean, local_mean)
     message = sum_over_group(message.mul_(count))
     total = message[-1:]
     exact_mean, exact_square = message[:-1].div(total).view(2, channels)
@@ -72,9 +72,12 @@ def combine_moments(
 def sync_batch_norm(
     x: Tensor, weight: Tensor, bias: Tensor, eps: float, group: dist.ProcessGroup
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Images [n, channels, h, w] normalised over all ranks of `group`; mean and unbiased variance, without gradient.
+    """Normalise images [n, channels, height, width] over all ranks of `group`.
 
-    Every rank of the group must call this in the same order; the batches may differ in size, but none is empty.
+    Every rank of the group must call this in the same order. The batches may differ in size, but must not be empty.
+
+    Returns:
+        Output, mean and unbiased variance, the last two without gradient.
     """
     y, mean, var = _SyncBatchNorm.apply(x, weight, bias, eps, group)
     return y, mean, var
@@ -87,15 +90,14 @@ class _SyncBatchNorm(torch.autograd.Function):
         x = x.contiguous(memory_format=memory_order(x))
         mean, var = kernels.moments(x)
         exact = native_kernels.statistics_dtype(x)
-        found = combine_moments(
-            mean, var, x.numel() // x.shape[1], lambda message: _all_reduce_sum(message, group), exact
-        )
-        invstd = torch.rsqrt(found.var + eps)
-        y = kernels.normalise(x, found.mean, invstd, weight.to(exact), bias.to(exact))
-        ctx.save_for_backward(x, weight, found.mean, invstd, found.count)
+        count = x.numel() // x.shape[1]
+        moments = combine_moments(mean, var, count, lambda message: _all_reduce_sum(message, group), exact)
+        invstd = torch.rsqrt(moments.var + eps)
+        y = kernels.normalise(x, moments.mean, invstd, weight.to(exact), bias.to(exact))
+        ctx.save_for_backward(x, weight, moments.mean, invstd, moments.count)
         ctx.group = group
-        ctx.mark_non_differentiable(found.mean, found.unbiased)
-        return y, found.mean, found.unbiased
+        ctx.mark_non_differentiable(moments.mean, moments.unbiased)
+        return y, moments.mean, moments.unbiased
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -123,12 +125,14 @@ log = logging.getLogger(__name__)
 class BatchNorm(nn.Module):
     """Normalises images [n, channels, height, width] per channel, over the batch, the batches of `group`, or parts.
 
-    `part` cuts the batch into parts of so many images, each normalised by itself: what as many small cores would do.
-    Statistics are fp32 (fp64 for fp64 images), whatever the images are; the output has the dtype and memory order of
-    the images. Running statistics follow with weight `momentum`; those of parts are their means, as if each part were
-    a rank. The running variance is the unbiased one, as in torch and cuDNN; flax keeps the biased one, which is less
-    by one part in the values per channel (6e-4 at 32 images of 7 x 7). There is no `num_batches_tracked`: the momentum
-    is constant, and one counter kernel per layer and step would buy nothing.
+    Statistics are fp32 (fp64 for fp64 images), whatever the dtype of the images; the output has the dtype and memory
+    order of the images. The running variance is the unbiased one, as in torch and cuDNN; flax stores the biased one,
+    which is smaller by a factor of 1 - 1 / (values per channel) (6e-4 at 32 images of 7 x 7). There is no
+    `num_batches_tracked`, because the momentum is constant and a counter is one more kernel per layer and step.
+
+    Attributes:
+        group: ranks whose batches are normalised together; None: this rank alone.
+        part_size: images of a part, normalised by itself (see `ghost`); None: the batch.
     """
 
     running_mean: Tensor
@@ -148,30 +152,33 @@ class BatchNorm(nn.Module):
         running = (self.running_mean, self.running_var)
         if self.training and self.group is not None:
             y, mean, var = sync_batch_norm(x, self.weight, self.bias, self.eps, self.group)
-            for kept, new in zip(running, (mean, var), strict=True):
-                kept.lerp_(new, self.momentum)
+            for average, new in zip(running, (mean, var), strict=True):
+                average.lerp_(new, self.momentum)
             return y
         if self.training and self.part_size is not None and len(x) >= 2 * self.part_size:
-            return ghost_batch_norm(x, self.weight, self.bias, *running, self.part_size, self.momentum, self.eps)
+            return ghost_batch_norm(x, self.weight, self.bias, running, self.part_size, self.momentum, self.eps)
         return F.batch_norm(x, *running, self.weight, self.bias, self.training, self.momentum, self.eps)
 
 
 def assign_batch_norm_groups(model: nn.Module, world: World, norm_group: BatchNormGroup) -> None:
-    """Lets every batch norm of `model` take statistics over `span`. Every rank must call this at the same time.
+    """Set the statistics group of every batch norm of `model`. Every rank must call this at the same time.
 
-    A group has a communicator of its own, since its messages run while another thread averages gradients. Groups are
-    consecutive ranks, wherever these run, so that results do not depend on it; where they are not inside nodes, a
-    warning says so.
+    A group has its own communicator, since its messages run while another thread averages gradients. Groups are
+    consecutive ranks, so that results do not depend on the nodes. Logs a warning if a group spans nodes.
     """
-    layers = [module for module in model.modules() if isinstance(module, BatchNorm)]
+    layers = _batch_norm_layers(model)
     group = world.consecutive_group(norm_group.ranks) if norm_group.ranks > 1 else None
     for layer in layers:
         layer.group, layer.part_size = group, None if group else norm_group.images
     if group and _crosses_nodes(norm_group.ranks, world.nodes()) and world.is_rank0:
         log.warning(
-            f"batch-norm groups of {norm_group.ranks} ranks reach over nodes: {2 * len(layers)} small messages a step "
-            "go between them, each at the latency of the network"
+            f"batch-norm groups of {norm_group.ranks} ranks span nodes: {2 * len(layers)} small messages a step cross "
+            "the network, each with its latency"
         )
+
+
+def _batch_norm_layers(model: nn.Module) -> list[BatchNorm]:
+    return [module for module in model.modules() if isinstance(module, BatchNorm)]
 
 
 def _crosses_nodes(ranks: int, nodes: tuple[int, ...]) -> bool:
@@ -181,37 +188,37 @@ def _crosses_nodes(ranks: int, nodes: tuple[int, ...]) -> bool:
 class RunningStatistics:
     """All running means and variances of a model as views of one flat fp32 tensor.
 
-    weight: weight of this rank's values in the average over the ranks (1 each: their mean).
+    Args:
+        weight: weight of this rank's values in the average over the ranks; 1 on every rank gives the mean.
     """
 
     def __init__(self, model: nn.Module, *, weight: float = 1.0) -> None:
         self._weight = weight
-        modules = [module for module in model.modules() if isinstance(module, BatchNorm)]
-        pairs = [(module, name) for module in modules for name in ("running_mean", "running_var")]
-        self.flat = torch.cat([getattr(module, name) for module, name in pairs])
-        parts = self.flat.split([getattr(module, name).numel() for module, name in pairs])
-        for (module, name), part in zip(pairs, parts, strict=True):
-            setattr(module, name, part)
+        pairs = [(layer, name) for layer in _batch_norm_layers(model) for name in ("running_mean", "running_var")]
+        self.flat = torch.cat([getattr(layer, name) for layer, name in pairs])
+        views = self.flat.split([getattr(layer, name).numel() for layer, name in pairs])
+        for (layer, name), view in zip(pairs, views, strict=True):
+            setattr(layer, name, view)
         self._saved = self.flat.clone()
 
     def __len__(self) -> int:
         return len(self.flat)
 
     def save(self) -> None:
-        """Keeps the values from before a forward pass, to go back to if the update is masked."""
+        """Save the values before a forward pass, to restore them if the step is masked."""
         self._saved.copy_(self.flat)
 
     def write_change(self, to_average: Tensor) -> None:
-        """Writes what this rank brings to the average over the ranks: the change since `remember`."""
+        """Write this rank's contribution to the average over the ranks: the weighted change since `save`."""
         torch.sub(self.flat, self._saved, out=to_average).mul_(self._weight)
 
     def apply_change(self, change: Tensor, finite: Tensor) -> None:
-        """Takes over the averaged change, or goes back to the remembered values where the update is not finite."""
+        """Apply the averaged change, or restore the saved values if the step is not finite."""
         torch.where(finite, self._saved + change, self._saved, out=self.flat)
 
 
 def running_statistics_weight(section: BatchNormSection, world: World) -> float:
-    """This rank's weight: the same for all ranks, or everything for the first."""
+    """Return the weight of this rank: 1, or with `running: first` the world size on rank 0 and 0 elsewhere."""
     if section.running == "mean":
         return 1.0
     return float(world.size) if world.is_rank0 else 0.0

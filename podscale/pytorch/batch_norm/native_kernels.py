@@ -1,8 +1,8 @@
 """Four passes of batch norm over images by torch's own kernels, which support both memory formats and mixed dtypes.
 
-On CUDA they are the kernels of SyncBatchNorm. A CPU has no such kernels; batch norm in evaluation mode with given
-statistics does the same work there, also as a general affine map per channel. `scale` and the moments are fp32 (fp64
-for fp64 images), whatever the dtype of the images.
+On CUDA they are the kernels of SyncBatchNorm. A CPU has no such kernels; there batch norm in evaluation mode with
+explicit statistics does the same work, also as a general affine map per channel. Scales and moments are fp32 (fp64 for
+fp64 images), whatever the dtype of the images.
 """
 
 from typing import cast
@@ -11,36 +11,36 @@ import torch
 from torch import Tensor
 
 MOMENT_BLOCK_VALUES = 2**20
-"""Values in one block of the CPU's moments: it stays in the cache between its two passes, and the kernel for channels
-last adds up one fp32 sum over all rows, whose error grows with their number (2e-5 of the variance at 100,000)."""
+"""Values in one block of the CPU's moments: it stays in the cache between its two passes, and the channels-last kernel
+has one fp32 sum over all rows, whose error grows with their number (2e-5 of the variance at 100,000)."""
 
 FAR_DEVIATIONS = 100.0
-"""Deviations from zero beyond which a mean is subtracted, on a CPU, before moments are taken again."""
+"""Standard deviations from zero beyond which, on a CPU, the mean is subtracted and moments are computed again."""
 
 
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and biased variance of each channel of images [n, channels, height, width], fp32 or fp64."""
+    """Return mean and biased variance of each channel of images [n, channels, height, width], fp32 or fp64."""
     if x.is_cuda:
         return torch.batch_norm_update_stats(x, None, None, 0.0)
     mean, var = _block_moments(x)
     if bool((mean.square() > FAR_DEVIATIONS**2 * var).any()):
-        near = mean.to(statistics_dtype(x))
-        rest, var = _block_moments(x - near.view(1, -1, 1, 1))
-        mean = near + rest
+        offset = mean.to(statistics_dtype(x))
+        difference, var = _block_moments(x - offset.view(1, -1, 1, 1))
+        mean = offset + difference
     return mean, var
 
 
 def normalise(x: Tensor, mean: Tensor, invstd: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """(x - mean) * invstd * weight + bias."""
+    """Return (x - mean) * invstd * weight + bias."""
     if x.is_cuda:
         return torch.batch_norm_elemt(x, weight, bias, mean, invstd, 0.0)
     return _affine(x, mean, weight * invstd, bias)
 
 
 def gradient_sums(dy: Tensor, x: Tensor, mean: Tensor, invstd: Tensor) -> tuple[Tensor, Tensor]:
-    """sum(dy) and sum(dy * (x - mean)) of each channel."""
-    if x.is_cuda:  # the weight is not used for these sums, but its dtype says that parameters are fp32
-        weight = invstd
+    """Return sum(dy) and sum(dy * (x - mean)) of each channel."""
+    if x.is_cuda:
+        weight = invstd  # only its dtype is used, which must be that of the parameters
         sum_dy, sum_dy_xmu, _, _ = torch.batch_norm_backward_reduce(dy, x, mean, invstd, weight, True, False, False)
         return sum_dy, sum_dy_xmu
     one = torch.ones_like(mean)
@@ -53,37 +53,37 @@ def gradient_sums(dy: Tensor, x: Tensor, mean: Tensor, invstd: Tensor) -> tuple[
 def input_gradient(
     dy: Tensor, x: Tensor, mean: Tensor, invstd: Tensor, weight: Tensor, sums: Tensor, count: Tensor
 ) -> Tensor:
-    """weight * invstd * (dy - sums[0] / count - (x - mean) * invstd^2 * sums[1] / count), in the dtype of x."""
+    """Return weight * invstd * (dy - sums[0] / count - (x - mean) * invstd^2 * sums[1] / count) in the dtype of x."""
     if x.is_cuda:
         return torch.batch_norm_backward_elemt(dy, x, mean, invstd, weight, sums[0], sums[1], count.to(torch.int32))
     scale = weight * invstd
-    shares = sums / count.to(sums.dtype)
-    of_x = _affine(x.to(scale.dtype), mean, -scale * invstd * invstd * shares[1], -scale * shares[0])
-    return of_x.addcmul_(dy.to(scale.dtype), scale.view(1, -1, 1, 1)).to(x.dtype)
-
-
-def _block_moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Moments block by block, put together as those of ranks are; fp64."""
-    scratch = torch.zeros(2, x.shape[1], dtype=statistics_dtype(x))  # its dtype is what the kernel answers in
-    blocks = x.split(max(1, MOMENT_BLOCK_VALUES // max(1, x[0].numel())))
-    found = [torch.stack(torch.batch_norm_update_stats(block, scratch[0], scratch[1], 0.1)) for block in blocks]
-    shares = torch.tensor([len(block) / len(x) for block in blocks], dtype=torch.float64)
-    means, variances = torch.stack(found).double().unbind(1)
-    mean = shares @ means
-    return mean, shares @ (variances + (means - mean).square_())
+    mean_dy, mean_dy_xmu = sums / count.to(sums.dtype)
+    dx = _affine(x.to(scale.dtype), mean, -scale * invstd * invstd * mean_dy_xmu, -scale * mean_dy)
+    return dx.addcmul_(dy.to(scale.dtype), scale.view(1, -1, 1, 1)).to(x.dtype)
 
 
 def statistics_dtype(x: Tensor) -> torch.dtype:
-    """fp32, but for images that are more exact than that."""
+    """Return fp32, or fp64 for fp64 images."""
     return torch.promote_types(x.dtype, torch.float32)
 
 
 def memory_order(x: Tensor) -> torch.memory_format:
-    """Channels last where `x` is, else the order of its dimensions."""
-    last = x.is_contiguous(memory_format=torch.channels_last)
-    return torch.channels_last if last else torch.contiguous_format
+    """Return channels_last if `x` is in this format, else contiguous."""
+    is_last = x.is_contiguous(memory_format=torch.channels_last)
+    return torch.channels_last if is_last else torch.contiguous_format
+
+
+def _block_moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return fp64 moments, combined from those of blocks as `combine_moments` does with ranks."""
+    scratch = torch.zeros(2, x.shape[1], dtype=statistics_dtype(x))  # its dtype is that of the kernel's results
+    blocks = x.split(max(1, MOMENT_BLOCK_VALUES // max(1, x[0].numel())))
+    moments = [torch.stack(torch.batch_norm_update_stats(block, scratch[0], scratch[1], 0.1)) for block in blocks]
+    fractions = torch.tensor([len(block) / len(x) for block in blocks], dtype=torch.float64)
+    means, variances = torch.stack(moments).double().unbind(1)
+    mean = fractions @ means
+    return mean, fractions @ (variances + (means - mean).square_())
 
 
 def _affine(x: Tensor, mean: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    """(x - mean) * scale + shift in one pass, on a CPU."""
+    """Return (x - mean) * scale + shift in one pass, on a CPU."""
     return torch.native_batch_norm(x, scale, shift, mean, torch.ones_like(mean), False, 0.0, 0.0)[0]

@@ -1,7 +1,4 @@
-"""Four passes of batch norm as plain operations, which a compiler fuses with their surroundings.
-
-They do the same as those of `native_kernels`, which documents them.
-"""
+"""Four passes of batch norm as plain operations, which a compiler fuses with others (documented in native_kernels)."""
 
 import torch
 from torch import Tensor
@@ -29,12 +26,10 @@ def gradient_sums(dy: Tensor, x: Tensor, mean: Tensor, invstd: Tensor) -> tuple[
 def input_gradient(
     dy: Tensor, x: Tensor, mean: Tensor, invstd: Tensor, weight: Tensor, sums: Tensor, count: Tensor
 ) -> Tensor:
-    of_dy, of_xmu = sums / count.to(sums.dtype)
-    centred = x.to(mean.dtype) - _per_channel(mean)
-    dx = (dy.to(mean.dtype) - _per_channel(of_dy) - centred * _per_channel(invstd * invstd * of_xmu)) * _per_channel(
-        weight * invstd
-    )
-    return dx.to(x.dtype)
+    mean_dy, mean_dy_xmu = sums / count.to(sums.dtype)
+    xmu = x.to(mean.dtype) - _per_channel(mean)
+    dx = dy.to(mean.dtype) - _per_channel(mean_dy) - xmu * _per_channel(invstd * invstd * mean_dy_xmu)
+    return (dx * _per_channel(weight * invstd)).to(x.dtype)
 
 
 def _per_channel(values: Tensor) -> Tensor:

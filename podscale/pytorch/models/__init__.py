@@ -12,23 +12,10 @@ Network = ResNet | AlexNet | Inception
 
 
 def build_model(model: ModelSection, classes: int) -> Network:
-    """The network of a document's model section, initialised from torch's current seed, in fp32 on the CPU."""
+    """Build the network of a document's model section, initialised from torch's current seed, in fp32 on the CPU."""
     if model.name in INCEPTION_NAMES:
         return inception(model, classes)
     return alexnet(model, classes) if model.name == models.ALEXNET else resnet(model, classes)
 
 
-__all__ = [
-    "AlexNet",
-    "Inception",
-    "InceptionOutputs",
-    "Network",
-    "Outputs",
-    "ResNet",
-    "Stem",
-    "alexnet",
-    "build_model",
-    "inception",
-    "resnet",
-    "set_stem_compute",
-]
+__all__ = ["AlexNet", "Inception", "InceptionOutputs", "Outputs", "ResNet", "Stem", "build_model", "set_stem_compute"]

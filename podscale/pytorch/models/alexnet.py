@@ -1,4 +1,4 @@
-"""AlexNet (Krizhevsky 2012) with batch norm in the place of local response normalisation (You 2017, Jia 2018).
+"""AlexNet (Krizhevsky 2012) with batch norm instead of local response normalisation (You 2017, Jia 2018).
 
 | layer | output at 224 px | of |
 |---|---|---|
@@ -10,9 +10,9 @@
 | fc6, fc7, each with ReLU and dropout | 4096 | Krizhevsky 2012, sections 3.5 and 4.2 |
 | fc8 | classes | |
 
-Batch norm stands after each convolution, before ReLU and pooling, and then the convolutions have no bias. That is our
-reading of "AlexNet-BN" (You 2017 names it; its layer table was not read). What the papers' runs kept of the two groups
-and how they initialised is unknown; the defaults here are two groups and He's initialisation.
+Batch norm follows each convolution, before ReLU and pooling, and then the convolutions have no bias. That is our
+reading of "AlexNet-BN" (You 2017 names it; its layer table was not read). Groups and initialisation of the papers' runs
+are unknown; the defaults here are two groups and He's initialisation.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ from podscale.pytorch.models.stem import build_layer
 
 
 class AlexNet(nn.Module):
-    """images float [n, 3, height, width] -> logits [n, classes]. Its layers are those of the catalogue."""
+    """Images float [n, 3, height, width] -> logits [n, classes]. Its layers are those of the model spec."""
 
     bn_pool5: nn.Module
     fc6: nn.Linear
@@ -39,20 +39,21 @@ class AlexNet(nn.Module):
     def __init__(self, model: ModelSection, classes: int) -> None:
         super().__init__()
         for layer in models.model_spec(model, classes).layers:
-            self.add_module(layer.name, _build_layer(layer, model))
+            is_norm = layer.kind == "norm"
+            self.add_module(layer.name, _build_norm(layer.out_channels, model) if is_norm else build_layer(layer))
             if layer.norm:
                 self.add_module(layer.norm, _build_norm(layer.out_channels, model))
         self.dropout = model.alexnet.dropout
 
     def regions(self) -> list[Callable[[Tensor], Tensor]]:
-        """The network as functions to call one after the other."""
+        """Return the network as functions to call one after the other."""
         return [self.forward_features, self.forward_head]
 
     def forward(self, x: Tensor) -> Tensor:
         return self.forward_head(self.forward_features(x))
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """Down to what fc6 sees: [n, channels, 6, 6]."""
+        """Return the input of fc6: [n, channels, 6, 6]."""
         for number in range(1, 6):
             x = getattr(self, f"conv{number}")(x)
             if hasattr(self, f"bn{number}"):
@@ -62,11 +63,8 @@ class AlexNet(nn.Module):
                 x = F.max_pool2d(x, POOL_WINDOW.kernel, POOL_WINDOW.stride)
         if hasattr(self, "bn_pool5"):
             x = self.bn_pool5(x)
-        if x.shape[-2:] == (FC6_INPUT_SIDE, FC6_INPUT_SIDE):
-            return x
-        return F.adaptive_avg_pool2d(
-            x, FC6_INPUT_SIDE
-        )  # images of another size than 224; as torchvision's network does
+        is_full = x.shape[-2:] == (FC6_INPUT_SIDE, FC6_INPUT_SIDE)  # other sizes are pooled, as in torchvision
+        return x if is_full else F.adaptive_avg_pool2d(x, FC6_INPUT_SIDE)
 
     def forward_head(self, x: Tensor) -> Tensor:
         x = torch.flatten(x, 1)
@@ -75,16 +73,8 @@ class AlexNet(nn.Module):
         return self.fc8(x)  # type: ignore[no-any-return]
 
 
-def _build_layer(layer: models.LayerSpec, model: ModelSection) -> nn.Module:
-    return _build_norm(layer.out_channels, model) if layer.kind == "norm" else build_layer(layer)
-
-
-def _build_norm(channels: int, model: ModelSection) -> BatchNorm:
-    return BatchNorm(channels, eps=model.batch_norm.eps, momentum=model.batch_norm.momentum)
-
-
 def alexnet(model: ModelSection, classes: int) -> AlexNet:
-    """The AlexNet of a document's model section: He's initialisation by fan-in, the classifier N(0, 0.01), biases 0."""
+    """Build AlexNet: He's initialisation by fan-in, the classifier N(0, 0.01), biases 0."""
     network = AlexNet(model, classes)
     for module in network.modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
@@ -93,3 +83,7 @@ def alexnet(model: ModelSection, classes: int) -> AlexNet:
                 nn.init.zeros_(module.bias)
     nn.init.normal_(network.fc8.weight, std=0.01)
     return network
+
+
+def _build_norm(channels: int, model: ModelSection) -> BatchNorm:
+    return BatchNorm(channels, eps=model.batch_norm.eps, momentum=model.batch_norm.momentum)

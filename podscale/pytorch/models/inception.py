@@ -17,18 +17,18 @@ from podscale.pytorch.models.stem import build_layer
 
 
 class InceptionOutputs(NamedTuple):
-    """logits: of the head that counts. auxiliary: of the other one. Both float [n, classes]."""
+    """Logits of the main and of the auxiliary head, float [n, classes] each."""
 
     logits: Tensor
     auxiliary: Tensor
 
 
 Outputs = Tensor | InceptionOutputs
-"""What a network returns: logits, or in training those of both heads. Evaluation never sees an auxiliary head."""
+"""Output of a network: logits, or in training those of both heads. Evaluation has no auxiliary head."""
 
 
 class Inception(nn.Module):
-    """images float [n, 3, height, width] -> logits [n, classes]; in training those of both heads, where it has two."""
+    """Images float [n, 3, height, width] -> logits [n, classes], or in training those of both heads if it has two."""
 
     def __init__(self, model: ModelSection, classes: int) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Inception(nn.Module):
         self.dropout = model.inception.dropout
 
     def _add_module_at(self, name: str, module: nn.Module) -> None:
-        """Puts a module where its dotted name says, so that its parameters have the catalogue's names."""
+        """Add a module under its dotted name, so that its parameters have the names of the model spec."""
         *parents, last = name.split(".")
         owner: nn.Module = self
         for parent in parents:
@@ -50,10 +50,10 @@ class Inception(nn.Module):
                 owner.add_module(parent, nn.Module())
             owner = getattr(owner, parent)
         owner.add_module(last, module)
-        self._named[name] = module  # forward looks them up here: the way through the tree is longer
+        self._named[name] = module  # a shorter lookup for forward
 
     def regions(self) -> list[Callable[[Outputs], Outputs]]:
-        """The network as functions to call one after the other; what an auxiliary head said goes along."""
+        """Return the network as functions to call one after the other; they pass auxiliary logits on."""
         return [*(partial(self._run_stage, number) for number, _ in enumerate(self.table.stages)), self._forward_head]
 
     def forward(self, x: Outputs) -> Outputs:
@@ -67,8 +67,8 @@ class Inception(nn.Module):
             return InceptionOutputs(self._run_nodes(nodes, x.logits), x.auxiliary)
         x = self._run_nodes(nodes, x)
         if self.training and self.table.auxiliary and number == self.table.auxiliary_after:
-            aside = self._run_nodes(self.table.auxiliary, x).mean(dim=(2, 3))
-            return InceptionOutputs(x, self._named[self.table.auxiliary_classifier](aside))
+            features = self._run_nodes(self.table.auxiliary, x).mean(dim=(2, 3))
+            return InceptionOutputs(x, self._named[self.table.auxiliary_classifier](features))
         return x
 
     def _forward_head(self, x: Outputs) -> Outputs:
@@ -95,14 +95,8 @@ class Inception(nn.Module):
         return x
 
 
-def _pool(node: PoolNode, x: Tensor) -> Tensor:
-    if node.kind == "max":
-        return F.max_pool2d(x, *node.window)
-    return F.avg_pool2d(x, *node.window, count_include_pad=node.count_padding)
-
-
 def inception(model: ModelSection, classes: int) -> Inception:
-    """The network of a document's model section: He's initialisation by fan-in, classifiers N(0, 0.01), biases 0."""
+    """Build the network: He's initialisation by fan-in, classifiers N(0, 0.01), biases 0."""
     network = Inception(model, classes)
     for module in network.modules():
         if isinstance(module, nn.Conv2d):
@@ -112,3 +106,9 @@ def inception(model: ModelSection, classes: int) -> Inception:
         if isinstance(module, nn.Conv2d | nn.Linear) and module.bias is not None:
             nn.init.zeros_(module.bias)
     return network
+
+
+def _pool(node: PoolNode, x: Tensor) -> Tensor:
+    if node.kind == "max":
+        return F.max_pool2d(x, *node.window)
+    return F.avg_pool2d(x, *node.window, count_include_pad=node.count_padding)

@@ -1,7 +1,7 @@
 """Residual networks 18 to 152 and the CIFAR family 20 to 110 (He 2015), with blur pooling (Zhang 2019) on request.
 
 The bottleneck is that of version 1.5, which strides in its 3x3 convolution. Modules have torchvision's names, so
-weights travel in both directions. Blur pooling blurs images before a convolution that strides (anti-aliasing).
+weights can be loaded in both directions. Blur pooling blurs images before a strided convolution (anti-aliasing).
 """
 
 from collections.abc import Callable
@@ -15,40 +15,75 @@ from podscale.models.resnet import BASIC, EXPANSION, ResNetSpec, resnet_spec
 from podscale.pytorch.batch_norm import BatchNorm
 from podscale.pytorch.models.stem import Stem
 
-
-class BlurredConv(nn.Conv2d):
-    """A convolution of blurred images: each channel with [1, 2, 1] / 4 along both directions, zeros outside.
-
-    Its parameters are those of the convolution alone, so weights fit networks with and without blur.
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(blur(x))
-
-
-def blur(x: Tensor) -> Tensor:
-    """[n, channels, height, width] -> the same shape."""
-    line = x.new_full((3,), 0.25)  # filled on the device: a CUDA graph cannot hold a copy from the host
-    line[1].fill_(0.5)
-    kernel = torch.outer(line, line).expand(x.shape[1], 1, 3, 3)
-    return F.conv2d(x, kernel, padding=1, groups=x.shape[1])
-
-
 NormFactory = Callable[[int], nn.Module]
 
-ONEDNN_SAFE_CHANNELS = 8
-"""Fewest input channels with which oneDNN's AVX2 kernel for strided 1x1 convolutions works: see SubsampledConv."""
+
+def resnet(model: ModelSection, classes: int) -> "ResNet":
+    """Build the residual network of a document's model section."""
+
+    def norm(channels: int) -> nn.Module:
+        return BatchNorm(channels, eps=model.batch_norm.eps, momentum=model.batch_norm.momentum)
+
+    network = ResNet(resnet_spec(model), classes, norm, model.stochastic_depth)
+    initialise(network, model.zero_init_last_gamma)
+    return network
+
+
+class ResNet(nn.Module):
+    """Images float [n, 3, height, width] -> logits [n, classes]."""
+
+    def __init__(self, spec: ResNetSpec, classes: int, norm: NormFactory, depth_rate: float = 0.0) -> None:
+        super().__init__()
+        builder, channels = BlockBuilder(spec, norm, depth_rate), spec.channels
+        self.conv1 = Stem(channels, *spec.stem)
+        self.bn1 = norm(channels)
+        self.maxpool = nn.Identity() if spec.small_stem else nn.MaxPool2d(3, stride=2, padding=1)
+        self.stages = [f"layer{number}" for number, _ in enumerate(spec.depths, start=1)]
+        inputs = channels
+        for number, (name, depth) in enumerate(zip(self.stages, spec.depths, strict=True)):
+            inner = channels * 2**number
+            self.add_module(name, builder.build_stage(inputs, inner, depth, 2 if number else 1))
+            inputs = inner * EXPANSION[spec.block]
+        self.fc = nn.Linear(inputs, classes)
+
+    def regions(self) -> list[Callable[[Tensor], Tensor]]:
+        """Return the network as functions to call one after the other."""
+        return [self.forward_stem, *(getattr(self, name) for name in self.stages), self.forward_head]
+
+    def forward(self, x: Tensor) -> Tensor:
+        for region in self.regions():
+            x = region(x)
+        return x
+
+    def forward_stem(self, x: Tensor) -> Tensor:
+        return self.maxpool(F.relu(self.bn1(self.conv1(x)), inplace=True))  # type: ignore[no-any-return]
+
+    def forward_head(self, x: Tensor) -> Tensor:
+        return self.fc(x.mean(dim=(2, 3)))  # type: ignore[no-any-return]
+
+
+def initialise(network: nn.Module, zero_init_last_gamma: bool) -> None:
+    """Initialise by He's fan-out; the last gamma of a block is 0 and the classifier N(0, 0.01) (Goyal 2017, 5.1)."""
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        elif isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=0.01)
+            nn.init.zeros_(module.bias)
+        elif isinstance(module, BasicBlock | Bottleneck) and zero_init_last_gamma:
+            last_norm = module.bn2 if isinstance(module, BasicBlock) else module.bn3
+            nn.init.zeros_(last_norm.weight)  # type: ignore[arg-type]
 
 
 class BlockBuilder:
-    """Makes the parts that the blocks of one network have in common."""
+    """Builds the blocks of one network and the modules that they share."""
 
     def __init__(self, spec: ResNetSpec, norm: NormFactory, depth_rate: float) -> None:
         self.spec, self.norm, self.depth_rate = spec, norm, depth_rate
         self._blocks = 0
 
     def build_conv(self, inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:
-        """A convolution as residual networks use it: same padding, no bias (batch norm brings one)."""
+        """Build a convolution with same padding and without bias (batch norm has one)."""
         kind: type[nn.Conv2d] = nn.Conv2d
         if self.spec.uses_blur(inputs, stride):
             kind = BlurredConv
@@ -57,7 +92,7 @@ class BlockBuilder:
         return kind(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
 
     def build_shortcut(self, inputs: int, outputs: int, stride: int) -> nn.Module:
-        """The identity where shapes agree, else what the plan says."""
+        """Build the identity if shapes agree, else the shortcut of the spec."""
         if stride == 1 and inputs == outputs:
             return nn.Identity()
         if self.spec.shortcut == "padding":
@@ -65,55 +100,17 @@ class BlockBuilder:
         return nn.Sequential(self.build_conv(inputs, outputs, 1, stride), self.norm(outputs))
 
     def build_drop_path(self) -> nn.Module:
-        """What the next block's branch passes through before it is added: it may be left out."""
+        """Build the stochastic depth of the next block, whose rate grows with depth."""
         rate = self.depth_rate * self._blocks / max(sum(self.spec.depths) - 1, 1)
         self._blocks += 1
         return DropPath(rate) if rate else nn.Identity()
 
     def build_stage(self, inputs: int, inner: int, depth: int, stride: int) -> nn.Sequential:
-        """`depth` blocks; the first one halves the image where stride is 2."""
+        """Build `depth` blocks, of which the first one strides."""
         block = BasicBlock if self.spec.block == BASIC else Bottleneck
         first = block(inputs, inner, stride, self)
         rest = [block(inner * EXPANSION[self.spec.block], inner, 1, self) for _ in range(depth - 1)]
         return nn.Sequential(first, *rest)
-
-
-class SubsampledConv(nn.Conv2d):
-    """Strided 1x1 convolution that, on a CPU, drops the unused pixels first. Same parameters, same result.
-
-    oneDNN's AVX2 kernel for the weight gradient of this convolution writes past its buffer if there are fewer than 8
-    input channels in channels_last order and the stride divides the image (oneDNN 3.13.3 in torch 2.15, also in 2.11).
-    The heap is corrupt then: the process aborts or never leaves the kernel. Kernels of stride 1 are sound.
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not x.is_cpu:
-            return super().forward(x)
-        rows, columns = self.stride
-        return F.conv2d(x[:, :, ::rows, ::columns], self.weight, self.bias)
-
-
-class PaddedShortcut(nn.Module):
-    """Every `stride`-th pixel, and `extra` channels of zeros behind its own (He 2015, option A)."""
-
-    def __init__(self, stride: int, extra: int) -> None:
-        super().__init__()
-        self.stride, self.extra = stride, extra
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.extra))
-
-
-class DropPath(nn.Module):
-    """Zeros in the place of an image's branch with probability `dropout`, else the branch over 1 - `dropout`
-    (Huang 2016; the division, which keeps the mean, is timm's and torchvision's)."""
-
-    def __init__(self, rate: float) -> None:
-        super().__init__()
-        self.dropout = rate
-
-    def forward(self, y: Tensor) -> Tensor:
-        return y * F.dropout(y.new_ones(len(y), 1, 1, 1), self.dropout, self.training)
 
 
 class BasicBlock(nn.Module):
@@ -127,10 +124,6 @@ class BasicBlock(nn.Module):
         self.bn2 = builder.norm(inner)
         self.branch = builder.build_drop_path()
         self.downsample = builder.build_shortcut(inputs, inner, stride)
-
-    @property
-    def last_norm(self) -> nn.Module:
-        return self.bn2
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.relu(self.bn1(self.conv1(x)), inplace=True)
@@ -153,10 +146,6 @@ class Bottleneck(nn.Module):
         self.branch = builder.build_drop_path()
         self.downsample = builder.build_shortcut(inputs, outputs, stride)
 
-    @property
-    def last_norm(self) -> nn.Module:
-        return self.bn3
-
     def forward(self, x: Tensor) -> Tensor:
         y = F.relu(self.bn1(self.conv1(x)), inplace=True)
         y = F.relu(self.bn2(self.conv2(y)), inplace=True)
@@ -164,57 +153,60 @@ class Bottleneck(nn.Module):
         return F.relu(y + self.downsample(x), inplace=True)
 
 
-class ResNet(nn.Module):
-    """images float [n, 3, height, width] -> logits [n, classes]."""
-
-    def __init__(self, spec: ResNetSpec, classes: int, norm: NormFactory, depth_rate: float = 0.0) -> None:
-        super().__init__()
-        make, channels = BlockBuilder(spec, norm, depth_rate), spec.channels
-        self.conv1 = Stem(channels, *spec.stem)
-        self.bn1 = norm(channels)
-        self.maxpool = nn.Identity() if spec.small_stem else nn.MaxPool2d(3, stride=2, padding=1)
-        self.stages = [f"layer{number}" for number, _ in enumerate(spec.depths, start=1)]
-        inputs = channels
-        for number, (name, depth) in enumerate(zip(self.stages, spec.depths, strict=True)):
-            inner = channels * 2**number
-            self.add_module(name, make.build_stage(inputs, inner, depth, 2 if number else 1))
-            inputs = inner * EXPANSION[spec.block]
-        self.fc = nn.Linear(inputs, classes)
-
-    def regions(self) -> list[Callable[[Tensor], Tensor]]:
-        """The network as functions to call one after the other."""
-        return [self.forward_stem, *(getattr(self, name) for name in self.stages), self.forward_head]
+class BlurredConv(nn.Conv2d):
+    """Convolution of blurred images. Same parameters, so weights fit networks with and without blur."""
 
     def forward(self, x: Tensor) -> Tensor:
-        for region in self.regions():
-            x = region(x)
-        return x
-
-    def forward_stem(self, x: Tensor) -> Tensor:
-        return self.maxpool(F.relu(self.bn1(self.conv1(x)), inplace=True))  # type: ignore[no-any-return]
-
-    def forward_head(self, x: Tensor) -> Tensor:
-        return self.fc(x.mean(dim=(2, 3)))  # type: ignore[no-any-return]
+        return super().forward(blur(x))
 
 
-def initialise(network: nn.Module, zero_init_last_gamma: bool) -> None:
-    """He's initialisation by fan-out; the last gamma of a block 0 and the classifier N(0, 0.01) (Goyal 2017, 5.1)."""
-    for module in network.modules():
-        if isinstance(module, nn.Conv2d):
-            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-        elif isinstance(module, nn.Linear):
-            nn.init.normal_(module.weight, std=0.01)
-            nn.init.zeros_(module.bias)
-        elif isinstance(module, BasicBlock | Bottleneck) and zero_init_last_gamma:
-            nn.init.zeros_(module.last_norm.weight)  # type: ignore[arg-type]
+def blur(x: Tensor) -> Tensor:
+    """Filter each channel of [n, channels, height, width] with [1, 2, 1] / 4 in both directions, zero-padded."""
+    line = x.new_full((3,), 0.25)  # filled on the device: a CUDA graph cannot hold a copy from the host
+    line[1].fill_(0.5)
+    kernel = torch.outer(line, line).expand(x.shape[1], 1, 3, 3)
+    return F.conv2d(x, kernel, padding=1, groups=x.shape[1])
 
 
-def resnet(model: ModelSection, classes: int) -> ResNet:
-    """The residual network of a document's model section."""
+ONEDNN_SAFE_CHANNELS = 8
+"""Minimum input channels of oneDNN's AVX2 kernel for strided 1x1 convolutions (see `SubsampledConv`)."""
 
-    def norm(channels: int) -> nn.Module:
-        return BatchNorm(channels, eps=model.batch_norm.eps, momentum=model.batch_norm.momentum)
 
-    network = ResNet(resnet_spec(model), classes, norm, model.stochastic_depth)
-    initialise(network, model.zero_init_last_gamma)
-    return network
+class SubsampledConv(nn.Conv2d):
+    """Strided 1x1 convolution that, on a CPU, drops the unused pixels first. Same parameters, same result.
+
+    oneDNN's AVX2 kernel for the weight gradient of this convolution writes past its buffer if there are fewer than 8
+    input channels in channels_last order and the stride divides the image (oneDNN 3.13.3 in torch 2.15, also in 2.11).
+    The heap is corrupt then: the process aborts or hangs in the kernel. Kernels of stride 1 are not affected.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not x.is_cpu:
+            return super().forward(x)
+        rows, columns = self.stride
+        return F.conv2d(x[:, :, ::rows, ::columns], self.weight, self.bias)
+
+
+class PaddedShortcut(nn.Module):
+    """Every `stride`-th pixel, followed by `extra` channels of zeros (He 2015, option A)."""
+
+    def __init__(self, stride: int, extra: int) -> None:
+        super().__init__()
+        self.stride, self.extra = stride, extra
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.extra))
+
+
+class DropPath(nn.Module):
+    """Stochastic depth: drops an image's branch with probability `dropout` (Huang 2016).
+
+    Divides the branch by 1 - `dropout`, which preserves the mean, as in timm and torchvision.
+    """
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.dropout = rate
+
+    def forward(self, y: Tensor) -> Tensor:
+        return y * F.dropout(y.new_ones(len(y), 1, 1, 1), self.dropout, self.training)

@@ -1,9 +1,9 @@
 """First convolution of a network, computed in one of three ways; parameters and result are the same.
 
-Three input channels leave a GPU's or TPU's matrix units mostly idle. `padded4` adds a fourth channel of zeros, to
-images and filters (MLPerf's MXNet submissions feed four channels). `space_to_depth` folds blocks of stride x stride
-pixels into channels, and the filters with them, so that the stride becomes 1 (MLPerf's TPU submissions, Kumar 2019):
-7x7 with stride 2 on 3 channels turns into 4x4 on 12. Both only add products with zeros.
+Three input channels leave a GPU's or TPU's matrix units mostly idle. `padded4` adds a fourth channel of zeros to images
+and filters (MLPerf's MXNet submissions have four channels). `space_to_depth` folds blocks of stride x stride pixels
+into channels, and the filters with them, so that the stride becomes 1 (MLPerf's TPU submissions, Kumar 2019): 7x7 with
+stride 2 on 3 channels becomes 4x4 on 12. Both only add products with zeros.
 """
 
 from typing import Literal
@@ -17,9 +17,9 @@ StemCompute = Literal["plain", "padded4", "space_to_depth"]
 
 
 class Stem(nn.Conv2d):
-    """A convolution of images: float [n, 3, height, width] -> [n, outputs, ...]; weight [outputs, 3, kernel, kernel].
+    """Convolution of images: float [n, 3, height, width] -> [n, outputs, ...]; weight [outputs, 3, kernel, kernel].
 
-    `compute` may be changed at any time; gradients reach the same weight in every way.
+    `compute` may be changed at any time; the weight is the same.
     """
 
     def __init__(self, outputs: int, kernel: int, stride: int, padding: int, *, bias: bool = False) -> None:
@@ -37,14 +37,14 @@ class Stem(nn.Conv2d):
                 return self._space_to_depth_conv(x)
 
     def _space_to_depth_conv(self, x: Tensor) -> Tensor:
-        """In the padded image output o begins at row stride * o, where a block begins; the kernel ends with zeros.
+        """Pad the kernel to whole blocks, and the image so that each output begins with a block.
 
-        Where the plain convolution leaves out the image's last rows, the padding behind is negative.
+        If the plain convolution skips the image's last rows, the padding after them is negative.
         """
         stride, padding, kernel = self.stride[0], int(self.padding[0]), self.kernel_size[0]
         blocks = -(-kernel // stride)
-        behind = blocks * stride - kernel
-        weight = space_to_depth(F.pad(self.weight, (0, behind, 0, behind)), stride)
+        zeros = blocks * stride - kernel
+        weight = space_to_depth(F.pad(self.weight, (0, zeros, 0, zeros)), stride)
         bottom, right = (
             ((side + 2 * padding - kernel) // stride + blocks) * stride - padding - side for side in x.shape[-2:]
         )
@@ -52,32 +52,25 @@ class Stem(nn.Conv2d):
 
 
 def build_layer(layer: LayerSpec) -> nn.Module:
-    """What a layer of the catalogue is in torch; a convolution of images is a stem."""
+    """Build a layer of the model spec. A convolution of images is a stem."""
+    inputs, outputs = layer.in_channels, layer.out_channels
     if layer.kind == "linear":
-        return nn.Linear(layer.in_channels, layer.out_channels)
-    if layer.in_channels == 3:
-        return Stem(layer.out_channels, layer.kernel[0], layer.stride, layer.padding[0], bias=layer.bias)
-    return nn.Conv2d(
-        layer.in_channels,
-        layer.out_channels,
-        layer.kernel,
-        layer.stride,
-        layer.padding,
-        groups=layer.groups,
-        bias=layer.bias,
-    )
+        return nn.Linear(inputs, outputs)
+    if inputs == 3:
+        return Stem(outputs, layer.kernel[0], layer.stride, layer.padding[0], bias=layer.bias)
+    return nn.Conv2d(inputs, outputs, layer.kernel, layer.stride, layer.padding, groups=layer.groups, bias=layer.bias)
 
 
 def space_to_depth(x: Tensor, block: int) -> Tensor:
-    """Blocks of pixels to channels: [n, c, h, w] -> [n, c * block^2, h / block, w / block], one copy in NHWC order."""
+    """Fold blocks of pixels: [n, c, h, w] -> [n, c * block^2, h / block, w / block], one copy in NHWC order."""
     n, c, h, w = x.shape
     parts = x.reshape(n, c, h // block, block, w // block, block).permute(0, 2, 4, 1, 3, 5)
     return parts.reshape(n, h // block, w // block, c * block * block).permute(0, 3, 1, 2)
 
 
 def set_stem_compute(model: nn.Module, compute: StemCompute) -> None:
-    """Sets how the first convolution of `model` is computed; a stem of stride 1 has nothing to fold and stays plain."""
+    """Set how the first convolution of `model` is computed. A stem of stride 1 cannot be folded and stays plain."""
     for module in model.modules():
         if isinstance(module, Stem):
-            folds = compute != "space_to_depth" or module.stride[0] > 1
-            module.compute = compute if folds else "plain"
+            can_fold = module.stride[0] > 1
+            module.compute = compute if compute != "space_to_depth" or can_fold else "plain"

@@ -1,8 +1,8 @@
 """Optimizers with second moments: Adam and AdamW, LAMB, RMSProp.
 
 Adam (Kingma 2015, algorithm 1): weight decay as part of the gradient, as in torch, or decoupled (AdamW; Loshchilov
-2019). torch's own kernels take beta 1 from the host, but a schedule of the momentum is on the device, and those for
-lists of tensors have no mask.
+2019). torch's own kernels take beta 1 from the host, but our momentum schedule is on the device, and those for lists of
+tensors have no mask.
 
 LAMB (You 2020) in NVIDIA's form, which clips the whole gradient first and corrects the moments:
 g = g / max(1, |g over all parameters| / clip_norm);  u = d + weight_decay * w;  w -= rate * |w| / |u| * u
@@ -30,25 +30,25 @@ from podscale.pytorch.optim.sgd import MomentumForm, add_weight_decay, build_mom
 class AdamMoments:
     """m = b1 * m + (1 - b1) * g;  v = b2 * v + (1 - b2) * g^2;  m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps)
 
-    with b1 the schedule's momentum and t the updates carried out so far, this one included. Moments are fp32.
+    with b1 the schedule's momentum and t the steps applied so far, this one included. Moments are fp32.
     """
 
     def __init__(self, shard: ParamShard, *, beta2: float, eps: float) -> None:
         self._shard, self._beta2, self._eps = shard, beta2, eps
-        self.updates = torch.zeros((), device=shard.device)
+        self.steps = torch.zeros((), device=shard.device)
         self.values = {"momentum": shard.zeros(), "variance": shard.zeros()}
         self._views = [shard.views(values) for values in self.values.values()]
 
     def bias_corrections(self, beta1: Tensor, finite: Tensor) -> tuple[Tensor, Tensor]:
-        """Counts the update, unless it is masked: the factors that correct m and the root of v, fp32 scalars."""
-        self.updates += finite
-        count = self.updates.clamp(min=1.0).double()
+        """Count the step unless it is masked, and return the factors that correct m and the root of v, fp32 scalars."""
+        self.steps += finite
+        count = self.steps.clamp(min=1.0).double()
         return (1.0 / (1.0 - beta1.double() ** count)).float(), (1.0 / (1.0 - self._beta2**count)).sqrt().float()
 
     def write_directions(self, number: int, beta1: Tensor, corrections: tuple[Tensor, Tensor], finite: Tensor) -> None:
-        """Leaves the directions of group `number` in its gradients, which are zero where not finite.
+        """Replace the gradients of group `number` by the directions.
 
-        There the moments stay as they are, to the bit.
+        If not finite, the gradients must be zero, and the moments stay unchanged, to the bit.
         """
         group, (first, second) = self._shard.groups[number], corrections
         m, v = self._views[0][number], self._views[1][number]
@@ -75,12 +75,12 @@ class Adam:
     def __init__(self, shard: ParamShard, *, beta2: float = 0.999, eps: float = 1e-8, decoupled: bool = False) -> None:
         self._shard, self._decoupled = shard, decoupled
         self._moments = AdamMoments(shard, beta2=beta2, eps=eps)
-        self.moments, self.scalars = self._moments.values, {"updates": self._moments.updates}
+        self.moments, self.scalars = self._moments.values, {"updates": self._moments.steps}
 
     @torch.no_grad()
     def step(self, hyper: HyperParams, finite: Tensor) -> Tensor:
         finite = self._shard.mask_nonfinite(finite)
-        decay, away = where_finite(finite, hyper.weight_decay, 0.0), where_finite(finite, -hyper.learning_rate, 0.0)
+        decay, rate = where_finite(finite, hyper.weight_decay, 0.0), where_finite(finite, -hyper.learning_rate, 0.0)
         corrections = self._moments.bias_corrections(hyper.momentum, finite)
         for number, group in enumerate(self._shard.groups):
             if not self._decoupled:
@@ -88,19 +88,24 @@ class Adam:
             self._moments.write_directions(number, hyper.momentum, corrections, finite)
             if self._decoupled:
                 add_weight_decay(group, decay)
-            torch._foreach_addcmul_(group.weights, group.gradients, [away] * len(group.weights))
+            torch._foreach_addcmul_(group.weights, group.gradients, [rate] * len(group.weights))
         return finite
 
 
 class Lamb:
-    """See the module's text. clip_norm: 0 leaves gradients as they are. clip: a ratio above 1 becomes 1."""
+    """LAMB (see the module).
+
+    Args:
+        clip_norm: maximum norm of the gradient over all parameters; 0: none.
+        clip: a ratio above 1 becomes 1.
+    """
 
     def __init__(
         self, shard: ParamShard, *, beta2: float, eps: float = 1e-6, clip_norm: float = 1.0, clip: bool = False
     ) -> None:
         self._shard, self._norms = shard, ParamNorms(shard)
         self._moments, self._clip_norm, self._clip = AdamMoments(shard, beta2=beta2, eps=eps), clip_norm, clip
-        self.moments, self.scalars = self._moments.values, {"updates": self._moments.updates}
+        self.moments, self.scalars = self._moments.values, {"updates": self._moments.steps}
 
     @torch.no_grad()
     def step(self, hyper: HyperParams, finite: Tensor) -> Tensor:
@@ -112,23 +117,23 @@ class Lamb:
         if self._clip:
             ratio = ratio.clamp(max=1.0)
         rate = hyper.learning_rate * torch.where(self._shard.uses_trust_ratio, ratio, 1.0)
-        away = self._shard.per_part(where_finite(finite, -rate, 0.0))
+        factors = self._shard.per_part(where_finite(finite, -rate, 0.0))
         for group in self._shard.groups:
-            torch._foreach_addcmul_(group.weights, group.gradients, away[group.first : group.last])
+            torch._foreach_addcmul_(group.weights, group.gradients, factors[group.first : group.last])
         return finite
 
     def _clip_factor(self, norms: Tensor, finite: Tensor) -> Tensor:
-        """The factor that clips the gradient; 0 where the update is masked."""
-        whole = norms.double().square().sum().sqrt().float()
-        factor = 1.0 / (whole / self._clip_norm).clamp(min=1.0) if self._clip_norm else torch.ones_like(whole)
+        """Return the factor that clips the gradient; 0 if the step is masked."""
+        total = norms.double().square().sum().sqrt().float()
+        factor = 1.0 / (total / self._clip_norm).clamp(min=1.0) if self._clip_norm else torch.ones_like(total)
         return where_finite(finite, factor, 0.0)
 
-    def _directions(self, hyper: HyperParams, shrink: Tensor, finite: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """Updates the moments and leaves u in the gradients; the norms of weights and of u, piece by piece."""
+    def _directions(self, hyper: HyperParams, clip: Tensor, finite: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """Update the moments, replace the gradients by u, and return the norms of weights and u of each chunk."""
         corrections = self._moments.bias_corrections(hyper.momentum, finite)
         w, u = list[Tensor](), list[Tensor]()
         for number, group in enumerate(self._shard.groups):
-            torch._foreach_mul_(group.gradients, shrink)
+            torch._foreach_mul_(group.gradients, clip)
             self._moments.write_directions(number, hyper.momentum, corrections, finite)
             add_weight_decay(group, hyper.weight_decay)
             w += torch._foreach_norm(group.weight_chunks)
@@ -140,7 +145,7 @@ RmsPropVariant = Literal["torch", "tensorflow"]
 
 
 class RmsProp:
-    """See the module's text; the form is free. Not torch's own, which has no mask and takes momentum from the host."""
+    """RMSProp (see the module). torch's own has no mask and takes the momentum from the host."""
 
     def __init__(
         self,
@@ -167,8 +172,8 @@ class RmsProp:
             torch._foreach_addcmul_(variance, group.gradients, group.gradients, 1.0 - self._decay)
             torch._foreach_div_(group.gradients, self._denominators(variance))
         inside, outside = momentum_factors(self._form, hyper.learning_rate, torch.ones_like(hyper.learning_rate))
-        none = torch.zeros_like(hyper.weight_decay)
-        self._momentum.step(inside, outside, hyper.momentum, none, finite, decayed=True)
+        zero = torch.zeros_like(hyper.weight_decay)
+        self._momentum.step(inside, outside, hyper.momentum, zero, finite, decayed=True)
         return finite
 
     def _denominators(self, variance: list[Tensor]) -> tuple[Tensor, ...]:

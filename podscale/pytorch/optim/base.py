@@ -80,10 +80,10 @@ class StepAware(Protocol):
 
 @runtime_checkable
 class LookaheadOptimizer(Protocol):
-    """Optimizer whose stored weights are where the next gradient is taken, not the point reached."""
+    """Optimizer whose stored weights are where the next gradient is taken, not the result."""
 
     def evaluation_weights(self) -> Tensor:
-        """Return the point reached, to evaluate and export: fp32, in the order of the shard."""
+        """Return the result, to evaluate and export: fp32, in the order of the shard."""
         ...
 
 
@@ -92,9 +92,9 @@ def where_finite(finite: Tensor, factor: Tensor | float, otherwise: float) -> Te
     return torch.where(finite, factor, otherwise)
 
 
-def copy_where_finite(finite: Tensor, kept: Tensor, value: Tensor) -> None:
-    """Copy `value` into `kept` if the step is finite; else leave `kept` unchanged, to the bit."""
-    kept.copy_(torch.where(finite, value, kept))
+def copy_where_finite(finite: Tensor, target: Tensor, value: Tensor) -> None:
+    """Copy `value` into `target` if the step is finite; else leave `target` unchanged, to the bit."""
+    target.copy_(torch.where(finite, value, target))
 
 
 def dot_fp64(a: Tensor, b: Tensor) -> Tensor:
@@ -107,8 +107,8 @@ def sum_fp64(values: Tensor) -> Tensor:
 
     A few values on a CPU are summed in fp32: torch adds in a tree there, which is as accurate in a third of the time.
     """
-    few = values.device.type == "cpu" and values.numel() <= SMALL_SUM_VALUES
-    return values.sum().double() if few else values.sum(dtype=torch.float64)
+    is_small = values.device.type == "cpu" and values.numel() <= SMALL_SUM_VALUES
+    return values.sum().double() if is_small else values.sum(dtype=torch.float64)
 
 
 class ReplicaGroup(NamedTuple):
@@ -122,15 +122,15 @@ class ReplicaGroup(NamedTuple):
 
     rank: int = 0
     size: int = 1
-    all_gather: Callable[[Tensor], Tensor] = lambda own: own
+    all_gather: Callable[[Tensor], Tensor] = lambda local: local
 
 
 def build_replica_group(world: World) -> ReplicaGroup:
     """Return the group of all ranks of a world."""
 
-    def gather(own: Tensor) -> Tensor:
-        gathered = own.new_empty(world.size * len(own))
-        dist.all_gather_into_tensor(gathered, own)
+    def gather(local: Tensor) -> Tensor:
+        gathered = local.new_empty(world.size * len(local))
+        dist.all_gather_into_tensor(gathered, local)
         return gathered
 
     return ReplicaGroup(world.rank, world.size, gather) if world.size > 1 else ReplicaGroup()

@@ -1,6 +1,7 @@
 """Construction of the optimizer and its parameter shard from the document's optimizer section."""
 
-import torch
+from functools import partial
+
 from torch import Tensor
 
 from podscale import models
@@ -52,49 +53,19 @@ def build_optimizer(
         case "adam":
             return Adam(shard, beta2=section.beta2, eps=section.effective_eps, decoupled=section.adam.decoupled)
         case "rmsprop":
-            own = section.rmsprop
             return RmsProp(
                 shard,
-                decay=own.decay,
+                decay=section.rmsprop.decay,
                 eps=section.effective_eps,
-                variant=own.variant,
+                variant=section.rmsprop.variant,
                 form=section.effective_momentum_form,
             )
         case "shampoo":
-            return build_shampoo(section, shard, replica_group or ReplicaGroup())
+            return Shampoo(shard, section.shampoo, replica_group or ReplicaGroup(), nesterov=section.nesterov)
         case "nlcg":
-            return Nlcg(
-                shard,
-                beta=section.nlcg.beta,
-                pace=section.nlcg.step,
-                tolerance=section.nlcg.tolerance,
-                lars_coefficient=section.nlcg.lars_coefficient,
-                norm_gradient_scale=section.nlcg.norm_gradient_scale,
-                restart_every=section.nlcg.restart_every,
-                forget_every=section.nlcg.forget_every,
-            )
+            return Nlcg(shard, section.nlcg)
         case "neumann":
             return Neumann(shard, section.neumann, steps_per_epoch)
-
-
-def build_shampoo(section: OptimizerSection, shard: ParamShard, replica_group: ReplicaGroup) -> Shampoo:
-    own = section.shampoo
-    return Shampoo(
-        shard,
-        replica_group,
-        nesterov=section.nesterov,
-        beta2=own.beta2,
-        eps=own.eps,
-        block=own.block,
-        vectors=own.vectors,
-        exponent=own.exponent,
-        start=own.start_step,
-        every=own.every_steps,
-        graft=own.graft,
-        graft_eps=own.graft_eps,
-        roots=own.roots,
-        dtype={"fp32": torch.float32, "fp64": torch.float64}[own.roots_precision],
-    )
 
 
 def build_param_shard(
@@ -117,7 +88,7 @@ def build_param_shard(
         buffer.local_ranges,
         masters,
         buffer.flat,
-        RowSum(sharded_all_reduce) if sharded_all_reduce else None,
+        partial(sum_in_rank_order, sharded_all_reduce) if sharded_all_reduce else None,
     )
 
 
@@ -142,17 +113,11 @@ def build_param_slices(section: OptimizerSection, buffer: GradientBuffer, spec: 
     ]
 
 
-class RowSum:
-    """Sum of fp64 values over the ranks that share one set of weights.
+def sum_in_rank_order(sharded_all_reduce: ShardedAllReduce, values: Tensor) -> Tensor:
+    """Return the sum of fp64 values over the ranks that share one set of weights, added in the same order by each.
 
-    Values are gathered and then added by each rank in the same order: an all-reduce may add in another order in another
-    row, and the weights of two rows would differ in their last bits.
+    An all-reduce may add in another order in another row, and the weights of two rows would differ in their last bits.
     """
-
-    def __init__(self, sharded_all_reduce: ShardedAllReduce) -> None:
-        self._sharded_all_reduce = sharded_all_reduce
-
-    def __call__(self, values: Tensor) -> Tensor:
-        gathered = values.new_empty(self._sharded_all_reduce.shards * len(values))
-        self._sharded_all_reduce.all_gather(values, gathered)
-        return gathered.view(self._sharded_all_reduce.shards, -1).sum(0)
+    gathered = values.new_empty(sharded_all_reduce.shards * len(values))
+    sharded_all_reduce.all_gather(values, gathered)
+    return gathered.view(sharded_all_reduce.shards, -1).sum(0)

@@ -8,7 +8,7 @@ unscaled: m = momentum * m + rate * ratio * d;  w -= m, or with Nesterov w -= mo
 | MLPerf reference, TF 1.15 | sum_of_norms | unscaled     | 0    | all but batch norm, biases | no   |
 | Kumar 2019, "scaled"      | sum_of_norms | scaled       | 1e-5 | all but batch norm, biases | no   |
 | optax                     | norm_of_sum  | unscaled     | 0    | everything (decay_all)     | no   |
-| timm                      | sum_of_norms | ratio_inside | 1e-8 | what decays, or adapt_all  | LARC |
+| timm                      | sum_of_norms | ratio_inside | 1e-8 | decayed, or adapt_all      | LARC |
 
 (Kumar's eps is that of Google's MLPerf 0.6 submission from 512 cores on.)
 """
@@ -26,10 +26,12 @@ TrustForm = Literal["sum_of_norms", "norm_of_sum"]
 
 
 class Lars:
-    """See the module's text. Norms are those of whole fp32 tensors, after averaging over the ranks.
+    """LARS (see the module). Norms are those of whole parameters in fp32, after averaging over the ranks.
 
-    Segments that do not adapt get ratio 1, which leaves plain momentum. clip: LARC's, the ratio becomes
-    min(ratio / rate, 1), so that no layer moves faster than the learning rate.
+    Parameters without trust ratio have ratio 1, which leaves plain momentum.
+
+    Args:
+        clip: LARC: the ratio is min(ratio / rate, 1), so that no layer moves faster than the learning rate.
     """
 
     def __init__(
@@ -58,11 +60,11 @@ class Lars:
         return finite
 
     def _trust_ratio(self, w: Tensor, g: Tensor, hyper: HyperParams) -> Tensor:
-        """The trust ratio of each segment, fp32 [segments], from the norms of weights and gradients."""
-        below = g + self._eps
+        """Return the trust ratio of each parameter, fp32 [slices], from the norms of weights and gradients."""
+        denominator = g + self._eps
         if self._trust == "sum_of_norms":
-            below = below + hyper.weight_decay * self._shard.uses_weight_decay * w
-        ratio = torch.where((w > 0) & (g > 0), self._trust_coefficient * w / below, 1.0)
+            denominator = denominator + hyper.weight_decay * self._shard.uses_weight_decay * w
+        ratio = torch.where((w > 0) & (g > 0), self._trust_coefficient * w / denominator, 1.0)
         if self._clip:
             ratio = (ratio / hyper.learning_rate).clamp(max=1.0)
         return torch.where(self._shard.uses_trust_ratio, ratio, 1.0)

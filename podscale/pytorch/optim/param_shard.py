@@ -1,10 +1,10 @@
 """Parameter shard of one rank, cut into chunks of single parameters, and norms of whole parameters.
 
-An optimizer sees lists of tensors and never knows whether the step is sharded. Norms are taken of chunks, which are
-small: a processor's fp32 sum of squares is accurate to 1e-7 over some ten thousand elements and only to 1e-5 over
+An optimizer sees lists of tensors and does not depend on whether the step is sharded. Norms are taken of chunks, which
+are small: a processor's fp32 sum of squares is accurate to 1e-7 over some ten thousand elements and only to 1e-5 over
 millions. Element-wise work is done on parts. On a CPU a part is a chunk, and parts are processed in groups that stay in
-the cache from one operation to the next. On a GPU, where every operation on a tensor is a launch, a part is a whole
-range of the flat buffer in rows; a row lies within one parameter, so a factor per parameter is one value per row.
+the cache from one operation to the next. On a GPU, where every operation on a tensor is a launch, a part is a
+range of the flat buffer in rows; a row is within one parameter, so a factor per parameter is one value per row.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,9 +25,12 @@ GROUP_ELEMENTS = 2**17
 class ParamSlice(NamedTuple):
     """One parameter in the flat layout: elements [start, start + size).
 
-    uses_weight_decay: whether weight decay applies. uses_trust_ratio: whether LARS and LAMB scale its rate.
-    is_batch_norm: whether batch norm has it. shape, strides: those of the parameter, which channels-last filters have
-    in another order than their elements; default: a vector's.
+    Args:
+        uses_weight_decay: True if weight decay applies.
+        uses_trust_ratio: True if LARS and LAMB scale its rate.
+        is_batch_norm: True for a scale or shift of batch norm.
+        shape: shape of the parameter; default: a vector.
+        strides: strides of the parameter, which differ from the order of its elements if it is channels-last.
     """
 
     name: str
@@ -40,7 +43,7 @@ class ParamSlice(NamedTuple):
     strides: tuple[int, ...] = ()
 
     def view(self, flat: Tensor) -> Tensor:
-        """Its elements of a flat buffer, in its shape."""
+        """Return its elements of a flat buffer, in its shape."""
         return flat.as_strided(self.shape or (self.size,), self.strides or (1,), flat.storage_offset() + self.start)
 
 
@@ -62,11 +65,12 @@ class Chunk(NamedTuple):
     weight_offset: int
 
 
-class ChunkGroup(NamedTuple):
-    """Parts that an update takes together: numbers [first, last), and the pieces that they consist of.
+class PartGroup(NamedTuple):
+    """Parts [first, last) of the shard, which a step processes together, and their chunks.
 
-    decayed_parts: the parts with weights that decay, from 0. masks: for each of those 1 or 0 per row; None where all of
-    it decays.
+    Args:
+        decayed_parts: indices, within the group, of the parts with weights that decay.
+        masks: for each decayed part 1 or 0 per row; None if all of it decays.
     """
 
     first: int
@@ -80,11 +84,16 @@ class ChunkGroup(NamedTuple):
 
 
 class ParamShard:
-    """The pieces of one rank as views of the flat buffers.
+    """Weights and gradients of one rank as views of the flat buffers.
 
-    weights: fp32, either of the whole layout or of this rank's elements alone. gradients: fp32 of the whole layout.
-    local_ranges: this rank's ranges of the layout, in order. sum_ranks: adds fp64 values over the ranks that share one
-    set of weights, to the same bits on each; None where every rank updates everything.
+    Args:
+        param_slices: all parameters of the layout.
+        local_ranges: this rank's ranges of the layout, in order.
+        weights: fp32, of the whole layout or of this rank's elements only.
+        gradients: fp32, of the whole layout.
+        sum_ranks: adds fp64 values over the ranks that share one set of weights, with the same bits on each; None if
+            every rank steps all weights.
+        rows: parts are ranges in rows; default: on a GPU.
     """
 
     def __init__(
@@ -97,124 +106,119 @@ class ParamShard:
         *,
         rows: bool | None = None,
     ) -> None:
-        """`rows`: whether parts are ranges in rows; default: on a GPU."""
-        self.param_slices, self._sum_ranks = list(param_slices), sum_ranks
+        self.param_slices, self._local_ranges, self._sum_ranks = list(param_slices), list(local_ranges), sum_ranks
         self.length = sum(stop - start for start, stop in local_ranges)
         self.device = gradients.device
         self.weights, self.gradients = weights, gradients
-        assert len(weights) in (len(gradients), self.length)
-        self.chunks = cut_chunks(param_slices, local_ranges, compact=len(weights) != len(gradients))
-        self.slice_of_chunk = torch.tensor([p.slice_index for p in self.chunks], dtype=torch.int64, device=self.device)
-        self.uses_trust_ratio = torch.tensor([segment.uses_trust_ratio for segment in param_slices], device=self.device)
-        self.uses_weight_decay = torch.tensor(
-            [float(segment.uses_weight_decay) for segment in param_slices], device=self.device
-        )
-        self._local_ranges = list(local_ranges)
+        self._is_compact = len(weights) != len(gradients)
+        assert not self._is_compact or len(weights) == self.length
+        self.chunks = cut_chunks(param_slices, local_ranges, compact=self._is_compact)
+        self.slice_of_chunk = self._tensor([chunk.slice_index for chunk in self.chunks], torch.int64)
+        self.uses_trust_ratio = self._tensor([each.uses_trust_ratio for each in param_slices], torch.bool)
+        self.uses_weight_decay = self._tensor([each.uses_weight_decay for each in param_slices], torch.float32)
         in_rows = self.device.type != "cpu" if rows is None else rows
-        self._rows = (
-            [part.to(self.device) for part in slice_of_rows(param_slices, local_ranges)]
-            if in_rows and self.chunks
-            else []
-        )
-        own_weights = [weights.narrow(0, p.weight_offset, p.size) for p in self.chunks]
-        own_gradients = [gradients.narrow(0, p.flat_offset, p.size) for p in self.chunks]
-        make = self._row_groups if self._rows else self._chunk_groups
-        self.groups = make(own_weights, own_gradients)
+        slices = slice_of_rows(param_slices, local_ranges) if in_rows and self.chunks else []
+        self._slice_of_rows = [indices.to(self.device) for indices in slices]
+        self.groups = self._row_groups() if self._slice_of_rows else self._chunk_groups()
 
     def zeros(self) -> Tensor:
-        """Room for one more fp32 value of each of this rank's weights."""
+        """Return a buffer with one fp32 value for each of this rank's weights."""
         return torch.zeros(self.length, device=self.device)
 
     def views(self, values: Tensor) -> list[list[Tensor]]:
-        """The parts of such a buffer, group by group."""
-        if self._rows:
-            return [[_as_rows(values, own, own + stop - start) for own, (start, stop) in self._range_offsets()]]
-        return [[values.narrow(0, p.local_offset, p.size) for p in self.chunks[g.first : g.last]] for g in self.groups]
+        """Return the parts of such a buffer, group by group."""
+        if self._slice_of_rows:
+            return [[_as_rows(values, local, local + stop - start) for local, start, stop in self._range_offsets()]]
+        return [[values.narrow(0, c.local_offset, c.size) for c in self.chunks[g.first : g.last]] for g in self.groups]
 
-    def contiguous_chunks(self, *own: Tensor) -> list[tuple[Tensor, ...]]:
-        """(weights, gradients, of each such buffer) of this rank's elements in order, whatever segments they are of.
+    def contiguous_chunks(self, *buffers: Tensor) -> list[tuple[Tensor, ...]]:
+        """Return (weights, gradients, each buffer) of contiguous elements in order, across parameters and padding.
 
-        For work with the same factors on all elements: on a CPU at most `GROUP_ELEMENTS` at a time, on a GPU whole
-        ranges. Padding is among them.
+        For work with the same factors on all elements: on a CPU at most `GROUP_ELEMENTS` at a time, on a GPU ranges.
         """
-        found = []
-        compact = len(self.weights) != len(self.gradients)
-        for begin, (start, stop) in self._range_offsets():
-            step = stop - start if self._rows else GROUP_ELEMENTS
-            for at in range(start, stop, step or 1):
-                size, within = min(step, stop - at), begin + at - start
-                parts = [values.narrow(0, within, size) for values in own]
-                weights = self.weights.narrow(0, within if compact else at, size)
-                found.append((weights, self.gradients.narrow(0, at, size), *parts))
-        return found
+        chunks = []
+        for range_local, range_start, range_stop in self._range_offsets():
+            step = range_stop - range_start if self._slice_of_rows else GROUP_ELEMENTS
+            for start in range(range_start, range_stop, step or 1):
+                size, local = min(step, range_stop - start), range_local + start - range_start
+                weights = self.weights.narrow(0, local if self._is_compact else start, size)
+                values = [buffer.narrow(0, local, size) for buffer in buffers]
+                chunks.append((weights, self.gradients.narrow(0, start, size), *values))
+        return chunks
 
     def per_part(self, factor: Tensor) -> list[Tensor]:
-        """A factor for all, or one for each segment, as what multiplies each part."""
-        if self._rows:
-            return [factor.index_select(0, part)[:, None] if factor.dim() else factor for part in self._rows]
+        """Return the factor of each part, from one for all parameters (scalar) or one for each."""
+        if self._slice_of_rows:
+            return [factor.index_select(0, i)[:, None] if factor.dim() else factor for i in self._slice_of_rows]
         if factor.dim():
             factor = factor.index_select(0, self.slice_of_chunk)
         return list(factor.expand(len(self.chunks)).unbind())
 
     def sum_local(self, values: Sequence[Tensor]) -> Tensor:
         """Return the sum of fp64 scalars of this rank's parts (possibly none) as `sum_over_ranks` takes it: [1]."""
-        found = torch.stack(list(values)).sum() if values else self.weights.new_zeros((), dtype=torch.float64)
-        return found.view(1)
+        total = torch.stack(list(values)).sum() if values else self.weights.new_zeros((), dtype=torch.float64)
+        return total.view(1)
 
     def sum_over_ranks(self, finite: Tensor, *values: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Adds fp64 vectors over the ranks, and finds whether all of them are finite, in one small message."""
+        """Return whether all ranks are finite, and the sums of fp64 vectors over the ranks, by one small message."""
         if self._sum_ranks is None:
             return finite, list(values)
         total = self._sum_ranks(torch.cat([(~finite).double().view(1), *values]))
         return total[0] == 0, list(total[1:].split([len(value) for value in values]))
 
     def mask_nonfinite(self, finite: Tensor) -> Tensor:
-        """Whether all ranks are finite; where one is not, gradients are zero on all of them."""
-        agreed, _ = self.sum_over_ranks(finite)
+        """Return whether all ranks are finite; if not, zero the gradients on all of them."""
+        all_finite, _ = self.sum_over_ranks(finite)
         if self._sum_ranks is not None:  # else the caller has zeroed them
             for group in self.groups:
-                torch._foreach_mul_(group.gradients, agreed.float())
-        return agreed
+                torch._foreach_mul_(group.gradients, all_finite.float())
+        return all_finite
 
-    def _chunk_groups(self, weights: list[Tensor], gradients: list[Tensor]) -> list[ChunkGroup]:
-        """Every piece as one part."""
+    def _tensor(self, values: Sequence[float], dtype: torch.dtype) -> Tensor:
+        return torch.tensor(values, dtype=dtype, device=self.device)
+
+    def _chunk_views(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Return weights and gradients of every chunk."""
+        weights = [self.weights.narrow(0, chunk.weight_offset, chunk.size) for chunk in self.chunks]
+        return weights, [self.gradients.narrow(0, chunk.flat_offset, chunk.size) for chunk in self.chunks]
+
+    def _chunk_groups(self) -> list[PartGroup]:
+        """Return groups in which every part is a chunk."""
+        weights, gradients = self._chunk_views()
         groups = []
         for first, last in self._group_bounds():
             parts = (weights[first:last], gradients[first:last])
-            decaying = [
-                i for i, p in enumerate(self.chunks[first:last]) if self.param_slices[p.slice_index].uses_weight_decay
-            ]
-            groups.append(ChunkGroup(first, last, *parts, *parts, decaying, [None] * len(decaying)))
+            slices = [self.param_slices[chunk.slice_index] for chunk in self.chunks[first:last]]
+            decayed = [index for index, each in enumerate(slices) if each.uses_weight_decay]
+            groups.append(PartGroup(first, last, *parts, *parts, decayed, [None] * len(decayed)))
         return groups
 
-    def _row_groups(self, weights: list[Tensor], gradients: list[Tensor]) -> list[ChunkGroup]:
-        """Every owned range as one part."""
-        compact = len(self.weights) != len(self.gradients)
-        places = [
-            (own, own + stop - start) if compact else (start, stop) for own, (start, stop) in self._range_offsets()
-        ]
-        parts = (
-            [_as_rows(self.weights, *place) for place in places],
-            [_as_rows(self.gradients, *place) for place in self._local_ranges],
-        )
-        masks: list[Tensor | None] = [self.uses_weight_decay.index_select(0, part)[:, None] for part in self._rows]
-        return [ChunkGroup(0, len(places), *parts, weights, gradients, list(range(len(places))), masks)]
-
-    def _range_offsets(self) -> list[tuple[int, tuple[int, int]]]:
-        """Where each owned range begins in buffers of the share alone, and the range."""
-        sizes = [stop - start for start, stop in self._local_ranges]
-        return list(zip(accumulate([0, *sizes]), self._local_ranges, strict=False))
-
     def _group_bounds(self) -> list[tuple[int, int]]:
-        if not self.chunks:  # small models leave some ranks nothing
+        if not self.chunks:  # in small models some ranks have no weights
             return []
-        bounds, taken = [0], 0
-        for number, piece in enumerate(self.chunks):
-            if taken + piece.size > GROUP_ELEMENTS:
+        bounds, length = [0], 0
+        for number, chunk in enumerate(self.chunks):
+            if length + chunk.size > GROUP_ELEMENTS:
                 bounds.append(number)
-                taken = 0
-            taken += piece.size
+                length = 0
+            length += chunk.size
         return list(pairwise([*bounds, len(self.chunks)]))
+
+    def _row_groups(self) -> list[PartGroup]:
+        """Return one group in which every part is a local range in rows."""
+        spans = [(local, local + stop - start) for local, start, stop in self._range_offsets()]
+        weights = [_as_rows(self.weights, *span) for span in (spans if self._is_compact else self._local_ranges)]
+        gradients = [_as_rows(self.gradients, *span) for span in self._local_ranges]
+        masks: list[Tensor | None] = [
+            self.uses_weight_decay.index_select(0, indices)[:, None] for indices in self._slice_of_rows
+        ]
+        count = len(spans)
+        return [PartGroup(0, count, weights, gradients, *self._chunk_views(), list(range(count)), masks)]
+
+    def _range_offsets(self) -> list[tuple[int, int, int]]:
+        """Return for each local range its first element in buffers of this rank's elements, its start and its stop."""
+        offsets = accumulate((stop - start for start, stop in self._local_ranges), initial=0)
+        return [(local, *span) for local, span in zip(offsets, self._local_ranges, strict=False)]
 
 
 def cut_chunks(
@@ -225,17 +229,16 @@ def cut_chunks(
     Args:
         compact: the weights hold this rank's elements only.
     """
-    pieces, own = [], 0
-    by_start = sorted(range(len(param_slices)), key=lambda number: param_slices[number].start)
+    chunks, range_local = [], 0
+    by_start = sorted(enumerate(param_slices), key=lambda numbered: numbered[1].start)
     for range_start, range_stop in local_ranges:
-        for number in by_start:
-            segment = param_slices[number]
-            start, stop = max(range_start, segment.start), min(range_stop, segment.start + segment.size)
-            for at in range(start, stop, CHUNK_ELEMENTS):
-                within = own + at - range_start
-                pieces.append(Chunk(number, at, within, min(CHUNK_ELEMENTS, stop - at), within if compact else at))
-        own += range_stop - range_start
-    return pieces
+        for index, each in by_start:
+            slice_stop = min(range_stop, each.start + each.size)
+            for start in range(max(range_start, each.start), slice_stop, CHUNK_ELEMENTS):
+                local, size = range_local + start - range_start, min(CHUNK_ELEMENTS, slice_stop - start)
+                chunks.append(Chunk(index, start, local, size, local if compact else start))
+        range_local += range_stop - range_start
+    return chunks
 
 
 def slice_of_rows(param_slices: Sequence[ParamSlice], local_ranges: Sequence[tuple[int, int]]) -> list[Tensor]:
@@ -243,17 +246,13 @@ def slice_of_rows(param_slices: Sequence[ParamSlice], local_ranges: Sequence[tup
 
     Every slice and every range begins with a row (see `ALIGNMENT_ELEMENTS`), so no row is in two slices.
     """
-    length = max(stop for _, stop in local_ranges)
-    segment_of = torch.zeros(-(-length // ALIGNMENT_ELEMENTS), dtype=torch.int64)
-    for number, segment in enumerate(param_slices):
-        assert segment.start % ALIGNMENT_ELEMENTS == 0, segment
-        segment_of[segment.start // ALIGNMENT_ELEMENTS : -(-(segment.start + segment.size) // ALIGNMENT_ELEMENTS)] = (
-            number
-        )
-    assert all(start % ALIGNMENT_ELEMENTS == 0 == stop % ALIGNMENT_ELEMENTS for start, stop in local_ranges), (
-        local_ranges
-    )
-    return [segment_of[start // ALIGNMENT_ELEMENTS : stop // ALIGNMENT_ELEMENTS] for start, stop in local_ranges]
+    row = ALIGNMENT_ELEMENTS
+    indices = torch.zeros(-(-max(stop for _, stop in local_ranges) // row), dtype=torch.int64)
+    for index, each in enumerate(param_slices):
+        assert each.start % row == 0, each
+        indices[each.start // row : -(-(each.start + each.size) // row)] = index
+    assert all(start % row == 0 == stop % row for start, stop in local_ranges), local_ranges
+    return [indices[start // row : stop // row] for start, stop in local_ranges]
 
 
 def _as_rows(flat: Tensor, start: int, stop: int) -> Tensor:
@@ -261,26 +260,25 @@ def _as_rows(flat: Tensor, start: int, stop: int) -> Tensor:
 
 
 class ParamNorms:
-    """Adds up squares piece by piece and segment by segment, in fp64.
+    """Norms of parameters from the norms of their chunks, added up in fp64.
 
-    Within a rank that is a product with a matrix of ones and zeros, whose order is fixed; where ranks hold different
-    pieces, their sums are added in one small message (Kumar 2019; Xu 2020).
+    Within a rank the sum is a product with a matrix of ones and zeros, whose order is fixed. If ranks hold different
+    chunks, their sums are added in one small message (Kumar 2019; Xu 2020).
     """
 
     def __init__(self, shard: ParamShard) -> None:
         self._shard = shard
-        numbers = torch.arange(len(shard.param_slices), device=shard.device)
-        self._membership = (shard.slice_of_chunk == numbers[:, None]).double()
+        indices = torch.arange(len(shard.param_slices), device=shard.device)
+        self._membership = (shard.slice_of_chunk == indices[:, None]).double()
 
     def __call__(self, finite: Tensor, *chunk_norms: Sequence[Tensor] | Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Whether all ranks are `finite`, and the norm of each segment, fp32 [segments], from those of its pieces."""
-        squares = [self._membership @ _stack_norms(norms, self._membership).square() for norms in chunk_norms]
+        """Return whether all ranks are `finite`, and the norms of the parameters, fp32 [slices] each."""
+        squares = [self._membership @ self._stack(norms).square() for norms in chunk_norms]
         finite, sums = self._shard.sum_over_ranks(finite, *squares)
         return finite, [total.sqrt().float() for total in sums]
 
-
-def _stack_norms(norms: Sequence[Tensor] | Tensor, like: Tensor) -> Tensor:
-    """fp64 [pieces]; a rank may have none."""
-    if isinstance(norms, Tensor):
-        return norms.double()
-    return torch.stack(list(norms)).double() if norms else like.new_zeros(0)
+    def _stack(self, norms: Sequence[Tensor] | Tensor) -> Tensor:
+        """Return fp64 [chunks]; a rank may have none."""
+        if isinstance(norms, Tensor):
+            return norms.double()
+        return torch.stack(list(norms)).double() if norms else self._membership.new_zeros(0)

@@ -10,20 +10,20 @@ import torch
 from torch import Tensor
 
 from podscale.pytorch.optim.base import HyperParams, where_finite
-from podscale.pytorch.optim.param_shard import ChunkGroup, ParamShard
+from podscale.pytorch.optim.param_shard import ParamShard, PartGroup
 
 log = logging.getLogger(__name__)
 
 MomentumForm = Literal["unscaled", "scaled", "ratio_inside"]
-"""Where the learning rate and LARS's trust ratio stand (Kumar 2019, table 1; You 2017, algorithm 1).
+"""Position of the learning rate and LARS's trust ratio (Kumar 2019, table 1; You 2017, algorithm 1).
 
-unscaled: both inside the momentum buffer, so that a change of them acts on new gradients alone. scaled: both outside,
-so that it rescales what old gradients left. ratio_inside: the ratio inside, the learning rate outside.
+unscaled: both inside the momentum buffer, so that a change of them affects new gradients only. scaled: both outside, so
+that a change rescales the whole buffer. ratio_inside: the ratio inside, the learning rate outside.
 """
 
 
-def add_weight_decay(group: ChunkGroup, weight_decay: Tensor) -> None:
-    """g += weight_decay * w for what decays."""
+def add_weight_decay(group: PartGroup, weight_decay: Tensor) -> None:
+    """Add weight_decay * w to the gradients of the parts that decay."""
     gradients = [group.gradients[i] for i in group.decayed_parts]
     weights = [group.weights[i] for i in group.decayed_parts]
     if weights:
@@ -32,26 +32,32 @@ def add_weight_decay(group: ChunkGroup, weight_decay: Tensor) -> None:
 
 
 class MomentumUpdate(Protocol):
-    """Momentum over a share: in lists of operations here, in two kernels in `fused`."""
+    """Momentum update of a shard: as lists of operations here, in two kernels in `fused_momentum`."""
 
     values: Tensor
-    """The momentum buffers, fp32, in the order of the share."""
+    """Momentum buffers, fp32, in the order of the shard."""
 
     def norms(
         self, weight_decay: Tensor, *, of_sum: bool
     ) -> tuple[Sequence[Tensor] | Tensor, Sequence[Tensor] | Tensor]:
-        """The norms of each piece's weights and gradients; `of_sum`: of g + weight_decay * w in place of g."""
+        """Return the norms of weights and gradients of each chunk; if `of_sum`, of g + weight_decay * w for g."""
         ...
 
     def step(
         self, inside: Tensor, outside: Tensor, momentum: Tensor, weight_decay: Tensor, finite: Tensor, *, decayed: bool
     ) -> None:
-        """One update; `decayed`: after norms of the sum. Uses up gradients; changes nothing where not finite."""
+        """Step the weights, or change nothing if not finite. Overwrites the gradients.
+
+        Args:
+            inside: factor inside the momentum buffer, one or one for each parameter (see `MomentumForm`).
+            outside: factor outside.
+            decayed: weight decay was added by `norms(of_sum=True)`.
+        """
         ...
 
 
 def build_momentum_update(shard: ParamShard, *, nesterov: bool) -> MomentumUpdate:
-    """The fused one on a GPU, where Triton is installed and finds the C compiler that it needs for its launchers."""
+    """Build the fused update on a GPU if Triton is installed and finds its C compiler, else lists of operations."""
     if shard.device.type == "cuda" and find_spec("triton"):
         from podscale.pytorch.optim.fused_momentum import FusedMomentum
 
@@ -59,17 +65,14 @@ def build_momentum_update(shard: ParamShard, *, nesterov: bool) -> MomentumUpdat
         try:
             fused.compile()
         except (RuntimeError, OSError, SubprocessError) as error:
-            log.warning(f"momentum in many small kernels, since Triton cannot compile the fused ones: {error}")
+            log.warning(f"momentum runs in many small kernels: Triton cannot compile the fused ones: {error}")
         else:
             return fused
     return ForeachMomentum(shard, nesterov=nesterov)
 
 
 class ForeachMomentum:
-    """u = inside * g;  m = momentum * m + u;  w -= outside * (u + momentum * m if nesterov else m).
-
-    `inside` and `outside` are one factor, or one for each parameter (see `MomentumForm`).
-    """
+    """u = inside * g;  m = momentum * m + u;  w -= outside * (u + momentum * m if nesterov else m)."""
 
     def __init__(self, shard: ParamShard, *, nesterov: bool) -> None:
         self._shard, self._nesterov = shard, nesterov
@@ -89,22 +92,22 @@ class ForeachMomentum:
     def step(
         self, inside: Tensor, outside: Tensor, momentum: Tensor, weight_decay: Tensor, finite: Tensor, *, decayed: bool
     ) -> None:
-        into = self._shard.per_part(where_finite(finite, inside, 0.0))
-        away = self._shard.per_part(where_finite(finite, -outside, 0.0))
+        inside_factors = self._shard.per_part(where_finite(finite, inside, 0.0))
+        outside_factors = self._shard.per_part(where_finite(finite, -outside, 0.0))
         keep = where_finite(finite, momentum, 1.0)
         for group, momenta in zip(self._shard.groups, self._views, strict=True):
             if not decayed:
                 add_weight_decay(group, weight_decay)
-            updates, parts = group.gradients, slice(group.first, group.last)
+            directions, parts = group.gradients, slice(group.first, group.last)
             torch._foreach_mul_(momenta, keep)
             if self._nesterov:
-                torch._foreach_mul_(updates, into[parts])
-                torch._foreach_add_(momenta, updates)
-                torch._foreach_addcmul_(updates, momenta, [momentum] * len(momenta))
-                torch._foreach_addcmul_(group.weights, updates, away[parts])
+                torch._foreach_mul_(directions, inside_factors[parts])
+                torch._foreach_add_(momenta, directions)
+                torch._foreach_addcmul_(directions, momenta, [momentum] * len(momenta))
+                torch._foreach_addcmul_(group.weights, directions, outside_factors[parts])
             else:
-                torch._foreach_addcmul_(momenta, updates, into[parts])
-                torch._foreach_addcmul_(group.weights, momenta, away[parts])
+                torch._foreach_addcmul_(momenta, directions, inside_factors[parts])
+                torch._foreach_addcmul_(group.weights, momenta, outside_factors[parts])
 
 
 def momentum_factors(form: MomentumForm, rate: Tensor, ratio: Tensor) -> tuple[Tensor, Tensor]:
@@ -121,8 +124,8 @@ def momentum_factors(form: MomentumForm, rate: Tensor, ratio: Tensor) -> tuple[T
 class Sgd:
     """SGD: d = g + weight_decay * w, then momentum (see `ForeachMomentum`), scaled by default as in Goyal 2017.
 
-    Scaled: m = momentum * m + d;  w -= rate * (d + momentum * m if nesterov else m). Unscaled, the rate stands inside
-    the buffer, and a schedule of the momentum can correct for its changes (Goyal 2017, section 3; Codreanu 2017).
+    Scaled: m = momentum * m + d;  w -= rate * (d + momentum * m if nesterov else m). In the unscaled form the rate is
+    inside the buffer, and a momentum schedule can correct for its changes (Goyal 2017, section 3; Codreanu 2017).
     """
 
     def __init__(self, shard: ParamShard, *, nesterov: bool, form: MomentumForm = "scaled") -> None:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from podscale.pytorch import ddp_comm_hook
+from podscale.pytorch.comm_queue import build_comm_queue
 from podscale.pytorch.world import World
 from tests.support.refusals import refused
 
@@ -105,9 +107,10 @@ def failing(world: World) -> None:
     def broken(bucket: Tensor) -> None:
         raise ValueError("the link is down")
 
-    queue = ddp_comm_hook._ThreadHookQueue(broken)  # type: ignore[arg-type]
+    state = ddp_comm_hook.HookState(broken, build_comm_queue(world.device), world.device)
+    bucket = SimpleNamespace(buffer=lambda: torch.ones(3))
     with pytest.raises(ValueError, match="the link is down"):
-        queue.submit(torch.ones(3)).wait()
+        ddp_comm_hook.average_bucket(state, bucket).wait()  # type: ignore[arg-type]
     with refused(field="algorithm", got="ddp"):
         ddp_comm_hook.register(ddp, algorithm="ddp")
     with refused("tree", field="wire_row", got="bf16"):

@@ -161,7 +161,7 @@ def check_shampoo(ranks: list[Any]) -> None:
     decays = {p.name: p.role == "weight" for p in model_spec(SECTION, 10).parameters}
     shapes = {name: array.shape for name, array in start["weights"].items()}
     steps = [Step(means(n, len(ranks), shapes), rate_of(n), 0.9, 1e-3) for n in range(SHAMPOO_STEPS)]
-    want = shampoo_oracle(start["weights"], steps, decays, block=16, eps=1e-3, beta2=0.9, start=3, every=4)
+    want = shampoo_oracle(start["weights"], steps, decays, block=16, eps=1e-3, beta2=0.9, start_step=3, every_steps=4)
     alone = FlatArrays(middle["weights"], decays)
     rule = build_optimizer(train_section(optimizer=SHAMPOO).optimizer, alone.share(), 10.0)
     assert isinstance(rule, Shampoo)

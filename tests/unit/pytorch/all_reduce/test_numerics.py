@@ -12,8 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from podscale.pytorch.all_reduce.plan import ring_chain
-from tests.support.reduction import chain, on_wire, torus2d, tree
+from tests.support.reduction import chain, on_wire, ring_order, torus2d, tree
 
 RANKS, ELEMENTS = 2048, 1024
 
@@ -28,7 +27,7 @@ def gradients() -> list[Tensor]:
 
 def flat_ring(values: Sequence[Tensor], wire: torch.dtype) -> Tensor:
     """One part of a ring; parts differ only in where they start."""
-    return on_wire(chain(values, ring_chain(0, len(values)), wire), wire)
+    return on_wire(chain(values, ring_order(0, len(values)), wire), wire)
 
 
 def grid(row: int) -> Callable[[Sequence[Tensor], torch.dtype], Tensor]:

@@ -1,4 +1,4 @@
-"""Plans of messages, carried out by all places in one process: they match, they add up, their slack is safe."""
+"""Plans of messages, carried out by all positions in one process: they match, they add up, their slack is safe."""
 
 from collections import deque
 from collections.abc import Callable
@@ -16,7 +16,6 @@ from podscale.pytorch.all_reduce.plan import (
     equal_spans,
     mirror_position,
     ring_all_gather,
-    ring_chain,
     ring_part,
     ring_reduce_scatter,
     tree_children,
@@ -29,30 +28,30 @@ CASES = [(length, segment) for length in (1, 2, 7, 40, 101) for segment in (3, 1
 
 
 def carry_out(plans: list[MessagePlan], buffers: list[Tensor], *, eager: bool) -> None:
-    """All places in lockstep; eager: every send leaves as many rounds early as its plan allows."""
+    """All positions in lockstep; eager: every send leaves as many rounds early as its plan allows."""
     count = len(plans[0].rounds)
     assert all(len(plan.rounds) == count for plan in plans)
     sent: list[deque[tuple[int, int, int, Tensor]]] = [deque() for _ in plans]  # by receiver: sender, span, content
     done = [0] * len(plans)
     for number in range(count):
-        for place, plan in enumerate(plans):
+        for position, plan in enumerate(plans):
             until = min(number + (plan.slack if eager else 0) + 1, count)
-            for one in plan.rounds[done[place] : until]:
+            for one in plan.rounds[done[position] : until]:
                 for peer, start, stop in one.sends:
-                    sent[peer].append((place, start, stop, buffers[place][start:stop].clone()))
-            done[place] = max(done[place], until)
-        for place, plan in enumerate(plans):
+                    sent[peer].append((position, start, stop, buffers[position][start:stop].clone()))
+            done[position] = max(done[position], until)
+        for position, plan in enumerate(plans):
             for peer, start, stop, adds in plan.rounds[number].receives:
-                message = next(m for m in sent[place] if m[0] == peer)  # in order of sending, as gloo and NCCL do
+                message = next(m for m in sent[position] if m[0] == peer)  # in order of sending, as gloo and NCCL do
                 assert message[1:3] == (start, stop)
-                sent[place].remove(message)
-                target = buffers[place][start:stop]
+                sent[position].remove(message)
+                target = buffers[position][start:stop]
                 _ = target.add_(message[3]) if adds else target.copy_(message[3])
     assert not any(sent), "messages that nobody took"
 
 
 def contributions(size: int, length: int) -> list[Tensor]:
-    return [torch.randn(length, generator=torch.Generator().manual_seed(place)) for place in range(size)]
+    return [torch.randn(length, generator=torch.Generator().manual_seed(position)) for position in range(size)]
 
 
 Planner = Callable[[int], MessagePlan]
@@ -61,7 +60,7 @@ Planner = Callable[[int], MessagePlan]
 def outcome(size: int, length: int, planners: list[Planner], *, eager: bool) -> list[Tensor]:
     buffers = contributions(size, length)
     for planner in planners:
-        carry_out([planner(place) for place in range(size)], buffers, eager=eager)
+        carry_out([planner(position) for position in range(size)], buffers, eager=eager)
     return buffers
 
 
@@ -74,7 +73,7 @@ def test_plans_add_in_the_stated_order(length: int, segment: int, eager: bool) -
         gather: Planner = partial(ring_all_gather, parts=parts, segment=segment)
         shape = {"size": size, "length": length, "segment": segment}
         scattered = outcome(size, length, [scatter], eager=eager)
-        mine = torch.cat([scattered[place][start:stop] for place, (start, stop) in enumerate(parts)])
+        mine = torch.cat([scattered[position][start:stop] for position, (start, stop) in enumerate(parts)])
         assert torch.equal(mine, reduction.ring_shards(values, torch.float32))
         for planners, want in (
             ([scatter, gather], reduction.ring(values, torch.float32)),
@@ -90,37 +89,37 @@ def test_plans_add_in_the_stated_order(length: int, segment: int, eager: bool) -
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 7, 8, 31, 32, 100, 1024])
 def test_rings_and_trees_are_what_they_are_called(size: int) -> None:
     for part in {0, 1 % size, size - 1}:
-        ring = ring_chain(part, size)
+        ring = reduction.ring_order(part, size)
         assert sorted(ring) == list(range(size))
         assert ring[-1] == part
-        assert [ring_part(place, step, size) for step, place in enumerate(ring[:-1])] == [part] * (size - 1)
-    parents = [tree_parent(place, size) for place in range(size)]
+        assert [ring_part(position, step, size) for step, position in enumerate(ring[:-1])] == [part] * (size - 1)
+    parents = [tree_parent(position, size) for position in range(size)]
     assert parents.count(None) == 1
-    for place in range(size):
-        children = tree_children(place, size)
+    for position in range(size):
+        children = tree_children(position, size)
         assert len(children) <= 2
-        assert children == [child for child in children if parents[child] == place]
-    assert sum(len(tree_children(place, size)) for place in range(size)) == size - 1
+        assert children == [child for child in children if parents[child] == position]
+    assert sum(len(tree_children(position, size)) for position in range(size)) == size - 1
     for start in range(size):
-        place, steps = start, 0
-        while (above := parents[place]) is not None:
-            place, steps = above, steps + 1
+        position, steps = start, 0
+        while (above := parents[position]) is not None:
+            position, steps = above, steps + 1
         assert steps <= size.bit_length() - 1
-    assert sorted(mirror_position(place, size) for place in range(size)) == list(range(size))
+    assert sorted(mirror_position(position, size) for position in range(size)) == list(range(size))
     inner = {parent for parent in parents if parent is not None}
-    twice = sum(mirror_position(place, size) in inner and place in inner for place in range(size))
-    assert twice <= 1, "a place that is an inner node of both trees carries more than the others"
+    twice = sum(mirror_position(position, size) in inner and position in inner for position in range(size))
+    assert twice <= 1, "a position that is an inner node of both trees carries more than the others"
 
 
 @pytest.mark.parametrize("size", [2, 4, 8])
 def test_every_link_carries_what_the_bound_says(size: int) -> None:
     length, segment = 64 * size, 8
     parts = tuple(equal_spans(length, size))
-    for place in range(size):
-        plans = [ring_reduce_scatter(place, parts, segment), ring_all_gather(place, parts, segment)]
+    for position in range(size):
+        plans = [ring_reduce_scatter(position, parts, segment), ring_all_gather(position, parts, segment)]
         assert sum(volume(plan) for plan in plans) == 2 * (size - 1) * length // size
-        assert volume(double_tree(place, size, length, segment)) <= 2 * length
-        assert volume(chain_reduce(place, size, length, segment)) <= length
+        assert volume(double_tree(position, size, length, segment)) <= 2 * length
+        assert volume(chain_reduce(position, size, length, segment)) <= length
 
 
 def volume(plan: MessagePlan) -> int:

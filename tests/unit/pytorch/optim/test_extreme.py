@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from podscale.config.optimizer import NeumannSection
+from podscale.config.optimizer import NeumannSection, NlcgSection
 from podscale.pytorch.optim import LookaheadOptimizer, Neumann, Nlcg, Optimizer, ParamShard, Sgd
 from podscale.pytorch.optim.nlcg import LossRateControl
 from tests.support.extreme import NORMS, bowl, loss, neumann_oracle, nlcg_oracle, table_row
@@ -43,8 +43,8 @@ def near(found: Values, want: Values, within: float) -> None:
     ("options", "own"),
     [
         ({}, {}),
-        ({"beta": "polak_ribiere", "pace": "online"}, {}),
-        ({"pace": "none", "restart_every": 7, "forget_every": 11}, {"restart": 7, "forget": 11}),
+        ({"beta": "polak_ribiere", "step": "online"}, {}),
+        ({"step": "none", "restart_every": 7, "forget_every": 11}, {"restart": 7, "forget": 11}),
         (
             {"tolerance": 0.5, "lars_coefficient": 0.05, "norm_gradient_scale": 0.01},
             {"tolerance": 0.5, "lars": 0.05, "norm_scale": 0.01},
@@ -52,9 +52,9 @@ def near(found: Values, want: Values, within: float) -> None:
     ],
 )
 def test_nlcg_follows_its_oracle(options: dict[str, Any], own: dict[str, Any], ranks: int) -> None:
-    arrays, rules = trained(lambda share: Nlcg(share, **options), ranks)
-    same = {key: value for key, value in options.items() if key in ("beta", "pace")}
-    want, base = nlcg_oracle(DECAY, DECAYS, **same, **own)
+    section = NlcgSection(**options)
+    arrays, rules = trained(lambda share: Nlcg(share, section), ranks)
+    want, base = nlcg_oracle(DECAY, DECAYS, beta=section.beta, mode=section.step, **own)
     near(arrays.take(arrays.weights), want, 1e-3)
     for rule in rules:
         assert rule.scalars["base_rate"].item() == pytest.approx(base, rel=1e-5)
@@ -86,19 +86,19 @@ def test_neumann_follows_its_oracle(options: dict[str, Any], ranks: int) -> None
     assert not isinstance(Sgd(arrays.shares(1)[0], nesterov=False), LookaheadOptimizer)
 
 
-@pytest.mark.parametrize("pace", ["step", "online"])
+@pytest.mark.parametrize("mode", ["step", "online"])
 @pytest.mark.parametrize("rise", [0.9, 1.009, 1.011, 1.03, 1.06, 1.08, 1.11, 1.13, 1.2])
-def test_the_base_rate_follows_the_table(pace: Any, rise: float) -> None:
+def test_the_base_rate_follows_the_table(mode: Any, rise: float) -> None:
     """Both from half the highest base rate, which leaves room to grow."""
-    rule, here = LossRateControl(pace, 1.0, torch.device("cpu")), torch.tensor(True)
+    rule, here = LossRateControl(mode, 1.0, torch.device("cpu")), torch.tensor(True)
     rule.scalars["base_rate"].fill_(0.5)
     rule.scalars["loss_average"].fill_(2.0)
     rule.scalars["loss_before"].fill_(2.0)
-    now = 2.0 * rise if pace == "online" else (2.0 * rise - 0.7 * 2.0) / 0.3  # whose average has risen so much
+    now = 2.0 * rise if mode == "online" else (2.0 * rise - 0.7 * 2.0) / 0.3  # whose average has risen so much
     base, taken_back = rule(torch.tensor(now), torch.tensor(5.0), here)
-    factor, share = table_row(rise, 1.0, {"step": 1.05, "online": 1.02}[pace])
+    factor, share = table_row(rise, 1.0, {"step": 1.05, "online": 1.02}[mode])
     assert (base.item(), taken_back.item()) == (pytest.approx(0.5 * factor), pytest.approx(share))
-    if pace == "step":
+    if mode == "step":
         _, between = rule(torch.tensor(100.0), torch.tensor(6.0), here)
         assert (between.item(), base.item()) == (0.0, pytest.approx(0.5 * factor)), "only every fifth update looks"
 
@@ -117,7 +117,7 @@ def test_the_base_rate_has_a_floor_and_a_cap() -> None:
 def test_a_direction_is_taken_back_at_a_rate_of_zero_too() -> None:
     """The end of a decay, and the start of a warm-up."""
     arrays = FlatArrays(start(), DECAYS)
-    rule = Nlcg(arrays.share(), pace="online")
+    rule = Nlcg(arrays.share(), NlcgSection(step="online"))
     for step, (own_rate, own_loss) in enumerate([(0.0, 1.0), (0.1, 1.0), (0.0, 9.0), (0.1, 1.0)]):
         arrays.put(arrays.gradients, bowl(arrays.take(arrays.weights), step))
         assert rule.step(hyper(own_rate, loss=own_loss), torch.tensor(True))
@@ -126,8 +126,8 @@ def test_a_direction_is_taken_back_at_a_rate_of_zero_too() -> None:
 
 def test_what_is_kept_of_every_weight() -> None:
     arrays = FlatArrays(start(), DECAYS)
-    assert len(Nlcg(arrays.share()).moments) == 3, "r . s_old is for Polak-Ribiere alone"
-    assert len(Nlcg(arrays.share(), beta="polak_ribiere").moments) == 4
+    assert len(Nlcg(arrays.share(), NlcgSection()).moments) == 3, "r . s_old is for Polak-Ribiere alone"
+    assert len(Nlcg(arrays.share(), NlcgSection(beta="polak_ribiere")).moments) == 4
     assert len(Neumann(arrays.share(), NeumannSection(), PER_EPOCH).moments) == 2
 
 
@@ -141,7 +141,7 @@ def test_a_sharded_update_sends_two_small_messages(options: dict[str, Any]) -> N
 
     arrays = FlatArrays(start(), DECAYS)
     whole = [(0, len(arrays.weights))]
-    rule = Nlcg(arrays.share(whole, exchange), **options)
+    rule = Nlcg(arrays.share(whole, exchange), NlcgSection(**options))
     rule.step(hyper(0.1), torch.tensor(True))
     assert sent[-2:] == [1 + 3, 1 + 1]
     assert len(sent) == (3 if options else 2)

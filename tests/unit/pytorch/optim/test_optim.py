@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podscale.config import ModelSection
-from podscale.config.optimizer import NeumannSection, OptimizerSection
+from podscale.config.optimizer import NeumannSection, NlcgSection, OptimizerSection
 from podscale.models import model_spec
 from podscale.pytorch.flat_buffers import GradientBuffer
 from podscale.pytorch.models import build_model
@@ -91,7 +91,7 @@ def rules(arrays: FlatArrays, **share: Any) -> dict[str, Optimizer]:
             arrays.share(**share), nesterov=False, trust_coefficient=0.02, form="scaled", trust="norm_of_sum"
         ),
         "lamb": Lamb(arrays.share(**share), beta2=0.99),
-        "nlcg": Nlcg(arrays.share(**share), beta="polak_ribiere", lars_coefficient=0.01),
+        "nlcg": Nlcg(arrays.share(**share), NlcgSection(beta="polak_ribiere", lars_coefficient=0.01)),
         "neumann": Neumann(arrays.share(**share), NeumannSection(sgd_epochs=0, beta=0), 10.0),
         "adam": Adam(arrays.share(**share)),
         "adam decoupled": Adam(arrays.share(**share), decoupled=True),

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from podscale.config.optimizer import NeumannSection
+from podscale.config.optimizer import NeumannSection, NlcgSection
 from podscale.pytorch.optim import Adam, Lamb, Lars, Neumann, Nlcg, Optimizer, ParamShard, ParamSlice, RmsProp, Sgd
 from podscale.pytorch.optim.param_shard import slice_of_rows
 from podscale.training.param_layout import ALIGNMENT_ELEMENTS
@@ -22,7 +22,7 @@ RULES: dict[str, Callable[[ParamShard], Optimizer]] = {
     "lars": lambda share: Lars(share, nesterov=False, trust_coefficient=0.01),
     "lars, norm of sum": lambda share: Lars(share, nesterov=True, trust_coefficient=0.01, trust="norm_of_sum"),
     "lamb": lambda share: Lamb(share, beta2=0.99),
-    "nlcg": lambda share: Nlcg(share, beta="polak_ribiere", norm_gradient_scale=0.5),
+    "nlcg": lambda share: Nlcg(share, NlcgSection(beta="polak_ribiere", norm_gradient_scale=0.5)),
     "neumann": lambda share: Neumann(share, NeumannSection(sgd_epochs=0.1), 10.0),
     "adam": lambda share: Adam(share, decoupled=True),
     "rmsprop": lambda share: RmsProp(share),

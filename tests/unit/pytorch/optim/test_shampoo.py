@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from podscale.config.optimizer import ShampooSection
 from podscale.pytorch.optim import ParamSlice
 from podscale.pytorch.optim.base import ReplicaGroup
 from podscale.pytorch.optim.shampoo import Shampoo
@@ -51,26 +52,34 @@ def carry_out(arrays: FlatArrays, rule: Shampoo, first: int = 0, last: int = STE
         assert arrays.step(rule, given, row, finite=step.finite, number=number) == step.finite
 
 
-def build(**options: Any) -> tuple[FlatArrays, Shampoo]:
+def build(*, nesterov: bool = True, **options: Any) -> tuple[FlatArrays, Shampoo]:
     arrays = FlatArrays(draw(0), DECAYS)
-    return arrays, Shampoo(arrays.share(), ReplicaGroup(), **options)
+    return arrays, Shampoo(arrays.share(), ShampooSection(**options), ReplicaGroup(), nesterov=nesterov)
 
 
 @pytest.mark.parametrize(
     ("options", "roots"),
     [
-        ({"block": 8, "start": 3, "every": 1}, "eigh"),
-        ({"block": 128, "start": 5, "every": 3, "exponent": 4, "beta2": 0.75, "eps": 1e-2}, "eigh"),
-        ({"block": 128, "start": 5, "every": 3, "exponent": 4, "beta2": 0.75, "eps": 1e-2}, "newton"),
+        ({"block": 8, "start_step": 3, "every_steps": 1}, "eigh"),
+        ({"block": 128, "start_step": 5, "every_steps": 3, "exponent": 4, "beta2": 0.75, "eps": 1e-2}, "eigh"),
+        ({"block": 128, "start_step": 5, "every_steps": 3, "exponent": 4, "beta2": 0.75, "eps": 1e-2}, "newton"),
         (
-            {"block": 8, "every": 4, "graft": "adagrad", "beta2": 1.0, "eps": 0.1, "vectors": False, "nesterov": False},
+            {
+                "block": 8,
+                "every_steps": 4,
+                "graft": "adagrad",
+                "beta2": 1.0,
+                "eps": 0.1,
+                "vectors": False,
+                "nesterov": False,
+            },
             "eigh",
         ),
-        ({"block": 5, "start": 2, "every": 9, "graft": "rmsprop", "beta2": 0.9, "exponent": 3}, "newton"),
+        ({"block": 5, "start_step": 2, "every_steps": 9, "graft": "rmsprop", "beta2": 0.9, "exponent": 3}, "newton"),
     ],
 )
 def test_shampoo_follows_its_oracle(options: dict[str, Any], roots: RootMethod) -> None:
-    options = {"eps": 1e-3, "beta2": 0.95, "start": 0} | options
+    options = {"eps": 1e-3, "beta2": 0.95, "start_step": 0} | options
     arrays, rule = build(**options, roots=roots)
     carry_out(arrays, rule)
     found, want = arrays.take(arrays.weights), shampoo_oracle(draw(0), steps(), DECAYS, **options)
@@ -79,7 +88,7 @@ def test_shampoo_follows_its_oracle(options: dict[str, Any], roots: RootMethod) 
 
 
 def test_nothing_is_left_of_what_a_masked_update_was_given() -> None:
-    arrays, rule = build(block=8, start=1, every=2, graft="rmsprop")
+    arrays, rule = build(block=8, start_step=1, every_steps=2, graft="rmsprop")
     carry_out(arrays, rule, last=4)  # the next one, number 4, is masked; so is 9, in which roots would be taken
     for number in (4, 9):
         before = [
@@ -97,7 +106,7 @@ def test_nothing_is_left_of_what_a_masked_update_was_given() -> None:
 
 def test_a_resumed_rule_goes_on_to_the_bit() -> None:
     """In the middle between two refreshes of the roots, which are part of what is kept."""
-    options: dict[str, Any] = {"block": 8, "start": 2, "every": 7, "graft": "adagrad"}
+    options: dict[str, Any] = {"block": 8, "start_step": 2, "every_steps": 7, "graft": "adagrad"}
     whole, rule = build(**options)
     carry_out(whole, rule, last=20)
     resumed, again = build(**options)
@@ -210,6 +219,6 @@ def test_the_largest_factor_comes_first() -> None:
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_what_a_rank_keeps_is_all_roots_and_its_part_of_the_statistics(ranks: int) -> None:
     arrays = FlatArrays(draw(0), DECAYS)
-    rule = Shampoo(arrays.share(), ReplicaGroup(0, ranks), block=8)
+    rule = Shampoo(arrays.share(), ShampooSection(block=8), ReplicaGroup(0, ranks), nesterov=True)
     roots = 4 * sum(preconditioner_elements(shape, 8, vectors=True) for shape in SHAPES.values())
     assert rule.extra_state_bytes == pytest.approx(roots + roots / ranks, rel=0.05)
