@@ -16,6 +16,7 @@ from podscale.config import RunConfig, loads
 from podscale.config.data import DataSection
 from podscale.errors import InputError, PodscaleError
 from podscale.runs import RunDirectory, StageOutcome, ensemble_members, stage_outcomes
+from podscale.runs.stage_outcomes import ShardPart
 from podscale.stages import local
 from podscale.study import StudyDocument
 from podscale.util import env, progress_reports
@@ -37,9 +38,8 @@ def pack(data: str, workspace: str, index: int, of: int) -> None:
         local.shard(
             DataSection.model_validate_json(data),
             workspace,
+            ShardPart(index, of),
             workers=_worker_count(),
-            index=index,
-            of=of,
             telemetry=local.ExportedTelemetry.from_env(),
         )
 

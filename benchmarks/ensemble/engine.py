@@ -57,7 +57,7 @@ def _worker_env(config: RunConfig, stage: str, shard_set: str) -> WorkerEnv:
     run = stage_outcomes.prepare_run_directory(config)
     ranks = run.path / "ranks"
     ranks.mkdir(exist_ok=True)
-    return WorkerEnv(config, stage, shard_set, ranks, None, 0)
+    return WorkerEnv(config, stage, shard_set, ranks)
 
 
 def _log(config: RunConfig) -> redirect_stdout[TextIOWrapper]:

@@ -121,7 +121,7 @@ def switched_training(
     run = RunDirectory.for_config(config).create()
     with Lease.acquire(Path(directory) / f".lease-{world.rank}") as lease:
         log = EventLog(run.metrics, lease.check) if world.is_rank0 else None
-        ledger = open_goodput_tracker(run)
+        ledger = open_goodput_tracker(run, launch_age=0.0)
         monitor = Switched(SwitchedTimer(switch, metrics, goodput_tracker=ledger), log, hosts=world.hosts())
         for source in (ledger, monitor.stragglers):
             if source is not None:

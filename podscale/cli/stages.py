@@ -46,6 +46,7 @@ def shard(
     """Stage 1: images to a shard set. Finished shards are not made again."""
     from podscale.config.preflight import preflight
     from podscale.kubernetes.termination_message import write_termination_on_exit
+    from podscale.runs.stage_outcomes import ShardPart
     from podscale.stages import local
 
     if inspect is not None:
@@ -64,9 +65,8 @@ def shard(
         result = local.shard(
             config.data,
             config.run.workspace,
+            ShardPart(index, of),
             workers=workers or config.launch.shard_workers,
-            index=index,
-            of=of,
             verify=verify,
             progress=progress,
             telemetry=local.ExportedTelemetry.for_config(config),

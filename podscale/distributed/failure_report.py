@@ -1,8 +1,8 @@
 """Report a failed collective or a hang: name the collective and the missing rank, and dump the stacks of this rank.
 
-`watch_peers` wraps a training. When a rank dies, its peers' collectives fail or hang. Each peer then reads the
-heartbeats (see `heartbeat`), raises HangDetected or PeerLost with the culprit's name, and exits. The launcher decides
-on a restart (see `launch.supervisor`).
+`PeerWatch` wraps a training. When a rank dies, its peers' collectives fail or hang. Each peer then reads the heartbeats
+(see `heartbeat`), raises HangDetected or PeerLost with the culprit's name, and exits. The launcher decides on a restart
+(see `launch.supervisor`).
 """
 
 import faulthandler
@@ -12,27 +12,39 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 
 from podscale.distributed.heartbeat import RankHeartbeat
-from podscale.distributed.progress_tracker import HangLimit, PeerStatus, ProgressTracker, progress_order
+from podscale.distributed.progress_tracker import HangLimit, ProgressTracker, progress_order
 from podscale.distributed.rank_group import RankGroup
 from podscale.distributed.waits import current_wait, wait_of
 from podscale.errors import HangDetected, PeerLost, PodscaleError, Preempted
 
 logger = logging.getLogger(__name__)
 
+COLLECTIVE_GRACE_SECONDS = 5.0
+"""Extra time before the clock reports a hang, seconds: the error of a collective says more than the clock."""
 
 FlightRecorder = Callable[[Path], str]
 """Function that writes the state of an engine's collectives to a file and returns one line for the stack dump."""
 
-ErrorClassifier = Callable[[BaseException], type[PodscaleError] | None]
-"""Function that returns HangDetected or PeerLost for an error caused by another rank, else None."""
 
-COLLECTIVE_GRACE_SECONDS = 5.0
-"""Extra time before the clock reports a hang, seconds: the error of a collective says more than the clock."""
+@dataclass(frozen=True)
+class CollectiveFailures:
+    """Failures of an engine's collectives.
+
+    Args:
+        classify_error: Returns HangDetected or PeerLost for an error caused by another rank, else None.
+        silent: Collectives wait on the device and raise no error (NCCL's).
+        flight_recorder: Writer of the state of the collectives, for the stack dump.
+    """
+
+    classify_error: Callable[[BaseException], type[PodscaleError] | None]
+    silent: bool
+    flight_recorder: FlightRecorder | None = None
 
 
 def dump_stacks(
@@ -47,11 +59,7 @@ def dump_stacks(
     An unwritable directory is logged, not raised.
 
     Args:
-        directory: Directory of the dumps, created if needed.
-        rank: Rank of this process.
-        reason: Text of the first line.
         failure: Error that the main thread raised, with its own traceback.
-        flight_recorder: Writer of the state of the engine's collectives.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -61,133 +69,116 @@ def dump_stacks(
             file.writelines(traceback.format_exception(failure) if failure is not None else [])
             file.flush()
             faulthandler.dump_traceback(file, all_threads=True)
-            file.write(
-                (flight_recorder(directory / f"rank-{rank}.flight.json") if flight_recorder is not None else "")
-                + "\n\n"
-            )
+            if flight_recorder is not None:
+                file.write(flight_recorder(directory / f"rank-{rank}.flight.json"))
+            file.write("\n\n")
     except OSError as error:
         logger.warning("%s: the stacks of this rank are not kept: %s", directory, error.strerror)
 
 
-@contextmanager
-def watch_peers(
-    rank_group: RankGroup,
-    exit_process: Callable[[PodscaleError], None],
-    *,
-    classify_error: ErrorClassifier,
-    silent_collectives: bool,
-    interval_seconds: float | None = None,
-    hang_seconds: float | None = None,
-    stack_directory: Path | None = None,
-    flight_recorder: FlightRecorder | None = None,
-) -> Iterator[ProgressTracker]:
-    """Send heartbeats inside the block, and raise errors caused by another rank with that rank's name.
+class PeerWatch:
+    """Context manager that sends heartbeats, and raises errors caused by another rank with that rank's name.
 
     Args:
-        rank_group: Ranks of the run and their store.
         exit_process: Reports an error and exits this process; called on another thread when the main thread hangs.
-        classify_error: Tells errors caused by another rank from those of this rank.
-        silent_collectives: Collectives wait on the device and raise no error (NCCL's).
-        interval_seconds: Time between two heartbeats.
         hang_seconds: Shortest time without a step that counts as a hang; None: hangs are not detected.
         stack_directory: Directory for the stacks of every rank after a hang.
-        flight_recorder: Writer of the state of the engine's collectives, for the stack dump.
     """
-    stall_seconds = rank_group.timeout_seconds if silent_collectives else None
-    max_seconds = rank_group.timeout_seconds + (0.0 if silent_collectives else COLLECTIVE_GRACE_SECONDS)
-    progress_tracker = ProgressTracker(None if hang_seconds is None else HangLimit(hang_seconds, max_seconds))
-    report_lock = threading.Lock()
 
-    def handle_trouble(reason: str, *, hang: bool) -> None:
-        with report_lock:
-            if hang:
-                report_hang(reason)
-            kind = HangDetected if hang else PeerLost
-            error = explain(kind, current_wait() or f"phase {progress_tracker.phase}", reason)
-            heartbeat.stop(str(error), caused_by_peer=True)
-            exit_process(error)
+    def __init__(
+        self,
+        rank_group: RankGroup,
+        exit_process: Callable[[PodscaleError], None],
+        failures: CollectiveFailures,
+        *,
+        interval_seconds: float | None = None,
+        hang_seconds: float | None = None,
+        stack_directory: Path | None = None,
+    ) -> None:
+        self._rank_group, self._exit_process, self._failures = rank_group, exit_process, failures
+        self._interval_seconds, self._stack_directory = interval_seconds, stack_directory
+        max_seconds = rank_group.timeout_seconds + (0.0 if failures.silent else COLLECTIVE_GRACE_SECONDS)
+        self._progress_tracker = ProgressTracker(None if hang_seconds is None else HangLimit(hang_seconds, max_seconds))
+        self._report_lock = threading.Lock()
 
-    def report_hang(reason: str, failure: BaseException | None = None) -> None:
-        heartbeat.report_hang()
-        if stack_directory is not None:
-            dump_stacks(stack_directory, rank_group.rank, f"{reason}, in {progress_tracker}", failure, flight_recorder)
-
-    def explain(kind: type[PodscaleError], collective: str, reason: str) -> PodscaleError:
-        return _peer_error(kind, collective, reason, rank_group, progress_tracker, heartbeat.peers(), stack_directory)
-
-    heartbeat = RankHeartbeat(
-        rank_group,
-        progress_tracker,
-        interval_seconds=interval_seconds,
-        stall_seconds=stall_seconds,
-        on_trouble=handle_trouble,
-    )
-    try:
-        yield progress_tracker
-    except Preempted:
-        heartbeat.stop("")
-        raise
-    except BaseException as failure:
-        with report_lock:
-            pass  # another thread reports a more precise error and exits this process
-        kind = classify_error(failure)
-        if kind is HangDetected or (kind is PeerLost and heartbeat.hang_reported()):
-            kind = HangDetected
-            report_hang(_last_line(failure), failure)
-        explained = explain(kind, wait_of(failure) or "a collective", _last_line(failure)) if kind is not None else None
-        # An error of these types was already reported in full by the code that raised it.
-        follows = explained is not None or isinstance(failure, HangDetected | PeerLost)
-        heartbeat.stop(str(failure) or type(failure).__name__, caused_by_peer=follows)
-        if explained is not None:
-            raise explained from failure
-        raise
-    heartbeat.stop("")
-
-
-def _peer_error(
-    kind: type[PodscaleError],
-    collective: str,
-    reason: str,
-    rank_group: RankGroup,
-    tracker: ProgressTracker,
-    peers: PeerStatus,
-    stack_directory: Path | None,
-) -> PodscaleError:
-    """Return the error that names the culprit.
-
-    Args:
-        kind: Type from the backend, which cannot tell a stopped peer from one that exited because of another rank.
-        collective: Name of the wait that failed.
-        reason: Last line of the backend's error, or the heartbeat's reason.
-        rank_group: Ranks of the run.
-        tracker: Progress of this rank.
-        peers: Status of the other ranks; overrides `kind` when it is known.
-        stack_directory: Directory of the stack dumps, named in the advice.
-    """
-    hang = kind is HangDetected if peers.is_hang is None else peers.is_hang
-    this_rank = f"rank {rank_group.rank} of {rank_group.size}"
-    if (
-        hang
-        and not peers.missing
-        and (peers.furthest_behind is None or progress_order(tracker) < progress_order(peers.furthest_behind[1]))
-    ):
-        process = f"process {os.getpid()} on {socket.gethostname()}"
-        problem = f"{this_rank} does not get on ({process}, in {tracker})" + (
-            "; the others wait for it" if peers.furthest_behind else ""
+    def __enter__(self) -> ProgressTracker:
+        self._heartbeat = RankHeartbeat(
+            self._rank_group,
+            self._progress_tracker,
+            interval_seconds=self._interval_seconds,
+            stall_seconds=self._rank_group.timeout_seconds if self._failures.silent else None,
+            on_failure=self._exit_on_failure,
         )
-    else:
-        event = "waited in vain for its peers" if hang else "lost a peer"
-        problem = f"{this_rank} {event} in {collective} ({tracker}): {peers}"
-    seconds = rank_group.timeout_seconds
-    options = f"launch.timeout_seconds (now {seconds:g}) and launch.hang_seconds"
-    advice = f" Raise {options} if an update can take that long." if hang else ""
-    if hang and stack_directory is not None:
-        advice += f" What each rank was doing is in {stack_directory}."
-    return (HangDetected if hang else PeerLost)(
-        f"{problem}\n{reason}\nThe newest checkpoint is kept: start the same command again.{advice}"
-    )
+        return self._progress_tracker
 
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None or isinstance(error, Preempted):
+            self._heartbeat.stop("")
+            return
+        with self._report_lock:
+            pass  # another thread reports a more precise error and exits this process
+        peer_error = self._peer_error(error)
+        # An error of these types was already reported in full by the code that raised it.
+        caused_by_peer = peer_error is not None or isinstance(error, HangDetected | PeerLost)
+        self._heartbeat.stop(str(error) or type(error).__name__, caused_by_peer=caused_by_peer)
+        if peer_error is not None:
+            raise peer_error from error
 
-def _last_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[-1] if lines else type(error).__name__
+    def _exit_on_failure(self, reason: str, *, hang: bool) -> None:
+        """Report a failure that the heartbeat detected, and exit this process; the main thread hangs."""
+        with self._report_lock:
+            if hang:
+                self._report_hang(reason)
+            collective = current_wait() or f"phase {self._progress_tracker.phase}"
+            error = self._name_culprit(HangDetected if hang else PeerLost, collective, reason)
+            self._heartbeat.stop(str(error), caused_by_peer=True)
+            self._exit_process(error)
+
+    def _peer_error(self, error: BaseException) -> PodscaleError | None:
+        """Return the error with the culprit's name if another rank caused `error`, else None."""
+        kind = self._failures.classify_error(error)
+        if kind is None:
+            return None
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+        if kind is HangDetected or self._heartbeat.hang_reported():
+            kind = HangDetected
+            self._report_hang(reason, error)
+        return self._name_culprit(kind, wait_of(error) or "a collective", reason)
+
+    def _report_hang(self, reason: str, failure: BaseException | None = None) -> None:
+        """Report a hang to all ranks, and dump the stacks of this rank."""
+        self._heartbeat.report_hang()
+        if self._stack_directory is not None:
+            reason = f"{reason}, in {self._progress_tracker}"
+            recorder = self._failures.flight_recorder
+            dump_stacks(self._stack_directory, self._rank_group.rank, reason, failure, recorder)
+
+    def _name_culprit(self, kind: type[PodscaleError], collective: str, reason: str) -> PodscaleError:
+        """Return the error that names the culprit.
+
+        Args:
+            kind: Type from the backend, which cannot tell a stopped peer from one that exited because of another rank;
+                the status of the peers overrides it when it is known.
+            collective: Name of the wait that failed.
+            reason: Last line of the backend's error, or the heartbeat's reason.
+        """
+        rank_group, tracker, peers = self._rank_group, self._progress_tracker, self._heartbeat.peers()
+        hang = kind is HangDetected if peers.is_hang is None else peers.is_hang
+        behind = peers.furthest_behind
+        this_rank = f"rank {rank_group.rank} of {rank_group.size}"
+        if hang and not peers.missing and (behind is None or progress_order(tracker) < progress_order(behind[1])):
+            process = f"process {os.getpid()} on {socket.gethostname()}"
+            others = "; the others wait for it" if behind else ""
+            problem = f"{this_rank} makes no progress ({process}, in {tracker}){others}"
+        else:
+            event = "timed out waiting for its peers" if hang else "lost a peer"
+            problem = f"{this_rank} {event} in {collective} ({tracker}): {peers}"
+        advice = "The newest checkpoint is kept: start the same command again."
+        if hang:
+            limits = f"launch.timeout_seconds (now {rank_group.timeout_seconds:g}) and launch.hang_seconds"
+            advice += f" Raise {limits} if a step can take that long."
+            if self._stack_directory is not None:
+                advice += f" The stacks of each rank are in {self._stack_directory}."
+        return (HangDetected if hang else PeerLost)(f"{problem}\n{reason}\n{advice}")

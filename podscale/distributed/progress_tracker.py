@@ -98,7 +98,7 @@ class ProgressTracker:
         self.step_changes += 1
 
     def __str__(self) -> str:
-        return place_text(self.step, self.phase)
+        return _position_text(self.step, self.phase)
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class HeartbeatRecord:
 
     @property
     def position(self) -> str:
-        return place_text(self.step, self.phase)
+        return _position_text(self.step, self.phase)
 
     @property
     def process_name(self) -> str:
@@ -165,7 +165,7 @@ class PeerStatus:
             parts = [
                 f"no rank is missing; the furthest behind is rank {rank} ({record.process_name}), in {record.position}"
             ]
-        return "; ".join(parts) or "the others have ended, because of each other"
+        return "; ".join(parts) or "the other ranks exited because of each other"
 
     @property
     def furthest_behind(self) -> tuple[int, HeartbeatRecord] | None:
@@ -174,5 +174,5 @@ class PeerStatus:
         return min(present.items(), key=lambda entry: progress_order(entry[1]), default=None)
 
 
-def place_text(step: int, phase: str) -> str:
-    return f"{phase} of update {step + 1}" if step or phase not in ("start", "evaluation") else phase
+def _position_text(step: int, phase: str) -> str:
+    return f"{phase} of step {step + 1}" if step or phase not in ("start", "evaluation") else phase

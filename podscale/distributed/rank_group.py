@@ -1,7 +1,7 @@
-"""Join and leave the group of a run's ranks, which share one key-value store.
+"""Group of a run's ranks, which share one key-value store.
 
-A framework's own store lives in rank 0 and is lost with it. This store outlives every rank. Ranks use it for agreement
-on their configuration, for heartbeats, and to find the culprit after a failure.
+A framework's own store is in rank 0 and is lost with it. This store outlives every rank. Ranks use it to compare their
+configuration, for heartbeats, and to find the culprit after a failure.
 """
 
 from contextlib import suppress
@@ -10,6 +10,8 @@ from typing import Protocol
 
 from podscale.distributed.store import LocalStore, Store, StoreClient, StoreError
 from podscale.distributed.worker_env import RankEnv
+from podscale.errors import InputError
+from podscale.util import env
 
 LEAVE_TIMEOUT_SECONDS = 10.0
 """Time that rank 0, which holds the framework's own store, waits for its peers at the end, seconds."""
@@ -27,28 +29,31 @@ class RankGroup:
     store: Store
     timeout_seconds: float
 
+    @classmethod
+    def join(cls, rank_env: RankEnv, timeout_seconds: float) -> "RankGroup":
+        """Return the group of this rank with the launcher's store, or a local one for a single process; does not wait.
+
+        Raises:
+            InputError: The launcher has no store.
+        """
+        if rank_env.world_size == 1:
+            return cls(rank_env.rank, 1, LocalStore(), timeout_seconds)
+        if not rank_env.store_address:
+            raise InputError("is missing", field=env.STORE, hint="Start the ranks by `podscale train`.")
+        store = StoreClient(rank_env.store_address, rank_env.store_port, timeout_seconds)
+        return cls(rank_env.rank, rank_env.world_size, store, timeout_seconds)
+
     def store_for_thread(self, timeout_seconds: float) -> Store:
         """Return the store for another thread, with its own timeout in seconds."""
         return self.store.clone(timeout_seconds)
 
-
-def join_rank_group(rank_env: RankEnv, timeout_seconds: float) -> RankGroup:
-    """Return the group of this rank with the launcher's store, or a local one for a single process; does not wait."""
-    store = (
-        StoreClient(rank_env.store_address, rank_env.store_port, timeout_seconds)
-        if rank_env.world_size > 1
-        else LocalStore()
-    )
-    return RankGroup(rank_env.rank, rank_env.world_size, store, timeout_seconds)
-
-
-def leave_rank_group(rank_group: RankGroup) -> None:
-    """Mark this rank as done; rank 0 waits for all others, at most `LEAVE_TIMEOUT_SECONDS`."""
-    with suppress(StoreError):  # all work is done by now
-        if rank_group.rank:
-            rank_group.store.set(f"left/{rank_group.rank}", "")
-        else:
-            rank_group.store.wait([f"left/{rank}" for rank in range(1, rank_group.size)], LEAVE_TIMEOUT_SECONDS)
+    def leave(self) -> None:
+        """Mark this rank as done; rank 0 waits for all others, at most `LEAVE_TIMEOUT_SECONDS`."""
+        with suppress(StoreError):  # all work is done by now
+            if self.rank:
+                self.store.set(f"left/{self.rank}", "")
+            else:
+                self.store.wait([f"left/{rank}" for rank in range(1, self.size)], LEAVE_TIMEOUT_SECONDS)
 
 
 class World(Protocol):

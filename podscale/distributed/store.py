@@ -20,6 +20,7 @@ import uuid
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
+from io import BufferedReader
 from typing import Any, Protocol
 
 FAILED_KEY = "pulse/failed"
@@ -44,7 +45,7 @@ class StoreTimeout(StoreError):
 
 
 class Store(Protocol):
-    """Key-value store shared by all ranks: ours, or torchrun's if torchrun started the ranks.
+    """Key-value store shared by all ranks: this module's, or torchrun's if torchrun started the ranks.
 
     Every call raises StoreError if the store is gone, after the store's timeout at the latest.
     """
@@ -86,8 +87,8 @@ class StoreClient:
         self._address, self._port, self._timeout_seconds = address, port, timeout_seconds
         self._known = set() if known is None else known
         self._socket: socket.socket | None = None
+        self._reader: BufferedReader | None = None
         self._lock = threading.Lock()
-        self._buffer = b""
         self._lost_reason = ""
 
     def set(self, key: str, value: str) -> None:
@@ -110,8 +111,9 @@ class StoreClient:
 
     def close(self) -> None:
         """Close the connection."""
-        if self._socket is not None:
-            self._socket.close()
+        for opened in (self._reader, self._socket):
+            if opened is not None:
+                opened.close()
 
     def _get(self, keys: Sequence[str], seconds: float) -> list[str]:
         response = self._request({"get": list(keys), "seconds": seconds}, seconds)
@@ -119,43 +121,30 @@ class StoreClient:
             raise StoreTimeout(f"timed out after {seconds:g} s without {', '.join(response['missing'])}")
         return [str(value) for value in response["values"]]
 
-    def _request(self, question: dict[str, Any], seconds: float = 0.0) -> dict[str, Any]:
+    def _request(self, request: dict[str, Any], seconds: float = 0.0) -> dict[str, Any]:
         """Send a request and return the response; `seconds` is the wait that the server was asked for."""
         with self._lock:
             if self._lost_reason:
                 raise StoreError(self._lost_reason)
             try:
-                line = self._exchange(json.dumps(question).encode() + b"\n", seconds)
-                response: dict[str, Any] = json.loads(line)
+                return self._exchange(json.dumps(request).encode() + b"\n", seconds)
             except (OSError, ValueError, KeyError, TypeError) as error:
                 # Requests and responses of this connection no longer match: it cannot be used again.
-                self._lost_reason = (
-                    f"the store at {self._address}:{self._port} does not answer ({error or 'it has ended'})"
-                )
+                self._lost_reason = f"the store at {self._address}:{self._port} does not answer ({error})"
                 self.close()
                 raise StoreError(self._lost_reason) from error
-            return response
 
-    def _exchange(self, line: bytes, seconds: float) -> bytes:
-        if self._socket is None:
+    def _exchange(self, line: bytes, seconds: float) -> dict[str, Any]:
+        if self._socket is None or self._reader is None:
             self._socket = self._connect()
             self._socket.settimeout(self._timeout_seconds + GRACE_SECONDS)
-            self._known.add(json.loads(self._receive(self._socket))["store"])
+            self._reader = self._socket.makefile("rb")
+            self._known.add(_read_message(self._reader)["store"])
             if len(self._known) > 1:
-                raise ConnectionError("another one has taken its place")
+                raise ConnectionError("another store has replaced it")
         self._socket.settimeout(max(self._timeout_seconds, seconds) + GRACE_SECONDS)
         self._socket.sendall(line)
-        return self._receive(self._socket)
-
-    def _receive(self, connection: socket.socket) -> bytes:
-        """Return the next line of the connection."""
-        while b"\n" not in self._buffer:
-            received = connection.recv(2**16)
-            if not received:
-                raise ConnectionError("it has ended")
-            self._buffer += received
-        answer, _, self._buffer = self._buffer.partition(b"\n")
-        return answer
+        return _read_message(self._reader)
 
     def _connect(self) -> socket.socket:
         deadline = time.monotonic() + self._timeout_seconds
@@ -169,6 +158,14 @@ class StoreClient:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(RETRY_SECONDS)
+
+
+def _read_message(reader: BufferedReader) -> dict[str, Any]:
+    line = reader.readline()
+    if not line:
+        raise ConnectionError("it has ended")
+    message: dict[str, Any] = json.loads(line)
+    return message
 
 
 class LocalStore:
@@ -187,7 +184,7 @@ class LocalStore:
 
     def wait(self, keys: Sequence[str], seconds: float) -> None:
         if missing := [key for key in keys if key not in self._values]:
-            raise StoreTimeout(f"nobody else is here to bring {', '.join(missing)}")
+            raise StoreTimeout(f"single process: no other rank sets {', '.join(missing)}")
 
     def has(self, key: str) -> bool:
         return key in self._values
@@ -238,16 +235,16 @@ class StoreServer:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._clients += 1
-        with suppress(ConnectionError, ValueError):  # the client disconnected, or speaks another protocol
+        with suppress(ConnectionError, ValueError):  # the client disconnected, or uses another protocol
             writer.write(json.dumps({"store": self._name}).encode() + b"\n")
             while line := await reader.readline():
-                writer.write(json.dumps(await self._answer(json.loads(line))).encode() + b"\n")
+                writer.write(json.dumps(await self._respond(json.loads(line))).encode() + b"\n")
                 await writer.drain()
         self._clients -= 1
         writer.close()
 
-    async def _answer(self, asked: dict[str, Any]) -> dict[str, Any]:
-        match asked:
+    async def _respond(self, request: dict[str, Any]) -> dict[str, Any]:
+        match request:
             case {"set": key, "value": value}:
                 self._values[key] = value
                 if event := self._key_events.pop(key, None):
@@ -266,4 +263,4 @@ class StoreServer:
             case {"add": key, "amount": amount}:
                 self._sums[key] += amount
                 return {"sum": self._sums[key]}
-        raise ValueError(f"not a question of ours: {asked}")
+        raise ValueError(f"unknown request: {request}")

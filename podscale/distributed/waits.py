@@ -13,11 +13,11 @@ from types import TracebackType
 
 BARRIER = "a barrier"
 BATCH_NORM = "the statistics of batch norm"
-CHECKPOINT = "the hand-over of the state"
-CONTROL = "the control word"
+CHECKPOINT = "the gather of a checkpoint"
 EVALUATION = "an evaluation"
 GRADIENTS = "the average of a gradient bucket"
 OPTIMIZER = "the optimizer"
+STEP_STATUS = "the step status"
 
 _ATTRIBUTE = "_podscale_wait"
 _open: dict[int, list[str]] = {}

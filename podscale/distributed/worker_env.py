@@ -1,8 +1,8 @@
-"""Environment of a rank: its rank numbers and store address, and the stage that the supervisor gave it.
+"""Environment of a worker, typed in both directions: the launchers write it with these classes, the workers read it.
 
-`launch.fork_launcher` or torchrun sets the rank numbers. `launch.rendezvous` reads the variables of the cluster's
-launchers (JAXJob, TrainJob, JobSet, TPU slice) in each pod before. JAX's own cluster detection is not used: it knows
-some of these launchers only.
+The supervisor writes a `WorkerEnv`, the same for all workers of a pod. `fork_launcher` adds the `RankEnv` of each, or
+torchrun its own variables. `launch.rendezvous` reads the variables of the cluster's launchers (JAXJob, TrainJob,
+JobSet, TPU slice) in each pod before: JAX's own cluster detection knows only some of them.
 """
 
 import os
@@ -24,9 +24,9 @@ RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 @dataclass(frozen=True)
 class RankEnv:
-    """Rank numbers of a process, in the run, in its pod and by slice.
+    """Rank numbers of a process, in the run, in its pod and by slice; by default those of a single process.
 
-    `store_address` and `store_port` locate the store of the run; "" and 0 for a single process.
+    `store_address` and `store_port` locate the store of the run; "" and 0 for a single process and under torchrun.
     """
 
     rank: int = 0
@@ -38,81 +38,120 @@ class RankEnv:
     slice_id: int = 0
     slice_count: int = 1
 
+    @classmethod
+    def read(cls, environ: Mapping[str, str] = os.environ) -> "RankEnv":
+        """Read what the fork launcher or torchrun set; the numbers of a single process if neither did.
 
-def read_rank_env(environ: Mapping[str, str] = os.environ) -> RankEnv:
-    """Return the rank numbers that the launcher set; those of a single process if it set none.
-
-    Raises:
-        InputError: Some variables are missing or contradict each other.
-    """
-    if environ.get("WORLD_SIZE", "1") == "1" and env.STORE not in environ:
-        return RankEnv()
-    missing = [name for name in (*RANK_VARIABLES, env.STORE) if not environ.get(name)]
-    if (env.SLICE in environ) != (env.SLICES in environ) and env.SLICES in environ:
-        missing.append(env.SLICE)
-    if missing:
-        raise InputError(
-            f"incomplete rank environment: {', '.join(missing)} {'are' if len(missing) > 1 else 'is'} missing",
-            field=missing[0],
-            hint="`podscale train` starts ranks with all of it.",
+        Raises:
+            InputError: Some variables are missing or contradict each other.
+        """
+        if environ.get("WORLD_SIZE", "1") == "1" and env.STORE not in environ:
+            return cls()
+        required = RANK_VARIABLES if "MASTER_ADDR" in environ else (*RANK_VARIABLES, env.STORE)  # torchrun's own store
+        missing = [name for name in required if not environ.get(name)]
+        if env.SLICES in environ and env.SLICE not in environ:
+            missing.append(env.SLICE)
+        if missing:
+            raise InputError(
+                f"incomplete rank environment: {', '.join(missing)} {'are' if len(missing) > 1 else 'is'} missing",
+                field=missing[0],
+                hint="`podscale train` starts ranks with all of it.",
+            )
+        rank, world_size, local_rank, local_world_size = (env.number(name, environ[name]) for name in RANK_VARIABLES)
+        address, _, port = environ.get(env.STORE, ":0").rpartition(":")
+        slice_id, slice_count = 0, 1
+        if env.SLICES in environ:
+            slice_id, slice_count = (env.number(name, environ[name]) for name in (env.SLICE, env.SLICES))
+        rank_env = cls(
+            rank, world_size, local_rank, local_world_size, address, env.number(env.STORE, port), slice_id, slice_count
         )
-    rank, world_size, local_rank, local_world_size = (env.number(name, environ[name]) for name in RANK_VARIABLES)
-    address, _, port = environ[env.STORE].rpartition(":")
-    slice_id, slice_count = 0, 1
-    if env.SLICES in environ:
-        slice_id, slice_count = env.number(env.SLICE, environ[env.SLICE]), env.number(env.SLICES, environ[env.SLICES])
-    rank_env = RankEnv(
-        rank, world_size, local_rank, local_world_size, address, env.number(env.STORE, port), slice_id, slice_count
-    )
-    if not (
-        0 <= rank < world_size and 0 <= local_rank < local_world_size <= world_size and 0 <= slice_id < slice_count
-    ):
-        raise InputError(f"the numbers of this rank contradict each other: {rank_env}", field="RANK", got=rank)
-    return rank_env
+        in_pod = 0 <= local_rank < local_world_size <= world_size
+        if not (in_pod and 0 <= rank < world_size and 0 <= slice_id < slice_count):
+            raise InputError(f"the numbers of this rank contradict each other: {rank_env}", field="RANK", got=rank)
+        return rank_env
 
-
-def launch_age(environment: Mapping[str, str] = os.environ) -> float:
-    """Return the seconds since this launch began: since the pod's start, or the process's if torchrun restarted it."""
-    began_at = env.read_seconds(env.LIFE_BEGAN, environment)
-    restarted = environment.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
-    return processes.process_age() if began_at is None or restarted else max(0.0, time.monotonic() - began_at)
+    def variables(self) -> dict[str, str]:
+        """Return the environment variables that `read` reads, and GROUP_RANK (number of the pod) for torch."""
+        numbers = (self.rank, self.world_size, self.local_rank, self.local_world_size)
+        variables = dict(zip(RANK_VARIABLES, map(str, numbers), strict=True))
+        variables["GROUP_RANK"] = str(self.rank // self.local_world_size)
+        if self.store_address:
+            variables[env.STORE] = f"{self.store_address}:{self.store_port}"
+        if self.slice_count > 1:
+            variables |= {env.SLICE: str(self.slice_id), env.SLICES: str(self.slice_count)}
+        return variables
 
 
 @dataclass(frozen=True)
 class WorkerEnv:
-    """Stage and paths of one rank.
+    """Stage, paths and lease of a pod's workers, and the rank numbers of this one.
 
     Args:
-        config: Resolved run document.
-        stage: `train` or `evaluate`.
-        shard_set: Location of the shards.
         rank_directory: Directory local to the pod, for metrics-<rank>.prom and outcome-<rank>.json.
-        fence_number: Number of the supervisor's lease, None without a lease.
-        rank: Rank of this process in the run.
+        rank_env: Rank numbers of this worker; no part of `variables`.
+        log_directory: Directory of rank-<k>.log; None: output is not redirected.
+        lease: Lease file of the run.
+        fence_number: Number of the supervisor's lease; None if rank 0 acquires the lease.
+        lease_wait_seconds: Longest wait of rank 0 for the lease.
+        launched_at: Start of this launch on the monotonic clock, seconds; None: the start of the process counts.
     """
 
     config: RunConfig
     stage: str
     shard_set: str
     rank_directory: Path
-    fence_number: int | None
-    rank: int
+    rank_env: RankEnv = RankEnv()
+    log_directory: Path | None = None
+    lease: Path | None = None
+    fence_number: int | None = None
+    lease_wait_seconds: float | None = None
+    launched_at: float | None = None
 
     @classmethod
     def read(cls, environ: Mapping[str, str] = os.environ) -> "WorkerEnv":
-        """Read what the supervisor passes to a worker (docs/environment.md), and RANK."""
+        """Read what the supervisor and the launcher set (docs/environment.md).
+
+        Raises:
+            InputError: A variable is not a number, or the rank numbers are incomplete.
+        """
         return cls(
             config=RunConfig.model_validate_json(environ[env.CONFIG]),
             stage=environ[env.STAGE],
             shard_set=environ[env.SHARD_SET],
             rank_directory=Path(environ[env.RANK_DIR]),
+            rank_env=RankEnv.read(environ),
+            log_directory=env.read_path(env.LOG_DIR, environ),
+            lease=env.read_path(env.LEASE, environ),
             fence_number=env.read_number(env.FENCE, environ),
-            rank=int(environ.get("RANK", "0")),
+            lease_wait_seconds=env.read_seconds(env.LEASE_PATIENCE, environ),
+            launched_at=env.read_seconds(env.LIFE_BEGAN, environ),
         )
+
+    def variables(self) -> dict[str, str]:
+        """Return the environment variables of the workers, without the rank numbers of each."""
+        values = {
+            env.CONFIG: self.config.model_dump_json(),
+            env.STAGE: self.stage,
+            env.SHARD_SET: self.shard_set,
+            env.RANK_DIR: self.rank_directory,
+            env.LOG_DIR: self.log_directory,
+            env.LEASE: self.lease,
+            env.FENCE: self.fence_number,
+            env.LEASE_PATIENCE: self.lease_wait_seconds,
+            env.LIFE_BEGAN: self.launched_at,
+        }
+        return {name: str(value) for name, value in values.items() if value is not None}
+
+    def launch_age(self) -> float:
+        """Return the seconds since the launch began: the pod's, or this process's if torchrun restarted it."""
+        restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+        if self.launched_at is None or restarted:
+            return processes.process_age()
+        return max(0.0, time.monotonic() - self.launched_at)
 
     def exit(self, error: PodscaleError) -> NoReturn:
         """Report `error` and exit this process; safe to call from any thread."""
-        report_and_exit(self.rank_directory, self.rank, WorkerReport(int(error.exit_code), str(error)))
+        report_and_exit(self.rank_directory, self.rank_env.rank, WorkerReport(int(error.exit_code), str(error)))
 
     def fence(self, run: RunDirectory) -> Callable[[], None] | None:
         """Return a check that raises if a newer launch writes the run directory; None without a lease."""

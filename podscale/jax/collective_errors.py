@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from podscale.distributed import failure_report
+from podscale.distributed.failure_report import CollectiveFailures, PeerWatch
 from podscale.distributed.progress_tracker import ProgressTracker
 from podscale.distributed.rank_group import RankGroup
 from podscale.distributed.store import StoreError, StoreTimeout
@@ -41,12 +41,11 @@ def watch_jax_peers(
     hang_seconds: float | None = None,
     stack_directory: Path | None = None,
 ) -> AbstractContextManager[ProgressTracker]:
-    """`failure_report.watch_peers` for JAX's collectives, which wait on the device, on a CPU without end."""
-    return failure_report.watch_peers(
+    """`failure_report.PeerWatch` for JAX's collectives, which wait on the device, on a CPU without end."""
+    return PeerWatch(
         rank_group,
         exit_process,
-        classify_error=classify_error,
-        silent_collectives=True,
+        CollectiveFailures(classify_error, silent=True),
         interval_seconds=interval_seconds,
         hang_seconds=hang_seconds,
         stack_directory=stack_directory,

@@ -14,7 +14,7 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding
 
 from podscale.distributed.step_status import STATUS_LAG, StepStatus, pack, unpack
-from podscale.distributed.waits import CONTROL, waiting_for
+from podscale.distributed.waits import STEP_STATUS, waiting_for
 from podscale.jax.mesh import RANKS, assemble_array, axis_size, put_replicated
 from podscale.jax.train_step import STATUS_SPEC, StepInputs, StepResults
 
@@ -37,7 +37,7 @@ class StepSync:
         self._last_status: tuple[list[int], Array] | None = None
         self._counts: dict[int, Array] = {}
 
-    @waiting_for(CONTROL)
+    @waiting_for(STEP_STATUS)
     def step_inputs(self, count: int, *, stop: bool, busy_seconds: float) -> StepInputs:
         """Return the inputs of the next call, which runs `count` steps.
 
@@ -77,7 +77,7 @@ class StepSync:
         return statuses
 
 
-@waiting_for(CONTROL)
+@waiting_for(STEP_STATUS)
 def _read_statuses(steps_before: int, count: int, on_device: StepResults) -> list[StepStatus]:
     results: Any = jax.tree.map(lambda array: array.tolist(), jax.device_get(on_device))
     return [

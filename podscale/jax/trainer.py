@@ -129,10 +129,8 @@ def build_trainer(
     mesh = mesh_for_config(config, world.devices)
     step = build_train_step(config, mesh, classes)
     step = replace(step, run_steps=synchronize_first_call(step.run_steps, world, "the first step"))
-    prefetcher, count_images = (
-        DevicePrefetcher(mesh, train.steps_per_call),
-        training_logger.metrics.count_evaluated_images,
-    )
+    prefetcher = DevicePrefetcher(mesh, train.steps_per_call)
+    count_images = training_logger.metrics.count_evaluated_images
     return JaxTrainer(
         config=config,
         shard_set=shard_set,

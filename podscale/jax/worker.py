@@ -1,16 +1,16 @@
 """Worker process of one rank: `python -m podscale.jax.worker`, started by our launcher under the supervisor.
 
-It reads the run document, its `WorkerEnv` and its `RankEnv` from the environment, checks that all ranks agree on their
-configuration, and runs one stage. launch.worker_main, which runs this in its process, records the exit.
+It reads its `WorkerEnv` from the environment, checks that all ranks agree on their configuration, and runs one stage.
+launch.worker_main, which runs this in its process, records the exit.
 """
 
 import logging
 import os
 
 from podscale.distributed.progress_tracker import ProgressTracker
-from podscale.distributed.rank_group import RankGroup, join_rank_group
+from podscale.distributed.rank_group import RankGroup
 from podscale.distributed.step_status import StopRequest
-from podscale.distributed.worker_env import WorkerEnv, read_rank_env
+from podscale.distributed.worker_env import WorkerEnv
 from podscale.errors import Preempted
 from podscale.jax.collective_errors import watch_jax_peers
 from podscale.jax.software import library_versions
@@ -25,7 +25,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     worker_env = WorkerEnv.read()
     launch, stacks = worker_env.config.launch, RunDirectory.for_config(worker_env.config).hang_stacks
-    rank_group = join_rank_group(read_rank_env(), launch.timeout_seconds)
+    rank_group = RankGroup.join(worker_env.rank_env, launch.timeout_seconds)
     with watch_jax_peers(
         rank_group, worker_env.exit, hang_seconds=launch.hang_seconds, stack_directory=stacks
     ) as progress_tracker:

@@ -12,10 +12,10 @@ from typing import Any
 
 import jax
 
-from podscale.distributed.rank_group import RankGroup, join_rank_group, leave_rank_group
+from podscale.distributed.rank_group import RankGroup
 from podscale.distributed.store import StoreTimeout
 from podscale.distributed.waits import BARRIER, waiting_for
-from podscale.distributed.worker_env import RankEnv, read_rank_env
+from podscale.distributed.worker_env import RankEnv
 from podscale.errors import HangDetected, InputError
 from podscale.jax.collective_errors import delay_abort
 from podscale.util.formatting import format_ranks
@@ -110,7 +110,7 @@ def join_world(rank_group: RankGroup, environ: Mapping[str, str] = os.environ) -
 
     Raises HangDetected where one of them is lost now.
     """
-    seat = read_rank_env(environ)
+    seat = RankEnv.read(environ)
     if threads := environ.get("OMP_NUM_THREADS"):
         os.environ.setdefault("NPROC", threads)  # XLA's name for its threads on a CPU
     if seat.world_size > 1:
@@ -126,7 +126,7 @@ def join_world(rank_group: RankGroup, environ: Mapping[str, str] = os.environ) -
 
 def single_process_world() -> World:
     """A world of this process and its devices."""
-    return join_world(join_rank_group(RankEnv(), timeout_seconds=0.0), {})
+    return join_world(RankGroup.join(RankEnv(), timeout_seconds=0.0), {})
 
 
 def leave_world(world: World) -> None:
@@ -134,7 +134,7 @@ def leave_world(world: World) -> None:
 
     JAX's own farewell is left out: it ends a process whose peer does not say it in time.
     """
-    leave_rank_group(world.rank_group)
+    world.rank_group.leave()
 
 
 def _join_jax(rank_group: RankGroup, rank_env: RankEnv) -> None:

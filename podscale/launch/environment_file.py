@@ -10,7 +10,6 @@ from typing import Any
 
 from podscale.launch.worker_spec import WorkerSpec
 from podscale.util import env, host_info
-from podscale.util.files import write_json
 from podscale.version import VERSION, installed
 
 RECORDED_PACKAGES = (
@@ -29,13 +28,8 @@ RECORDED_PACKAGES = (
 )
 
 
-def write_environment_file(path: Path, spec: WorkerSpec) -> None:
-    """Write versions, devices, command line and commit of this launch to `path`."""
-    write_json(path, describe_environment(spec))
-
-
 def describe_environment(spec: WorkerSpec) -> dict[str, Any]:
-    """Return the contents of environment.json."""
+    """Return the contents of environment.json: versions, devices, command line and commit of this launch."""
     return {
         "podscale": VERSION,
         "commit": _source_commit(),
@@ -57,10 +51,10 @@ def describe_environment(spec: WorkerSpec) -> dict[str, Any]:
 
 def _source_commit() -> str | None:
     """Return the commit of the source tree, marked if files differ; an image sets it in the environment."""
-    given = os.environ.get(env.COMMIT)
+    image_commit = os.environ.get(env.COMMIT)
     source = Path(__file__).resolve().parents[2]
-    if given or not (source / ".git").exists():
-        return given
+    if image_commit or not (source / ".git").exists():
+        return image_commit
     try:
         described = subprocess.run(
             ["git", "-C", str(source), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],

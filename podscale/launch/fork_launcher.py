@@ -5,8 +5,7 @@ that all ranks share its import time and memory: PyTorch alone takes seconds and
 for the other pods and starts its ranks, once. It kills no rank: a rank that loses a peer reports it and exits, and the
 supervisor kills the rest.
 
-Each rank runs MODULE with RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK (number of the pod), `env.STORE`,
-and with several slices `env.SLICE` and `env.SLICES`.
+Each rank runs MODULE with the variables of its `RankEnv`.
 """
 
 import argparse
@@ -24,12 +23,12 @@ from types import FrameType
 from typing import NoReturn
 
 from podscale.distributed.store import Store, StoreClient, StoreError, StoreServer
+from podscale.distributed.worker_env import RankEnv
 from podscale.distributed.worker_exit import write_exit_status
 from podscale.launch import worker_main
 from podscale.launch.rejoin import BARRIER_TIMEOUT_SECONDS, BarrierTimeout, mark_rank_lost, pod_barrier
 from podscale.launch.rendezvous import Rendezvous
 from podscale.util import env
-from podscale.util.env import RANK_DIR
 
 FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 REPORT_LOST_SECONDS = 5.0
@@ -86,7 +85,7 @@ class ForkServer:
             number = self._workers.pop(pid)  # while it is a zombie: its pid cannot be reused
             code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
             if code != 0:
-                write_exit_status(Path(os.environ[RANK_DIR]), pid, code)
+                write_exit_status(Path(os.environ[env.RANK_DIR]), pid, code)
                 print(f"rank process {pid} ended with exit code {code}", file=sys.stderr, flush=True)
             if code < 0:
                 on_killed(number)
@@ -123,26 +122,19 @@ def _run_worker(entry: str, reader: int, writers: Sequence[int]) -> NoReturn:
         os._exit(1)
 
 
-def worker_variables(rendezvous: Rendezvous, count: int, local_rank: int, port: int) -> dict[str, str]:
-    """Return the environment variables of one rank.
-
-    Args:
-        rendezvous: Pods of the run.
-        count: Ranks of this pod.
-        local_rank: Number of the rank in this pod.
-        port: Port of the store.
-    """
+def build_rank_env(rendezvous: Rendezvous, count: int, local_rank: int, port: int) -> RankEnv:
+    """Return the environment of one rank."""
     assert rendezvous.node_rank is not None
-    numbers = {
-        "RANK": rendezvous.node_rank * count + local_rank,
-        "WORLD_SIZE": rendezvous.nodes * count,
-        "LOCAL_RANK": local_rank,
-        "LOCAL_WORLD_SIZE": count,
-        "GROUP_RANK": rendezvous.node_rank,
-    }
-    if rendezvous.slices > 1:
-        numbers |= {env.SLICE: rendezvous.slice, env.SLICES: rendezvous.slices}
-    return {name: str(number) for name, number in numbers.items()} | {env.STORE: f"{rendezvous.address}:{port}"}
+    return RankEnv(
+        rank=rendezvous.node_rank * count + local_rank,
+        world_size=rendezvous.nodes * count,
+        local_rank=local_rank,
+        local_world_size=count,
+        store_address=rendezvous.address,
+        store_port=port,
+        slice_id=rendezvous.slice,
+        slice_count=rendezvous.slices,
+    )
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -151,41 +143,40 @@ def main(arguments: Sequence[str]) -> int:
     for name in ("processes", "nodes", "node-rank", "slices", "port"):
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--address", required=True)
-    parser.add_argument("--leaving", type=float, default=0.0)
+    parser.add_argument("--grace-seconds", type=float, default=0.0)
     parser.add_argument("--preload")
     parser.add_argument("module")
     options = parser.parse_args(arguments)
     rendezvous = Rendezvous(options.nodes, options.node_rank, options.address, options.port, options.slices)
-    assert rendezvous.node_rank is not None, "whoever starts these pods numbers them"
     if options.preload:
         preload_module(options.preload)
     workers = ForkServer(options.module, options.processes)  # before there is another thread
+    server = None
     try:
-        server = (
-            StoreServer("127.0.0.1" if rendezvous.nodes == 1 else "", rendezvous.port) if rendezvous.is_leader else None
-        )
+        if rendezvous.is_leader:
+            server = StoreServer("127.0.0.1" if rendezvous.nodes == 1 else "", rendezvous.port)
     except OSError as error:
-        print(f"the ranks cannot meet at port {rendezvous.port}: {error.strerror}", file=sys.stderr)
+        print(f"port {rendezvous.port} of the rendezvous cannot be opened: {error.strerror}", file=sys.stderr)
         return 1
-    address, port = rendezvous.address, server.port if server is not None else rendezvous.port
-    first_rank = rendezvous.node_rank * options.processes
+    port = server.port if server is not None else rendezvous.port
+    rank_envs = [build_rank_env(rendezvous, options.processes, number, port) for number in range(options.processes)]
+
+    def connect(timeout_seconds: float) -> StoreClient:
+        return StoreClient(rendezvous.address, port, timeout_seconds)
+
     try:
         if rendezvous.nodes > 1:
             pod_barrier(
                 rendezvous,
-                lambda: StoreClient(address, port, BARRIER_TIMEOUT_SECONDS),
-                first_rank,
-                exit_grace_seconds=options.leaving,
+                lambda: connect(BARRIER_TIMEOUT_SECONDS),
+                rank_envs[0].rank,
+                exit_grace_seconds=options.grace_seconds,
             )
-    except BarrierTimeout as absent:
-        print(absent, file=sys.stderr)
+    except BarrierTimeout as timeout:
+        print(timeout, file=sys.stderr)
         return 1
-    workers.start_workers(
-        [worker_variables(rendezvous, options.processes, local_rank, port) for local_rank in range(options.processes)]
-    )
-    code = workers.wait(
-        lambda local_rank: _report_lost(StoreClient(address, port, REPORT_LOST_SECONDS), first_rank + local_rank)
-    )
+    workers.start_workers([rank_env.variables() for rank_env in rank_envs])
+    code = workers.wait(lambda number: _report_lost(connect(REPORT_LOST_SECONDS), rank_envs[number].rank))
     if server is not None:
         server.wait_for_clients()
     return code

@@ -18,8 +18,6 @@ class LogDisplay:
         metrics: metrics.jsonl, shown as the step log; None in pods that do not lead.
         rank_log: Log of the first local rank, copied to `err`.
         progress_file: Progress of an evaluation, shown on `err` if it is a terminal.
-        steplog: Writer of the step log.
-        err: Standard error.
     """
 
     def __init__(

@@ -5,9 +5,11 @@ Linux only: it reads /proc.
 
 import os
 import signal
+import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from podscale.util import env, processes
@@ -30,15 +32,7 @@ def ancestor_pids() -> Iterator[int]:
     pid = os.getppid()
     while pid > 0:
         yield pid
-        pid = parent_of(pid)
-
-
-def parent_of(pid: int) -> int:
-    """Return the parent's pid; 0 if the process is gone."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return 0
+        pid = processes.parent_of(pid)
 
 
 def launch_processes(rank_dir: Path, variable: str = env.RANK_DIR) -> list[int]:
@@ -48,17 +42,17 @@ def launch_processes(rank_dir: Path, variable: str = env.RANK_DIR) -> list[int]:
         rank_dir: Rank directory of the launch.
         variable: Environment variable that holds it in the processes of the launch.
     """
-    mark = f"{variable}={rank_dir}".encode()
-    found = []
+    assignment = f"{variable}={rank_dir}".encode()
+    pids = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             try:
                 environment = (entry / "environ").read_bytes()
             except OSError:
                 continue  # it exited, or belongs to another user
-            if mark in environment.split(b"\0") and processes.is_alive(int(entry.name)):
-                found.append(int(entry.name))
-    return found
+            if assignment in environment.split(b"\0") and processes.is_alive(int(entry.name)):
+                pids.append(int(entry.name))
+    return pids
 
 
 def kill_launch_processes(rank_dir: Path, variable: str = env.RANK_DIR, timeout_seconds: float = 10.0) -> list[int]:
@@ -68,16 +62,31 @@ def kill_launch_processes(rank_dir: Path, variable: str = env.RANK_DIR, timeout_
     while (pids := launch_processes(rank_dir, variable)) and time.monotonic() < deadline:
         for pid in pids:
             killed.add(pid)
-            try:
+            with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
         time.sleep(0.01)
     return sorted(killed)
 
 
+def start_bound(
+    arguments: list[str], variables: Mapping[str, str], *, stdin: int, stdout: int, stderr: int
+) -> "subprocess.Popen[bytes]":
+    """Start Python in its own session; it exits when this process exits.
+
+    Call it from the main thread: the kernel ties the child to the thread that starts it.
+    """
+    return subprocess.Popen(
+        [sys.executable, "-m", "podscale.launch.process_cleanup", sys.executable, *arguments],
+        env=variables,
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+        start_new_session=True,
+    )
+
+
 def main(command: list[str]) -> None:
-    """Bind this process to its parent, then execute `command`; the supervisor starts its children through this."""
+    """Bind this process to its parent, then execute `command`."""
     exit_with_supervisor()
     os.execvp(command[0], command)
 

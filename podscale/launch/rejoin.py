@@ -1,6 +1,6 @@
 """Join of a pod's launcher with the other pods, and rejoin of a restarted pod.
 
-A pod that died restarts within seconds, while the other pods may still run in the old rendezvous. The new pod must not
+A failed pod restarts within seconds, while the other pods may still run in the old rendezvous. The new pod must not
 join the old one: its ranks would wait for processes that are gone.
 
 PyTorch (torchrun): a restarted container waits until the old rendezvous stops answering, at most
@@ -41,12 +41,12 @@ def wait_to_rejoin(spec: WorkerSpec, is_stopping: Callable[[], bool], environ: M
     A file in the temporary directory marks the first start: in a pod, that directory outlives the container. Does
     nothing outside of pods.
     """
-    if "KUBERNETES_SERVICE_HOST" not in environ or not spec.rendezvous.node_rank or spec.engine == "jax":
+    if "KUBERNETES_SERVICE_HOST" not in environ or not spec.rendezvous.node_rank or spec.config.train.engine == "jax":
         return
-    mark = Path(tempfile.gettempdir()) / f".podscale-{spec.run}-{spec.stage}-began"
-    if mark.exists():
+    start_file = Path(tempfile.gettempdir()) / f".podscale-{spec.config.run.id}-{spec.stage}-began"
+    if start_file.exists():
         wait_until_unreachable(spec.rendezvous.address, spec.rendezvous.port, is_stopping)
-    mark.touch()
+    start_file.touch()
 
 
 def wait_until_unreachable(
@@ -96,23 +96,22 @@ def pod_barrier(
     """
     assert rendezvous.node_rank is not None
     pods = [f"pod/{number}" for number in range(rendezvous.nodes)]
-    me = pods[rendezvous.node_rank]
+    pod = pods[rendezvous.node_rank]
     deadline = time.monotonic() + timeout_seconds
     while True:
         store = connect()
         try:
-            if (joins := store.add(f"came/{me}", 1)) > 1 and _is_rendezvous_complete(store, pods):
+            if (joins := store.add(f"came/{pod}", 1)) > 1 and _is_rendezvous_complete(store, pods):
                 _wait_for_store_end(store, rank, exit_grace_seconds, timeout_seconds)
                 deadline = time.monotonic() + timeout_seconds
                 continue
-            store.set(me, str(joins))
+            store.set(pod, str(joins))
             return store.wait(pods, timeout_seconds)
         except StoreTimeout:
-            absent = [number for number, pod in enumerate(pods) if not store.has(pod)]
-            pods_text = format_ranks(absent).replace("rank", "pod", 1)
+            absent = [number for number, key in enumerate(pods) if not store.has(key)]
+            absent_pods = format_ranks(absent).replace("rank", "pod", 1)
             raise BarrierTimeout(
-                f"{pods_text} of {rendezvous.nodes} did not come within {timeout_seconds:.0f} s; its own log or its "
-                "events say why",
+                f"{absent_pods} of {rendezvous.nodes} did not join within {timeout_seconds:.0f} s; see their logs",
                 missing=absent,
             ) from None
         except StoreError as error:  # the old store may have ended during a request, before the next one starts
@@ -146,5 +145,5 @@ def _wait_for_store_end(store: Store, rank: int, exit_grace_seconds: float, time
     except StoreError:
         return
     raise BarrierTimeout(
-        f"the other pods did not end the training that this pod was lost from within {timeout_seconds:.0f} s"
+        f"the other pods did not leave the old rendezvous, without this pod, within {timeout_seconds:.0f} s"
     )

@@ -1,10 +1,8 @@
 """Rendezvous of a job's pods: read from the environment of each launcher, and logged while pods are missing.
 
-Every kind of launcher has its own group of variables. If some of a group are missing, someone set one by hand or the
-wrong launcher runs; the error names the missing ones.
-
-torchrun retries the first pod for 15 minutes without a message. Pods of one job may start minutes apart, so the
-launcher waits too, but logs what it waits for.
+Every kind of launcher has its own group of variables; the error names the missing ones of a group. torchrun retries the
+first pod for 15 minutes without a message. Pods of one job may start minutes apart, so the launcher waits too, but logs
+what it waits for.
 """
 
 import socket
@@ -53,31 +51,31 @@ class Rendezvous:
         """Number of this pod's slice."""
         return (self.node_rank or 0) // (self.nodes // self.slices)
 
+    @classmethod
+    def read(cls, environ: Environ) -> "Rendezvous | None":
+        """Return the rendezvous of the pods; None for a single pod.
 
-def read_rendezvous_env(environ: Environ) -> Rendezvous | None:
-    """Return the rendezvous of the pods; None for a single pod.
+        The first launcher found is used: torchrun's PET_* variables, which the training operator and our manifests set
+        for both engines; Trainer's JAX runtime; a JAXJob; GKE for TPU slices; WORLD_SIZE and RANK counted in pods,
+        which older launchers set.
 
-    The first launcher found is used: torchrun's PET_* variables, which the training operator and our manifests set for
-    both engines; Trainer's JAX runtime; a JAXJob; GKE for TPU slices; WORLD_SIZE and RANK counted in pods, which older
-    launchers set.
-
-    Raises:
-        InputError: A variable is missing, is not a number or contradicts another.
-    """
-    readers = {
-        "PET_NNODES": _torchrun,
-        "JAX_NUM_PROCESSES JAX_PROCESS_ID": _trainjob,
-        "COORDINATOR_ADDRESS PROCESS_ID NUM_PROCESSES": _jaxjob,
-        "TPU_WORKER_ID TPU_WORKER_HOSTNAMES TPU_PROCESS_ADDRESSES MEGASCALE_COORDINATOR_ADDRESS": _tpu,
-    }
-    for names, read in readers.items():
-        if any(name in environ for name in names.split()):
-            found = _check_rendezvous(read(environ))
-            _check_against_tpu(found, environ)
-            return found
-    if "WORLD_SIZE" in environ and "RANK" in environ and "LOCAL_RANK" not in environ:
-        return _check_rendezvous(_read_legacy_jaxjob(environ))
-    return None
+        Raises:
+            InputError: A variable is missing, is not a number or contradicts another.
+        """
+        readers = {
+            "PET_NNODES": _torchrun,
+            "JAX_NUM_PROCESSES JAX_PROCESS_ID": _trainjob,
+            "COORDINATOR_ADDRESS PROCESS_ID NUM_PROCESSES": _jaxjob,
+            "TPU_WORKER_ID TPU_WORKER_HOSTNAMES TPU_PROCESS_ADDRESSES MEGASCALE_COORDINATOR_ADDRESS": _tpu,
+        }
+        for names, reader in readers.items():
+            if any(name in environ for name in names.split()):
+                rendezvous = _check_rendezvous(reader(environ))
+                _check_against_tpu(rendezvous, environ)
+                return rendezvous
+        if "WORLD_SIZE" in environ and "RANK" in environ and "LOCAL_RANK" not in environ:
+            return _check_rendezvous(_legacy_jaxjob(environ))
+        return None
 
 
 def _torchrun(environment: Environ) -> Rendezvous:
@@ -102,9 +100,9 @@ def _torchrun(environment: Environ) -> Rendezvous:
 def _trainjob(environment: Environ) -> Rendezvous:
     """Read the variables of Trainer v2's jax runtime (kubeflow/trainer, pkg/runtime/framework/plugins/jax/jax.go)."""
     names = ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID", "JAX_COORDINATOR_ADDRESS")
-    found = _variable_group(environment, "Trainer's JAX runtime", *names)
-    address, port = _check_address("JAX_COORDINATOR_ADDRESS", found["JAX_COORDINATOR_ADDRESS"])
-    return Rendezvous(_read_number(found, names[0]), _read_number(found, names[1]), address, port)
+    group = _variable_group(environment, "Trainer's JAX runtime", *names)
+    address, port = _check_address("JAX_COORDINATOR_ADDRESS", group["JAX_COORDINATOR_ADDRESS"])
+    return Rendezvous(_read_number(group, names[0]), _read_number(group, names[1]), address, port)
 
 
 def _jaxjob(environment: Environ) -> Rendezvous:
@@ -113,9 +111,9 @@ def _jaxjob(environment: Environ) -> Rendezvous:
     JAX itself reads none of these.
     """
     names = ("COORDINATOR_ADDRESS", "COORDINATOR_PORT", "NUM_PROCESSES", "PROCESS_ID")
-    found = _variable_group(environment, "a JAXJob", *names)
-    address, port = found["COORDINATOR_ADDRESS"], _read_number(found, "COORDINATOR_PORT")
-    return Rendezvous(_read_number(found, "NUM_PROCESSES"), _read_number(found, "PROCESS_ID"), address, port)
+    group = _variable_group(environment, "a JAXJob", *names)
+    address, port = group["COORDINATOR_ADDRESS"], _read_number(group, "COORDINATOR_PORT")
+    return Rendezvous(_read_number(group, "NUM_PROCESSES"), _read_number(group, "PROCESS_ID"), address, port)
 
 
 def _tpu(environment: Environ) -> Rendezvous:
@@ -125,51 +123,52 @@ def _tpu(environment: Environ) -> Rendezvous:
     is libtpu's own.
     """
     hosts_of = "TPU_PROCESS_ADDRESSES" if "TPU_PROCESS_ADDRESSES" in environment else "TPU_WORKER_HOSTNAMES"
-    found = _variable_group(environment, "a TPU slice", "TPU_WORKER_ID", hosts_of)
-    hosts = [host.strip() for host in found[hosts_of].split(",")]
-    worker, address = _read_number(found, "TPU_WORKER_ID"), hosts[0].partition(":")[0]
+    group = _variable_group(environment, "a TPU slice", "TPU_WORKER_ID", hosts_of)
+    hosts = [host.strip() for host in group[hosts_of].split(",")]
+    worker, address = _read_number(group, "TPU_WORKER_ID"), hosts[0].partition(":")[0]
     if not 0 <= worker < len(hosts):
-        raise InputError(f"{hosts_of} names {len(hosts)} hosts: {found[hosts_of]}", field="TPU_WORKER_ID", got=worker)
+        raise InputError(f"{hosts_of} names {len(hosts)} hosts: {group[hosts_of]}", field="TPU_WORKER_ID", got=worker)
     slices = slice_id = 0
     multislice = ("MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID")
     if any(name in environment for name in multislice):
-        found = _variable_group(environment, "several TPU slices", *multislice)
-        slices, slice_id = _read_number(found, multislice[1]), _read_number(found, multislice[2])
-        address = found[multislice[0]].partition(":")[0]
+        group = _variable_group(environment, "several TPU slices", *multislice)
+        slices, slice_id = _read_number(group, multislice[1]), _read_number(group, multislice[2])
+        address = group[multislice[0]].partition(":")[0]
         if not 0 <= slice_id < slices:
             raise InputError(f"not a slice of {multislice[1]}={slices}", field=multislice[2], got=slice_id)
     nodes = len(hosts) * max(1, slices)
     return Rendezvous(nodes, slice_id * len(hosts) + worker, address if nodes > 1 else "", TPU_PORT, max(1, slices))
 
 
-def _read_legacy_jaxjob(environment: Environ) -> Rendezvous:
+def _legacy_jaxjob(environment: Environ) -> Rendezvous:
     address, port = environment.get("MASTER_ADDR", ""), environment.get("MASTER_PORT", "0")
     nodes, node_rank = _read_number(environment, "WORLD_SIZE"), _read_number(environment, "RANK")
     return Rendezvous(nodes, node_rank, address, env.number("MASTER_PORT", port))
 
 
-def _check_rendezvous(found: Rendezvous) -> Rendezvous:
-    if found.nodes < 1 or (found.node_rank is not None and not 0 <= found.node_rank < found.nodes):
+def _check_rendezvous(rendezvous: Rendezvous) -> Rendezvous:
+    nodes, node_rank = rendezvous.nodes, rendezvous.node_rank
+    if nodes < 1 or (node_rank is not None and not 0 <= node_rank < nodes):
         raise InputError(
-            f"not a node of {found.nodes}",
+            f"not a node of {nodes}",
             field="node rank",
-            got=found.node_rank,
+            got=node_rank,
             hint="Check the variables of the launcher (PET_NODE_RANK and PET_NNODES, or those of its kind).",
         )
-    return found
+    return rendezvous
 
 
-def _check_against_tpu(found: Rendezvous, environment: Environ) -> None:
+def _check_against_tpu(rendezvous: Rendezvous, environment: Environ) -> None:
     """Check that the launcher numbers the hosts of a slice as libtpu does, by TPU_WORKER_ID."""
-    if "TPU_WORKER_ID" not in environment or found.node_rank is None:
+    if "TPU_WORKER_ID" not in environment or rendezvous.node_rank is None:
         return
     tpu = _tpu(environment)
-    if (tpu.nodes, tpu.node_rank) != (found.nodes, found.node_rank):
+    if (tpu.nodes, tpu.node_rank) != (rendezvous.nodes, rendezvous.node_rank):
         raise InputError(
-            f"the launcher says {found.node_rank} of {found.nodes}, and the variables of the TPU slice say "
+            f"the launcher says {rendezvous.node_rank} of {rendezvous.nodes}, and the variables of the TPU slice say "
             f"{tpu.node_rank} of {tpu.nodes} (TPU_WORKER_ID, TPU_WORKER_HOSTNAMES)",
             field="node rank",
-            got=(found.node_rank, found.nodes),
+            got=(rendezvous.node_rank, rendezvous.nodes),
             hint="The pods of a slice must be as many as its hosts and numbered alike: use launch.backend=jobset",
         )
 
@@ -178,9 +177,9 @@ def _variable_group(environment: Environ, launcher: str, *names: str) -> dict[st
     """Return the variables of one launcher, which sets all or none of them."""
     missing = [name for name in names if not environment.get(name)]
     if missing:
-        there = ", ".join(name for name in names if name not in missing)
+        present = ", ".join(name for name in names if name not in missing)
         raise InputError(
-            f"missing from the environment of {launcher}" + (f", which has {there}" if there else ""),
+            f"missing from the environment of {launcher}" + (f", which has {present}" if present else ""),
             field=", ".join(missing),
             hint="Start the pods by their launcher, or unset what is left over from another.",
         )
@@ -214,11 +213,7 @@ def log_rendezvous_progress(
     """Log inside the block what the pod waits for, until it has joined the others.
 
     Args:
-        rendezvous: Pods of the run.
         has_joined: Returns True once the ranks of this pod have started.
-        log_line: Receives each message.
-        first_seconds: Time until the first message.
-        every_seconds: Time between later messages.
     """
     finished = threading.Event()
 
@@ -245,18 +240,18 @@ def describe_missing_pods(rendezvous: Rendezvous) -> str:
         return f"waiting for {others} of this job"
     endpoint = f"{rendezvous.address}:{rendezvous.port}"
     try:
-        found = socket.getaddrinfo(rendezvous.address, rendezvous.port, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(rendezvous.address, rendezvous.port, type=socket.SOCK_STREAM)
     except OSError as error:
         return (
             f"waiting: the name of the first pod, {rendezvous.address}, does not resolve ({error.strerror or error}). "
             "It does once that pod runs; if it runs, look at the job's headless service and at the cluster's DNS"
         )
-    address = found[0][4]
+    address = addresses[0][4]
     try:
         socket.create_connection((str(address[0]), rendezvous.port), timeout=CONNECT_TIMEOUT_SECONDS).close()
     except OSError as error:
         return (
-            f"waiting: nobody answers for the first pod at {endpoint} ({error.strerror or error}). It has not started "
+            f"waiting: the first pod does not answer at {endpoint} ({error.strerror or error}). It has not started "
             "yet or has ended, or a network policy keeps this pod from it"
         )
     return f"waiting for {others} of this job; the first pod answers at {endpoint}"

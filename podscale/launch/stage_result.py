@@ -9,6 +9,8 @@ from podscale.errors import ExitCode
 
 CRASH_SIGNALS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE)
 
+CONTINUES = "the same command continues from the newest checkpoint"
+
 
 @dataclass(frozen=True)
 class LostWorker:
@@ -37,11 +39,9 @@ class GroupExit:
     Args:
         reports: Reports of the ranks, by rank.
         lost_worker: First rank that exited without a report.
-        stop_requested: A stop was requested.
         killed: Ranks were killed after the grace time.
         status: Exit code of the launcher.
         launcher_output: Last lines of the launcher's log.
-        grace_seconds: Time that ranks get to save after a stop request.
     """
 
     reports: Mapping[int, WorkerReport]
@@ -72,7 +72,11 @@ def stage_result(group_exit: GroupExit) -> StageResult:
     if culprit:
         return culprit
     if group_exit.killed:
-        return StageResult(int(ExitCode.FAILED), _grace_exceeded_message(group_exit))
+        return StageResult(
+            int(ExitCode.FAILED),
+            "a stop was requested, but not every rank ended within "
+            f"launch.grace_seconds={group_exit.grace_seconds:g}: they were killed; {CONTINUES}",
+        )
     stopped = _first_with_code(group_exit.reports, ExitCode.PREEMPTED)
     # torchrun asks the peers of a lost rank to stop, so a stop alone does not mean that one was requested.
     if stopped and (group_exit.stop_requested or group_exit.lost_worker is None):
@@ -118,11 +122,4 @@ def _lost_worker_result(lost: LostWorker, witness_result: StageResult | None) ->
     crashed = lost.status is not None and (lost.status >= 0 or -lost.status in CRASH_SIGNALS)
     code = ExitCode.FAILED if crashed else ExitCode.PEER_LOST
     witness = f" ({witness_result.error.splitlines()[0]})" if witness_result is not None else ""
-    return StageResult(int(code), f"{lost}{witness}; the same command continues from the newest checkpoint")
-
-
-def _grace_exceeded_message(group_exit: GroupExit) -> str:
-    return (
-        f"a stop was requested, but not every rank ended within launch.grace_seconds={group_exit.grace_seconds:g}: "
-        "they were killed; the same command continues from the newest checkpoint"
-    )
+    return StageResult(int(code), f"{lost}{witness}; {CONTINUES}")

@@ -1,15 +1,13 @@
 """Processes of a training's trackers, which the supervisor of the leading pod starts and stops."""
 
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from subprocess import PIPE
 
-from podscale.config import RunConfig
-from podscale.launch.process_cleanup import kill_launch_processes
+from podscale.launch.process_cleanup import kill_launch_processes, start_bound
 from podscale.launch.stage_result import StageResult
 from podscale.launch.worker_spec import WorkerSpec
 from podscale.telemetry.trackers import trainjob
@@ -30,9 +28,6 @@ class TrackerProcesses:
     Call all methods from the main thread.
 
     Args:
-        config: Run document.
-        spec: Stage of this pod.
-        logs: Directory of the trackers' logs.
         rank_dir: Rank directory, which identifies the launch.
         print_line: Receives each line that a tracker prints.
         on_failure: Receives the name of a failed tracker and the reason.
@@ -40,18 +35,18 @@ class TrackerProcesses:
 
     def __init__(
         self,
-        config: RunConfig,
         spec: WorkerSpec,
         logs: Path,
         rank_dir: Path,
         print_line: Callable[[str], None],
         on_failure: Callable[[str, str], None],
     ) -> None:
-        self._names: list[str] = [*config.telemetry.trackers] if spec.stage == "train" else []
+        telemetry = spec.config.telemetry
+        self._names: list[str] = [*telemetry.trackers] if spec.stage == "train" else []
         if spec.stage == "train" and trainjob.is_enabled(os.environ):
             self._names.append("trainjob")
-        self._required = config.telemetry.trackers if config.telemetry.required else ()
-        self._document, self._logs, self._rank_dir = spec.document, logs, rank_dir
+        self._required = telemetry.trackers if telemetry.required else ()
+        self._config, self._logs, self._rank_dir = spec.config, logs, rank_dir
         self._print_line, self._on_failure = print_line, on_failure
         self._running: dict[str, _TrackerProcess] | None = None
         self._stopped_at = 0.0
@@ -63,7 +58,7 @@ class TrackerProcesses:
         if self._running is None:
             variables = {
                 **os.environ,
-                env.CONFIG: self._document,
+                env.CONFIG: self._config.model_dump_json(),
                 env.SUPERVISOR: str(os.getpid()),
                 env.TRACKERS: str(self._rank_dir),
                 "OMP_NUM_THREADS": "1",
@@ -98,7 +93,7 @@ class TrackerProcesses:
                 break
             time.sleep(POLL_SECONDS)
         for name in self._running or ():
-            self._on_failure(name, "it was not done in time; its last figures may be missing")
+            self._on_failure(name, "it was not done in time; its last values may be missing")
         self.close()
 
     def close(self) -> None:
@@ -123,16 +118,9 @@ class _TrackerProcess:
     """Process of one tracker; the output of its packages goes to `log`."""
 
     def __init__(self, name: str, variables: Mapping[str, str], log: Path) -> None:
-        module = [sys.executable, "-m", "podscale.telemetry.trackers", name]
-        with log.open("ab") as output:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "podscale.launch.process_cleanup", *module],
-                env=variables,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=output,
-                start_new_session=True,
-            )
+        module = ["-m", "podscale.telemetry.trackers", name]
+        with log.open("ab") as file:
+            self._process = start_bound(module, variables, stdin=PIPE, stdout=PIPE, stderr=file.fileno())
         assert self._process.stdout is not None
         os.set_blocking(self._process.stdout.fileno(), False)
         self._partial_line = b""
@@ -150,8 +138,8 @@ class _TrackerProcess:
     def read_lines(self) -> list[str]:
         """Return the lines printed since the last call, without the failure line."""
         assert self._process.stdout is not None
-        *whole, self._partial_line = (self._partial_line + (self._process.stdout.read() or b"")).split(b"\n")
-        lines = [one_line(line) for line in whole]
+        *complete, self._partial_line = (self._partial_line + (self._process.stdout.read() or b"")).split(b"\n")
+        lines = [one_line(line) for line in complete]
         self.reason = next(
             (line.removeprefix(FAILURE_PREFIX) for line in lines if line.startswith(FAILURE_PREFIX)), self.reason
         )

@@ -9,7 +9,7 @@ import torch
 from torch import distributed as dist
 from torch._C import _distributed_c10d
 
-from podscale.distributed import failure_report
+from podscale.distributed.failure_report import CollectiveFailures, PeerWatch
 from podscale.distributed.progress_tracker import ProgressTracker
 from podscale.distributed.rank_group import RankGroup
 from podscale.errors import HangDetected, PeerLost, PodscaleError
@@ -24,20 +24,19 @@ def watch_torch_peers(
     hang_seconds: float | None = None,
     stack_directory: Path | None = None,
 ) -> AbstractContextManager[ProgressTracker]:
-    """Watch torch's collectives (see `failure_report.watch_peers`).
+    """Watch torch's collectives (see `failure_report.PeerWatch`).
 
     Args:
         silent_collectives: collectives raise nothing if a peer is lost; default: True on a GPU, whose NCCL raises none.
     """
-    return failure_report.watch_peers(
+    silent = torch.cuda.is_available() if silent_collectives is None else silent_collectives
+    return PeerWatch(
         rank_group,
         exit_process,
-        classify_error=classify_error,
-        silent_collectives=torch.cuda.is_available() if silent_collectives is None else silent_collectives,
+        CollectiveFailures(classify_error, silent, dump_flight_recorder),
         interval_seconds=interval_seconds,
         hang_seconds=hang_seconds,
         stack_directory=stack_directory,
-        flight_recorder=dump_flight_recorder,
     )
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from podscale.distributed.step_status import STATUS_LAG, StepStatus, pack, unpack
-from podscale.distributed.waits import CONTROL, waiting_for
+from podscale.distributed.waits import STEP_STATUS, waiting_for
 from podscale.pytorch.train_step import StepResult
 from podscale.pytorch.world import World
 
@@ -33,7 +33,7 @@ class StepSync:
         self._stream = torch.cuda.Stream(world.device) if world.on_gpu else None
         self._pending: deque[_PendingStatus] = deque()
 
-    @waiting_for(CONTROL)
+    @waiting_for(STEP_STATUS)
     def send(self, step: int, result: StepResult, *, busy_seconds: float, stop: bool) -> None:
         """Send the status of a step.
 
@@ -87,7 +87,7 @@ class StepSync:
         return statuses
 
 
-@waiting_for(CONTROL)
+@waiting_for(STEP_STATUS)
 def _read_status(pending: _PendingStatus) -> StepStatus:
     if isinstance(pending.work, torch.cuda.Event):
         pending.work.synchronize()

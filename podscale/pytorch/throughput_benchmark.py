@@ -23,6 +23,7 @@ import torch
 from podscale.config import RunConfig
 from podscale.data.loaders.build_loader import open_shard_set
 from podscale.distributed.step_status import StopRequest
+from podscale.distributed.worker_env import WorkerEnv
 from podscale.pytorch.all_reduce.auto import resolve_all_reduce
 from podscale.pytorch.cuda_graph import CudaGraphStep
 from podscale.pytorch.timing import DeviceTimer, record_mark, seconds_between
@@ -68,7 +69,7 @@ def measure_throughput(job: dict[str, Any], world: World) -> dict[str, Any]:
     checkpoints = open_checkpoint_store(config, run, shard_set)
     ranks = run.path / "ranks"
     ranks.mkdir(exist_ok=True)
-    with open_training_logger(config, world, run, ranks, None) as logger:
+    with open_training_logger(WorkerEnv(config, "train", job["shard_set"], ranks), world) as logger:
         classes = len(shard_set.classes)
         config = resolve_all_reduce(config, world, classes, run.all_reduce, None, logger.all_reduce_chosen)
         trainer = build_trainer(config, world, shard_set, checkpoints, logger, StopRequest())

@@ -1,7 +1,7 @@
 """Worker process of one rank: `python -m podscale.pytorch.worker`, started under the supervisor.
 
-It reads the run document and its `WorkerEnv` from the environment, checks that all ranks agree on their configuration,
-and runs one stage. launch.worker_main, which runs this in its process, records the exit.
+It reads its `WorkerEnv` from the environment, checks that all ranks agree on their configuration, and runs one stage.
+launch.worker_main, which runs this in its process, records the exit.
 """
 
 import logging

@@ -14,10 +14,10 @@ from torch._C._distributed_c10d import HashStore, Store, TCPStore
 from torch.distributed import DistStoreError
 from torch.distributed.rendezvous import rendezvous
 
-from podscale.distributed.rank_group import RankGroup, join_rank_group, leave_rank_group
+from podscale.distributed.rank_group import RankGroup
 from podscale.distributed.store import StoreError, StoreTimeout
 from podscale.distributed.waits import BARRIER, waiting_for
-from podscale.distributed.worker_env import read_rank_env
+from podscale.distributed.worker_env import RankEnv
 from podscale.util import env
 
 TORCH_PORT_KEY = "torch/port"
@@ -78,7 +78,7 @@ def join_torch_rank_group(timeout_seconds: float, environ: Mapping[str, str] = o
     Both run the store in the launcher of the first pod, so it outlives rank 0.
     """
     if env.STORE in environ:
-        return join_rank_group(read_rank_env(environ), timeout_seconds)
+        return RankGroup.join(RankEnv.read(environ), timeout_seconds)
     rank, size = int(environ.get("RANK", "0")), int(environ.get("WORLD_SIZE", "1"))
     if size == 1:
         return RankGroup(rank, size, TorchStore(HashStore()), timeout_seconds)
@@ -96,7 +96,7 @@ def torch_store(rank_group: RankGroup, environ: Mapping[str, str] = os.environ) 
     """
     if isinstance(rank_group.store, TorchStore):
         return rank_group.store.store
-    address, timeout = read_rank_env(environ).store_address, timedelta(seconds=rank_group.timeout_seconds)
+    address, timeout = RankEnv.read(environ).store_address, timedelta(seconds=rank_group.timeout_seconds)
     if rank_group.rank == 0:
         server = TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=timeout)
         rank_group.store.set(TORCH_PORT_KEY, str(server.port))
@@ -249,4 +249,4 @@ def leave_world(rank_group: RankGroup | None = None) -> None:
         with suppress(RuntimeError):  # a peer that left first has closed the connection, which is harmless
             dist.destroy_process_group()
     if rank_group is not None:
-        leave_rank_group(rank_group)
+        rank_group.leave()

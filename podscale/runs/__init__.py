@@ -1,4 +1,4 @@
-"""The run directory: its layout, how stages ended, and the lease that keeps it to one writer."""
+"""Run directory: its files, the outcomes of stages, and the lease that limits it to one writer."""
 
 from podscale.runs.directory import RunDirectory, dataset_directory, local_path, programs_directory
 from podscale.runs.lease import Lease, LeaseLost, LeaseTaken, check_not_taken, is_held, lease_fence

@@ -9,9 +9,10 @@ from podscale.errors import InputError
 
 
 def local_path(location: str) -> Path:
-    """The path of a local directory given as path or file:// URL.
+    """Return the path of a local directory from a path or file:// URL.
 
-    Raises InputError for other URLs: a run directory needs a file system that can lock and rename.
+    Raises:
+        InputError: Another URL; a run directory needs a file system that can lock and rename.
     """
     if location.startswith("file://"):
         return Path(location.removeprefix("file://"))
@@ -27,20 +28,67 @@ def local_path(location: str) -> Path:
 
 
 def dataset_directory(workspace: str, data: DataSection) -> str:
-    """Location of the shard set of a data section."""
+    """Return the location of the shard set of a data section."""
     return f"{workspace.rstrip('/') or '/'}/datasets/{data_fingerprint(data)}"
 
 
 def programs_directory(workspace: str) -> Path:
-    """Compiled programs of the JAX engine, shared by launches and runs (see podscale.jax.program_cache)."""
+    """Return the directory of compiled JAX programs, shared by launches and runs (see podscale.jax.program_cache)."""
     return local_path(workspace) / "programs"
+
+
+class RunFile:
+    """Descriptor of a file of a run directory."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, run: "RunDirectory", owner: type["RunDirectory"]) -> Path:
+        return run.path / self._name
 
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """The files of one run, by name. Nothing is created before `create`."""
+    """Files of one run, by name. Nothing is created before `create`."""
 
     path: Path
+
+    config = RunFile("config.yaml")
+    """Resolved run document."""
+    environment = RunFile("environment.json")
+    """Versions, devices and command line of the newest launch."""
+    metrics = RunFile("metrics.jsonl")
+    """One JSON line per logged step, evaluation and event."""
+    mlperf = RunFile("mlperf.log")
+    """MLPerf log, if the document asks for it (see podscale.telemetry.mlperf_log)."""
+    tensorboard = RunFile("tensorboard")
+    """Event files, if the document asks for them."""
+    trackers = RunFile("trackers")
+    """Record of what was sent to experiment trackers (see podscale.telemetry.trackers.base)."""
+    endpoint = RunFile("metrics.url")
+    """URL of the metrics endpoint, while one is served."""
+    telemetry = RunFile("telemetry.json")
+    """Last values of the metrics of each stage, from its leading pod."""
+    outcome = RunFile("outcome.json")
+    """Outcomes of each stage's newest launch."""
+    fingerprints = RunFile("stages.json")
+    """Fingerprint of the inputs of each finished stage."""
+    all_reduce = RunFile("all_reduce.json")
+    """Measurements and choice of `all_reduce.algorithm: auto`, kept over restarts."""
+    checkpoints = RunFile("checkpoints")
+    model = RunFile("model")
+    """Final model: model.safetensors, model.json, README.md (the model card)."""
+    predictions = RunFile("predictions.safetensors")
+    """One row per validation sample (see podscale.runs.predictions)."""
+    evaluation = RunFile("evaluation.json")
+    ensemble = RunFile("ensemble")
+    """Predictions of models that were evaluated together, and `mean`, the model of their mean weights."""
+    report = RunFile("report.html")
+    hang_stacks = RunFile("hang")
+    """Stack of each rank when the run last hung."""
+    goodput = RunFile(".heartbeat")
+    """Wall time of the run by cause, over all launches (see podscale.telemetry.goodput)."""
+    lease = RunFile(".lease")
 
     @classmethod
     def for_config(cls, config: RunConfig) -> "RunDirectory":
@@ -53,95 +101,3 @@ class RunDirectory:
         except OSError as error:
             raise InputError(f"cannot make the run directory: {error.strerror}", field=str(self.path)) from error
         return self
-
-    @property
-    def config(self) -> Path:
-        """The resolved run document."""
-        return self.path / "config.yaml"
-
-    @property
-    def environment(self) -> Path:
-        """Versions, devices and command line of the newest launch."""
-        return self.path / "environment.json"
-
-    @property
-    def metrics(self) -> Path:
-        """One JSON line per logged step, evaluation and event."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def mlperf(self) -> Path:
-        """MLPerf log, if the document asks for it (see podscale.telemetry.mlperf_log)."""
-        return self.path / "mlperf.log"
-
-    @property
-    def tensorboard(self) -> Path:
-        """Event files, if the document asks for them."""
-        return self.path / "tensorboard"
-
-    @property
-    def trackers(self) -> Path:
-        """Record of what was sent to experiment trackers (see podscale.telemetry.trackers.base)."""
-        return self.path / "trackers"
-
-    @property
-    def endpoint(self) -> Path:
-        """The URL of the metrics endpoint, while one is served."""
-        return self.path / "metrics.url"
-
-    @property
-    def telemetry(self) -> Path:
-        """The last values of the metrics of each stage, as the pod that led it knew them."""
-        return self.path / "telemetry.json"
-
-    @property
-    def outcome(self) -> Path:
-        """Outcomes of each stage's newest launch."""
-        return self.path / "outcome.json"
-
-    @property
-    def all_reduce(self) -> Path:
-        """Measurements and choice of `all_reduce.algorithm: auto`, kept over restarts."""
-        return self.path / "all_reduce.json"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def model(self) -> Path:
-        """The final model: model.safetensors, model.json, README.md (the model card)."""
-        return self.path / "model"
-
-    @property
-    def predictions(self) -> Path:
-        """One row per validation sample (see podscale.runs.predictions)."""
-        return self.path / "predictions.safetensors"
-
-    @property
-    def evaluation(self) -> Path:
-        return self.path / "evaluation.json"
-
-    @property
-    def ensemble(self) -> Path:
-        """What models that were evaluated together said each (see podscale.runs.predictions), and `mean`, the model of
-        their mean weights."""
-        return self.path / "ensemble"
-
-    @property
-    def report(self) -> Path:
-        return self.path / "report.html"
-
-    @property
-    def hang_stacks(self) -> Path:
-        """Stack of each rank when the run last hung."""
-        return self.path / "hang"
-
-    @property
-    def goodput(self) -> Path:
-        """Wall time of the run by cause, over all launches (see podscale.telemetry.goodput)."""
-        return self.path / ".heartbeat"
-
-    @property
-    def lease(self) -> Path:
-        return self.path / ".lease"

@@ -49,7 +49,7 @@ def ensemble_member(config: RunConfig, cycle: int) -> EnsembleMember:
 
 
 def member_run_id(run: str, cycle: int) -> str:
-    """The run id of a member. Raises InputError if it would be too long."""
+    """Return the run id of a member; raises InputError if it would be too long."""
     name = f"{run}-c{cycle}"
     if len(name) > MAX_RUN_ID_LENGTH:
         raise InputError(
@@ -62,8 +62,11 @@ def member_run_id(run: str, cycle: int) -> str:
 
 
 def member_run_config(config: RunConfig, cycle: int) -> RunConfig:
-    """The document of the collapse from the end of `cycle`: the main run's with other weights to begin with, its own
-    short schedule, more weight decay, gentler crops, and a sample order of its own."""
+    """Return the document of the collapse from the end of `cycle`.
+
+    It is the main run's with other initial weights, a short schedule, more weight decay, gentler crops and another
+    sample order.
+    """
     ensemble, train = config.ensemble, config.train
     decay = train.optimizer.weight_decay * ensemble.collapse.weight_decay_factor
     changed = {
@@ -100,7 +103,7 @@ def combined_model_directories(config: RunConfig) -> list[Path]:
 
 
 def evaluated_model_directories(config: RunConfig) -> list[Path]:
-    """The directories of all models that the evaluation of a document reads."""
+    """Return the directories of all models that the evaluation of a document reads."""
     several = combined_model_directories(config)
     baseline = config.evaluate.baseline
     if not several:
@@ -115,7 +118,7 @@ def resolve_model_directory(config: RunConfig, name: str) -> Path:
 
 
 def resolve_run_directory(config: RunConfig, name: str) -> RunDirectory:
-    """The directory of a run that is named by its id in the same workspace, or by the directory."""
+    """Return the directory of a run named by its id in the same workspace, or by its directory."""
     if "/" in name or Path(name).is_dir():
         return RunDirectory(Path(name))
     return RunDirectory(local_path(config.run.workspace) / "runs" / name)

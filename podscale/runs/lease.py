@@ -38,7 +38,7 @@ class LeaseLost(PodscaleError):
 
 
 class LeaseTaken(InputError):
-    """A living launch writes this run directory."""
+    """A running launch writes this run directory."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class LeaseHolder:
 
 
 class Lease:
-    """The right to write a run directory; made by `acquire`, ended by `release` or by the end of the process."""
+    """Right to write a run directory; begins with `acquire`, ends with `release` or with the process."""
 
     def __init__(self, path: Path, number: int, descriptor: int = -1) -> None:
         self.path = path
@@ -72,9 +72,10 @@ class Lease:
 
     @classmethod
     def acquire(cls, path: Path, wait_seconds: float = 0.0) -> "Lease":
-        """Take the lease of `path` (its directory must exist); raises LeaseTaken naming the holder if it is taken.
+        """Take the lease of `path`, whose directory must exist; wait `wait_seconds` for a holder that is about to exit.
 
-        wait_seconds: seconds to wait for a holder that is about to exit.
+        Raises:
+            LeaseTaken: Another launch holds the lease; the error names it.
         """
         return _retry_while_taken(lambda: cls._acquire(path), wait_seconds)
 
@@ -83,37 +84,39 @@ class Lease:
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
-            raise _unwritable_message(path, error) from error
+            raise _unwritable_error(path, error) from error
         try:
             lock = _try_lock(descriptor)
             previous = _parse_holder(os.pread(descriptor, RECORD_BYTES, 0))
             if lock == "taken" or (lock == "none" and previous and previous.alive_here):
-                raise _taken_message(path, previous)
+                raise _taken_error(path, previous)
             number = previous.number + 1 if previous else 1
             _write_holder(descriptor, number)
             return cls(path, number, descriptor)
         except OSError as error:  # a full disk
             os.close(descriptor)
-            raise _unwritable_message(path, error) from error
+            raise _unwritable_error(path, error) from error
         except BaseException:
             os.close(descriptor)
             raise
 
     @classmethod
     def hold(cls, path: Path, environ: Mapping[str, str] = os.environ, wait_seconds: float = 0.0) -> "Lease":
-        """The lease of the launch that this process belongs to (see `variables`), else as `acquire`.
+        """Return the lease that this process inherits from its launch (see `variables`), else `acquire` it.
 
-        Raises LeaseLost if a newer launch has taken over meanwhile.
+        Raises:
+            LeaseLost: A newer launch has taken over.
+            LeaseTaken: Another launch holds the lease.
         """
         if env.FENCE not in environ or Path(environ.get(env.LEASE, "")) != path.absolute():
             return cls.acquire(path, wait_seconds)
-        joined = cls(path, env.number(env.FENCE, environ[env.FENCE]))
-        joined.check()
-        return joined
+        lease = cls(path, env.number(env.FENCE, environ[env.FENCE]))
+        lease.check()
+        return lease
 
     @property
     def variables(self) -> dict[str, str]:
-        """Environment variables by which the processes of this launch `hold` this lease too."""
+        """Environment variables by which the processes of this launch inherit the lease."""
         return {env.LEASE: str(self.path.absolute()), env.FENCE: str(self.number)}
 
     def release(self) -> None:
@@ -133,31 +136,28 @@ class Lease:
 
 
 def check_not_taken(path: Path, wait_seconds: float = 0.0) -> None:
-    """Raise LeaseTaken, naming the holder, if a live launch holds the lease of `path`; changes nothing.
+    """Raise LeaseTaken if a running launch holds the lease of `path` after `wait_seconds`; changes nothing."""
 
-    wait_seconds: seconds to wait for a holder that is about to exit.
-    """
-
-    def look() -> None:
+    def check() -> None:
         held, holder = _read_lock_state(path)
         if held:
-            raise _taken_message(path, holder)
+            raise _taken_error(path, holder)
 
-    _retry_while_taken(look, wait_seconds)
+    _retry_while_taken(check, wait_seconds)
 
 
 def _retry_while_taken(attempt: Callable[[], T], seconds: float) -> T:
     """Return the attempt's result; retry while the lease is taken, until the timeout."""
-    until, told = time.monotonic() + seconds, False
+    deadline, logged = time.monotonic() + seconds, False
     while True:
         try:
             return attempt()
         except LeaseTaken as taken:
-            if time.monotonic() >= until:
+            if time.monotonic() >= deadline:
                 raise
-            if not told:
-                logger.warning("%s: %s. Waiting for its end, up to %.0f s", taken.field, taken.problem, seconds)
-                told = True
+            if not logged:
+                logger.warning("%s: %s. Waiting up to %.0f s for its exit", taken.field, taken.problem, seconds)
+                logged = True
         time.sleep(POLL_SECONDS)
 
 
@@ -165,23 +165,23 @@ def lease_wait_seconds(grace_seconds: float, environ: Mapping[str, str] = os.env
     """Return the longest wait for the lease of a run directory, in seconds.
 
     In a pod, the holder may be the pod that this one replaces, which is still saving. Outside of pods it is another
-    launch, and the answer is 0.
+    launch, and the wait is 0.
     """
     return pod_exit_seconds(grace_seconds) if "KUBERNETES_SERVICE_HOST" in environ else 0.0
 
 
 def pod_exit_seconds(grace_seconds: float) -> float:
-    """Return the time after which pods that were told to exit are gone, in seconds."""
+    """Return the time after which terminated pods have exited, in seconds."""
     return grace_seconds + POD_EXIT_SECONDS
 
 
 def is_held(path: Path) -> bool:
-    """Return whether a live launch holds the lease of `path`; changes nothing."""
+    """Return True if a running launch holds the lease of `path`; changes nothing."""
     return _read_lock_state(path)[0]
 
 
 def _read_lock_state(path: Path) -> tuple[bool, LeaseHolder | None]:
-    """Return whether the lease is held, and who took it last."""
+    """Return True if the lease is held, and its last holder."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -195,9 +195,9 @@ def _read_lock_state(path: Path) -> tuple[bool, LeaseHolder | None]:
 
 
 def lease_fence(path: Path, number: int) -> Callable[[], None]:
-    """A check for any process of the launch that holds lease `number`: raises LeaseLost once it is no longer the one.
+    """Return a check, for the processes of a launch, that raises LeaseLost unless the lease still has this number.
 
-    It opens and reads 512 bytes (opening is what makes a network file system look again).
+    It opens the file and reads 512 bytes; opening invalidates the cache of a network file system.
     """
 
     def check() -> None:
@@ -235,7 +235,7 @@ def _parse_holder(content: bytes) -> LeaseHolder | None:
 
 
 def _write_holder(descriptor: int, number: int) -> None:
-    """Write in place, because the lock belongs to the file itself; one write of fixed length is never seen half."""
+    """Write in place, because the lock belongs to the file; a write of fixed length is never seen half."""
     holder = LeaseHolder(number, socket.gethostname(), os.getpid(), start_ticks(os.getpid()), time.time())
     record = json.dumps(asdict(holder)).encode()
     assert len(record) < RECORD_BYTES, "a host name has at most 255 bytes"
@@ -243,7 +243,7 @@ def _write_holder(descriptor: int, number: int) -> None:
     os.fsync(descriptor)
 
 
-def _taken_message(path: Path, holder: LeaseHolder | None) -> LeaseTaken:
+def _taken_error(path: Path, holder: LeaseHolder | None) -> LeaseTaken:
     return LeaseTaken(
         f"this run is being written by {holder or 'another process'}",
         field=str(path.parent),
@@ -251,6 +251,6 @@ def _taken_message(path: Path, holder: LeaseHolder | None) -> LeaseTaken:
     )
 
 
-def _unwritable_message(path: Path, error: OSError) -> InputError:
+def _unwritable_error(path: Path, error: OSError) -> InputError:
     problem = f"cannot write the run directory: {error.strerror}"
     return InputError(problem, field=str(path), hint="Choose another run.workspace.")

@@ -7,6 +7,7 @@ classes or preprocess images in another way are refused.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,10 @@ OTHER_WEIGHTS_FILES = {"trained": "ema.safetensors", "ema": "trained.safetensors
 
 
 def read_weights(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, npt.NDArray[Any]]:
-    """Parameters and running statistics by name; `shapes`: of all that the network owns.
+    """Return parameters and running statistics by name; `shapes` are those of the network.
 
-    Raises InputError if the file is missing or holds another architecture.
+    Raises:
+        InputError: The file is missing or holds another architecture.
     """
     try:
         arrays: dict[str, npt.NDArray[Any]] = load_file(path)
@@ -40,14 +42,14 @@ def read_weights(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str,
 
 @dataclass(frozen=True)
 class EvaluatedModel:
-    """One model: its directory, and the contents of its model.json."""
+    """Directory of a model, and the contents of its model.json."""
 
     directory: Path
     description: dict[str, Any]
 
     @property
     def name(self) -> str:
-        """The run that trained it."""
+        """Run that trained it."""
         return str(self.description["run"])
 
     @property
@@ -56,26 +58,26 @@ class EvaluatedModel:
 
     @property
     def model_section(self) -> ModelSection:
-        """The architecture as a section of a run document."""
+        """Architecture as a section of a run document."""
         return ModelSection.model_validate(self.description["architecture"])
 
     @property
     def average_weights(self) -> Path | None:
-        """The running average of the weights, if the run kept one and it is not the model itself."""
-        beside = self.directory / OTHER_WEIGHTS_FILES["trained"]
-        return beside if self.description["training"].get("weights") == "trained" and beside.exists() else None
+        """Running average of the weights, if the run kept one and it is not the model itself."""
+        average = self.directory / OTHER_WEIGHTS_FILES["trained"]
+        return average if self.description["training"].get("weights") == "trained" and average.exists() else None
 
 
 @dataclass(frozen=True)
 class EvaluatedModels:
-    """members: at least two, in the order of the document. baseline: the single model set beside them."""
+    """Members of an ensemble, at least two in the order of the document, and the single model they are compared to."""
 
     members: list[EvaluatedModel]
     baseline: EvaluatedModel | None
 
     @property
     def same_architecture(self) -> bool:
-        """Return whether all members have one architecture, so that their weights have a mean."""
+        """True if all members have one architecture, so that their weights have a mean."""
         return all(one.model_section == self.members[0].model_section for one in self.members)
 
 
@@ -91,34 +93,33 @@ def preprocessing_of(config: RunConfig) -> dict[str, Any]:
 
 
 def read_evaluated_models(config: RunConfig, classes: Sequence[str]) -> EvaluatedModels:
-    """Read the models that a document evaluates together. classes: of the shard set, in index order.
+    """Read the models that a document evaluates together; `classes` are those of the shard set, in index order.
 
-    Raises InputError for a model that is missing or damaged, that knows other classes, or that wants its images
-    prepared in another way.
+    Raises:
+        InputError: A model is missing or damaged, has other classes, or needs other preprocessing.
     """
     baseline = config.evaluate.baseline
     members = [read_model(directory) for directory in combined_model_directories(config)]
-    found = EvaluatedModels(
-        members, read_model(resolve_model_directory(config, baseline)) if baseline is not None else None
-    )
-    for one in [*members, *([found.baseline] if found.baseline else [])]:
-        _check_comparable(one, list(classes), preprocessing_of(config))
-    if config.evaluate.combine == "weights" and not found.same_architecture:
+    single = read_model(resolve_model_directory(config, baseline)) if baseline is not None else None
+    models = EvaluatedModels(members, single)
+    for model in [*members, *([single] if single else [])]:
+        _check_comparable(model, list(classes), preprocessing_of(config))
+    if config.evaluate.combine == "weights" and not models.same_architecture:
         raise InputError(
             "the models have different architectures, so their weights have no mean",
             field="evaluate.combine",
             got="weights",
             hint="Choose probabilities or logits.",
         )
-    return found
+    return models
 
 
 def read_model(directory: Path) -> EvaluatedModel:
     """Read the model in a directory; raises InputError if there is none or its model.json is damaged."""
     path = directory / MODEL_JSON
     try:
-        listed = EvaluatedModel(directory, json.loads(path.read_text(encoding="utf-8")))
-        _ = listed.model_section, listed.name, listed.description["classes"], listed.description["training"]
+        model = EvaluatedModel(directory, json.loads(path.read_text(encoding="utf-8")))
+        _ = model.model_section, model.name, model.description["classes"], model.description["training"]
     except FileNotFoundError as error:
         raise InputError(
             "there is no model here",
@@ -129,27 +130,25 @@ def read_model(directory: Path) -> EvaluatedModel:
     except (OSError, ValueError, KeyError, TypeError) as error:
         problem = f"not the description of a model ({str(error).splitlines()[0]})"
         raise InputError(problem, field=str(path)) from error
-    return listed
+    return model
 
 
-def _check_comparable(one: EvaluatedModel, classes: list[str], prepared: dict[str, Any]) -> None:
-    theirs = list(one.description["classes"])
-    if theirs != classes:
-        pairs = [i for i, (a, b) in enumerate(zip(theirs, classes, strict=False)) if a != b]
-        at = pairs[0] if pairs else min(len(theirs), len(classes))
-        mine, wanted = (names[at] if at < len(names) else "nothing" for names in (theirs, classes))
+def _check_comparable(model: EvaluatedModel, classes: list[str], preprocessing: dict[str, Any]) -> None:
+    model_classes = list(model.description["classes"])
+    if model_classes != classes:
+        pairs = enumerate(zip_longest(model_classes, classes, fillvalue="nothing"))
+        index, (name, expected) = next((index, pair) for index, pair in pairs if pair[0] != pair[1])
         raise InputError(
-            f"this model has other classes than the shard set: {len(theirs)} against {len(classes)}, class {at} is "
-            f"{mine!r} against {wanted!r}",
-            field=str(one.directory),
-            hint="Answers of such models cannot be averaged: leave it out.",
+            f"this model has other classes than the shard set: {len(model_classes)} against {len(classes)}, class "
+            f"{index} is {name!r} against {expected!r}",
+            field=str(model.directory),
+            hint="Predictions of such models cannot be averaged: leave it out.",
         )
-    different = {key: one.description["preprocessing"].get(key) for key in prepared}
-    different = {key: value for key, value in different.items() if value != prepared[key]}
-    if different:
-        told = ", ".join(f"{key} {value} against {prepared[key]}" for key, value in different.items())
+    values = model.description["preprocessing"]
+    differences = [f"{key} {values.get(key)} against {v}" for key, v in preprocessing.items() if values.get(key) != v]
+    if differences:
         raise InputError(
-            f"this model needs its images prepared in another way ({told}), and one pass over the images feeds all",
-            field=str(one.directory),
+            f"this model needs other preprocessing ({', '.join(differences)}), and one pass over the images feeds all",
+            field=str(model.directory),
             hint="Leave it out, or evaluate it as a run of its own.",
         )

@@ -34,11 +34,12 @@ PREDICTION_COLUMNS = {
 class Predictions:
     """One row per sample.
 
-    keys: uint64 [n], unique sample keys (see podscale.data.index).
-    labels: int32 [n], true class indices.
-    topk: int32 [n, k], the k most probable classes, best first; k >= min(5, number of classes).
-    confidences: float32 [n, k], their softmax probabilities.
-    losses: float32 [n], cross-entropy of the true class in nats, without label smoothing.
+    Args:
+        keys: uint64 [n], unique sample keys (see podscale.data.index).
+        labels: int32 [n], true class indices.
+        topk: int32 [n, k], the k most probable classes, best first; k >= min(5, number of classes).
+        confidences: float32 [n, k], their softmax probabilities.
+        losses: float32 [n], cross-entropy of the true class in nats, without label smoothing.
     """
 
     keys: npt.NDArray[np.uint64]
@@ -51,12 +52,12 @@ class Predictions:
         return len(self.keys)
 
     def top1_top5_accuracy(self) -> tuple[float, float]:
-        """Shares of samples whose true class is the first guess, and among the first five."""
+        """Return the fractions of samples whose true class is the first prediction, and among the first five."""
         hits = self.topk[:, :5] == self.labels[:, None]
         return float(hits[:, 0].mean()), float(hits.any(axis=1).mean())
 
     def sorted_by_key(self) -> "Predictions":
-        """The same rows in key order, which is the order of the file."""
+        """Return the same rows in key order, which is the order of the file."""
         order = np.argsort(self.keys, kind="stable")
         return Predictions(**{name: getattr(self, name)[order] for name in PREDICTION_COLUMNS})
 
@@ -64,7 +65,8 @@ class Predictions:
 def write_predictions(path: Path, predictions: Predictions) -> None:
     """Write `predictions` atomically, sorted by key.
 
-    Raises ValueError if the columns disagree in length or a sample occurs twice: padding must be left out before.
+    Raises:
+        ValueError: The columns disagree in length, or a sample occurs twice (padding must be left out before).
     """
     columns = {name: np.asarray(getattr(predictions, name)).astype(dtype) for name, dtype in PREDICTION_COLUMNS.items()}
     _check_columns(columns)
@@ -79,7 +81,7 @@ def write_predictions(path: Path, predictions: Predictions) -> None:
 
 
 def read_predictions(path: Path) -> Predictions:
-    """The predictions at `path`; raises InputError if there are none or the file is damaged."""
+    """Return the predictions at `path`; raises InputError if there are none or the file is damaged."""
     try:
         columns = load(path.read_bytes())
         predictions = Predictions(
@@ -111,8 +113,14 @@ PASSES_FILE = "passes.json"
 
 @dataclass(frozen=True)
 class EvaluationPass:
-    """One pass of a model over the split. name: of its predictions; directory: of the model; seconds: input included;
-    statistics_seconds: before it, over training images, for batch norm of the mean weights."""
+    """One pass of a model over the split.
+
+    Args:
+        name: Name of its predictions.
+        directory: Directory of the model.
+        seconds: Time of the pass, with the input.
+        statistics_seconds: Time before it for batch norm statistics of the mean weights, over training images.
+    """
 
     name: str
     directory: str
@@ -120,16 +128,16 @@ class EvaluationPass:
     statistics_seconds: float = 0.0
 
 
-def write_passes(directory: Path, passes: Sequence[EvaluationPass], found: Mapping[str, Predictions]) -> None:
+def write_passes(directory: Path, passes: Sequence[EvaluationPass], predictions: Mapping[str, Predictions]) -> None:
     """Write the predictions of all passes and combinations by name, and then passes.json."""
     directory.mkdir(exist_ok=True)
-    for name, answers in found.items():
-        write_predictions(pass_predictions_path(directory, name), answers)
+    for name, of_pass in predictions.items():
+        write_predictions(pass_predictions_path(directory, name), of_pass)
     write_json(directory / PASSES_FILE, [asdict(one) for one in passes])
 
 
 def read_passes(directory: Path) -> dict[str, EvaluationPass]:
-    """The passes by name. Raises InputError if there are none, or the file is damaged."""
+    """Return the passes by name; raises InputError if there are none or the file is damaged."""
     path = directory / PASSES_FILE
     try:
         entries: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))

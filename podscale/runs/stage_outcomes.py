@@ -33,7 +33,7 @@ StageName = Literal["shard", "train", "evaluate", "report"]
 
 @dataclass(frozen=True)
 class StageOutcome:
-    """One stage's end: its exit code, the error as shown to people (empty when done) and wall seconds."""
+    """Outcome of one stage: exit code, error message (empty when done) and wall seconds."""
 
     stage: str
     exit_code: int
@@ -49,7 +49,7 @@ class StageOutcome:
 
 
 def write_outcome(path: Path, outcome: StageOutcome) -> None:
-    """Record `outcome` beside those of the other stages, which are kept."""
+    """Write the outcome of one stage; those of the other stages stay."""
     outcomes = read_outcomes(path)
     outcomes[outcome.stage] = outcome
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -57,7 +57,7 @@ def write_outcome(path: Path, outcome: StageOutcome) -> None:
 
 
 def read_outcomes(path: Path) -> dict[str, StageOutcome]:
-    """The recorded outcomes by stage; empty if there are none or the file is damaged."""
+    """Return the recorded outcomes by stage; empty if there are none or the file is damaged."""
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))
         return {name: StageOutcome(**entry) for name, entry in entries.items()}
@@ -86,9 +86,10 @@ class StageRecording:
 
 @contextmanager
 def record_stage(path: Path, stage: StageName, fence: Callable[[], None] = lambda: None) -> Iterator[StageRecording]:
-    """Run one stage and records its outcome whatever happens; the exception goes on to the caller.
+    """Record the outcome of the block, also after an exception, which is raised again.
 
-    fence: raises LeaseLost if a newer launch has taken over and now owns the record.
+    Args:
+        fence: Raises LeaseLost if a newer launch has taken over and now owns the record.
     """
     started = datetime.now(UTC)
     recording = StageRecording()
@@ -117,7 +118,8 @@ STAGES: tuple[StageName, ...] = get_args(StageName)
 def check_run_document(config: RunConfig) -> RunDirectory:
     """Return the run directory of this document; nothing is written.
 
-    Raises InputError if it holds the run of a document with other `result` fields, listing them.
+    Raises:
+        InputError: It holds the run of a document with other `result` fields, which the error lists.
     """
     run = RunDirectory.for_config(config)
     if not run.config.exists():
@@ -145,10 +147,10 @@ def prepare_run_directory(config: RunConfig) -> RunDirectory:
 
 
 def move_run_aside(config: RunConfig) -> Path | None:
-    """Move the run directory aside, so that this launch starts anew; nothing is deleted.
+    """Move the run directory aside, so that this launch starts anew; return its new path, None if there was none.
 
-    The lease, which the caller holds, stays: a late writer of the former run finds another number in it.
-    Returns the new path of the former run, or None if there was none.
+    Nothing is deleted. The lease, which the caller holds, stays: a late writer of the former run finds another number
+    in it.
     """
     run = RunDirectory.for_config(config)
     if all(path == run.lease for path in run.path.iterdir()):
@@ -169,58 +171,57 @@ def finished_outcome(config: RunConfig, stage: StageName, shard_set: str) -> Sta
     outcome = read_outcomes(run.outcome).get(stage)
     if outcome is None or not outcome.is_done or not all(path.exists() for path in _output_files(run, stage)):
         return None
-    return outcome if _read_fingerprints(run).get(stage) == inputs_fingerprint(config, stage, shard_set) else None
+    return outcome if _read_json(run.fingerprints).get(stage) == inputs_fingerprint(config, stage, shard_set) else None
 
 
 def record_finished(config: RunConfig, stage: StageName, shard_set: str) -> None:
     """Record the fingerprint of the inputs of `stage`, for `finished_outcome`."""
     run = RunDirectory.for_config(config)
-    write_json(
-        _fingerprints_path(run), {**_read_fingerprints(run), stage: inputs_fingerprint(config, stage, shard_set)}
-    )
+    write_json(run.fingerprints, {**_read_json(run.fingerprints), stage: inputs_fingerprint(config, stage, shard_set)})
 
 
 def discard_outcomes(config: RunConfig, stage: StageName) -> None:
-    """Drop the outcomes of `stage` and of the stages after it: they are about to be done again."""
+    """Remove the outcomes of `stage` and of the stages after it, which are about to run again."""
     run = RunDirectory.for_config(config)
     stale = STAGES[STAGES.index(stage) :]
-    kept = {name: entry for name, entry in _read_json(run.outcome).items() if name not in stale}
-    write_json(run.outcome, kept)
+    write_json(run.outcome, {name: entry for name, entry in _read_json(run.outcome).items() if name not in stale})
 
 
 @dataclass
 class StageRun:
-    """One stage of a run directory while its lease is held; `found` is set if the stage is finished already."""
+    """One stage of a run directory while its lease is held."""
 
     run: RunDirectory
     lease: Lease
-    found: StageOutcome | None = None
+    finished: StageOutcome | None = None
+    """Outcome of an earlier launch that finished the stage with the same inputs; None: the stage has work to do."""
     outcome: StageOutcome = field(init=False)
     """Recorded outcome; set once the stage is done."""
 
 
 @contextmanager
 def stage_once(config: RunConfig, stage: StageName, shard_set: str) -> Iterator[StageRun]:
-    """Enter a run directory for one stage, under its lease, and record how the stage ended.
+    """Enter a run directory for one stage, under its lease, and record the outcome of the stage.
 
-    The body does the work only if `found` is None: else the stage is finished for the same inputs, and its recorded
-    outcome counts again. Nothing is written without the lease.
+    The body does the work only if `finished` is None. Nothing is written without the lease.
 
-    Raises InputError if the directory holds the run of another document or cannot be written.
+    Raises:
+        InputError: The directory holds the run of another document or cannot be written.
     """
     run = check_run_document(config).create()
-    patience = lease_wait_seconds(config.launch.grace_seconds)
-    with Lease.hold(run.lease, wait_seconds=patience) as lease, disk_errors(run.path):
+    wait_seconds = lease_wait_seconds(config.launch.grace_seconds)
+    with Lease.hold(run.lease, wait_seconds=wait_seconds) as lease, disk_errors(run.path):
         prepare_run_directory(config)
         _adopt_shard_outcome(config, run)
-        entered = StageRun(run, lease)
-        with record_stage(run.outcome, stage, lease.check) as recording, disk_errors(run.path):  # recorded as raised
-            entered.found = recording.reused_outcome = finished_outcome(config, stage, shard_set)
-            if entered.found is None:
+        stage_run = StageRun(run, lease)
+        # The inner `disk_errors`: an error is recorded as it is raised.
+        with record_stage(run.outcome, stage, lease.check) as recording, disk_errors(run.path):
+            stage_run.finished = recording.reused_outcome = finished_outcome(config, stage, shard_set)
+            if stage_run.finished is None:
                 discard_outcomes(config, stage)
-            yield entered
+            yield stage_run
         record_finished(config, stage, shard_set)
-        entered.outcome = read_outcomes(run.outcome)[stage]
+        stage_run.outcome = read_outcomes(run.outcome)[stage]
 
 
 @contextmanager
@@ -244,13 +245,21 @@ def disk_errors(target: Path) -> Iterator[None]:
         ) from error
 
 
-def shard_outcome_path(workspace: str, data: DataSection, index: int = 0, of: int = 1) -> Path:
-    """Return the outcome file of the shard stage, or of part `index` of `of`.
+@dataclass(frozen=True)
+class ShardPart:
+    """Part of a shard set that one pod packs: every `count`-th shard, from `index` on."""
 
-    It is beside the shard set, whose bytes depend on the data alone.
-    """
-    part = f".part-{index}-of-{of}" if of > 1 else ""
-    return Path(f"{local_path(dataset_directory(workspace, data))}{part}.outcome.json")
+    index: int = 0
+    count: int = 1
+
+
+WHOLE_SHARD_SET = ShardPart()
+
+
+def shard_outcome_path(workspace: str, data: DataSection, part: ShardPart = WHOLE_SHARD_SET) -> Path:
+    """Return the outcome file of the shard stage; it is beside the shard set, whose bytes depend on the data alone."""
+    suffix = f".part-{part.index}-of-{part.count}" if part.count > 1 else ""
+    return Path(f"{local_path(dataset_directory(workspace, data))}{suffix}.outcome.json")
 
 
 def _adopt_shard_outcome(config: RunConfig, run: RunDirectory) -> None:
@@ -261,10 +270,10 @@ def _adopt_shard_outcome(config: RunConfig, run: RunDirectory) -> None:
 
 
 def inputs_fingerprint(config: RunConfig, stage: StageName, shard_set: str) -> str:
-    """A hash of everything that a stage's product depends on."""
+    """Return a hash of everything that the output of a stage depends on."""
     run = RunDirectory.for_config(config)
     values = config.model_dump(mode="json") if stage == "report" else result_values(config)
-    consumed = {
+    input_files = {
         "shard": [],
         "train": [],
         "evaluate": [file for directory in evaluated_model_directories(config) for file in _model_files(directory)],
@@ -273,13 +282,12 @@ def inputs_fingerprint(config: RunConfig, stage: StageName, shard_set: str) -> s
     if stage == "evaluate" and combined_model_directories(config):
         values = {**values, "evaluate.combine": config.evaluate.combine, "evaluate.baseline": config.evaluate.baseline}
     return fingerprint(
-        {"values": values, "shards": _manifest_hash(shard_set), "files": [_file_stamp(f) for f in consumed]}
+        {"values": values, "shards": _manifest_hash(shard_set), "files": [_file_stamp(file) for file in input_files]}
     )
 
 
 def _model_files(directory: Path) -> list[Path]:
-    """All that an answer of a model comes from: its description, its weights, and those that it was left with besides
-    (a running average)."""
+    """Return the files that a model's predictions depend on: description, weights and their running average."""
     return [directory / MODEL_JSON, *sorted(directory.glob("*.safetensors"))]
 
 
@@ -307,14 +315,6 @@ def _file_stamp(path: Path) -> list[str | int]:
     except OSError:
         return [path.name]
     return [path.name, stat.st_size, stat.st_mtime_ns]
-
-
-def _fingerprints_path(run: RunDirectory) -> Path:
-    return run.path / "stages.json"
-
-
-def _read_fingerprints(run: RunDirectory) -> dict[str, str]:
-    return _read_json(_fingerprints_path(run))
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -35,6 +35,7 @@ from podscale.runs import (
     stage_outcomes,
     write_outcome,
 )
+from podscale.runs.stage_outcomes import WHOLE_SHARD_SET, ShardPart
 from podscale.util import env
 from podscale.util.progress_reports import ProgressCallback
 
@@ -77,8 +78,8 @@ class ExportedTelemetry:
         text = os.environ.get(env.TELEMETRY)
         if not text:
             return None
-        found = json.loads(text)
-        return cls(found["run"], TelemetrySection.model_validate(found["telemetry"]), found["endpoint"])
+        values = json.loads(text)
+        return cls(values["run"], TelemetrySection.model_validate(values["telemetry"]), values["endpoint"])
 
     @property
     def variables(self) -> dict[str, str]:
@@ -90,10 +91,9 @@ class ExportedTelemetry:
 def shard(
     data: DataSection,
     workspace: str,
+    part: ShardPart = WHOLE_SHARD_SET,
     *,
     workers: int = 0,
-    index: int = 0,
-    of: int = 1,
     verify: bool = False,
     progress: ProgressCallback | None = None,
     telemetry: ExportedTelemetry | None = None,
@@ -101,13 +101,8 @@ def shard(
     """Build the shard set of a data section under <workspace>/datasets, or find it complete.
 
     Args:
-        data: Data section of the document.
-        workspace: Workspace of the run.
+        part: Part of the shard set that this pod packs.
         workers: Packing processes; 0 for one per core.
-        index: Number of this pod.
-        of: Number of packing pods.
-        verify: Verify the shards.
-        progress: Receives the progress.
         telemetry: Telemetry settings; None for no metrics.
 
     Returns:
@@ -120,38 +115,37 @@ def shard(
 
     location = dataset_directory(workspace, data)
     directory = local_path(location)
-    record = stage_outcomes.shard_outcome_path(workspace, data, index, of)
-    before = read_outcomes(record).get("shard")
-    watched = _export_build_metrics(
-        telemetry, directory, record.with_name(record.name.replace(".outcome.", ".telemetry."))
-    )
-    with record_stage(record, "shard") as recording, stage_outcomes.disk_errors(directory), watched as watch:
+    record = stage_outcomes.shard_outcome_path(workspace, data, part)
+    previous = read_outcomes(record).get("shard")
+    summary = record.with_name(record.name.replace(".outcome.", ".telemetry."))
+    with (
+        record_stage(record, "shard") as recording,
+        stage_outcomes.disk_errors(directory),
+        _export_build_metrics(telemetry, directory, summary) as observer,
+    ):
         result = build_shard_set(
             data,
             directory,
             workers=workers,
-            packer_index=index,
-            packer_count=of,
+            packer_index=part.index,
+            packer_count=part.count,
             verify=verify,
             progress=progress,
-            observer=watch,
+            observer=observer,
         )
         if result.reused:
-            recording.reused_outcome = (
-                before if before is not None and before.is_done else StageOutcome("shard", ExitCode.DONE)
-            )
-    return (
-        ShardResult(location, result.complete_manifest, result.reused, result.messages)
-        if result.complete_manifest
-        else None
-    )
+            has_outcome = previous is not None and previous.is_done
+            recording.reused_outcome = previous if has_outcome else StageOutcome("shard", ExitCode.DONE)
+    if result.complete_manifest is None:
+        return None
+    return ShardResult(location, result.complete_manifest, result.reused, result.messages)
 
 
 @contextmanager
 def _export_build_metrics(
     telemetry: ExportedTelemetry | None, directory: Path, summary: Path
 ) -> Iterator[BuildObserver]:
-    """Serve the metrics of a build, and publish the last values at its end, also after bad input."""
+    """Serve the metrics of a build, and write the last values at its end, also after bad input."""
     if telemetry is None:
         yield NULL_OBSERVER
         return
@@ -160,10 +154,10 @@ def _export_build_metrics(
 
     volumes = {"workspace": directory.parent, "scratch": Path(tempfile.gettempdir())}
     with StageTelemetry(telemetry.section, run=telemetry.run, stage="shard", volumes=volumes) as served:
-        watch = ShardMetrics(served.registry, run=telemetry.run)
+        observer = ShardMetrics(served.registry, run=telemetry.run)
         served.start(Path(telemetry.endpoint) if telemetry.endpoint is not None else None)
         try:
-            yield watch
+            yield observer
         except InputError:
             served.finish(summary)
             raise
@@ -191,93 +185,94 @@ def report(config: RunConfig, shard_set: str) -> StageOutcome:
     from podscale.report import build_report
     from podscale.report.model_card import write_model_card
 
-    def work(run: RunDirectory, lease: Lease) -> None:
-        # A report is written even if the shards are gone; only remote ones are downloaded first.
-        opened = open_shard_set(shard_set, config) if is_remote(shard_set) else shard_set
-        if run.model.is_dir():  # a run that failed early has a report, but no model
-            write_model_card(run.path, opened)
-        build_report(run.path, opened)
-
     directory = RunDirectory.for_config(config).path
     if not directory.is_dir():
         raise InputError("there is no run to report", field=str(directory), hint="Run `podscale train` first.")
-    return _run_once(config, "report", shard_set, work)
+    with stage_outcomes.stage_once(config, "report", shard_set) as stage:
+        if stage.finished is None:
+            # A report is written even if the shards are gone; only remote ones are downloaded first.
+            opened = open_shard_set(shard_set, config) if is_remote(shard_set) else shard_set
+            if stage.run.model.is_dir():  # a run that failed early has a report, but no model
+                write_model_card(stage.run.path, opened)
+            build_report(stage.run.path, opened)
+    return stage.outcome
 
 
 def run_outcomes(config: RunConfig) -> dict[str, StageOutcome]:
     """Return the outcome of every stage that ran, in the order of the stages."""
-    found = {**read_outcomes(RunDirectory.for_config(config).outcome), **_shard_outcome(config)}
-    return {stage: found[stage] for stage in stage_outcomes.STAGES if stage in found}
+    outcomes = {**read_outcomes(RunDirectory.for_config(config).outcome), **_shard_outcome(config)}
+    return {stage: outcomes[stage] for stage in stage_outcomes.STAGES if stage in outcomes}
 
 
 def collapse_outcomes(config: RunConfig) -> dict[str, StageOutcome]:
     """Return the outcome of the collapse to each ensemble member, by `collapse <run of the member>`."""
-    ended = {
-        member.config.run.id: run_outcomes(member.config).get("train")
+    outcomes = {
+        f"collapse {member.config.run.id}": run_outcomes(member.config).get("train")
         for member in ensemble_members.ensemble_members(config)
     }
-    return {f"collapse {run}": replace(one, stage=f"collapse {run}") for run, one in ended.items() if one is not None}
+    return {name: replace(outcome, stage=name) for name, outcome in outcomes.items() if outcome is not None}
 
 
 def _shard_outcome(config: RunConfig) -> dict[str, StageOutcome]:
     """Return the newest of the shard set's own outcome and those of failed parts."""
-    workspace, data, of = config.run.workspace, config.data, config.launch.shard_pods
-    whole = read_outcomes(stage_outcomes.shard_outcome_path(workspace, data))
-    pods = range(of) if of > 1 else ()
-    parts = [read_outcomes(stage_outcomes.shard_outcome_path(workspace, data, index, of)) for index in pods]
-    failed = [part["shard"] for part in parts if "shard" in part and not part["shard"].is_done]
-    known = [*whole.values(), *failed]
-    return {"shard": max(known, key=lambda outcome: outcome.ended)} if known else {}
+    workspace, data, count = config.run.workspace, config.data, config.launch.shard_pods
+    parts = [ShardPart(index, count) for index in range(count)] if count > 1 else []
+    shard_set, *of_parts = (
+        read_outcomes(stage_outcomes.shard_outcome_path(workspace, data, part)).get("shard")
+        for part in (WHOLE_SHARD_SET, *parts)
+    )
+    failed = [outcome for outcome in of_parts if outcome is not None and not outcome.is_done]
+    outcomes = [*([shard_set] if shard_set is not None else []), *failed]
+    return {"shard": max(outcomes, key=lambda outcome: outcome.ended)} if outcomes else {}
 
 
 def _run_supervised(config: RunConfig, stage: Literal["train", "evaluate"], shard_set: str) -> StageOutcome:
-    from podscale.launch import supervisor
-    from podscale.launch.worker_spec import is_leader_pod
+    """Run a stage under the supervisor, unless it is finished; only the leading pod writes to the run directory."""
+    from podscale.launch.rendezvous import Rendezvous
 
-    def work(run: RunDirectory, lease: Lease | None) -> "StageResult":
-        if stage == "evaluate":
-            _check_models_exist(config)
-        result = supervisor.supervise_stage(config, stage, shard_set, lease)
-        if result.exit_code == ExitCode.DONE and stage == "evaluate" and result.is_leader:
-            _write_evaluation(config, run, shard_set)
-        return result
-
-    def run_as_leader(run: RunDirectory, lease: Lease) -> None:
-        result = work(run, lease)
-        if result.exit_code != ExitCode.DONE:
-            raise error_from_exit_code(
-                result.exit_code, result.error or f"{stage} ended with exit code {result.exit_code}"
-            )
-
-    if is_leader_pod(os.environ):
-        return _run_once(config, stage, shard_set, run_as_leader)
-    return _run_follower_pod(config, stage, shard_set, work)
+    if not (Rendezvous.read(os.environ) or Rendezvous()).is_leader:
+        return _run_follower_pod(config, stage, shard_set)
+    with stage_outcomes.stage_once(config, stage, shard_set) as entered:
+        if entered.finished is None:
+            result = _supervise(config, stage, shard_set, entered.lease)
+            if result.exit_code != ExitCode.DONE:
+                reason = result.error or f"{stage} ended with exit code {result.exit_code}"
+                raise error_from_exit_code(result.exit_code, reason)
+    return entered.outcome
 
 
-def _run_follower_pod(
-    config: RunConfig,
-    stage: Literal["train", "evaluate"],
-    shard_set: str,
-    work: "Callable[[RunDirectory, Lease | None], StageResult]",
-) -> StageOutcome:
-    """Run a stage in a pod that does not lead, or does not know yet whether it leads.
-
-    Only the pod that turns out to lead writes to the run directory.
-    """
-    run = RunDirectory.for_config(config)
-    found = stage_outcomes.finished_outcome(config, stage, shard_set)
-    if found is not None:
-        return replace(found, reused=True)
-    preflight(config, preflight_target(), shard_set)
+def _run_follower_pod(config: RunConfig, stage: Literal["train", "evaluate"], shard_set: str) -> StageOutcome:
+    """Run a stage in a pod that does not lead, or does not know yet whether it leads."""
+    finished = stage_outcomes.finished_outcome(config, stage, shard_set)
+    if finished is not None:
+        return replace(finished, reused=True)
     started = time.monotonic()
-    result = work(run, None)
+    result = _supervise(config, stage, shard_set, None)
     ended = datetime.now(UTC).isoformat()
     outcome = StageOutcome(stage, result.exit_code, result.error, time.monotonic() - started, ended)
     if result.is_leader:
-        write_outcome(run.outcome, outcome)
+        write_outcome(RunDirectory.for_config(config).outcome, outcome)
     if not outcome.is_done:
         raise error_from_exit_code(outcome.exit_code, outcome.error)
     return outcome
+
+
+def _supervise(
+    config: RunConfig, stage: Literal["train", "evaluate"], shard_set: str, lease: Lease | None
+) -> "StageResult":
+    """Check the stage, run its ranks, and turn the predictions of an evaluation into evaluation.json."""
+    from podscale.launch import supervisor
+
+    preflight(config, preflight_target(), shard_set)
+    if stage == "evaluate":
+        _check_models_exist(config)
+    result = supervisor.supervise_stage(config, stage, shard_set, lease)
+    if result.exit_code == ExitCode.DONE and stage == "evaluate" and result.is_leader:
+        from podscale.data.loaders.build_loader import open_shard_set
+        from podscale.evaluation.evaluation_json import evaluate_run
+
+        evaluate_run(RunDirectory.for_config(config).path, config, open_shard_set(shard_set, config))
+    return result
 
 
 def _check_models_exist(config: RunConfig) -> None:
@@ -288,32 +283,8 @@ def _check_models_exist(config: RunConfig) -> None:
     }
     for directory in ensemble_members.evaluated_model_directories(config):
         if not (directory / ensemble_members.MODEL_JSON).exists():
-            command = members.get(directory, "podscale train")
-            hint = f"Run `{command}` first."
+            hint = f"Run `{members.get(directory, 'podscale train')}` first."
             raise InputError("there is no trained model to evaluate", field=str(directory), hint=hint)
-
-
-def _write_evaluation(config: RunConfig, run: RunDirectory, shard_set: str) -> None:
-    """Turn the predictions of the ranks into evaluation.json."""
-    from podscale.data.loaders.build_loader import open_shard_set
-    from podscale.evaluation.evaluation_json import evaluate_run
-
-    evaluate_run(run.path, config, open_shard_set(shard_set, config))
-
-
-def _run_once(
-    config: RunConfig,
-    stage: Literal["train", "evaluate", "report"],
-    shard_set: str,
-    work: Callable[[RunDirectory, Lease], object],
-) -> StageOutcome:
-    """Run `work` unless it is finished for the same inputs; nothing is written without the lease."""
-    with stage_outcomes.stage_once(config, stage, shard_set) as entered:
-        if entered.found is None:
-            if stage != "report":
-                preflight(config, preflight_target(), shard_set)
-            work(entered.run, entered.lease)
-    return entered.outcome
 
 
 def preflight_target() -> Literal["here", "pod"]:

@@ -39,22 +39,20 @@ def train_on_cluster(config: RunConfig, shard_set: str) -> StageOutcome:
         PodscaleError: The error of the ranks, or why there is no job.
     """
     stage_outcomes.check_run_document(config)
-    found = stage_outcomes.finished_outcome(config, "train", shard_set)
-    if found is not None:
-        return replace(found, reused=True)
+    finished = stage_outcomes.finished_outcome(config, "train", shard_set)
+    if finished is not None:
+        return replace(finished, reused=True)
     begun = datetime.now(UTC)
     try:
         result = _run_training_job(config, shard_set)
     except PodscaleError as error:
-        _record_outcome(
-            config, StageOutcome("train", int(error.exit_code), str(error), *_outcome_times(begun)), patience=0.0
-        )
+        _record_failure(config, int(error.exit_code), str(error), begun, wait_seconds=0.0)
         raise
     if result.exit_code == ExitCode.DONE:
         return _read_outcome(config, shard_set)
     reason = result.error or f"the training job ended with exit code {result.exit_code}"
-    outcome = StageOutcome("train", result.exit_code, reason, *_outcome_times(begun))
-    _record_outcome(config, outcome, patience=pod_exit_seconds(config.launch.grace_seconds))
+    wait_seconds = pod_exit_seconds(config.launch.grace_seconds)
+    _record_failure(config, result.exit_code, reason, begun, wait_seconds)
     raise error_from_exit_code(result.exit_code, reason)
 
 
@@ -63,10 +61,10 @@ def _run_training_job(config: RunConfig, shard_set: str) -> JobResult:
     result = run_stage(config, "train", shard_set, out=sys.stdout, pipeline=True)
     if not result.reused or stage_outcomes.finished_outcome(config, "train", shard_set) is not None:
         return result
-    print("[cluster] the job succeeded before, but what it made is gone: it is submitted anew", flush=True)
+    print("[cluster] the job succeeded before, but its result is gone: it is submitted again", flush=True)
     api = connect_cluster(config.launch.cluster, policy=UNATTENDED)
-    mark = job_identity(config, "train", shard_set)
-    for resource, job in stop_jobs(api, config.run.id, "train", identity=mark, include_finished=True).stopped:
+    identity = job_identity(config, "train", shard_set)
+    for resource, job in stop_jobs(api, config.run.id, "train", identity=identity, include_finished=True).stopped:
         wait_until_gone(api, resource, name_of(job), str(job["metadata"]["uid"]))
     return run_stage(config, "train", shard_set, out=sys.stdout, pipeline=True)
 
@@ -82,52 +80,47 @@ def stop_training_job(config: RunConfig) -> str:
     try:
         api = connect_cluster(config.launch.cluster, policy=UNATTENDED)
         shard_set = dataset_directory(config.run.workspace, config.data)  # as the run's own shard stage names it
-        found = stop_jobs(api, config.run.id, "train", identity=job_identity(config, "train", shard_set))
+        jobs = stop_jobs(api, config.run.id, "train", identity=job_identity(config, "train", shard_set))
     except PodscaleError as error:
         raise PodscaleError(
             f"the training job may still be at work, because it could not be stopped: {error}",
             field=error.field,
             hint=f"Stop it with `podscale stop {config.run.id}`",
         ) from error
-    if found.stopped:
-        return f"{' and '.join(map(job_title, found.stopped))} was stopped: its pods save and end."
-    if found.others:
-        return f"{' and '.join(map(job_title, found.others))} runs on: it is another document's under the same run id."
+    if jobs.stopped:
+        return f"{' and '.join(map(job_title, jobs.stopped))} was stopped: its pods save and end."
+    if jobs.others:
+        return f"{' and '.join(map(job_title, jobs.others))} runs on: it is another document's under the same run id."
     return "No training job was at work."
 
 
 def _read_outcome(config: RunConfig, shard_set: str) -> StageOutcome:
     """Return the outcome of a finished job. Raises InputError if this pod does not see its result."""
-    found = stage_outcomes.finished_outcome(config, "train", shard_set)
-    if found is None:
+    outcome = stage_outcomes.finished_outcome(config, "train", shard_set)
+    if outcome is None:
         raise InputError(
             "the training job is done, but its model is not here",
             field=str(RunDirectory.for_config(config).model),
             hint="Every pod of a run must mount the same volume at run.workspace: name its claim in "
             "launch.cluster.workspace_claim",
         )
-    return found
+    return outcome
 
 
-def _record_outcome(config: RunConfig, outcome: StageOutcome, *, patience: float) -> None:
+def _record_failure(config: RunConfig, exit_code: int, reason: str, begun: datetime, wait_seconds: float) -> None:
     """Write the outcome of the training for the exit handler and the report, unless the job did.
 
     Pods of a failed job may still run for a moment: a restarted pod that is now stopped has removed the record of the
     failure.
 
     Args:
-        config: Run document.
-        outcome: Outcome to write.
-        patience: Longest wait for the lease, seconds; if it stays held, nothing is written.
+        begun: Start of the stage.
+        wait_seconds: Longest wait for the lease, seconds; if it stays held, nothing is written.
     """
-    run = RunDirectory.for_config(config)
+    run, now = RunDirectory.for_config(config), datetime.now(UTC)
     with suppress(OSError, InputError):
-        check_not_taken(run.create().lease, patience)
+        check_not_taken(run.create().lease, wait_seconds)
         recorded = read_outcomes(run.outcome).get("train")
-        if recorded is None or recorded.exit_code != outcome.exit_code:
-            write_outcome(run.outcome, outcome)
-
-
-def _outcome_times(begun: datetime) -> tuple[float, str]:
-    now = datetime.now(UTC)
-    return (now - begun).total_seconds(), now.isoformat()
+        if recorded is None or recorded.exit_code != exit_code:
+            seconds = (now - begun).total_seconds()
+            write_outcome(run.outcome, StageOutcome("train", exit_code, reason, seconds, now.isoformat()))

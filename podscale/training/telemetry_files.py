@@ -7,10 +7,9 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from podscale.config import RunConfig
 from podscale.distributed.progress_tracker import ProgressTracker
 from podscale.distributed.rank_group import World
-from podscale.distributed.worker_env import launch_age
+from podscale.distributed.worker_env import WorkerEnv
 from podscale.errors import Preempted
 from podscale.runs import RunDirectory
 from podscale.telemetry.events import EventLog, newest_step
@@ -24,15 +23,11 @@ from podscale.training.training_logger import TrainingLogger
 
 @contextmanager
 def open_training_logger(
-    config: RunConfig,
-    world: World,
-    run: RunDirectory,
-    rank_directory: Path,
-    fence: Callable[[], None] | None,
-    progress_tracker: ProgressTracker | None = None,
+    worker_env: WorkerEnv, world: World, progress_tracker: ProgressTracker | None = None
 ) -> Iterator[TrainingLogger]:
     """Open the training logger of one rank. Its metrics are written in the background until the block ends."""
-    registry, train = CollectorRegistry(), config.train
+    config, run = worker_env.config, RunDirectory.for_config(worker_env.config)
+    registry, train, fence = CollectorRegistry(), config.train, worker_env.fence(run)
     info = {
         "model": config.model.name,
         "precision": train.precision,
@@ -40,7 +35,7 @@ def open_training_logger(
         "engine": train.engine,
     }
     metrics = TrainMetrics(registry, rank=world.rank, run=config.run.id, info=info)
-    goodput_tracker = open_goodput_tracker(run) if world.is_rank0 else None
+    goodput_tracker = open_goodput_tracker(run, worker_env.launch_age()) if world.is_rank0 else None
     timer = StepTimer(metrics, config.telemetry.log_every, progress_tracker, goodput_tracker)
     with ExitStack() as stack:
         log = stack.enter_context(EventLog(run.metrics, fence)) if world.is_rank0 else None
@@ -52,16 +47,16 @@ def open_training_logger(
         sources: tuple[SampleSource | None, ...] = (timer.busy_time, hang_limit, logger.stragglers, goodput_tracker)
         for source in filter(None, sources):
             metrics.values.add_source(source)
-        stack.enter_context(SnapshotWriter(registry, snapshot_path(rank_directory, world.rank)))
+        stack.enter_context(SnapshotWriter(registry, snapshot_path(worker_env.rank_directory, world.rank)))
         if goodput_tracker is not None:
             stack.enter_context(keep_goodput_file(goodput_tracker, run.goodput, fence))
         yield logger
 
 
-def open_goodput_tracker(run: RunDirectory) -> GoodputTracker:
-    """Return the goodput tracker of this launch, which continues the state of previous launches."""
+def open_goodput_tracker(run: RunDirectory, launch_age: float) -> GoodputTracker:
+    """Return the goodput tracker of a launch that began `launch_age` seconds ago; it continues the state before."""
     state = read_goodput_state(run.goodput)
-    return GoodputTracker(after_join(state, time.time(), launch_age(), newest_step(run.metrics)))
+    return GoodputTracker(after_join(state, time.time(), launch_age, newest_step(run.metrics)))
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from podscale.distributed.rank_group import World
 from podscale.distributed.worker_env import WorkerEnv
 from podscale.errors import InputError, Preempted
 from podscale.runs import RunDirectory, predictions
-from podscale.runs.checkpoint import CheckpointReport, CheckpointStore, RunIdentity
+from podscale.runs.checkpoint import CheckpointReport, CheckpointStore, Retention, RunIdentity
 from podscale.runs.predictions import Predictions
 from podscale.telemetry.events import EventLog
 from podscale.telemetry.metrics import EvaluationMetrics
@@ -33,14 +33,13 @@ def open_checkpoint_store(
     listener: Callable[[CheckpointReport], None] | None = None,
 ) -> CheckpointStore:
     """Open the checkpoint store of a run directory, with the `fence` and `listener` of `CheckpointStore`."""
-    manifest = shard_set.manifest
+    section, manifest = config.checkpoint, shard_set.manifest
+    snapshot_steps = StepPlan(config, len(shard_set.split("train"))).snapshot_steps
     return CheckpointStore(
         run.checkpoints,
         RunIdentity(result_values(config), manifest.classes_sha256, manifest.plan_fingerprint),
-        keep_last=config.checkpoint.keep_last,
-        keep_best=config.checkpoint.keep_best,
-        snapshot_steps=StepPlan(config, len(shard_set.split("train"))).snapshot_steps,
-        asynchronous=config.checkpoint.asynchronous,
+        Retention(section.keep_last, section.keep_best, snapshot_steps),
+        asynchronous=section.asynchronous,
         fence=fence,
         listener=listener,
     )
@@ -77,7 +76,7 @@ def run_training_stage(
 ) -> TrainResult:
     """Train a model. Checkpoints and the final model are written to the run directory."""
     config, fence = worker_env.config, worker_env.fence(run)
-    with open_training_logger(config, world, run, worker_env.rank_directory, fence, progress_tracker) as logger:
+    with open_training_logger(worker_env, world, progress_tracker) as logger:
         trainer = build(open_checkpoint_store(config, run, shard_set, fence, logger.checkpoint_reported), logger)
         try:
             return trainer.train()

@@ -106,7 +106,7 @@ VARIABLES: Final = (
         "path",
         "supervisor, holder of the lease",
         "stages, rank 0",
-        "Lease file of the run directory that this launch writes.",
+        "Lease file of the run directory.",
     ),
     Variable(
         FENCE,
@@ -151,7 +151,7 @@ VARIABLES: Final = (
         "path",
         "pipeline on this machine, supervisor",
         "stages, rank 0",
-        "File of the newest progress report.",
+        "Newest progress report.",
     ),
     Variable(
         TELEMETRY,
@@ -171,21 +171,13 @@ VARIABLES: Final = (
     Variable(RUN_DOCUMENT, "YAML", "rendered manifest", "stages, live view", "Run document of a pod, inline."),
     Variable(SLICE_NODES, "number", "JobSet manifest", "supervisor", "Pods of each TPU slice."),
     Variable(
-        TERMINATION_LOG,
-        "path",
-        "rendered manifest",
-        "stages",
-        "Termination message, which the pod's status carries.",
+        TERMINATION_LOG, "path", "rendered manifest", "stages", "Termination message, which the pod's status carries."
     ),
     Variable(IMAGE, "name", "image", "`podscale doctor`, preflight checks", "Image that this process runs in."),
     Variable(COMMIT, "commit", "image", "stages", "Commit of the source in the image, for environment.json."),
     Variable(KFP_TOKEN, "text", "user", "`podscale pipeline`", "Bearer token of a Kubeflow Pipelines backend."),
     Variable(
-        KFP_COOKIES,
-        "text",
-        "user",
-        "`podscale pipeline`",
-        "Cookies of a browser that is logged in to the backend.",
+        KFP_COOKIES, "text", "user", "`podscale pipeline`", "Cookies of a browser that is logged in to the backend."
     ),
 )
 

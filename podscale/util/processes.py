@@ -72,30 +72,39 @@ def _exit_on_lock_release(descriptor: int) -> None:
 
 
 def process_state(pid: int) -> str:
-    """The state of a process as in /proc (T: stopped, Z: a zombie); empty if it is gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return ""
+    """Return the state of a process as in /proc (T: stopped, Z: a zombie); empty if it is gone."""
+    fields = _stat_fields(pid)
+    return fields[0] if fields else ""
 
 
 def start_ticks(pid: int) -> int:
-    """Start of a live process in clock ticks since boot; 0 if there is none or it is a zombie."""
+    """Return the start of a live process in clock ticks since boot; 0 if there is none or it is a zombie."""
+    fields = _stat_fields(pid)
+    return 0 if not fields or fields[0] in "ZX" else int(fields[19])
+
+
+def parent_of(pid: int) -> int:
+    """Return the parent's pid; 0 if the process is gone."""
+    fields = _stat_fields(pid)
+    return int(fields[1]) if fields else 0
+
+
+def _stat_fields(pid: int) -> list[str]:
+    """Return the fields of /proc/<pid>/stat after the name, the state first; empty if the process is gone."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return 0
-    return 0 if fields[0] in "ZX" else int(fields[19])
+        return []
 
 
 def process_age() -> float:
-    """Seconds since this process started."""
+    """Return the seconds since this process started."""
     started = start_ticks(os.getpid()) / os.sysconf("SC_CLK_TCK")
     return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started)
 
 
 def is_alive(pid: int) -> bool:
-    """False for a process that is gone or a zombie."""
+    """Return False for a process that is gone or a zombie."""
     return process_state(pid) not in ("", "Z", "X")
 
 
@@ -114,14 +123,13 @@ def _exit_on_process_end(handle: int) -> None:
 
 
 DUPLICATE_SIGNAL_SECONDS = 0.3
-"""A request to a whole process group reaches a process twice at the same moment (as `timeout` sends it); only a later
-one is a person who insists."""
+"""Time in which a second signal is the same request, sent also to the process group (as `timeout` does), seconds."""
 
 STOP_MESSAGE = "stopped on request; the same command continues"
 
 
 class SigtermReceived(BaseException):
-    """Raised by the signal handler in the middle of anything, so no `except Exception` may take it for its own."""
+    """Raised by the signal handler at any point of the code; `except Exception` does not catch it."""
 
 
 def raise_on_sigterm(message: str = STOP_MESSAGE) -> Any:

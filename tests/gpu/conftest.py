@@ -64,13 +64,14 @@ def _train_here(
 ) -> dict[str, Any]:
     from podscale.data.shard_set import ShardSet
     from podscale.distributed.step_status import StopRequest
+    from podscale.distributed.worker_env import WorkerEnv
     from podscale.pytorch.trainer import build_trainer
     from podscale.runs import RunDirectory
     from podscale.training.telemetry_files import open_training_logger
     from podscale.training.worker_stages import open_checkpoint_store
 
     run, shard_set = RunDirectory.for_config(config).create(), ShardSet.open(shards)
-    with open_training_logger(config, world, run, run.path, None) as monitor:
+    with open_training_logger(WorkerEnv(config, "train", str(shards), run.path), world) as monitor:
         checkpoints = open_checkpoint_store(config, run, shard_set, listener=monitor.checkpoint_reported)
         session = build_trainer(config, world, shard_set, checkpoints, monitor, StopRequest())
         feed = session.prefetcher

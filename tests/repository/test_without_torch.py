@@ -10,10 +10,10 @@ for name in ("torch", "torchvision"):
 for name in sys.argv[1:]:
     importlib.import_module(name)
 from podscale.config import load
-from podscale.launch.worker_spec import build_worker_spec, launch_command
+from podscale.launch.worker_spec import build_worker_spec
 from pathlib import Path
 task = build_worker_spec(load(None, ["train.engine=jax", "launch.processes=2"]), "train", "s", {}, gpus=0, cores=2)
-print(*launch_command(task, Path("/r"))[1:3])
+print(*task.command(Path("/r"))[:2])
 """
 MODULES = (
     "podscale.cli",

@@ -9,6 +9,7 @@ import numpy as np
 from podscale.config import RunConfig
 from podscale.data.shard_set import ShardSet
 from podscale.distributed.step_status import StopRequest
+from podscale.distributed.worker_env import RankEnv, WorkerEnv
 from podscale.runs import RunDirectory
 from podscale.runs.checkpoint.format import complete_entries, read_snapshot
 from podscale.telemetry.events import filter_replays, read_records
@@ -75,12 +76,11 @@ def train_in_torch(config: RunConfig, shards: Path, prepare: Prepare = lambda s:
 def jax_world(devices: int) -> Any:
     import jax
 
-    from podscale.distributed.rank_group import join_rank_group
-    from podscale.distributed.worker_env import RankEnv
+    from podscale.distributed.rank_group import RankGroup
     from podscale.jax.world import World
 
     chosen = tuple(jax.devices()[:devices])
-    return World(0, 1, chosen, chosen, 60.0, join_rank_group(RankEnv(), 60.0))
+    return World(0, 1, chosen, chosen, 60.0, RankGroup.join(RankEnv(), 60.0))
 
 
 def train_session(
@@ -90,7 +90,7 @@ def train_session(
     shard_set, run = ShardSet.open(shards), RunDirectory.for_config(config)
     rank_directory = run.path / "ranks"
     rank_directory.mkdir(parents=True, exist_ok=True)
-    with open_training_logger(config, world, run, rank_directory, None) as monitor:
+    with open_training_logger(WorkerEnv(config, "train", str(shards), rank_directory), world) as monitor:
         checkpoints = open_checkpoint_store(config, run, shard_set, None, monitor.checkpoint_reported)
         session = build(config, world, shard_set, checkpoints, monitor, StopRequest())
         prepare(session)

@@ -133,8 +133,8 @@ class DoubleTreeAllReduce:
         self._transport.run(plan, bucket.mul_(1.0 / self._line.size))
 
 
-class HierarchicalAllReduce:
-    """Hierarchical all-reduce. The master of a row is its position 0."""
+class GridAllReduce:
+    """Base of the algorithms on a grid: collectives of its axes, and the queue of the columns."""
 
     def __init__(
         self,
@@ -143,11 +143,15 @@ class HierarchicalAllReduce:
         wire_row: torch.dtype = torch.float32,
         wire_column: torch.dtype = torch.float32,
     ) -> None:
-        self._mesh, self._is_master = mesh, mesh.row.position == 0
+        self._mesh = mesh
         self._ranks = mesh.row.size * mesh.column.size
         self._row = build_collectives(mesh.row, wire_row, device)
         self._column = build_collectives(mesh.column, wire_column, device)
         self._column_queue = build_comm_queue(device, "all-reduce-columns")
+
+
+class HierarchicalAllReduce(GridAllReduce):
+    """Hierarchical all-reduce. The master of a row is its position 0."""
 
     def __call__(self, bucket: Tensor) -> None:
         bucket.mul_(1.0 / self._ranks)
@@ -155,7 +159,7 @@ class HierarchicalAllReduce:
         slices = [bucket[start:stop] for start, stop in spans]
 
         def across(number: int) -> None:
-            if self._is_master:
+            if self._mesh.row.position == 0:
                 self._column.all_reduce(slices[number])
 
         run_pipelined(

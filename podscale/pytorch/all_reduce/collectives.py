@@ -1,7 +1,8 @@
 """Collectives along one axis, by the backend or by point-to-point messages (gloo, NCCL), in fp32 or a shorter dtype."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -97,19 +98,20 @@ class BackendCollectives:
         _unpack(packed, buffer, parts)
 
     def all_reduce(self, buffer: Tensor) -> None:
-        sent = buffer.to(self._wire)
-        dist.all_reduce(sent, group=self.axis.group)
-        _copy_back(buffer, sent)
+        self._run(dist.all_reduce, buffer)
 
     def reduce(self, buffer: Tensor) -> None:
-        sent = buffer.to(self._wire)
-        dist.reduce(sent, self.axis.ranks[0], group=self.axis.group)
-        _copy_back(buffer, sent)
+        self._run(partial(dist.reduce, dst=self.axis.ranks[0]), buffer)
 
     def broadcast(self, buffer: Tensor) -> None:
+        self._run(partial(dist.broadcast, src=self.axis.ranks[0]), buffer)
+
+    def _run(self, collective: Callable[..., object], buffer: Tensor) -> None:
+        """Run a collective in the wire dtype."""
         sent = buffer.to(self._wire)
-        dist.broadcast(sent, self.axis.ranks[0], group=self.axis.group)
-        _copy_back(buffer, sent)
+        collective(sent, group=self.axis.group)
+        if sent.dtype != buffer.dtype:
+            buffer.copy_(sent)
 
 
 def _pack(buffer: Tensor, parts: list[Span], wire: torch.dtype, length: int) -> Tensor:
@@ -144,11 +146,6 @@ def _grid(buffer: Tensor, parts: list[Span]) -> Tensor | None:
 
 def _longest(parts: list[Span]) -> int:
     return max(stop - start for start, stop in parts)
-
-
-def _copy_back(buffer: Tensor, sent: Tensor) -> None:
-    if sent.dtype != buffer.dtype:
-        buffer.copy_(sent)
 
 
 SEGMENT_ELEMENTS = {"cpu": 2**18, "cuda": 2**20}

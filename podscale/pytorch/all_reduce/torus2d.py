@@ -7,9 +7,10 @@ row, so a slow link between rows carries 1/row of the data. If rows are nodes, N
 import torch
 from torch import Tensor
 
-from podscale.pytorch.all_reduce.collectives import all_gather_tensor, build_collectives
+from podscale.pytorch.all_reduce.algorithms import GridAllReduce
+from podscale.pytorch.all_reduce.collectives import all_gather_tensor
 from podscale.pytorch.all_reduce.plan import Span, equal_spans
-from podscale.pytorch.comm_queue import build_comm_queue, run_pipelined, slice_count
+from podscale.pytorch.comm_queue import run_pipelined, slice_count
 from podscale.pytorch.mesh import Mesh
 
 
@@ -19,22 +20,12 @@ def slice_spans(length: int, row: int, slices: int) -> list[list[Span]]:
     return [list(spans) for spans in zip(*by_shard, strict=True)]
 
 
-class Torus2DAllReduce:
+class Torus2DAllReduce(GridAllReduce):
     """2-D torus all-reduce. It has one shard per position of the row."""
 
-    def __init__(
-        self,
-        mesh: Mesh,
-        device: torch.device,
-        wire_row: torch.dtype = torch.float32,
-        wire_column: torch.dtype = torch.float32,
-    ) -> None:
+    def __init__(self, mesh: Mesh, device: torch.device, *wires: torch.dtype) -> None:
+        super().__init__(mesh, device, *wires)
         self.shards, self.shard = mesh.row.size, mesh.row.position
-        self._mesh = mesh
-        self._ranks = mesh.row.size * mesh.column.size
-        self._row = build_collectives(mesh.row, wire_row, device)
-        self._column = build_collectives(mesh.column, wire_column, device)
-        self._column_queue = build_comm_queue(device, "all-reduce-columns")
 
     def reduce_scatter(self, bucket: Tensor) -> Tensor:
         self._reduce(bucket, gather=False)

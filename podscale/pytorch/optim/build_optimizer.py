@@ -1,5 +1,7 @@
 """Construction of the optimizer and its parameter shard from the document's optimizer section."""
 
+from functools import partial
+
 from torch import Tensor
 
 from podscale import models
@@ -86,7 +88,7 @@ def build_param_shard(
         buffer.local_ranges,
         masters,
         buffer.flat,
-        RowSum(sharded_all_reduce) if sharded_all_reduce else None,
+        partial(sum_in_rank_order, sharded_all_reduce) if sharded_all_reduce else None,
     )
 
 
@@ -111,17 +113,11 @@ def build_param_slices(section: OptimizerSection, buffer: GradientBuffer, spec: 
     ]
 
 
-class RowSum:
-    """Sum of fp64 values over the ranks that share one set of weights.
+def sum_in_rank_order(sharded_all_reduce: ShardedAllReduce, values: Tensor) -> Tensor:
+    """Return the sum of fp64 values over the ranks that share one set of weights, added in the same order by each.
 
-    Values are gathered, and each rank adds them in the same order: an all-reduce may add in another order in another
-    row, and the weights of two rows would differ in their last bits.
+    An all-reduce may add in another order in another row, and the weights of two rows would differ in their last bits.
     """
-
-    def __init__(self, sharded_all_reduce: ShardedAllReduce) -> None:
-        self._sharded_all_reduce = sharded_all_reduce
-
-    def __call__(self, values: Tensor) -> Tensor:
-        gathered = values.new_empty(self._sharded_all_reduce.shards * len(values))
-        self._sharded_all_reduce.all_gather(values, gathered)
-        return gathered.view(self._sharded_all_reduce.shards, -1).sum(0)
+    gathered = values.new_empty(sharded_all_reduce.shards * len(values))
+    sharded_all_reduce.all_gather(values, gathered)
+    return gathered.view(sharded_all_reduce.shards, -1).sum(0)

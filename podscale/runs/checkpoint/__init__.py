@@ -1,7 +1,15 @@
 """Checkpoints: complete or ignored, framework-free, restorable at any world size."""
 
 from podscale.runs.checkpoint.format import CheckpointEntry, RunIdentity, Snapshot
-from podscale.runs.checkpoint.store import CheckpointReport, CheckpointStore, Failed, Restored, Saved, Skipped
+from podscale.runs.checkpoint.store import (
+    CheckpointReport,
+    CheckpointStore,
+    Failed,
+    Restored,
+    Retention,
+    Saved,
+    Skipped,
+)
 
 __all__ = [
     "CheckpointEntry",
@@ -9,6 +17,7 @@ __all__ = [
     "CheckpointStore",
     "Failed",
     "Restored",
+    "Retention",
     "RunIdentity",
     "Saved",
     "Skipped",

@@ -45,7 +45,7 @@ class WrittenFile:
 
 
 def write_arrays(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> WrittenFile:
-    """Write `arrays` in one pass and makes them durable (fsync); the directory entry is the caller's to sync."""
+    """Write `arrays` in one pass, with fsync of the file; the caller syncs the directory."""
     contiguous = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in arrays.items()}
     digest = hashlib.sha256()
     size = 0

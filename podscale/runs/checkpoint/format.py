@@ -29,9 +29,10 @@ from podscale.util.files import fsync_directory, write_atomically
 class RunIdentity:
     """Identity of a run: values that a checkpoint and the run that resumes from it must share.
 
-    result: the `result` options of the run document as {dotted name: JSON value} (`config.result_values`).
-    classes_sha256: hash of the class map of the shard set.
-    data_fingerprint: fingerprint of the shard set's plan.
+    Args:
+        result: `result` options of the run document as {dotted name: JSON value} (`config.result_values`).
+        classes_sha256: Hash of the class map of the shard set.
+        data_fingerprint: Fingerprint of the shard set's plan.
     """
 
     result: dict[str, Any]
@@ -39,7 +40,7 @@ class RunIdentity:
     data_fingerprint: str
 
     def conflicts(self, saved: "RunIdentity") -> list[str]:
-        """One line for each difference from the identity `saved`; empty if the run may resume."""
+        """Return one line for each difference from the identity `saved`; empty if the run may resume."""
         lines = [str(difference) for difference in differences(saved.result, self.result)]
         if saved.classes_sha256 != self.classes_sha256:
             lines.append(
@@ -58,10 +59,11 @@ STEP_DIRECTORY_PATTERN = re.compile(r"^step-(\d+)$")
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The state of a run after `step` steps.
+    """State of a run after `step` steps.
 
-    arrays: `model/<catalogue name>` and `optimizer/<slot>/<parameter>`, OIHW fp32, independent of the world size.
-    meta: JSON values: position, loss scale, counters.
+    Args:
+        arrays: `model/<catalogue name>` and `optimizer/<slot>/<parameter>`, OIHW fp32, independent of the world size.
+        meta: JSON values: position, loss scale, counters.
     """
 
     step: int
@@ -84,7 +86,7 @@ class CheckpointManifest:
 
 @dataclass(frozen=True)
 class CheckpointEntry:
-    """A checkpoint whose manifest is valid and whose files are there at their full size."""
+    """Checkpoint with a valid manifest, whose files exist at their full size."""
 
     path: Path
     manifest: CheckpointManifest
@@ -103,15 +105,15 @@ def step_directory(root: Path, step: int) -> Path:
 
 
 def steps_on_disk(root: Path) -> dict[int, Path]:
-    """Every checkpoint directory by step, complete or not, newest first."""
+    """Return every checkpoint directory by step, complete or not, newest first."""
     if not root.is_dir():
         return {}
-    found = {int(match[1]): path for path in root.iterdir() if (match := STEP_DIRECTORY_PATTERN.match(path.name))}
-    return dict(sorted(found.items(), reverse=True))
+    paths = {int(match[1]): path for path in root.iterdir() if (match := STEP_DIRECTORY_PATTERN.match(path.name))}
+    return dict(sorted(paths.items(), reverse=True))
 
 
 def manifest_bytes(manifest: CheckpointManifest) -> bytes:
-    """The manifest as written, with the hash of its own content."""
+    """Return the manifest as written, with the hash of its own content."""
     content = {"schema": SCHEMA_VERSION, **asdict(manifest)}
     return json.dumps({**content, "sha256": _digest(content)}, indent=1, allow_nan=False).encode() + b"\n"
 
@@ -130,7 +132,7 @@ def replace_manifest(directory: Path, manifest: CheckpointManifest) -> None:
 
 
 def read_entry(directory: Path) -> CheckpointEntry:
-    """The checkpoint in `directory`; raises ValueError saying why it is not complete.
+    """Return the checkpoint in `directory`; raises ValueError with the reason if it is not complete.
 
     Sizes are checked here, which is cheap; hashes when the arrays are read.
     """
@@ -146,7 +148,7 @@ def read_entry(directory: Path) -> CheckpointEntry:
 
 
 def complete_entries(root: Path) -> list[CheckpointEntry]:
-    """The complete checkpoints, newest first."""
+    """Return the complete checkpoints, newest first."""
     entries = []
     for path in steps_on_disk(root).values():
         try:
@@ -157,7 +159,7 @@ def complete_entries(root: Path) -> list[CheckpointEntry]:
 
 
 def read_snapshot(entry: CheckpointEntry) -> Snapshot:
-    """Read and verifies every array; raises ValueError if a file is damaged."""
+    """Read and verify every array; raises ValueError if a file is damaged."""
     arrays: dict[str, npt.NDArray[Any]] = {}
     for file in entry.manifest.files:
         arrays.update(read_arrays(entry.path / file.name, file))
@@ -176,7 +178,7 @@ def _read_manifest(path: Path) -> CheckpointManifest:
     if not isinstance(content, dict) or content.pop("sha256", None) != _digest(content):
         raise ValueError(f"{path.name} does not match its sha256")
     if content.pop("schema") != SCHEMA_VERSION:
-        raise ValueError(f"{path.name} has a layout this version does not know")
+        raise ValueError(f"{path.name} has a format that this version does not read")
     files = tuple(WrittenFile(**file) for file in content.pop("files"))
     return CheckpointManifest(identity=RunIdentity(**content.pop("identity")), files=files, **content)
 
@@ -196,8 +198,10 @@ def write_checkpoint(
     """Write step-<n>/ under `root`; durable when it returns.
 
     `fence` raises if another launch has taken the directory over; it is called before the first byte and again before
-    the manifest. Raises PodscaleError if the file system refuses (full disk, quota); then nothing of this
-    checkpoint is left and the earlier ones are untouched.
+    the manifest.
+
+    Raises:
+        PodscaleError: The file system refuses (full disk, quota); nothing of this checkpoint is left.
     """
     directory = step_directory(root, snapshot.step)
     fence()
@@ -217,7 +221,7 @@ def write_checkpoint(
         fsync_directory(root)
     except OSError as error:
         shutil.rmtree(directory, ignore_errors=True)
-        raise _write_error_message(directory, snapshot, error) from error
+        raise _write_error(directory, snapshot, error) from error
     except BaseException:
         shutil.rmtree(directory, ignore_errors=True)
         raise
@@ -236,14 +240,14 @@ def remove_checkpoint(directory: Path) -> None:
 
 
 def _group_by_file(arrays: dict[str, npt.NDArray[Any]]) -> dict[str, dict[str, npt.NDArray[Any]]]:
-    """One file for each first part of the names: model, optimizer."""
+    """Return the arrays of each file; the first part of a name is the file: model, optimizer."""
     groups: defaultdict[str, dict[str, npt.NDArray[Any]]] = defaultdict(dict)
     for name, array in arrays.items():
         groups[name.partition("/")[0]][name] = array
     return dict(groups)
 
 
-def _write_error_message(directory: Path, snapshot: Snapshot, error: OSError) -> PodscaleError:
+def _write_error(directory: Path, snapshot: Snapshot, error: OSError) -> PodscaleError:
     reason = os.strerror(error.errno) if error.errno else str(error)
     hint = "Earlier checkpoints are untouched: the same command continues from the newest."
     if error.errno in DISK_FULL_ERRNOS:

@@ -1,9 +1,9 @@
 """Checkpoint store of one run: asynchronous saves, retention, and restore of the newest complete checkpoint."""
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,31 +25,38 @@ from podscale.runs.checkpoint.format import (
     write_checkpoint,
 )
 
-
-def kept_steps(
-    entries: Sequence[CheckpointEntry], keep_last: int, keep_best: int, snapshots: Collection[int] = ()
-) -> set[int]:
-    """Steps to keep: the `keep_last` newest, the `keep_best` highest by top-1 (the later one if equal), and those
-    of `snapshots`, for good.
-
-    keep_last >= 1, so the newest complete checkpoint always stays.
-    """
-    newest = sorted((entry.step for entry in entries), reverse=True)[:keep_last]
-    return {*newest, *snapshots, *(entry.step for entry in best_entries(entries)[:keep_best])}
-
-
-def best_entries(entries: Sequence[CheckpointEntry]) -> list[CheckpointEntry]:
-    """The entries with a known top-1, best first."""
-    scored = [entry for entry in entries if entry.top1 is not None]
-    return sorted(scored, key=lambda entry: (entry.top1, entry.step), reverse=True)
-
-
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
+class Retention:
+    """Checkpoints that a run keeps.
+
+    Args:
+        keep_last: Number of the newest; at least 1, so the newest complete checkpoint always stays.
+        keep_best: Number of the highest by top-1.
+        snapshot_steps: Steps that stay for good.
+    """
+
+    keep_last: int
+    keep_best: int
+    snapshot_steps: Collection[int] = ()
+
+    def kept_steps(self, entries: Sequence[CheckpointEntry]) -> set[int]:
+        """Return the steps to keep."""
+        newest = sorted((entry.step for entry in entries), reverse=True)[: self.keep_last]
+        return {*newest, *self.snapshot_steps, *(entry.step for entry in best_entries(entries)[: self.keep_best])}
+
+
+def best_entries(entries: Sequence[CheckpointEntry]) -> list[CheckpointEntry]:
+    """Return the entries with a known top-1, best first, the later one first if equal."""
+    scored = [entry for entry in entries if entry.top1 is not None]
+    return sorted(scored, key=lambda entry: (entry.top1, entry.step), reverse=True)
+
+
+@dataclass(frozen=True)
 class Saved:
-    """A finished save: the entry written, the writer's seconds, and the checkpoints that retention removed."""
+    """Finished save: the bytes written, the writer's seconds, and the checkpoints that retention removed."""
 
     step: int
     bytes: int
@@ -60,7 +67,7 @@ class Saved:
 
 @dataclass(frozen=True)
 class Failed:
-    """A save that left nothing, and why; disk_full: because the disk, or the user's quota, is."""
+    """Save that left nothing; `disk_full` includes the user's quota."""
 
     step: int
     reason: str
@@ -69,7 +76,7 @@ class Failed:
 
 @dataclass(frozen=True)
 class Restored:
-    """A checkpoint that was read and verified, and how long that took."""
+    """Checkpoint that was read and verified, in `seconds`."""
 
     step: int
     seconds: float
@@ -77,7 +84,7 @@ class Restored:
 
 @dataclass(frozen=True)
 class Skipped:
-    """A checkpoint that restore had to pass over, and why."""
+    """Checkpoint that restore skipped because it is damaged."""
 
     step: int
     reason: str
@@ -88,63 +95,58 @@ CheckpointReport = Saved | Failed | Restored | Skipped
 
 
 class CheckpointStore:
-    """Save and restores under `directory`; one writer at a time (the run's lease sees to that).
+    """Saves to and restores from a directory, which has one writer at a time (see the run's lease).
 
-    One save is in flight at most: a further `save` waits for it, so that memory holds one snapshot and every
-    checkpoint asked for is written. A failed save raises its error at the next `save`, `wait` or `close`.
-    `listener` receives the result of every save (from the writer's thread when asynchronous), and of checkpoints that
-    were read or passed over.
+    At most one save is in flight: a further `save` waits for it, so that memory holds one snapshot and every requested
+    checkpoint is written. A failed save raises its error at the next `save`, `wait` or `close`.
+
+    Args:
+        identity: Identity of the run; a checkpoint of another run is refused.
+        asynchronous: Write on another thread.
+        fence: Raises if a newer launch writes the run directory.
+        listener: Receives the result of every save (on the writer's thread if asynchronous) and restore.
     """
 
     def __init__(
         self,
         directory: Path,
         identity: RunIdentity,
+        retention: Retention,
         *,
-        keep_last: int,
-        keep_best: int,
-        snapshot_steps: Collection[int] = (),
         asynchronous: bool,
-        fence: Callable[[], None] | None,
+        fence: Callable[[], None] | None = None,
         listener: Callable[[CheckpointReport], None] | None = None,
     ) -> None:
         self.directory = directory
-        self._identity = identity
-        self._keep_last = keep_last
-        self._keep_best = keep_best
-        self._snapshot_steps = frozenset(snapshot_steps)
-        self._asynchronous = asynchronous
+        self._identity, self._retention, self._asynchronous = identity, retention, asynchronous
         self._fence = fence or (lambda: None)
-        self._listener = listener or (lambda event: None)
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
-        self._verified: set[int] = set()  # steps that this process wrote or read whole
-        self._damaged: set[int] = set()  # steps that restore passed over; their sizes may look right
+        self._listener = listener or (lambda report: None)
+        self._writer = ThreadPoolExecutor(1, "checkpoint-writer")  # an interpreter that exits normally waits for it
+        self._pending: Future[None] | None = None
+        self._verified: set[int] = set()  # steps that this process wrote or read completely
+        self._damaged: set[int] = set()  # steps that restore skipped; their sizes may look right
 
     def save(self, snapshot: Snapshot, *, top1: float | None = None) -> None:
-        """Write `snapshot`; returns at once when asynchronous (the arrays must be the caller's copies).
+        """Write `snapshot`; returns at once if asynchronous (the arrays must be the caller's copies).
 
-        top1: validation accuracy as a share, if known, for `keep_best`. Raises the error of an earlier failed
-        save.
+        Args:
+            snapshot: State to write.
+            top1: Validation accuracy as a fraction, if known, for the retention.
+
+        Raises:
+            BaseException: The error of an earlier save.
         """
         self.wait()
-        if not self._asynchronous:
+        if self._asynchronous:
+            self._pending = self._writer.submit(self._write, snapshot, top1)
+        else:
             self._write(snapshot, top1)
-            return
-        # Not a daemon: an interpreter that exits normally finishes the checkpoint first.
-        self._thread = threading.Thread(
-            target=self._write_in_background, args=(snapshot, top1), name="checkpoint-writer"
-        )
-        self._thread.start()
 
     def wait(self) -> None:
         """Wait for the save in flight; raises its error, once."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
 
     def close(self) -> None:
         """Wait for the save in flight; safe to call twice."""
@@ -153,11 +155,15 @@ class CheckpointStore:
     def restore(self, resume: str) -> Snapshot | None:
         """Return the verified state to resume from; None if the run starts from the beginning.
 
-        resume: `auto`: the newest complete checkpoint of this run; `never`: only a fresh run will do; otherwise a
-        checkpoint, or a directory of them, to start from until this run has its own. Reading changes nothing on disk,
-        so every rank may call it (before rank 0 saves); agree on the step, or let rank 0 read and broadcast.
-        Raises InputError if a checkpoint belongs to another run (the differences are listed), if `never`
-        meets a checkpoint, and if a named directory holds none.
+        Reading changes nothing on disk, so every rank may call this before rank 0 saves.
+
+        Args:
+            resume: `auto`: the newest complete checkpoint of this run. `never`: the run must have none. Otherwise a
+                checkpoint, or a directory of them, to start from until this run has its own.
+
+        Raises:
+            InputError: The checkpoint belongs to another run (with the differences), `never` found a checkpoint, or the
+                named directory holds none.
         """
         started = time.perf_counter()
         snapshot = self._find_snapshot(resume)
@@ -183,18 +189,12 @@ class CheckpointStore:
         return self._read_newest(self.directory) or self._read_foreign(start)
 
     def entries(self) -> list[CheckpointEntry]:
-        """The complete checkpoints, newest first."""
+        """Return the complete checkpoints, newest first."""
         return [entry for entry in complete_entries(self.directory) if entry.step not in self._damaged]
 
     def best(self) -> CheckpointEntry | None:
-        """The complete checkpoint with the highest top-1, of this and of earlier launches."""
+        """Return the complete checkpoint with the highest top-1, of this and of earlier launches."""
         return next(iter(best_entries(self.entries())), None)
-
-    def _write_in_background(self, snapshot: Snapshot, top1: float | None) -> None:
-        try:
-            self._write(snapshot, top1)
-        except BaseException as error:  # handed to the thread that calls wait
-            self._error = error
 
     def _write(self, snapshot: Snapshot, top1: float | None) -> None:
         started = time.perf_counter()
@@ -215,7 +215,7 @@ class CheckpointStore:
         self._listener(Saved(snapshot.step, manifest.bytes, seconds, manifest.top1, removed))
 
     def _update_score(self, step: int, top1: float | None) -> CheckpointManifest:
-        """The state after a step is one: saved again, it is the same arrays, and only a score may be new."""
+        """Write a new top-1 into the manifest of a step that is saved again; its arrays are the same."""
         self._fence()
         entry = read_entry(step_directory(self.directory, step))
         if top1 is None or top1 == entry.top1:
@@ -225,30 +225,30 @@ class CheckpointStore:
         return manifest
 
     def _prune(self) -> tuple[int, ...]:
-        """Remove what retention does not keep, and leftovers of killed writers: the lease makes us the only one."""
+        """Remove what retention does not keep, and leftovers of killed writers: the lease excludes other writers."""
         self._fence()
-        kept = kept_steps(self.entries(), self._keep_last, self._keep_best, self._snapshot_steps)
-        surplus = {step: path for step, path in steps_on_disk(self.directory).items() if step not in kept}
+        kept_steps = self._retention.kept_steps(self.entries())
+        surplus = {step: path for step, path in steps_on_disk(self.directory).items() if step not in kept_steps}
         for path in surplus.values():
             remove_checkpoint(path)
         return tuple(surplus)
 
     def _read_newest(self, root: Path) -> Snapshot | None:
-        """The newest whole one under `root`; damaged ones are passed over aloud, one of another run is refused."""
+        """Return the newest complete checkpoint under `root`; log damaged ones and refuse one of another run."""
         for step, path in steps_on_disk(root).items():
             try:
                 return self._read(path)
             except InputError:
                 raise
             except ValueError as error:
-                logger.warning("%s is passed over: %s", path, error)
+                logger.warning("%s is skipped: %s", path, error)
                 self._listener(Skipped(step, str(error)))
                 if root == self.directory:
                     self._damaged.add(step)
         return None
 
     def _restore_named(self, path: Path) -> Snapshot:
-        """A checkpoint of this very run, named by the user; going back over newer ones is theirs to decide."""
+        """Return a checkpoint of this run, named by the user, who decides on the removal of newer ones."""
         snapshot = self._read_named(path)
         later = [entry.path.name for entry in self.entries() if entry.step > snapshot.step]
         if later:
@@ -261,7 +261,7 @@ class CheckpointStore:
         return snapshot
 
     def _read_foreign(self, start: Path) -> Snapshot:
-        """A state of another run directory to start from."""
+        """Return a state of another run directory to start from."""
         if STEP_DIRECTORY_PATTERN.match(start.name):
             return self._read_named(start)
         snapshot = self._read_newest(start / "checkpoints" if (start / "checkpoints").is_dir() else start)

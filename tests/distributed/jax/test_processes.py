@@ -62,6 +62,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
             "OMP_NUM_THREADS": "1",
             "PODSCALE_RANK_DIR": str(tmp_path),
             "PODSCALE_STAGE": "train",
+            "PODSCALE_CONFIG": "{}",
+            "PODSCALE_SHARD_SET": "none",
             "PODSCALE_FENCE": "1",
             "PODSCALE_TEST_TIMEOUT": str(TIMEOUT),
             **variables,
@@ -217,9 +219,11 @@ def test_the_others_name_who_was_lost(start: Start, tmp_path: Path, victim: int,
     for rank, outcome in ended.outcomes.items():
         first = outcome.error.splitlines()[0]
         assert outcome.exit_code == (76 if stopped else 77), outcome.error
-        assert first.startswith(f"rank {rank} of 3 {'waited in vain for its peers' if stopped else 'lost a peer'} in ")
+        assert first.startswith(
+            f"rank {rank} of 3 {'timed out waiting for its peers' if stopped else 'lost a peer'} in "
+        )
         assert f"rank {victim} {'is stopped' if stopped else 'is gone'} (process {pid} on " in first
-        assert f"last seen in forward_backward of update {DIES_AT + 1})" in first
+        assert f"last seen in forward_backward of step {DIES_AT + 1})" in first
     assert ended.seconds < (SHORT if stopped else 0) + 60
     if stopped:
         assert len(list((tmp_path / "hang").iterdir())) == 2

@@ -279,7 +279,7 @@ def over_nodes(world: World) -> list[str]:
 
 def test_groups_that_leave_their_node_are_told_of_once(run_world: Any) -> None:
     first, *others = run_world(4, over_nodes)
-    assert [line.split(":")[0] for line in first] == ["batch-norm groups of 4 ranks reach over nodes"]
+    assert [line.split(":")[0] for line in first] == ["batch-norm groups of 4 ranks span nodes"]
     assert others == [[], [], []]
 
 

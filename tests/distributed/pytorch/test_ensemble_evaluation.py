@@ -60,7 +60,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunConfig, Path]:
 def evaluated(config: RunConfig, shards: Path) -> evaluation_json.Evaluation:
     """What `pytorch.rank` and the parent of the ranks do with the stage, in a world of one."""
     run, shard_set = RunDirectory.for_config(config).create(), ShardSet.open(shards)
-    place = WorkerEnv(config, "evaluate", str(shards), run.path / "ranks", None, 0)
+    place = WorkerEnv(config, "evaluate", str(shards), run.path / "ranks")
     place.rank_directory.mkdir(exist_ok=True)
     try:
         evaluate_ensemble(place, join_world(60.0, {}), shard_set, run)

@@ -112,7 +112,7 @@ def lose(
         (bucket, 2, signal.SIGSTOP, "in the average of gradient bucket 1"),
         (bucket, 2, signal.SIGKILL, "in the average of gradient bucket 1"),
         (batch_norm, 2, signal.SIGSTOP, "in the statistics of batch norm"),
-        (control, 2, signal.SIGSTOP, "in the control word"),
+        (control, 2, signal.SIGSTOP, "in the step status"),
         (barrier, 2, signal.SIGSTOP, "in a barrier"),
         (bucket, 0, signal.SIGSTOP, "in the average of gradient bucket 1"),
         (bucket, 0, signal.SIGKILL, "in the average of gradient bucket 1"),
@@ -130,12 +130,12 @@ def test_the_others_name_the_rank_and_the_collective(
     for rank, (code, text, seconds) in lose(run_world, tmp_path, build, number, victim).items():
         first = text.splitlines()[0]
         assert code == (76 if stopped else 77), text
-        assert first.startswith(f"rank {rank} of 4 {'waited in vain for its peers' if stopped else 'lost a peer'}")
+        assert first.startswith(f"rank {rank} of 4 {'timed out waiting for its peers' if stopped else 'lost a peer'}")
         assert collective in first
-        assert f"of update {DIES_AT + 1}" in first
+        assert f"of step {DIES_AT + 1}" in first
         pid = (tmp_path / f"pid-{victim}").read_text()  # of rank 0 too, though the notes end with it here
         assert f"rank {victim} {'is stopped' if stopped else 'is gone'} (process {pid} on " in first
-        assert f"last seen in forward_backward of update {DIES_AT + 1})" in first
+        assert f"last seen in forward_backward of step {DIES_AT + 1})" in first
         assert [f"rank {other} " in first.partition("): ")[2] for other in range(4) if other != victim] == [False] * 3
         assert seconds < TIMEOUT + 10
 
@@ -162,7 +162,7 @@ def test_a_rank_that_works_on_is_not_missing_but_behind(run_world: Any) -> None:
     said = run_world(3, body, timeout_seconds=TIMEOUT)
     for rank in (0, 2):
         assert "no rank is missing; the furthest behind is rank 1 (process " in said[rank]
-        assert said[rank].endswith("), in data_wait of update 8")
+        assert said[rank].endswith("), in data_wait of step 8")
 
 
 def test_who_ends_by_itself_says_why(run_world: Any) -> None:
@@ -205,7 +205,7 @@ def test_a_rank_whose_collectives_never_return_is_ended_by_its_watch(run_world: 
 
     code, text = run_world(2, body, timeout_seconds=60)[0]
     assert code == 76
-    assert text.startswith("rank 0 of 2 waited in vain for its peers in phase allreduce_wait")
+    assert text.startswith("rank 0 of 2 timed out waiting for its peers in phase allreduce_wait")
     assert "rank 1 is stopped" in text
 
 
@@ -232,9 +232,9 @@ def test_an_update_that_never_ends_is_called_a_hang(run_world: Any, tmp_path: Pa
 
     (((code, text),),) = run_world(1, body)
     assert code == 76
-    assert text.startswith("rank 0 of 1 does not get on (process ")
-    assert "in data_wait of update 20)\nthere was no update for " in text
-    assert f"What each rank was doing is in {tmp_path}." in text
+    assert text.startswith("rank 0 of 1 makes no progress (process ")
+    assert "in data_wait of step 20)\nno step finished for " in text
+    assert f"The stacks of each rank are in {tmp_path}." in text
     assert "test_lost_rank.py" in (tmp_path / "rank-0.txt").read_text()
 
 

@@ -57,7 +57,7 @@ def test_a_rank_is_lost_in_training(
     told = ended.err[ended.err.rindex("podscale: ") :]
     assert words.format(pid=pid) in told
     assert " in the " in told  # which collective
-    assert " of update " in told
+    assert " of step " in told
     assert "same command" in told
     assert time.monotonic() - since < 5 + 40  # the timeout, a look at the others, and the end of who cannot hear
     assert list(tmp_path.iterdir()) == []

@@ -279,7 +279,7 @@ def test_a_training_that_cannot_be_is_refused_before_torch(
     sharded: Place, options: list[str], field: str, said: str, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "podscale.launch.worker_spec.start_launcher", lambda *arguments: pytest.fail("a process was started")
+        "podscale.launch.worker_spec.WorkerSpec.start", lambda *arguments: pytest.fail("a process was started")
     )
     changes = [word for option in options for word in ("--set", option)]
     assert said in sharded.refuses(command, "run.yaml", *changes, field=field)

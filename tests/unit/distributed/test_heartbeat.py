@@ -1,4 +1,4 @@
-"""A rank's pulse hears the others, and not itself. With a real store."""
+"""A rank's heartbeat detects the hang that a peer reports, and not its own. With a real store."""
 
 import json
 
@@ -8,32 +8,32 @@ from podscale.distributed.rank_group import RankGroup
 from podscale.distributed.store import StoreClient, StoreServer
 from tests.support.polling import until
 
-BEAT = 0.02
+INTERVAL = 0.02
 
 
-def test_a_call_of_hang_is_for_the_others() -> None:
-    """Who calls it is about to say why, and knows more than that somebody has called."""
+def test_a_reported_hang_is_for_the_peers() -> None:
+    """The rank that reports it raises its own error, which says more."""
     server = StoreServer("127.0.0.1", 0)
-    heard: dict[int, str] = {}
+    failures: dict[int, str] = {}
 
-    def pulse(rank: int) -> RankHeartbeat:
-        def told(reason: str, *, hang: bool) -> None:
+    def start(rank: int) -> RankHeartbeat:
+        def on_failure(reason: str, *, hang: bool) -> None:
             assert hang
-            heard[rank] = reason
+            failures[rank] = reason
 
-        meeting = RankGroup(rank, 2, StoreClient("127.0.0.1", server.port, 10.0), 10.0)
-        return RankHeartbeat(meeting, ProgressTracker(), interval_seconds=BEAT, on_trouble=told)
+        rank_group = RankGroup(rank, 2, StoreClient("127.0.0.1", server.port, 10.0), 10.0)
+        return RankHeartbeat(rank_group, ProgressTracker(), interval_seconds=INTERVAL, on_failure=on_failure)
 
     def beat() -> int:
-        (note,) = StoreClient("127.0.0.1", server.port, 10.0).get(["pulse/0"])
-        return int(json.loads(note)["beat"])
+        (record,) = StoreClient("127.0.0.1", server.port, 10.0).get(["pulse/0"])
+        return int(json.loads(record)["beat"])
 
-    caller, other = pulse(0), pulse(1)
-    caller.report_hang()
-    until(lambda: 1 in heard)
-    assert heard[1] == "rank 0 calls it a hang"
-    seen = beat()
-    until(lambda: beat() > seen + 20)
-    assert 0 not in heard
-    for one in (caller, other):
-        one.stop("")
+    reporter, peer = start(0), start(1)
+    reporter.report_hang()
+    until(lambda: 1 in failures)
+    assert failures[1] == "rank 0 reported a hang"
+    first = beat()
+    until(lambda: beat() > first + 20)
+    assert 0 not in failures
+    for heartbeat in (reporter, peer):
+        heartbeat.stop("")

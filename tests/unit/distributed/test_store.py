@@ -78,7 +78,7 @@ def test_the_last_words_of_one_world_do_not_reach_the_next() -> None:
     store.set("a", "1")
     first.close()
     second = StoreServer("127.0.0.1", port)
-    with pytest.raises(StoreError, match="another one has taken its place"):
+    with pytest.raises(StoreError, match="another store has replaced it"):
         store.clone(20.0).set(FAILED_KEY, "1")
     assert not StoreClient("127.0.0.1", second.port, 20.0).has(FAILED_KEY)
 

@@ -32,7 +32,7 @@ def test_an_error_carries_the_innermost_wait() -> None:
                 lose()
 
     assert name_of(nested) == waits.CHECKPOINT
-    assert name_of(waiting_for(waits.CONTROL)(lose)) == waits.CONTROL
+    assert name_of(waiting_for(waits.STEP_STATUS)(lose)) == waits.STEP_STATUS
     assert name_of(lose) == ""
     assert current_wait() == ""
 
@@ -85,8 +85,8 @@ def test_a_helper_threads_wait_is_read_while_the_main_thread_has_none() -> None:
         lane.submit(wait)
         begun.wait(10)
         assert current_wait() == waits.GRADIENTS
-        with waiting_for(waits.CONTROL):
-            assert current_wait() == waits.CONTROL  # the main thread's comes first
+        with waiting_for(waits.STEP_STATUS):
+            assert current_wait() == waits.STEP_STATUS  # the main thread's comes first
         over.set()
     assert current_wait() == ""
 

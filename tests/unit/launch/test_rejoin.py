@@ -3,11 +3,11 @@
 import socket
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from podscale.config import RunConfig
 from podscale.launch import rejoin
 from podscale.launch.rendezvous import Rendezvous
 from podscale.launch.worker_spec import WorkerSpec
@@ -23,18 +23,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> socket.socket:
 
 
 def task(place: socket.socket, node_rank: int | None = 1) -> WorkerSpec:
-    meeting = Rendezvous(nodes=2, node_rank=node_rank, address="127.0.0.1", port=place.getsockname()[1])
-    return WorkerSpec(
-        "r",
-        "train",
-        "shards",
-        "{}",
-        meeting,
-        processes_per_node=1,
-        threads_per_process=1,
-        grace_seconds=1,
-        max_restarts=0,
-    )
+    rendezvous = Rendezvous(nodes=2, node_rank=node_rank, address="127.0.0.1", port=place.getsockname()[1])
+    return WorkerSpec(RunConfig(), "train", "shards", rendezvous)
 
 
 def seconds_of(task: WorkerSpec, environment: dict[str, str] = IN_A_POD) -> float:
@@ -78,4 +68,4 @@ def test_who_is_the_meeting_place_or_finds_it_by_rendezvous_never_waits(place: s
 
 def test_outside_of_pods_nothing_is_done(place: socket.socket) -> None:
     with place:
-        assert [seconds_of(replace(task(place), run="other"), {}) < 0.4 for _ in range(2)] == [True, True]
+        assert [seconds_of(task(place), environment={}) < 0.4 for _ in range(2)] == [True, True]

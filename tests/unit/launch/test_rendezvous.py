@@ -3,7 +3,7 @@
 import pytest
 
 from podscale.errors import ABSENT
-from podscale.launch.rendezvous import Rendezvous, read_rendezvous_env
+from podscale.launch.rendezvous import Rendezvous
 from tests.support.refusals import refused
 
 TORCHRUN = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "m", "PET_MASTER_PORT": "29500"}
@@ -43,7 +43,7 @@ JOBSET_OF_SLICES = {
     ],
 )
 def test_pods_meet_as_their_launcher_says(variables: dict[str, str], expected: Rendezvous) -> None:
-    assert read_rendezvous_env(variables) == expected
+    assert Rendezvous.read(variables) == expected
 
 
 def test_each_slice_has_consecutive_pods() -> None:
@@ -62,7 +62,7 @@ def test_a_half_set_environment_names_what_is_missing(variables: dict[str, str],
     """But for JAX_COORDINATOR_ADDRESS and COORDINATOR_PORT alone, which other programs set, too."""
     half = {name: value for name, value in variables.items() if name != left_out}
     with refused(launcher, field=left_out, got=ABSENT) as refusal:
-        read_rendezvous_env(half)
+        Rendezvous.read(half)
     assert refusal.error.exit_code == 2
 
 
@@ -82,4 +82,4 @@ def test_a_half_set_environment_names_what_is_missing(variables: dict[str, str],
 )
 def test_what_makes_no_sense_is_refused(variables: dict[str, str], field: str, got: object, says: str) -> None:
     with refused(says, field=field, got=got):
-        read_rendezvous_env(variables)
+        Rendezvous.read(variables)

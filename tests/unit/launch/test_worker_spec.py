@@ -1,4 +1,4 @@
-"""What is started: counts, meeting places, commands and environments, without starting anything."""
+"""Workers of a pod: counts, rendezvous, commands and environments, without starting anything."""
 
 import json
 from dataclasses import replace
@@ -7,15 +7,16 @@ from pathlib import Path
 import pytest
 
 from podscale.config import load
-from podscale.distributed.worker_env import RankEnv, read_rank_env
-from podscale.launch import fork_launcher, worker_spec
+from podscale.distributed.rank_group import RankGroup
+from podscale.distributed.worker_env import RankEnv, WorkerEnv
 from podscale.launch.environment_file import describe_environment
-from podscale.launch.rendezvous import Rendezvous, read_rendezvous_env
+from podscale.launch.fork_launcher import build_rank_env
+from podscale.launch.rendezvous import Rendezvous
 from podscale.launch.worker_spec import WorkerSpec, build_worker_spec
 from tests.support.refusals import refused
 
 
-def task(*options: str, gpus: int = 0, cores: int = 8, **variables: str) -> WorkerSpec:
+def worker_spec(*options: str, gpus: int = 0, cores: int = 8, **variables: str) -> WorkerSpec:
     return build_worker_spec(load(None, options), "train", "shards", variables, gpus=gpus, cores=cores)
 
 
@@ -31,13 +32,13 @@ def task(*options: str, gpus: int = 0, cores: int = 8, **variables: str) -> Work
     ],
 )
 def test_processes(options: tuple[str, ...], gpus: int, variables: dict[str, str], processes: int) -> None:
-    assert task(*options, gpus=gpus, **variables).processes_per_node == processes
+    assert worker_spec(*options, gpus=gpus, **variables).processes_per_node == processes
 
 
 def test_threads_share_the_cores() -> None:
-    assert task("launch.processes=3", "train.global_batch=255").threads_per_process == 2
-    assert task("launch.processes=16").threads_per_process == 1
-    assert task("launch.threads=5").threads_per_process == 5
+    assert worker_spec("launch.processes=3", "train.global_batch=255").threads_per_process == 2
+    assert worker_spec("launch.processes=16").threads_per_process == 1
+    assert worker_spec("launch.threads=5").threads_per_process == 5
 
 
 @pytest.mark.parametrize(
@@ -52,12 +53,12 @@ def test_threads_share_the_cores() -> None:
         ({"PET_NNODES": "2:4", "PET_RDZV_ENDPOINT": "m"}, Rendezvous(4, None, "m", 29400)),
         ({"PET_NNODES": "1:1", "PET_RDZV_ENDPOINT": "m:29500"}, Rendezvous(1, 0, "m", 29500)),
         ({"WORLD_SIZE": "3", "RANK": "2", "MASTER_ADDR": "m", "MASTER_PORT": "1"}, Rendezvous(3, 2, "m", 1)),
-        # inside a rank that torchrun started, WORLD_SIZE counts ranks: no meeting place of pods
+        # inside a rank that torchrun started, WORLD_SIZE counts ranks: no rendezvous of pods
         ({"WORLD_SIZE": "3", "RANK": "2", "LOCAL_RANK": "0"}, None),
     ],
 )
-def test_how_pods_meet(variables: dict[str, str], expected: Rendezvous | None) -> None:
-    assert read_rendezvous_env(variables) == expected
+def test_rendezvous_of_pods(variables: dict[str, str], expected: Rendezvous | None) -> None:
+    assert Rendezvous.read(variables) == expected
 
 
 @pytest.mark.parametrize(
@@ -70,64 +71,94 @@ def test_how_pods_meet(variables: dict[str, str], expected: Rendezvous | None) -
 )
 def test_nonsense_of_a_launcher_is_an_input_error(variables: dict[str, str], field: str, got: object) -> None:
     with refused(field=field, got=got):
-        task(**variables)
+        worker_spec(**variables)
 
 
 def test_several_nodes_need_a_launcher() -> None:
     with refused("PET_NNODES", field="launch.nodes", got=2):
-        task("launch.nodes=2")
+        worker_spec("launch.nodes=2")
 
 
 def test_one_rank_alone_needs_no_torchrun() -> None:
-    command = worker_spec.launch_command(task(), Path("/r"))
-    assert command[1:] == ["-m", "podscale.launch.worker_main", "podscale.pytorch.worker"]
-    variables = environment(task())
-    assert (variables["RANK"], variables["WORLD_SIZE"], variables["MASTER_ADDR"]) == ("0", "1", "127.0.0.1")
-    assert int(variables["MASTER_PORT"]) > 0
+    command = worker_spec().command(Path("/r"))
+    assert command == ["-m", "podscale.launch.worker_main", "podscale.pytorch.worker"]
+    variables = environment(worker_spec())
+    assert (variables["RANK"], variables["WORLD_SIZE"]) == ("0", "1")
 
 
-def environment(of: WorkerSpec) -> dict[str, str]:
-    return worker_spec.launch_environment(of, Path("/r"), Path("/l"), {"HOME": "/h"}, lease=Path("/x/.lease"), fence=7)
+def environment(spec: WorkerSpec) -> dict[str, str]:
+    return spec.environment(worker_env(spec), {"HOME": "/h"})
+
+
+def worker_env(spec: WorkerSpec) -> WorkerEnv:
+    return WorkerEnv(
+        spec.config,
+        spec.stage,
+        spec.shard_set,
+        Path("/r"),
+        log_directory=Path("/l"),
+        lease=Path("/x/.lease"),
+        fence_number=7,
+        launched_at=1234.5678,
+    )
 
 
 @pytest.mark.parametrize("engine", ["pytorch", "jax"])
-def test_several_ranks_go_through_our_spawner(engine: str) -> None:
-    ranks = task("launch.processes=4", f"train.engine={engine}")
-    command = worker_spec.launch_command(ranks, Path("/r"))
-    assert command[1:3] == ["-m", "podscale.launch.fork_launcher"]
+def test_the_fork_launcher_starts_several_ranks(engine: str) -> None:
+    ranks = worker_spec("launch.processes=4", f"train.engine={engine}")
+    command = ranks.command(Path("/r"))
+    assert command[:2] == ["-m", "podscale.launch.fork_launcher"]
     assert {"--processes=4", "--nodes=1", "--node-rank=0", "--address=127.0.0.1", "--port=0"} <= set(command)
     assert command[-2:] == [f"--preload=podscale.{engine}.worker", f"podscale.{engine}.worker"]
     assert "RANK" not in environment(ranks)
-    other = worker_spec.launch_command(replace(ranks, worker_module="other"), Path("/r"))
+    other = replace(ranks, worker_module="other").command(Path("/r"))
     assert other[-1] == "other"
     assert not any(option.startswith("--preload") for option in other), "it may do at its import what a rank does"
 
 
-def test_several_pods_of_jax_go_through_our_spawner() -> None:
-    assert worker_spec.launch_command(task("train.engine=jax"), Path("/r"))[-1] == "podscale.jax.worker"
+def test_the_fork_launcher_starts_several_pods_of_jax() -> None:
+    assert worker_spec("train.engine=jax").command(Path("/r"))[-1] == "podscale.jax.worker"
     jobset = {"PET_NNODES": "8", "PET_NODE_RANK": "2", "PET_MASTER_ADDR": "m", "PET_MASTER_PORT": "1"}
     slices = {"PODSCALE_SLICE": "1", "PODSCALE_SLICE_NODES": "4"}
-    command = worker_spec.launch_command(task("launch.nodes=8", "train.engine=jax", **jobset, **slices), Path("/r"))
+    command = worker_spec("launch.nodes=8", "train.engine=jax", **jobset, **slices).command(Path("/r"))
     assert {"--nodes=8", "--node-rank=6", "--slices=2", "--address=m", "--port=1"} <= set(command)
 
 
-def test_what_the_spawner_gives_to_a_rank_is_what_the_rank_reads() -> None:
-    variables = fork_launcher.worker_variables(Rendezvous(8, 6, "m", 1, slices=2), 2, 1, 1)
-    assert read_rank_env(variables) == RankEnv(13, 16, 1, 2, "m", 1, slice_id=1, slice_count=2)
-    assert read_rank_env(fork_launcher.worker_variables(Rendezvous(1, 0, "127.0.0.1"), 2, 0, 4711)).store_port == 4711
-    assert read_rank_env({}) == read_rank_env(environment(task("train.engine=jax"))) == RankEnv()
+def test_a_rank_reads_what_the_launcher_writes() -> None:
+    rank_env = build_rank_env(Rendezvous(8, 6, "m", 1, slices=2), 2, 1, 1)
+    assert rank_env == RankEnv(13, 16, 1, 2, "m", 1, slice_id=1, slice_count=2)
+    assert rank_env.variables()["GROUP_RANK"] == "6"
+    for written in (rank_env, build_rank_env(Rendezvous(1, 0, "127.0.0.1"), 2, 0, 4711), RankEnv()):
+        assert RankEnv.read(written.variables()) == written
+    assert RankEnv.read({}) == RankEnv.read(environment(worker_spec("train.engine=jax"))) == RankEnv()
+
+
+def test_a_worker_reads_what_the_supervisor_writes() -> None:
+    spec, rank_env = worker_spec("launch.processes=2", "run.id=r1"), RankEnv(1, 2, 1, 2, "127.0.0.1", 4711)
+    without_fence = replace(worker_env(spec), fence_number=None, lease_wait_seconds=61.5)
+    for written in (worker_env(spec), without_fence, WorkerEnv(spec.config, "evaluate", "s", Path("/r"))):
+        variables = {**written.variables(), **rank_env.variables()}
+        assert WorkerEnv.read(variables) == replace(written, rank_env=rank_env)
+
+
+def test_a_rank_of_torchrun_has_no_store_of_ours() -> None:
+    variables = {**RankEnv(1, 2, 0, 1).variables(), "MASTER_ADDR": "m", "MASTER_PORT": "1"}
+    rank_env = RankEnv.read(variables)
+    assert (rank_env.rank, rank_env.store_address) == (1, "")
+    with refused(field="PODSCALE_STORE"):
+        RankGroup.join(rank_env, 1.0)
 
 
 @pytest.mark.parametrize("left_out", ["RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "PODSCALE_STORE", "PODSCALE_SLICE"])
 def test_a_rank_whose_environment_is_half_set_says_so(left_out: str) -> None:
-    variables = fork_launcher.worker_variables(Rendezvous(8, 6, "m", 1, slices=2), 2, 1, 1)
+    variables = build_rank_env(Rendezvous(8, 6, "m", 1, slices=2), 2, 1, 1).variables()
     del variables[left_out]
     with refused(left_out):
-        read_rank_env(variables)
+        RankEnv.read(variables)
 
 
 def test_the_contract_of_a_rank() -> None:
-    ranks = task("launch.processes=2", "launch.grace_seconds=45.5", "run.id=r1")
+    ranks = worker_spec("launch.processes=2", "launch.grace_seconds=45.5", "run.id=r1")
     variables = environment(ranks)
     assert variables["HOME"] == "/h"
     assert json.loads(variables["PODSCALE_CONFIG"])["run"]["id"] == "r1"
@@ -145,15 +176,15 @@ def test_the_contract_of_a_rank() -> None:
 
 def test_torchrun_starts_ranks_across_nodes_and_restarts_them() -> None:
     variables = {"PET_NNODES": "2", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "m", "PET_MASTER_PORT": "1"}
-    command = worker_spec.launch_command(task("launch.max_restarts=3", **variables), Path("/r"))
-    meeting = {"--nnodes=2", "--node-rank=0", "--master-addr=m", "--master-port=1"}
-    assert command[1:3] == ["-m", "podscale.pytorch.torchrun"]
-    assert {"--nproc-per-node=1", "--log-dir=/r/torchrun", "--max-restarts=3", *meeting} <= set(command)
+    command = worker_spec("launch.max_restarts=3", **variables).command(Path("/r"))
+    rendezvous = {"--nnodes=2", "--node-rank=0", "--master-addr=m", "--master-port=1"}
+    assert command[:2] == ["-m", "podscale.pytorch.torchrun"]
+    assert {"--nproc-per-node=1", "--log-dir=/r/torchrun", "--max-restarts=3", *rendezvous} <= set(command)
     assert command[-3:] == ["-m", "podscale.launch.worker_main", "podscale.pytorch.worker"]
 
 
 def test_the_environment_is_described_without_importing_it() -> None:
-    described = describe_environment(task("launch.processes=2"))
+    described = describe_environment(worker_spec("launch.processes=2"))
     assert described["packages"]["numpy"].count(".") >= 1
     assert described["cores"] >= 1
     assert described["memory_bytes"] > 2**20
@@ -168,13 +199,13 @@ def test_the_environment_is_described_without_importing_it() -> None:
         ({"PROCESS_ID": "0", "NUM_PROCESSES": "1"}, Rendezvous(1, 0, "first", 6666)),
     ],
 )
-def test_pods_of_a_jaxjob_meet_at_their_coordinator(variables: dict[str, str], expected: Rendezvous) -> None:
+def test_rendezvous_of_a_jaxjob(variables: dict[str, str], expected: Rendezvous) -> None:
     coordinator = {"COORDINATOR_ADDRESS": "first", "COORDINATOR_PORT": "6666"}
-    assert read_rendezvous_env({**coordinator, **variables}) == expected
+    assert Rendezvous.read({**coordinator, **variables}) == expected
 
 
 def test_the_rank_of_a_pod_counts_the_slices_before_its_own() -> None:
     pod = {"PET_NNODES": "8", "PET_NODE_RANK": "3", "PODSCALE_SLICE": "1", "PODSCALE_SLICE_NODES": "4"}
-    found = read_rendezvous_env(pod)
-    assert found is not None
-    assert found.node_rank == 7
+    rendezvous = Rendezvous.read(pod)
+    assert rendezvous is not None
+    assert rendezvous.node_rank == 7

@@ -51,7 +51,7 @@ def test_a_taken_lease_names_its_holder_and_kill_frees_it(tmp_path: Path) -> Non
         lease.check()
 
 
-def test_whoever_is_patient_gets_the_lease_of_one_that_ends(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_waiting_launch_gets_the_lease_of_one_that_exits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """As in a pod that comes while the one that it replaces still saves."""
     path = tmp_path / ".lease"
     process = holder(path)
@@ -61,10 +61,10 @@ def test_whoever_is_patient_gets_the_lease_of_one_that_ends(tmp_path: Path, capl
     end(process)
     (told,) = caplog.messages
     assert told.startswith(f"{tmp_path}: this run is being written by process {process.pid} on ")
-    assert told.endswith("Waiting for its end, up to 60 s")
+    assert told.endswith("Waiting up to 60 s for its exit")
 
 
-def test_patience_ends(tmp_path: Path) -> None:
+def test_the_wait_for_a_lease_ends(tmp_path: Path) -> None:
     path = tmp_path / ".lease"
     with Lease.acquire(path):
         started = time.monotonic()

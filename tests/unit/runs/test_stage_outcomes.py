@@ -93,14 +93,14 @@ def test_a_stage_is_done_once(tmp_path: Path) -> None:
     config = document(tmp_path)
     run = RunDirectory.for_config(config)
     with stage_outcomes.stage_once(config, "evaluate", str(tmp_path)) as entered:
-        assert entered.found is None
+        assert entered.finished is None
         assert is_held(run.lease)
         run.evaluation.write_text("{}")
         run.predictions.write_bytes(b"")
     assert not is_held(run.lease)
     assert (entered.outcome.is_done, entered.outcome.reused) == (True, False)
     with stage_outcomes.stage_once(config, "evaluate", str(tmp_path)) as entered:
-        assert entered.found is not None
+        assert entered.finished is not None
     assert entered.outcome.reused
     assert finished(config)
 

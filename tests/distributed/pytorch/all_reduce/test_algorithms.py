@@ -20,7 +20,6 @@ from podscale.pytorch.all_reduce import (
     algorithms,
     build_all_reduce,
     collectives,
-    torus2d,
 )
 from podscale.pytorch.all_reduce.algorithms import WIRE_DTYPES
 from podscale.pytorch.mesh import Axis, build_line, build_mesh
@@ -155,7 +154,6 @@ def as_on_gpus(world: World) -> None:
         return collectives.BackendCollectives(axis, wire)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torus2d, "build_collectives", backend)
         patch.setattr(algorithms, "build_collectives", backend)
         for name, row, wire in product(("torus2d", "hierarchical"), (1, 2, 4), ("fp32", "bf16")):
             all_reduce = Case(name, row, wire, wire).build(world)

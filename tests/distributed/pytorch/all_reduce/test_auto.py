@@ -103,7 +103,7 @@ class StopAfter(StopRequest):
 def train_a_while(config: RunConfig, shards: Path, world: World, updates: int) -> bool:
     """The stage as a rank carries it out; whether it came to its end."""
     run = RunDirectory.for_config(config)
-    place = WorkerEnv(config, "train", str(shards), run.path / "ranks", None, world.rank)
+    place = WorkerEnv(config, "train", str(shards), run.path / "ranks")
     place.rank_directory.mkdir(parents=True, exist_ok=True)
     try:
         run_training(place, world, ShardSet.open(shards), run, StopAfter(updates), ProgressTracker())

@@ -10,7 +10,7 @@ from podscale.errors import ExitCode, InputError
 from podscale.kubernetes.render import RENDERERS_BY_KIND, choose_backend, render_job
 from podscale.kubernetes.render.common import MONITORING_NAMESPACES
 from podscale.kubernetes.resources import JOB_BACKENDS
-from podscale.launch.rendezvous import Rendezvous, read_rendezvous_env
+from podscale.launch.rendezvous import Rendezvous
 from tests.support.refusals import refused
 from tests.support.rendering import TWO, pods, rendered, spec
 
@@ -20,7 +20,7 @@ TPUS = ("launch.hardware=tpu-v5e-4x4", "launch.processes=1", "train.global_batch
 
 def told(environment: dict[str, Any], fields: dict[str, str]) -> Rendezvous | None:
     """Where a pod meets its peers, given the values that Kubernetes puts in the place of its fields."""
-    return read_rendezvous_env({name: fields.get(value, value) for name, value in environment.items()})
+    return Rendezvous.read({name: fields.get(value, value) for name, value in environment.items()})
 
 
 @pytest.mark.parametrize("backend", RENDERERS_BY_KIND)

@@ -20,6 +20,7 @@ from podscale.runs.checkpoint import (
     CheckpointStore,
     Failed,
     Restored,
+    Retention,
     RunIdentity,
     Saved,
     Skipped,
@@ -41,8 +42,8 @@ def snapshot(step: int, value: float = 1.0) -> Snapshot:
 
 
 def checkpoints(directory: Path, identity: RunIdentity = IDENTITY, **options: object) -> CheckpointStore:
-    settings = {"keep_last": 2, "keep_best": 1, "asynchronous": False, "fence": None, **options}
-    return CheckpointStore(directory, identity, **settings)  # type: ignore[arg-type]
+    retention = Retention(options.pop("keep_last", 2), options.pop("keep_best", 1))  # type: ignore[arg-type]
+    return CheckpointStore(directory, identity, retention, **{"asynchronous": False, **options})  # type: ignore[arg-type]
 
 
 def steps(directory: Path) -> list[int]:
@@ -322,9 +323,9 @@ WRITER = """
 import sys
 from pathlib import Path
 import numpy as np
-from podscale.runs.checkpoint import CheckpointStore, RunIdentity, Snapshot
+from podscale.runs.checkpoint import CheckpointStore, Retention, RunIdentity, Snapshot
 identity = RunIdentity({}, "c", "f")
-store = CheckpointStore(Path(sys.argv[1]), identity, keep_last=2, keep_best=0, asynchronous=True, fence=None)
+store = CheckpointStore(Path(sys.argv[1]), identity, Retention(2, 0), asynchronous=True)
 store.restore("auto")
 step = 0
 while True:
