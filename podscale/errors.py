@@ -64,7 +64,7 @@ def format_error(problem: str, *, field: str = "", got: Any = ABSENT, hint: str 
     if got is not ABSENT:
         value = repr(got)
         text += f" (got {value if len(value) <= LONGEST_VALUE else value[: LONGEST_VALUE - 3] + '...'})"
-    end = "\n" if "\n" in text else ". "  # a list ends with its last line
+    end = "\n" if "\n" in text else " " if text.endswith(".") else ". "  # a list ends with its last line
     return f"{text}{end}{hint}" if hint else text
 
 

@@ -23,6 +23,7 @@ from podscale.runs.directory import RunDirectory, dataset_directory, local_path
 from podscale.runs.ensemble_members import MODEL_JSON, combined_model_directories, evaluated_model_directories
 from podscale.runs.lease import Lease, LeaseLost, lease_wait_seconds
 from podscale.util.files import write_atomically, write_json
+from podscale.util.locations import Location
 from podscale.util.processes import SigtermReceived
 
 EXIT_INTERRUPTED = 130
@@ -301,10 +302,11 @@ def _output_files(run: RunDirectory, stage: StageName) -> list[Path]:
 
 
 def _manifest_hash(shard_set: str) -> str:
-    if "://" in shard_set and not shard_set.startswith("file://"):
+    directory = Location.parse(shard_set).local_path
+    if directory is None:
         return shard_set  # remote sets are named by the fingerprint of their data
     try:
-        return hashlib.sha256((local_path(shard_set) / MANIFEST_FILE).read_bytes()).hexdigest()
+        return hashlib.sha256((directory / MANIFEST_FILE).read_bytes()).hexdigest()
     except OSError:
         return ""
 

@@ -37,6 +37,7 @@ from podscale.runs import (
 )
 from podscale.runs.stage_outcomes import WHOLE_SHARD_SET, ShardPart
 from podscale.util import env
+from podscale.util.locations import Location
 from podscale.util.progress_reports import ProgressCallback
 
 if TYPE_CHECKING:
@@ -181,7 +182,6 @@ def report(config: RunConfig, shard_set: str) -> StageOutcome:
         InputError: the run directory does not exist.
     """
     from podscale.data.loaders.build_loader import open_shard_set
-    from podscale.data.node_cache import is_remote
     from podscale.report import build_report
     from podscale.report.model_card import write_model_card
 
@@ -191,7 +191,7 @@ def report(config: RunConfig, shard_set: str) -> StageOutcome:
     with stage_outcomes.stage_once(config, "report", shard_set) as stage:
         if stage.finished is None:
             # A report is written even if the shards are gone; only remote ones are downloaded first.
-            opened = open_shard_set(shard_set, config) if is_remote(shard_set) else shard_set
+            opened = open_shard_set(shard_set, config) if Location.parse(shard_set).is_remote else shard_set
             if stage.run.model.is_dir():  # a run that failed early has a report, but no model
                 write_model_card(stage.run.path, opened)
             build_report(stage.run.path, opened)

@@ -13,7 +13,7 @@ from podscale.kubernetes import client, logs
 from podscale.kubernetes.client import ClusterClient
 from podscale.kubernetes.job_spec import build_job_spec
 from podscale.kubernetes.job_watcher import observe_job
-from podscale.kubernetes.resources import JOB_BACKENDS, JOB_KINDS
+from podscale.kubernetes.resources import JOB_KINDS
 from podscale.kubernetes.retry import RetryPolicy
 from podscale.kubernetes.run_stage import choose_job_kind
 from tests.support.cluster_objects import condition, job, pod, terminated, unschedulable
@@ -159,7 +159,7 @@ def test_defaults_that_may_not_be_read_are_done_without(cluster: FakeCluster) ->
 def test_the_kind_of_job_follows_the_cluster_and_the_hardware(
     api: ClusterClient, cluster: FakeCluster, options: tuple[str, ...], kinds: set[str], expected: str
 ) -> None:
-    for name in JOB_BACKENDS:
+    for name in JOB_KINDS:
         resource = JOB_KINDS[name]
         if name != "job" and resource.plural not in kinds:
             cluster.kinds[resource.api_version].discard(resource.plural)
@@ -188,7 +188,7 @@ def test_a_plain_job_takes_the_place_of_no_slices_and_no_elastic_job(
 ) -> None:
     for version in ("kubeflow.org/v1", "trainer.kubeflow.org/v1alpha1", "jobset.x-k8s.io/v1alpha2"):
         cluster.kinds[version].clear()
-    with refused(f"none of {kind}, ", field="launch.backend", got="auto"):
+    with refused(f"one of {kind}, and", field="launch.backend", got="auto"):
         choose_job_kind(api, build_job_spec(load(None, options), "train", mounted=False), "auto")
 
 
@@ -357,7 +357,7 @@ def test_watching_a_large_job_takes_few_requests_and_little_of_each_pod(
         one = pod(number)
         one["spec"]["containers"] = [{"name": "pytorch", "env": [{"name": "X", "value": "x" * 2000}]}]
         cluster.put("pods", one)
-    with observe_job(api, JOB_KINDS["pytorchjob"], made) as observer:
+    with observe_job(api, made) as observer:
         until(lambda: observer.state().phase == "running")
         before = api.requests
         for number in range(256):
