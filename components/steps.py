@@ -24,8 +24,8 @@ from podscale.util.files import write_json
 from podscale.version import VERSION
 
 if TYPE_CHECKING:
-    from podscale.study.grid import Trial
     from podscale.study.records import TrialRecord
+    from podscale.study.sweep_series import Trial
 
 
 SUCCEEDED_STATES = ("SUCCEEDED", "COMPLETE")

@@ -197,19 +197,19 @@ def test_status_tells_job_and_pods(cluster: FakeCluster, capsys: pytest.CaptureF
     cluster.put("pods", pod(0, last=terminated(77, "rank 1 is lost"), restarts=1))
     cluster.put("pods", unschedulable(1, "0/1 nodes are available"))
     assert main(["status", "r1"]) == 0
-    told = capsys.readouterr().out
-    assert "PyTorchJob r1" in told
-    assert "restarting, 1 of 2 pods, 1 restart: r1-worker-1: no node for it: 0/1 nodes are available" in told
-    assert "r1-worker-0 on node-1, 1 restarts: exit code 77: rank 1 is lost" in told
+    output = capsys.readouterr().out
+    assert "PyTorchJob r1" in output
+    assert "restarting, 1 of 2 pods, 1 restart: r1-worker-1: no node for it: 0/1 nodes are available" in output
+    assert "r1-worker-0 on node-1, 1 restarts: exit code 77: rank 1 is lost" in output
 
 
 def test_status_as_json_has_what_a_program_needs(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
     cluster.put("pytorchjobs", job(status={"conditions": [condition("Failed")]}))
     cluster.put("pods", pod(0, state=terminated(2, "no such folder"), phase="Failed"))
     assert main(["status", "r1", "--json"]) == 0
-    (told,) = json.loads(capsys.readouterr().out)
-    assert (told["phase"], told["exit_code"], told["error"]) == ("failed", 2, "no such folder")
-    assert [one["name"] for one in told["pods"]] == ["r1-worker-0"]
+    (output,) = json.loads(capsys.readouterr().out)
+    assert (output["phase"], output["exit_code"], output["error"]) == ("failed", 2, "no such folder")
+    assert [one["name"] for one in output["pods"]] == ["r1-worker-0"]
 
 
 def test_an_unknown_run_is_no_traceback(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
@@ -343,9 +343,9 @@ def test_no_cluster_is_one_line_for_every_command(
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "absent"))
     for command in (["submit", *SET], ["status", "r1"], ["logs", "r1"], ["stop", "r1"], ["list"]):
-        code, told = main(command), capsys.readouterr().err
-        assert_error(code, told, "KUBECONFIG", "launch.backend=local")
-        assert told.count("\n") == 1
+        code, output = main(command), capsys.readouterr().err
+        assert_error(code, output, "KUBECONFIG", "launch.backend=local")
+        assert output.count("\n") == 1
     assert main(["doctor", "--cluster"]) == 2
 
 
