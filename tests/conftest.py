@@ -1,6 +1,9 @@
 """Shared fixtures. Real images are found through PODSCALE_TEST_DATA or beside the checkout (see CONTRIBUTING)."""
 
 import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before NumPy and torch: their threads would spin, beside each worker's
+
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any

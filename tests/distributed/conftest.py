@@ -12,8 +12,6 @@ import pytest
 
 from tests.support.ports import free_port
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-
 RunWorld = Callable[..., list[Any]]
 
 

@@ -23,7 +23,7 @@ from podscale.training.step_timer import untimed
 from tests.support.engines import document, jax_world
 from tests.support.shard_set import make_shard_set
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.shallow]
 
 
 class Evaluating:

@@ -17,7 +17,7 @@ from podscale.jax.trainer import JaxTrainer
 from tests.support.engines import document, lines_of, train_in_jax
 from tests.support.shard_set import make_shard_set
 
-pytestmark = pytest.mark.timeout(900)  # compiling whole steps, on machines that are busy
+pytestmark = [pytest.mark.timeout(900), pytest.mark.shallow]  # compiling whole steps, on machines that are busy
 LARS = {"name": "lars", "trust_coefficient": 0.02, "weight_decay": 1e-3}
 SHARDED = {"algorithm": "torus2d", "row": 4, "bucket_mb": 0.1}
 AT_THE_END = {"evaluate__every_epochs": 5, "checkpoint": {"every_steps": 0, "every_epochs": 0}}

@@ -200,6 +200,7 @@ def check_that_an_update_that_is_not_finite_is_masked(step: TrainStep, config: R
     assert not any(np.asarray(bucket).any() for bucket in state.opt_state.moments["momentum"])
 
 
+@pytest.mark.shallow
 def test_devices_that_share_images_train_as_one_with_all_of_them() -> None:
     """Four ranks of two devices against four of one: top and bottom halves, LARS, groups of two ranks, a torus.
 

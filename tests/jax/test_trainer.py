@@ -25,7 +25,7 @@ from tests.support.engines import (
 from tests.support.refusals import refused
 from tests.support.shard_set import make_shard_set
 
-pytestmark = pytest.mark.timeout(900)  # compiling whole steps, on machines that are busy
+pytestmark = [pytest.mark.timeout(900), pytest.mark.shallow]  # compiling whole steps, on machines that are busy
 LARS = {"name": "lars", "trust_coefficient": 0.02, "weight_decay": 1e-3}
 SHARDED = {"algorithm": "torus2d", "row": 4, "bucket_mb": 0.1}
 

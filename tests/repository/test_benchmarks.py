@@ -21,7 +21,6 @@ HELPERS = {"__init__", "conditions", "harness", "measure", "samples", "world"}
 OTHER_DATA = {"parity-digits.md", "parity-photographs.md"}
 """Pages whose name is that of their data, of which the small form has its own."""
 ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
     # most of the time would be the compiler's
     "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false",
     "TORCH_CPP_LOG_LEVEL": "ERROR",

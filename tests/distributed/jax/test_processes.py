@@ -59,7 +59,6 @@ def start(tmp_path: Path) -> Iterator[Start]:
         environment = {
             **os.environ,
             "JAX_PLATFORMS": "cpu",
-            "OMP_NUM_THREADS": "1",
             "PODSCALE_RANK_DIR": str(tmp_path),
             "PODSCALE_STAGE": "train",
             "PODSCALE_CONFIG": "{}",

@@ -18,7 +18,6 @@ UPDATES = 6
 @pytest.mark.timeout(900)  # one compiles a whole step, the other starts four processes
 @pytest.mark.parametrize("case", [Case("sgd", 1, sharded=False), Case("lars", 4, sharded=True)], ids=lambda c: c.name)
 def test_losses_of_the_first_updates_agree(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=0")  # most of the time is the compiler's
     records = Records(tmp_path, "digits", UPDATES, "code")
 

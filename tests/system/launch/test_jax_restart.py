@@ -12,7 +12,7 @@ from podscale.errors import ExitCode
 from podscale.telemetry.events import read_records
 from tests.support.commands import SMALL_DIGITS, Command, podscale, programs
 
-JAX = {"JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1", "XLA_FLAGS": "--xla_backend_optimization_level=0"}
+JAX = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_backend_optimization_level=0"}
 CHANGES = ("train.engine=jax", "launch.max_restarts=1", "launch.timeout_seconds=120", "train.epochs=100")
 
 

@@ -12,8 +12,6 @@ from podscale.config import ModelSection, RunConfig, loads
 from podscale.pytorch.models import build_model
 from tests.support.refusals import refused
 
-torch.set_num_threads(1)
-
 PLAIN = {"convolution_norm": False, "pool5_norm": False}
 
 

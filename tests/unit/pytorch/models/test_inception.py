@@ -15,8 +15,6 @@ from podscale.pytorch.models import InceptionOutputs, build_model
 from podscale.pytorch.train_step import TrainingLoss
 from tests.support.refusals import refused
 
-torch.set_num_threads(1)
-
 
 def section(name: str, **options: Any) -> ModelSection:
     return ModelSection.model_validate({"name": name, "batch_norm": {"eps": 1e-3}, **options})

@@ -15,8 +15,6 @@ from podscale.pytorch.train_step import DropoutRng
 from podscale.pytorch.world import World
 from tests.support.refusals import refused
 
-torch.set_num_threads(1)
-
 
 def exported(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """What a safetensors file of the model holds."""

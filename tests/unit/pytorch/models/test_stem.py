@@ -6,8 +6,6 @@ import torch
 from podscale.config import ModelSection
 from podscale.pytorch.models import Stem, build_model, set_stem_compute
 
-torch.set_num_threads(1)
-
 
 @pytest.mark.parametrize("compute", ["padded4", "space_to_depth"])
 @pytest.mark.parametrize("side", [(224, 224), (65, 80), (63, 63)])

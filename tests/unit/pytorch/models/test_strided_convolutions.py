@@ -34,7 +34,7 @@ def test_a_tiny_network_trains_with_the_kernels_of_avx2(make_shard_set: MakeShar
     oneDNN's log is read as well, because some processes survive the fault.
     """
     shards = make_shard_set()
-    variables = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ONEDNN_VERBOSE": "1", "OMP_NUM_THREADS": "1"}
+    variables = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ONEDNN_VERBOSE": "1"}
     done = subprocess.run(
         [sys.executable, "-c", TRAINING, str(shards.parent), str(shards)],
         cwd=ROOT,
