@@ -88,7 +88,7 @@ def test_a_tracker_that_hangs_does_not_hold_up_a_stop(launch: Launch) -> None:
     run.process.send_signal(signal.SIGTERM)
     code, _, err = run.end()
     assert code == ExitCode.PREEMPTED, err
-    assert failures(run) == [("tensorboard", "it was not done in time; its last figures may be missing")]
+    assert failures(run) == [("tensorboard", "it was not done in time; its last values may be missing")]
     assert run.members() == []
 
 
