@@ -133,7 +133,7 @@ def test_kubeflow_trainer_is_told_where_it_listens(launch: Launch, tmp_path: Pat
     code, _, err = run.end()
     assert code == 0, err
     assert "trainjob: https://127.0.0.1:9/status" in err
-    assert err.count("Kubeflow Trainer is not told") == 1
+    assert err.count("the status of the TrainJob could not be sent") == 1
     assert failures(run) == []
 
 
