@@ -19,13 +19,14 @@ from typing import Any
 import pytest
 
 from podscale.models.resnet import BASIC, BOTTLENECK, IMAGENET_BLOCKS
+from tests.support.xla import QUICK_XLA
 
 DEVICES = 8
 ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
     # Devices are threads that meet in a collective; on a busy machine one may come late.
     "XLA_FLAGS": f"--xla_force_host_platform_device_count={DEVICES} "
-    "--xla_backend_optimization_level=0 "  # most of the time is the compiler's
+    f"{QUICK_XLA} "
     "--xla_cpu_collective_call_warn_stuck_timeout_seconds=600 "
     "--xla_cpu_collective_call_terminate_timeout_seconds=1200",
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",

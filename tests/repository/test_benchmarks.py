@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.harness import NOT_HERE, RESULTS, ROOT, Options
+from tests.support.xla import QUICK_XLA
 
 BENCHMARKS = ROOT / "benchmarks"
 HELPERS = {"__init__", "conditions", "harness", "measure", "samples", "world"}
@@ -21,8 +22,7 @@ HELPERS = {"__init__", "conditions", "harness", "measure", "samples", "world"}
 OTHER_DATA = {"parity-digits.md", "parity-photographs.md"}
 """Pages whose name is that of their data, of which the small form has its own."""
 ENVIRONMENT = {
-    # most of the time would be the compiler's
-    "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false",
+    "XLA_FLAGS": QUICK_XLA,
     "TORCH_CPP_LOG_LEVEL": "ERROR",
 }
 SECONDS = 240

@@ -11,6 +11,7 @@ from benchmarks.parity.__main__ import Records, train_due
 from benchmarks.parity.cases import FAMILIES, Case
 from benchmarks.parity.engines import ENGINES
 from benchmarks.parity.table import WITHIN, apart, table
+from tests.support.xla import QUICK_XLA
 
 UPDATES = 6
 
@@ -18,7 +19,7 @@ UPDATES = 6
 @pytest.mark.timeout(900)  # one compiles a whole step, the other starts four processes
 @pytest.mark.parametrize("case", [Case("sgd", 1, sharded=False), Case("lars", 4, sharded=True)], ids=lambda c: c.name)
 def test_losses_of_the_first_updates_agree(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=0")  # most of the time is the compiler's
+    monkeypatch.setenv("XLA_FLAGS", QUICK_XLA)
     records = Records(tmp_path, "digits", UPDATES, "code")
 
     def train() -> None:

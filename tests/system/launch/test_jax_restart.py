@@ -11,8 +11,9 @@ import pytest
 from podscale.errors import ExitCode
 from podscale.telemetry.events import read_records
 from tests.support.commands import SMALL_DIGITS, Command, podscale, programs
+from tests.support.xla import QUICK_XLA
 
-JAX = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_backend_optimization_level=0"}
+JAX = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": QUICK_XLA}
 CHANGES = ("train.engine=jax", "launch.max_restarts=1", "launch.timeout_seconds=120", "train.epochs=100")
 
 

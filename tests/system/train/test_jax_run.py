@@ -13,12 +13,13 @@ from podscale.errors import ExitCode
 from podscale.runs import predictions
 from podscale.telemetry.events import read_records
 from tests.support.commands import SMALL_DIGITS, Command, different, podscale, programs, result
+from tests.support.xla import QUICK_XLA
 
 Start = Callable[..., Command]
 JAX = ("--set", "train.engine=jax", "--set", "launch.processes=2")
 IMAGES = 359
 """Of the validation split: the processes have 180 each, and one of them one less."""
-QUICK = {"XLA_FLAGS": "--xla_backend_optimization_level=0"}  # much of the time is the compiler's
+QUICK = {"XLA_FLAGS": QUICK_XLA}
 
 
 @pytest.fixture
