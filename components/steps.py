@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from podscale.components.stage_process import stage_process
 from podscale.config import RunConfig, loads
 from podscale.config.data import DataSection
+from podscale.data.manifest import ShardPart
 from podscale.errors import InputError, PodscaleError
 from podscale.runs import RunDirectory, StageOutcome, ensemble_members, stage_outcomes
-from podscale.runs.stage_outcomes import ShardPart
 from podscale.stages import local
 from podscale.study import StudyDocument
 from podscale.util import env, progress_reports
@@ -24,8 +24,8 @@ from podscale.util.files import write_json
 from podscale.version import VERSION
 
 if TYPE_CHECKING:
-    from podscale.study.grid import Trial
     from podscale.study.records import TrialRecord
+    from podscale.study.sweep_series import Trial
 
 
 SUCCEEDED_STATES = ("SUCCEEDED", "COMPLETE")

@@ -89,7 +89,7 @@ class JobSpec:
 
     @property
     def needs_accelerators(self) -> bool:
-        """Whether its pods run on the hardware of the document, not on any node."""
+        """True if its pods run on the hardware of the document, not on any node."""
         return self.stage in ("train", "evaluate")
 
     @property

@@ -40,7 +40,7 @@ class StageExit:
 
     @property
     def is_bad_input(self) -> bool:
-        """Whether the input is bad, so that no restart can help."""
+        """True if the input is bad, so that no restart can help."""
         return self.exit_code == ExitCode.BAD_INPUT
 
 

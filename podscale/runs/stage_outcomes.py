@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 from podscale.config import RunConfig, differences, dumps, load, result_values
 from podscale.config.data import DataSection
 from podscale.config.identity import fingerprint
-from podscale.data.manifest import MANIFEST_FILE
+from podscale.data.manifest import MANIFEST_FILE, WHOLE_SHARD_SET, ShardPart
 from podscale.errors import ExitCode, InputError, PodscaleError
 from podscale.runs.directory import RunDirectory, dataset_directory, local_path
 from podscale.runs.ensemble_members import MODEL_JSON, combined_model_directories, evaluated_model_directories
@@ -244,17 +244,6 @@ def disk_errors(target: Path) -> Iterator[None]:
             field=str(error.filename or target),
             hint=f"{advice}, then start the same command again: what is finished stays finished.",
         ) from error
-
-
-@dataclass(frozen=True)
-class ShardPart:
-    """Part of a shard set that one pod packs: every `count`-th shard, from `index` on."""
-
-    index: int = 0
-    count: int = 1
-
-
-WHOLE_SHARD_SET = ShardPart()
 
 
 def shard_outcome_path(workspace: str, data: DataSection, part: ShardPart = WHOLE_SHARD_SET) -> Path:

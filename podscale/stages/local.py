@@ -20,7 +20,7 @@ from podscale.config import RunConfig
 from podscale.config.data import DataSection
 from podscale.config.preflight import preflight
 from podscale.config.telemetry import TelemetrySection
-from podscale.data.manifest import ShardSetManifest
+from podscale.data.manifest import WHOLE_SHARD_SET, ShardPart, ShardSetManifest
 from podscale.data.sharding.pack_progress import NULL_OBSERVER, BuildObserver
 from podscale.errors import ExitCode, InputError, error_from_exit_code
 from podscale.runs import (
@@ -35,7 +35,6 @@ from podscale.runs import (
     stage_outcomes,
     write_outcome,
 )
-from podscale.runs.stage_outcomes import WHOLE_SHARD_SET, ShardPart
 from podscale.util import env
 from podscale.util.locations import Location
 from podscale.util.progress_reports import ProgressCallback
@@ -125,14 +124,7 @@ def shard(
         _export_build_metrics(telemetry, directory, summary) as observer,
     ):
         result = build_shard_set(
-            data,
-            directory,
-            workers=workers,
-            packer_index=part.index,
-            packer_count=part.count,
-            verify=verify,
-            progress=progress,
-            observer=observer,
+            data, directory, part, workers=workers, verify=verify, progress=progress, observer=observer
         )
         if result.reused:
             has_outcome = previous is not None and previous.is_done

@@ -22,8 +22,9 @@ from podscale.errors import ExitCode, InputError, PodscaleError
 from podscale.runs import RunDirectory, read_outcomes
 from podscale.stages import local
 from podscale.study.budget import TrialCosts
-from podscale.study.grid import SweepSeries, Trial, TrialGrid
+from podscale.study.grid import TrialGrid
 from podscale.study.records import RecordStore, TrialRecord
+from podscale.study.sweep_series import SweepSeries, Trial
 from podscale.study.trial import build_record, read_trial_history, trial_outcome
 from podscale.util.files import write_atomically
 
@@ -168,7 +169,7 @@ class StudyRunner:
             raise InputError(error, field=trial.name)
         if self._consecutive_failures >= MAX_CONSECUTIVE_FAILURES:
             raise PodscaleError(
-                f"{MAX_CONSECUTIVE_FAILURES} cells in a row failed, the last with: {error}", field=trial.name
+                f"{MAX_CONSECUTIVE_FAILURES} trials in a row failed, the last with: {error}", field=trial.name
             )
         return None
 
