@@ -10,9 +10,10 @@ from typing import Any
 
 from podscale.config import RunConfig
 from podscale.errors import InputError
-from podscale.kubernetes.job_spec import StageName, build_job_spec, pod_telemetry
+from podscale.kubernetes.job_spec import build_job_spec, pod_telemetry
 from podscale.kubernetes.render import render_job
 from podscale.pipelines.training_pipeline import PlaceTask, TaskRole
+from podscale.runs.stage_outcomes import StageName
 from podscale.stages.local import ExportedTelemetry
 from podscale.util import env
 

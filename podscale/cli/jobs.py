@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,10 +31,10 @@ from podscale.util.terminal import paint, terminal_width
 if TYPE_CHECKING:
     from podscale.config import RunConfig
     from podscale.kubernetes.client import ClusterClient
-    from podscale.kubernetes.job_spec import StageName
     from podscale.kubernetes.jobs import JobEntry
     from podscale.kubernetes.logs import PodChooser
     from podscale.kubernetes.run_stage import LinePrinter
+    from podscale.runs.stage_outcomes import StageName
 
 app = typer.Typer()
 
@@ -237,10 +238,10 @@ def _follow_log(
     api: "ClusterClient", entry: "JobEntry", choose_pod: "PodChooser", output: "LinePrinter", messages: "LinePrinter"
 ) -> None:
     """Print the log of a pod, through its restarts, until the job has ended."""
-    from podscale.kubernetes.job_watcher import observe_job
+    from podscale.kubernetes.job_watcher import JobObserver
     from podscale.kubernetes.logs import LogFollower
 
-    with observe_job(api, entry.job) as observer:
+    with closing(JobObserver(api, entry.job)) as observer:
         follower = LogFollower(api, observer.pods, output.line, messages.notify, choose_pod)
         while not observer.state().is_finished:
             observer.changed.wait(5.0)

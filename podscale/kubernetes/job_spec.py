@@ -12,10 +12,10 @@ from podscale.errors import InputError
 from podscale.hardware import CPU, Hardware, find_hardware
 from podscale.kubernetes.pod_resources import PodResources, pod_resources, validate_job
 from podscale.runs import dataset_directory, local_path
+from podscale.runs.stage_outcomes import StageName
 from podscale.util.locations import Location
 from podscale.version import VERSION
 
-StageName = Literal["shard", "train", "evaluate", "report"]
 SecurityMode = Literal["restricted", "privileged"]
 
 METRICS_PORT = 9464

@@ -6,8 +6,8 @@ Kueue's Workload are fetched rarely, and only while the job does not run.
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 
 from podscale.errors import PodscaleError
@@ -91,15 +91,6 @@ class JobObserver:
         if self._last_pods is None:
             self._last_pods, _ = self._api.list(PODS, labels=pod_selector(job), keep=trim_pod)
         return read_job_state(job, self.pods())
-
-
-@contextmanager
-def observe_job(api: ClusterClient, job: KubernetesObject) -> Iterator[JobObserver]:
-    observer = JobObserver(api, job)
-    try:
-        yield observer
-    finally:
-        observer.close()
 
 
 def read_events_and_workload(
@@ -198,7 +189,7 @@ def wait_for_job(
         JobVanished: another client deleted the job.
     """
     limits = limits or WaitLimits()
-    with observe_job(api, job) as observer:
+    with closing(JobObserver(api, job)) as observer:
         log = LogFollower(api, observer.pods, print_line, notify)
         state = _JobWatcher(api, job, observer, notify, limits).wait()
         log.finish(limits.log_seconds)

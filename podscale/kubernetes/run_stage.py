@@ -11,12 +11,13 @@ from podscale.config import RunConfig
 from podscale.errors import ExitCode, InputError
 from podscale.kubernetes import retry
 from podscale.kubernetes.client import ClusterClient, connect_cluster, delete_object
-from podscale.kubernetes.job_spec import JobSpec, StageName, build_job_spec
+from podscale.kubernetes.job_spec import JobSpec, build_job_spec
 from podscale.kubernetes.job_state import JobState
 from podscale.kubernetes.job_watcher import WaitLimits, wait_for_job
 from podscale.kubernetes.render import JobManifests, choose_backend, render_job, suitable_backends
 from podscale.kubernetes.resources import JOB_KINDS, KIND_PROVIDERS, KubernetesObject, title_of
 from podscale.kubernetes.submit import LAUNCHER_ANNOTATION, PIPELINE_LAUNCHER, Submission, stop_command, submit_job
+from podscale.runs.stage_outcomes import StageName
 from podscale.util.processes import SigtermReceived
 
 

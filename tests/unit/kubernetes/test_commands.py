@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from podscale.config import load
 from podscale.kubernetes import client, logs
 from podscale.kubernetes.client import ClusterClient
 from podscale.kubernetes.job_spec import build_job_spec
-from podscale.kubernetes.job_watcher import observe_job
+from podscale.kubernetes.job_watcher import JobObserver
 from podscale.kubernetes.resources import JOB_KINDS
 from podscale.kubernetes.retry import RetryPolicy
 from podscale.kubernetes.run_stage import choose_job_kind
@@ -357,7 +358,7 @@ def test_watching_a_large_job_takes_few_requests_and_little_of_each_pod(
         one = pod(number)
         one["spec"]["containers"] = [{"name": "pytorch", "env": [{"name": "X", "value": "x" * 2000}]}]
         cluster.put("pods", one)
-    with observe_job(api, made) as observer:
+    with closing(JobObserver(api, made)) as observer:
         until(lambda: observer.state().phase == "running")
         before = api.requests
         for number in range(256):
