@@ -11,25 +11,25 @@ from tests.support import helm
 from tests.support.kfp_api import kfp_api
 
 
-def container(made: list[dict[str, Any]], job: str) -> dict[str, Any]:
-    (found,) = [item for item in helm.kinds(made, "Job") if item["metadata"]["name"].startswith(job)]
-    (only,) = found["spec"]["template"]["spec"]["containers"]
+def container(objects: list[dict[str, Any]], job: str) -> dict[str, Any]:
+    (job_object,) = [item for item in helm.kinds(objects, "Job") if item["metadata"]["name"].startswith(job)]
+    (only,) = job_object["spec"]["template"]["spec"]["containers"]
     return dict(only)
 
 
-def podscale(words: list[str], mounted: Path) -> subprocess.CompletedProcess[str]:
+def podscale(arguments: list[str], mounted: Path) -> subprocess.CompletedProcess[str]:
     """The command of a pod, with `mounted` where the pod has /etc/podscale."""
-    assert words[0] == "podscale"
-    command = [word.replace("/etc/podscale", str(mounted)) for word in words[1:]]
+    assert arguments[0] == "podscale"
+    command = [argument.replace("/etc/podscale", str(mounted)) for argument in arguments[1:]]
     return subprocess.run([sys.executable, "-m", "podscale", *command], capture_output=True, text=True, check=False)
 
 
 def test_the_hook_uploads_the_pipeline_of_the_namespace(tmp_path: Path) -> None:
     with kfp_api() as api:
         values = {"pipeline": {"upload": True, "host": api.url, "name": "ours"}, "images": {"train": "mine:7"}}
-        made = helm.template(None, values)
-        (tmp_path / "defaults.yaml").write_text(yaml.safe_dump(helm.defaults(made)), encoding="utf-8")
-        pod = container(made, "podscale-upload")
+        rendered = helm.template(None, values)
+        (tmp_path / "defaults.yaml").write_text(yaml.safe_dump(helm.defaults(rendered)), encoding="utf-8")
+        pod = container(rendered, "podscale-upload")
         done = podscale([*pod["command"], *pod["args"]], tmp_path)
         assert done.returncode == 0, done.stderr
         assert [pipeline["name"] for pipeline in api.store.pipelines.values()] == ["ours"]
@@ -39,9 +39,9 @@ def test_the_hook_uploads_the_pipeline_of_the_namespace(tmp_path: Path) -> None:
 
 
 def test_a_hook_that_cannot_upload_fails_with_a_message(tmp_path: Path) -> None:
-    made = helm.template(None, {"pipeline": {"upload": True, "host": "http://127.0.0.1:9"}})
-    (tmp_path / "defaults.yaml").write_text(yaml.safe_dump(helm.defaults(made)), encoding="utf-8")
-    pod = container(made, "podscale-upload")
+    rendered = helm.template(None, {"pipeline": {"upload": True, "host": "http://127.0.0.1:9"}})
+    (tmp_path / "defaults.yaml").write_text(yaml.safe_dump(helm.defaults(rendered)), encoding="utf-8")
+    pod = container(rendered, "podscale-upload")
     done = podscale([*pod["command"], *pod["args"]], tmp_path)
     assert done.returncode == 1, "not 2, which its Job does not try again: KFP may be starting at the same time"
     assert "127.0.0.1:9" in done.stderr
@@ -50,10 +50,10 @@ def test_a_hook_that_cannot_upload_fails_with_a_message(tmp_path: Path) -> None:
 
 def test_the_direct_run_asks_for_the_cluster(tmp_path: Path) -> None:
     """As far as it goes without one: its options exist, its document is read, and the answer is for people."""
-    made = helm.template(None, {"directRun": {"enabled": True, "document": {"run": {"id": "digits"}}}})
-    (document,) = [item["data"]["run.yaml"] for item in helm.kinds(made, "ConfigMap") if "run.yaml" in item["data"]]
+    rendered = helm.template(None, {"directRun": {"enabled": True, "document": {"run": {"id": "digits"}}}})
+    (document,) = [item["data"]["run.yaml"] for item in helm.kinds(rendered, "ConfigMap") if "run.yaml" in item["data"]]
     (tmp_path / "run.yaml").write_text(document, encoding="utf-8")
-    done = podscale([*container(made, "podscale-run")["command"], "--context=none-of-this-name"], tmp_path)
+    done = podscale([*container(rendered, "podscale-run")["command"], "--context=none-of-this-name"], tmp_path)
     assert done.returncode == 2
     assert "KUBECONFIG" in done.stderr or "none-of-this-name" in done.stderr
     assert "Traceback" not in done.stderr

@@ -12,20 +12,20 @@ FILES = sorted(path.name for path in (helm.CHART / "dashboards").glob("*.json"))
 
 def configmaps(**dashboards: Any) -> list[dict[str, Any]]:
     values = {"metrics": {"dashboards": {"enabled": True, **dashboards}, "runbooks": "https://wiki.example/runbooks"}}
-    found = helm.kinds(helm.template(values=values), "ConfigMap")
-    return [one for one in found if one["metadata"]["name"].endswith("-dashboard")]
+    objects = helm.kinds(helm.template(values=values), "ConfigMap")
+    return [one for one in objects if one["metadata"]["name"].endswith("-dashboard")]
 
 
 def test_no_dashboard_is_installed_unasked() -> None:
-    found = helm.kinds(helm.template(values={}), "ConfigMap")
-    assert not [one for one in found if any(name.endswith(".json") for name in one.get("data", {}))]
+    objects = helm.kinds(helm.template(values={}), "ConfigMap")
+    assert not [one for one in objects if any(name.endswith(".json") for name in one.get("data", {}))]
 
 
 def test_every_dashboard_becomes_a_configmap_with_label_and_folder() -> None:
-    found = configmaps()
-    assert sorted(name for one in found for name in one["data"]) == FILES
-    assert len({one["metadata"]["name"] for one in found}) == len(FILES)
-    for one in found:
+    objects = configmaps()
+    assert sorted(name for one in objects for name in one["data"]) == FILES
+    assert len({one["metadata"]["name"] for one in objects}) == len(FILES)
+    for one in objects:
         assert one["metadata"]["labels"]["grafana_dashboard"] == "1"
         assert one["metadata"]["annotations"] == {"grafana_folder": "Podscale"}
         assert one["metadata"]["namespace"] == "podscale"

@@ -28,7 +28,7 @@ def tasks() -> list[Pod]:
     """The pods of a compiled pipeline's tasks, as KFP labels them and Argo besides."""
     _, platform = yaml.safe_load_all((helm.ROOT / "pipelines" / "digits.pipeline.yaml").read_text(encoding="utf-8"))
     executors = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
-    return [Pod(name, labels=found["podMetadata"]["labels"] | ARGO) for name, found in executors.items()]
+    return [Pod(name, labels=executor["podMetadata"]["labels"] | ARGO) for name, executor in executors.items()]
 
 
 TASKS = tasks()
@@ -107,8 +107,8 @@ DENIED: list[tuple[End, End, int, str]] = [
 
 def policies(**values: Any) -> list[dict[str, Any]]:
     network = values.pop("networkPolicy", {})
-    made = helm.template(None, {"pipeline": {"upload": True}, "networkPolicy": network, **values})
-    return helm.kinds(made, "NetworkPolicy")
+    objects = helm.template(None, {"pipeline": {"upload": True}, "networkPolicy": network, **values})
+    return helm.kinds(objects, "NetworkPolicy")
 
 
 @pytest.fixture(scope="module")
@@ -137,24 +137,24 @@ def job(run: str) -> tuple[list[dict[str, Any]], Pod, Pod]:
         "run": {"id": run, "workspace": "/workspace"},
         "launch": {"nodes": 2, "cluster": {"namespace": "podscale", "workspace_claim": "podscale-workspace"}},
     }
-    made = render_job(build_job_spec(RunConfig.model_validate(document), "train"), "pytorchjob")
-    labels = made.job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["metadata"]["labels"]
+    manifests = render_job(build_job_spec(RunConfig.model_validate(document), "train"), "pytorchjob")
+    labels = manifests.job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["metadata"]["labels"]
     first, second = (Pod(f"{run}-{rank}", labels=labels, ip=f"10.4.1.{rank}") for rank in (1, 2))
-    return [item for item in made.owned_objects if item["kind"] == "NetworkPolicy"], first, second
+    return [item for item in manifests.owned_objects if item["kind"] == "NetworkPolicy"], first, second
 
 
 def test_rank_to_rank_comes_with_each_job(standard: list[dict[str, Any]]) -> None:
     """Chart and jobs together: ranks of one job reach each other on any port, and those of another job do not."""
-    ours, rank, peer = job("alpha")
+    policies_of_job, rank, peer = job("alpha")
     theirs, stranger, _ = job("beta")
-    together = [*standard, *ours, *theirs]
-    assert ours
+    together = [*standard, *policies_of_job, *theirs]
+    assert policies_of_job
     assert reaches(together, rank, peer, 29500)
     assert reaches(together, peer, rank, 41234)
     assert not reaches(together, rank, stranger, 29500)
     assert not reaches(together, stranger, rank, 29500)
     assert not reaches(together, STRANGER, rank, 29500)
-    for policies_of_the_rank in (together, ours):
+    for policies_of_the_rank in (together, policies_of_job):
         assert all(reaches(policies_of_the_rank, one, rank, 9464) for one in (PROMETHEUS, COLLECTOR, AUTOPILOT))
         assert not reaches(policies_of_the_rank, PROMETHEUS, rank, 29500)
         assert not any(reaches(policies_of_the_rank, one, rank, 9464) for one in (LIAR, ELSEWHERE, STRANGER))
@@ -168,9 +168,9 @@ def test_chart_and_jobs_admit_the_same_namespaces() -> None:
 
 def test_another_namespace_of_monitoring() -> None:
     """The chart's policy adds to that of the job."""
-    ours, rank, _ = job("alpha")
+    policies_of_job, rank, _ = job("alpha")
     wider = policies(networkPolicy={"monitoringNamespaces": ["observability"]})
-    assert reaches([*wider, *ours], Pod("prometheus", namespace="observability"), rank, 9464)
+    assert reaches([*wider, *policies_of_job], Pod("prometheus", namespace="observability"), rank, 9464)
 
 
 def test_ranks_of_the_namespace() -> None:
@@ -184,14 +184,14 @@ def test_ranks_of_the_namespace() -> None:
 
 def test_denying_the_whole_namespace() -> None:
     """Then KFP's own pods are denied too, and need what tasks of pipelines need."""
-    whole = policies(networkPolicy={"deny": "namespace"})
-    assert not reaches(whole, STRANGER, ELSEWHERE, 80)
+    denied = policies(networkPolicy={"deny": "namespace"})
+    assert not reaches(denied, STRANGER, ELSEWHERE, 80)
     for one in (DRIVER, *TASKS):
-        assert all(reaches(whole, one, KFP, port) for port in KFP_PORTS)
-        assert reaches(whole, one, API, 443)
-        assert reaches(whole, one, DNS, 53, "UDP")
-        assert reaches(whole, one, STORAGE, 443)
-        assert not reaches(whole, one, ELSEWHERE, 80)
+        assert all(reaches(denied, one, KFP, port) for port in KFP_PORTS)
+        assert reaches(denied, one, API, 443)
+        assert reaches(denied, one, DNS, 53, "UDP")
+        assert reaches(denied, one, STORAGE, 443)
+        assert not reaches(denied, one, ELSEWHERE, 80)
 
 
 def test_pipelines_elsewhere() -> None:

@@ -23,22 +23,24 @@ CONTAINERS = ("wait", "main", "kfp-launcher")
 
 
 @pytest.fixture(scope="module")
-def made() -> list[dict[str, Any]]:
+def objects() -> list[dict[str, Any]]:
     return helm.template()
 
 
 def selects(selector: dict[str, Any], labels: dict[str, str]) -> bool:
     """Whether Kubernetes' label selector, of the operators that we use, takes a pod with these labels."""
-    for wanted in selector.get("matchExpressions", ()):
-        assert wanted["operator"] in ("In", "Exists")
-        if wanted["key"] not in labels or labels[wanted["key"]] not in wanted.get("values", labels.values()):
+    for expression in selector.get("matchExpressions", ()):
+        assert expression["operator"] in ("In", "Exists")
+        if expression["key"] not in labels or labels[expression["key"]] not in expression.get(
+            "values", labels.values()
+        ):
             return False
     return selector["matchLabels"].items() <= labels.items()
 
 
 @pytest.mark.parametrize("kind", ["PodMonitor", "PodMonitoring"])
-def test_those_that_serve_are_chosen(made: list[dict[str, Any]], kind: str) -> None:
-    selector = helm.monitor(made, kind, "podscale-pipelines")["spec"]["selector"]
+def test_those_that_serve_are_chosen(objects: list[dict[str, Any]], kind: str) -> None:
+    selector = helm.monitor(objects, kind, "podscale-pipelines")["spec"]["selector"]
     chosen = {
         component: selects(selector, {**TASK, "app.kubernetes.io/component": component})
         for component in ("shard", "train", "evaluate", "report", "launcher")
@@ -47,26 +49,28 @@ def test_those_that_serve_are_chosen(made: list[dict[str, Any]], kind: str) -> N
     assert not selects(selector, {name: value for name, value in TASK.items() if "argoproj" not in name}), "a job's pod"
 
 
-def test_they_may_be_reached_where_no_port_has_a_name(made: list[dict[str, Any]]) -> None:
-    (policy,) = [item for item in helm.kinds(made, "NetworkPolicy") if item["metadata"]["name"] == "podscale-metrics"]
+def test_they_may_be_reached_where_no_port_has_a_name(objects: list[dict[str, Any]]) -> None:
+    (policy,) = [
+        item for item in helm.kinds(objects, "NetworkPolicy") if item["metadata"]["name"] == "podscale-metrics"
+    ]
     (rule,) = policy["spec"]["ingress"]
     assert {port["port"] for port in rule["ports"]} == {"metrics", METRICS_PORT}
 
 
-def test_a_real_prometheus_makes_one_target_of_a_pod(made: list[dict[str, Any]], tmp_path: Path) -> None:
+def test_a_real_prometheus_makes_one_target_of_a_pod(objects: list[dict[str, Any]], tmp_path: Path) -> None:
     """The monitor's relabelling, as the operator writes it, over what Prometheus' discovery says of such a pod."""
-    monitor = helm.monitor(made, "PodMonitor", "podscale-pipelines")
+    monitor = helm.monitor(objects, "PodMonitor", "podscale-pipelines")
     crds.validate(monitor)
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
     assert not {"port", "portNumber", "targetPort"} & endpoint.keys()  # each keeps declared ports alone
     rules = [{snake(name): value for name, value in rule.items()} for rule in endpoint["relabelings"]]
-    found = [
+    pod_targets = [
         {"targets": [ADDRESS], "labels": {**meta("pod_ip", ADDRESS), **meta("pod_container_name", container)}}
         for container in CONTAINERS
     ]
     server = MetricsServer(ADDRESS, METRICS_PORT, lambda: b"podscale_shard_shards_total 1\n").start()
     try:
-        with prometheus(tmp_path / "data", found, relabeling=rules) as running:
+        with prometheus(tmp_path / "data", pod_targets, relabeling=rules) as running:
 
             def targets() -> list[dict[str, Any]]:
                 active: list[dict[str, Any]] = running.get("targets", state="active")["activeTargets"]
@@ -85,4 +89,4 @@ def meta(name: str, value: str) -> dict[str, str]:
 
 def snake(name: str) -> str:
     """sourceLabels: source_labels, as the operator says it to Prometheus."""
-    return re.sub("[A-Z]", lambda found: f"_{found[0].lower()}", name)
+    return re.sub("[A-Z]", lambda match: f"_{match[0].lower()}", name)

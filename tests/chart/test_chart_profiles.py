@@ -18,11 +18,11 @@ QUEUED = [path for path in helm.PROFILES if "kueue" in yaml.safe_load(path.read_
 
 def config(profile: Path, *changes: str) -> RunConfig:
     """The digits, submitted with the defaults that the profile installs."""
-    found = helm.defaults(helm.template(profile, apis=[KUEUE]))
+    defaults = helm.defaults(helm.template(profile, apis=[KUEUE]))
     preset = (helm.ROOT / "pipelines" / "presets" / "digits.yaml").read_text(encoding="utf-8")
     document = yaml.safe_load(preset) | {"launch": {}}
     document["run"].pop("workspace", None)
-    return loads(yaml.safe_dump(document), "digits", changes, Defaults(yaml.safe_dump(found), "podscale-defaults"))
+    return loads(yaml.safe_dump(document), "digits", changes, Defaults(yaml.safe_dump(defaults), "podscale-defaults"))
 
 
 def pod(run: RunConfig) -> dict[str, Any]:
@@ -32,16 +32,16 @@ def pod(run: RunConfig) -> dict[str, Any]:
         if isinstance(node, dict) and "containers" in node:
             return node
         inner = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
-        return next((found for entry in inner if (found := search(entry))), None)
+        return next((spec for entry in inner if (spec := search(entry))), None)
 
     backend = "jobset" if run.launch.hardware and run.launch.hardware.startswith("tpu") else "pytorchjob"
-    found: dict[str, Any] = search(render_job(build_job_spec(run, "train"), backend).job)
-    return found
+    spec: dict[str, Any] = search(render_job(build_job_spec(run, "train"), backend).job)
+    return spec
 
 
 def flavor(profile: Path) -> dict[str, Any]:
-    (found,) = helm.kinds(helm.template(profile, apis=[KUEUE]), "ResourceFlavor")
-    return found
+    (resource_flavor,) = helm.kinds(helm.template(profile, apis=[KUEUE]), "ResourceFlavor")
+    return resource_flavor
 
 
 @pytest.mark.parametrize("profile", helm.PROFILES, ids=lambda path: path.stem)

@@ -42,21 +42,21 @@ def test_both_kinds_of_prometheus_get_the_rules(settings: RuleSettings) -> None:
         "runbooks": settings.runbooks,
         "disabledAlerts": sorted(settings.excluded_alerts),
     }
-    made = helm.template(values={"metrics": values})
+    objects = helm.template(values={"metrics": values})
     for kind in KINDS:
-        (found,) = helm.kinds(made, kind)
-        assert found["spec"] == rule_file(settings)
+        (rule_object,) = helm.kinds(objects, kind)
+        assert rule_object["spec"] == rule_file(settings)
 
 
 def test_rules_may_be_left_out() -> None:
-    made = helm.template(values={"metrics": {"rules": False}})
-    assert not any(helm.kinds(made, kind) for kind in KINDS)
-    assert helm.kinds(made, "PodMonitor")
+    objects = helm.template(values={"metrics": {"rules": False}})
+    assert not any(helm.kinds(objects, kind) for kind in KINDS)
+    assert helm.kinds(objects, "PodMonitor")
 
 
 def test_monitors_tell_the_run_of_pods_that_answer_no_scrape() -> None:
     """`up` carries no label of the exposition: PodscaleMetricsAbsent knows the run by the pod's label."""
-    made = helm.template()
-    operator, google = helm.monitor(made, "PodMonitor"), helm.monitor(made, "PodMonitoring")
+    objects = helm.template()
+    operator, google = helm.monitor(objects, "PodMonitor"), helm.monitor(objects, "PodMonitoring")
     assert operator["spec"]["podTargetLabels"] == ["podscale.dev/run"]
     assert google["spec"]["targetLabels"]["fromPod"] == [{"from": "podscale.dev/run", "to": "podscale_dev_run"}]

@@ -20,10 +20,10 @@ VALUES: dict[str, Any] = helm.EVERYTHING | {
 
 
 def checkov() -> str:
-    found = os.environ.get("PODSCALE_CHECKOV") or shutil.which("checkov")
-    if found is None:
+    program = os.environ.get("PODSCALE_CHECKOV") or shutil.which("checkov")
+    if program is None:
         pytest.skip("checkov is not on the PATH; install it in an environment of its own (PODSCALE_CHECKOV names it)")
-    return found
+    return program
 
 
 def findings(objects: list[dict[str, Any]], folder: Path, *more: str | Path) -> set[tuple[str, str]]:
@@ -32,8 +32,8 @@ def findings(objects: list[dict[str, Any]], folder: Path, *more: str | Path) -> 
     target.write_text(yaml.safe_dump_all(objects), encoding="utf-8")
     command = [checkov(), "--skip-download", "--framework", "kubernetes", "-o", "json", "-f", str(target)]
     done = subprocess.run([*command, *map(str, more)], capture_output=True, text=True, check=False)
-    found = json.loads(done.stdout)["results"]["failed_checks"]
-    return {(finding["check_id"], finding["resource"]) for finding in found}
+    failed = json.loads(done.stdout)["results"]["failed_checks"]
+    return {(finding["check_id"], finding["resource"]) for finding in failed}
 
 
 def test_nothing_is_found(tmp_path: Path) -> None:

@@ -61,17 +61,17 @@ OURS = {"cert": {"secret": {"name": "mine", "key": "tls.crt"}}}
 def test_prometheus_is_told_what_pods_ask_for(
     metrics: dict[str, Any], operators: dict[str, Any], googles: dict[str, Any], read: list[str]
 ) -> None:
-    made = helm.template(None, {"metrics": metrics})
+    objects = helm.template(None, {"metrics": metrics})
     port = {"port": "metrics", "interval": "15s"}
-    monitor, google = helm.monitor(made, "PodMonitor"), helm.monitor(made, "PodMonitoring")
+    monitor, google = helm.monitor(objects, "PodMonitor"), helm.monitor(objects, "PodMonitoring")
     assert monitor["spec"]["podMetricsEndpoints"] == [port | operators]
     assert google["spec"]["endpoints"] == [port | googles]
-    (scrape,) = helm.monitor(made, "PodMonitor", "podscale-pipelines")["spec"]["podMetricsEndpoints"]
+    (scrape,) = helm.monitor(objects, "PodMonitor", "podscale-pipelines")["spec"]["podMetricsEndpoints"]
     assert operators.items() <= scrape.items()
-    (scrape,) = helm.monitor(made, "PodMonitoring", "podscale-pipelines")["spec"]["endpoints"]
+    (scrape,) = helm.monitor(objects, "PodMonitoring", "podscale-pipelines")["spec"]["endpoints"]
     assert scrape == {"port": METRICS_PORT, "interval": "15s"} | googles
     crds.validate(monitor)
-    (role,) = [item for item in helm.kinds(made, "Role") if item["metadata"]["name"] == "podscale-metrics"]
+    (role,) = [item for item in helm.kinds(objects, "Role") if item["metadata"]["name"] == "podscale-metrics"]
     assert [rule["resourceNames"] for rule in role["rules"]] == [read]  # by Google's collectors, and no other
 
 
@@ -83,24 +83,24 @@ def test_runs_serve_as_prometheus_is_told(tmp_path: Path, stage: StageName) -> N
     document["telemetry"]["tls_key"] = "/of/this/machine"
     document["run"]["id"], document["data"] = "r", {"source": "digits"}
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(document))
-    found = pods_of(
+    pods = pods_of(
         render_job(build_job_spec(load(tmp_path / "run.yaml"), stage), "pytorchjob" if stage == "train" else "job")
     )
-    given = loads(found.environment["PODSCALE_RUN_DOCUMENT"]).telemetry
-    secrets = {volume["name"]: volume["secret"]["secretName"] for volume in found.spec["volumes"] if "secret" in volume}
-    mounted = {mount["mountPath"]: secrets.get(mount["name"]) for mount in found.container["volumeMounts"]}
+    telemetry = loads(pods.environment["PODSCALE_RUN_DOCUMENT"]).telemetry
+    secrets = {volume["name"]: volume["secret"]["secretName"] for volume in pods.spec["volumes"] if "secret" in volume}
+    mounted = {mount["mountPath"]: secrets.get(mount["name"]) for mount in pods.container["volumeMounts"]}
 
     def key(path: str | None) -> tuple[str | None, str]:
         folder, _, name = (path or "").rpartition("/")
         return mounted[folder], name
 
-    assert [key(given.tls_certificate), key(given.tls_key)] == [("tls", "tls.crt"), ("tls", "tls.key")]
-    assert [key(given.tls_client_ca), key(given.bearer_token_file)] == [("tls", "ca.crt"), ("token", "token")]
+    assert [key(telemetry.tls_certificate), key(telemetry.tls_key)] == [("tls", "tls.crt"), ("tls", "tls.key")]
+    assert [key(telemetry.tls_client_ca), key(telemetry.bearer_token_file)] == [("tls", "ca.crt"), ("token", "token")]
 
 
 def test_without_secrets_nothing_is_mounted_and_nobody_may_read_any() -> None:
-    made = helm.template()
-    assert "podscale-metrics" not in {item["metadata"]["name"] for item in helm.kinds(made, "Role")}
+    objects = helm.template()
+    assert "podscale-metrics" not in {item["metadata"]["name"] for item in helm.kinds(objects, "Role")}
     assert not {"metrics_tls_secret", "metrics_mutual_tls", "metrics_token_secret"} & set(
-        helm.defaults(made)["launch"]["cluster"]
+        helm.defaults(objects)["launch"]["cluster"]
     )

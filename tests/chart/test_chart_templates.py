@@ -93,11 +93,11 @@ def test_defaults_are_part_of_a_run_document(objects: list[dict[str, Any]], tmp_
 
 
 def test_defaults_know_what_the_chart_made() -> None:
-    found = helm.defaults(helm.template(None, EVERYTHING | {"defaults": {"launch": {"hardware": "nvidia-l4"}}}))
-    assert found["run"] == {"workspace": "/workspace"}
-    assert found["launch"]["image"] == "registry.example/podscale/podscale-base:0.1.0"
-    assert found["launch"]["hardware"] == "nvidia-l4"
-    assert found["launch"]["cluster"] == {
+    defaults = helm.defaults(helm.template(None, EVERYTHING | {"defaults": {"launch": {"hardware": "nvidia-l4"}}}))
+    assert defaults["run"] == {"workspace": "/workspace"}
+    assert defaults["launch"]["image"] == "registry.example/podscale/podscale-base:0.1.0"
+    assert defaults["launch"]["hardware"] == "nvidia-l4"
+    assert defaults["launch"]["cluster"] == {
         "namespace": "podscale",
         "service_account": "podscale-trainer",
         "workspace_claim": "podscale-workspace",
@@ -113,9 +113,9 @@ def test_defaults_know_what_the_chart_made() -> None:
 
 def test_users_defaults_win() -> None:
     values = {"defaults": {"launch": {"image": "mine:1", "cluster": {"queue": "theirs"}}}}
-    found = helm.defaults(helm.template(None, EVERYTHING | values))
-    assert found["launch"]["image"] == "mine:1"
-    assert found["launch"]["cluster"]["queue"] == "theirs"
+    defaults = helm.defaults(helm.template(None, EVERYTHING | values))
+    assert defaults["launch"]["image"] == "mine:1"
+    assert defaults["launch"]["cluster"]["queue"] == "theirs"
 
 
 def test_monitors_come_where_the_cluster_has_their_api() -> None:
@@ -249,7 +249,7 @@ def test_a_changed_direct_run_is_another_job() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "words"),
+    ("values", "texts"),
     [
         ({"images": {"registri": "x"}}, ["/images", "registri", "not allowed"]),
         ({"workspace": {"kind": "disk"}}, ["/workspace/kind", "claim", "bucket"]),
@@ -271,9 +271,9 @@ def test_a_changed_direct_run_is_another_job() -> None:
     ],
     ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
 )
-def test_wrong_values_get_a_message_for_people(values: dict[str, Any], words: list[str]) -> None:
+def test_wrong_values_get_a_message_for_people(values: dict[str, Any], texts: list[str]) -> None:
     message = helm.refused(values)
-    assert all(word in message for word in words), message
+    assert all(text in message for text in texts), message
 
 
 def test_wrong_queues_get_a_message_for_people() -> None:
@@ -299,7 +299,7 @@ def notes(values: dict[str, Any], tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("values", "words"),
+    ("values", "expected"),
     [
         ({}, "kubectl delete pvc podscale-workspace --namespace lab"),
         ({"workspace": {"keep": False}}, "Uninstalling DELETES it"),
@@ -311,9 +311,9 @@ def notes(values: dict[str, Any], tmp_path: Path) -> str:
     ],
     ids=["claim", "deleted", "bucket", "existing", "none", "open", "pipelines"],
 )
-def test_notes_say_what_to_do_next(values: dict[str, Any], words: str, tmp_path: Path) -> None:
+def test_notes_say_what_to_do_next(values: dict[str, Any], expected: str, tmp_path: Path) -> None:
     text = notes(values, tmp_path)
     assert "helm test podscale --namespace lab" in text
     assert "podscale doctor --cluster" in text
     assert "podscale submit digits --namespace lab" in text
-    assert words in text
+    assert expected in text

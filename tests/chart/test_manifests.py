@@ -41,15 +41,21 @@ def _bare(item: dict[str, Any]) -> dict[str, Any]:
         for key, entry in item["metadata"].items()
         if key in ("labels", "annotations")
     }
-    kept = {"namespace": item["metadata"].get("namespace")} | {key: entry for key, entry in metadata.items() if entry}
+    labels_and_annotations = {"namespace": item["metadata"].get("namespace")} | {
+        key: entry for key, entry in metadata.items() if entry
+    }
     body = {key: entry for key, entry in item.items() if key not in ("metadata", "data")}
-    return {**body, "metadata": kept, "data": {key: yaml.safe_load(text) for key, text in item.get("data", {}).items()}}
+    return {
+        **body,
+        "metadata": labels_and_annotations,
+        "data": {key: yaml.safe_load(text) for key, text in item.get("data", {}).items()},
+    }
 
 
-def same(ours: Objects, theirs: Objects) -> None:
-    assert ours.keys() == theirs.keys()
-    for name, item in ours.items():
-        assert item == theirs[name], name
+def same(left: Objects, right: Objects) -> None:
+    assert left.keys() == right.keys()
+    for name, item in left.items():
+        assert item == right[name], name
 
 
 def test_every_profile_has_an_overlay() -> None:

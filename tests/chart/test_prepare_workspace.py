@@ -31,10 +31,10 @@ def as_user(*command: str, **how: Any) -> subprocess.CompletedProcess[str]:
 
 def python() -> str:
     """A Python that another user may run; the script needs nothing but its library."""
-    for found in filter(None, (sys.executable, shutil.which("python3", path=os.defpath))):
+    for program in filter(None, (sys.executable, shutil.which("python3", path=os.defpath))):
         with suppress(PermissionError):
-            if as_user(found, "-c", "").returncode == 0:
-                return found
+            if as_user(program, "-c", "").returncode == 0:
+                return program
     pytest.skip("there is no Python that another user may run")
 
 
@@ -60,8 +60,8 @@ def test_a_volume_as_fsgroup_leaves_it_is_shared_with_the_group(volume: Path) ->
         done = prepared(volume)
         assert done.returncode == 0, done.stderr
     for name in ("datasets", "runs"):
-        found = (volume / name).stat()
-        assert (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == (USER, USER, 0o2775)
+        stat_result = (volume / name).stat()
+        assert (stat_result.st_uid, stat_result.st_gid, stat.S_IMODE(stat_result.st_mode)) == (USER, USER, 0o2775)
     assert f"{volume / 'runs'}: " in done.stdout
 
 
@@ -87,11 +87,11 @@ def test_the_folders_are_those_that_runs_use() -> None:
 
 def test_it_runs_on_the_claim_before_the_pipeline_is_uploaded() -> None:
     jobs = {item["metadata"]["name"]: item for item in helm.kinds(helm.template(None, helm.EVERYTHING), "Job")}
-    found, upload = jobs["podscale-workspace-prepare"], jobs["podscale-upload"]
-    hooks = [item["metadata"]["annotations"] for item in (found, upload)]
+    prepare, upload = jobs["podscale-workspace-prepare"], jobs["podscale-upload"]
+    hooks = [item["metadata"]["annotations"] for item in (prepare, upload)]
     assert hooks[0]["helm.sh/hook"] == hooks[1]["helm.sh/hook"]
     assert int(hooks[0]["helm.sh/hook-weight"]) < int(hooks[1].get("helm.sh/hook-weight", 0))
-    pod = found["spec"]["template"]["spec"]
+    pod = prepare["spec"]["template"]["spec"]
     assert pod["securityContext"]["fsGroup"] == USER
     assert pod["volumes"] == [{"name": "workspace", "persistentVolumeClaim": {"claimName": "podscale-workspace"}}]
     (container,) = pod["containers"]

@@ -22,28 +22,28 @@ NODES = {"selector", "taint"}
 def commanded(pool: str) -> dict[str, Any]:
     """The pool that the page's gcloud command makes, in the words of profiles.yaml."""
     (command,) = re.findall(rf"gcloud container node-pools create ({pool} (?:.*\\\n)*.*)\n", PAGE)
-    words = command.replace("\\\n", " ").split()
-    flags = dict(word.removeprefix("--").partition("=")[::2] for word in words[1:])
+    arguments = command.replace("\\\n", " ").split()
+    flags = dict(argument.removeprefix("--").partition("=")[::2] for argument in arguments[1:])
     assert flags.pop("cluster") == "podscale"
     assert flags.pop("location") == "$ZONE"
     scaled = flags.pop("enable-autoscaling", None) is not None
     count = int(flags.pop("num-nodes"))
-    found: dict[str, Any] = {"pool": pool, "machine_type": flags.pop("machine-type")}
-    found["min_nodes"], found["max_nodes"] = (
+    settings: dict[str, Any] = {"pool": pool, "machine_type": flags.pop("machine-type")}
+    settings["min_nodes"], settings["max_nodes"] = (
         (int(flags.pop("min-nodes")), int(flags.pop("max-nodes"))) if scaled else (count, count)
     )
-    assert count == found["min_nodes"]
+    assert count == settings["min_nodes"]
     if "accelerator" in flags:
         parts = dict(part.split("=") for part in flags.pop("accelerator").split(","))
         assert f'gpu_driver_version = "{parts.pop("gpu-driver-version").upper()}"' in SOURCE
-        found["accelerator"] = {"type": parts.pop("type"), "count": int(parts.pop("count"))}
+        settings["accelerator"] = {"type": parts.pop("type"), "count": int(parts.pop("count"))}
         assert not parts
     if "tpu-topology" in flags:
-        found["tpu_topology"] = flags.pop("tpu-topology")
+        settings["tpu_topology"] = flags.pop("tpu-topology")
     if flags.pop("enable-gvnic", None) is not None:
-        found["gvnic"] = True
+        settings["gvnic"] = True
     assert not flags, "the module does not know them"
-    return found
+    return settings
 
 
 def test_there_is_one_pool_for_each_profile_of_the_chart() -> None:

@@ -20,7 +20,7 @@ from tests.cluster.lab import places
 
 Manifest = dict[str, Any]
 USER = 65532
-PATIENCE = 300.0
+WAIT_SECONDS = 300.0
 """Seconds for anything to happen on two busy cores."""
 
 
@@ -30,10 +30,10 @@ def kubeconfig() -> Path | None:
     Another cluster than the lab's is somebody's: tests touch it only where PODSCALE_TEST_CLUSTER=1 says so, which
     `make cluster-test` does and `make test` does not.
     """
-    named, own = os.environ.get("KUBECONFIG"), places.KUBECONFIG
-    if named and (os.environ.get("PODSCALE_TEST_CLUSTER") == "1" or Path(named) == own):
+    named, lab = os.environ.get("KUBECONFIG"), places.KUBECONFIG
+    if named and (os.environ.get("PODSCALE_TEST_CLUSTER") == "1" or Path(named) == lab):
         return Path(named)
-    return own if os.access(own, os.R_OK) else None
+    return lab if os.access(lab, os.R_OK) else None
 
 
 def connect(kubeconfig: str) -> "Cluster | None":
@@ -96,8 +96,8 @@ class Cluster:
         return self._resource(manifest["apiVersion"], manifest["kind"]).create(manifest, namespace=namespace or None)
 
     def all_of(self, namespace: str, api_version: str, kind: str) -> list[Manifest]:
-        found: list[Manifest] = self._resource(api_version, kind).get(namespace=namespace).to_dict()["items"]
-        return found
+        items: list[Manifest] = self._resource(api_version, kind).get(namespace=namespace).to_dict()["items"]
+        return items
 
     def get(self, namespace: str, api_version: str, kind: str, name: str) -> Any:
         return self._resource(api_version, kind).get(name, namespace=namespace).to_dict()
@@ -128,8 +128,8 @@ class Cluster:
 
     def pods(self, namespace: str, selector: str = "") -> list[Any]:
         """The namespace's pods in the order of their names."""
-        found = self.core.list_namespaced_pod(namespace, label_selector=selector).items
-        return sorted(found, key=lambda pod: str(pod.metadata.name))
+        items = self.core.list_namespaced_pod(namespace, label_selector=selector).items
+        return sorted(items, key=lambda pod: str(pod.metadata.name))
 
     def logs(self, namespace: str, pod: str, **options: Any) -> str:
         """The pod's log, or as much as there is of it: a pod that has not begun has none."""
@@ -147,13 +147,13 @@ class Cluster:
         """What a dead node does to a pod: gone, without a word to its processes."""
         self.core.delete_namespaced_pod(pod, namespace, grace_period_seconds=0)
 
-    def wait(self, what: str, ready: Callable[[], Any], seconds: float = PATIENCE, poll: float = 0.5) -> Any:
+    def wait(self, what: str, ready: Callable[[], Any], seconds: float = WAIT_SECONDS, poll: float = 0.5) -> Any:
         """What `ready` returns as soon as it is true; fails after so many seconds."""
         deadline = time.monotonic() + seconds
-        while not (found := ready()):
+        while not (result := ready()):
             assert time.monotonic() < deadline, f"waited {seconds:.0f} s in vain for {what}"
             time.sleep(poll)
-        return found
+        return result
 
     def run(self, namespace: str, image: str, *command: str, workspace: str = "/workspace") -> str:
         """The output of a command in a pod of its own that mounts the claim `workspace`."""
@@ -174,8 +174,8 @@ class Cluster:
 
     def events(self, namespace: str) -> str:
         """The namespace's events as text, for the messages of failed tests."""
-        found = self.core.list_namespaced_event(namespace).items
-        return "\n".join(f"{event.involved_object.name}: {event.reason}: {event.message}" for event in found)
+        items = self.core.list_namespaced_event(namespace).items
+        return "\n".join(f"{event.involved_object.name}: {event.reason}: {event.message}" for event in items)
 
     def pod_in(self, namespace: str, name: str, phases: tuple[str, ...]) -> Any:
         """The pod if it is in one of these phases, else None."""

@@ -39,10 +39,10 @@ def _look() -> Cluster | str:
 
 
 def _connected() -> Cluster:
-    found = _look()
-    if isinstance(found, str):
-        pytest.skip(found)
-    return found
+    connection = _look()
+    if isinstance(connection, str):
+        pytest.skip(connection)
+    return connection
 
 
 @pytest.fixture(scope="session")
@@ -76,8 +76,8 @@ def image(cluster: Cluster) -> str:
 @pytest.fixture(scope="session")
 def launcher_image(cluster: Cluster, image: str) -> str:
     """The launchers' image, podscale-tools beside the other; PODSCALE_TEST_LAUNCHER_IMAGE names another."""
-    beside = image.replace("podscale-base", "podscale-tools")
-    return _held(cluster, os.environ.get("PODSCALE_TEST_LAUNCHER_IMAGE", beside))
+    default = image.replace("podscale-base", "podscale-tools")
+    return _held(cluster, os.environ.get("PODSCALE_TEST_LAUNCHER_IMAGE", default))
 
 
 @pytest.fixture(scope="session")

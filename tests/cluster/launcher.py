@@ -52,15 +52,15 @@ class Started:
     def text(self) -> str:
         return self._log.read_text(encoding="utf-8", errors="replace")
 
-    def sees(self, cluster: Cluster, *words: str) -> None:
+    def sees(self, cluster: Cluster, *texts: str) -> None:
         """Returns when all words were printed; fails where the command ends before."""
 
         def printed() -> bool:
-            there = all(word in self.text for word in words)
+            there = all(text in self.text for text in texts)
             assert there or self.process.poll() is None, self.text
             return there
 
-        cluster.wait(" and ".join(words), printed)
+        cluster.wait(" and ".join(texts), printed)
 
     def end(self) -> int:
         return self.process.wait(840)

@@ -53,8 +53,8 @@ def everything_in(namespace: str) -> set[str]:
     """kind/name of every object in the namespace but events."""
     kinds = kubectl("api-resources", "--verbs=list", "--namespaced", "-o", "name").split()
     listed = ",".join(kind for kind in kinds if not kind.startswith("events"))
-    found = json.loads(kubectl("get", listed, "--namespace", namespace, "-o", "json"))
-    return {f"{item['kind'].lower()}/{item['metadata']['name']}" for item in found["items"]}
+    objects = json.loads(kubectl("get", listed, "--namespace", namespace, "-o", "json"))
+    return {f"{item['kind'].lower()}/{item['metadata']['name']}" for item in objects["items"]}
 
 
 def get(namespace: str, *what: str) -> Any:
@@ -75,12 +75,13 @@ def test_install_prepares_the_namespace(shared: str) -> None:
 def test_everything_the_chart_can_make_is_accepted(namespace: str) -> None:
     """By the API server itself, strictly: unknown fields and wrong values are errors; nothing is created."""
     served = kubectl("api-versions").split()
-    made = [item for item in helm.template(None, helm.EVERYTHING, namespace=namespace) if item["apiVersion"] in served]
-    accounts = helm.kinds(made, "ServiceAccount")
+    objects = helm.template(None, helm.EVERYTHING, namespace=namespace)
+    rendered = [item for item in objects if item["apiVersion"] in served]
+    accounts = helm.kinds(rendered, "ServiceAccount")
     apply(accounts)  # a pod is refused while its account is missing, even in a rehearsal
-    wanted = [item for item in made if item not in accounts]
-    assert len(wanted) > 18
-    apply(wanted, "--dry-run=server", "--validate=strict")
+    others = [item for item in rendered if item not in accounts]
+    assert len(others) > 18
+    apply(others, "--dry-run=server", "--validate=strict")
 
 
 def apply(objects: list[dict[str, Any]], *options: str) -> None:
@@ -225,11 +226,13 @@ def ended(cluster: Cluster, namespace: str, job: str) -> dict[str, Any]:
     """The status of a Job that is complete or failed."""
 
     def status() -> dict[str, Any] | None:
-        found: dict[str, Any] = get(namespace, "job", job)["status"]
-        return found if {"Complete", "Failed"} & {one["type"] for one in found.get("conditions", ())} else None
+        job_status: dict[str, Any] = get(namespace, "job", job)["status"]
+        return (
+            job_status if {"Complete", "Failed"} & {one["type"] for one in job_status.get("conditions", ())} else None
+        )
 
-    found: dict[str, Any] = cluster.wait(f"the end of {job}", status, seconds=800, poll=2)
-    return found
+    job_status: dict[str, Any] = cluster.wait(f"the end of {job}", status, seconds=800, poll=2)
+    return job_status
 
 
 def test_bad_input_ends_a_direct_run_at_the_first_pod(cluster: Cluster, namespace: str, images: dict[str, str]) -> None:

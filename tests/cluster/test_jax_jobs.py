@@ -74,7 +74,7 @@ def test_a_lost_pod_comes_back_and_the_run_ends_with_the_same_bits(
     lost = training.pods()[pod].metadata
     cluster.kill(namespace, lost.name)
     training.succeed()
-    assert lost.uid not in [found.metadata.uid for found in training.pods()]
+    assert lost.uid not in [new.metadata.uid for new in training.pods()]
     result = training.result()
     assert result.same_bits(calm)
     assert "resumed" in result.events
@@ -87,10 +87,10 @@ def test_a_killed_rank_is_started_again_and_the_run_ends_with_the_same_bits(
     """In a JAXJob the containers start again, in a JobSet all pods are made anew."""
     training = start(f"killed-{pod}-{backend}", backend)
     training.wait_for_update(LOST_AT)
-    before = [found.metadata.uid for found in training.pods()]
+    before = [each.metadata.uid for each in training.pods()]
     training.kill_ranks(pod)
     training.succeed()
-    anew = [found.metadata.uid for found in training.pods()] != before
+    anew = [each.metadata.uid for each in training.pods()] != before
     assert anew if backend == "jobset" else sum(training.restarts()) > 0
     result = training.result()
     assert result.same_bits(calm)

@@ -19,12 +19,12 @@ FILES = sorted(JOBS.rglob("*.yaml"))
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(JOBS)))
 def test_the_api_server_accepts_it(cluster: Cluster, namespace: str, file: Path) -> None:
-    objects = [found for found in yaml.safe_load_all(file.read_text(encoding="utf-8")) if found]
-    absent = sorted({found["kind"] for found in objects if not serves(cluster, found)})
+    objects = [item for item in yaml.safe_load_all(file.read_text(encoding="utf-8")) if item]
+    absent = sorted({item["kind"] for item in objects if not serves(cluster, item)})
     if absent:
         pytest.skip(f"this cluster serves no {', '.join(absent)}: make cluster-up FULL=1")
-    runtimes = [found for found in objects if found["kind"] == "TrainingRuntime"]
-    rest = [found for found in objects if found not in runtimes]
+    runtimes = [item for item in objects if item["kind"] == "TrainingRuntime"]
+    rest = [item for item in objects if item not in runtimes]
     create(namespace, runtimes)
     try:
         create(namespace, rest, "--dry-run=server")
@@ -35,9 +35,9 @@ def test_the_api_server_accepts_it(cluster: Cluster, namespace: str, file: Path)
 
 def test_a_field_that_the_operator_does_not_know_is_refused(cluster: Cluster, namespace: str) -> None:
     (job,) = [
-        found
-        for found in yaml.safe_load_all((JOBS / "digits.pytorchjob.yaml").read_text(encoding="utf-8"))
-        if found["kind"] == "PyTorchJob"
+        item
+        for item in yaml.safe_load_all((JOBS / "digits.pytorchjob.yaml").read_text(encoding="utf-8"))
+        if item["kind"] == "PyTorchJob"
     ]
     if not serves(cluster, job):
         pytest.skip("this cluster serves no PyTorchJob")

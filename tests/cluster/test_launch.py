@@ -22,9 +22,9 @@ LONG = "train.epochs=500"  # ends by a request alone, however slow the machine i
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory, cluster: Cluster, namespace: str, image: str) -> None:
     """The shard set of all runs here."""
-    made = Launcher(tmp_path_factory.mktemp("shards"), namespace, image, "shards").command("submit", "--stage=shard")
-    assert made.returncode == 0, made.stdout + made.stderr
-    assert "succeeded" in made.stdout
+    ended = Launcher(tmp_path_factory.mktemp("shards"), namespace, image, "shards").command("submit", "--stage=shard")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "succeeded" in ended.stdout
 
 
 @pytest.fixture
@@ -78,8 +78,8 @@ def test_two_submitters_at_once_make_one_job_which_stop_ends(
     named = [job["metadata"]["name"] for job in cluster.all_of(namespace, *PYTORCHJOB)]
     assert named.count("twice") == 1
     waiting.sees(cluster, "running, 2 of 2 pods")
-    told = json.loads(launcher.command("status", "--json").stdout)
-    assert [(job["phase"], job["running"]) for job in told] == [("running", 2)]
+    status = json.loads(launcher.command("status", "--json").stdout)
+    assert [(job["phase"], job["running"]) for job in status] == [("running", 2)]
 
     assert "gone" in launcher.command("stop").stdout
     assert waiting.end() == 1
@@ -92,13 +92,13 @@ def test_a_request_to_stop_leaves_the_job_or_takes_it_along(
     cluster: Cluster, namespace: str, image: str, folder: Path
 ) -> None:
     launcher = Launcher(folder, namespace, image, "asked", LONG)
-    for options, left in (((), 1), (("--stop-on-signal",), 0)):
+    for options, jobs_left in (((), 1), (("--stop-on-signal",), 0)):
         waiting = launcher.start("submit", "--stage=train", *options)
         waiting.sees(cluster, "of 2 pods")
         waiting.process.send_signal(signal.SIGTERM)
         assert waiting.end() == 75, waiting.text
         at_work = [job for job in cluster.all_of(namespace, *PYTORCHJOB) if job["metadata"]["name"] == "asked"]
-        assert sum("deletionTimestamp" not in job["metadata"] for job in at_work) == left
+        assert sum("deletionTimestamp" not in job["metadata"] for job in at_work) == jobs_left
 
 
 def test_bad_input_ends_the_job_and_tells_the_stages_own_words(
@@ -113,7 +113,7 @@ def test_bad_input_ends_the_job_and_tells_the_stages_own_words(
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "reason"),
     [
         (("launch.image=localhost/absent:1", "launch.cluster.image_pull_policy=Never"), "ErrImageNeverPull"),
         (("launch.resources.cpus=1000",), "Insufficient cpu"),
@@ -121,11 +121,11 @@ def test_bad_input_ends_the_job_and_tells_the_stages_own_words(
     ids=["an image that is not there", "more than any node has"],
 )
 def test_status_tells_why_pods_do_not_start(
-    cluster: Cluster, namespace: str, image: str, folder: Path, settings: tuple[str, ...], told: str
+    cluster: Cluster, namespace: str, image: str, folder: Path, settings: tuple[str, ...], reason: str
 ) -> None:
     launcher = Launcher(folder, namespace, image, "stuck", *settings)
     assert launcher.command("submit", "--stage=train", "--no-wait").returncode == 0
-    cluster.wait(told, lambda: told in launcher.command("status").stdout, poll=2)
+    cluster.wait(reason, lambda: reason in launcher.command("status").stdout, poll=2)
     launcher.command("stop")
 
 
@@ -197,6 +197,6 @@ def test_a_namespace_deleted_under_the_launcher_is_one_message(cluster: Cluster,
 
 
 def test_the_examination_finds_nothing_missing(cluster: Cluster, namespace: str, image: str, folder: Path) -> None:
-    told = json.loads(Launcher(folder, namespace, image, "examined").command("doctor", "--cluster", "--json").stdout)
-    assert [line for line in told if line["verdict"] == "missing"] == []
-    assert {"API server", "kind PyTorchJob", "permissions", "the job itself"} <= {line["subject"] for line in told}
+    report = json.loads(Launcher(folder, namespace, image, "examined").command("doctor", "--cluster", "--json").stdout)
+    assert [line for line in report if line["verdict"] == "missing"] == []
+    assert {"API server", "kind PyTorchJob", "permissions", "the job itself"} <= {line["subject"] for line in report}

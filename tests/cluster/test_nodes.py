@@ -12,10 +12,10 @@ def test_a_pod_resolves_services_and_finds_what_an_earlier_one_wrote(
     cluster: Cluster, namespace: str, image: str
 ) -> None:
     cluster.run(namespace, image, "sh", "-c", "id -u > /workspace/user; mkdir /workspace/folder")
-    found = cluster.run(
+    output = cluster.run(
         namespace, image, "sh", "-c", "cat /workspace/user; getent hosts kubernetes.default.svc.cluster.local"
     )
-    user, address = found.splitlines()
+    user, address = output.splitlines()
     assert user == "65532"
     assert address.split()[1] == "kubernetes.default.svc.cluster.local"
 

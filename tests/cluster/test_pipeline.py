@@ -34,14 +34,14 @@ def document(image: str, launcher_image: str) -> Documents:
     common = ("launch.backend=pytorchjob", "launch.hardware=cpu", "launch.retries=1")
 
     def make(run_id: str, *changes: str, epochs: int = 2) -> RunConfig:
-        own = (f"launch.launcher_image={launcher_image}", f"train.epochs={epochs}")
-        return training.document(image, run_id, *common, *own, *changes)
+        settings = (f"launch.launcher_image={launcher_image}", f"train.epochs={epochs}")
+        return training.document(image, run_id, *common, *settings, *changes)
 
     return make
 
 
 @pytest.fixture(scope="module")
-def place(cluster: Cluster, namespace: str) -> str:
+def prepared_namespace(cluster: Cluster, namespace: str) -> str:
     """A namespace with the launcher's service account, its role, and a claim for artifacts."""
     kind = {"apiVersion": "rbac.authorization.k8s.io/v1"}
     name = {"metadata": {"name": LAUNCHER}}
@@ -104,8 +104,8 @@ class Pipeline:
 
 
 @pytest.mark.cluster_ci
-def test_the_whole_pipeline_trains_evaluates_and_reports(cluster, place, image, document):
-    pipeline = Pipeline(cluster, place, document("whole", "launch.shard_pods=2", epochs=8), image)
+def test_the_whole_pipeline_trains_evaluates_and_reports(cluster, prepared_namespace, image, document):
+    pipeline = Pipeline(cluster, prepared_namespace, document("whole", "launch.shard_pods=2", epochs=8), image)
     state = pipeline.runner.run()
     assert state == "SUCCEEDED", pipeline.logs()
     assert set(pipeline.states) == {"pack.0", "pack.1", "shard", "train", "evaluate", "report", "summary"}
@@ -125,14 +125,14 @@ def test_the_whole_pipeline_trains_evaluates_and_reports(cluster, place, image, 
     assert "# Run whole: SUCCEEDED" in pipeline.file("summary.md")
 
 
-def test_a_launcher_that_is_killed_adopts_its_job(cluster, place, image, document):
-    pipeline = Pipeline(cluster, place, document("adopted", epochs=12), image)
+def test_a_launcher_that_is_killed_adopts_its_job(cluster, prepared_namespace, image, document):
+    pipeline = Pipeline(cluster, prepared_namespace, document("adopted", epochs=12), image)
     thread = in_background(pipeline.runner.run)
     pipeline.runner.wait_for("train")
     pipeline.wait_for_steps(5)
     job = pipeline.job()
     assert job is not None
-    cluster.kill(place, pipeline.runner.tasks["train"].pods[-1])
+    cluster.kill(prepared_namespace, pipeline.runner.tasks["train"].pods[-1])
     thread.join(600)
     train = pipeline.runner.tasks["train"]
     assert train.state == "SUCCEEDED", pipeline.logs()
@@ -142,16 +142,16 @@ def test_a_launcher_that_is_killed_adopts_its_job(cluster, place, image, documen
     assert after["metadata"]["uid"] == job["metadata"]["uid"], "the second attempt made a job of its own"
     restarts = [
         pod.status.container_statuses[0].restart_count
-        for pod in cluster.pods(place, "training.kubeflow.org/job-name=adopted")
+        for pod in cluster.pods(prepared_namespace, "training.kubeflow.org/job-name=adopted")
     ]
     assert restarts == [0, 0]
     assert "PyTorchJob adopted" in train.log
     assert set(pipeline.states.values()) == {"SUCCEEDED"}
 
 
-def test_the_error_of_a_failing_training_reaches_the_summary(cluster, place, image, document):
+def test_the_error_of_a_failing_training_reaches_the_summary(cluster, prepared_namespace, image, document):
     config = document("failing", "train.schedule.learning_rate=1e30", "train.max_nonfinite=1", *ONCE)
-    pipeline = Pipeline(cluster, place, config, image)
+    pipeline = Pipeline(cluster, prepared_namespace, config, image)
     assert pipeline.runner.run() == "FAILED"
     assert pipeline.states["train"] == "FAILED", pipeline.logs()
     assert pipeline.states["evaluate"] == "SKIPPED"
@@ -165,9 +165,9 @@ def test_the_error_of_a_failing_training_reaches_the_summary(cluster, place, ima
 
 
 @pytest.mark.parametrize("how", ["cancelled", "orphaned"])
-def test_a_run_that_ends_without_its_job_stops_it(cluster, place, image, document, how):
+def test_a_run_that_ends_without_its_job_stops_it(cluster, prepared_namespace, image, document, how):
     """Cancelled by a person, or failed because its launcher was killed and may not be tried again."""
-    pipeline = Pipeline(cluster, place, document(how, *ONCE, epochs=500), image)
+    pipeline = Pipeline(cluster, prepared_namespace, document(how, *ONCE, epochs=500), image)
     thread = in_background(pipeline.runner.run)
     train = pipeline.runner.wait_for("train")
     pipeline.wait_for_steps(5)
@@ -175,7 +175,7 @@ def test_a_run_that_ends_without_its_job_stops_it(cluster, place, image, documen
     if how == "cancelled":
         pipeline.runner.terminate()
     else:
-        cluster.kill(place, train.pods[-1])
+        cluster.kill(prepared_namespace, train.pods[-1])
     thread.join(300)
     state = "RUNNING" if how == "cancelled" else "FAILED"
     assert pipeline.states["train"] == state
@@ -188,12 +188,12 @@ def test_a_run_that_ends_without_its_job_stops_it(cluster, place, image, documen
     assert json.loads(pipeline.file("outcome.json"))["train"]["exit_code"] == 75, "it saved before it ended"
 
 
-def test_a_job_that_cannot_be_submitted_leaves_its_error(cluster, place, image, document):
+def test_a_job_that_cannot_be_submitted_leaves_its_error(cluster, prepared_namespace, image, document):
     config = document("refused", *ONCE)
-    pipeline = Pipeline(cluster, place, config, image, service_account="default")
+    pipeline = Pipeline(cluster, prepared_namespace, config, image, service_account="default")
     assert pipeline.runner.run() == "FAILED"
     assert pipeline.runner.tasks["train"].state == "FAILED"
     assert "Traceback" not in pipeline.runner.tasks["train"].log
     error = json.loads(pipeline.file("outcome.json"))["train"]["error"]
-    assert f"system:serviceaccount:{place}:default" in error
+    assert f"system:serviceaccount:{prepared_namespace}:default" in error
     assert error in pipeline.file("summary.md")

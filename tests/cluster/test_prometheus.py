@@ -50,8 +50,8 @@ def test_the_operator_takes_over_our_rules(cluster: Cluster, prometheus: Ask) ->
 
     def loaded() -> dict[str, str]:
         groups = prometheus("rules")["groups"]
-        found = {rule["name"]: rule["health"] for group in groups for rule in group["rules"]}
-        return found if expected <= {name for name, health in found.items() if health == "ok"} else {}
+        health_by_rule = {rule["name"]: rule["health"] for group in groups for rule in group["rules"]}
+        return health_by_rule if expected <= {name for name, health in health_by_rule.items() if health == "ok"} else {}
 
     assert cluster.wait("the rules' first evaluation", loaded, poll=2)
 
@@ -63,8 +63,8 @@ def test_the_metrics_of_every_pod_are_scraped_while_it_trains(
     training = Training(cluster, namespace, image, "scraped", "pytorchjob", "train.epochs=16")
 
     def both_up() -> list[Any]:
-        found = prometheus("query", query='up{container="pytorch"}')["result"]
-        return found if [sample["value"][1] for sample in found] == ["1", "1"] else []
+        samples = prometheus("query", query='up{container="pytorch"}')["result"]
+        return samples if [sample["value"][1] for sample in samples] == ["1", "1"] else []
 
     assert {sample["metric"]["pod"] for sample in cluster.wait("both targets", both_up, poll=2)} == {
         "scraped-worker-0",

@@ -108,11 +108,11 @@ def test_256_pods_of_a_pytorchjob_are_scheduled_and_watched(cluster: Cluster, im
         finally:
             launcher.kill()
             cluster.delete(namespace, "kubeflow.org/v1", "PyTorchJob", "large")  # before the nodes of its pods
-    found = json.loads(out)
-    print(found)
-    assert found["waiting"]
-    assert found["mebibytes"] < 300
-    assert found["requests"] / WATCHED_SECONDS < 2
+    usage = json.loads(out)
+    print(usage)
+    assert usage["waiting"]
+    assert usage["mebibytes"] < 300
+    assert usage["requests"] / WATCHED_SECONDS < 2
 
 
 def test_64_hosts_of_four_slices_are_scheduled_each_slice_in_a_pool(cluster: Cluster, image: str) -> None:

@@ -15,7 +15,7 @@ from tests.cluster.release import install, kubectl
 pytestmark = pytest.mark.timeout(600)
 CLAIM = "shared"
 HERE = {"key": "kubernetes.io/hostname", "operator": "In", "values": [places.NAME]}
-HEEDS: dict[str, Any] = {
+NODE_AFFINITY: dict[str, Any] = {
     "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [HERE]}]}},
 }
 Volume = Callable[[str], Path]
@@ -47,7 +47,7 @@ def volume(cluster: Cluster, namespace: str) -> Iterator[Volume]:
             "persistentVolumeReclaimPolicy": "Retain",
             "storageClassName": "",
             kind: {"path": str(folder)},
-            **(HEEDS if kind == "local" else {}),
+            **(NODE_AFFINITY if kind == "local" else {}),
         }
         cluster.core.create_persistent_volume({"metadata": {"name": name}, "spec": spec})
         claim = {"accessModes": ["ReadWriteMany"], "storageClassName": "", "volumeName": name,
@@ -85,8 +85,8 @@ def test_a_volume_of_roots_becomes_writable_for_pods_without_fsgroup(
     assert pod.status.phase == "Succeeded", cluster.logs(namespace, "task")
     assert folder.stat().st_gid == USER
     assert (folder / "runs" / "digits" / "logs").is_dir()
-    left = kubectl("get", "jobs", "--namespace", namespace, "-o", "name")
-    assert left == "", "the hook that succeeded is gone"
+    jobs = kubectl("get", "jobs", "--namespace", namespace, "-o", "name")
+    assert jobs == "", "the hook that succeeded is gone"
 
 
 def test_a_volume_that_heeds_no_fsgroup_fails_the_release_and_says_what_to_do(

@@ -59,10 +59,10 @@ def photographs(folder: Path) -> None:
     random = np.random.default_rng(1)
     for number in range(PICTURES):
         which = number % len(digits["levels"])
-        place = folder / str(digits["labels"][which])
-        place.mkdir(parents=True, exist_ok=True)
+        directory = folder / str(digits["labels"][which])
+        directory.mkdir(parents=True, exist_ok=True)
         pixels = digits["levels"][which] * 15.0 + random.integers(0, 16, (8, 8))
-        path = place / f"{number:05}.jpg"
+        path = directory / f"{number:05}.jpg"
         Image.fromarray(pixels.astype(np.uint8)).resize((SIDE, SIDE)).convert("RGB").save(path, quality=85)
         if number < BROKEN:
             path.write_bytes(path.read_bytes()[:300] if number % 2 else b"no picture")
@@ -93,7 +93,7 @@ class _Training:
         self._starve = folder / "starve"
 
     def first(self) -> float:
-        """The run with all its troubles; returns a time at which it was well again and still there."""
+        """The run with all its faults; returns a time at which it was well again and still there."""
         command = self._start(RUN, 64)
         try:
             self._train(RUN, 45)

@@ -38,13 +38,13 @@ def pictures(recorded: Recorded, scratch: Path, target: Path) -> None:
             compares = board.name == "compare"
             span = recorded.both if compares else recorded.first
             for suffix, width in WIDTHS.items():
-                told = f"Run: {RUN}, {SECOND}" if compares else f"Run: {RUN}"
+                runs_text = f"Run: {RUN}, {SECOND}" if compares else f"Run: {RUN}"
                 chosen = EVERYTHING if compares else {**EVERYTHING, "run": RUN}
                 page = scratch / "page.html"
-                empty = draw(tab, dashboard, span, page, width=width, subtitle=told, variables=chosen)
-                whole = scratch / "whole.png"
-                tab.screenshot(whole, width=width)
-                save(whole, target / f"{board.name}{suffix}.png")
+                empty = draw(tab, dashboard, span, page, width=width, subtitle=runs_text, variables=chosen)
+                full_page = scratch / "whole.png"
+                tab.screenshot(full_page, width=width)
+                save(full_page, target / f"{board.name}{suffix}.png")
                 print(f"{board.name}{suffix}: without data: {', '.join(empty) or 'none'}")
 
 

@@ -60,8 +60,8 @@ class Series:
 def series(expression: str) -> list[Series]:
     """Every series of an expression: all names that are no function, no keyword and no label."""
     bare = LISTS.sub("", expression.replace("${run}", "$run"))
-    found = [match for match in NAMED.finditer(bare) if not match[2] and match[1] not in WORDS]
-    return [Series(match[1], match[3] or "", match[4] or "", bare[: match.start()]) for match in found]
+    matches = [match for match in NAMED.finditer(bare) if not match[2] and match[1] not in WORDS]
+    return [Series(match[1], match[3] or "", match[4] or "", bare[: match.start()]) for match in matches]
 
 
 PANELS = [
@@ -196,15 +196,15 @@ def test_every_foreign_series_is_used() -> None:
 
 @pytest.mark.parametrize("stem", BY_STEM)
 def test_panels_fill_the_grid_without_overlap(stem: str) -> None:
-    taken: dict[tuple[int, int], str] = {}
+    occupied: dict[tuple[int, int], str] = {}
     for panel in BY_STEM[stem]["panels"]:
-        place = panel["gridPos"]
-        assert place["x"] + place["w"] <= 24
-        for x in range(place["x"], place["x"] + place["w"]):
-            for y in range(place["y"], place["y"] + place["h"]):
-                assert (x, y) not in taken, f"{panel['title']} lies on {taken[x, y]}"
-                taken[x, y] = panel["title"]
-    height = max(y for _, y in taken) + 1
-    assert len(taken) == 24 * height, "a hole in the grid"
+        position = panel["gridPos"]
+        assert position["x"] + position["w"] <= 24
+        for x in range(position["x"], position["x"] + position["w"]):
+            for y in range(position["y"], position["y"] + position["h"]):
+                assert (x, y) not in occupied, f"{panel['title']} lies on {occupied[x, y]}"
+                occupied[x, y] = panel["title"]
+    height = max(y for _, y in occupied) + 1
+    assert len(occupied) == 24 * height, "a hole in the grid"
     ids = [panel["id"] for panel in BY_STEM[stem]["panels"]]
     assert len(set(ids)) == len(ids)

@@ -61,16 +61,18 @@ def test_every_query_returns_data_of_its_kind(path: Path, chosen: str, server: t
     for panel, target in targets(path):
         query = filled(target["expr"], VARIABLES[chosen])
         if target["instant"]:
-            found = [float(one["value"][1]) for one in running.instant(query, end)]
+            values = [float(one["value"][1]) for one in running.instant(query, end)]
             labels = [one["metric"] for one in running.instant(query, end)]
         else:
             answer = running.course(query, end - LENGTH, end, EVERY)
-            found = [float(value) for one in answer for _, value in one["values"]]
+            values = [float(value) for one in answer for _, value in one["values"]]
             labels = [one["metric"] for one in answer]
-        assert found, f"{panel['title']}: {query} returns nothing"
-        assert all(math.isfinite(value) for value in found), f"{panel['title']}: {query} is not a number somewhere"
+        assert values, f"{panel['title']}: {query} returns nothing"
+        assert all(math.isfinite(value) for value in values), f"{panel['title']}: {query} is not a number somewhere"
         if panel["fieldConfig"]["defaults"]["unit"] in SHARES:
-            assert -0.01 <= min(found) <= max(found) <= 1.01, f"{panel['title']}: {query}: {min(found)}, {max(found)}"
+            assert -0.01 <= min(values) <= max(values) <= 1.01, (
+                f"{panel['title']}: {query}: {min(values)}, {max(values)}"
+            )
         legend = target["legendFormat"]
         for label in [part.partition("}}")[0] for part in legend.split("{{")[1:]]:
             assert all(label in one for one in labels), f"{panel['title']}: no label {label} for {legend}: {labels[:2]}"
@@ -85,11 +87,11 @@ def test_variables_and_annotations_find_what_happened(path: Path, server: tuple[
     everything = VARIABLES["Grafana's All"]
     for variable in dashboard["templating"]["list"][1:]:
         series, label = variable["definition"].removeprefix("label_values(").removesuffix(")").rsplit(", ", 1)
-        found = running.get(
+        events = running.get(
             f"label/{label}/values", start=end - LENGTH, end=end, **{"match[]": filled(series, everything)}
         )
-        wanted = {"run": [imaginary_run.RUN], "rank": ["0", "1"], "namespace": []}  # no namespace outside Kubernetes
-        assert found == wanted[label]
+        expected = {"run": [imaginary_run.RUN], "rank": ["0", "1"], "namespace": []}  # no namespace outside Kubernetes
+        assert events == expected[label]
     for event in dashboard["annotations"].get("list", []):
         answer = running.course(filled(event["expr"], everything), end - LENGTH, end, EVERY)
         assert event["useValueForTime"]

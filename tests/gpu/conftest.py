@@ -60,7 +60,7 @@ def train_here() -> TrainHere:
 
 
 def _train_here(
-    world: Any, config: RunConfig, shards: Path, watch: Callable[[Any, int], None] = lambda session, step: None
+    world: Any, config: RunConfig, shards: Path, watch: Callable[[Any, int], None] = lambda trainer, step: None
 ) -> dict[str, Any]:
     from podscale.data.shard_set import ShardSet
     from podscale.distributed.step_status import StopRequest
@@ -73,17 +73,17 @@ def _train_here(
     run, shard_set = RunDirectory.for_config(config).create(), ShardSet.open(shards)
     with open_training_logger(WorkerEnv(config, "train", str(shards), run.path), world) as monitor:
         checkpoints = open_checkpoint_store(config, run, shard_set, listener=monitor.checkpoint_reported)
-        session = build_trainer(config, world, shard_set, checkpoints, monitor, StopRequest())
-        feed = session.prefetcher
+        trainer = build_trainer(config, world, shard_set, checkpoints, monitor, StopRequest())
+        feed = trainer.prefetcher
 
         def watched(batches: Any, phase: Any) -> Iterator[Any]:
             for batch in feed(batches, phase):
-                watch(session, batch.host_batch.step)
+                watch(trainer, batch.host_batch.step)
                 yield batch
 
-        session.prefetcher = watched  # type: ignore[assignment]
+        trainer.prefetcher = watched  # type: ignore[assignment]
         try:
-            session.train()
+            trainer.train()
         finally:
-            session.close()
-        return {name: tensor.clone().cpu() for name, tensor in session.state.tensors().items()}
+            trainer.close()
+        return {name: tensor.clone().cpu() for name, tensor in trainer.state.tensors().items()}

@@ -53,15 +53,15 @@ def world_on_one_gpu(size: int, directory: Path) -> list[dict[str, Any]]:
         port = probe.getsockname()[1]
     ranks = [start(rank, size, port, directory / f"{rank}.pt") for rank in range(size)]
     try:
-        told = [rank.communicate(timeout=280)[0] for rank in ranks]
+        outputs = [rank.communicate(timeout=280)[0] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
     if any(rank.returncode == REFUSED for rank in ranks):
         pytest.skip(
-            f"{size} ranks on one GPU with NCCL_HOSTID of their own; NCCL answered: {max(told, key=len)[-800:]}"
+            f"{size} ranks on one GPU with NCCL_HOSTID of their own; NCCL answered: {max(outputs, key=len)[-800:]}"
         )
-    assert [rank.returncode for rank in ranks] == [0] * size, "\n".join(told)[-4000:]
+    assert [rank.returncode for rank in ranks] == [0] * size, "\n".join(outputs)[-4000:]
     return [torch.load(directory / f"{rank}.pt") for rank in range(size)]
 
 
@@ -71,15 +71,15 @@ def test_the_family_on_nccl(size: int, tmp_path: Path) -> None:
 
     from tests.support.nccl_rank import LENGTHS, contribution
 
-    found = world_on_one_gpu(size, tmp_path)
+    results = world_on_one_gpu(size, tmp_path)
     exact = {n: torch.stack([contribution(rank, n).double() for rank in range(size)]).mean(0) for n in LENGTHS}
-    for name, (mean, again) in found[0].items():
+    for name, (mean, again) in results[0].items():
         assert torch.equal(mean, again), f"{name}: a rerun, overlap or a graph changed the bits"
-        assert all(torch.equal(mean, other[name][0]) for other in found[1:]), f"{name}: ranks differ"
+        assert all(torch.equal(mean, other[name][0]) for other in results[1:]), f"{name}: ranks differ"
         if name.startswith("{"):
             tolerance = 3e-2 if "bf16" in name else 1e-6
             assert (mean - exact[len(mean)]).abs().max() < tolerance, name
-    gradients = {name: mean for name, (mean, _) in found[0].items() if name.startswith(("reducer", "hook"))}
+    gradients = {name: mean for name, (mean, _) in results[0].items() if name.startswith(("reducer", "hook"))}
     assert len(gradients) == 9
     for name, gradient in gradients.items():
         torch.testing.assert_close(gradient, gradients["reducer flat"], rtol=1e-4, atol=1e-7, msg=name)

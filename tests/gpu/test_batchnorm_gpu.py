@@ -26,21 +26,21 @@ def layers(channels: int, world: Any, part: int | None) -> tuple[Any, Any]:
     from podscale.pytorch.batch_norm import BatchNorm
 
     torch.manual_seed(1)
-    ours, oracle = BatchNorm(channels, momentum=0.3), nn.BatchNorm2d(channels, momentum=0.3)
-    nn.init.normal_(ours.weight)
-    nn.init.normal_(ours.bias)
-    oracle.load_state_dict(ours.state_dict(), strict=False)
-    ours.to(world.device)
-    ours.group, ours.part_size = world.consecutive_group(1) if part is None else None, part
-    return ours, oracle.double()
+    layer, oracle = BatchNorm(channels, momentum=0.3), nn.BatchNorm2d(channels, momentum=0.3)
+    nn.init.normal_(layer.weight)
+    nn.init.normal_(layer.bias)
+    oracle.load_state_dict(layer.state_dict(), strict=False)
+    layer.to(world.device)
+    layer.group, layer.part_size = world.consecutive_group(1) if part is None else None, part
+    return layer, oracle.double()
 
 
-def assert_close(found: Any, want: Any, tolerance: float) -> None:
+def assert_close(actual: Any, expected: Any, tolerance: float) -> None:
     import torch
 
-    want = want.detach()
+    expected = expected.detach()
     torch.testing.assert_close(
-        found.detach().double().cpu(), want, rtol=tolerance, atol=tolerance * float(want.abs().max())
+        actual.detach().double().cpu(), expected, rtol=tolerance, atol=tolerance * float(expected.abs().max())
     )
 
 
@@ -64,12 +64,12 @@ def check_layer(world: Any, name: str, channels_last: bool, part: int | None, pr
     import torch
 
     dtype, tolerance = getattr(torch, name), TOLERANCE[name]
-    ours, oracle = layers(13, world, part)
+    layer_under_test, oracle = layers(13, world, part)
     if name == "float64":
-        ours.double()
+        layer_under_test.double()
     x, dy = draw(2, 6, 13, dtype, channels_last, mean=2.0), draw(3, 6, 13, dtype, channels_last)
     on_device = x.to(world.device).requires_grad_()
-    y = prepared(ours)(on_device)
+    y = prepared(layer_under_test)(on_device)
     y.backward(dy.to(world.device))
     exact = x.double().requires_grad_()
     size = part or 6
@@ -78,18 +78,20 @@ def check_layer(world: Any, name: str, channels_last: bool, part: int | None, pr
         oracle.reset_running_stats()
         ys.append(oracle(piece))
         states.append(torch.stack([oracle.running_mean, oracle.running_var]))
-    want = torch.cat(ys)
-    want.backward(dy.double())
+    expected = torch.cat(ys)
+    expected.backward(dy.double())
     assert y.dtype == dtype
     assert y.stride() == on_device.stride()
     assert on_device.grad is not None
     assert on_device.grad.stride() == on_device.stride()
-    assert_close(y, want, tolerance)
+    assert_close(y, expected, tolerance)
     assert_close(on_device.grad, exact.grad, tolerance)
     sums = tolerance if name == "float64" else TOLERANCE["float32"]  # fp32 at least, whatever the images are
-    assert_close(ours.weight.grad, oracle.weight.grad, 10 * sums)
-    assert_close(ours.bias.grad, oracle.bias.grad, 10 * sums)
-    assert_close(torch.stack([ours.running_mean, ours.running_var]), torch.stack(states).mean(0), sums)
+    assert_close(layer_under_test.weight.grad, oracle.weight.grad, 10 * sums)
+    assert_close(layer_under_test.bias.grad, oracle.bias.grad, 10 * sums)
+    assert_close(
+        torch.stack([layer_under_test.running_mean, layer_under_test.running_var]), torch.stack(states).mean(0), sums
+    )
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
@@ -104,56 +106,62 @@ def test_uneven_ranks_make_one_batch(world: Any, channels_last: bool, mean: floa
     batches = [draw(seed, count, 13, torch.float32, channels_last, mean) for seed, count in ((1, 3), (2, 5))]
     gradients = [draw(seed, count, 13, torch.float32, channels_last) for seed, count in ((3, 3), (4, 5))]
     xs, dys = ([t.to(world.device) for t in ts] for ts in (batches, gradients))
-    whole, oracle = torch.cat(batches).double().requires_grad_(), torch.nn.BatchNorm2d(13, momentum=1.0).double()
-    want = oracle(whole)
-    want.backward(torch.cat(gradients).double())
+    all_images, oracle = torch.cat(batches).double().requires_grad_(), torch.nn.BatchNorm2d(13, momentum=1.0).double()
+    expected = oracle(all_images)
+    expected.backward(torch.cat(gradients).double())
 
     messages: list[Any] = []
-    own = [(*native_kernels.moments(x), x.numel() // x.shape[1]) for x in xs]
-    for mine in own:
-        combine_moments(*mine, lambda m: messages.append(m.clone()) or m, torch.float32)
-    found = combine_moments(*own[0], lambda m: torch.stack(messages).sum(0), torch.float32)
-    assert_close(found.mean, oracle.running_mean, 1e-6)
-    assert_close(found.unbiased, oracle.running_var, 1e-4)
-    invstd, one, zero = torch.rsqrt(found.var + 1e-5), torch.ones_like(found.mean), torch.zeros_like(found.mean)
-    y = torch.cat([native_kernels.normalise(x, found.mean, invstd, one, zero) for x in xs])
+    rank_moments = [(*native_kernels.moments(x), x.numel() // x.shape[1]) for x in xs]
+    for rank in rank_moments:
+        combine_moments(*rank, lambda m: messages.append(m.clone()) or m, torch.float32)
+    combined = combine_moments(*rank_moments[0], lambda m: torch.stack(messages).sum(0), torch.float32)
+    assert_close(combined.mean, oracle.running_mean, 1e-6)
+    assert_close(combined.unbiased, oracle.running_var, 1e-4)
+    invstd, one, zero = (
+        torch.rsqrt(combined.var + 1e-5),
+        torch.ones_like(combined.mean),
+        torch.zeros_like(combined.mean),
+    )
+    y = torch.cat([native_kernels.normalise(x, combined.mean, invstd, one, zero) for x in xs])
     pairs = list(zip(dys, xs, strict=True))
-    sums = torch.stack([torch.stack(native_kernels.gradient_sums(dy, x, found.mean, invstd)) for dy, x in pairs]).sum(0)
-    dx = [native_kernels.input_gradient(dy, x, found.mean, invstd, one, sums, found.count) for dy, x in pairs]
+    sums = torch.stack(
+        [torch.stack(native_kernels.gradient_sums(dy, x, combined.mean, invstd)) for dy, x in pairs]
+    ).sum(0)
+    dx = [native_kernels.input_gradient(dy, x, combined.mean, invstd, one, sums, combined.count) for dy, x in pairs]
     loose = 1e-5 if mean == 0 else 1e-3  # one step of fp32 at 1000 is 4e-5 deviations
-    assert_close(y, want, loose)
-    assert_close(torch.cat(dx), whole.grad, loose)
+    assert_close(y, expected, loose)
+    assert_close(torch.cat(dx), all_images.grad, loose)
 
 
 def test_a_group_norm_replays_in_a_graph(world: Any) -> None:
     """Nothing in it waits for the device, and a replay follows new images."""
     import torch
 
-    ours, _ = layers(13, world, None)
+    layer, _ = layers(13, world, None)
     static = draw(1, 6, 13, torch.bfloat16, True).to(world.device).requires_grad_()
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(3):
-            ours(static).square().sum().backward()
+            layer(static).square().sum().backward()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     static.grad = None
     with torch.cuda.graph(graph):
-        y = ours(static)
+        y = layer(static)
         y.square().sum().backward()
     fresh = draw(5, 6, 13, torch.bfloat16, True, mean=3.0).to(world.device)
     with torch.no_grad():
         static.copy_(fresh)
-    before = torch.stack([ours.running_mean, ours.running_var])
+    before = torch.stack([layer.running_mean, layer.running_var])
     graph.replay()
-    after = torch.stack([ours.running_mean, ours.running_var])
-    ours.running_mean.copy_(before[0])
-    ours.running_var.copy_(before[1])
+    after = torch.stack([layer.running_mean, layer.running_var])
+    layer.running_mean.copy_(before[0])
+    layer.running_var.copy_(before[1])
     torch.cuda.set_sync_debug_mode("error")
     try:
-        want = ours(fresh)
+        expected = layer(fresh)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert torch.equal(y, want)
-    assert torch.equal(after, torch.stack([ours.running_mean, ours.running_var]))
+    assert torch.equal(y, expected)
+    assert torch.equal(after, torch.stack([layer.running_mean, layer.running_var]))

@@ -48,8 +48,8 @@ def test_a_stopped_training_continues_to_the_bit(
 
 
 def stop_at(step: int) -> Any:
-    def watch(session: Any, number: int) -> None:
-        session.stop_request.requested = number == step
+    def watch(trainer: Any, number: int) -> None:
+        trainer.stop_request.requested = number == step
 
     return watch
 
@@ -75,12 +75,12 @@ def test_gradients_are_those_of_the_cpu(world: Any) -> None:
             loss = nn.functional.cross_entropy(on_gpu(images.to(world.device)), labels.to(world.device))
             reducer.backward(loss, last=True)
             reducer.finish()
-        for found, want in zip(reducer.buffer.views, expected, strict=True):
-            torch.testing.assert_close(found.double().cpu(), want, rtol=1e-4, atol=1e-6)
+        for gradient, expected_gradient in zip(reducer.buffer.views, expected, strict=True):
+            torch.testing.assert_close(gradient.double().cpu(), expected_gradient, rtol=1e-4, atol=1e-6)
         reducer.close()
 
 
-def test_feed_copies_and_normalises(world: Any) -> None:
+def test_the_prefetcher_copies_and_the_images_are_normalised(world: Any) -> None:
     import numpy as np
 
     from podscale.config import InputSection
@@ -101,26 +101,26 @@ def test_feed_copies_and_normalises(world: Any) -> None:
     section = InputSection()
     normalise = Normalise(section, world, channels_last=True)
     for item in DevicePrefetcher(world)(iter(batches), untimed):
-        want = (item.host_batch.images / 255.0 - section.mean) / section.std
-        np.testing.assert_allclose(normalise(item.images).permute(0, 2, 3, 1).cpu().numpy(), want, atol=1e-5)
+        expected = (item.host_batch.images / 255.0 - section.mean) / section.std
+        np.testing.assert_allclose(normalise(item.images).permute(0, 2, 3, 1).cpu().numpy(), expected, atol=1e-5)
 
 
-def test_control_words_arrive_late_and_right(world: Any) -> None:
+def test_statuses_arrive_late_and_right(world: Any) -> None:
     import torch
 
     from podscale.distributed.step_status import STATUS_LAG
     from podscale.pytorch.step_sync import StepSync
     from podscale.pytorch.train_step import StepResult
 
-    control, heard = StepSync(world), []
+    step_sync, received = StepSync(world), []
     for step in range(1, 50):
         loss = torch.full((), float(step), device=world.device)
-        control.send(
+        step_sync.send(
             step, StepResult(loss, torch.isfinite(loss) & (loss != 7)), busy_seconds=0.001 * step, stop=step == 9
         )
-        heard += control.ready()
-        assert len(heard) == max(0, step - STATUS_LAG)
-    heard += control.drain()
-    assert [word.loss for word in heard] == list(range(1, 50))
-    assert [word.step for word in heard if not word.finite] == [7]
-    assert [word.step for word in heard if word.stop] == [9]
+        received += step_sync.ready()
+        assert len(received) == max(0, step - STATUS_LAG)
+    received += step_sync.drain()
+    assert [status.loss for status in received] == list(range(1, 50))
+    assert [status.step for status in received if not status.is_finite] == [7]
+    assert [status.step for status in received if status.stop_requested] == [9]

@@ -29,11 +29,11 @@ def test_bench_allreduce_over_nccl(ranks: int) -> None:
         "side": 64,
         "batch": 8,
     }
-    found = all_reduce.run_link_benchmark(job, ranks, 300.0)
-    assert (found["backend"], found["ranks"], found["rows"]) == ("nccl", ranks, [ranks, 1])
-    assert all(one["error"] < 1e-6 for one in found["whole"])
-    assert len(found["steps"]) == 3
-    assert all_reduce.format_tables(found)
+    report = all_reduce.run_link_benchmark(job, ranks, 300.0)
+    assert (report["backend"], report["ranks"], report["rows"]) == ("nccl", ranks, [ranks, 1])
+    assert all(one["error"] < 1e-6 for one in report["whole"])
+    assert len(report["steps"]) == 3
+    assert all_reduce.format_tables(report)
 
 
 def test_auto_on_the_device(tmp_path: Path) -> None:
@@ -45,10 +45,10 @@ def test_auto_on_the_device(tmp_path: Path) -> None:
     section = AllReduceSection(algorithm="auto")
     world = join_world(60.0, {})
     try:
-        settled = resolve_algorithm(section, world, 10**8, tmp_path / "all_reduce.json")
+        choice = resolve_algorithm(section, world, 10**8, tmp_path / "all_reduce.json")
         bucket = torch.ones(2**20, device=world.device)
-        build_all_reduce(settled.section(section), world)(bucket)
+        build_all_reduce(choice.section(section), world)(bucket)
         assert bucket.eq(1).all()
-        assert settled.fabric.slice_bytes == 8 * 2**20
+        assert choice.fabric.slice_bytes == 8 * 2**20
     finally:
         leave_world()

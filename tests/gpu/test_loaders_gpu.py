@@ -42,7 +42,7 @@ def run(loader: str, directory: Path, device: str, *, training: bool) -> list[An
     )
     split = ShardSet.open(directory).split("train")
     if training:
-        made = build_loader(
+        batch_loader = build_loader(
             config,
             split,
             build_sampler(config, split),
@@ -53,12 +53,12 @@ def run(loader: str, directory: Path, device: str, *, training: bool) -> list[An
         )
         stop = 6
     else:
-        made = build_evaluation_loader(config, split, ranks=range(1), world_size=1, device=device)
+        batch_loader = build_evaluation_loader(config, split, ranks=range(1), world_size=1, device=device)
         stop = evaluation_steps(len(split), 1, 16)
     try:
-        return list(made.batches(0, stop))
+        return list(batch_loader.batches(0, stop))
     finally:
-        made.close()
+        batch_loader.close()
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -32,8 +32,8 @@ def test_the_watch_speaks_while_the_host_waits_for_the_device() -> None:
     torch.cuda._sleep(1)
     with watch_torch_peers(
         RankGroup(0, 2, store, 1.0), lambda e: ended.append((time.monotonic(), e)), interval_seconds=0.2
-    ) as whereabouts:
-        whereabouts.step_done(1)
+    ) as tracker:
+        tracker.step_done(1)
         torch.cuda._sleep(12_000_000_000)  # clock cycles: several seconds on any device
         torch.cuda.synchronize()
         over = time.monotonic()

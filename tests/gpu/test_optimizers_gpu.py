@@ -29,10 +29,10 @@ def test_fused_momentum_is_the_listed_one(name: str, shards: int, compact: bool)
     from tests.support.update_rules import RULES, updated
 
     on_cpu = updated(RULES[name], ForeachMomentum, "cpu", shards=shards, compact=compact)
-    for mover in (ForeachMomentum, FusedMomentum):
-        found = updated(RULES[name], mover, "cuda", shards=shards, compact=compact)
-        again = updated(RULES[name], mover, "cuda", shards=shards, compact=compact)
-        for a, b, c in zip(found, again, on_cpu, strict=True):
+    for momentum_update in (ForeachMomentum, FusedMomentum):
+        actual = updated(RULES[name], momentum_update, "cuda", shards=shards, compact=compact)
+        again = updated(RULES[name], momentum_update, "cuda", shards=shards, compact=compact)
+        for a, b, c in zip(actual, again, on_cpu, strict=True):
             assert torch.equal(a, b)
             torch.testing.assert_close(a.cpu(), c, rtol=1e-5, atol=5e-6)
 
@@ -97,7 +97,7 @@ def test_shampoo_is_that_of_a_cpu_and_waits_for_eigenvalues_alone(roots: Any) ->
     ]
     generator = torch.Generator().manual_seed(0)
     drawn = [torch.randn(9184, generator=generator) for _ in range(7)]
-    found = {}
+    states = {}
     for device in ("cpu", "cuda"):
         weights, gradients = drawn[0].to(device, copy=True), torch.zeros(9184, device=device)
         share = ParamShard(segments, [(0, 9184)], weights, gradients)
@@ -105,17 +105,17 @@ def test_shampoo_is_that_of_a_cpu_and_waits_for_eigenvalues_alone(roots: Any) ->
         rule = Shampoo(share, section, ReplicaGroup(), nesterov=True)
         row = HyperParams(*torch.tensor([0.1, 0.9, 1e-2, 2.0], device=device).unbind())
         flags = [torch.tensor(number != 4, device=device) for number in range(6)]
-        given = [values.to(device) for values in drawn[1:]]
+        step_gradients = [values.to(device) for values in drawn[1:]]
         for number in range(6):
-            gradients.copy_(given[number] * flags[number])
+            gradients.copy_(step_gradients[number] * flags[number])
             rule.start_step(number)
             if number == 3 and device == "cuda" and roots == "newton":  # kernels are compiled by now; roots are due
                 torch.cuda.synchronize()
                 torch.cuda.set_sync_debug_mode("error")
             rule.step(row, flags[number])
         torch.cuda.set_sync_debug_mode("default")
-        found[device] = [weights, *rule.moments.values(), *rule.extra_state_arrays().values()]
-    for on_cpu, on_gpu in zip(found["cpu"], found["cuda"], strict=True):
+        states[device] = [weights, *rule.moments.values(), *rule.extra_state_arrays().values()]
+    for on_cpu, on_gpu in zip(states["cpu"], states["cuda"], strict=True):
         torch.testing.assert_close(on_gpu.cpu(), on_cpu, rtol=1e-3, atol=1e-4)
 
 
@@ -129,12 +129,12 @@ def test_one_value_that_is_not_finite_is_found_and_masked(value: float) -> None:
     large, small = torch.randn(1_000_003, device="cuda"), torch.randn(33, device="cuda")
     assert bool(all_finite([large, small]))
     for buffer in (large, small):
-        for place in (0, 31, len(buffer) // 2, len(buffer) - 1):
-            before = buffer[place].clone()
-            buffer[place] = value
+        for index in (0, 31, len(buffer) // 2, len(buffer) - 1):
+            before = buffer[index].clone()
+            buffer[index] = value
             finite = all_finite([large, small])
-            assert not bool(finite), (len(buffer), place)
+            assert not bool(finite), (len(buffer), index)
             masked = [large.clone(), small.clone()]
             zero_nonfinite(finite, masked)
             assert not any(bool(tensor.any()) for tensor in masked)
-            buffer[place] = before
+            buffer[index] = before

@@ -85,8 +85,8 @@ def test_the_running_average_follows_replayed_updates(
         chosen = {name.removeprefix("model/"): value for name, value in state.items() if name.startswith("model/")}
         return {name: value.double().cpu() for name, value in chosen.items()}
 
-    def watch(session: Any, step: int) -> None:
-        trained[step] = weights(session.state.tensors())
+    def watch(trainer: Any, step: int) -> None:
+        trained[step] = weights(trainer.state.tensors())
 
     for graph in (False, True):
         config = document(tmp_path / str(graph), cuda_graph=graph, ema=ema, **options)
@@ -97,26 +97,26 @@ def test_the_running_average_follows_replayed_updates(
     for step in range(2, 13, 2):
         average = {name: 0.8 * value + 0.2 * trained[step][name] for name, value in average.items()}
     for name, value in average.items():
-        found = states[1][f"ema/{name}"].double()
-        torch.testing.assert_close(found, value, rtol=2e-5, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
+        averaged = states[1][f"ema/{name}"].double()
+        torch.testing.assert_close(averaged, value, rtol=2e-5, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
     assert (states[1]["ema/fc.weight"] - states[1]["model/fc.weight"]).abs().max() > 1e-3
 
 
 def test_sampled_updates_tell_their_times_and_change_nothing(
     world: Any, make_shard_set: Any, document: Any, train_here: Any, tmp_path: Path
 ) -> None:
-    shards, told = make_shard_set(), []
+    shards, samples = make_shard_set(), []
 
-    def watch(session: Any, step: int) -> None:
+    def watch(trainer: Any, step: int) -> None:
         if step == 0:
-            session.step._sample_every = 2
-            session.step._on_sampled = told.append
+            trainer.step._sample_every = 2
+            trainer.step._on_sampled = samples.append
 
     sampled = train_here(world, document(tmp_path / "sampled", cuda_graph=True), shards, watch)
     plain = train_here(world, document(tmp_path / "plain", cuda_graph=True), shards)
     assert different(sampled, plain) == []
-    assert len(told) >= 4
-    for times in told:
+    assert len(samples) >= 4
+    for times in samples:
         assert set(times) == {"forward_backward", "allreduce_wait", "optimizer"}
         assert all(0 <= seconds < 10 for seconds in times.values())
         assert times["forward_backward"] > 0
@@ -132,7 +132,7 @@ def test_the_host_never_waits_between_updates(
 
     seen = []
 
-    def watch(session: Any, step: int) -> None:
+    def watch(trainer: Any, step: int) -> None:
         seen.append(step)
         if step in (5, 11):
             torch.cuda.set_sync_debug_mode("error" if step == 5 else "default")

@@ -45,8 +45,8 @@ print(len(chips), chips[0].device_kind, "all-reduce" in made.as_text())
 
 
 def findings(engine: Engine, image: str) -> dict[str, dict[str, str]]:
-    told = json.loads(engine.inside(image, "podscale doctor --json").stdout)
-    return {finding["subject"]: finding for finding in told}
+    report = json.loads(engine.inside(image, "podscale doctor --json").stdout)
+    return {finding["subject"]: finding for finding in report}
 
 
 def python(engine: Engine, image: str, script: str, *options: str) -> list[str]:
@@ -65,11 +65,11 @@ def test_torch_says_that_there_is_no_gpu(engine: Engine, name: str, says: str):
 
 
 def test_the_image_for_gpus_says_where_they_come_from(engine: Engine):
-    found = findings(engine, engine.image("gpu"))
-    assert {found[name]["verdict"] for name in ("PyTorch", "DALI", "gloo")} == {"ok"}
-    assert "CUDA 1" in found["PyTorch"]["found"]
-    assert (found["GPUs"]["verdict"], found["GPUs"]["found"]) == ("note", "none")
-    assert "--gpus all" in found["GPUs"]["advice"]
+    checks = findings(engine, engine.image("gpu"))
+    assert {checks[name]["verdict"] for name in ("PyTorch", "DALI", "gloo")} == {"ok"}
+    assert "CUDA 1" in checks["PyTorch"]["found"]
+    assert (checks["GPUs"]["verdict"], checks["GPUs"]["found"]) == ("note", "none")
+    assert "--gpus all" in checks["GPUs"]["advice"]
 
 
 def test_triton_compiles_kernels_in_the_image_for_gpus(engine: Engine):
@@ -78,8 +78,8 @@ def test_triton_compiles_kernels_in_the_image_for_gpus(engine: Engine):
 
 
 def test_triton_finds_its_helper_ready_made(engine: Engine):
-    (made,) = python(engine, engine.image("gpu"), HELPER)
-    assert made.startswith("/tmp/triton/")
+    (library,) = python(engine, engine.image("gpu"), HELPER)
+    assert library.startswith("/tmp/triton/")
 
 
 def test_dali_feeds_a_training_on_the_cpu(engine: Engine, workspace: Path):
@@ -96,10 +96,10 @@ def test_dali_feeds_a_training_on_the_cpu(engine: Engine, workspace: Path):
 
 def test_jax_says_that_there_is_no_tpu(engine: Engine):
     image = engine.image("tpu")
-    found = findings(engine, image)
-    assert (found["TPUs"]["verdict"], found["JAX"]["verdict"]) == ("note", "ok")
-    assert "libtpu" in found["JAX"]["found"]
-    assert found["PyTorch"]["found"] == "not in podscale-tpu, which does without"
+    checks = findings(engine, image)
+    assert (checks["TPUs"]["verdict"], checks["JAX"]["verdict"]) == ("note", "ok")
+    assert "libtpu" in checks["JAX"]["found"]
+    assert checks["PyTorch"]["found"] == "not in podscale-tpu, which does without"
     script = 'import jax, libtpu; print(jax.devices()[0].platform); jax.devices("tpu")'
     ended = engine.inside(image, f"python3 -c '{script}'", check=False)
     assert (ended.returncode, ended.stdout) == (1, "cpu\n")

@@ -32,8 +32,8 @@ def test_doctor_finds_nothing_missing(engine: Engine, image: str):
 
 def test_only_its_own_framework_is_inside(engine: Engine, image: str, name: str):
     modules = sorted(set().union(*FRAMEWORKS.values()))
-    found = engine.inside(image, f'for m in {" ".join(modules)}; do python3 -c "import $m" && echo $m; done; true')
-    assert set(found.stdout.split()) == FRAMEWORKS[name]
+    ended = engine.inside(image, f'for m in {" ".join(modules)}; do python3 -c "import $m" && echo $m; done; true')
+    assert set(ended.stdout.split()) == FRAMEWORKS[name]
 
 
 def test_kfp_can_run_components(engine: Engine, image: str):
@@ -43,8 +43,8 @@ def test_kfp_can_run_components(engine: Engine, image: str):
 
 def test_nothing_inside_builds_installs_or_raises_privileges(engine: Engine, image: str):
     tools = "gcc cc g++ c++ clang ld make pip pip3 curl wget git"
-    found = engine.inside(image, f"for tool in {tools}; do command -v $tool; done; true").stdout
-    assert found.split() == []
+    programs = engine.inside(image, f"for tool in {tools}; do command -v $tool; done; true").stdout
+    assert programs.split() == []
     privileged = engine.inside(image, "find / -xdev -type f -perm /6000 2>/dev/null; true").stdout
     assert privileged.split() == []
     unwanted = "find / -xdev ( -path '*/.cache/pip*' -o -name '*.whl' -o -path '/var/lib/apt/lists/*' -o -name '*.a' )"
@@ -94,7 +94,7 @@ def test_the_list_of_packages_is_true(engine: Engine, image: str):
     }
     script = 'import importlib.metadata as m; print(*{d.metadata["Name"] for d in m.distributions()})'
     installed = engine.inside(image, f"python3 -c '{script}'").stdout.split()
-    assert listed == {re.sub(r"[-_.]+", "-", found).lower() for found in installed}
+    assert listed == {re.sub(r"[-_.]+", "-", name).lower() for name in installed}
     assert any("pkg:deb/" in json.dumps(package) for package in document["packages"])
 
 
@@ -117,16 +117,16 @@ def test_two_containers_train(engine: Engine, workspace: Path):
     engine("network", "create", "--internal", f"--subnet={SUBNET}.0/24", network)
     try:
         for rank, name in enumerate(names):
-            meeting = {
+            rendezvous = {
                 "NNODES": 2,
                 "NODE_RANK": rank,
                 "NPROC_PER_NODE": 1,
                 "MASTER_ADDR": names[0],
                 "MASTER_PORT": 29500,
             }
-            variables = [f"--env=PET_{key}={value}" for key, value in meeting.items()]
-            placed = [f"--name={name}", f"--network={network}", f"--ip={addresses[rank]}", *known]
-            options = ["--detach", *placed, *HARDENED, "--shm-size=256m", *variables]
+            variables = [f"--env=PET_{key}={value}" for key, value in rendezvous.items()]
+            container_options = [f"--name={name}", f"--network={network}", f"--ip={addresses[rank]}", *known]
+            options = ["--detach", *container_options, *HARDENED, "--shm-size=256m", *variables]
             command = ["sh", "-c", "cd /workspace && exec podscale train run.yaml --set launch.processes=1"]
             engine("run", *options, f"--volume={workspace}:/workspace", image, *command)
         codes = engine("wait", *names).stdout.split()

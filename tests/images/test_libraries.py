@@ -38,8 +38,8 @@ def test_every_library_has_what_it_is_linked_to(engine: Engine, image: str):
 def linked(libraries: list[Path]) -> dict[Path, list[str]]:
     """The names that each shared library is linked to; other files with such a name are left out."""
     shared = [path for path in libraries if path.open("rb").read(4) == b"\x7fELF"]
-    found = {}
+    needed = {}
     for path in shared:
-        told = subprocess.run(["readelf", "-dW", path], capture_output=True, text=True, check=True).stdout
-        found[path] = re.findall(r"\(NEEDED\).*\[(.*)\]", told)
-    return found
+        dynamic_section = subprocess.run(["readelf", "-dW", path], capture_output=True, text=True, check=True).stdout
+        needed[path] = re.findall(r"\(NEEDED\).*\[(.*)\]", dynamic_section)
+    return needed

@@ -63,10 +63,12 @@ def walk(folder: Path) -> Iterator[Path]:
 
 
 def entry(path: Path) -> Entry:
-    found, content = path.lstat(), ""
-    if stat.S_ISLNK(found.st_mode):
+    stat_result, content = path.lstat(), ""
+    if stat.S_ISLNK(stat_result.st_mode):
         content = str(path.readlink())
-    elif stat.S_ISREG(found.st_mode):
+    elif stat.S_ISREG(stat_result.st_mode):
         with path.open("rb") as file:
             content = hashlib.file_digest(file, "sha256").hexdigest()
-    return Entry(stat.filemode(found.st_mode), (found.st_uid, found.st_gid), int(found.st_mtime), content)
+    return Entry(
+        stat.filemode(stat_result.st_mode), (stat_result.st_uid, stat_result.st_gid), int(stat_result.st_mtime), content
+    )

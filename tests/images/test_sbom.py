@@ -39,8 +39,8 @@ def make(tmp_path: Path) -> dict[str, object]:
         tmp_path / "venv",
     ]
     environment = {**os.environ, "SOURCE_DATE_EPOCH": "315532800"}
-    found: dict[str, object] = json.loads(subprocess.check_output(command, env=environment))
-    return found
+    document: dict[str, object] = json.loads(subprocess.check_output(command, env=environment))
+    return document
 
 
 def test_every_package_is_listed_with_its_address(tmp_path):

@@ -49,9 +49,9 @@ def compile_by(prefix: Path, cache: Path, source: Path | str = "") -> subprocess
 def test_the_library_is_handed_out(prefix, tmp_path):
     ended = compile_by(prefix, tmp_path)
     assert ended.returncode == 0, ended.stderr
-    made = Path(ended.stdout.strip())
-    assert made.read_bytes() == (prefix / "lib/triton/driver.so").read_bytes()
-    symbols = subprocess.check_output(["nm", "-D", made], text=True)
+    library = Path(ended.stdout.strip())
+    assert library.read_bytes() == (prefix / "lib/triton/driver.so").read_bytes()
+    symbols = subprocess.check_output(["nm", "-D", library], text=True)
     assert "T PyInit_cuda_utils" in symbols
 
 

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.timeout(900), pytest.mark.shallow]  # compiling whole 
 LARS = {"name": "lars", "trust_coefficient": 0.02, "weight_decay": 1e-3}
 SHARDED = {"algorithm": "torus2d", "row": 4, "bucket_mb": 0.1}
 AT_THE_END = {"evaluate__every_epochs": 5, "checkpoint": {"every_steps": 0, "every_epochs": 0}}
-PATIENCE = 30.0
+TIMEOUT_SECONDS = 30.0
 """Seconds in which a host that does not wait hands out the next call."""
 
 
@@ -62,7 +62,7 @@ class SlowDevices:
     def _hold(self, number: Any) -> None:
         call = int(number)
         with self._changed:
-            if not self._changed.wait_for(lambda: self._drained or self.calls >= call + STATUS_LAG, PATIENCE):
+            if not self._changed.wait_for(lambda: self._drained or self.calls >= call + STATUS_LAG, TIMEOUT_SECONDS):
                 self.late.append(call)
 
 

@@ -50,17 +50,17 @@ class Line:
 
     def times_of_rises(self) -> "Line":
         """The moments, in seconds, at which this line last rose: the timestamp that goes with a counter."""
-        found = Line()
+        line = Line()
         before, when = 0.0, 0.0
-        found.samples = []
+        line.samples = []
         for minute, sample in enumerate(self.samples):
             if isinstance(sample, str):
-                found.samples.append(sample)
+                line.samples.append(sample)
                 continue
             when = minute * 60.0 if sample > before else when
             before = sample
-            found.samples.append(when)
-        return found
+            line.samples.append(when)
+        return line
 
     def __str__(self) -> str:
         return " ".join(sample if isinstance(sample, str) else f"{sample:.10g}" for sample in self.samples)
@@ -82,10 +82,10 @@ def of(
 ) -> Series:
     """A series of the catalogue as Prometheus stores it, with the labels of its target, which each launch changes."""
     entry = CATALOGUE[name]
-    own = {"run": run} | ({"rank": str(rank)} if "rank" in entry.labels else {}) | labels
-    assert set(own) == set(entry.labels), f"{name} has the labels {entry.labels}"
+    series_labels = {"run": run} | ({"rank": str(rank)} if "rank" in entry.labels else {}) | labels
+    assert set(series_labels) == set(entry.labels), f"{name} has the labels {entry.labels}"
     assert all(labels[label] in values for label, values in entry.own_labels.items() if values), f"{name}: {labels}"
-    return selector(entry.series, {**target(run, namespace, rank, launch), **own}), str(line)
+    return selector(entry.series, {**target(run, namespace, rank, launch), **series_labels}), str(line)
 
 
 def build_info(

@@ -111,19 +111,21 @@ def launches(
     *starts: int, cause: str = "failed", done: int | None = None, until: int = 180, **where: Any
 ) -> tuple[Series, ...]:
     """A run whose launches begin at these minutes, each in a new pod that is there two minutes later."""
-    found: list[Series] = []
+    series: list[Series] = []
     ends = [*starts[1:], until]
     for number, (start, end) in enumerate(zip(starts, ends, strict=True)):
         after = start + 2 if number else start
         here = {"launch": number + 1, **where}
         for name in RESTART_CAUSES:
             count = number if name == cause else 0
-            found.append(of("train_restarts", Line(count, after=after).hold(end - after - 1).end(), cause=name, **here))
+            series.append(
+                of("train_restarts", Line(count, after=after).hold(end - after - 1).end(), cause=name, **here)
+            )
         flag = Line(0, after=after).hold(end - after - 1)
         if done is not None and end == until:
             flag = Line(0, after=after).hold(done - after).jump(1).hold(end - done - 2)
-        found.append(of("train_done", flag.end(), **here))
-    return tuple(found)
+        series.append(of("train_done", flag.end(), **here))
+    return tuple(series)
 
 
 RESTART_LOOP = alert_cases(
@@ -202,13 +204,13 @@ def wall_seconds(
     """Wall time by state from `start` on, of which each minute adds these shares; the rest is idle."""
     begin = start or {}
     shares["idle"] = 1 - sum(shares.values())
-    found = []
+    series = []
     for state in GOODPUT_STATES:
         line = Line(begin.get(state, 0), after=after).rise(minutes, by=60 * shares.get(state, 0))
-        found.append(
+        series.append(
             of("train_wall_seconds", line.end() if ends else line, state=state, launch=launch, **(where or {}))
         )
-    return tuple(found)
+    return tuple(series)
 
 
 OLD = {"productive": 30000.0, "init": 600.0, "compile": 600.0}

@@ -46,9 +46,9 @@ def series_of(expr: str) -> set[str]:
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 def test_rules_are_of_series_that_exist(rule: AlertRule | RecordingRule) -> None:
-    found = series_of(rule.expr)
-    assert found
-    unknown = found - SERIES.keys() - FOREIGN - {recording.name for recording in RECORDING_RULES}
+    names = series_of(rule.expr)
+    assert names
+    unknown = names - SERIES.keys() - FOREIGN - {recording.name for recording in RECORDING_RULES}
     assert not unknown, "name them in podscale/telemetry/catalogue.py, or in FOREIGN where they are not ours"
 
 

@@ -21,8 +21,8 @@ class Pair:
 class Authority:
     """Signs certificates, whose files it leaves in `place`."""
 
-    def __init__(self, place: Path, name: str = "authority") -> None:
-        self._place, self._name = place, x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+    def __init__(self, directory: Path, name: str = "authority") -> None:
+        self._place, self._name = directory, x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
         self._key = ec.generate_private_key(ec.SECP256R1())
         self.pair = self._write(name, self._key, self._sign(self._name, self._key, authority=True))
 

@@ -84,8 +84,8 @@ def pod(
         "creationTimestamp": now(),
         "labels": {**LABELS, "training.kubeflow.org/replica-index": str(index)},
     }
-    found: Object = {"phase": phase, **({"containerStatuses": statuses} if node else {}), **(status or {})}
-    return {"metadata": metadata, "spec": {"nodeName": node} if node else {}, "status": found}
+    pod_status: Object = {"phase": phase, **({"containerStatuses": statuses} if node else {}), **(status or {})}
+    return {"metadata": metadata, "spec": {"nodeName": node} if node else {}, "status": pod_status}
 
 
 def waiting(reason: str, message: str = "") -> Object:
@@ -94,8 +94,8 @@ def waiting(reason: str, message: str = "") -> Object:
 
 def terminated(code: int, error: str | None = None, reason: str = "Error") -> Object:
     """A container that ended; error: as our stages tell it in their termination message."""
-    told = json.dumps({"stage": "train", "exit_code": code, "error": error}) if error is not None else ""
-    return {"terminated": {"exitCode": code, "reason": reason, "message": told, "finishedAt": now()}}
+    message = json.dumps({"stage": "train", "exit_code": code, "error": error}) if error is not None else ""
+    return {"terminated": {"exitCode": code, "reason": reason, "message": message, "finishedAt": now()}}
 
 
 def unschedulable(index: int, message: str) -> Object:

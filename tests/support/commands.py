@@ -20,7 +20,7 @@ from podscale.telemetry.events import filter_replays, read_records
 from tests.support.tiny import TINY
 
 MARK = "PODSCALE_TEST_MARK"
-PATIENCE = 270.0
+TIMEOUT_SECONDS = 270.0
 """Seconds for anything to happen on a loaded machine."""
 
 SMALL_DIGITS = (
@@ -81,7 +81,7 @@ class Command:
 
     def end(self) -> Ended:
         """Waits for the end; then nothing that it started is alive any more, however it ended."""
-        out, err = self.process.communicate(timeout=PATIENCE)
+        out, err = self.process.communicate(timeout=TIMEOUT_SECONDS)
         if self._printed is not None:
             out, err = (path.read_text(encoding="utf-8", errors="surrogateescape") for path in self._printed)
         deadline = time.monotonic() + 20
@@ -121,7 +121,7 @@ class Command:
         raise AssertionError("no ranks are running")
 
     def wait_for(self, condition: Callable[[], Any]) -> None:
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT_SECONDS
         while not condition():
             assert self.process.poll() is None, self.process.communicate()
             assert time.monotonic() < deadline, "nothing happened"
@@ -155,14 +155,14 @@ def result(run: Path) -> dict[str, np.ndarray[Any, Any]]:
 
 def programs(workspace: Path) -> dict[str, int]:
     """The programs of the JAX engine that are kept in a workspace, and when each was written."""
-    kept = programs_directory(str(workspace))
-    return {path.name: path.stat().st_mtime_ns for path in kept.rglob("*-cache")}
+    directory = programs_directory(str(workspace))
+    return {path.name: path.stat().st_mtime_ns for path in directory.rglob("*-cache")}
 
 
-def different(found: dict[str, np.ndarray[Any, Any]], expected: dict[str, np.ndarray[Any, Any]]) -> list[str]:
+def different(actual: dict[str, np.ndarray[Any, Any]], expected: dict[str, np.ndarray[Any, Any]]) -> list[str]:
     """Names of the arrays whose bits differ."""
-    names = found.keys() | expected.keys()
-    return [n for n in sorted(names) if not np.array_equal(found.get(n, np.empty(0)), expected.get(n, np.empty(0)))]
+    names = actual.keys() | expected.keys()
+    return [n for n in sorted(names) if not np.array_equal(actual.get(n, np.empty(0)), expected.get(n, np.empty(0)))]
 
 
 def pids() -> list[int]:

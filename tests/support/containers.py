@@ -51,8 +51,8 @@ class Engine:
         return full
 
     def inspect(self, image: str) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self("image", "inspect", image).stdout)[0]
-        return found
+        inspection: dict[str, Any] = json.loads(self("image", "inspect", image).stdout)[0]
+        return inspection
 
     def inside(self, image: str, script: str, *options: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Runs a shell script in a hardened container that is gone afterwards."""

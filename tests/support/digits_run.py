@@ -47,14 +47,14 @@ def write_digits(
     directory: Path, splits: dict[str, tuple[list[bytes], np.ndarray]], classes: list[str], sources: list[bytes]
 ) -> ShardSet:
     """A shard set of these encoded images, one shard a split, with two rejects and a duplicate on record."""
-    summaries, taken = {}, 0
+    summaries, begin = {}, 0
     for name, (images, labels) in splits.items():
         samples = [
-            Sample(image, int(label), key=((taken + i) * 0x9E3779B97F4A7C15) % 2**64, source=sources[taken + i])
+            Sample(image, int(label), key=((begin + i) * 0x9E3779B97F4A7C15) % 2**64, source=sources[begin + i])
             for i, (image, label) in enumerate(zip(images, labels, strict=True))
         ]
         summaries[name] = write_split(directory / name, samples, len(classes), 1, 0)
-        taken += len(images)
+        begin += len(images)
     rejects = [("seven/<b>cut</b>.png", "truncated"), ("nine/half.png", "truncated")]
     finish(directory, summaries, classes, source="digits", rejects=rejects, duplicates={"inside": 1})
     return ShardSet.open(directory)
@@ -101,11 +101,11 @@ def make_digits_run(root: Path, classes: list[str] = DIGITS, document: str = DOC
         json.dumps({"architecture": "softmax", "classes": classes, "preprocessing": {"image_size": 8}})
     )
     started = time.monotonic()
-    found = _predict(weights, held_x, held_y, shards.split("validation").keys)
-    predictions.write_predictions(run / "predictions.safetensors", found)
+    held_out = _predict(weights, held_x, held_y, shards.split("validation").keys)
+    predictions.write_predictions(run / "predictions.safetensors", held_out)
     seconds = time.monotonic() - started
     with EventLog(run / "metrics.jsonl") as events:
-        events.event("evaluated", images=len(found), seconds=seconds, processes=1)
+        events.event("evaluated", images=len(held_out), seconds=seconds, processes=1)
     evaluate_run(run, config, shards)
     write_outcome(run / "outcome.json", StageOutcome("evaluate", 0, "", seconds, ""))
     return DigitsRun(run, root / "shards", config)

@@ -35,14 +35,14 @@ def families(text: str) -> list[Metric]:
 
 def foreign(text: str) -> list[str]:
     """What of an exposition the catalogue does not allow: unknown names, other types, other labels or values."""
-    found = []
+    problems = []
     for family in families(text):
         entry = CATALOGUE.get(family.name.removeprefix(PREFIX))
         if entry is None or family.type != ("gauge" if entry.kind == "info" else entry.kind):
-            found.append(f"{family.name}: {family.type} is not in the catalogue")
+            problems.append(f"{family.name}: {family.type} is not in the catalogue")
             continue
-        found += [f"{sample.name}{sample.labels}" for sample in family.samples if not _allowed(entry, sample.labels)]
-    return found
+        problems += [f"{sample.name}{sample.labels}" for sample in family.samples if not _allowed(entry, sample.labels)]
+    return problems
 
 
 def names(text: str) -> set[str]:
@@ -54,9 +54,9 @@ def _allowed(entry: MetricSpec, labels: dict[str, str]) -> bool:
     common = set(entry.labels) - set(entry.own_labels)
     if not common <= set(labels):
         return False
-    own = {name: value for name, value in labels.items() if name not in common and name != "le"}
+    series_labels = {name: value for name, value in labels.items() if name not in common and name != "le"}
     if entry.kind == "info":
-        return bool(own)
-    return set(own) == set(entry.own_labels) and all(
-        not entry.own_labels[n] or value in entry.own_labels[n] for n, value in own.items()
+        return bool(series_labels)
+    return set(series_labels) == set(entry.own_labels) and all(
+        not entry.own_labels[n] or value in entry.own_labels[n] for n, value in series_labels.items()
     )

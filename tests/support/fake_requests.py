@@ -52,12 +52,12 @@ class Handler(BaseHTTPRequestHandler):
         if path == "/version":
             self._json({"major": "1", "minor": "35", "gitVersion": "v1.35.4"})
             return True
-        words = path.strip("/").split("/")
-        if "proxy" in words:
-            self._pass_on(words[4], unquote(words[5]))
+        parts = path.strip("/").split("/")
+        if "proxy" in parts:
+            self._pass_on(parts[4], unquote(parts[5]))
             return True
-        group = words[1] if words[0] == "apis" and len(words) > 1 else ""
-        if words[0] == "apis" and len(words) == 2:
+        group = parts[1] if parts[0] == "apis" and len(parts) > 1 else ""
+        if parts[0] == "apis" and len(parts) == 2:
             versions = [name.split("/")[1] for name in self.cluster.kinds if name.startswith(f"{group}/")]
             if not versions:
                 self._text(404, "404 page not found")
@@ -65,8 +65,8 @@ class Handler(BaseHTTPRequestHandler):
                 listed = [{"groupVersion": f"{group}/{name}", "version": name} for name in versions]
                 self._json({"kind": "APIGroup", "name": group, "versions": listed})
             return True
-        if (words[0] == "apis" and len(words) == 3) or (words[0] == "api" and len(words) == 2):
-            plurals = self.cluster.kinds.get("/".join(words[1:]))
+        if (parts[0] == "apis" and len(parts) == 3) or (parts[0] == "api" and len(parts) == 2):
+            plurals = self.cluster.kinds.get("/".join(parts[1:]))
             if plurals is None:
                 self._text(404, "404 page not found")
             else:
@@ -84,9 +84,9 @@ class Handler(BaseHTTPRequestHandler):
             self._text(503, "no endpoints available for service")
 
     def _object(self, seen: Seen) -> None:
-        found = _PATH.match(seen.path)
-        assert found, seen.path
-        core, grouped, namespace, plural, name, part = found.groups()
+        match = _PATH.match(seen.path)
+        assert match, seen.path
+        core, grouped, namespace, plural, name, part = match.groups()
         version = core or grouped
         verb = {"GET": "get" if name else "list", "POST": "create", "PATCH": "patch", "DELETE": "delete"}[seen.method]
         verb = "watch" if "watch" in seen.query else verb
@@ -100,9 +100,11 @@ class Handler(BaseHTTPRequestHandler):
         if plural not in self.cluster.kinds.get(version, ()):  # RBAC comes first
             return self._text(404, "404 page not found")
         if plural == "selfsubjectaccessreviews":
-            wanted = seen.body["spec"]["resourceAttributes"]
-            what = wanted["resource"] + (f"/{wanted['subresource']}" if wanted.get("subresource") else "")
-            return self._json({**seen.body, "status": {"allowed": (wanted["verb"], what) not in self.cluster.denied}})
+            attributes = seen.body["spec"]["resourceAttributes"]
+            what = attributes["resource"] + (f"/{attributes['subresource']}" if attributes.get("subresource") else "")
+            return self._json(
+                {**seen.body, "status": {"allowed": (attributes["verb"], what) not in self.cluster.denied}}
+            )
         if part == "log":
             return self._log(name, seen.query)
         if verb == "list":
@@ -110,8 +112,8 @@ class Handler(BaseHTTPRequestHandler):
         if verb == "watch":
             return self._watch(plural, seen.query)
         if verb == "create":
-            made = self.cluster.create(plural, namespace or "", seen.body, dry_run="dryRun" in seen.query)
-            return self._refuse(made) if isinstance(made, Answer) else self._json(made, 201)
+            created = self.cluster.create(plural, namespace or "", seen.body, dry_run="dryRun" in seen.query)
+            return self._refuse(created) if isinstance(created, Answer) else self._json(created, 201)
         return self._one(verb, plural, namespace or "", name, seen)
 
     def _one(self, verb: str, plural: str, namespace: str, name: str, seen: Seen) -> None:
@@ -129,12 +131,12 @@ class Handler(BaseHTTPRequestHandler):
         return self._json(stored)
 
     def _list(self, plural: str, namespace: str, query: dict[str, str]) -> None:
-        found, version = self.cluster.select(plural, namespace, query)
+        items, version = self.cluster.select(plural, namespace, query)
         start, limit = int(query.get("continue") or 0), int(query.get("limit") or 10**9)
         metadata = {"resourceVersion": version}
-        if start + limit < len(found):
+        if start + limit < len(items):
             metadata["continue"] = str(start + limit)
-        self._json({"kind": "List", "metadata": metadata, "items": found[start : start + limit]})
+        self._json({"kind": "List", "metadata": metadata, "items": items[start : start + limit]})
 
     def _watch(self, plural: str, query: dict[str, str]) -> None:
         self._begin("application/json")
@@ -144,18 +146,18 @@ class Handler(BaseHTTPRequestHandler):
         self._chunk(b"")
 
     def _log(self, pod: str, query: dict[str, str]) -> None:
-        lives = self.cluster.logs.get(pod, [])
+        logs = self.cluster.logs.get(pod, [])
         previous = "previous" in query
-        if not lives or (previous and len(lives) < 2):
+        if not logs or (previous and len(logs) < 2):
             self._refuse(Answer(400, "BadRequest", f"previous terminated container in pod {pod} not found"))
             return
-        life = lives[-2] if previous else lives[-1]
+        log = logs[-2] if previous else logs[-1]
         since, sent = query.get("sinceTime", ""), 0
         self._begin("text/plain")
         while True:
             with self.cluster.changed:
-                new, sent = life.lines[sent:], len(life.lines)
-                ended = not life.open or "follow" not in query
+                new, sent = log.lines[sent:], len(log.lines)
+                ended = not log.open or "follow" not in query
                 if not new and not ended:
                     self.cluster.changed.wait(0.05)
             for stamp, text in new:

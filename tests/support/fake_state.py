@@ -146,16 +146,16 @@ class State:
     def say(self, pod: str, text: str, stamp: str | None = None) -> None:
         """A line of the newest life of a pod's container."""
         with self.changed:
-            lives = self.logs.setdefault(pod, [Log()])
-            lives[-1].lines.append((stamp or now(precise=True), text))
+            logs = self.logs.setdefault(pod, [Log()])
+            logs[-1].lines.append((stamp or now(precise=True), text))
             self.changed.notify_all()
 
     def restart(self, pod: str) -> None:
         """The container ended and a new one begins."""
         with self.changed:
-            lives = self.logs.setdefault(pod, [Log()])
-            lives[-1].open = False
-            lives.append(Log())
+            logs = self.logs.setdefault(pod, [Log()])
+            logs[-1].open = False
+            logs.append(Log())
             self.changed.notify_all()
 
     def hang_up(self, pod: str) -> None:
@@ -172,12 +172,12 @@ class State:
 
     def select(self, plural: str, namespace: str, query: dict[str, str]) -> tuple[list[Object], str]:
         with self.changed:
-            found = [
+            items = [
                 copy.deepcopy(thing)
                 for (kind, where, _), thing in self._objects.items()
                 if kind == plural and (not namespace or where in ("", namespace)) and _matches(thing, query)
             ]
-            return found, str(self._version)
+            return items, str(self._version)
 
     def changes(self, plural: str, query: dict[str, str], after: int, until: float) -> Iterator[tuple[str, Object]]:
         """Changes as they happen; an ERROR where `after` is forgotten."""
@@ -186,11 +186,11 @@ class State:
                 if after < self._oldest:
                     yield "ERROR", Answer(410, "Expired", "too old resource version").told()
                     return
-                found = [entry for entry in self._history if entry[0] > after and entry[2] == plural]
-                if not found:
+                entries = [entry for entry in self._history if entry[0] > after and entry[2] == plural]
+                if not entries:
                     self.changed.wait(0.05)
                     continue
-            for version, change, _, thing in found:
+            for version, change, _, thing in entries:
                 after = version
                 if _matches(thing, query):
                     yield change, thing
@@ -228,9 +228,9 @@ def _matches(thing: Object, query: dict[str, str]) -> bool:
             return False
     for pair in filter(None, query.get("fieldSelector", "").split(",")):
         path, value = pair.split("=", 1)
-        found: Any = thing
-        for word in path.split("."):
-            found = (found or {}).get(word)
-        if found != value:
+        current: Any = thing
+        for key in path.split("."):
+            current = (current or {}).get(key)
+        if current != value:
             return False
     return True

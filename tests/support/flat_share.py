@@ -40,16 +40,16 @@ class FlatArrays:
     def share(
         self, owned: Sequence[tuple[int, int]] = (), exchange: Callable[[Tensor], Tensor] | None = None
     ) -> ParamShard:
-        whole = [(0, len(self.weights))]
-        return ParamShard(self.segments, owned or whole, self.weights, self.gradients, exchange)
+        everything = [(0, len(self.weights))]
+        return ParamShard(self.segments, owned or everything, self.weights, self.gradients, exchange)
 
     def shares(self, ranks: int) -> list[ParamShard]:
         """Those of so many ranks that each update an equal part of the same weights, to be stepped `in_turns`."""
         length = len(self.weights)
         bounds = [rank * length // ranks // ALIGNMENT_ELEMENTS * ALIGNMENT_ELEMENTS for rank in range(ranks)] + [length]
-        meeting = Meeting(ranks)
+        ordered_sum = OrderedSum(ranks)
         return [
-            self.share([(start, stop)], partial(meeting.add, rank) if ranks > 1 else None)
+            self.share([(start, stop)], partial(ordered_sum.add, rank) if ranks > 1 else None)
             for rank, (start, stop) in enumerate(pairwise(bounds))
         ]
 
@@ -83,7 +83,7 @@ class FlatArrays:
         return self.take(self.weights)
 
 
-class Meeting:
+class OrderedSum:
     """Adds what every rank brings, in the same order for each."""
 
     def __init__(self, ranks: int) -> None:

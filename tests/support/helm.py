@@ -44,10 +44,10 @@ def cached_programs() -> Path:
 
 def program() -> str:
     """Helm from the PATH or from the cluster's cache; skips the test where there is none."""
-    found = shutil.which("helm") or shutil.which("helm", path=str(cached_programs()))
-    if found is None:
+    helm = shutil.which("helm") or shutil.which("helm", path=str(cached_programs()))
+    if helm is None:
         pytest.skip("helm is neither on the PATH nor in the cluster's cache; `make cluster-up` builds it")
-    return found
+    return helm
 
 
 def run(*arguments: str | Path, values: Mapping[str, Any] | None = None) -> subprocess.CompletedProcess[str]:
@@ -94,8 +94,8 @@ def kinds(objects: Sequence[Mapping[str, Any]], kind: str) -> list[dict[str, Any
 
 def monitor(objects: Sequence[Mapping[str, Any]], kind: str, name: str = "podscale") -> dict[str, Any]:
     """The PodMonitor or PodMonitoring of the pods of jobs; `podscale-pipelines`: of tasks of pipelines."""
-    (found,) = [item for item in kinds(objects, kind) if item["metadata"]["name"] == name]
-    return found
+    (monitor_object,) = [item for item in kinds(objects, kind) if item["metadata"]["name"] == name]
+    return monitor_object
 
 
 def pod_specs(objects: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -107,6 +107,6 @@ def pod_specs(objects: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def defaults(objects: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The partial run document of podscale-defaults."""
-    (found,) = [item for item in kinds(objects, "ConfigMap") if item["metadata"]["name"] == "podscale-defaults"]
-    document: dict[str, Any] = yaml.safe_load(found["data"]["defaults.yaml"])
+    (configmap,) = [item for item in kinds(objects, "ConfigMap") if item["metadata"]["name"] == "podscale-defaults"]
+    document: dict[str, Any] = yaml.safe_load(configmap["data"]["defaults.yaml"])
     return document

@@ -48,32 +48,32 @@ class History:
 
 def history() -> History:
     """The whole run."""
-    found = History()
+    samples = History()
     step = 0
     while (at := step * EVERY) <= LENGTH:
         if not KILLED <= at < BACK:
             for entry in METRICS:
                 for labels in _labels(entry):
                     if entry.name != "train_launch_timestamp_seconds" or labels["cause"] == _cause(at):
-                        _podscale(found, entry, labels, at)
+                        _podscale(samples, entry, labels, at)
         for name, labels, value in _others(at):
             kind = "counter" if name.endswith("_total") else "gauge"
-            found.add(name.removesuffix("_total"), kind, name, labels, at, value)
+            samples.add(name.removesuffix("_total"), kind, name, labels, at, value)
         step += 1
-    return found
+    return samples
 
 
 def _labels(entry: MetricSpec) -> Iterator[dict[str, str]]:
     ranks = range(RANKS) if entry.exporter == "every rank" else range(1)
-    own: list[dict[str, str]] = [{}]
+    label_sets: list[dict[str, str]] = [{}]
     for name, values in entry.own_labels.items():
         values = (
             values or {"phase": PHASE_LABEL["phase"], "reason": ("too_large", "not_an_image"), "gpu": ("0", "1")}[name]
         )
-        own = [{**known, name: value} for known in own for value in values]
+        label_sets = [{**known, name: value} for known in label_sets for value in values]
     for rank in ranks:
         common = {"run": RUN, **({"rank": str(rank)} if "rank" in entry.labels else {})}
-        yield from ({**common, **more} for more in own)
+        yield from ({**common, **more} for more in label_sets)
 
 
 def _cause(at: float) -> str:
@@ -81,33 +81,35 @@ def _cause(at: float) -> str:
     return "lost_rank" if at >= BACK else FIRST_LAUNCH
 
 
-def _podscale(found: History, entry: MetricSpec, labels: dict[str, str], at: float) -> None:
-    life = at - BACK if at >= BACK else at  # counters of processes begin anew
-    life -= min(max(at - STALLED, 0.0), WELL - STALLED)  # and stand still while nothing moves
+def _podscale(series_history: History, entry: MetricSpec, labels: dict[str, str], at: float) -> None:
+    active_seconds = at - BACK if at >= BACK else at  # counters of processes begin anew
+    active_seconds -= min(max(at - STALLED, 0.0), WELL - STALLED)  # and stand still while nothing moves
     family = entry.series.removesuffix("_total")
     if entry.kind == "histogram":
-        steps = 5 * life
+        steps = 5 * active_seconds
         for bound in BOUNDS:
             part = steps * min(1.0, bound / 0.4)
-            found.add(family, "histogram", f"{family}_bucket", {**labels, "le": str(bound)}, at, part)
-        found.add(family, "histogram", f"{family}_bucket", {**labels, "le": "+Inf"}, at, steps)
-        found.add(family, "histogram", f"{family}_sum", labels, at, 0.2 * steps)
-        found.add(family, "histogram", f"{family}_count", labels, at, steps)
+            series_history.add(family, "histogram", f"{family}_bucket", {**labels, "le": str(bound)}, at, part)
+        series_history.add(family, "histogram", f"{family}_bucket", {**labels, "le": "+Inf"}, at, steps)
+        series_history.add(family, "histogram", f"{family}_sum", labels, at, 0.2 * steps)
+        series_history.add(family, "histogram", f"{family}_count", labels, at, steps)
     elif entry.kind == "summary":
-        done = math.floor(life / 120) if labels["op"] == "save" else float(at >= BACK)
-        found.add(family, "summary", f"{family}_sum", labels, at, 2.5 * done)
-        found.add(family, "summary", f"{family}_count", labels, at, done)
+        done = math.floor(active_seconds / 120) if labels["op"] == "save" else float(at >= BACK)
+        series_history.add(family, "summary", f"{family}_sum", labels, at, 2.5 * done)
+        series_history.add(family, "summary", f"{family}_count", labels, at, done)
     else:
         kind = "counter" if entry.kind == "counter" else "gauge"
-        found.add(family, kind, entry.series, labels, at, _value(entry.name, labels, at, life))
+        series_history.add(family, kind, entry.series, labels, at, _value(entry.name, labels, at, active_seconds))
 
 
-def _value(name: str, labels: dict[str, str], at: float, life: float) -> float:
+def _value(name: str, labels: dict[str, str], at: float, active_seconds: float) -> float:
     """What a gauge shows, or a counter has come to."""
     if name == "train_busy_seconds":
-        return 0.7 * life + (0.35 * min(max(at - 200, 0), 200) if labels["rank"] == "1" and at < KILLED else 0)
+        return 0.7 * active_seconds + (
+            0.35 * min(max(at - 200, 0), 200) if labels["rank"] == "1" and at < KILLED else 0
+        )
     if name in ("train_phase_seconds", "train_sampled_phase_seconds"):
-        return life * 0.1 * (1 + _place(labels["phase"], PHASE_LABEL["phase"]) / 10)
+        return active_seconds * 0.1 * (1 + _place(labels["phase"], PHASE_LABEL["phase"]) / 10)
     if name == "train_wall_seconds":
         return at * (0.7 if labels["state"] == "productive" else 0.3 / (len(GOODPUT_STATES) - 1))
     if name == "train_restarts":
@@ -140,7 +142,7 @@ def _value(name: str, labels: dict[str, str], at: float, life: float) -> float:
         "train_epoch": 0.01,
     }
     if name in growing:
-        return growing[name] * life
+        return growing[name] * active_seconds
     level = {
         "train_peak_flops": 312e12,
         "train_world_size": RANKS,

@@ -27,17 +27,17 @@ READ = 9
 """Updates that `reads` reads for."""
 
 
-def meets(world: World, whereabouts: ProgressTracker) -> dict[str, Any]:
+def meets(world: World, progress_tracker: ProgressTracker) -> dict[str, Any]:
     """Who everybody is, by every way of asking."""
     world.barrier("the first barrier")
-    told = world.broadcast({"seed": 7} if world.is_rank0 else None)
+    broadcast = world.broadcast({"seed": 7} if world.is_rank0 else None)
     return {
         "rank": world.rank,
         "size": world.size,
         "ranks": list(world.ranks),
         "devices": [device.process_index for device in world.devices],
         "mine": [device.process_index for device in world.local_devices],
-        "told": told,
+        "told": broadcast,
         "gathered": world.gather(world.rank**2),
         "hosts": len(world.hosts()),
         "sum": float(_sum(world)(float(world.rank + 1))),
@@ -70,13 +70,13 @@ def _begin(world: World) -> bool:
     call = synchronize_first_call(program, world, "a program")
     call(1.0)
     call(2.0)
-    told = world.gather([program.compiled, program.begun])
-    return all(len(compiled) == 1 for compiled, _ in told) and min(b for _, begun in told for b in begun) >= max(
-        c for compiled, _ in told for c in compiled
+    times = world.gather([program.compiled, program.begun])
+    return all(len(compiled) == 1 for compiled, _ in times) and min(b for _, begun in times for b in begun) >= max(
+        c for compiled, _ in times for c in compiled
     )
 
 
-def keeps(world: World, whereabouts: ProgressTracker) -> dict[str, Any]:
+def keeps(world: World, progress_tracker: ProgressTracker) -> dict[str, Any]:
     """How often this process found a program that was kept, and what it computes; the last one keeps its own
     elsewhere, as on a machine of another kind."""
     from jax._src import monitoring
@@ -88,16 +88,16 @@ def keeps(world: World, whereabouts: ProgressTracker) -> dict[str, Any]:
     )
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     mesh = Mesh(np.array(world.devices), ("ranks",))
-    split, whole = NamedSharding(mesh, PartitionSpec("ranks")), NamedSharding(mesh, PartitionSpec())
-    call = synchronize_first_call(jax.jit(jnp.sum, out_shardings=whole), world, "a program")
-    mine = np.full(len(world.local_devices), world.rank + 1, np.float32)
-    total = call(jax.make_array_from_process_local_data(split, mine))
+    split, replicated = NamedSharding(mesh, PartitionSpec("ranks")), NamedSharding(mesh, PartitionSpec())
+    call = synchronize_first_call(jax.jit(jnp.sum, out_shardings=replicated), world, "a program")
+    local_values = np.full(len(world.local_devices), world.rank + 1, np.float32)
+    total = call(jax.make_array_from_process_local_data(split, local_values))
     return {"hits": len(hits), "sum": float(total)}
 
 
-def reads(world: World, whereabouts: ProgressTracker) -> dict[str, Any]:
+def reads(world: World, progress_tracker: ProgressTracker) -> dict[str, Any]:
     """They meet, and read for a training: sample ids, digests of what each device is given, shards that were opened."""
-    met = meets(world, whereabouts)
+    met = meets(world, progress_tracker)
     config = RunConfig.model_validate_json(os.environ["PODSCALE_CONFIG"])
     split = ShardSet.open(os.environ["PODSCALE_SHARD_SET"]).split("train")
     mesh = mesh_for_config(config, world.devices)
@@ -112,21 +112,21 @@ def reads(world: World, whereabouts: ProgressTracker) -> dict[str, Any]:
     return {"met": met, "keys": keys, "pixels": pixels, "opened": sorted({path.name for path in opened})}
 
 
-def loses(world: World, whereabouts: ProgressTracker) -> None:
+def loses(world: World, progress_tracker: ProgressTracker) -> None:
     """Updates with one collective each, in one of which PODSCALE_TEST_VICTIM is hit by PODSCALE_TEST_SIGNAL."""
     victim, number = int(os.environ["PODSCALE_TEST_VICTIM"]), int(os.environ["PODSCALE_TEST_SIGNAL"])
     directory, add = Path(os.environ["PODSCALE_RANK_DIR"]), _sum(world)
     for step in range(UPDATES):
-        whereabouts.enter_phase("forward_backward")
+        progress_tracker.enter_phase("forward_backward")
         if step == DIES_AT and world.rank == victim:
             time.sleep(0.5)  # the others are waiting by now
             (directory / "hit").write_text(str(os.getpid()))
             os.kill(os.getpid(), number)
         add(1.0).block_until_ready()
-        whereabouts.step_done(step + 1)
+        progress_tracker.step_done(step + 1)
 
 
-def stays_away(world: World, whereabouts: ProgressTracker) -> None:
+def stays_away(world: World, progress_tracker: ProgressTracker) -> None:
     """One process does not come to a barrier, before which all were together."""
     world.barrier("the first barrier")
     if world.rank == 1:
@@ -138,11 +138,11 @@ def stays_away(world: World, whereabouts: ProgressTracker) -> None:
 def _sum(world: World) -> Any:
     """A function that adds one number of every device: a collective over all processes."""
     mesh = Mesh(np.array(world.devices), ("ranks",))
-    split, whole = NamedSharding(mesh, PartitionSpec("ranks")), NamedSharding(mesh, PartitionSpec())
-    add = jax.jit(jnp.sum, out_shardings=whole)
+    split, replicated = NamedSharding(mesh, PartitionSpec("ranks")), NamedSharding(mesh, PartitionSpec())
+    add = jax.jit(jnp.sum, out_shardings=replicated)
 
     def call(value: float) -> jax.Array:
-        mine = np.full(len(world.local_devices), value, np.float32)
-        return add(jax.make_array_from_process_local_data(split, mine))  # type: ignore[no-any-return]
+        local_values = np.full(len(world.local_devices), value, np.float32)
+        return add(jax.make_array_from_process_local_data(split, local_values))  # type: ignore[no-any-return]
 
     return call

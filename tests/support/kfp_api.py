@@ -143,8 +143,10 @@ def _route(store: Store, method: str, path: str, query: dict[str, str], body: by
         case "POST", ["pipelines", "upload_version"]:
             return _upload(store, query, _uploaded_file(body, headers))
         case "GET", ["pipelines", owner, "versions"]:
-            own = {key: version for key, version in store.versions.items() if version["pipeline_id"] == owner}
-            return _listed(own, "pipeline_versions", query)
+            pipeline_versions = {
+                key: version for key, version in store.versions.items() if version["pipeline_id"] == owner
+            }
+            return _listed(pipeline_versions, "pipeline_versions", query)
         case "GET", ["experiments"]:
             return _listed(store.experiments, "experiments", query)
         case "POST", ["experiments"]:
@@ -228,22 +230,22 @@ def _look(store: Store, run_id: str) -> Answer:
 
 
 def _keep(shelf: dict[str, dict[str, Any]], key: str, content: dict[str, Any]) -> Answer:
-    made = {**content, key: str(uuid.uuid4()), "created_at": "2026-11-22T00:00:00Z"}
-    shelf[made[key]] = made
-    return 200, made
+    item = {**content, key: str(uuid.uuid4()), "created_at": "2026-11-22T00:00:00Z"}
+    shelf[item[key]] = item
+    return 200, item
 
 
 def _listed(shelf: dict[str, dict[str, Any]], name: str, query: dict[str, str]) -> Answer:
     """Those that the filter and the namespace select, the newest first; no list where there are none."""
     predicates = json.loads(query.get("filter") or "{}").get("predicates", [])
     names = [predicate["stringValue"] for predicate in predicates if predicate["key"] == "display_name"]
-    found = [
+    items = [
         item
         for item in reversed(shelf.values())
-        if all(item.get("display_name") == wanted for wanted in names)
+        if all(item.get("display_name") == display_name for display_name in names)
         and ("namespace" not in query or item.get("namespace") in (query["namespace"], None))
     ]
-    return 200, {name: found, "total_size": len(found)} if found else {}
+    return 200, {name: items, "total_size": len(items)} if items else {}
 
 
 def _uploaded_file(body: bytes, headers: Any) -> bytes:

@@ -61,12 +61,12 @@ def evaluate(config: RunConfig, directory: Path, *, world: int = 1, held: int = 
 
 def by_key(batches: list[Any]) -> dict[tuple[int, int], np.ndarray]:
     """(key, how often it came before in these batches) -> image."""
-    found: dict[tuple[int, int], np.ndarray] = {}
+    images: dict[tuple[int, int], np.ndarray] = {}
     for batch in batches:
         for key, weight, image in zip(batch.keys.tolist(), batch.weights, batch.images, strict=True):
             if weight:
-                found[key, sum(k == key for k, _ in found)] = np.asarray(image)
-    return found
+                images[key, sum(k == key for k, _ in images)] = np.asarray(image)
+    return images
 
 
 def special_images() -> dict[str, bytes]:

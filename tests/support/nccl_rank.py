@@ -69,7 +69,7 @@ def training(world: World) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
     inputs = contribution(world.rank, 640).view(10, 64).to(world.device)
     for name in ("flat", "ring", "tree", "hierarchical", "torus2d"):
         section = AllReduceSection(algorithm=name, row=None if name in ("flat", "ring", "tree") else 2)
-        found = []
+        gradients = []
         for overlap in (True, False):
             reducer = BucketedReducer(
                 network(world), build_all_reduce(section, world), world, bucket_mb=0.02, overlap=overlap
@@ -77,9 +77,9 @@ def training(world: World) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
             reducer.start_step()
             reducer.backward(reducer.module(inputs).square().mean(), last=True)
             reducer.finish()
-            found.append(torch.cat([g.flatten() for g in reducer.buffer.views]).cpu())
+            gradients.append(torch.cat([g.flatten() for g in reducer.buffer.views]).cpu())
             reducer.close()
-        yield f"reducer {name}", (found[0], found[1])
+        yield f"reducer {name}", (gradients[0], gradients[1])
         if name != "flat":
             yield f"hook {name}", (by_hook(world, inputs, name), by_hook(world, inputs, name))
 
@@ -111,13 +111,13 @@ def graphs(world: World) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
     for name in ("flat", "ring", "torus2d"):
         section = AllReduceSection(algorithm=name, row=2 if name == "torus2d" else None)
         step: Any = Averaging(build_all_reduce(section, world))
-        graphed, found = CudaGraphStep(step, world, on_sampled=lambda seconds: None), []
+        graphed, means = CudaGraphStep(step, world, on_sampled=lambda seconds: None), []
         for number in steps:
             images = torch.full((1, 1, 1, 3), number + world.rank, dtype=torch.uint8, device=world.device)
             labels, keys = torch.zeros(1, dtype=torch.int64, device=world.device), np.zeros(1, np.uint64)
             source = Batch(None, keys.astype(np.int64), keys, np.ones(1, np.float32), number)
-            found.append(graphed(DeviceBatch(images, labels, source), untimed).loss)
-        yield f"graph {name}", (torch.stack(found).cpu(), torch.tensor([number + offset for number in steps]))
+            means.append(graphed(DeviceBatch(images, labels, source), untimed).loss)
+        yield f"graph {name}", (torch.stack(means).cpu(), torch.tensor([number + offset for number in steps]))
         graphed.close()
 
 

@@ -95,8 +95,8 @@ def _on_port(ports: list[Any] | None, server: End, port: int, protocol: str) -> 
 
 def matches(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
     """Whether a label selector takes these labels; an empty one takes all."""
-    wanted = all(labels.get(key) == value for key, value in selector.get("matchLabels", {}).items())
-    return wanted and all(_meets(term, labels) for term in selector.get("matchExpressions", []))
+    labels_match = all(labels.get(key) == value for key, value in selector.get("matchLabels", {}).items())
+    return labels_match and all(_meets(term, labels) for term in selector.get("matchExpressions", []))
 
 
 def _meets(term: Mapping[str, Any], labels: Mapping[str, str]) -> bool:

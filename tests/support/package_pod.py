@@ -63,8 +63,11 @@ class Task:
 
     def command(self) -> list[str]:
         container = self.executor["container"]
-        given = json.dumps(self.executor_input())
-        return [*container["command"], *(argument.replace("{{$}}", given) for argument in container.get("args", ()))]
+        executor_input = json.dumps(self.executor_input())
+        return [
+            *container["command"],
+            *(argument.replace("{{$}}", executor_input) for argument in container.get("args", ())),
+        ]
 
     def folders(self) -> list[str]:
         """Folders that must be there before the command starts."""
@@ -79,15 +82,15 @@ def local_path(uri: str) -> str:
 def merged(outputs: dict[str, Json], metadata: str) -> dict[str, Json]:
     """The output artifacts with what the executor says about them."""
     said = json.loads(metadata or "{}").get("artifacts", {})
-    found = {}
+    artifacts = {}
     for name, artifact in outputs.items():
-        told = (said.get(name, {}).get("artifacts") or [{}])[0]
-        found[name] = {
+        written = (said.get(name, {}).get("artifacts") or [{}])[0]
+        artifacts[name] = {
             **artifact,
-            "uri": told.get("uri") or artifact["uri"],
-            "metadata": {**artifact["metadata"], **told.get("metadata", {})},
+            "uri": written.get("uri") or artifact["uri"],
+            "metadata": {**artifact["metadata"], **written.get("metadata", {})},
         }
-    return found
+    return artifacts
 
 
 def pod(task: Task, name: str, *, artifacts_claim: str, service_account: str) -> Json:
@@ -159,28 +162,28 @@ def _add(
     mounts.append({"name": name, "mountPath": path, **({"subPath": sub_path} if sub_path else {})})
 
 
-def _resources(given: Json) -> Json:
+def _resources(declared: Json) -> Json:
     """The texts that kfp keeps beside its numbers, as Kubernetes has them."""
-    found: Json = {}
+    resources: Json = {}
     for kind, name in (("requests", "Request"), ("limits", "Limit")):
-        amounts = {key: given[f"resource{part}{name}"] for key, part in PARTS if f"resource{part}{name}" in given}
+        amounts = {key: declared[f"resource{part}{name}"] for key, part in PARTS if f"resource{part}{name}" in declared}
         if amounts:
-            found[kind] = amounts
-    if accelerator := given.get("accelerator"):
-        found.setdefault("limits", {})[accelerator["resourceType"]] = accelerator["resourceCount"]
-    return found
+            resources[kind] = amounts
+    if accelerator := declared.get("accelerator"):
+        resources.setdefault("limits", {})[accelerator["resourceType"]] = accelerator["resourceCount"]
+    return resources
 
 
-def _toleration(given: Json) -> Json:
+def _toleration(declared: Json) -> Json:
     """As Kubernetes has it: protobuf's long numbers travel as text."""
-    return {key: int(value) if key == "tolerationSeconds" else value for key, value in given.items()}
+    return {key: int(value) if key == "tolerationSeconds" else value for key, value in declared.items()}
 
 
-def _security(given: Json) -> Json:
+def _security(declared: Json) -> Json:
     """What the user may say over what KFP gives every user container."""
-    said: Json = {key: int(given[key]) for key in ("runAsUser", "runAsGroup") if key in given}
-    if "runAsNonRoot" in given:
-        said["runAsNonRoot"] = given["runAsNonRoot"]
+    said: Json = {key: int(declared[key]) for key in ("runAsUser", "runAsGroup") if key in declared}
+    if "runAsNonRoot" in declared:
+        said["runAsNonRoot"] = declared["runAsNonRoot"]
     return {
         "allowPrivilegeEscalation": False,
         "capabilities": {"drop": ["ALL"]},

@@ -126,10 +126,10 @@ class PackageRunner:
         """Every iteration of a loop, so many at once as it allows."""
         iterator = task["parameterIterator"]
         items = yaml.safe_load(iterator["items"]["raw"])
-        given = self._parameters(task, component, scope)
+        parameters = self._parameters(task, component, scope)
 
         def iteration(index: int) -> TaskRun:
-            inner = Scope({**given, iterator["itemInput"]: items[index]}, f"{scope.path}/{name}.{index}")
+            inner = Scope({**parameters, iterator["itemInput"]: items[index]}, f"{scope.path}/{name}.{index}")
             return TaskRun(self._graph(component["dag"], inner))
 
         limit = task.get("iteratorPolicy", {}).get("parallelismLimit", len(items))
@@ -140,8 +140,8 @@ class PackageRunner:
         """The pods of one task: as many as its retries allow, until one succeeds."""
         label = component["executorLabel"]
         attempts = 1 + int(task.get("retryPolicy", {}).get("maxRetryCount", 0))
-        found = self._note(name, scope, TaskRun("RUNNING"))
-        made = Task(
+        run = self._note(name, scope, TaskRun("RUNNING"))
+        task_pod = Task(
             name=name,
             executor=self.spec["deploymentSpec"]["executors"][label],
             component=component,
@@ -154,17 +154,17 @@ class PackageRunner:
             if attempt:
                 time.sleep(self._retry_seconds)
             pod_name = f"{name}-{self.id}-{uuid.uuid4().hex[:4]}-{attempt}"
-            found.pods.append(pod_name)
-            end = self._host.run(pod(made, pod_name, artifacts_claim=self._claim, service_account=self._account))
-            found.log, _, metadata = end.log.partition(f"{MARK}\n")
+            run.pods.append(pod_name)
+            end = self._host.run(pod(task_pod, pod_name, artifacts_claim=self._claim, service_account=self._account))
+            run.log, _, metadata = end.log.partition(f"{MARK}\n")
             if end.code == 0:
-                found.outputs = merged(made.outputs, metadata)
-                found.state = "SUCCEEDED"
-                return found
+                run.outputs = merged(task_pod.outputs, metadata)
+                run.state = "SUCCEEDED"
+                return run
             if self.terminated.is_set() and not _is_exit(task):
-                return found  # its state stays RUNNING
-        found.state = "FAILED"
-        return found
+                return run  # its state stays RUNNING
+        run.state = "FAILED"
+        return run
 
     def _note(self, name: str, scope: Scope, run: TaskRun) -> TaskRun:
         index = re.search(r"\.(\d+)$", scope.path)
@@ -173,15 +173,15 @@ class PackageRunner:
 
     def _parameters(self, task: Json, component: Json, scope: Scope) -> Json:
         declared = component.get("inputDefinitions", {}).get("parameters", {})
-        given = task.get("inputs", {}).get("parameters", {})
-        return _defaults(declared, {name: _value(source, scope) for name, source in given.items()})
+        inputs = task.get("inputs", {}).get("parameters", {})
+        return _defaults(declared, {name: _value(source, scope) for name, source in inputs.items()})
 
     def _artifacts(self, task: Json, scope: Scope) -> dict[str, Json]:
-        found = {}
+        artifacts = {}
         for name, source in task.get("inputs", {}).get("artifacts", {}).items():
             producer = source["taskOutputArtifact"]
-            found[name] = scope.done[producer["producerTask"]].outputs[producer["outputArtifactKey"]]
-        return found
+            artifacts[name] = scope.done[producer["producerTask"]].outputs[producer["outputArtifactKey"]]
+        return artifacts
 
 
 def _is_exit(task: Json) -> bool:
@@ -209,9 +209,9 @@ def _value(source: Json, scope: Scope) -> Any:
     }
 
 
-def _defaults(declared: Json, given: Json) -> Json:
+def _defaults(declared: Json, values: Json) -> Json:
     defaults = {name: content["defaultValue"] for name, content in declared.items() if "defaultValue" in content}
-    return {name: _plain(value) for name, value in {**defaults, **given}.items()}
+    return {name: _plain(value) for name, value in {**defaults, **values}.items()}
 
 
 def _plain(value: Any) -> Any:

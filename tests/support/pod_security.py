@@ -35,11 +35,11 @@ SYSCTLS = {
 
 def violations(pod: dict[str, Any]) -> list[str]:
     """What in the spec of a pod the restricted standard forbids; empty where it is admitted."""
-    found = [*_pod(pod)]
+    problems = [*_pod(pod)]
     for group in ("initContainers", "containers", "ephemeralContainers"):
         for container in pod.get(group, []):
-            found += [f"{container['name']}: {text}" for text in _container(pod, container)]
-    return found
+            problems += [f"{container['name']}: {text}" for text in _container(pod, container)]
+    return problems
 
 
 def _pod(pod: dict[str, Any]) -> Iterator[str]:

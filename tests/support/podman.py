@@ -11,8 +11,8 @@ PROCESSES = 32768
 def settings() -> str:
     """Limits that this process may give away, and runc: it takes every layout of control groups, crun no hybrid one."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    own = resource.getrlimit(resource.RLIMIT_NPROC)[1]
-    processes = PROCESSES if own == resource.RLIM_INFINITY else min(PROCESSES, own)
+    limit = resource.getrlimit(resource.RLIMIT_NPROC)[1]
+    processes = PROCESSES if limit == resource.RLIM_INFINITY else min(PROCESSES, limit)
     lines = ["[containers]", f'default_ulimits = ["nofile={files}:{files}", "nproc={processes}:{processes}"]']
     if shutil.which("runc"):
         lines += ["[engine]", 'runtime = "runc"']

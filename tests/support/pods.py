@@ -23,12 +23,12 @@ class Pods:
     @property
     def environment(self) -> dict[str, Any]:
         """Values by name; of a variable from a field, the field's path."""
-        found = {}
+        variables = {}
         for entry in self.container["env"]:
-            assert entry["name"] not in found, f"{entry['name']} is there twice"
+            assert entry["name"] not in variables, f"{entry['name']} is there twice"
             read = entry["value"] if "value" in entry else entry["valueFrom"]["fieldRef"]["fieldPath"]
-            found[entry["name"]] = read
-        return found
+            variables[entry["name"]] = read
+        return variables
 
 
 def pods_of(manifests: JobManifests) -> Pods:
@@ -53,8 +53,8 @@ def _set(spec: dict[str, Any], pods: int | None, processes: int | None) -> Pods:
 
 
 def _jobset(manifests: JobManifests) -> Pods:
-    found = _set(manifests.job["spec"], None, None)
-    return Pods(found.count, int(found.environment["PET_NPROC_PER_NODE"]), found.metadata, found.spec)
+    workers = _set(manifests.job["spec"], None, None)
+    return Pods(workers.count, int(workers.environment["PET_NPROC_PER_NODE"]), workers.metadata, workers.spec)
 
 
 def _trainjob(manifests: JobManifests) -> Pods:
@@ -63,8 +63,8 @@ def _trainjob(manifests: JobManifests) -> Pods:
     (runtime,) = (one for one in manifests.owned_objects if one["kind"] == "TrainingRuntime")
     assert job["runtimeRef"]["name"] == runtime["metadata"]["name"]
     trainer = job["trainer"]
-    found = _set(runtime["spec"]["template"]["spec"], trainer["numNodes"], trainer["numProcPerNode"])
-    spec = dict(found.spec)
+    workers = _set(runtime["spec"]["template"]["spec"], trainer["numNodes"], trainer["numProcPerNode"])
+    spec = dict(workers.spec)
     for patch in job["runtimePatches"]:
         (replicated,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
         spec |= replicated["template"]["spec"]["template"]["spec"]
@@ -78,7 +78,7 @@ def _trainjob(manifests: JobManifests) -> Pods:
             "resources": trainer["resourcesPerNode"],
         }
     ]
-    return Pods(found.count, found.processes, found.metadata, spec)
+    return Pods(workers.count, workers.processes, workers.metadata, spec)
 
 
 def _job(manifests: JobManifests) -> Pods:

@@ -18,10 +18,10 @@ import yaml
 
 def program(name: str = "prometheus") -> str:
     """`prometheus` or `promtool` from the PATH; skips the test where it is absent."""
-    found = shutil.which(name)
-    if found is None:
+    path = shutil.which(name)
+    if path is None:
         pytest.skip(f"{name} is not on the PATH; Debian and Ubuntu have it in the package prometheus")
-    return found
+    return path
 
 
 def fill(directory: Path, openmetrics: str) -> None:
@@ -91,9 +91,9 @@ def _ready(process: subprocess.Popen[bytes], log: Path) -> str:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         assert process.poll() is None, log.read_text()
-        found = [line for line in log.read_text().splitlines() if "Listening on" in line]
-        if found:
-            url = "http://" + found[0].split("address=")[1].split()[0].strip('"')
+        lines = [line for line in log.read_text().splitlines() if "Listening on" in line]
+        if lines:
+            url = "http://" + lines[0].split("address=")[1].split()[0].strip('"')
             try:
                 with urllib.request.urlopen(f"{url}/-/ready", timeout=5):
                     return url

@@ -37,33 +37,33 @@ class Promtool:
         """
         (folder / "rules.yaml").write_text(yaml.safe_dump(rule_file), encoding="utf-8")
         order = [group["name"] for group in rule_file["groups"]]
-        whole = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "group_eval_order": order, "tests": groups}
-        (folder / "tests.yaml").write_text(yaml.safe_dump(whole), encoding="utf-8")
+        suite = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "group_eval_order": order, "tests": groups}
+        (folder / "tests.yaml").write_text(yaml.safe_dump(suite), encoding="utf-8")
         self._succeed("test", "rules", folder / "tests.yaml")
 
-    def _succeed(self, *words: str | Path) -> None:
-        done = subprocess.run([self.program, *words], capture_output=True, text=True, check=False)
+    def _succeed(self, *arguments: str | Path) -> None:
+        done = subprocess.run([self.program, *arguments], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-def find(place: str) -> str | None:
+def find(location: str) -> str | None:
     """The path of the one in a place."""
-    if place == "PATH":
+    if location == "PATH":
         return shutil.which("promtool")
     return os.environ.get(VARIABLE) or shutil.which("promtool", path=str(helm.cached_programs()))
 
 
-def at(place: str) -> Promtool:
+def at(location: str) -> Promtool:
     """The one in a place; skips the test where there is none."""
-    found = find(place)
-    if found is None:
-        pytest.skip(PLACES[place])
-    return Promtool(found)
+    program = find(location)
+    if program is None:
+        pytest.skip(PLACES[location])
+    return Promtool(program)
 
 
 def anywhere() -> Promtool:
     """Any; skips the test where there is none."""
-    found = next(filter(None, map(find, PLACES)), None)
-    if found is None:
+    program = next(filter(None, map(find, PLACES)), None)
+    if program is None:
         pytest.skip("; ".join(PLACES.values()))
-    return Promtool(found)
+    return Promtool(program)

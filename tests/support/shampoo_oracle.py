@@ -58,9 +58,9 @@ class Parameter:
         g = gradient.astype(np.float64)
         direction = self.grafted(g)
         if self.preconditioned:
-            found = self.preconditioned_gradient(number, g)
-            if number >= self.start_step and np.linalg.norm(found) > 0:
-                direction = found * np.linalg.norm(direction) / np.linalg.norm(found)
+            preconditioned = self.preconditioned_gradient(number, g)
+            if number >= self.start_step and np.linalg.norm(preconditioned) > 0:
+                direction = preconditioned * np.linalg.norm(direction) / np.linalg.norm(preconditioned)
         d = direction + decay * self.weights
         self.momentum = momentum * self.momentum + d
         self.weights = self.weights - rate * (d + momentum * self.momentum if self.nesterov else self.momentum)
@@ -79,33 +79,33 @@ class Parameter:
         order = {4: (2, 3, 1, 0), 2: (1, 0), 1: (0,)}[g.ndim]
         turned = g.transpose(order)
         tensor = np.ascontiguousarray(turned).reshape(self.merged(turned.shape))
-        found = np.zeros_like(tensor)
-        for place in self.places(tensor.shape):
-            part = tensor[place]
+        result = np.zeros_like(tensor)
+        for block in self.places(tensor.shape):
+            part = tensor[block]
             for dim in range(part.ndim):
                 matrix = np.tensordot(part, part, axes=[[i for i in range(part.ndim) if i != dim]] * 2)
-                key = (str(place), dim)
+                key = (str(block), dim)
                 old = self.statistics.get(key, np.zeros_like(matrix))
                 share = 1.0 if self.beta2 == 1.0 else 1.0 - self.beta2
                 self.statistics[key] = self.beta2 * old + share * matrix
                 if number >= self.start_step and (number - self.start_step) % self.every_steps == 0:
                     self.roots[key] = self.inverse_root(self.statistics[key], self.exponent or 2 * part.ndim)
                 root = self.roots.get(key, np.eye(len(matrix)))
-                found[place] = np.moveaxis(np.tensordot(root, part if dim == 0 else found[place], (1, dim)), 0, dim)
-        return found.reshape(turned.shape).transpose(np.argsort(order))
+                result[block] = np.moveaxis(np.tensordot(root, part if dim == 0 else result[block], (1, dim)), 0, dim)
+        return result.reshape(turned.shape).transpose(np.argsort(order))
 
     def inverse_root(self, matrix: Array, power: int) -> Array:
         values, vectors = np.linalg.eigh(matrix + self.eps * np.eye(len(matrix)))
         return (vectors * np.maximum(values, self.eps) ** (-1 / power)) @ vectors.T
 
     def merged(self, shape: tuple[int, ...]) -> list[int]:
-        found = [1]
+        sizes = [1]
         for size in shape:
-            if found[-1] * size <= self.block:
-                found[-1] *= size
+            if sizes[-1] * size <= self.block:
+                sizes[-1] *= size
             else:
-                found.append(size)
-        return [size for size in found if size > 1] or [1]
+                sizes.append(size)
+        return [size for size in sizes if size > 1] or [1]
 
     def places(self, shape: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
         spans = [[slice(at, at + self.block) for at in range(0, size, self.block)] for size in shape]

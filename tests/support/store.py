@@ -26,9 +26,9 @@ class Store:
 
     def fault(self, path: str) -> str | None:
         with self.lock:
-            for (kind, name), left in self.faults.items():
-                if path.endswith(name) and left > 0:
-                    self.faults[kind, name] = left - 1
+            for (kind, name), count in self.faults.items():
+                if path.endswith(name) and count > 0:
+                    self.faults[kind, name] = count - 1
                     return kind
         return None
 

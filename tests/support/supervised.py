@@ -33,14 +33,14 @@ class Run:
     """A supervisor process and the run directory it works in."""
 
     process: subprocess.Popen[str]
-    place: Path
+    run_directory: Path
 
     def end(self, seconds: float = 180) -> tuple[int, str, str]:
         out, err = self.process.communicate(timeout=seconds)
         return self.process.returncode, out, err
 
     def outcome(self) -> dict[str, object]:
-        entry: dict[str, object] = json.loads((self.place / "outcome.json").read_text())["train"]
+        entry: dict[str, object] = json.loads((self.run_directory / "outcome.json").read_text())["train"]
         return entry
 
     def wait_for(self, condition: Callable[[], bool], seconds: float = 180) -> None:
@@ -51,11 +51,11 @@ class Run:
             time.sleep(0.02)
 
     def wait_for_ranks(self, count: int) -> None:
-        self.wait_for(lambda: len(list(self.place.glob("ready-*"))) == count)
+        self.wait_for(lambda: len(list(self.run_directory.glob("ready-*"))) == count)
 
     def members(self) -> list[int]:
         """Every process that descends from this run, by its environment."""
-        found = []
+        pids = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
                 try:
@@ -63,9 +63,9 @@ class Run:
                     state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
                 except OSError:
                     continue
-                if f"PLAIN_PLACE={self.place}".encode() in environment and state not in "ZX":
-                    found.append(int(entry.name))
-        return found
+                if f"PLAIN_DIRECTORY={self.run_directory}".encode() in environment and state not in "ZX":
+                    pids.append(int(entry.name))
+        return pids
 
 
 Launch = Callable[..., Run]
@@ -83,13 +83,13 @@ def launching(tmp_path: Path) -> Iterator[Launch]:
         variables: dict[str, str] | None = None,
         **behaviour: str,
     ) -> Run:
-        place = tmp_path / "runs" / "t"
-        place.mkdir(parents=True, exist_ok=True)
+        run_directory = tmp_path / "runs" / "t"
+        run_directory.mkdir(parents=True, exist_ok=True)
         environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("PET_")},
             "PYTHONPATH": str(python_path),
             "PLAIN_RANK": json.dumps({name.strip("_").replace("all", "*"): value for name, value in behaviour.items()}),
-            "PLAIN_PLACE": str(place),
+            "PLAIN_DIRECTORY": str(run_directory),
             **(variables or {}),
         }
         settings = [f"run.workspace={tmp_path}", "run.id=t", "launch.processes=1", *options]
@@ -100,7 +100,7 @@ def launching(tmp_path: Path) -> Iterator[Launch]:
             stderr=subprocess.PIPE,
             text=True,
         )
-        runs.append(Run(process, place))
+        runs.append(Run(process, run_directory))
         return runs[-1]
 
     yield start

@@ -26,7 +26,7 @@ RULES: dict[str, Callable[[ParamShard], Optimizer]] = {
 
 def updated(
     rule: Callable[[ParamShard], Optimizer],
-    mover: Callable[..., Any],
+    momentum_update: Callable[..., Any],
     device: str,
     *,
     shards: int = 1,
@@ -46,7 +46,7 @@ def updated(
     if compact:
         weights = torch.cat([weights[start:stop] for start, stop in owned])
     before = lars.build_momentum_update, sgd.build_momentum_update
-    lars.build_momentum_update = sgd.build_momentum_update = mover  # type: ignore[assignment]
+    lars.build_momentum_update = sgd.build_momentum_update = momentum_update  # type: ignore[assignment]
     try:
         optimizer = rule(ParamShard(segments, owned, weights, gradients))
     finally:
@@ -66,18 +66,18 @@ def main() -> None:
     """Prints how far the fused kernels are from lists of operations, as JSON by case."""
     from podscale.pytorch.optim.fused_momentum import FusedMomentum
 
-    found = {}
+    rows = {}
     cases = [(name, 1, False) for name in RULES] + [("lars", 3, False), ("lars", 3, True)]
     for name, shards, compact in cases:
         listed, fused = (
-            updated(RULES[name], mover, "cpu", shards=shards, compact=compact)
-            for mover in (ForeachMomentum, FusedMomentum)
+            updated(RULES[name], momentum_update, "cpu", shards=shards, compact=compact)
+            for momentum_update in (ForeachMomentum, FusedMomentum)
         )
         assert all(tensor.abs().max() > 0.05 for tensor in listed)
-        found[f"{name}, {shards} shards, compact {compact}"] = max(
+        rows[f"{name}, {shards} shards, compact {compact}"] = max(
             (a - b).abs().max().item() for a, b in zip(listed, fused, strict=True)
         )
-    print(json.dumps(found))
+    print(json.dumps(rows))
 
 
 if __name__ == "__main__":

@@ -38,9 +38,9 @@ def momentum(step: int) -> float:
     return 0.9 - 0.2 * (step % 3 == 0)
 
 
-def compare(found: Values, want: Arrays) -> None:
-    for name, value in want.items():
-        np.testing.assert_allclose(found[name], value, rtol=2e-5, atol=2e-5, err_msg=name)
+def compare(actual: Values, expected: Arrays) -> None:
+    for name, value in expected.items():
+        np.testing.assert_allclose(actual[name], value, rtol=2e-5, atol=2e-5, err_msg=name)
 
 
 def norm(x: np.ndarray[Any, Any]) -> float:
@@ -83,10 +83,10 @@ def lamb_oracle(decay: float, beta2: float, eps: float, clip_norm: float, clip: 
     m, v = ({name: np.zeros_like(w) for name, w in weights.items()} for _ in range(2))
     for step in range(STEPS):
         grads = {name: g.astype(np.float64) for name, g in gradients(step).items()}
-        whole = np.sqrt(sum(norm(g) ** 2 for g in grads.values()))
+        global_norm = np.sqrt(sum(norm(g) ** 2 for g in grads.values()))
         beta1 = momentum(step)
         for name, g in grads.items():
-            g = g / max(1.0, whole / clip_norm) if clip_norm else g
+            g = g / max(1.0, global_norm / clip_norm) if clip_norm else g
             m[name] = beta1 * m[name] + (1 - beta1) * g
             v[name] = beta2 * v[name] + (1 - beta2) * g * g
             u = m[name] / (1 - beta1 ** (step + 1)) / (np.sqrt(v[name] / (1 - beta2 ** (step + 1))) + eps)

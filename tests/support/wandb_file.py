@@ -33,17 +33,17 @@ def exit_code(path: Path) -> int:
 
 def _records(content: bytes) -> Iterator[bytes]:
     assert content.startswith(b":W&B")
-    place, whole = HEADER, b""
-    while place + RECORD_HEADER <= len(content):
-        left = BLOCK - place % BLOCK
-        if left < RECORD_HEADER:
-            place += left
+    offset, record = HEADER, b""
+    while offset + RECORD_HEADER <= len(content):
+        remaining = BLOCK - offset % BLOCK
+        if remaining < RECORD_HEADER:
+            offset += remaining
             continue
-        _, length, kind = struct.unpack_from("<IHB", content, place)
+        _, length, kind = struct.unpack_from("<IHB", content, offset)
         if kind == 0:
             return
-        part = content[place + RECORD_HEADER : place + RECORD_HEADER + length]
-        place += RECORD_HEADER + length
-        whole = part if kind in (FULL, FIRST) else whole + part
+        part = content[offset + RECORD_HEADER : offset + RECORD_HEADER + length]
+        offset += RECORD_HEADER + length
+        record = part if kind in (FULL, FIRST) else record + part
         if kind in (FULL, LAST):
-            yield whole
+            yield record

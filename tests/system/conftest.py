@@ -18,18 +18,18 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     before changing them; other runs may be made in it, and are, by all processes of pytest: they share it."""
     folder = tmp_path_factory.getbasetemp()
     folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
-    place = folder / "digits"
+    run_directory = folder / "digits"
     with hold_lock_file(folder / "digits.lock"):
-        if not (place / "calm.err").exists():
-            shutil.rmtree(place, ignore_errors=True)  # of an attempt that failed
-            (place / "tmp").mkdir(parents=True)
-            (place / "run.yaml").write_text(SMALL_DIGITS)
-            variables = {"TMPDIR": str(place / "tmp")}
-            ended = podscale(place, "run", "run.yaml", "--set", "run.id=calm", variables=variables)
+        if not (run_directory / "calm.err").exists():
+            shutil.rmtree(run_directory, ignore_errors=True)  # of an attempt that failed
+            (run_directory / "tmp").mkdir(parents=True)
+            (run_directory / "run.yaml").write_text(SMALL_DIGITS)
+            variables = {"TMPDIR": str(run_directory / "tmp")}
+            ended = podscale(run_directory, "run", "run.yaml", "--set", "run.id=calm", variables=variables)
             assert ended.code == 0, ended.err
-            (place / "calm.out").write_text(ended.out)
-            (place / "calm.err").write_text(ended.err)
-    return place
+            (run_directory / "calm.out").write_text(ended.out)
+            (run_directory / "calm.err").write_text(ended.err)
+    return run_directory
 
 
 @pytest.fixture

@@ -108,8 +108,8 @@ def kueue() -> None:
     values = {"controllerManager": {"manager": manager}, "managerConfig": {MANAGER: yaml.safe_dump(configuration)}}
     _helm("kueue", "kueue-system", chart, values)
     # They answer no discovery here, and an API that answers nothing blocks the deletion of every namespace.
-    found = kubectl("get", "apiservices", "-o", "name").split()
-    for service in (name for name in found if "visibility.kueue" in name):
+    services = kubectl("get", "apiservices", "-o", "name").split()
+    for service in (name for name in services if "visibility.kueue" in name):
         kubectl("delete", service)
 
 

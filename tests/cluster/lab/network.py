@@ -66,8 +66,8 @@ def _record() -> Path:
 def _remember() -> None:
     if not _record().exists():
         places.STATE.mkdir(parents=True, exist_ok=True)
-        found = {name: Path("/proc/sys", name) for name in SETTINGS}
-        _record().write_text(json.dumps({name: path.read_text() for name, path in found.items() if path.exists()}))
+        paths = {name: Path("/proc/sys", name) for name in SETTINGS}
+        _record().write_text(json.dumps({name: path.read_text() for name, path in paths.items() if path.exists()}))
 
 
 def _restore() -> None:
@@ -83,8 +83,8 @@ def _write(name: str, value: str) -> None:
 
 def _mounts() -> list[str]:
     targets = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
-    ours = (f"{places.STATE}/", f"{places.RUN}/")
-    return sorted((target for target in targets if target.startswith(ours)), reverse=True)
+    prefixes = (f"{places.STATE}/", f"{places.RUN}/")
+    return sorted((target for target in targets if target.startswith(prefixes)), reverse=True)
 
 
 def _namespaces() -> list[str]:
@@ -95,9 +95,9 @@ def _namespaces() -> list[str]:
 def _drop_chains(family: str) -> None:
     """Kubernetes' and CNI's chains, and the rules that lead into them; all others stay as they are."""
     saved = attempt(f"{family}-save").stdout
-    kept = "".join(line for line in saved.splitlines(keepends=True) if not OUR_CHAINS.search(line))
-    if kept != saved:
-        attempt(f"{family}-restore", stdin=kept)
+    remaining = "".join(line for line in saved.splitlines(keepends=True) if not OUR_CHAINS.search(line))
+    if remaining != saved:
+        attempt(f"{family}-restore", stdin=remaining)
 
 
 def _remove_control_groups() -> None:

@@ -61,8 +61,8 @@ def chosen(tier: str, names: Iterable[str] = ()) -> list[Source]:
     entries = {entry.name: entry for entry in sources()}
     if unknown := set(names) - set(entries):
         raise LabError(f"{', '.join(sorted(unknown))}: none of {', '.join(entries)}")
-    wanted = {*names, *(need for name in names for need in entries[name].needs)}
-    return [entry for entry in entries.values() if tier == "full" or entry.tier == "core" or entry.name in wanted]
+    required = {*names, *(need for name in names for need in entries[name].needs)}
+    return [entry for entry in entries.values() if tier == "full" or entry.tier == "core" or entry.name in required]
 
 
 def source(name: str) -> Source:
@@ -88,12 +88,12 @@ def module_directory(entry: Source) -> Path:
     if shutil.which("go") is None:
         raise Unavailable("Go is not installed: the cluster's programs are built from Go modules")
     done = attempt("go", "mod", "download", "-json", f"{entry.module}@{entry.version}", cwd=TOOLS)
-    found = json.loads(done.stdout or "{}")
+    module = json.loads(done.stdout or "{}")
     if done.returncode:
-        raise _failure(entry, found.get("Error", "") + done.stderr)
-    if found["Sum"] != entry.sum:
-        raise LabError(f"{entry.module} {entry.version} has the checksum {found['Sum']}, not {entry.sum} as pinned")
-    return Path(found["Dir"])
+        raise _failure(entry, module.get("Error", "") + done.stderr)
+    if module["Sum"] != entry.sum:
+        raise LabError(f"{entry.module} {entry.version} has the checksum {module['Sum']}, not {entry.sum} as pinned")
+    return Path(module["Dir"])
 
 
 def module_files(name: str) -> Path:
@@ -112,8 +112,8 @@ def go_caches() -> list[Path]:
     """Where Go keeps what it compiled and downloaded, for all that is built on this machine."""
     if shutil.which("go") is None:
         return []
-    found = attempt("go", "env", "GOCACHE", "GOMODCACHE").stdout.split()
-    return [path for path in map(Path, found) if path.is_dir()]
+    directories = attempt("go", "env", "GOCACHE", "GOMODCACHE").stdout.split()
+    return [path for path in map(Path, directories) if path.is_dir()]
 
 
 def _build(entry: Source) -> None:
@@ -130,8 +130,8 @@ def _build(entry: Source) -> None:
         if done.returncode:
             raise _failure(entry, done.stderr)
         for name, package in entry.programs.items():
-            made = Path(scratch) / (name if single else Path(package).name)
-            made.replace(places.bin_dir() / name)
+            binary = Path(scratch) / (name if single else Path(package).name)
+            binary.replace(places.bin_dir() / name)
             (places.bin_dir() / f"{name}.pin").write_text(entry.pin())
 
 

@@ -30,7 +30,7 @@ from tests.support.ports import free_port
 ROOT = Path(__file__).resolve().parents[3]
 TIMEOUT, SHORT = 120.0, 40.0
 """The longest that ranks wait for each other, in seconds; the short one where a test waits for it to pass."""
-PATIENCE = 300.0
+TIMEOUT_SECONDS = 300.0
 """Seconds for anything to happen on a loaded machine."""
 NO_JAX = {"JAX_PLATFORMS": "nowhere"}
 """With it JAX fails as soon as it looks for devices."""
@@ -53,7 +53,7 @@ Start = Callable[..., Ended]
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     """start(processes, module, pods=1, **variables): a spawner for each pod with its ranks, to their end."""
-    spawners: list[subprocess.Popen[str]] = []
+    launchers: list[subprocess.Popen[str]] = []
 
     def run(processes: int, module: str, *, pods: int = 1, **variables: str) -> Ended:
         environment = {
@@ -79,41 +79,45 @@ def start(tmp_path: Path) -> Iterator[Start]:
                 *(f"--{k}={v}" for k, v in options.items()),
             ]
             command.append(module)
-            spawners.append(
+            launchers.append(
                 subprocess.Popen(
                     command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
                 )
             )
-        hit = _await_end(spawners, tmp_path, pods * processes)
-        out = "".join(spawner.communicate(timeout=PATIENCE)[0] for spawner in spawners)
+        hit = _await_end(launchers, tmp_path, pods * processes)
+        out = "".join(launcher.communicate(timeout=TIMEOUT_SECONDS)[0] for launcher in launchers)
         answers = {
             int(path.stem.partition("-")[2]): json.loads(path.read_text()) for path in tmp_path.glob("answer-*.json")
         }
-        code = max(spawner.returncode for spawner in spawners)
+        code = max(launcher.returncode for launcher in launchers)
         return Ended(code, out, read_worker_reports(tmp_path), answers, time.monotonic() - hit)
 
     yield run
     for pid in registered_workers(tmp_path).values():
         if (Path("/proc") / str(pid)).exists():
             os.kill(pid, signal.SIGKILL)
-    for spawner in spawners:
-        spawner.kill()
-        spawner.communicate()
+    for launcher in launchers:
+        launcher.kill()
+        launcher.communicate()
 
 
-def _await_end(spawners: list[subprocess.Popen[str]], place: Path, ranks: int) -> float:
+def _await_end(launchers: list[subprocess.Popen[str]], rank_directory: Path, ranks: int) -> float:
     """Returns when all ranks but a stopped one, which is then killed, have ended; when one of them was hit."""
-    deadline, hit = time.monotonic() + PATIENCE, time.monotonic()
+    deadline, hit = time.monotonic() + TIMEOUT_SECONDS, time.monotonic()
     seen = False
-    while any(spawner.poll() is None for spawner in spawners):
-        assert time.monotonic() < deadline, [spawner.communicate() for spawner in spawners if not spawner.kill()]
-        pids = registered_workers(place)
-        if not seen and (place / "hit").exists():
+    while any(launcher.poll() is None for launcher in launchers):
+        assert time.monotonic() < deadline, [launcher.communicate() for launcher in launchers if not launcher.kill()]
+        pids = registered_workers(rank_directory)
+        if not seen and (rank_directory / "hit").exists():
             seen, hit = True, time.monotonic()
-        if len(read_worker_reports(place)) == ranks - 1 and (place / "hit").exists() and len(pids) == ranks:
-            (left,) = set(pids) - set(read_worker_reports(place))
+        if (
+            len(read_worker_reports(rank_directory)) == ranks - 1
+            and (rank_directory / "hit").exists()
+            and len(pids) == ranks
+        ):
+            (survivor,) = set(pids) - set(read_worker_reports(rank_directory))
             with suppress(ProcessLookupError):
-                os.kill(pids[left], signal.SIGKILL)
+                os.kill(pids[survivor], signal.SIGKILL)
             break
         time.sleep(0.02)
     return hit
@@ -150,22 +154,22 @@ def test_each_host_reads_its_own_shards_and_both_engines_the_same(
     variables["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
     ended = start(processes, "tests.support.jax_rank", pods=2, **body("reads"), **variables)
     assert ended.code == 0, ended.out
-    met = {process: told.pop("met") for process, told in ended.answers.items()}
+    met = {process: answer.pop("met") for process, answer in ended.answers.items()}
     check_that_they_met(met, 2 * processes, devices)
 
     split = ShardSet.open(directory).split("train")
     order = build_sampler(config, split)
     shard_of = dict(zip(split.keys.tolist(), split.column("shard").tolist(), strict=True))
     for host in range(2):
-        own = {shard_of[key] for key in split.keys[order.rows_of_host(host)].tolist()}
-        assert len(own) == 2
+        host_shards = {shard_of[key] for key in split.keys[order.rows_of_host(host)].tolist()}
+        assert len(host_shards) == 2
         tellers = [ended.answers[host * processes + number] for number in range(processes)]
-        for told in tellers:
-            assert told["opened"] == [split.shard_names[shard] for shard in sorted(own)]
+        for answer in tellers:
+            assert answer["opened"] == [split.shard_names[shard] for shard in sorted(host_shards)]
         for epoch in range(3):  # an epoch of every group is three updates
             steps = range(3 * epoch, 3 * epoch + 3)
-            seen = [key for told in tellers for step in steps for key in told["keys"][step]]
-            assert sorted(seen) == sorted(key for key, shard in shard_of.items() if shard in own)
+            seen = [key for answer in tellers for step in steps for key in answer["keys"][step]]
+            assert sorted(seen) == sorted(key for key, shard in shard_of.items() if shard in host_shards)
     for rank in range(4):
         loader = build_loader(
             config,
@@ -177,10 +181,10 @@ def test_each_host_reads_its_own_shards_and_both_engines_the_same(
             device="cpu",
         )
         process, device = divmod(rank, devices)
-        told = ended.answers[process]
+        answer = ended.answers[process]
         for step, batch in enumerate(loader.batches(0, READ)):
-            assert told["keys"][step][4 * device : 4 * device + 4] == batch.keys.tolist()
-            assert told["pixels"][step][device] == hashlib.sha256(np.asarray(batch.images).tobytes()).hexdigest()
+            assert answer["keys"][step][4 * device : 4 * device + 4] == batch.keys.tolist()
+            assert answer["pixels"][step][device] == hashlib.sha256(np.asarray(batch.images).tobytes()).hexdigest()
         loader.close()
 
 
@@ -188,8 +192,8 @@ def check_that_they_met(answers: dict[int, Any], size: int, devices: int) -> Non
     """devices: of each process."""
     of_devices = [rank for rank in range(size) for _ in range(devices)]
     assert sorted(answers) == list(range(size))
-    for rank, told in answers.items():
-        assert told == {
+    for rank, answer in answers.items():
+        assert answer == {
             "rank": rank,
             "size": size,
             "ranks": list(range(rank * devices, (rank + 1) * devices)),

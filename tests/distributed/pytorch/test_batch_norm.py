@@ -50,21 +50,21 @@ class Case(NamedTuple):
 
 def cases(world: int) -> list[Case]:
     groups = [ranks for ranks in (1, 2, 4, 8) if world % ranks == 0]
-    found = [
+    cases_ = [
         Case(ranks, 4, channels, 4, uneven, dtype, last)
         for ranks, channels, uneven, dtype, last in product(
             groups, (1, 5, 64), (False, True), (torch.float32, torch.float64), (False, True)
         )
         if not (uneven and ranks == 1) and (channels == 5 or (dtype == torch.float32 and world == 2))
     ]
-    found += [Case(ranks, 4, 5, 4, False, torch.bfloat16, last) for ranks in groups for last in (False, True)]
+    cases_ += [Case(ranks, 4, 5, 4, False, torch.bfloat16, last) for ranks in groups for last in (False, True)]
     if world > 2:
-        return found
-    found += [
+        return cases_
+    cases_ += [
         Case(1, part, 5, 8, dtype=dtype, channels_last=last)
         for part, dtype, last in product((1, 2, 4, 8), (torch.float32, torch.float64), (False, True))
     ]
-    return [*found, Case(1, 3, 5, 8), Case(1, 5, 5, 4), Case(1, 4, 5, 9, dtype=torch.bfloat16, channels_last=True)]
+    return [*cases_, Case(1, 3, 5, 8), Case(1, 5, 5, 4), Case(1, 4, 5, 9, dtype=torch.bfloat16, channels_last=True)]
 
 
 def normalise(world: World, case: Case) -> dict[str, Tensor]:
@@ -108,7 +108,7 @@ def split_sizes(case: Case, size: int) -> list[int]:
     return [case.images] * (parts - 1) + [size - (parts - 1) * case.images]
 
 
-def check(case: Case, ranks: range, found: list[dict[str, Tensor]]) -> None:
+def check(case: Case, ranks: range, results: list[dict[str, Tensor]]) -> None:
     """`found` of one group of ranks against one oracle, or of one rank against an oracle for each part."""
     x = torch.cat([case.draw(rank, 1) for rank in ranks])
     dy = torch.cat([case.draw(rank, 2) for rank in ranks])
@@ -117,22 +117,22 @@ def check(case: Case, ranks: range, found: list[dict[str, Tensor]]) -> None:
     layers = [oracle.layer for oracle in oracles]
     exact = {torch.float64: 1e-11, torch.float32: 3e-6, torch.bfloat16: 2e-2}[case.dtype]
 
-    def close(name: str, got: Tensor, want: Tensor, tolerance: float = exact) -> None:
-        want = want.detach()
+    def close(name: str, got: Tensor, expected: Tensor, tolerance: float = exact) -> None:
+        expected = expected.detach()
         np.testing.assert_allclose(
-            got.double().numpy(), want.numpy(), rtol=tolerance, atol=tolerance * float(want.abs().max()),
+            got.double().numpy(), expected.numpy(), rtol=tolerance, atol=tolerance * float(expected.abs().max()),
             err_msg=f"{name} {case}",
         )  # fmt: skip
 
-    close("y", torch.cat([f["y"] for f in found]), torch.cat([o.y for o in oracles]))
-    close("dx", torch.cat([f["dx"] for f in found]), torch.cat([o.dx for o in oracles]))
+    close("y", torch.cat([f["y"] for f in results]), torch.cat([o.y for o in oracles]))
+    close("dx", torch.cat([f["dx"] for f in results]), torch.cat([o.dx for o in oracles]))
     local = 1e-11 if case.dtype == torch.float64 else 1e-5  # sums and statistics are fp32 whatever the images are
     for name in ("weight", "bias"):  # each rank has its part of the sum; the averaging of gradients adds them up
-        want = torch.stack([getattr(layer, name).grad for layer in layers]).sum(0)
-        close(name, torch.stack([f[name] for f in found]).sum(0), want, local)
+        expected = torch.stack([getattr(layer, name).grad for layer in layers]).sum(0)
+        close(name, torch.stack([f[name] for f in results]).sum(0), expected, local)
     mean = torch.stack([layer.running_mean for layer in layers]).mean(0)
     var = torch.stack([layer.running_var for layer in layers]).mean(0)
-    for f in found:
+    for f in results:
         close("mean", f["mean"], mean, local)
         close("var", f["var"], var, local)
         layers[0].running_mean.copy_(mean)
@@ -142,19 +142,19 @@ def check(case: Case, ranks: range, found: list[dict[str, Tensor]]) -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 4, 8])
 def test_who_shares_statistics_normalises_as_one_batch(run_world: Any, size: int) -> None:
-    found = run_world(size, lambda world: [normalise(world, case) for case in cases(size)])
+    results = run_world(size, lambda world: [normalise(world, case) for case in cases(size)])
     for number, case in enumerate(cases(size)):
         for first in range(0, size, case.ranks):
             ranks = range(first, first + case.ranks)
-            check(case, ranks, [found[rank][number] for rank in ranks])
+            check(case, ranks, [results[rank][number] for rank in ranks])
             for rank in ranks:
                 for name in ("mean", "var"):
-                    assert torch.equal(found[rank][number][name], found[first][number][name]), (case, name)
+                    assert torch.equal(results[rank][number][name], results[first][number][name]), (case, name)
 
 
 def far_from_zero(world: World) -> list[tuple[Tensor, ...]]:
     """Images of mean 1000 and deviation 0.05, 0.1 more on the second rank; in both memory orders."""
-    found = []
+    results = []
     for order in (torch.contiguous_format, torch.channels_last):
         layer = BatchNorm(3, momentum=1.0)
         assign_batch_norm_groups(nn.Sequential(layer), world, BatchNormGroup(2, 8))
@@ -163,8 +163,8 @@ def far_from_zero(world: World) -> list[tuple[Tensor, ...]]:
         y = layer(x)
         y.square().sum().backward()
         assert x.grad is not None
-        found.append((x.detach(), y.detach(), layer.running_mean, layer.running_var))
-    return found
+        results.append((x.detach(), y.detach(), layer.running_mean, layer.running_var))
+    return results
 
 
 def test_a_large_mean_does_not_eat_the_variance(run_world: Any) -> None:
@@ -174,10 +174,12 @@ def test_a_large_mean_does_not_eat_the_variance(run_world: Any) -> None:
         want_var, want_mean = torch.var_mean(both, dim=(0, 2, 3))
         np.testing.assert_allclose(var.numpy(), want_var.numpy(), rtol=1e-5)
         np.testing.assert_allclose(mean.numpy(), want_mean.numpy(), rtol=2e-7)
-        want = (x.double() - want_mean.view(1, -1, 1, 1)) / (both.var((0, 2, 3), correction=0) + 1e-5).sqrt().view(
+        expected = (x.double() - want_mean.view(1, -1, 1, 1)) / (both.var((0, 2, 3), correction=0) + 1e-5).sqrt().view(
             1, -1, 1, 1
         )
-        np.testing.assert_allclose(y.numpy(), want.numpy(), atol=5e-3)  # one step of fp32 at 1000 is 1e-3 deviations
+        np.testing.assert_allclose(
+            y.numpy(), expected.numpy(), atol=5e-3
+        )  # one step of fp32 at 1000 is 1e-3 deviations
 
 
 def small_network() -> nn.Module:
@@ -216,14 +218,14 @@ def test_its_messages_and_those_of_gradients_pass_each_other(run_world: Any) -> 
 
     ranks = run_world(4, body, seconds=60)
     for overlapped, plain in ((0, 1), (2, 3)):
-        for found in ranks:
-            assert all(torch.equal(a, b) for a, b in zip(found[overlapped], ranks[0][plain], strict=True))
+        for result in ranks:
+            assert all(torch.equal(a, b) for a, b in zip(result[overlapped], ranks[0][plain], strict=True))
     assert not torch.equal(ranks[0][0][0], ranks[0][2][0])
 
 
 def compiled_and_not(world: World) -> list[tuple[str, Tensor, Tensor]]:
     """Outputs, gradients and running statistics with and without torch.compile, as one graph without a break."""
-    found = []
+    results = []
     for span, dtype in (
         (BatchNormGroup(2, 4), torch.float32),
         (BatchNormGroup(2, 4), torch.bfloat16),
@@ -247,8 +249,8 @@ def compiled_and_not(world: World) -> list[tuple[str, Tensor, Tensor]]:
             assert y.dtype == dtype
             assert y.is_contiguous(memory_format=torch.channels_last)
             sides.append([y.float().detach(), *(p.grad for p in model.parameters()), statistics.flat])
-        found += [(f"{span} {dtype}", *pair) for pair in zip(*sides, strict=True)]
-    return found
+        results += [(f"{span} {dtype}", *pair) for pair in zip(*sides, strict=True)]
+    return results
 
 
 @pytest.mark.slow
@@ -256,9 +258,9 @@ def test_a_compiled_network_normalises_alike(run_world: Any) -> None:
     import torch._dynamo  # once, before the processes fork: it takes 10 s
 
     assert torch._dynamo.is_dynamo_supported()
-    for found in run_world(2, compiled_and_not):
-        assert len(found) == 3 * 5
-        for what, plain, compiled in found:
+    for results in run_world(2, compiled_and_not):
+        assert len(results) == 3 * 5
+        for what, plain, compiled in results:
             np.testing.assert_allclose(
                 compiled.numpy(), plain.numpy(), rtol=1e-4, atol=1e-5 * float(plain.abs().max()), err_msg=what
             )

@@ -50,7 +50,7 @@ def gradients_of(module: nn.Module, rank: int, step: int) -> list[Tensor]:
 
 def hooked(world: World) -> dict[int, list[list[Tensor]]]:
     """The gradients of every step; the key -1 is plain DDP."""
-    found = {}
+    gradients = {}
     for number, options in [(-1, None), *enumerate(OPTIONS)]:
         runs = []
         for _ in range(2):
@@ -59,9 +59,9 @@ def hooked(world: World) -> dict[int, list[list[Tensor]]]:
                 ddp_comm_hook.register(ddp, **options)
             runs.append([gradients_of(ddp, world.rank, step) for step in range(STEPS)])
         assert all(torch.equal(a, b) for one, two in zip(*runs, strict=True) for a, b in zip(one, two, strict=True))
-        found[number] = runs[0]
+        gradients[number] = runs[0]
     assert world.size == 4
-    return found
+    return gradients
 
 
 def oracle(step: int) -> list[np.ndarray[Any, Any]]:
@@ -78,9 +78,9 @@ def test_hooks_average_as_ddp_does(run_world: Any) -> None:
         exact = oracle(step)
         for number, steps in ranks[0].items():
             short = number >= 0 and "wire_column" in OPTIONS[number]
-            for place, (gradient, want) in enumerate(zip(steps[step], exact, strict=True)):
-                np.testing.assert_allclose(gradient.numpy(), want, rtol=0, atol=2e-3 if short else 1e-7)
-                assert all(torch.equal(gradient, other[number][step][place]) for other in ranks)
+            for index, (gradient, expected) in enumerate(zip(steps[step], exact, strict=True)):
+                np.testing.assert_allclose(gradient.numpy(), expected, rtol=0, atol=2e-3 if short else 1e-7)
+                assert all(torch.equal(gradient, other[number][step][index]) for other in ranks)
 
 
 def half_precision(world: World) -> list[Tensor]:
@@ -93,10 +93,10 @@ def half_precision(world: World) -> list[Tensor]:
 
 def test_half_precision_gradients_are_added_in_fp32(run_world: Any) -> None:
     ranks = run_world(4, half_precision)
-    for place, want in enumerate(oracle(0)):
-        assert ranks[0][place].dtype == torch.bfloat16
-        np.testing.assert_allclose(ranks[0][place].double().numpy(), want, rtol=0, atol=4e-3)
-        assert all(torch.equal(ranks[0][place], other[place]) for other in ranks)
+    for index, expected in enumerate(oracle(0)):
+        assert ranks[0][index].dtype == torch.bfloat16
+        np.testing.assert_allclose(ranks[0][index].double().numpy(), expected, rtol=0, atol=4e-3)
+        assert all(torch.equal(ranks[0][index], other[index]) for other in ranks)
 
 
 def failing(world: World) -> None:

@@ -62,11 +62,11 @@ def test_a_resumed_alexnet_repeats_its_dropout_to_the_bit(run_world: Any, make_s
     (evaluation, _) = run_world(2, lambda world: training(straight, shards, world))
     run_world(2, stopped)
     assert run_world(2, lambda world: training(halted, shards, world))[0] == evaluation
-    want, found = (
+    expected, resumed = (
         read_snapshot(complete_entries(RunDirectory.for_config(config).checkpoints)[0]).arrays
         for config in (straight, halted)
     )
-    assert [name for name in want if not np.array_equal(want[name], found[name])] == []
+    assert [name for name in expected if not np.array_equal(expected[name], resumed[name])] == []
     exported = load_file(RunDirectory.for_config(straight).model / WEIGHTS_FILE)
     spec = models.model_spec(straight.model, 4)
     assert {name: array.shape for name, array in exported.items()} == {

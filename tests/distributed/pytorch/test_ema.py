@@ -34,18 +34,18 @@ def averaging(workspace: Path, run: str, **changes: Any) -> RunConfig:
     return document(workspace, run__id=run, train__ema=ema, **{"evaluate__every_epochs": 2, **changes})
 
 
-def recorded(session: PyTorchTrainer, found: dict[int, Values]) -> None:
+def recorded(session: PyTorchTrainer, weights: dict[int, Values]) -> None:
     """The weights and statistics at the start and after each update, before the average takes them in."""
     step, state = session.step, session.state
 
     class Recording:
         def seek(self, number: int) -> None:
             step.seek(number)
-            found[number] = state.model_arrays()
+            weights[number] = state.model_arrays()
 
         def __call__(self, batch: Any, phase: Any) -> Any:
             result = step(batch, phase)
-            found[batch.host_batch.step + 1] = state.model_arrays()
+            weights[batch.host_batch.step + 1] = state.model_arrays()
             return result
 
     session.step = Recording()  # type: ignore[assignment]
@@ -68,12 +68,12 @@ def test_the_average_follows_its_recursion_and_resumes_to_the_bit(
     straight, halted = averaging(tmp_path, "straight", **changes), averaging(tmp_path, "halted", **changes)
 
     def body(world: World) -> dict[int, Values]:
-        found: dict[int, Values] = {}
-        run_training(straight, shards, world, lambda session: recorded(session, found))
+        weights: dict[int, Values] = {}
+        run_training(straight, shards, world, lambda session: recorded(session, weights))
         with pytest.raises(Preempted):
             run_training(halted, shards, world, stop_after(6, 0))
         run_training(halted, shards, world)
-        return found
+        return weights
 
     trained = run_world(2, body)[0]
     state = final_state(straight)
@@ -98,13 +98,13 @@ def test_the_document_says_which_weights_are_the_model(run_world: Any, make_shar
     for config, prefix, other in ((plain, "model/", "ema/"), (averaged, "ema/", "model/")):
         state, model = final_state(config), RunDirectory.for_config(config).model
         for file, kind in ((WEIGHTS_FILE, prefix), (OTHER_WEIGHTS_FILES[config.evaluate.weights], other)):
-            found = load_file(model / file)
-            assert_same_bits(found, {name: state[f"{kind}{name}"] for name in found})
-    told = {config.run.id: records_of(config) for config in (plain, averaged)}
-    beside = [line for line in told["plain"] if line.get("event") == "evaluated_beside"]
-    figures = [line for line in told["averaged"] if line["kind"] == "evaluation"]
-    assert [line["loss"] for line in beside] == [line["loss"] for line in figures]
-    assert {line["weights"] for line in beside} == {"ema"}
+            arrays = load_file(model / file)
+            assert_same_bits(arrays, {name: state[f"{kind}{name}"] for name in arrays})
+    records = {config.run.id: records_of(config) for config in (plain, averaged)}
+    evaluations = [line for line in records["plain"] if line.get("event") == "evaluated_beside"]
+    figures = [line for line in records["averaged"] if line["kind"] == "evaluation"]
+    assert [line["loss"] for line in evaluations] == [line["loss"] for line in figures]
+    assert {line["weights"] for line in evaluations} == {"ema"}
     training = json.loads((RunDirectory.for_config(averaged).model / "model.json").read_text())["training"]
     assert training["weights"] == "ema"
     assert training["ema"] == {"decay": DECAY, "every_steps": EVERY}

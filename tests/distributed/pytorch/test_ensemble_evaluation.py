@@ -60,10 +60,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunConfig, Path]:
 def evaluated(config: RunConfig, shards: Path) -> evaluation_json.Evaluation:
     """What `pytorch.rank` and the parent of the ranks do with the stage, in a world of one."""
     run, shard_set = RunDirectory.for_config(config).create(), ShardSet.open(shards)
-    place = WorkerEnv(config, "evaluate", str(shards), run.path / "ranks")
-    place.rank_directory.mkdir(exist_ok=True)
+    worker_env = WorkerEnv(config, "evaluate", str(shards), run.path / "ranks")
+    worker_env.rank_directory.mkdir(exist_ok=True)
     try:
-        evaluate_ensemble(place, join_world(60.0, {}), shard_set, run)
+        evaluate_ensemble(worker_env, join_world(60.0, {}), shard_set, run)
     finally:
         leave_world()
     return evaluation_json.evaluate_run(run.path, config, shard_set)
@@ -77,14 +77,14 @@ def logits_of(config: RunConfig, shards: Path, weights: Path) -> dict[int, np.nd
         model = build_model_on_device(config, world, len(shard_set.classes))
         load_weights_file(model, weights)
         evaluator = Evaluator(config, world, shard_set, Precision("fp32", world.device), DevicePrefetcher(world))
-        found = {}
+        logits_by_key = {}
         for batch, logits in evaluator.logits(model, untimed):
             real = batch.host_batch.weights > 0
-            found |= zip(batch.host_batch.keys[real].tolist(), logits.double().numpy()[real], strict=True)
+            logits_by_key |= zip(batch.host_batch.keys[real].tolist(), logits.double().numpy()[real], strict=True)
         evaluator.close()
     finally:
         leave_world()
-    return found
+    return logits_by_key
 
 
 def softmax(logits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -95,8 +95,8 @@ def softmax(logits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 def test_what_together_they_answer(trained: tuple[RunConfig, Path]) -> None:
     """Every way against NumPy in float64, and the figures against the predictions that they are of."""
     config, shards = trained
-    found = evaluated(config, shards).ensemble
-    assert found is not None
+    ensemble = evaluated(config, shards).ensemble
+    assert ensemble is not None
     run, models = RunDirectory.for_config(config), [m.model for m in ensemble_members.ensemble_members(config)]
     each = [logits_of(config, shards, model / WEIGHTS_FILE) for model in models]
     answers = {
@@ -115,39 +115,42 @@ def test_what_together_they_answer(trained: tuple[RunConfig, Path]) -> None:
             np.testing.assert_allclose(confidences, expected[topk], rtol=1e-5)
             assert (np.diff(expected[topk]) <= 1e-7).all()
     assert not np.allclose(answers["probabilities"].losses, answers["logits"].losses)
-    for one in found.combined:
+    for one in ensemble.combined:
         assert one.answered.top1 == np.mean(answers[one.way].topk[:, 0] == answers[one.way].labels)
         assert one.answered.loss == pytest.approx(answers[one.way].losses.mean(), rel=1e-6)
     firsts = [np.array([int(one[key].argmax()) for key in answers["logits"].keys.tolist()]) for one in each]
-    assert found.disagreement == [[float(np.mean(a != b)) for b in firsts] for a in firsts]
-    assert found.disagreement[0][2] > 0
+    assert ensemble.disagreement == [[float(np.mean(a != b)) for b in firsts] for a in firsts]
+    assert ensemble.disagreement[0][2] > 0
 
 
 def test_what_they_cost_and_where_they_are_from(trained: tuple[RunConfig, Path]) -> None:
     config, shards = trained
-    told = evaluated(
+    evaluation = evaluated(
         config.model_copy(update={"evaluate": config.evaluate.model_copy(update={"combine": "logits"})}), shards
     )
-    found = told.ensemble
-    assert found is not None
+    ensemble = evaluation.ensemble
+    assert ensemble is not None
     passes = read_passes(RunDirectory.for_config(config).ensemble)
     assert list(passes) == ["member-0", "member-1", "member-2", "average-0", "weights"]
-    costs = {one.way: one.answered for one in found.combined}
+    costs = {one.way: one.answered for one in ensemble.combined}
     assert [costs[way].passes for way in COMBINE_METHODS] == [3, 3, 1]
     seconds = sum(passes[f"member-{number}"].seconds for number in range(3))
-    assert costs["logits"].images_per_second == pytest.approx(told.scores.samples / seconds)
-    assert costs["weights"].images_per_second == pytest.approx(told.scores.samples / passes["weights"].seconds)
-    assert (told.scores.top1, told.scores.loss) == (costs["logits"].top1, pytest.approx(costs["logits"].loss))
-    assert [(m.name, m.started_from, m.started_epoch, m.epochs) for m in found.members] == [
+    assert costs["logits"].images_per_second == pytest.approx(evaluation.scores.samples / seconds)
+    assert costs["weights"].images_per_second == pytest.approx(evaluation.scores.samples / passes["weights"].seconds)
+    assert (evaluation.scores.top1, evaluation.scores.loss) == (
+        costs["logits"].top1,
+        pytest.approx(costs["logits"].loss),
+    )
+    assert [(m.name, m.started_from, m.started_epoch, m.epochs) for m in ensemble.members] == [
         (f"tiny-c{cycle}", "tiny", cycle + 1.0, 1.0) for cycle in range(3)
     ]
-    assert found.epochs == 3 + 3  # cycles are shared
-    assert found.members[0].average is not None
-    assert found.members[0].average.loss != found.members[0].answered.loss
-    assert found.members[1].average is None
+    assert ensemble.epochs == 3 + 3  # cycles are shared
+    assert ensemble.members[0].average is not None
+    assert ensemble.members[0].average.loss != ensemble.members[0].answered.loss
+    assert ensemble.members[1].average is None
     page = build_report(RunDirectory.for_config(config).path, shards).read_text()
-    for words in ("Ensemble", "tiny-c2, from epoch 3 of tiny", "mean of logits", "running average", "Disagreement"):
-        assert words in page, words
+    for text in ("Ensemble", "tiny-c2, from epoch 3 of tiny", "mean of logits", "running average", "Disagreement"):
+        assert text in page, text
 
 
 def test_the_mean_of_the_weights_has_statistics_of_its_own(trained: tuple[RunConfig, Path]) -> None:
@@ -174,12 +177,12 @@ def test_any_models_can_be_set_beside_each_other(trained: tuple[RunConfig, Path]
     values = config.model_dump() | {"ensemble": {}, "run": {**config.run.model_dump(), "id": "two"}}
     values["evaluate"] |= named
     values["checkpoint"] |= {"snapshots": ()}
-    found = evaluated(RunConfig.model_validate(values), shards).ensemble
-    assert found is not None
-    assert [member.directory for member in found.members] == list(named["models"])
-    assert found.epochs == 2 + 2
-    assert found.baseline is not None
-    assert (found.baseline.name, found.baseline.epochs) == ("tiny", 3.0)
+    ensemble = evaluated(RunConfig.model_validate(values), shards).ensemble
+    assert ensemble is not None
+    assert [member.directory for member in ensemble.members] == list(named["models"])
+    assert ensemble.epochs == 2 + 2
+    assert ensemble.baseline is not None
+    assert (ensemble.baseline.name, ensemble.baseline.epochs) == ("tiny", 3.0)
 
 
 @pytest.mark.parametrize(

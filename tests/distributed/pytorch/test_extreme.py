@@ -77,10 +77,10 @@ def test_they_resume_to_the_bit_and_on_fewer_ranks(run_world: Any, make_shard_se
         other = {"train__all_reduce": {"algorithm": "flat"}}
         return {name: restored(config_of(tmp_path, name, "halted/copy0", **other), shards, world) for name in CASES}
 
-    for found in run_world(2, on_two):
+    for result in run_world(2, on_two):
         for name in CASES:
             written = final_state(config_of(tmp_path, name, "halted/copy0"))
-            assert_same_bits(found[name], written)
+            assert_same_bits(result[name], written)
 
 
 def reached_by(state: Values) -> Values:

@@ -49,11 +49,11 @@ def batch_norm(world: World) -> Update:
 
 
 def control(world: World) -> Update:
-    words = StepSync(world, lag=0)
+    step_sync = StepSync(world, lag=0)
 
     def update(step: int) -> None:
-        words.send(step, StepResult(torch.tensor(1.0), torch.tensor(True)), busy_seconds=0.0, stop=False)
-        words.ready()
+        step_sync.send(step, StepResult(torch.tensor(1.0), torch.tensor(True)), busy_seconds=0.0, stop=False)
+        step_sync.ready()
 
     return update
 
@@ -63,47 +63,47 @@ def barrier(world: World) -> Update:
 
 
 def lose(
-    run_world: Any, place: Path, build: Callable[[World], Update], number: signal.Signals, victim: int
+    run_world: Any, directory: Path, build: Callable[[World], Update], number: signal.Signals, victim: int
 ) -> dict[int, tuple[int, str, float]]:
     """What the survivors of 4 ranks say, one of which meets signal `number`: exit code, error, seconds since."""
 
     def answers() -> list[Path]:
-        return list(place.glob("answer-*"))
+        return list(directory.glob("answer-*"))
 
     def body(world: World) -> None:
 
         update = build(world)
-        (place / f"pid-{world.rank}").write_text(str(os.getpid()))
+        (directory / f"pid-{world.rank}").write_text(str(os.getpid()))
         world.barrier()
         try:
             with watch_torch_peers(
                 join_torch_rank_group(TIMEOUT), lambda error: None, interval_seconds=BEAT
-            ) as whereabouts:
+            ) as tracker:
                 for step in range(1000):
-                    whereabouts.enter_phase("forward_backward")
+                    tracker.enter_phase("forward_backward")
                     if step == DIES_AT and world.rank == victim:
                         time.sleep(2 * BEAT)  # the others are waiting by now
                         os.kill(os.getpid(), number)
                     started = time.monotonic()
                     update(step)
-                    whereabouts.step_done(step + 1)
+                    tracker.step_done(step + 1)
         except PodscaleError as error:
             text = f"{int(error.exit_code)}\n{time.monotonic() - started}\n{error}"
-            (place / f"answer-{world.rank}").write_text(text)
+            (directory / f"answer-{world.rank}").write_text(text)
         deadline = time.monotonic() + 10
         while len(answers()) < world.size - 1 and time.monotonic() < deadline:
             time.sleep(0.02)
         if number is signal.SIGSTOP and world.rank == (victim + 1) % world.size:
-            os.kill(int((place / f"pid-{victim}").read_text()), signal.SIGKILL)
+            os.kill(int((directory / f"pid-{victim}").read_text()), signal.SIGKILL)
 
     with pytest.raises(AssertionError, match=f"rank {victim}: ended without an answer"):
         run_world(4, body, timeout_seconds=TIMEOUT)
-    found = {}
+    errors = {}
     for path in answers():
         code, seconds, text = path.read_text().split("\n", 2)
-        found[int(path.name.partition("-")[2])] = (int(code), text, float(seconds))
-    assert sorted(found) == [rank for rank in range(4) if rank != victim]
-    return found
+        errors[int(path.name.partition("-")[2])] = (int(code), text, float(seconds))
+    assert sorted(errors) == [rank for rank in range(4) if rank != victim]
+    return errors
 
 
 @pytest.mark.parametrize(
@@ -144,16 +144,16 @@ def test_a_rank_that_works_on_is_not_missing_but_behind(run_world: Any) -> None:
     """Rank 1 is in its data; the others wait for it in vain."""
 
     def body(world: World) -> str:
-        meeting = join_torch_rank_group(TIMEOUT)
+        rank_group = join_torch_rank_group(TIMEOUT)
         try:
-            with watch_torch_peers(meeting, lambda error: None, interval_seconds=BEAT) as whereabouts:
-                whereabouts.step_done(7)
+            with watch_torch_peers(rank_group, lambda error: None, interval_seconds=BEAT) as tracker:
+                tracker.step_done(7)
                 world.barrier()
                 if world.rank == 1:
-                    whereabouts.enter_phase("data_wait")
+                    tracker.enter_phase("data_wait")
                     time.sleep(TIMEOUT + 8 * BEAT)
                     return ""
-                whereabouts.step_done(8)
+                tracker.step_done(8)
                 world.barrier()
         except PodscaleError as error:
             return str(error).splitlines()[0]
@@ -192,9 +192,9 @@ def test_a_rank_whose_collectives_never_return_is_ended_by_its_watch(run_world: 
         started = time.monotonic()
         with watch_torch_peers(
             join_torch_rank_group(TIMEOUT), ended.append, interval_seconds=BEAT, silent_collectives=True
-        ) as whereabouts:
-            whereabouts.step_done(1)
-            whereabouts.enter_phase("allreduce_wait")
+        ) as tracker:
+            tracker.step_done(1)
+            tracker.enter_phase("allreduce_wait")
             if world.rank == 1:
                 os.kill(os.getpid(), signal.SIGSTOP)
                 return 0, ""  # continued by rank 0
@@ -217,14 +217,14 @@ def test_an_update_that_never_ends_is_called_a_hang(run_world: Any, tmp_path: Pa
         ended: list[PodscaleError] = []
         with watch_torch_peers(
             join_torch_rank_group(60), ended.append, interval_seconds=BEAT, hang_seconds=limit, stack_directory=tmp_path
-        ) as whereabouts:
+        ) as tracker:
             for step in range(20):
-                whereabouts.enter_phase("forward_backward")
-                whereabouts.step_done(step, 0.01)
-            whereabouts.enter_phase("evaluation")
+                tracker.enter_phase("forward_backward")
+                tracker.step_done(step, 0.01)
+            tracker.enter_phase("evaluation")
             time.sleep(3 * limit)
             assert not ended
-            whereabouts.enter_phase("data_wait")
+            tracker.enter_phase("data_wait")
             deadline = time.monotonic() + 60
             while not ended and time.monotonic() < deadline:
                 time.sleep(BEAT)
@@ -246,16 +246,16 @@ def test_who_was_stopped_itself_calls_nothing_a_hang(run_world: Any) -> None:
         ended: list[PodscaleError] = []
         with watch_torch_peers(
             join_torch_rank_group(60), ended.append, interval_seconds=BEAT, hang_seconds=limit
-        ) as whereabouts:
+        ) as tracker:
             for step in range(20):
-                whereabouts.enter_phase("forward_backward")
-                whereabouts.step_done(step, 0.01)
+                tracker.enter_phase("forward_backward")
+                tracker.step_done(step, 0.01)
             subprocess.Popen(["sh", "-c", f"sleep {pause}; kill -CONT {os.getpid()}"])
             stopped = time.monotonic()
             os.kill(os.getpid(), signal.SIGSTOP)
             time.sleep(4 * BEAT)  # the watch wakes up before anything has moved
             while time.monotonic() < stopped + pause + 8 * BEAT:
-                whereabouts.step_done(20, 0.01)
+                tracker.step_done(20, 0.01)
                 time.sleep(BEAT)
         return len(ended)
 

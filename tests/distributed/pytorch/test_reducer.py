@@ -59,7 +59,7 @@ BUCKETS = [(1, False, 1), (1, True, 3), (10_000, False, 3)]
 
 def everything(world: World) -> dict[Any, list[Tensor]]:
     """Every algorithm with and without overlap, for several buckets, memory orders and accumulations, twice each."""
-    found = {}
+    results = {}
     for name in ALGORITHMS:
         rows = (1, 2, 4) if name in ("hierarchical", "torus2d") else (world.size,)
         for row, overlap, (bucket_kb, channels_last, parts) in product(rows, (True, False), BUCKETS):
@@ -70,9 +70,9 @@ def everything(world: World) -> dict[Any, list[Tensor]]:
             )
             reducer = build_reducer(section, network(channels_last), world, extra=EXTRA)
             one_update(reducer, world.rank, parts)
-            found[name, row, bucket_kb, overlap, channels_last, parts] = one_update(reducer, world.rank, parts)
+            results[name, row, bucket_kb, overlap, channels_last, parts] = one_update(reducer, world.rank, parts)
             reducer.close()
-    return found
+    return results
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
@@ -81,8 +81,8 @@ def test_averages_are_the_oracles_on_every_rank(run_world: Any, size: int) -> No
     expected = {parts: oracle(size, parts) for parts in (1, 3)}
     for key, values in ranks[0].items():
         *gradients, extra = values
-        for gradient, want in zip(gradients, expected[key[-1]], strict=True):
-            np.testing.assert_allclose(gradient.numpy(), want, rtol=0, atol=1e-6, err_msg=str(key))
+        for gradient, expected_gradient in zip(gradients, expected[key[-1]], strict=True):
+            np.testing.assert_allclose(gradient.numpy(), expected_gradient, rtol=0, atol=1e-6, err_msg=str(key))
         assert extra[0] == pytest.approx(key[-1] * (size - 1) / 2)
         assert extra[1] == key[-1]
         for other in ranks[1:]:
@@ -94,26 +94,26 @@ def test_averages_are_the_oracles_on_every_rank(run_world: Any, size: int) -> No
 
 
 def halves(world: World) -> dict[int, tuple[Tensor, Tensor, Tensor]]:
-    found = {}
+    results = {}
     for row in (1, 2, 4):
         algorithm = Torus2DAllReduce(build_mesh(world, row), world.device) if row < world.size else FlatAllReduce(world)
         bucket = torch.arange(32.0) * (world.rank + 1)
-        whole = bucket.clone()
-        algorithm(whole)
+        averaged = bucket.clone()
+        algorithm(averaged)
         shard = algorithm.reduce_scatter(bucket)
         gathered = torch.empty(32)
         algorithm.all_gather(shard, gathered)
         width = 32 // algorithm.shards
-        assert torch.equal(shard, whole[algorithm.shard * width : (algorithm.shard + 1) * width])
-        found[row] = (whole, shard, gathered)
-    return found
+        assert torch.equal(shard, averaged[algorithm.shard * width : (algorithm.shard + 1) * width])
+        results[row] = (averaged, shard, gathered)
+    return results
 
 
 def test_the_two_halves_make_the_whole(run_world: Any) -> None:
     for row_results in run_world(4, halves):
-        for whole, _, gathered in row_results.values():
-            assert torch.allclose(whole, torch.arange(32.0) * 2.5)
-            assert torch.equal(whole, gathered)
+        for averaged, _, gathered in row_results.values():
+            assert torch.allclose(averaged, torch.arange(32.0) * 2.5)
+            assert torch.equal(averaged, gathered)
 
 
 def early_reduction(world: World) -> int:

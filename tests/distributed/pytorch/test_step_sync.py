@@ -12,7 +12,7 @@ from podscale.pytorch.world import World
 
 def conversation(world: World) -> list[tuple[int, list[StepStatus]]]:
     control = StepSync(world)
-    heard = []
+    received = []
     for step in range(1, 8):
         result = StepResult(torch.tensor(float(step)), torch.tensor(step != 4))
         control.send(
@@ -21,19 +21,19 @@ def conversation(world: World) -> list[tuple[int, list[StepStatus]]]:
             busy_seconds=0.010 * (1 + (world.rank == step % world.size)),
             stop=(step, world.rank) == (5, 2),
         )
-        heard.append((step, control.ready()))
-    heard.append((99, control.drain()))
-    return heard
+        received.append((step, control.ready()))
+    received.append((99, control.drain()))
+    return received
 
 
 def test_words_are_agreed_and_late(run_world: Any) -> None:
     ranks = run_world(4, conversation)
-    assert all(heard == ranks[0] for heard in ranks[1:])
-    words = {word.step: (at, word) for at, found in ranks[0] for word in found}
-    assert sorted(words) == list(range(1, 8))
-    for step, (at, word) in words.items():
+    assert all(received == ranks[0] for received in ranks[1:])
+    statuses = {status.step: (at, status) for at, statuses_at in ranks[0] for status in statuses_at}
+    assert sorted(statuses) == list(range(1, 8))
+    for step, (at, status) in statuses.items():
         assert at == (step + STATUS_LAG if step + STATUS_LAG < 8 else 99)
-        assert word == StepStatus(
+        assert status == StepStatus(
             step,
             stop_requested=step == 5,
             is_finite=step != 4,
@@ -50,5 +50,5 @@ def test_a_long_step_does_not_overflow(run_world: Any) -> None:
         control.send(1, StepResult(torch.tensor(0.0), torch.tensor(True)), busy_seconds=1e6, stop=False)
         return control.drain()[0]
 
-    (word,) = run_world(1, body)
-    assert (word.slowest_milliseconds, word.fastest_milliseconds) == (2**15 - 1, 2**15 - 1)
+    (status,) = run_world(1, body)
+    assert (status.slowest_milliseconds, status.fastest_milliseconds) == (2**15 - 1, 2**15 - 1)

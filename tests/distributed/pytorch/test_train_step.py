@@ -73,34 +73,36 @@ def test_weights_loss_and_running_statistics_are_the_averages(run_world: Any, si
     for rank in range(size):
         model[1].running_mean.zero_()
         model[1].running_var.fill_(1)
-        given = batch(rank)
-        for images, labels in zip(given.images.chunk(PARTS), given.labels.chunk(PARTS), strict=True):
+        images_and_labels = batch(rank)
+        for images, labels in zip(
+            images_and_labels.images.chunk(PARTS), images_and_labels.labels.chunk(PARTS), strict=True
+        ):
             logits = model(images.double())
             loss = nn.functional.cross_entropy(logits, labels, label_smoothing=SMOOTHING) / (PARTS * size)
             loss.backward()
             losses.append(loss.detach())
         statistics.append(torch.stack([model[1].running_mean, model[1].running_var]).clone())
     mean, var = torch.stack(statistics).mean(0)
-    want = {name: p.detach() - RATE * p.grad for name, p in model.named_parameters() if p.grad is not None}
+    expected = {name: p.detach() - RATE * p.grad for name, p in model.named_parameters() if p.grad is not None}
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    want |= {"norm": torch.cat([gradient.flatten() for gradient in gradients]).norm()}
-    want |= {"1.running_mean": mean, "1.running_var": var, "loss": torch.stack(losses).sum()}
-    for found in ranks:
-        assert found.pop("finite")
-        assert found.keys() == want.keys()
-        for name, value in want.items():
-            np.testing.assert_allclose(found[name].numpy(), value.numpy(), rtol=2e-5, atol=2e-6, err_msg=name)
+    expected |= {"norm": torch.cat([gradient.flatten() for gradient in gradients]).norm()}
+    expected |= {"1.running_mean": mean, "1.running_var": var, "loss": torch.stack(losses).sum()}
+    for result in ranks:
+        assert result.pop("finite")
+        assert result.keys() == expected.keys()
+        for name, value in expected.items():
+            np.testing.assert_allclose(result[name].numpy(), value.numpy(), rtol=2e-5, atol=2e-6, err_msg=name)
 
 
 def test_the_norm_is_taken_now_and_then(run_world: Any) -> None:
-    (found,) = run_world(1, lambda world: one_update(world, norm_every=2))
-    assert found["norm"] is None
+    (result,) = run_world(1, lambda world: one_update(world, norm_every=2))
+    assert result["norm"] is None
 
 
 def test_running_statistics_of_the_first_rank_can_stand_for_all(run_world: Any) -> None:
     alone = run_world(1, one_update)[0]
     mean = run_world(2, one_update)[0]
-    for found in run_world(2, lambda world: one_update(world, "first")):
+    for result in run_world(2, lambda world: one_update(world, "first")):
         for name in ("1.running_mean", "1.running_var"):
-            np.testing.assert_allclose(found[name].numpy(), alone[name].numpy(), rtol=1e-6)
-            assert not np.allclose(found[name].numpy(), mean[name].numpy(), rtol=1e-2)
+            np.testing.assert_allclose(result[name].numpy(), alone[name].numpy(), rtol=1e-6)
+            assert not np.allclose(result[name].numpy(), mean[name].numpy(), rtol=1e-2)

@@ -32,8 +32,8 @@ MIX = {"mixup": 0.2, "cutmix": 1.0}
 
 def test_a_run_resumed_inside_a_phase_has_the_same_bits(run_world: Any, make_shard_set: Any, tmp_path: Path) -> None:
     shards = make_shard_set()
-    whole = document(tmp_path, run__id="whole", train__phases=(COLLAPSE,), train__mix=MIX)
-    run_world(2, lambda world: run_training(whole, shards, world))
+    uninterrupted = document(tmp_path, run__id="whole", train__phases=(COLLAPSE,), train__mix=MIX)
+    run_world(2, lambda world: run_training(uninterrupted, shards, world))
     parts = document(tmp_path, run__id="parts", train__phases=(COLLAPSE,), train__mix=MIX)
 
     def stopped(world: World) -> None:
@@ -42,8 +42,8 @@ def test_a_run_resumed_inside_a_phase_has_the_same_bits(run_world: Any, make_sha
 
     run_world(2, stopped)
     run_world(2, lambda world: run_training(parts, shards, world))
-    assert_same_bits(final_state(parts), final_state(whole))
-    assert losses_of(parts) == losses_of(whole)
+    assert_same_bits(final_state(parts), final_state(uninterrupted))
+    assert losses_of(parts) == losses_of(uninterrupted)
 
 
 CHANGES = {

@@ -43,20 +43,20 @@ def outcome(config: RunConfig, shards: Path, world: World, prepare: Prepare = la
 
 def restored(config: RunConfig, shards: Path, world: World) -> dict[str, np.ndarray[Any, Any]]:
     """What a session holds before its first update."""
-    found: dict[str, np.ndarray[Any, Any]] = {}
+    arrays: dict[str, np.ndarray[Any, Any]] = {}
 
     def look(session: PyTorchTrainer) -> None:
         seek = session.step.seek
 
         def look_first(number: int) -> None:
             seek(number)
-            found.update({name: t.clone().numpy() for name, t in session.state.tensors().items()})
+            arrays.update({name: t.clone().numpy() for name, t in session.state.tensors().items()})
             session.stop_request.requested = True
 
         session.step.seek = look_first  # type: ignore[method-assign]
 
     assert outcome(config, shards, world, look) is None
-    return found
+    return arrays
 
 
 def test_a_checkpoint_does_not_depend_on_the_sharding(run_world: Any, make_shard_set: Any, tmp_path: Path) -> None:
@@ -118,8 +118,8 @@ def test_two_launches_make_the_bits_of_one(
         assert any(name.startswith("optimizer/roots/") for name in final_state(halted))
         return
     row = 2 if changes.get("train__weight_update") == "sharded" else 1
-    kept = (2 if changes.get("train__optimizer") == {"name": "lamb"} else 1) + ("train__weight_gather" in changes)
-    assert started["optimizer_bytes"] == pytest.approx(kept * 4 * started["parameters"] / row, rel=0.2)
+    reports = (2 if changes.get("train__optimizer") == {"name": "lamb"} else 1) + ("train__weight_gather" in changes)
+    assert started["optimizer_bytes"] == pytest.approx(reports * 4 * started["parameters"] / row, rel=0.2)
 
 
 def test_a_nan_on_one_rank_masks_a_sharded_update_on_all(run_world: Any, make_shard_set: Any, tmp_path: Path) -> None:
@@ -189,7 +189,9 @@ def test_the_way_of_reducing_and_updating_is_not_a_setting_of_the_result(
         config = document(tmp_path / name, train__epochs=2, train__optimizer=LARS, **changes)
         run_world(2, lambda world, c=config: run_training(c, shards, world))
         states[name] = final_state(config)
-    for name, want in states["flat"].items():
+    for name, expected in states["flat"].items():
         for other in ("ddp", "sharded"):
-            scale = max(1e-3, float(np.abs(want).max()))
-            np.testing.assert_allclose(states[other][name], want, rtol=0, atol=1e-4 * scale, err_msg=f"{other} {name}")
+            scale = max(1e-3, float(np.abs(expected).max()))
+            np.testing.assert_allclose(
+                states[other][name], expected, rtol=0, atol=1e-4 * scale, err_msg=f"{other} {name}"
+            )

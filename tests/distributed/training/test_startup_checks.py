@@ -31,11 +31,11 @@ def here(config: RunConfig, shard_set: ShardSet) -> dict[str, str]:
     )
 
 
-def room(meeting: RankGroup, name: str) -> RankGroup:
+def prefixed(rank_group: RankGroup, name: str) -> RankGroup:
     """The same ranks in a corner of the store that nobody has used yet."""
     from torch._C._distributed_c10d import PrefixStore
 
-    return replace(meeting, store=TorchStore(PrefixStore(name, torch_store(meeting))))
+    return replace(rank_group, store=TorchStore(PrefixStore(name, torch_store(rank_group))))
 
 
 DOCUMENTS: dict[str, tuple[dict[str, Any], str]] = {
@@ -67,29 +67,29 @@ def test_every_kind_of_difference_is_named_on_every_rank(run_world: Any, make_sh
         "plan": (replace(manifest, plan_fingerprint="p" * 16), f"shard plan: {'p' * 16} on rank 2, "),
     }
 
-    def said(meeting: RankGroup, name: str, facts: Callable[[], startup_checks.StartupFacts]) -> str:
+    def said(rank_group: RankGroup, name: str, facts: Callable[[], startup_checks.StartupFacts]) -> str:
         with pytest.raises(InputError) as caught:
-            startup_checks.check_ranks_agree(room(meeting, name), facts)
+            startup_checks.check_ranks_agree(prefixed(rank_group, name), facts)
         assert int(caught.value.exit_code) == 2
         return str(caught.value)
 
     def body(world: World) -> dict[str, str]:
-        meeting, odd, answers = join_torch_rank_group(20.0), world.rank == 2, {}
+        rank_group, odd, answers = join_torch_rank_group(20.0), world.rank == 2, {}
         config, shard_set = RunConfig.model_validate(RUN), ShardSet.open(shards)
         for name, (change, _) in DOCUMENTS.items():
             train = {**RUN["train"], **(change if odd else {})}
-            mine = RunConfig.model_validate({**RUN, "train": train})
-            answers[name] = said(meeting, name, lambda c=mine: here(c, shard_set))  # type: ignore[misc]
+            rank_config = RunConfig.model_validate({**RUN, "train": train})
+            answers[name] = said(rank_group, name, lambda c=rank_config: here(c, shard_set))  # type: ignore[misc]
         for name, (other, _) in data.items():
             mine_set = ShardSet.open(shards)
             mine_set.manifest = other if odd else manifest
-            answers[name] = said(meeting, name, lambda s=mine_set: here(config, s))  # type: ignore[misc]
+            answers[name] = said(rank_group, name, lambda s=mine_set: here(config, s))  # type: ignore[misc]
         for name, (change_library, _) in LIBRARIES.items():
             with pytest.MonkeyPatch.context() as patch:
                 if odd:
                     change_library(patch)
-                answers[name] = said(meeting, name, lambda: here(config, shard_set))
-        startup_checks.check_ranks_agree(room(meeting, "equal"), lambda: here(config, shard_set))
+                answers[name] = said(rank_group, name, lambda: here(config, shard_set))
+        startup_checks.check_ranks_agree(prefixed(rank_group, "equal"), lambda: here(config, shard_set))
         return answers
 
     answers = run_world(4, body)
@@ -130,8 +130,11 @@ def test_a_rank_that_never_comes_is_named(run_world: Any) -> None:
 def test_the_options_of_each_machine_may_differ() -> None:
     config = RunConfig.model_validate(RUN)
     facts = startup_checks.document_facts(config)
-    own = {"input": {"workers": 7, "prefetch": 3, "cache_dir": "/x"}, "launch": {"threads": 3, "processes": 4}}
-    assert startup_checks.document_facts(RunConfig.model_validate({**RUN, **own})) == facts
+    machine_options = {
+        "input": {"workers": 7, "prefetch": 3, "cache_dir": "/x"},
+        "launch": {"threads": 3, "processes": 4},
+    }
+    assert startup_checks.document_facts(RunConfig.model_validate({**RUN, **machine_options})) == facts
     assert {"train.global_batch", "train.all_reduce.algorithm", "evaluate.batch", "run.seed"} <= facts.keys()
 
 

@@ -61,9 +61,9 @@ def stop_after(step: int, rank: int) -> Prepare:
     return prepare
 
 
-def keys_of(session: PyTorchTrainer, found: dict[int, list[int]]) -> None:
+def keys_of(session: PyTorchTrainer, keys: dict[int, list[int]]) -> None:
     """Records the sample keys of every update."""
-    before_every_step(session, lambda batch: found.update({batch.host_batch.step: batch.host_batch.keys.tolist()}))
+    before_every_step(session, lambda batch: keys.update({batch.host_batch.step: batch.host_batch.keys.tolist()}))
 
 
 def final_state(config: RunConfig) -> dict[str, np.ndarray[Any, Any]]:
@@ -81,9 +81,9 @@ def records_of(config: RunConfig) -> list[dict[str, Any]]:
     return filter_replays(read_records(RunDirectory.for_config(config).metrics))
 
 
-def assert_same_bits(found: dict[str, Any], expected: dict[str, Any]) -> None:
-    assert found.keys() == expected.keys()
-    different = [name for name in expected if not np.array_equal(found[name], expected[name])]
+def assert_same_bits(actual: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert actual.keys() == expected.keys()
+    different = [name for name in expected if not np.array_equal(actual[name], expected[name])]
     assert not different, different
 
 
@@ -138,20 +138,20 @@ def test_two_launches_make_the_bits_of_one(run_world: Any, make_shard_set: Any, 
     ):
         straight = document(tmp_path / f"straight{size}", evaluate__every_epochs=2, **more)
         halted = document(tmp_path / f"halted{size}", evaluate__every_epochs=2, **more)
-        whole = run_world(size, lambda world, c=straight: body(world, c, lambda session: None))
+        uninterrupted = run_world(size, lambda world, c=straight: body(world, c, lambda session: None))
         first = run_world(size, lambda world, c=halted: body(world, c, stop_after(7, world.size - 1)))
         assert all("after step 10 of 12" in error for error, _ in first), first[0][0]
         second = run_world(size, lambda world, c=halted: body(world, c, lambda session: None))
         assert_same_bits(final_state(halted), final_state(straight))
         assert losses_of(halted) == losses_of(straight)
         for rank in range(size):
-            assert {**first[rank][1], **second[rank][1]} == whole[rank][1]
+            assert {**first[rank][1], **second[rank][1]} == uninterrupted[rank][1]
             assert not first[rank][1].keys() & second[rank][1].keys()
-        streams[size] = {step: sorted(key for _, keys in whole for key in keys[step]) for step in range(12)}
+        streams[size] = {step: sorted(key for _, keys in uninterrupted for key in keys[step]) for step in range(12)}
     assert streams[2] == streams[4]
-    (told,) = (line for line in records_of(straight) if line.get("event") == "all_reduce_error")
-    assert 1e-4 < told["relative"] < 1e-2
-    assert (told["wire_row"], told["wire_column"]) == ("fp32", "bf16")
+    (event,) = (line for line in records_of(straight) if line.get("event") == "all_reduce_error")
+    assert 1e-4 < event["relative"] < 1e-2
+    assert (event["wire_row"], event["wire_column"]) == ("fp32", "bf16")
 
 
 def stop_in_evaluation(step: int, rank: int, steps_seen: list[int]) -> Prepare:
@@ -185,12 +185,12 @@ def test_a_stop_cuts_an_evaluation_short(run_world: Any, make_shard_set: Any, tm
             run_training(halted, shards, world, stop_in_evaluation(step, 1, seen))
         return str(caught.value), len(seen)
 
-    whole = run_world(2, lambda world: run_training(straight, shards, world))
+    uninterrupted = run_world(2, lambda world: run_training(straight, shards, world))
     for error, seen in run_world(2, body):
         assert f"stopped on request after step {step} of 12, " in error
         assert seen < 10, "20 images on two ranks are 10 steps"
     assert [line for line in records_of(halted) if line["kind"] == "evaluation" and line["step"] == step] == []
-    assert run_world(2, lambda world: run_training(halted, shards, world)) == whole
+    assert run_world(2, lambda world: run_training(halted, shards, world)) == uninterrupted
     assert_same_bits(final_state(halted), final_state(straight))
     measured = [
         [(line["step"], line["top1"], line["loss"]) for line in records_of(config) if line["kind"] == "evaluation"]
@@ -226,9 +226,9 @@ def poison(steps: range, rank: int) -> Prepare:
             nonlocal step
             step = batch.host_batch.step
 
-        def spoil(module: nn.Module, given: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+        def spoil(module: nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
             spoiled = module.training and step in steps and session.world.rank == rank
-            return (given[0] * float("nan"),) if spoiled else given
+            return (inputs[0] * float("nan"),) if spoiled else inputs
 
         session.state.model.get_submodule("conv1").register_forward_pre_hook(spoil)
         before_every_step(session, remember)
@@ -319,13 +319,18 @@ def test_predictions_do_not_depend_on_the_world(run_world: Any, make_shard_set: 
         model = build_model_on_device(config, world, len(shard_set.classes))
         torch.nn.init.normal_(model.get_submodule("fc").weight)
         evaluator = Evaluator(config, world, shard_set, Precision("fp32", world.device), DevicePrefetcher(world))
-        found, measured = evaluator.predict(model, untimed), evaluator.evaluate(model, untimed)
+        predictions, measured = evaluator.predict(model, untimed), evaluator.evaluate(model, untimed)
         evaluator.close()
-        return found.sorted_by_key() if found else None, (measured.top1, measured.top5, measured.loss, measured.images)
+        return predictions.sorted_by_key() if predictions else None, (
+            measured.top1,
+            measured.top5,
+            measured.loss,
+            measured.images,
+        )
 
     ((alone, expected),) = run_world(1, body)
     others = run_world(3, body)
-    assert [found is None for found, _ in others] == [False, True, True]
+    assert [predictions is None for predictions, _ in others] == [False, True, True]
     together = others[0][0]
     assert together is not None
     assert together.keys.tolist() == alone.keys.tolist() == list(range(48, 68))
@@ -347,7 +352,7 @@ def test_with_flip_the_logits_of_an_image_and_its_mirror_image_are_averaged(
         model = build_model_on_device(config, world, len(shard_set.classes))
         torch.nn.init.normal_(model.get_submodule("fc").weight)
         evaluator = Evaluator(config, world, shard_set, Precision("fp32", world.device), DevicePrefetcher(world))
-        found = evaluator.predict(model, untimed)
+        predicted = evaluator.predict(model, untimed)
         normalise = Normalise(config.input, world, channels_last=True)
         losses = []
         with torch.inference_mode():
@@ -357,11 +362,11 @@ def test_with_flip_the_logits_of_an_image_and_its_mirror_image_are_averaged(
                 mean = (logits[0] + logits[1]) / 2
                 losses.append(torch.nn.functional.cross_entropy(mean, torch.from_numpy(batch.labels), reduction="none"))
         evaluator.close()
-        assert found is not None
-        return found.losses, torch.cat(losses).numpy()
+        assert predicted is not None
+        return predicted.losses, torch.cat(losses).numpy()
 
-    ((found, want),) = run_world(1, body)
-    np.testing.assert_allclose(found, want, rtol=1e-4)
+    ((predicted, expected),) = run_world(1, body)
+    np.testing.assert_allclose(predicted, expected, rtol=1e-4)
 
 
 def test_fp16_scales_its_loss(run_world: Any, make_shard_set: Any, tmp_path: Path) -> None:

@@ -18,26 +18,28 @@ from tests.system.drills.scene import Scene, scene
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", default=[], metavar="NAME")
-    wanted = parser.parse_args().only
+    only = parser.parse_args().only
     if shutil.which("prometheus") is None:
         sys.exit("prometheus is needed: install the package prometheus")
-    chosen = [drill for drill in DRILLS if not wanted or any(part in drill.name for part in wanted)]
+    chosen = [drill for drill in DRILLS if not only or any(part in drill.name for part in only)]
     begun, machine = time.time(), Machine.here()
-    with scene() as place:
-        if not place.mounted and any(drill.needs_disk for drill in chosen):
+    with scene() as drill_scene:
+        if not drill_scene.mounted and any(drill.needs_disk for drill in chosen):
             sys.exit("a tmpfs has to be mounted: run this as root")
-        found = [_told(drill, place) for drill in chosen]
-    if not wanted:
+        results = [run_and_report(drill, drill_scene) for drill in chosen]
+    if not only:
         text = PAGE.read_text(encoding="utf-8")
-        PAGE.write_text(filled_in(text, found, machine, time.time() - begun), encoding="utf-8")
+        PAGE.write_text(filled_in(text, results, machine, time.time() - begun), encoding="utf-8")
 
 
-def _told(drill: Drill, place: Scene) -> Found:
+def run_and_report(drill: Drill, drill_scene: Scene) -> Found:
     begun = time.time()
-    found = carry_out(drill, place)
-    alerts = ", ".join(f"{fired.expected.alert} after {fired.firing:.1f} s" for fired in found.fired)
-    print(f"{drill.name}: {found.before:.3g} -> {found.during:.3g}, {alerts} ({time.time() - begun:.0f} s)", flush=True)
-    return found
+    result = carry_out(drill, drill_scene)
+    alerts = ", ".join(f"{fired.expected.alert} after {fired.firing:.1f} s" for fired in result.fired)
+    print(
+        f"{drill.name}: {result.before:.3g} -> {result.during:.3g}, {alerts} ({time.time() - begun:.0f} s)", flush=True
+    )
+    return result
 
 
 if __name__ == "__main__":

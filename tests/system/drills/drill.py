@@ -65,8 +65,8 @@ def _fires(expected: Expected, scene: Scene) -> bool:
 
 
 def _is(expected: Expected, seen: Seen) -> bool:
-    wanted = {"alertname": expected.alert, "run": RUN, "severity": expected.rule.severity, **expected.labels}
-    return seen.labels == wanted
+    expected_labels = {"alertname": expected.alert, "run": RUN, "severity": expected.rule.severity, **expected.labels}
+    return seen.labels == expected_labels
 
 
 def _besides(drill: Drill, scene: Scene, since: float) -> tuple[str, ...]:

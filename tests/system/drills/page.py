@@ -28,19 +28,21 @@ class Machine:
 
     @classmethod
     def here(cls) -> "Machine":
-        told = subprocess.run(["prometheus", "--version"], capture_output=True, text=True, check=True)
-        version = (told.stdout + told.stderr).split("version ")[1].split()[0].partition("+")[0]
+        output = subprocess.run(["prometheus", "--version"], capture_output=True, text=True, check=True)
+        version = (output.stdout + output.stderr).split("version ")[1].split()[0].partition("+")[0]
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
         processor = (names or [platform.machine()])[0]
         return cls(datetime.now(UTC).date().isoformat(), os.cpu_count() or 1, processor, os.getloadavg()[0], version)
 
 
-def filled_in(text: str, found: Sequence[Found], machine: Machine, seconds: float) -> str:
+def filled_in(text: str, results: Sequence[Found], machine: Machine, seconds: float) -> str:
     """The page with what is below its mark written anew."""
     before, mark, _ = text.partition(MARK)
     assert mark, f"{PAGE} has lost its mark"
-    return f"{before}{mark}\n" + "\n".join([*_measured(machine, seconds), *_detection(found), *_itself(found)]) + "\n"
+    return (
+        f"{before}{mark}\n" + "\n".join([*_measured(machine, seconds), *_detection(results), *_itself(results)]) + "\n"
+    )
 
 
 def identity(drill: Drill, expected: Expected) -> list[str]:
@@ -68,26 +70,26 @@ def _measured(machine: Machine, seconds: float) -> list[str]:
     ]
 
 
-def _detection(found: Sequence[Found]) -> list[str]:
+def _detection(results: Sequence[Found]) -> list[str]:
     lines = ["## What moves, what fires, and when", ""]
     lines += [
         "| fault | series | before | during | alert | divided by | holds after | fires after | ends after | "
         "as shipped, at most |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for one in found:
+    for one in results:
         lines += [_row(one, fired) for fired in one.fired]
     return [*lines, ""]
 
 
-def _row(found: Found, fired: Fired) -> str:
-    fault, series, alert, longest = identity(found.drill, fired.expected)
-    over = f"{found.over:.0f} s" if found.over is not None else "not awaited"
-    cells = [fault, series, f"{found.before:.3g}", f"{found.during:.3g}", alert, f"{found.drill.shorten:g}"]
+def _row(result: Found, fired: Fired) -> str:
+    fault, series, alert, longest = identity(result.drill, fired.expected)
+    over = f"{result.over:.0f} s" if result.over is not None else "not awaited"
+    cells = [fault, series, f"{result.before:.3g}", f"{result.during:.3g}", alert, f"{result.drill.shorten:g}"]
     cells += [f"{max(0.0, fired.pending):.1f} s", f"{max(0.0, fired.firing):.1f} s", over, longest]
     return "| " + " | ".join(cells) + " |"
 
 
-def _itself(found: Sequence[Found]) -> list[str]:
+def _itself(results: Sequence[Found]) -> list[str]:
     lines = ["## What Podscale did itself", "", "| fault | Podscale | other alerts that fired |", "|---|---|---|"]
-    return lines + [f"| {one.drill.name} | {one.itself} | {', '.join(one.besides) or 'none'} |" for one in found]
+    return lines + [f"| {one.drill.name} | {one.itself} | {', '.join(one.besides) or 'none'} |" for one in results]

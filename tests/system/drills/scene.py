@@ -19,7 +19,7 @@ from tests.support.disk import small_disk
 from tests.support.prometheus import Prometheus
 from tests.support.tiny import TINY
 
-TROUBLES = Path(__file__).parent.parent / "troubles"
+FAULT_INJECTION = Path(__file__).parent.parent / "fault_injection"
 RUN = "drill"
 HOST = socket.gethostname()
 LOG_EVERY = 10
@@ -36,7 +36,7 @@ launch: {{processes: 2, max_restarts: 50, grace_seconds: 60, hang_seconds: 60, t
 """
 )
 DISK = "80m"
-PATIENCE = 900.0
+TIMEOUT_SECONDS = 900.0
 """Seconds for anything to happen on a loaded machine."""
 LOOK_SECONDS = 0.25
 CADENCE = ScrapeIntervals(scrape_seconds=1, evaluation_seconds=1)
@@ -58,12 +58,12 @@ class Seen:
 class Scene:
     """A training that goes on, starts again where it has ended, and is watched; made by `scene`."""
 
-    def __init__(self, workspace: Path, place: Path, *, mounted: bool) -> None:
+    def __init__(self, workspace: Path, directory: Path, *, mounted: bool) -> None:
         self.workspace, self.mounted = workspace, mounted
         self.run = workspace / "runs" / RUN
-        self.switches = place / "switches"
-        self._place = place
-        self._watched = place / "watched"  # not in the workspace, whose disk will be full
+        self.switches = directory / "switches"
+        self._directory = directory
+        self._watched = directory / "watched"  # not in the workspace, whose disk will be full
         self._stack = ExitStack()
         self._shorten = 0.0
         self._local: LocalPrometheus | None = None
@@ -100,18 +100,20 @@ class Scene:
 
     def value(self, query: str) -> float | None:
         """What Prometheus says now; None where it has no sample."""
-        found = Prometheus(self._prometheus.url).instant(query, time.time())
-        return float(found[0]["value"][1]) if found else None
+        samples = Prometheus(self._prometheus.url).instant(query, time.time())
+        return float(samples[0]["value"][1]) if samples else None
 
     def until(self, holds: Callable[[], Any], what: str) -> None:
-        """Returns when `holds()`, and looks at the alerts meanwhile; AssertionError after `PATIENCE`."""
-        deadline = time.monotonic() + PATIENCE
+        """Returns when `holds()`, and looks at the alerts meanwhile; AssertionError after `TIMEOUT_SECONDS`."""
+        deadline = time.monotonic() + TIMEOUT_SECONDS
         while True:
             self._look()
             if holds():
                 return
-            told = ", ".join(f"{seen.name} since {time.time() - seen.active:.0f} s" for seen in self.now)
-            assert time.monotonic() < deadline, f"{what}: not within {PATIENCE:.0f} s; alerts: {told or 'none'}"
+            alerts = ", ".join(f"{seen.name} since {time.time() - seen.active:.0f} s" for seen in self.now)
+            assert time.monotonic() < deadline, (
+                f"{what}: not within {TIMEOUT_SECONDS:.0f} s; alerts: {alerts or 'none'}"
+            )
             time.sleep(LOOK_SECONDS)
 
     def seen(self, since: float) -> list[Seen]:
@@ -145,9 +147,13 @@ class Scene:
             assert packed.code == 0, packed.err
         elif self._command.process.poll() is None:
             return
-        printed = self._place / f"printed-{time.monotonic_ns()}"
+        printed = self._directory / f"printed-{time.monotonic_ns()}"
         printed.mkdir()
-        variables = {"PYTHONPATH": str(TROUBLES), "TROUBLE": f"files:{self.switches}", "OMP_NUM_THREADS": "1"}
+        variables = {
+            "PYTHONPATH": str(FAULT_INJECTION),
+            "INJECTED_FAULT": f"files:{self.switches}",
+            "OMP_NUM_THREADS": "1",
+        }
         self._command = Command(self.workspace, "train", "run.yaml", variables=variables, output=printed)
 
     def close(self) -> None:
@@ -192,6 +198,6 @@ def scene() -> Iterator[Scene]:
             mounted = True
         except OSError:
             mounted = False
-        made = Scene(workspace, Path(folder), mounted=mounted)
-        stack.callback(made.close)
-        yield made
+        drill_scene = Scene(workspace, Path(folder), mounted=mounted)
+        stack.callback(drill_scene.close)
+        yield drill_scene

@@ -19,13 +19,13 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def place() -> Iterator[Scene]:
-    with scene() as made:
-        yield made
+def drill_scene() -> Iterator[Scene]:
+    with scene() as created:
+        yield created
 
 
 @pytest.mark.parametrize("drill", DRILLS, ids=lambda drill: drill.name.replace(" ", "-"))
-def test_the_alert_fires_and_no_other(drill: Drill, place: Scene) -> None:
-    if drill.needs_disk and not place.mounted:
+def test_the_alert_fires_and_no_other(drill: Drill, drill_scene: Scene) -> None:
+    if drill.needs_disk and not drill_scene.mounted:
         pytest.skip("cannot mount a tmpfs here")
-    carry_out(drill, place)
+    carry_out(drill, drill_scene)

@@ -25,9 +25,9 @@ def base(more: list[str]) -> RunConfig:
     return load(None, [*TINY, *more])
 
 
-def measure(variants: list[BenchVariant], place: Path, **settings: float) -> list[SweepRow]:
+def measure(variants: list[BenchVariant], rows_file: Path, **settings: float) -> list[SweepRow]:
     chosen = SweepSettings(warmup=2, steps=3, parts=2, **settings)  # type: ignore[arg-type]
-    return run_sweep(base, variants, chosen, place / "rows.json", lambda row, rows: None)
+    return run_sweep(base, variants, chosen, rows_file / "rows.json", lambda row, rows: None)
 
 
 def test_the_command_measures_and_goes_on_where_a_variant_fails(tmp_path: Path) -> None:
@@ -43,10 +43,10 @@ def test_the_command_measures_and_goes_on_where_a_variant_fails(tmp_path: Path) 
     assert str(tmp_path) not in text
     assert "| cuda_graph=false, batch=4 | synthetic | 4 |" in text
     assert "torch sees no CUDA device here" in text
-    failed, found = read_rows(table.with_suffix(".json"))
+    failed, succeeded = read_rows(table.with_suffix(".json"))
     assert failed.found is None
-    assert found.found is not None
-    measured = found.found
+    assert succeeded.found is not None
+    measured = succeeded.found
     assert measured["ranks"] == 1
     assert measured["images_per_second"] == pytest.approx(4 / measured["step_seconds"])
     parts = measured["part_seconds"]
@@ -72,8 +72,10 @@ def test_several_ranks_a_row_is_measured_once_and_time_is_limited(tmp_path: Path
     assert late.reason == "ran past its limit of 0 s"
     (never,) = measure([BenchVariant("never", batch=8)], tmp_path, budget=1)
     assert never.reason == "not measured: the time of the sweep was over"
-    kept = read_rows(tmp_path / "rows.json")
-    assert rate in [row.found["images_per_second"] for row in kept if row.found], "other sweeps' rows are not lost"
+    rows_on_disk = read_rows(tmp_path / "rows.json")
+    assert rate in [row.found["images_per_second"] for row in rows_on_disk if row.found], (
+        "other sweeps' rows are not lost"
+    )
 
 
 def test_real_images(make_shard_set, tmp_path: Path) -> None:
@@ -117,7 +119,7 @@ def test_grids_and_names() -> None:
 
 def test_what_rows_say_together() -> None:
     def row(name: str, rate: float, images: str = "synthetic", **options: str) -> SweepRow:
-        found = {
+        measurements = {
             "device": "NVIDIA H200", "versions": {"torch": "2"}, "ranks": 1, "batch": 400, "images_per_second": rate,
             "step_median_seconds": 0.05, "step_p95_seconds": 0.051, "host_seconds": {"data_wait": 0.001},
             "part_seconds": {"forward": 0.01, "backward": 0.03}, "memory_bytes": 2**30, "first_step_seconds": 3.0,
@@ -125,7 +127,7 @@ def test_what_rows_say_together() -> None:
         }  # fmt: skip
         known = {"model.name": "resnet50", "input.image_size": "224", "input.loader": "synthetic"}
         chosen = {name.replace("__", "."): value for name, value in options.items()}
-        return SweepRow(name, {"images": images, "options": {**known, **chosen}}, found)
+        return SweepRow(name, {"images": images, "options": {**known, **chosen}}, measurements)
 
     rows = [
         row("fast", 7000.0, train__precision="bf16"),

@@ -43,21 +43,21 @@ def reduce_on_both_axes(world: World, built: Lab) -> dict[str, Any]:
     from podscale.pytorch.mesh import build_mesh
 
     mesh, data = build_mesh(world), torch.full((MB,), float(world.rank))
-    found = {}
+    results = {}
     for name, axis in (("row", mesh.row), ("column", mesh.column)):
         dist.all_reduce(torch.zeros(8), group=axis.group)  # connections
-        found[name] = measure(world, built, lambda axis=axis: dist.all_reduce(data, group=axis.group), 1)
-    found["mean"] = float(data[-1]) / world.size
-    return found
+        results[name] = measure(world, built, lambda axis=axis: dist.all_reduce(data, group=axis.group), 1)
+    results["mean"] = float(data[-1]) / world.size
+    return results
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.002])
 def test_traffic_between_nodes_passes_the_slow_link(delay: float) -> None:
     with lab(Shape(2, 2, SHAPE.rank_rate, SHAPE.node_rate, delay)) as built:
-        found = run_ranks(built, reduce_on_both_axes, built, seconds=120.0)[0]
+        results = run_ranks(built, reduce_on_both_axes, built, seconds=120.0)[0]
         assert len(mine(os.getpid())) == 1 + 2 + 4
-    assert found["mean"] == 1.5
-    row, column = found["row"], found["column"]
+    assert results["mean"] == 1.5
+    row, column = results["row"], results["column"]
     size = 4 * MB
     assert row.node_bytes < 0.01 * size, "inside a node nothing passes the link between nodes"
     assert 1.0 * size < row.rank_bytes < 1.05 * size
@@ -89,15 +89,15 @@ def test_what_a_killed_owner_left_is_removed_by_the_next() -> None:
     owner = subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True, cwd=_root())
     assert owner.stdout is not None
     assert owner.stdout.readline().startswith(f"{PREFIX}{owner.pid}-")
-    left = mine(owner.pid)
-    assert len(left) == 1 + 2 + 2
+    leftovers = mine(owner.pid)
+    assert len(leftovers) == 1 + 2 + 2
     assert clean_up() == [], "what a living owner has is not touched"
-    assert mine(owner.pid) == left
-    wires = _processes_in(left)
+    assert mine(owner.pid) == leftovers
+    wires = _processes_in(leftovers)
     owner.send_signal(signal.SIGKILL)
     owner.wait()
-    assert mine(owner.pid) == left
-    assert clean_up() == left
+    assert mine(owner.pid) == leftovers
+    assert clean_up() == leftovers
     assert mine(owner.pid) == []
     assert len(wires) == 2, "one process for each node's wire"
     assert _soon(lambda: not any(Path(f"/proc/{pid}/stat").exists() for pid in wires))
@@ -123,12 +123,12 @@ def _root() -> Path:
 
 
 def _processes_in(namespaces: list[str]) -> list[str]:
-    found: list[str] = []
+    processes: list[str] = []
     for name in namespaces:
-        found += subprocess.run(
+        processes += subprocess.run(
             ["ip", "netns", "pids", name], capture_output=True, text=True, check=True
         ).stdout.split()
-    return found
+    return processes
 
 
 def _soon(condition: Any, seconds: float = 5.0) -> bool:

@@ -55,9 +55,9 @@ def test_a_study_with_a_diverging_cell_is_stopped_and_continued(tmp_path: Path) 
     before = {file.name: file.stat().st_mtime_ns for file in cells.glob("*.json")}
     assert 1 <= len(before) < 4
 
-    whole = study(path, "--out", str(tmp_path))
-    said, _ = whole.communicate(timeout=600)
-    assert whole.returncode == 0, said
+    ended = study(path, "--out", str(tmp_path))
+    said, _ = ended.communicate(timeout=600)
+    assert ended.returncode == 0, said
     records = {file.name: json.loads(file.read_text()) for file in cells.glob("*.json")}
     assert len(records) == 4
     assert {name: (cells / name).stat().st_mtime_ns for name in before} == before, "what was done is not done again"

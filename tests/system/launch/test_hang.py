@@ -13,7 +13,7 @@ from podscale.errors import ExitCode
 from podscale.telemetry.goodput import read_goodput_state
 from tests.support.commands import Command
 
-TROUBLES = Path(__file__).parents[1] / "troubles"
+FAULT_INJECTION = Path(__file__).parents[1] / "fault_injection"
 STUCK_AT = 30
 LIMIT = 20
 
@@ -21,9 +21,9 @@ LIMIT = 20
 @pytest.fixture
 def stuck(calm: Path) -> Iterator[Command]:
     changes = ["run.id=stuck", f"launch.hang_seconds={LIMIT}"]
-    words = [word for change in changes for word in ("--set", change)]
-    variables = {"PYTHONPATH": str(TROUBLES), "TROUBLE": f"stuck:1:{STUCK_AT}"}
-    command = Command(calm, "train", "run.yaml", *words, variables=variables)
+    settings = [option for change in changes for option in ("--set", change)]
+    variables = {"PYTHONPATH": str(FAULT_INJECTION), "INJECTED_FAULT": f"stuck:1:{STUCK_AT}"}
+    command = Command(calm, "train", "run.yaml", *settings, variables=variables)
     yield command
     command.kill()
 
@@ -38,9 +38,9 @@ def test_a_rank_that_sleeps_in_its_loader_is_named(stuck: Command, calm: Path) -
     assert min(float(seconds) for _, seconds in limits) >= LIMIT
     ended = stuck.end()
     assert ended.code == ExitCode.HANG, ended.err
-    told = ended.err[ended.err.rindex("podscale: ") :]
-    assert re.search(rf"rank 1\b.*\(process {sleeper} on ", told)
-    assert re.search(rf"in data_wait of \w+ {STUCK_AT + 1}\b", told)
+    message = ended.err[ended.err.rindex("podscale: ") :]
+    assert re.search(rf"rank 1\b.*\(process {sleeper} on ", message)
+    assert re.search(rf"in data_wait of \w+ {STUCK_AT + 1}\b", message)
     stacks = {rank: (run / "hang" / f"rank-{rank}.txt").read_text() for rank in (0, 1)}
     assert "sitecustomize.py" in stacks[1]  # where it sleeps
     assert "sitecustomize.py" not in stacks[0]

@@ -21,8 +21,8 @@ CHANGES = ("train.engine=jax", "launch.max_restarts=1", "launch.timeout_seconds=
 def command(tmp_path: Path) -> Iterator[Command]:
     (tmp_path / "run.yaml").write_text(SMALL_DIGITS)
     assert podscale(tmp_path, "shard", "run.yaml").code == 0
-    words = [word for change in CHANGES for word in ("--set", change)]
-    started = Command(tmp_path, "train", "run.yaml", *words, variables=JAX)
+    settings = [option for change in CHANGES for option in ("--set", change)]
+    started = Command(tmp_path, "train", "run.yaml", *settings, variables=JAX)
     yield started
     started.kill()
 
@@ -51,9 +51,9 @@ def test_a_killed_rank_comes_back_and_a_request_to_stop_saves(command: Command, 
     assert restart["cause"] == "lost_rank"
     assert re.search(rf"rank 0 \(process {first}\)\D*SIGKILL", restart["error"])
     assert re.search(r"rank 1 of 2\b", restart["error"])
-    kept = programs(tmp_path)
-    assert {name: kept[name] for name in compiled} == compiled
-    assert len([name for name in kept if name.startswith("jit_run_steps-")]) == 1
+    written = programs(tmp_path)
+    assert {name: written[name] for name in compiled} == compiled
+    assert len([name for name in written if name.startswith("jit_run_steps-")]) == 1
     (at,) = resumed()
     assert at % 5 == 0
     assert at >= 5

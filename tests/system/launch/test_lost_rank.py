@@ -22,8 +22,8 @@ def start(calm: Path) -> Iterator[Start]:
     started: list[Command] = []
 
     def begin(run: str, *changes: str, variables: dict[str, str] | None = None) -> Command:
-        words = [word for change in (f"run.id={run}", *changes) for word in ("--set", change)]
-        started.append(Command(calm, "train", "run.yaml", *words, variables=variables))
+        settings = [option for change in (f"run.id={run}", *changes) for option in ("--set", change)]
+        started.append(Command(calm, "train", "run.yaml", *settings, variables=variables))
         return started[-1]
 
     yield begin
@@ -32,7 +32,7 @@ def start(calm: Path) -> Iterator[Start]:
 
 
 @pytest.mark.parametrize(
-    ("number", "rank", "code", "words"),
+    ("number", "rank", "code", "expected"),
     [
         (signal.SIGSTOP, 1, ExitCode.HANG, "rank 1 is stopped (process {pid} on "),
         (
@@ -44,7 +44,7 @@ def start(calm: Path) -> Iterator[Start]:
     ],
 )
 def test_a_rank_is_lost_in_training(
-    start: Start, calm: Path, tmp_path: Path, number: signal.Signals, rank: int, code: ExitCode, words: str
+    start: Start, calm: Path, tmp_path: Path, number: signal.Signals, rank: int, code: ExitCode, expected: str
 ) -> None:
     run = f"lost-{number.name.lower()}-{rank}"
     command = start(run, "launch.timeout_seconds=5", "train.epochs=100", variables={"TMPDIR": str(tmp_path)})
@@ -54,11 +54,11 @@ def test_a_rank_is_lost_in_training(
     since = time.monotonic()
     ended = command.end()
     assert ended.code == code, ended.err
-    told = ended.err[ended.err.rindex("podscale: ") :]
-    assert words.format(pid=pid) in told
-    assert " in the " in told  # which collective
-    assert " of step " in told
-    assert "same command" in told
+    message = ended.err[ended.err.rindex("podscale: ") :]
+    assert expected.format(pid=pid) in message
+    assert " in the " in message  # which collective
+    assert " of step " in message
+    assert "same command" in message
     assert time.monotonic() - since < 5 + 40  # the timeout, a look at the others, and the end of who cannot hear
     assert list(tmp_path.iterdir()) == []
 
@@ -72,10 +72,10 @@ def test_pods_with_different_documents_are_refused(start: Start, calm: Path) -> 
         port: Any = probe.getsockname()[1]
     pods = []
     for node in range(2):
-        meeting = {"PET_NNODES": "2", "PET_NODE_RANK": str(node), "PET_MASTER_ADDR": "127.0.0.1"}
-        meeting |= {"PET_MASTER_PORT": str(port), "PET_NPROC_PER_NODE": "1"}
+        rendezvous = {"PET_NNODES": "2", "PET_NODE_RANK": str(node), "PET_MASTER_ADDR": "127.0.0.1"}
+        rendezvous |= {"PET_MASTER_PORT": str(port), "PET_NPROC_PER_NODE": "1"}
         changes = ["launch.nodes=2", "launch.processes=1", f"train.all_reduce.bucket_mb={1 + node}"]
-        pods.append(start("pods", *changes, variables={**meeting, "KUBERNETES_SERVICE_HOST": "x"}))
+        pods.append(start("pods", *changes, variables={**rendezvous, "KUBERNETES_SERVICE_HOST": "x"}))
         if node == 0:
             pods[0].wait_for((calm / "runs" / "pods" / "environment.json").exists)  # it leads
     ends: list[Ended] = [pod.end() for pod in pods]

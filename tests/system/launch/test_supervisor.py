@@ -21,9 +21,9 @@ def test_a_run_to_the_end(launch: Launch) -> None:
     lines = [json.loads(line) for line in out.splitlines()]  # a pipe: JSON lines
     assert [line["step"] for line in lines if line["kind"] == "step"] == [1, 2, 3, 4, 5]
     assert "rank 0 of 1 threads 3" in err
-    assert "rank 0 of 1" in (run.place / "logs" / "rank-0.log").read_text()
+    assert "rank 0 of 1" in (run.run_directory / "logs" / "rank-0.log").read_text()
     assert run.outcome()["exit_code"] == 0
-    environment = json.loads((run.place / "environment.json").read_text())
+    environment = json.loads((run.run_directory / "environment.json").read_text())
     assert environment["packages"]["numpy"]
     assert environment["processes"] == 1
     assert run.members() == []
@@ -52,7 +52,7 @@ def test_how_a_rank_ends_is_how_the_run_ends(launch: Launch, behaviour: str, cod
 def test_kill_9_of_one_of_two_ranks_names_it(launch: Launch) -> None:
     run = launch("launch.processes=2", module="torch_rank")
     run.wait_for_ranks(2)
-    os.kill(int((run.place / "ready-1").read_text()), signal.SIGKILL)
+    os.kill(int((run.run_directory / "ready-1").read_text()), signal.SIGKILL)
     code, _, err = run.end(60)
     assert code == 77, err
     assert re.match(r"error: rank 1 \(process \d+\)\D*SIGKILL", err.splitlines()[-1])
@@ -74,7 +74,7 @@ def test_a_lost_rank_is_restarted_and_counted(launch: Launch) -> None:
     events = [json.loads(line) for line in out.splitlines()]
     assert [event["cause"] for event in events if event.get("event") == "restart"] == ["lost_rank"]
     assert "restarting (0 more)" in err
-    book = read_goodput_state(run.place / ".heartbeat")
+    book = read_goodput_state(run.run_directory / ".heartbeat")
     assert book is not None
     assert (book.launch, book.exit_cause) == (2, "done")
     assert {cause: count for cause, count in book.restarts.items() if count} == {"lost_rank": 1}
@@ -85,7 +85,7 @@ def test_restarts_end(launch: Launch) -> None:
     code, _, err = run.end()
     assert code == 77
     assert err.count("restarting") == 2
-    last = json.loads((run.place / "telemetry.json").read_text())["train"]["series"]
+    last = json.loads((run.run_directory / "telemetry.json").read_text())["train"]["series"]
     launches = {name: value for name, value in last.items() if name.startswith("podscale_train_")}
     assert list(launches.values()) == [3], "no rank got as far as to tell anything: their parent does"
     assert next(iter(launches)).startswith("podscale_train_launches_total{")
@@ -94,20 +94,22 @@ def test_restarts_end(launch: Launch) -> None:
 def test_a_second_run_of_the_same_directory_is_refused(launch: Launch) -> None:
     first = launch(all="stubborn")
     first.wait_for_ranks(1)
-    before = {name: (first.place / name).read_text() for name in ("environment.json", "outcome.json", "config.yaml")}
+    before = {
+        name: (first.run_directory / name).read_text() for name in ("environment.json", "outcome.json", "config.yaml")
+    }
     second = launch("launch.max_restarts=7", all="train")
     code, _, err = second.end()
     assert code == 2
     assert f"process {first.process.pid}" in err.splitlines()[-1]
     assert first.process.poll() is None
-    assert before == {name: (first.place / name).read_text() for name in before}
+    assert before == {name: (first.run_directory / name).read_text() for name in before}
 
 
 def test_a_pod_waits_for_the_one_that_it_replaces(launch: Launch, tmp_path: Path) -> None:
     """Deleted by force, a pod is replaced while its processes still save."""
-    place = tmp_path / "runs" / "t"
-    place.mkdir(parents=True)
-    with Lease.acquire(place / ".lease"):
+    run_directory = tmp_path / "runs" / "t"
+    run_directory.mkdir(parents=True)
+    with Lease.acquire(run_directory / ".lease"):
         run = launch(all="train", variables={"KUBERNETES_SERVICE_HOST": "10.0.0.1"})
         assert run.process.stderr is not None
         assert any(f"process {os.getpid()}" in line for line in run.process.stderr)
@@ -126,19 +128,19 @@ def test_a_launcher_that_cannot_start_says_why(launch: Launch, tmp_path: Path) -
 @pytest.mark.parametrize("elastic", [False, True])
 def test_two_pods_meet_by_the_launchers_variables(launch: Launch, elastic: bool) -> None:
     """Two supervisors as in two pods of a PyTorchJob: static with node ranks, or c10d where nobody knows its rank."""
-    meeting = _c10d_pods if elastic else _static_pods
+    rendezvous = _c10d_pods if elastic else _static_pods
     pods = [
         launch("launch.processes=0", "telemetry.trackers=[tensorboard]", variables=variables, all="train")
-        for variables in meeting()
+        for variables in rendezvous()
     ]
     ends = [pod.end() for pod in pods]
     assert [code for code, _, _ in ends] == [0, 0], ends
-    place = pods[0].place
+    run_directory = pods[0].run_directory
     for rank in range(2):
-        assert f"rank {rank} of 2" in (place / "logs" / f"rank-{rank}.log").read_text()
+        assert f"rank {rank} of 2" in (run_directory / "logs" / f"rank-{rank}.log").read_text()
     assert pods[0].outcome()["exit_code"] == 0
-    assert json.loads((place / ".lease").read_text())["number"] == 1  # one lease for the whole job
-    assert len(list((place / "tensorboard").iterdir())) == 1, "the pod that leads has the trackers"
+    assert json.loads((run_directory / ".lease").read_text())["number"] == 1  # one lease for the whole job
+    assert len(list((run_directory / "tensorboard").iterdir())) == 1, "the pod that leads has the trackers"
 
 
 def test_torchrun_records_how_a_rank_was_lost(launch: Launch) -> None:
@@ -157,27 +159,27 @@ def test_a_rank_that_torchrun_started_again_is_not_lost(launch: Launch) -> None:
         for variables in _c10d_pods()
     ]
     ends = [pod.end() for pod in pods]
-    assert (pods[0].place / "once").exists()
+    assert (pods[0].run_directory / "once").exists()
     assert [code for code, _, _ in ends] == [0, 0], ends
 
 
 def _static_pods() -> list[dict[str, str]]:
     """The variables of two pods that know their node ranks."""
-    meeting = {"PET_NNODES": "2", "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": str(free_port())}
-    return [meeting | {"PET_NODE_RANK": str(node), "PET_NPROC_PER_NODE": "1"} for node in range(2)]
+    rendezvous = {"PET_NNODES": "2", "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": str(free_port())}
+    return [rendezvous | {"PET_NODE_RANK": str(node), "PET_NPROC_PER_NODE": "1"} for node in range(2)]
 
 
 def _c10d_pods() -> list[dict[str, str]]:
     """The variables of two pods that learn their node ranks from torchrun's rendezvous."""
-    meeting = {"PET_NNODES": "2:2", "PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": f"127.0.0.1:{free_port()}"}
-    return [meeting | {"PET_RDZV_ID": "t", "PET_NPROC_PER_NODE": "1"}] * 2
+    rendezvous = {"PET_NNODES": "2:2", "PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": f"127.0.0.1:{free_port()}"}
+    return [rendezvous | {"PET_RDZV_ID": "t", "PET_NPROC_PER_NODE": "1"}] * 2
 
 
 @pytest.mark.slow
 def test_a_pod_without_a_first_one_says_what_it_waits_for_and_ends_on_request(launch: Launch) -> None:
-    meeting = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_NPROC_PER_NODE": "1"}
-    meeting |= {"PET_MASTER_ADDR": "t-worker-0.invalid", "PET_MASTER_PORT": "23456"}
-    pod = launch("launch.processes=0", variables=meeting, all="train")
+    rendezvous = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_NPROC_PER_NODE": "1"}
+    rendezvous |= {"PET_MASTER_ADDR": "t-worker-0.invalid", "PET_MASTER_PORT": "23456"}
+    pod = launch("launch.processes=0", variables=rendezvous, all="train")
     assert pod.process.stderr is not None
     said = next(line for line in pod.process.stderr if line.startswith("waiting"))
     assert "t-worker-0.invalid" in said

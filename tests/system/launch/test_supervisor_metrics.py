@@ -11,25 +11,25 @@ from tests.support.supervised import Launch
 
 
 def test_a_taken_port_is_known_before_anything_starts(launch: Launch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as occupied:
+        port = occupied.getsockname()[1]
         run = launch(f"telemetry.port={port}", "telemetry.required=true", all="train")
         code, _, err = run.end()
     assert code == 2
     assert "telemetry.port" in err.splitlines()[-1]
     assert str(port) in err.splitlines()[-1]
-    assert not (run.place / "logs").exists()
+    assert not (run.run_directory / "logs").exists()
     assert run.outcome()["exit_code"] == 2
 
 
 def test_training_goes_on_without_metrics_unless_they_are_required(launch: Launch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as occupied:
+        port = occupied.getsockname()[1]
         run = launch(f"telemetry.port={port}", all="train")
         code, _, err = run.end()
     assert code == 0, err
     assert any("telemetry.port" in line and str(port) in line for line in err.splitlines()), err
-    assert not (run.place / "metrics.url").exists()
+    assert not (run.run_directory / "metrics.url").exists()
     assert run.outcome()["exit_code"] == 0
 
 
@@ -41,15 +41,15 @@ def test_certificates_that_cannot_be_used_are_bad_input(launch: Launch, tmp_path
     assert code == 2, err
     last = err.splitlines()[-1]
     assert [part for part in ("telemetry.tls_key", f"{tmp_path}/missing") if part not in last] == [], last
-    assert not (run.place / "ready-0").exists()
+    assert not (run.run_directory / "ready-0").exists()
 
 
 def test_the_last_figures_outlive_the_endpoint(launch: Launch) -> None:
     run = launch("launch.processes=2", all="train")
     assert run.end(120)[0] == 0
-    told = json.loads((run.place / "telemetry.json").read_text())["train"]["series"]
-    assert told['podscale_train_images_total{rank="1",run="t"}'] == 5 * 32
-    assert told['podscale_train_loss{rank="0",run="t"}'] == 1 / 5
+    series = json.loads((run.run_directory / "telemetry.json").read_text())["train"]["series"]
+    assert series['podscale_train_images_total{rank="1",run="t"}'] == 5 * 32
+    assert series['podscale_train_loss{rank="0",run="t"}'] == 1 / 5
 
 
 def test_a_real_prometheus_scrapes_both_ranks(launch: Launch, tmp_path: Path) -> None:
@@ -71,5 +71,5 @@ def test_a_real_prometheus_scrapes_both_ranks(launch: Launch, tmp_path: Path) ->
 
 
 def by_rank(server: Prometheus, expression: str) -> dict[str, float]:
-    found = server.instant(expression, time.time())
-    return {entry["metric"].get("rank", ""): float(entry["value"][1]) for entry in found}
+    samples = server.instant(expression, time.time())
+    return {entry["metric"].get("rank", ""): float(entry["value"][1]) for entry in samples}

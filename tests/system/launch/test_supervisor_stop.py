@@ -14,7 +14,7 @@ from tests.support.supervised import Launch
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_stop_request_lets_the_rank_save(launch: Launch, number: signal.Signals) -> None:
     run = launch(all="long")
-    run.wait_for(lambda: (run.place / "metrics.jsonl").exists())
+    run.wait_for(lambda: (run.run_directory / "metrics.jsonl").exists())
     run.process.send_signal(number)
     code, _, err = run.end(20)
     assert code == 75, err
@@ -23,7 +23,7 @@ def test_a_stop_request_lets_the_rank_save(launch: Launch, number: signal.Signal
 
 def test_a_stop_before_training_begins_loses_nothing(launch: Launch) -> None:
     run = launch("launch.processes=2", all="long")
-    run.wait_for(lambda: (run.place / "environment.json").exists())
+    run.wait_for(lambda: (run.run_directory / "environment.json").exists())
     run.process.terminate()
     code, _, err = run.end(30)
     assert code == 75, err
@@ -54,7 +54,7 @@ def test_a_second_interrupt_does_not_wait(launch: Launch) -> None:
 
 def test_two_ranks_stop_on_request(launch: Launch) -> None:
     run = launch("launch.processes=2", all="long")
-    run.wait_for(lambda: (run.place / "metrics.jsonl").exists())
+    run.wait_for(lambda: (run.run_directory / "metrics.jsonl").exists())
     run.process.terminate()
     code, _, err = run.end(60)
     assert code == 75, err
@@ -71,7 +71,7 @@ def test_kill_9_of_the_supervisor_leaves_no_rank(launch: Launch) -> None:
     while run.members() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert run.members() == []
-    Lease.acquire(run.place / ".lease").release()
+    Lease.acquire(run.run_directory / ".lease").release()
 
 
 def test_processes_that_ranks_started_end_too(launch: Launch) -> None:

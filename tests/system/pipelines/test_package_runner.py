@@ -27,7 +27,7 @@ from podscale.pipelines.package import compile_to_yaml
 from podscale.pipelines.training_pipeline import PipelineOptions, training_pipeline
 from podscale.runs import Lease, StageOutcome, dataset_directory, read_outcomes, write_outcome
 from tests.support.cluster_objects import condition, job, stored
-from tests.support.commands import PATIENCE
+from tests.support.commands import TIMEOUT_SECONDS
 from tests.support.fake_cluster import FakeCluster
 from tests.support.package_pod import MARK, OUTPUT_FILE
 from tests.support.package_runner import PackageRunner, PodEnd, in_background
@@ -60,7 +60,7 @@ class Processes:
             start_new_session=True,
         )
         self._running[name] = process
-        log, _ = process.communicate(timeout=PATIENCE)
+        log, _ = process.communicate(timeout=TIMEOUT_SECONDS)
         return PodEnd(None if process.returncode < 0 else process.returncode, log)
 
     def kill(self, name: str) -> None:
@@ -190,8 +190,8 @@ def test_a_job_that_never_starts_leaves_its_error(start, tmp_path):
     assert runner.run() == "FAILED"
     assert "podscale train: this cluster has no PyTorchJob" in runner.tasks["train"].log
     assert "this cluster has no PyTorchJob: install it" in summary(tmp_path, runner)
-    told = read_outcomes(tmp_path / "ws/runs/digits/outcome.json")["train"]
-    assert (told.exit_code, told.error) == (2, "this cluster has no PyTorchJob: install it")
+    outcome = read_outcomes(tmp_path / "ws/runs/digits/outcome.json")["train"]
+    assert (outcome.exit_code, outcome.error) == (2, "this cluster has no PyTorchJob: install it")
 
 
 def test_the_jobs_own_word_of_its_failure_is_kept(start, tmp_path):
@@ -219,8 +219,8 @@ def test_a_pod_that_is_still_ending_does_not_hide_why_its_job_failed(start, tmp_
         time.sleep(8)
         write_outcome(run / "outcome.json", StageOutcome("train", 75, "stopped on request"))
     thread.join(60)
-    told = read_outcomes(run / "outcome.json")["train"]
-    assert (told.exit_code, told.error) == (1, "rank 0: the loss is not finite")
+    outcome = read_outcomes(run / "outcome.json")["train"]
+    assert (outcome.exit_code, outcome.error) == (1, "rank 0: the loss is not finite")
     assert "rank 0: the loss is not finite" in summary(tmp_path, runner)
 
 
@@ -288,12 +288,12 @@ def test_the_healthy_job_of_another_document_under_the_same_run_id_is_left_alone
 
 @pytest.mark.parametrize("how", ["succeeded", "not ours"])
 def test_jobs_that_have_ended_or_are_not_ours_are_left_alone(start, tmp_path, cluster, how):
-    found = trained_by(tmp_path)
+    jobs = trained_by(tmp_path)
     if how == "succeeded":
-        found["status"] = {"conditions": [condition("Succeeded")]}
+        jobs["status"] = {"conditions": [condition("Succeeded")]}
     else:
-        found["metadata"]["labels"] = {}
-    cluster.put("pytorchjobs", found)
+        jobs["metadata"]["labels"] = {}
+    cluster.put("pytorchjobs", jobs)
     runner = start("launch.backend=pytorchjob", job="wait")
     cancelled(runner, tmp_path)
     assert cluster.get("pytorchjobs", "digits") is not None
@@ -301,9 +301,9 @@ def test_jobs_that_have_ended_or_are_not_ours_are_left_alone(start, tmp_path, cl
 
 
 @pytest.mark.parametrize(
-    ("denied", "told"), [("list", "may not list pytorchjobs.kubeflow.org"), ("delete", "podscale stop digits")]
+    ("denied", "message"), [("list", "may not list pytorchjobs.kubeflow.org"), ("delete", "podscale stop digits")]
 )
-def test_a_job_that_cannot_be_seen_or_stopped_is_told_beside_the_error(start, tmp_path, cluster, denied, told):
+def test_a_job_that_cannot_be_seen_or_stopped_is_told_beside_the_error(start, tmp_path, cluster, denied, message):
     cluster.put("pytorchjobs", trained_by(tmp_path))
     cluster.denied.add((denied, "pytorchjobs"))
     runner = start("launch.backend=pytorchjob", job="lost:76:no update for 300 s")
@@ -312,7 +312,7 @@ def test_a_job_that_cannot_be_seen_or_stopped_is_told_beside_the_error(start, tm
     text = (tmp_path / "ws/runs/digits/summary.md").read_text()
     assert "no update for 300 s" in text
     assert "podscale stop digits" in text
-    assert told in text
+    assert message in text
 
 
 def test_a_local_run_asks_no_cluster(start, tmp_path, cluster):

@@ -26,11 +26,11 @@ STAGES = ["shard", "train", "evaluate", "report"]
 @pytest.fixture
 def workspace(calm: Path, tmp_path: Path) -> Path:
     """A copy of the finished run that a test may change."""
-    place = tmp_path / "workspace"
+    directory = tmp_path / "workspace"
     for part in ("datasets", "runs/calm"):
-        shutil.copytree(calm / part, place / part, symlinks=True)
-    shutil.copy(calm / "run.yaml", place)
-    return place
+        shutil.copytree(calm / part, directory / part, symlinks=True)
+    shutil.copy(calm / "run.yaml", directory)
+    return directory
 
 
 def written(run: Path) -> dict[str, int]:
@@ -78,8 +78,8 @@ def test_a_run_leaves_a_model_its_figures_and_their_story(calm: Path) -> None:
     assert [line["step"] for line in lines if line["kind"] == "step"] == list(range(1, 69))
     assert [line["event"] for line in lines if line.get("event") in ("start", "resumed", "done")] == ["start", "done"]
     card = (run.model / "README.md").read_text()
-    for words in ("resnet18", "1438", f"{100 * figures['top1']:.2f}"):
-        assert words in card
+    for text in ("resnet18", "1438", f"{100 * figures['top1']:.2f}"):
+        assert text in card
     assert "<svg" in run.report.read_text()
 
 
@@ -88,8 +88,8 @@ def test_outputs_are_typed_artifacts(calm: Path) -> None:
 
     def artifact(task: str, name: str) -> dict[str, object]:
         outputs = json.loads((tasks / task / "executor_output.json").read_text())
-        found: dict[str, object] = outputs["artifacts"][name]["artifacts"][0]["metadata"]
-        return found
+        metadata: dict[str, object] = outputs["artifacts"][name]["artifacts"][0]["metadata"]
+        return metadata
 
     assert artifact("shard", "shard_set")["train_images"] == 1438
     assert artifact("train", "model")["architecture"] == "resnet18"
@@ -173,21 +173,21 @@ def test_an_ensemble_in_one_command_and_its_models_by_hand(calm: Path, tmp_path:
         "evaluate.statistics_images=64",
         "launch.processes=1",
     ]
-    ended = podscale(tmp_path, "run", "run.yaml", *(word for change in changes for word in ("--set", change)))
+    ended = podscale(tmp_path, "run", "run.yaml", *(option for change in changes for option in ("--set", change)))
     assert ended.code == 0, ended.err
     assert re.search(r"^ +collapse: both-c0, both-c1$", ended.err, re.MULTILINE)
     timed = re.findall(r"^(\w+(?: both-c\d)?) +\d+\.\d +\d+%", ended.err, re.MULTILINE)
     assert timed == ["shard", "train", "collapse both-c0", "collapse both-c1", "evaluate", "report", "pipeline"]
     run = tmp_path / "runs" / "both"
-    found = json.loads((run / "evaluation.json").read_text())
-    members = found["ensemble"]["members"]
+    evaluation = json.loads((run / "evaluation.json").read_text())
+    members = evaluation["ensemble"]["members"]
     assert [(m["name"], m["started_from"]) for m in members] == [("both-c0", "both"), ("both-c1", "both")]
     update = 64 / 1438
     assert [m["started_epoch"] for m in members] == pytest.approx([0.3, 0.5], abs=update)
-    assert found["ensemble"]["epochs"] == pytest.approx(0.5 + 2 * 0.1, abs=3 * update)
-    combined = {one["way"]: one["answered"] for one in found["ensemble"]["combined"]}
+    assert evaluation["ensemble"]["epochs"] == pytest.approx(0.5 + 2 * 0.1, abs=3 * update)
+    combined = {one["way"]: one["answered"] for one in evaluation["ensemble"]["combined"]}
     assert list(combined) == ["probabilities", "logits", "weights"]
-    assert found["figures"]["loss"] == pytest.approx(combined["probabilities"]["loss"])
+    assert evaluation["figures"]["loss"] == pytest.approx(combined["probabilities"]["loss"])
     assert re.search(r">both-c1, from epoch 0\.5\d* of both<", (run / "report.html").read_text())
 
     named = podscale(tmp_path, "evaluate", "runs/both-c0", "runs/both-c1/model", "--set", "evaluate.combine=logits")
@@ -197,7 +197,7 @@ def test_an_ensemble_in_one_command_and_its_models_by_hand(calm: Path, tmp_path:
     assert f"{combined['logits']['loss']:.4f} nats" in named.out
 
     described = tmp_path / "runs/both-c1/model/model.json"
-    told = json.loads(described.read_text())
-    described.write_text(json.dumps({**told, "classes": [*told["classes"][:-1], "ten"]}))
+    description = json.loads(described.read_text())
+    described.write_text(json.dumps({**description, "classes": [*description["classes"][:-1], "ten"]}))
     refused = podscale(tmp_path, "evaluate", "runs/both-c1", "runs/both-c0")
     assert_error(refused.code, refused.err, "class 9 is 'ten'", field="runs/both-c1/model")

@@ -15,7 +15,7 @@ from podscale.config import load
 from podscale.pipelines.presets import resolve_preset
 
 STANDINS = Path(__file__).parents[1] / "standins"
-PATIENCE = 60.0
+TIMEOUT_SECONDS = 60.0
 PRESET = load(resolve_preset("digits"))
 
 
@@ -47,12 +47,12 @@ def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    out, err = process.communicate(timeout=PATIENCE)
+    out, err = process.communicate(timeout=TIMEOUT_SECONDS)
     return process.returncode, out, err
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT_SECONDS
     while not condition():
         assert time.monotonic() < deadline, "nothing happened"
         time.sleep(0.05)
@@ -190,8 +190,8 @@ def test_outputs_of_the_tasks_are_typed_artifacts(start, tmp_path):
     tasks = next((tmp_path / "runs" / "digits" / "pipeline").iterdir())
 
     def artifact(task: str, name: str) -> dict:
-        found = json.loads((tasks / task / "executor_output.json").read_text())
-        return found["artifacts"][name]["artifacts"][0]
+        output = json.loads((tasks / task / "executor_output.json").read_text())
+        return output["artifacts"][name]["artifacts"][0]
 
     shard_set = json.loads((tasks / "shard" / "shard_set").read_text())
     assert shard_set["counts"] == {"train": 100, "validation": 20}

@@ -20,7 +20,7 @@ from podscale.telemetry.registry import SnapshotWriter, snapshot_path
 
 RANK = int(os.environ["RANK"])
 RANK_DIR = Path(os.environ["PODSCALE_RANK_DIR"])
-PLACE = Path(os.environ["PLAIN_PLACE"])
+DIRECTORY = Path(os.environ["PLAIN_DIRECTORY"])
 
 
 def train(steps: int = 5, seconds: float = 0.02) -> None:
@@ -29,7 +29,7 @@ def train(steps: int = 5, seconds: float = 0.02) -> None:
     metrics = TrainMetrics(registry, rank=RANK, run=config["run"]["id"], info={"model": "none"})
     stopped = []
     signal.signal(signal.SIGTERM, lambda *_: stopped.append(True))
-    log = EventLog(PLACE / "metrics.jsonl") if RANK == 0 else None
+    log = EventLog(DIRECTORY / "metrics.jsonl") if RANK == 0 else None
     if log:
         log.event("start", step=0, total_steps=steps)
     with SnapshotWriter(registry, snapshot_path(RANK_DIR, RANK)):
@@ -85,7 +85,7 @@ def segfault() -> None:
 
 
 def killed_once() -> None:
-    marker = PLACE / "once"
+    marker = DIRECTORY / "once"
     if not marker.exists():
         marker.touch()
         killed()
@@ -100,7 +100,7 @@ def with_grandchild() -> None:
 
 def ready() -> None:
     print("ready", file=sys.stderr, flush=True)
-    (PLACE / f"ready-{RANK}").touch()
+    (DIRECTORY / f"ready-{RANK}").touch()
 
 
 if __name__ == "__main__":

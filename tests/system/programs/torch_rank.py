@@ -22,7 +22,7 @@ for step in range(100_000):
     except RuntimeError as error:
         raise PeerLost(f"a peer of rank {dist.get_rank()} is gone: {error}") from error
     if step == 3:
-        Path(os.environ["PLAIN_PLACE"], f"ready-{dist.get_rank()}").write_text(str(os.getpid()))
+        Path(os.environ["PLAIN_DIRECTORY"], f"ready-{dist.get_rank()}").write_text(str(os.getpid()))
     if word[0]:
         dist.barrier()
         dist.destroy_process_group()

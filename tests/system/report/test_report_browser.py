@@ -41,8 +41,8 @@ def page() -> Iterator[Browser]:
     program = find_browser()
     if program is None:
         pytest.skip("no Chromium is installed (Debian: apt-get install chromium)")
-    with browser(program) as found:
-        yield found
+    with browser(program) as browser_page:
+        yield browser_page
 
 
 def framed(report: Path, probe: str = PROBE) -> Path:
@@ -66,13 +66,13 @@ def framed(report: Path, probe: str = PROBE) -> Path:
 
 def seen(page: Browser, path: Path, width: int, dark: bool = False) -> dict[str, object]:
     page.open(path, width=width, dark=dark)
-    found: dict[str, object] | None = None
+    observed: dict[str, object] | None = None
     deadline = time.monotonic() + 30
-    while found is None and time.monotonic() < deadline:
-        found = page.evaluate("window.seen")
+    while observed is None and time.monotonic() < deadline:
+        observed = page.evaluate("window.seen")
         time.sleep(0.05)
-    assert found is not None, f"the frame never reported: {complaints(page)}"
-    return found
+    assert observed is not None, f"the frame never reported: {complaints(page)}"
+    return observed
 
 
 def complaints(page: Browser) -> list[str]:
@@ -88,17 +88,17 @@ def requests(page: Browser) -> list[str]:
 @pytest.mark.parametrize("width", [1280, 390])
 def test_in_a_sandboxed_frame(page: Browser, report: Path, width: int) -> None:
     path = framed(report)
-    found = seen(page, path, width)
-    text = str(found["text"])
-    for words in ("digits-softmax", "Claim and result", "Confusion matrix", "Most confident mistakes", HOSTILE):
-        assert words in text
-    assert found["width"] == width, "the page is wider than its window"
-    charts = found["charts"]
+    observed = seen(page, path, width)
+    text = str(observed["text"])
+    for heading in ("digits-softmax", "Claim and result", "Confusion matrix", "Most confident mistakes", HOSTILE):
+        assert heading in text
+    assert observed["width"] == width, "the page is wider than its window"
+    charts = observed["charts"]
     assert isinstance(charts, list)
     assert len(charts) >= 8
     assert all(w > 10 and h > 10 for _, w, h in charts), charts
-    assert found["clipped"] == []
-    images = found["images"]
+    assert observed["clipped"] == []
+    images = observed["images"]
     assert isinstance(images, list)
     assert len(images) >= 30
     assert all(images)
@@ -113,9 +113,9 @@ def test_the_check_notices_a_script_and_a_request(page: Browser, report: Path) -
         "<script>console.error('boo')</script><img src='http://127.0.0.1:9/x.png'><p style='width:3000px'>wide</p>"
         + PROBE
     )
-    found = seen(page, framed(report, bad), 390)
-    assert isinstance(found["width"], int)
-    assert found["width"] > 390
+    observed = seen(page, framed(report, bad), 390)
+    assert isinstance(observed["width"], int)
+    assert observed["width"] > 390
     assert any("boo" in entry for entry in complaints(page))
     assert any("img-src" in entry or "x.png" in entry for entry in complaints(page) + requests(page))
 

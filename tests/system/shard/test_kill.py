@@ -37,9 +37,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root.parent
 
 
-def start(place: Path, workspace: str) -> "subprocess.Popen[bytes]":
+def start(directory: Path, workspace: str) -> "subprocess.Popen[bytes]":
     command = [sys.executable, "-m", "podscale", "shard", "run.yaml", "--workers", "2", "--set"]
-    return subprocess.Popen([*command, f"run.workspace={workspace}"], cwd=place, stdout=subprocess.DEVNULL)
+    return subprocess.Popen([*command, f"run.workspace={workspace}"], cwd=directory, stdout=subprocess.DEVNULL)
 
 
 def tree(directory: Path) -> dict[str, str]:
@@ -87,9 +87,9 @@ def test_killed_packers_leave_whole_shards_and_the_next_run_finishes(folder: Pat
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
         wait_until(lambda workers=workers: not any(map(alive, workers)), 20)
-        found = {name: digest for name, digest in tree(out).items() if not name.rpartition("/")[2].startswith(".")}
-        assert found.items() <= expected.items(), "a file under its final name differs from an undisturbed run's"
-        assert "manifest.json" not in found, "killed too late to say anything: make the set larger"
+        visible = {name: digest for name, digest in tree(out).items() if not name.rpartition("/")[2].startswith(".")}
+        assert visible.items() <= expected.items(), "a file under its final name differs from an undisturbed run's"
+        assert "manifest.json" not in visible, "killed too late to say anything: make the set larger"
         before = packed(out)
         assert before >= 1
     assert start(folder, "killed").wait(120) == 0

@@ -42,9 +42,9 @@ def test_webdataset_reads_the_tars(shard_set: ShardSet) -> None:
     webdataset = pytest.importorskip("webdataset")
     split = shard_set.split("train")
     stream = webdataset.WebDataset([str(path) for path in tars(split)], shardshuffle=False)
-    found = list(stream)
-    assert [(sample.get("jpg") or sample.get("png"), int(sample["cls"])) for sample in found] == expected(split)
-    assert [int(sample["__key__"]) for sample in found] == split.keys.tolist()
+    samples = list(stream)
+    assert [(sample.get("jpg") or sample.get("png"), int(sample["cls"])) for sample in samples] == expected(split)
+    assert [int(sample["__key__"]) for sample in samples] == split.keys.tolist()
 
 
 def test_dali_reads_tars_and_index_files(shard_set: ShardSet) -> None:
@@ -66,12 +66,12 @@ def test_dali_reads_tars_and_index_files(shard_set: ShardSet) -> None:
 
     reader = pipeline()
     reader.build()
-    found: list[tuple[bytes, int]] = []
-    while len(found) < len(split):
+    samples: list[tuple[bytes, int]] = []
+    while len(samples) < len(split):
         images, labels = reader.run()
         for i in range(len(images)):
-            found.append((images.at(i).tobytes(), int(labels.at(i).tobytes())))
-    assert found[: len(split)] == expected(split)
+            samples.append((images.at(i).tobytes(), int(labels.at(i).tobytes())))
+    assert samples[: len(split)] == expected(split)
 
 
 def test_our_index_files_are_those_of_dalis_tool(shard_set: ShardSet, tmp_path: Path) -> None:

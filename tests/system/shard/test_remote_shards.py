@@ -26,10 +26,10 @@ class _Quiet(SimpleHTTPRequestHandler):
         """Nothing: the test reads what podscale prints."""
 
 
-def podscale(place: Path, *arguments: str, options: list[str] = OPTIONS) -> subprocess.CompletedProcess[str]:
-    changes = [word for option in options for word in ("--set", option)]
+def podscale(directory: Path, *arguments: str, options: list[str] = OPTIONS) -> subprocess.CompletedProcess[str]:
+    changes = [argument for option in options for argument in ("--set", option)]
     command = [sys.executable, "-m", "podscale", *arguments, *changes]
-    return subprocess.run(command, cwd=place, capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False, timeout=120)
 
 
 @pytest.fixture
@@ -48,16 +48,16 @@ def served(tmp_path: Path) -> Iterator[tuple[str, Path]]:
 
 def test_a_run_on_remote_shards(served: tuple[str, Path], tmp_path: Path) -> None:
     url, directory = served
-    place = tmp_path / "elsewhere"
-    place.mkdir()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
     options = [*OPTIONS, f"input.cache_dir={tmp_path / 'cache'}"]
     for stage in ("train", "evaluate", "report"):
-        done = podscale(place, stage, "digits", "--shard-set", url, options=options)
+        done = podscale(elsewhere, stage, "digits", "--shard-set", url, options=options)
         assert done.returncode == 0, done.stderr
-    run = place / "runs" / "remote"
+    run = elsewhere / "runs" / "remote"
     assert json.loads((run / "evaluation.json").read_text())["figures"]["samples"] == 359
     assert (run / "report.html").exists()
-    assert not (place / "datasets").exists()
+    assert not (elsewhere / "datasets").exists()
     shards = sorted(path.name for path in directory.glob("*/*.tar"))
     assert sorted(path.name for path in (tmp_path / "cache").rglob("*.tar")) == shards
 

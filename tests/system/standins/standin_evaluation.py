@@ -11,7 +11,7 @@ def evaluate_run(run_directory, config, shard_set):
 
 def read_evaluation(path):
     assert path.exists()
-    return SimpleNamespace(figures=SimpleNamespace(top1=0.75))
+    return SimpleNamespace(scores=SimpleNamespace(top1=0.75))
 
 
 def kfp_metrics(evaluation):

@@ -53,7 +53,7 @@ def photos(folder: Path, classes: tuple[str, ...] = ("ant", "bee"), count: int =
 
 
 @dataclass
-class Place:
+class WorkFolder:
     """An empty folder with a run document, and how a command ended there."""
 
     path: Path
@@ -100,10 +100,10 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Place:
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> WorkFolder:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run.yaml").write_text(DOCUMENT)
-    return Place(tmp_path, capsys)
+    return WorkFolder(tmp_path, capsys)
 
 
 def empty(folder: Path) -> None:
@@ -141,24 +141,24 @@ def mostly_broken(folder: Path) -> None:
         (mostly_broken, "data.max_reject_rate", "20 of 36 images"),
     ],
 )
-def test_a_source_that_cannot_be_used(place: Place, make: Callable[[Path], None], field: str, said: str) -> None:
-    make(place.path / "photos")
-    assert said in place.refuses("shard", "run.yaml", field=field)
-    assert not [name for name in place.made() if name.endswith("manifest.json")]
+def test_a_source_that_cannot_be_used(work: WorkFolder, make: Callable[[Path], None], field: str, said: str) -> None:
+    make(work.path / "photos")
+    assert said in work.refuses("shard", "run.yaml", field=field)
+    assert not [name for name in work.made() if name.endswith("manifest.json")]
 
 
-def test_what_the_packer_refuses_is_the_last_word_of_a_run(place: Place) -> None:
-    class_missing_in_validation(place.path / "photos")
-    ended = podscale(place.path, "run", "run.yaml")
+def test_what_the_packer_refuses_is_the_last_word_of_a_run(work: WorkFolder) -> None:
+    class_missing_in_validation(work.path / "photos")
+    ended = podscale(work.path, "run", "run.yaml")
     assert ended.code == 2
     assert ended.last.startswith("podscale in stage shard: data.source: 'bee'")
     for noise in ("Traceback", "Executing task", "KFP", "kfp"):
         assert noise not in ended.err + ended.out
 
 
-def test_unusable_images_are_set_aside_and_the_rest_is_kept(place: Place) -> None:
-    photos(place.path / "photos")
-    ants = place.path / "photos" / "ant"
+def test_unusable_images_are_set_aside_and_the_rest_is_kept(work: WorkFolder) -> None:
+    photos(work.path / "photos")
+    ants = work.path / "photos" / "ant"
     broken = {
         "cut.jpg": (jpeg(1)[:-200], "corrupt"),
         "zero.jpg": (b"", "empty"),
@@ -174,9 +174,9 @@ def test_unusable_images_are_set_aside_and_the_rest_is_kept(place: Place) -> Non
     odd = ["two\nlines.jpg", os.fsdecode(b"\xff\xfe.jpg")]
     for number, name in enumerate(odd):
         (ants / name).write_bytes(jpeg(50 + number))
-    code, err = place.run("shard", "run.yaml")
+    code, err = work.run("shard", "run.yaml")
     assert code == 0, err
-    (shard_set,) = (path.parent for path in place.path.glob("work/datasets/*/manifest.json"))
+    (shard_set,) = (path.parent for path in work.path.glob("work/datasets/*/manifest.json"))
     rejects = [json.loads(line) for line in (shard_set / "rejects.jsonl").read_text().splitlines()]
     assert {Path(entry["source"]).name: entry["reason"] for entry in rejects} == reasons
     counts = {
@@ -187,24 +187,24 @@ def test_unusable_images_are_set_aside_and_the_rest_is_kept(place: Place) -> Non
     assert all(os.fsencode(name) in sources for name in odd)
 
 
-def test_an_image_that_may_not_be_read(place: Place) -> None:
+def test_an_image_that_may_not_be_read(work: WorkFolder) -> None:
     if os.geteuid() == 0:
         pytest.skip("root may read everything")
-    photos(place.path / "photos")
-    (place.path / "photos" / "ant" / "0.jpg").chmod(0)
-    assert place.run("shard", "run.yaml")[0] == 0
-    (rejects,) = place.path.glob("work/datasets/*/rejects.jsonl")
+    photos(work.path / "photos")
+    (work.path / "photos" / "ant" / "0.jpg").chmod(0)
+    assert work.run("shard", "run.yaml")[0] == 0
+    (rejects,) = work.path.glob("work/datasets/*/rejects.jsonl")
     assert json.loads(rejects.read_text())["reason"] == "unreadable"
 
 
-def test_a_tar_with_the_same_key_twice(place: Place) -> None:
-    with tarfile.open(place.path / "twice.tar", "w") as tar:
+def test_a_tar_with_the_same_key_twice(work: WorkFolder) -> None:
+    with tarfile.open(work.path / "twice.tar", "w") as tar:
         for name in ("x.jpg", "x.cls", "y.jpg", "y.cls", "x.jpg", "x.cls"):
             member = tarfile.TarInfo(name)
             content = jpeg(1) if name.endswith(".jpg") else b"1"
             member.size = len(content)
             tar.addfile(member, io.BytesIO(content))
-    message = place.refuses("shard", "run.yaml", "--set", "data.source=twice.tar", field="data.source")
+    message = work.refuses("shard", "run.yaml", "--set", "data.source=twice.tar", field="data.source")
     assert "key x " in message
     assert "(got 'twice.tar')" in message
 
@@ -219,18 +219,18 @@ def test_a_tar_with_the_same_key_twice(place: Place) -> None:
     ],
 )
 @pytest.mark.parametrize("command", ["run", "shard", "train"])
-def test_a_document_that_cannot_be_used(place: Place, document: str, field: str, said: str, command: str) -> None:
-    (place.path / "wrong.yaml").write_text(document)
-    assert said in place.refuses(command, "wrong.yaml", field=field)
-    assert sorted(path.name for path in place.path.iterdir()) == ["run.yaml", "wrong.yaml"], "nothing was made"
+def test_a_document_that_cannot_be_used(work: WorkFolder, document: str, field: str, said: str, command: str) -> None:
+    (work.path / "wrong.yaml").write_text(document)
+    assert said in work.refuses(command, "wrong.yaml", field=field)
+    assert sorted(path.name for path in work.path.iterdir()) == ["run.yaml", "wrong.yaml"], "nothing was made"
 
 
 @pytest.fixture
-def sharded(place: Place) -> Place:
-    photos(place.path / "photos")
-    code, err = place.run("shard", "run.yaml")
+def sharded(work: WorkFolder) -> WorkFolder:
+    photos(work.path / "photos")
+    code, err = work.run("shard", "run.yaml")
     assert code == 0, err
-    return place
+    return work
 
 
 @pytest.mark.parametrize(
@@ -276,25 +276,25 @@ def sharded(place: Place) -> Place:
 )
 @pytest.mark.parametrize("command", ["run", "train"])
 def test_a_training_that_cannot_be_is_refused_before_torch(
-    sharded: Place, options: list[str], field: str, said: str, command: str, monkeypatch: pytest.MonkeyPatch
+    sharded: WorkFolder, options: list[str], field: str, said: str, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         "podscale.launch.worker_spec.WorkerSpec.start", lambda *arguments: pytest.fail("a process was started")
     )
-    changes = [word for option in options for word in ("--set", option)]
+    changes = [argument for option in options for argument in ("--set", option)]
     assert said in sharded.refuses(command, "run.yaml", *changes, field=field)
     assert not list(sharded.path.glob("work/runs/*/metrics.jsonl"))
 
 
-def test_a_port_in_use(sharded: Place) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+def test_a_port_in_use(sharded: WorkFolder) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as occupied:
+        port = occupied.getsockname()[1]
         for command in ("run", "train"):
             changes = ("--set", f"telemetry.port={port}", "--set", "telemetry.required=true")
             assert f"(got {port})" in sharded.refuses(command, "run.yaml", *changes, field="telemetry.port")
 
 
-def test_the_run_directory_of_another_document(sharded: Place) -> None:
+def test_the_run_directory_of_another_document(sharded: WorkFolder) -> None:
     other = sharded.path / "work" / "runs" / "r"
     other.mkdir(parents=True)
     (other / "config.yaml").write_text(DOCUMENT.replace("epochs: 1", "epochs: 2"))

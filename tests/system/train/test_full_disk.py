@@ -18,8 +18,8 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 80 MiB; skips where this process may not mount."""
     if (refused := may_not_mount()) is not None:
         pytest.skip(refused)
-    with small_disk(tmp_path / "disk", "80m") as place:
-        yield place
+    with small_disk(tmp_path / "disk", "80m") as mounted:
+        yield mounted
 
 
 @pytest.mark.slow
@@ -39,9 +39,9 @@ def test_a_disk_that_fills_up_during_training(disk: Path, tmp_path: Path) -> Non
     assert "No space left on device" in ended.last
     assert "the same command continues" in ended.last
     assert "Traceback" not in ended.err + ended.out
-    kept = complete_entries(run / "checkpoints")
-    assert kept
-    steps = [read_snapshot(entry).step for entry in kept]  # whole, by their hashes
+    checkpoints = complete_entries(run / "checkpoints")
+    assert checkpoints
+    steps = [read_snapshot(entry).step for entry in checkpoints]  # whole, by their hashes
     ballast.unlink()
     ended = podscale(disk, *options)
     assert ended.code == ExitCode.DONE, ended.err

@@ -48,8 +48,8 @@ def resumed_at(run: Path) -> int:
 
 def forget_checkpoints(run: Path, step: int) -> None:
     """Those of `step` and later are lost, so that there is something to do again wherever the kill came."""
-    for found, path in steps_on_disk(run / "checkpoints").items():
-        if found >= step:
+    for on_disk, path in steps_on_disk(run / "checkpoints").items():
+        if on_disk >= step:
             shutil.rmtree(path)
 
 
@@ -88,6 +88,6 @@ def test_the_ledger_of_a_run_that_is_killed_and_stopped_adds_up(start: Callable[
     assert done.redone_steps == stopped.redone_steps
     assert done.restarts == {"preempted": 1, "lost_rank": 1, "hang": 0, "failed": 0}
 
-    told = next(r for r in read_records(run / "metrics.jsonl") if r.get("event") == "goodput" and r["life"] == 3)
-    assert told["seconds"]["redo"] == pytest.approx(done.seconds["redo"], abs=1e-3)
-    assert told["goodput"] == pytest.approx(told["seconds"]["productive"] / sum(told["seconds"].values()), abs=1e-3)
+    event = next(r for r in read_records(run / "metrics.jsonl") if r.get("event") == "goodput" and r["life"] == 3)
+    assert event["seconds"]["redo"] == pytest.approx(done.seconds["redo"], abs=1e-3)
+    assert event["goodput"] == pytest.approx(event["seconds"]["productive"] / sum(event["seconds"].values()), abs=1e-3)

@@ -40,21 +40,21 @@ FIRST_RANK_ONLY = [name for name, entry in CATALOGUE.items() if entry.exporter =
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What the endpoint of each stage says at its end."""
-    place = tmp_path_factory.mktemp("exported")
-    (place / "run.yaml").write_text(SMALL_DIGITS)
+    directory = tmp_path_factory.mktemp("exported")
+    (directory / "run.yaml").write_text(SMALL_DIGITS)
     port = free_port()
     settings = {**SETTINGS, "telemetry.port": port}
     options = [option for name, value in settings.items() for option in ("--set", f"{name}={value}")]
-    found = {}
+    exposed = {}
     for stage in ("shard", "train", "evaluate"):
-        command = Command(place, stage, "run.yaml", *options)
+        command = Command(directory, stage, "run.yaml", *options)
         try:
-            found[stage] = final_text(command, f"http://127.0.0.1:{port}/metrics")
+            exposed[stage] = final_text(command, f"http://127.0.0.1:{port}/metrics")
             ended = command.end()
         finally:
             command.kill()
         assert ended.code == 0, ended.err
-    return found
+    return exposed
 
 
 def test_every_series_is_in_the_catalogue_with_its_labels(texts: dict[str, str]) -> None:
@@ -86,38 +86,38 @@ def test_what_is_served_is_clean_to_promtool(texts: dict[str, str]) -> None:
 
 
 def test_figures_of_a_training_add_up(texts: dict[str, str]) -> None:
-    found = {
+    values = {
         (sample.name, sample.labels.get("rank"), sample.labels.get("kind")): sample.value
         for family in families(texts["train"])
         for sample in family.samples
     }
-    images = [found["podscale_train_images_total", rank, None] for rank in "01"]
-    steps = found["podscale_train_steps_total", "0", None]
+    images = [values["podscale_train_images_total", rank, None] for rank in "01"]
+    steps = values["podscale_train_steps_total", "0", None]
     assert images[0] == images[1] == steps * 32
-    assert found["podscale_train_planned_steps", "0", None] == steps
-    assert found["podscale_train_completed_steps", "0", None] == steps
-    assert found["podscale_train_done", "0", None] == 1
-    assert found["podscale_train_target_images_per_second", "0", None] == 1000
-    flops = found["podscale_train_model_flops_total", "0", None] / images[0]
+    assert values["podscale_train_planned_steps", "0", None] == steps
+    assert values["podscale_train_completed_steps", "0", None] == steps
+    assert values["podscale_train_done", "0", None] == 1
+    assert values["podscale_train_target_images_per_second", "0", None] == 1000
+    flops = values["podscale_train_model_flops_total", "0", None] / images[0]
     assert 1e6 < flops < 1e9  # a tiny network on 16 px images
-    assert found["podscale_train_memory_bytes", "1", "resident"] > 50e6
-    assert found["podscale_train_memory_bytes", "1", "cached_records"] > 1438 * 100, "all shards of both splits"
-    assert found["podscale_train_memory_bytes", "1", "cached_decoded"] == images[1] * 3 * 8 * 8, "each came once"
-    assert found["podscale_train_checkpoint_interval_seconds", "0", None] > 0
-    assert found["podscale_eval_images_total", "0", None] + found["podscale_eval_images_total", "1", None] == 359
+    assert values["podscale_train_memory_bytes", "1", "resident"] > 50e6
+    assert values["podscale_train_memory_bytes", "1", "cached_records"] > 1438 * 100, "all shards of both splits"
+    assert values["podscale_train_memory_bytes", "1", "cached_decoded"] == images[1] * 3 * 8 * 8, "each came once"
+    assert values["podscale_train_checkpoint_interval_seconds", "0", None] > 0
+    assert values["podscale_eval_images_total", "0", None] + values["podscale_eval_images_total", "1", None] == 359
 
 
 def test_figures_of_a_build_add_up(texts: dict[str, str]) -> None:
-    found = {
+    values = {
         (sample.name, *(value for name, value in sample.labels.items() if name != "run")): sample.value
         for family in families(texts["shard"])
         for sample in family.samples
     }
     for split, images in (("train", 1438), ("validation", 359)):
-        assert found["podscale_shard_images_total", split] == found["podscale_shard_planned_images", split] == images
-    assert found["podscale_shard_bytes_total", "read"] >= found["podscale_shard_bytes_total", "written"] > 1000
-    assert found[("podscale_shard_shards_total",)] > 2
-    assert found["podscale_shard_phase_seconds_total", "pack"] > 0
+        assert values["podscale_shard_images_total", split] == values["podscale_shard_planned_images", split] == images
+    assert values["podscale_shard_bytes_total", "read"] >= values["podscale_shard_bytes_total", "written"] > 1000
+    assert values[("podscale_shard_shards_total",)] > 2
+    assert values["podscale_shard_phase_seconds_total", "pack"] > 0
 
 
 def test_an_evaluation_counts_its_images(texts: dict[str, str]) -> None:

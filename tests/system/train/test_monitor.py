@@ -18,7 +18,7 @@ from podscale.telemetry.endpoint import Endpoint
 from podscale.telemetry.pod_telemetry import StageTelemetry
 from podscale.telemetry.server import MetricsServer
 from tests.support.certificates import Authority
-from tests.support.commands import PATIENCE, Command, podscale
+from tests.support.commands import TIMEOUT_SECONDS, Command, podscale
 from tests.support.outcomes import assert_error
 from tests.support.polling import until
 
@@ -49,11 +49,11 @@ def test_runs_are_scraped_and_our_rules_are_loaded(runs: Path) -> None:
     try:
         assert command.process.stdout is not None
         url = command.process.stdout.readline().split()[2].rstrip(",")
-        until(lambda: ask(url, "query", query="podscale_train_nonfinite_steps_total")["result"], PATIENCE)
+        until(lambda: ask(url, "query", query="podscale_train_nonfinite_steps_total")["result"], TIMEOUT_SECONDS)
         loaded = {rule["name"] for group in ask(url, "rules")["groups"] for rule in group["rules"]}
         assert {alert.name for alert in ALERT_RULES} <= loaded
         (runs / "r" / "metrics.url").unlink()  # the run has ended
-        until(lambda: not ask(url, "targets", state="active")["activeTargets"], PATIENCE)
+        until(lambda: not ask(url, "targets", state="active")["activeTargets"], TIMEOUT_SECONDS)
         command.process.send_signal(signal.SIGTERM)  # a shell's background jobs ignore SIGINT
         ended = command.end()  # nothing of it is left, Prometheus neither
     finally:
@@ -82,7 +82,7 @@ def test_a_second_one_for_the_same_runs_is_refused(runs: Path) -> None:
 def test_endpoints_with_tls_and_tokens_are_scraped(tmp_path: Path) -> None:
     """Runs, each served in its own way, and one Prometheus for all; what it cannot scrape is told."""
     authority = Authority(tmp_path)
-    pair, mine = authority.sign("server", name="node-7.example"), authority.sign("me")
+    pair, client = authority.sign("server", name="node-7.example"), authority.sign("me")
     (tmp_path / "token").write_text("s3cret\n")
     tls = {"tls_certificate": str(pair.certificate), "tls_key": str(pair.key)}
     token = {"bearer_token_file": str(tmp_path / "token")}
@@ -94,7 +94,7 @@ def test_endpoints_with_tls_and_tokens_are_scraped(tmp_path: Path) -> None:
         "mutual": tls | {"tls_client_ca": str(authority.pair.certificate)},
         "broken": token,
     }
-    shown = ("--client-certificate", str(mine.certificate), "--client-key", str(mine.key))
+    shown = ("--client-certificate", str(client.certificate), "--client-key", str(client.key))
     command = Command(tmp_path, "monitor", "--port", "0", *shown)
     with ExitStack() as stack:
         stack.callback(command.kill)
@@ -110,10 +110,10 @@ def test_endpoints_with_tls_and_tokens_are_scraped(tmp_path: Path) -> None:
         broken.write(tmp_path / "runs" / "broken" / "metrics.url")
 
         def scraped() -> set[str]:
-            found = ask(url, "query", query='podscale_build_info{job="podscale"}')["result"]
-            return {series["metric"]["run"] for series in found}
+            samples = ask(url, "query", query='podscale_build_info{job="podscale"}')["result"]
+            return {series["metric"]["run"] for series in samples}
 
-        until(lambda: scraped() == ways.keys() - {"broken"}, PATIENCE)
+        until(lambda: scraped() == ways.keys() - {"broken"}, TIMEOUT_SECONDS)
         for line in command.process.stdout:
             if line.startswith(broken.address):
                 break

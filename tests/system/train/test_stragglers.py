@@ -14,15 +14,15 @@ from podscale.errors import ExitCode
 from podscale.telemetry.events import EventRecord, read_records
 from tests.support.commands import Command
 
-TROUBLES = Path(__file__).parents[1] / "troubles"
+FAULT_INJECTION = Path(__file__).parents[1] / "fault_injection"
 
 
 @pytest.fixture
 def slowed(calm: Path) -> Iterator[Command]:
     changes = ["run.id=straggler", "train.epochs=500", "checkpoint.every_steps=0"]
-    words = [word for change in changes for word in ("--set", change)]
-    variables = {"PYTHONPATH": str(TROUBLES), "TROUBLE": "slow:1"}
-    command = Command(calm, "train", "run.yaml", *words, variables=variables)
+    settings = [option for change in changes for option in ("--set", change)]
+    variables = {"PYTHONPATH": str(FAULT_INJECTION), "INJECTED_FAULT": "slow:1"}
+    command = Command(calm, "train", "run.yaml", *settings, variables=variables)
     yield command
     command.kill()
 

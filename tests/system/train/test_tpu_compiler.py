@@ -43,59 +43,59 @@ train:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With a document, and results of all tests here."""
-    found = tmp_path_factory.mktemp("tpu")
-    (found / "tiny.yaml").write_text(DOCUMENT)
-    return found
+    directory = tmp_path_factory.mktemp("tpu")
+    (directory / "tiny.yaml").write_text(DOCUMENT)
+    return directory
 
 
 def command(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    words = [sys.executable, "-m", "podscale", "tpu", "compile", "tiny.yaml", "--cache", "kept", *arguments]
-    return subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=1500, check=False)
+    arguments_ = [sys.executable, "-m", "podscale", "tpu", "compile", "tiny.yaml", "--cache", "kept", *arguments]
+    return subprocess.run(arguments_, cwd=folder, capture_output=True, text=True, timeout=1500, check=False)
 
 
 def compiled(folder: Path, *arguments: str, code: int = 0) -> dict[str, Any]:
     ended = command(folder, "--json", *arguments)
     assert ended.returncode == code, ended.stderr
-    found: dict[str, Any] = json.loads(ended.stdout)
-    return found
+    report: dict[str, Any] = json.loads(ended.stdout)
+    return report
 
 
 def test_a_torus_with_a_sharded_update_is_what_the_document_says(folder: Path) -> None:
     """v3:2x2: rows of 4 cores along x, two of them, batch-norm groups of 4."""
-    found = compiled(folder, "--topology", "v3:2x2")
-    assert found["topology"]["devices"] == 8
-    assert found["fits"]
-    assert 0 < found["memory"]["temporaries"] < found["memory"]["hbm"] == 2**34
-    assert found["memory"]["aliased"] > 0.9 * found["memory"]["outputs"], "the state is donated"
+    report = compiled(folder, "--topology", "v3:2x2")
+    assert report["topology"]["devices"] == 8
+    assert report["fits"]
+    assert 0 < report["memory"]["temporaries"] < report["memory"]["hbm"] == 2**34
+    assert report["memory"]["aliased"] > 0.9 * report["memory"]["outputs"], "the state is donated"
     sizes: dict[tuple[str, str], int] = {}
-    for row in found["collectives"]:
+    for row in report["collectives"]:
         sizes[row["kind"], row["axes"]] = row["bytes"]
     weights = 4 * 180_000
     row = "group_row"  # one batch-norm group fills a row here
     assert sizes["all-gather", row] > weights
     assert sizes["reduce-scatter", row] >= sizes["all-gather", row], "not an all-reduce, of which parts are dropped"
     assert sizes["all-reduce", "column"] < 0.5 * sizes["all-gather", row], "columns carry a quarter"
-    assert found["step_source"] == "cost model"
-    assert 1e9 < found["flops"] < 1e11
+    assert report["step_source"] == "cost model"
+    assert 1e9 < report["flops"] < 1e11
     again = compiled(folder, "--topology", "v3:2x2")
-    assert again == {**found, "from_cache": True}
+    assert again == {**report, "from_cache": True}
 
 
 def test_slices_meet_over_the_network(folder: Path) -> None:
-    found = compiled(folder, "--topology", "v5e:2x2", "--slices", "2")
-    assert found["topology"]["mesh"]["slice"] == 2
-    crossing = [row for row in found["collectives"] if row["axes"] == "network"]
+    report = compiled(folder, "--topology", "v5e:2x2", "--slices", "2")
+    assert report["topology"]["mesh"]["slice"] == 2
+    crossing = [row for row in report["collectives"] if row["axes"] == "network"]
     assert {row["kind"] for row in crossing} == {"all-reduce"}
-    assert found["bound_seconds"]["network"] > 0
+    assert report["bound_seconds"]["network"] > 0
 
 
 def test_a_step_that_does_not_fit_and_the_largest_that_does(folder: Path) -> None:
     """What does not fit is refused within seconds; of the eight allowed batches few are compiled."""
     options = ("model.width=16", "model.batch_norm.span=512", "train.global_batch=4096", "input.image_size=256")
-    changes = ["--topology", "v5e:1x1", *(word for option in options for word in ("--set", option))]
-    found = compiled(folder, *changes, code=2)
-    assert not found["fits"]
-    assert found["memory"]["over"] == found["memory"]["needed"] - found["memory"]["available"] > 0
+    changes = ["--topology", "v5e:1x1", *(argument for option in options for argument in ("--set", option))]
+    report = compiled(folder, *changes, code=2)
+    assert not report["fits"]
+    assert report["memory"]["over"] == report["memory"]["needed"] - report["memory"]["available"] > 0
     swept = compiled(folder, *changes, "--sweep", "batch")
     fitting = {row["batch"]: row["fits"] for row in swept["tried"]}
     largest = swept["largest"]["batch"]
@@ -103,8 +103,8 @@ def test_a_step_that_does_not_fit_and_the_largest_that_does(folder: Path) -> Non
     assert not fitting[largest + 512]
     assert len(fitting) < 6
     assert swept["largest"]["basis"] == "compiled"
-    assert found["largest"]["basis"] == "proportion"
-    assert 0.5 < found["largest"]["images"] / largest < 2, "an estimate from the step that does not fit"
+    assert report["largest"]["basis"] == "proportion"
+    assert 0.5 < report["largest"]["images"] / largest < 2, "an estimate from the step that does not fit"
 
 
 LARGER = """
@@ -138,9 +138,9 @@ def test_each_generation_leaves_a_program_the_memory_that_the_table_says() -> No
         timeout=600,
         check=True,
     )
-    told = dict(line.split() for line in ended.stdout.splitlines())
-    assert told.keys() == set(names)
-    for name, gib in told.items():
+    memory = dict(line.split() for line in ended.stdout.splitlines())
+    assert memory.keys() == set(names)
+    for name, gib in memory.items():
         assert float(gib) == pytest.approx(find_topology(name).chip.available_gib, abs=1e-6), name
 
 

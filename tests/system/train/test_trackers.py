@@ -22,7 +22,7 @@ TENSORBOARD = "telemetry.trackers=[tensorboard]"
 
 def failures(run: Run) -> list[tuple[str, str]]:
     """Trackers that failed by what the run tells, and why."""
-    records = read_records(run.place / "metrics.jsonl")
+    records = read_records(run.run_directory / "metrics.jsonl")
     return [(line["tracker"], line["reason"]) for line in records if line.get("event") == "tracker_failed"]
 
 
@@ -43,8 +43,8 @@ def test_figures_of_a_run(launch: Launch) -> None:
     run = launch(TENSORBOARD, all="train")
     code, _, err = run.end()
     assert code == 0, err
-    assert f"tensorboard: {run.place}/tensorboard" in err
-    assert [step for step, _ in curves(run.place / "tensorboard")["train/loss"]] == [1, 2, 3, 4, 5]
+    assert f"tensorboard: {run.run_directory}/tensorboard" in err
+    assert [step for step, _ in curves(run.run_directory / "tensorboard")["train/loss"]] == [1, 2, 3, 4, 5]
     assert failures(run) == []
     assert run.members() == []
 
@@ -52,8 +52,8 @@ def test_figures_of_a_run(launch: Launch) -> None:
 def test_none_is_started_unasked(launch: Launch) -> None:
     run = launch(all="train")
     assert run.end()[0] == 0
-    assert not list((run.place / "logs").glob("tracker-*"))
-    assert not (run.place / "tensorboard").exists()
+    assert not list((run.run_directory / "logs").glob("tracker-*"))
+    assert not (run.run_directory / "tensorboard").exists()
 
 
 def test_a_tracker_that_fails_costs_a_warning(launch: Launch, tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_a_tracker_that_fails_costs_a_warning(launch: Launch, tmp_path: Path) ->
     ((name, why),) = failures(run)
     assert name == "tensorboard"
     assert why.startswith("FileExistsError: ")
-    assert "Traceback" in (run.place / "logs" / "tracker-tensorboard.log").read_text()
+    assert "Traceback" in (run.run_directory / "logs" / "tracker-tensorboard.log").read_text()
     assert '"tracker_failed"' in out
 
 
@@ -82,7 +82,7 @@ def test_a_tracker_that_is_required_ends_the_run_in_order(launch: Launch, tmp_pa
 
 def test_a_tracker_that_hangs_does_not_hold_up_a_stop(launch: Launch) -> None:
     run = launch(TENSORBOARD, all="long")
-    run.wait_for(lambda: (run.place / "tensorboard").exists() and bool(trackers(run)))
+    run.wait_for(lambda: (run.run_directory / "tensorboard").exists() and bool(trackers(run)))
     for pid in trackers(run):
         os.kill(pid, signal.SIGSTOP)
     run.process.send_signal(signal.SIGTERM)
@@ -94,7 +94,7 @@ def test_a_tracker_that_hangs_does_not_hold_up_a_stop(launch: Launch) -> None:
 
 def test_a_tracker_that_is_killed_is_missed_by_nobody_else(launch: Launch) -> None:
     run = launch(TENSORBOARD, all="hundred")
-    run.wait_for(lambda: (run.place / "tensorboard").exists() and bool(trackers(run)))
+    run.wait_for(lambda: (run.run_directory / "tensorboard").exists() and bool(trackers(run)))
     for pid in trackers(run):
         os.kill(pid, signal.SIGKILL)
     code, _, err = run.end()
@@ -117,8 +117,8 @@ def test_one_tracker_follows_all_lives_of_a_launch(launch: Launch) -> None:
     run = launch(TENSORBOARD, "launch.max_restarts=1", all="killed_once")
     code, _, err = run.end()
     assert code == 0, err
-    assert [step for step, _ in curves(run.place / "tensorboard")["train/loss"]] == [1, 2, 3, 4, 5]
-    assert len(list((run.place / "tensorboard").iterdir())) == 1
+    assert [step for step, _ in curves(run.run_directory / "tensorboard")["train/loss"]] == [1, 2, 3, 4, 5]
+    assert len(list((run.run_directory / "tensorboard").iterdir())) == 1
 
 
 def test_kubeflow_trainer_is_told_where_it_listens(launch: Launch, tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def halted_after_a_checkpoint(command: Command, run: Path) -> bool:
 def test_a_training_that_is_killed_and_continued(tmp_path: Path, start: list[Command]) -> None:
     (tmp_path / "run.yaml").write_text(SMALL_DIGITS)
     run, options = tmp_path / "runs" / "small", [TENSORBOARD, "evaluate.every_epochs=1", "launch.processes=1"]
-    train = ["train", "run.yaml", *(word for option in options for word in ("--set", option))]
+    train = ["train", "run.yaml", *(argument for option in options for argument in ("--set", option))]
     assert podscale(tmp_path, "shard", "run.yaml").code == 0
     start.append(Command(tmp_path, *train))
     start[-1].wait_for(lambda: (run / "tensorboard").exists())
@@ -176,7 +176,7 @@ def test_a_training_that_is_killed_and_continued(tmp_path: Path, start: list[Com
     steps = [line["step"] for line in lines if line["kind"] == "step"]
     assert len(steps) > len(set(steps)), "nothing was done again"
     calm = filter_replays(lines)
-    found = curves(run / "tensorboard")
+    scalars = curves(run / "tensorboard")
     for tag, kind, name in (
         ("train/loss", "step", "loss"),
         ("train/learning_rate", "step", "learning_rate"),
@@ -187,7 +187,7 @@ def test_a_training_that_is_killed_and_continued(tmp_path: Path, start: list[Com
         ("evaluation/loss", "evaluation", "loss"),
     ):
         expected = [(line["step"], pytest.approx(line[name], rel=1e-6)) for line in calm if line["kind"] == kind]
-        assert found[tag] == expected, tag
-    assert len(found["evaluation/top1"]) == 3
-    assert {"phases/data_wait", "phases/forward_backward", "goodput/ratio"} <= found.keys()
+        assert scalars[tag] == expected, tag
+    assert len(scalars["evaluation/top1"]) == 3
+    assert {"phases/data_wait", "phases/forward_backward", "goodput/ratio"} <= scalars.keys()
     assert json.loads((run / "outcome.json").read_text())["train"]["exit_code"] == 0

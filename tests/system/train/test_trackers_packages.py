@@ -108,8 +108,8 @@ def over_two_launches(name: str, config: RunConfig, track: Track, arrived: Calla
 
 def sent(config: RunConfig, name: str) -> dict[str, Any]:
     path = RunDirectory.for_config(config).trackers / f"{name}.json"
-    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"id": "", "newest": {}}
-    return found
+    state: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"id": "", "newest": {}}
+    return state
 
 
 def losses(config: RunConfig) -> list[EventRecord]:
@@ -152,8 +152,8 @@ def test_mlflow_knows_how_a_launch_ended(tmp_path: Path, track: Track, code: int
     launch = track("mlflow", config)
     write(run, 0, 1)
     launch.end(LaunchExit(code, "why"))
-    found = MlflowClient(uri).get_run(sent(config, "mlflow")["id"])
-    assert (found.info.status, found.data.tags["error"]) == (status, "why")
+    mlflow_run = MlflowClient(uri).get_run(sent(config, "mlflow")["id"])
+    assert (mlflow_run.info.status, mlflow_run.data.tags["error"]) == (status, "why")
 
 
 @needs("mlflow", "sqlalchemy")
@@ -221,8 +221,8 @@ def test_wandb_without_a_key_fails_with_its_own_words(
 
 def wandb_directories(config: RunConfig) -> list[Path]:
     """Its files, in the order of the launches."""
-    found = (RunDirectory.for_config(config).path / "wandb").glob("offline-run-*/*.wandb")
-    return sorted(found, key=lambda path: path.parent.stat().st_ctime_ns)
+    directories = (RunDirectory.for_config(config).path / "wandb").glob("offline-run-*/*.wandb")
+    return sorted(directories, key=lambda path: path.parent.stat().st_ctime_ns)
 
 
 def history(config: RunConfig) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from podscale.cli import main
-from tests.support.commands import PATIENCE, SMALL_DIGITS, Command
+from tests.support.commands import SMALL_DIGITS, TIMEOUT_SECONDS, Command
 from tests.support.polling import until
 
 
@@ -34,17 +34,17 @@ def test_a_training_is_seen_as_it_goes_on(command: Command, tmp_path: Path, caps
     def look() -> bool:
         capsys.readouterr()
         assert main(["watch", str(run), "--once", "--json"]) == 0
-        found = json.loads(capsys.readouterr().out)
-        ranks = found["rank_figures"]
+        view = json.loads(capsys.readouterr().out)
+        ranks = view["rank_figures"]
         return bool(
-            found["state"] == "training"
-            and found["images_per_second"] > 0
-            and found["total_steps"] > found["step"] > 0
+            view["state"] == "training"
+            and view["images_per_second"] > 0
+            and view["total_steps"] > view["step"] > 0
             and [rank["rank"] for rank in ranks] == [0, 1]
             and all(rank["images_per_second"] for rank in ranks)
         )
 
-    until(look, PATIENCE)
+    until(look, TIMEOUT_SECONDS)
     screen = terminal(["watch", str(run)], command)
     assert "training  step" in screen
     assert "images/s" in screen
@@ -52,21 +52,25 @@ def test_a_training_is_seen_as_it_goes_on(command: Command, tmp_path: Path, caps
 
 def terminal(arguments: list[str], command: Command) -> str:
     """What a command shows on a terminal until the run that it watches is killed, and the command ends by itself."""
-    own, other = pty.openpty()
+    primary, secondary = pty.openpty()
     child = subprocess.Popen(
-        [sys.executable, "-m", "podscale", *arguments], stdin=other, stdout=other, stderr=other, close_fds=True
+        [sys.executable, "-m", "podscale", *arguments],
+        stdin=secondary,
+        stdout=secondary,
+        stderr=secondary,
+        close_fds=True,
     )
-    os.close(other)
+    os.close(secondary)
     seen = b""
     try:
-        while part := _read(own):
+        while part := _read(primary):
             seen += part
             if b"training" in seen and command.process.poll() is None:
                 command.kill()
-        assert child.wait(PATIENCE) == 0
+        assert child.wait(TIMEOUT_SECONDS) == 0
     finally:
         child.kill()
-        os.close(own)
+        os.close(primary)
     return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", seen.decode("utf-8", "replace"))
 
 

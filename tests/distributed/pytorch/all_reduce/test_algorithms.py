@@ -68,7 +68,7 @@ def contribution(rank: int, length: int) -> Tensor:
 
 
 def everything(world: World) -> dict[tuple[Case, int], Tensor]:
-    found = {}
+    means = {}
     for case in cases(world.size):
         all_reduce = case.build(world)
         for length in (*LENGTHS, LONG) if case.wire_column == "fp32" else LENGTHS:
@@ -76,16 +76,16 @@ def everything(world: World) -> dict[tuple[Case, int], Tensor]:
             all_reduce(bucket)
             all_reduce(again)
             assert torch.equal(bucket, again), (case, length)
-            found[case, length] = bucket
-    return found
+            means[case, length] = bucket
+    return means
 
 
 @pytest.fixture(scope="module", params=[2, 3, 4, 8])
 def worlds(
     request: pytest.FixtureRequest, run_world: Any, short_messages: None
 ) -> list[dict[tuple[Case, int], Tensor]]:
-    found: list[dict[tuple[Case, int], Tensor]] = run_world(request.param, everything)
-    return found
+    ranks: list[dict[tuple[Case, int], Tensor]] = run_world(request.param, everything)
+    return ranks
 
 
 def test_means_are_the_oracles_and_the_same_on_every_rank(worlds: list[dict[tuple[Case, int], Tensor]]) -> None:
@@ -131,11 +131,11 @@ def halves(world: World) -> None:
     for all_reduce in built:
         assert isinstance(all_reduce, ShardedAllReduce)
         length = 36 * all_reduce.shards
-        whole, bucket = contribution(world.rank, length), contribution(world.rank, length)
-        all_reduce(whole)
+        averaged, bucket = contribution(world.rank, length), contribution(world.rank, length)
+        all_reduce(averaged)
         shard = all_reduce.reduce_scatter(bucket)
         start = 36 * all_reduce.shard
-        assert torch.equal(shard.bfloat16().float(), whole[start : start + 36].bfloat16().float())
+        assert torch.equal(shard.bfloat16().float(), averaged[start : start + 36].bfloat16().float())
         weights = torch.arange(float(length)) + 1 / 3
         for dtype in (torch.float32, torch.bfloat16):
             gathered = torch.zeros(length, dtype=dtype)
@@ -174,11 +174,11 @@ def scattered_nodes(world: World) -> tuple[Any, Tensor]:
     mesh = build_mesh(world)
     bucket = contribution(world.rank, 203)
     Torus2DAllReduce(mesh, world.device)(bucket)
-    ring, whole, gathered = Case("ring").build(world), contribution(world.rank, 64), torch.empty(64)
+    ring, averaged, gathered = Case("ring").build(world), contribution(world.rank, 64), torch.empty(64)
     assert isinstance(ring, ShardedAllReduce)
-    ring(whole)
+    ring(averaged)
     ring.all_gather(ring.reduce_scatter(contribution(world.rank, 64)), gathered)
-    assert torch.equal(whole, gathered)
+    assert torch.equal(averaged, gathered)
     named = mesh.device_mesh("cpu")
     assert torch.distributed.get_process_group_ranks(named.get_group("row")) == sorted(mesh.row.ranks)
     return (mesh.shape, mesh.row.ranks, mesh.column.ranks, build_line(world).ranks), bucket
@@ -199,13 +199,13 @@ def test_rows_follow_the_nodes(run_world: Any) -> None:
 def misfits(world: World) -> list[tuple[str, object, str]]:
     uneven = replace(world, node=0 if world.rank < 3 else 1)
     messages = []
-    for place, section in (
+    for location, section in (
         (world, AllReduceSection(algorithm="torus2d", row=3)),
         (uneven, AllReduceSection(algorithm="hierarchical")),
         (world, AllReduceSection(backend="nccl")),
     ):
         with pytest.raises(InputError) as error:
-            build_all_reduce(section, place)
+            build_all_reduce(section, location)
         messages.append((error.value.field, error.value.got, error.value.problem))
     bucket = torch.full((5,), float(world.rank))
     build_all_reduce(AllReduceSection(algorithm="torus2d", row=2), uneven)(bucket)

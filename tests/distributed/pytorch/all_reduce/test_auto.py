@@ -72,11 +72,11 @@ def test_a_format_for_rows_asks_for_an_algorithm_with_rows(run_world: RunWorld, 
     def body(world: World) -> tuple[str, ...]:
         from podscale.pytorch.all_reduce.auto import resolve_algorithm
 
-        found = [
+        choices = [
             resolve_algorithm(section, world, BYTES, tmp_path / "all_reduce.json", sharded=halves)
             for halves in (False, True)
         ]
-        return tuple(settled.section(section).algorithm for settled in found)
+        return tuple(choice.section(section).algorithm for choice in choices)
 
     either, halved = run_world(4, body)[0]
     assert either in ("hierarchical", "torus2d")
@@ -103,10 +103,10 @@ class StopAfter(StopRequest):
 def train_a_while(config: RunConfig, shards: Path, world: World, updates: int) -> bool:
     """The stage as a rank carries it out; whether it came to its end."""
     run = RunDirectory.for_config(config)
-    place = WorkerEnv(config, "train", str(shards), run.path / "ranks")
-    place.rank_directory.mkdir(parents=True, exist_ok=True)
+    worker_env = WorkerEnv(config, "train", str(shards), run.path / "ranks")
+    worker_env.rank_directory.mkdir(parents=True, exist_ok=True)
     try:
-        run_training(place, world, ShardSet.open(shards), run, StopAfter(updates), ProgressTracker())
+        run_training(worker_env, world, ShardSet.open(shards), run, StopAfter(updates), ProgressTracker())
     except Preempted:
         return False
     return True
@@ -117,21 +117,21 @@ def test_a_run_that_continues_keeps_its_choice_and_its_bits(
 ) -> None:
     shards = make_shard_set()
     auto = document(tmp_path / "auto", train__all_reduce={"algorithm": "auto", "row": 2})
-    given = document(tmp_path / "given", train__all_reduce={"algorithm": "tree", "row": 2, "bucket_mb": 0.01})
+    explicit = document(tmp_path / "given", train__all_reduce={"algorithm": "tree", "row": 2, "bucket_mb": 0.01})
 
     assert run_world(4, lambda world: train_a_while(auto, shards, world, 0)) == [False] * 4
     keep = RunDirectory.for_config(auto).all_reduce
-    found = json.loads(keep.read_text())
-    assert found["choice"]["algorithm"] == chosen(auto)[0][0]
-    found["choice"] |= {"algorithm": "tree", "bucket_mb": 0.01}  # what nothing on this machine would come to
-    keep.write_text(json.dumps(found))
+    choice = json.loads(keep.read_text())
+    assert choice["choice"]["algorithm"] == chosen(auto)[0][0]
+    choice["choice"] |= {"algorithm": "tree", "bucket_mb": 0.01}  # what nothing on this machine would come to
+    keep.write_text(json.dumps(choice))
     shutil.rmtree(RunDirectory.for_config(auto).checkpoints)
 
     assert run_world(4, lambda world: train_a_while(auto, shards, world, 5)) == [False] * 4
     assert run_world(4, lambda world: train_a_while(auto, shards, world, 1000)) == [True] * 4
-    assert run_world(4, lambda world: train_a_while(given, shards, world, 1000)) == [True] * 4
+    assert run_world(4, lambda world: train_a_while(explicit, shards, world, 1000)) == [True] * 4
     assert chosen(auto)[1:] == [("tree", True), ("tree", True)]
-    assert_same_bits(final_state(auto), final_state(given))
+    assert_same_bits(final_state(auto), final_state(explicit))
 
 
 def chosen(config: RunConfig) -> list[tuple[str, bool]]:

@@ -60,10 +60,10 @@ class Update:
         """Weights, moments and what is kept in other shapes, by parameter."""
         assert isinstance(self.optimizer, ExtraStateOptimizer)
         flat = {"weights": self.weights.model_weights, **self.optimizer.moments}
-        found = {kind: self.weights.named_views(values) for kind, values in flat.items()} | {
+        arrays = {kind: self.weights.named_views(values) for kind, values in flat.items()} | {
             "arrays": self.optimizer.extra_state_arrays()
         }
-        return {kind: {name: t.numpy().copy() for name, t in tensors.items()} for kind, tensors in found.items()}
+        return {kind: {name: t.numpy().copy() for name, t in tensors.items()} for kind, tensors in arrays.items()}
 
     def step(self, number: int, rank: int, *, bad: int | None = None) -> bool:
         """One update from random gradients of this rank; `bad` is an element of its own averages that becomes NaN."""
@@ -101,10 +101,10 @@ RULES = [
 
 
 def whole_and_sharded(world: World) -> dict[Any, Any]:
-    found: dict[Any, Any] = {}
+    results: dict[Any, Any] = {}
     for number, rule in enumerate(RULES if world.size == 4 else RULES[:1]):
         flat = {"algorithm": "flat", "bucket_mb": 0.05}
-        whole = Update(world, optimizer=rule, all_reduce=flat)
+        unsharded = Update(world, optimizer=rule, all_reduce=flat)
         updates = {
             row: Update(
                 world,
@@ -114,18 +114,18 @@ def whole_and_sharded(world: World) -> dict[Any, Any]:
             )
             for row in ((2, 4) if (world.size, number) == (4, 0) else (min(4, world.size),))
         }
-        assert len(whole.reducer.buffer.layout.bounds) > 3
+        assert len(unsharded.reducer.buffer.layout.bounds) > 3
         for step in range(STEPS):
-            assert whole.step(step, world.rank)
+            assert unsharded.step(step, world.rank)
             assert all(update.step(step, world.rank) for update in updates.values())
-        found[number] = (whole.parameters(), {row: update.parameters() for row, update in updates.items()})
+        results[number] = (unsharded.parameters(), {row: update.parameters() for row, update in updates.items()})
         elements = {row: sum(map(len, update.optimizer.moments.values())) for row, update in updates.items()}
-        found["elements", number] = (sum(map(len, whole.optimizer.moments.values())), elements)
-        for update in (whole, *updates.values()):
+        results["elements", number] = (sum(map(len, unsharded.optimizer.moments.values())), elements)
+        for update in (unsharded, *updates.values()):
             update.reducer.close()
     if world.size < 8:
-        found["shampoo"] = dealt_out(world)
-    return found
+        results["shampoo"] = dealt_out(world)
+    return results
 
 
 def dealt_out(world: World) -> list[Any]:
@@ -154,14 +154,16 @@ def check_shampoo(ranks: list[Any]) -> None:
     """Against the oracle; alike on all ranks to the bit; taken up in the middle by a rank that is alone."""
     (start, middle, end), _ = ranks[0]
     for states, _ in ranks[1:]:
-        for mine, others in zip(states, (start, middle, end), strict=True):
-            for kind, arrays in mine.items():
+        for state, others in zip(states, (start, middle, end), strict=True):
+            for kind, arrays in state.items():
                 for name, array in arrays.items():
                     assert np.array_equal(array, others[kind][name]), (kind, name)
     decays = {p.name: p.role == "weight" for p in model_spec(SECTION, 10).parameters}
     shapes = {name: array.shape for name, array in start["weights"].items()}
     steps = [Step(means(n, len(ranks), shapes), rate_of(n), 0.9, 1e-3) for n in range(SHAMPOO_STEPS)]
-    want = shampoo_oracle(start["weights"], steps, decays, block=16, eps=1e-3, beta2=0.9, start_step=3, every_steps=4)
+    expected = shampoo_oracle(
+        start["weights"], steps, decays, block=16, eps=1e-3, beta2=0.9, start_step=3, every_steps=4
+    )
     alone = FlatArrays(middle["weights"], decays)
     rule = build_optimizer(train_section(optimizer=SHAMPOO).optimizer, alone.share(), 10.0)
     assert isinstance(rule, Shampoo)
@@ -171,10 +173,10 @@ def check_shampoo(ranks: list[Any]) -> None:
         alone.step(rule, step.gradients, hyper(step.rate, step.momentum, step.decay), number=number)
     for name, taken_up in alone.take(alone.weights).items():
         for found in (end["weights"][name], taken_up):
-            np.testing.assert_allclose(found, want[name], rtol=1e-4, atol=1e-4, err_msg=name)
+            np.testing.assert_allclose(found, expected[name], rtol=1e-4, atol=1e-4, err_msg=name)
     roots = sum(array.nbytes for name, array in end["arrays"].items() if name.startswith("roots/"))
-    for _, kept in ranks:
-        assert kept == pytest.approx(roots + roots / len(ranks), rel=0.02)
+    for _, moments in ranks:
+        assert moments == pytest.approx(roots + roots / len(ranks), rel=0.02)
 
 
 @pytest.mark.parametrize("size", [2, 4, 8])
@@ -182,11 +184,13 @@ def test_a_sharded_update_is_the_whole_one_and_so_is_one_dealt_out(run_world: An
     ranks = run_world(size, whole_and_sharded)
     if size < 8:
         check_shampoo([rank.pop("shampoo") for rank in ranks])
-    for number, (whole, sharded) in ((key, value) for key, value in ranks[0].items() if isinstance(key, int)):
+    for number, (unsharded, sharded) in ((key, value) for key, value in ranks[0].items() if isinstance(key, int)):
         for row, parameters in sharded.items():
-            for found, want in zip(parameters, whole, strict=True):
-                scale = want.abs().max().item()
-                np.testing.assert_allclose(found, want, rtol=0, atol=1e-6 * scale, err_msg=f"{RULES[number]} row {row}")
+            for actual, expected in zip(parameters, unsharded, strict=True):
+                scale = expected.abs().max().item()
+                np.testing.assert_allclose(
+                    actual, expected, rtol=0, atol=1e-6 * scale, err_msg=f"{RULES[number]} row {row}"
+                )
             for other in ranks[1:]:
                 assert all(torch.equal(a, b) for a, b in zip(parameters, other[number][1][row], strict=True))
         before, after = ranks[0]["elements", number]
@@ -198,11 +202,11 @@ def one_bad_shard(world: World) -> list[Any]:
     """A NaN that only one rank sees, in a sum that overflowed: nobody updates, and all go on alike."""
     update = Update(world, weight_update="sharded", all_reduce={"algorithm": "torus2d", "row": 2, "bucket_mb": 0.05})
     assert update.step(0, world.rank)
-    kept = [update.weights.model_weights, update.weights.masters, *update.optimizer.moments.values()]
-    before = [tensor.clone() for tensor in kept]
+    state = [update.weights.model_weights, update.weights.masters, *update.optimizer.moments.values()]
+    before = [tensor.clone() for tensor in state]
     # Both ranks of a column hold the same shard, so it is bad on both.
     carried_out = update.step(1, world.rank, bad=3 if world.rank % 2 == 1 else None)
-    same = all(torch.equal(a, b) for a, b in zip(kept, before, strict=True))
+    same = all(torch.equal(a, b) for a, b in zip(state, before, strict=True))
     return [carried_out, same, update.step(2, world.rank), update.parameters()]
 
 

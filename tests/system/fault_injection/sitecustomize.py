@@ -1,6 +1,6 @@
 """Puts trouble into the training of one rank, or of all, in every process started with this on its path.
 
-TROUBLE is `slow:<rank>`: every batch takes most of an update longer, however long that is on this machine;
+INJECTED_FAULT is `slow:<rank>`: every batch takes most of an update longer, however long that is on this machine;
 `stuck:<rank>:<batch>`: this batch never comes; or `files:<folder>`: while there is a file of that name in the folder,
 `starved`: on every rank batches take as long as an update longer; `nonfinite-<rank>`: in every fourth update that rank
 has a gradient that is not a number, and a loss that is one. With files, every update also rests for a moment: such a
@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-KIND, WHERE, *BATCH = os.environ.get("TROUBLE", "none:-1").split(":")
+KIND, WHERE, *BATCH = os.environ.get("INJECTED_FAULT", "none:-1").split(":")
 EVERY = 4
 REST_SECONDS = 0.03
 
