@@ -26,7 +26,7 @@ from podscale.cli.tpu import build_compile_request
 from podscale.errors import InputError, PodscaleError
 from podscale.hardware import find_topology
 from podscale.jax.aot.batch_search import batch_within_memory
-from podscale.jax.aot.compile_report import compile_findings
+from podscale.jax.aot.compile_report import build_report
 from podscale.jax.aot.request import compile_aot, default_cache
 from podscale.pipelines import presets
 from podscale.util.files import write_json
@@ -155,7 +155,7 @@ def make(row: Row) -> Made:
     document = config.load(presets.resolve_preset(row.preset), ["launch.processes=0", "launch.nodes=1", *row.changes])
     request = build_compile_request(document, find_topology(layout, int(slices or 1)))
     try:
-        made.found = compile_findings(request, compile_aot(request, default_cache(), LIMIT))
+        made.found = build_report(request, compile_aot(request, default_cache(), LIMIT))
     except (InputError, PodscaleError) as error:
         made.reason = str(error)
     return made

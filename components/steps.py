@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from podscale.components.stage_process import stage_process
 from podscale.config import RunConfig, loads
 from podscale.config.data import DataSection
+from podscale.data.manifest import ShardPart
 from podscale.errors import InputError, PodscaleError
 from podscale.runs import RunDirectory, StageOutcome, ensemble_members, stage_outcomes
-from podscale.runs.stage_outcomes import ShardPart
 from podscale.stages import local
 from podscale.study import StudyDocument
 from podscale.util import env, progress_reports
@@ -24,8 +24,8 @@ from podscale.util.files import write_json
 from podscale.version import VERSION
 
 if TYPE_CHECKING:
-    from podscale.study.grid import Trial
     from podscale.study.records import TrialRecord
+    from podscale.study.sweep_series import Trial
 
 
 SUCCEEDED_STATES = ("SUCCEEDED", "COMPLETE")
@@ -58,7 +58,7 @@ def shard(data: str, workspace: str, shard_set: Any) -> None:
             progress=progress_reports.progress_from_env(),
             telemetry=local.ExportedTelemetry.from_env(),
         )
-        assert result is not None, "a component packs the whole set"
+        assert result is not None, "a component packs the complete set"
         for note in result.messages:
             print(note)
         manifest = result.manifest
@@ -216,26 +216,20 @@ def summary_markdown(config: RunConfig, state: str, stopped: str = "") -> str:
         state: final state of the pipeline.
         stopped: result of stopping the run's jobs; empty if there was none.
     """
-    found: dict[str, StageOutcome] = dict(local.run_outcomes(config))
     state = SUCCEEDED_STATES[0] if state in SUCCEEDED_STATES else state
     lines = [f"# Run {config.run.id}: {state}", "", "| stage | ended | seconds |", "|---|---|---|"]
-    for stage in stage_outcomes.STAGES:
-        outcome = found.get(stage)
+    outcomes = {**local.run_outcomes(config), **local.collapse_outcomes(config)}
+    members = [f"collapse {member.config.run.id}" for member in ensemble_members.ensemble_members(config)]
+    for name in (*stage_outcomes.STAGES, *members):
+        outcome = outcomes.get(name)
         if outcome is None:
-            lines.append(f"| {stage} | not run | |")
+            lines.append(f"| {name} | not run | |")
             continue
-        how = "done before" if outcome.reused else "done" if outcome.is_done else f"exit code {outcome.exit_code}"
-        lines.append(f"| {stage} | {how} | {outcome.seconds:.1f} |")
-    collapses = local.collapse_outcomes(config)
-    for member in ensemble_members.ensemble_members(config):
-        name = f"collapse {member.config.run.id}"
-        ended = collapses.get(name)
-        how = "not run" if ended is None else "done" if ended.is_done else f"exit code {ended.exit_code}"
-        lines.append(f"| {name} | {how} | {f'{ended.seconds:.1f}' if ended else ''} |")
-    found |= collapses
-    for failed in found.values():
-        if not failed.is_done:
-            lines += ["", f"## {failed.stage}", "", "```", failed.error, "```"]
+        ended = "done before" if outcome.reused else "done" if outcome.is_done else f"exit code {outcome.exit_code}"
+        lines.append(f"| {name} | {ended} | {outcome.seconds:.1f} |")
+    for outcome in outcomes.values():
+        if not outcome.is_done:
+            lines += ["", f"## {outcome.stage}", "", "```", outcome.error, "```"]
     if stopped:
         lines += ["", stopped]
     lines += ["", f"Everything of this run is under `{RunDirectory.for_config(config).path}`.", ""]
@@ -256,10 +250,8 @@ def _stop_jobs(config: RunConfig) -> str:
         return ""
     from podscale.stages import on_cluster
 
-    return "\n\n".join(
-        on_cluster.stop_training_job(one)
-        for one in [config, *(m.config for m in ensemble_members.ensemble_members(config))]
-    )
+    members = [member.config for member in ensemble_members.ensemble_members(config)]
+    return "\n\n".join(on_cluster.stop_training_job(document) for document in (config, *members))
 
 
 def _load_config(document: str, run_id: str) -> RunConfig:
@@ -273,8 +265,8 @@ def _load_config(document: str, run_id: str) -> RunConfig:
     except InputError as error:
         raise InputError(
             str(error),
-            hint=f"This stage has Podscale {VERSION}. If its image is not of the version that began the run, build "
-            "or pull that one (make images, images.tag of the chart).",
+            hint=f"This stage has Podscale {VERSION}. If the run started with another version, build or pull its image "
+            "(make images, images.tag of the chart).",
         ) from None
 
 

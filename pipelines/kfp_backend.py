@@ -20,10 +20,9 @@ from podscale.errors import InputError, PodscaleError
 from podscale.pipelines.kfp_endpoint import BackendUnreachable, KfpEndpoint, credentials_error, probe_backend
 
 OUTAGE_SECONDS = 600.0
-"""Longest outage of the backend while following a run, seconds; the run itself continues."""
+"""Longest outage of the backend while following a run, seconds."""
 FINISHED_STATES = ("SUCCEEDED", "FAILED", "CANCELED", "SKIPPED")
 _EQUALS = 1
-_HTTP_CONFLICT = 409
 
 
 @dataclass(frozen=True)
@@ -39,6 +38,23 @@ class PipelineVersion:
     name: str
     link: str
     new: bool
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """A run of an uploaded version, to be started now or by a schedule."""
+
+    version: PipelineVersion
+    name: str
+    experiment: str
+    parameters: dict[str, Any]
+    service_account: str | None = None
+
+    @property
+    def client_options(self) -> dict[str, Any]:
+        """Arguments of kfp's client."""
+        version = {"pipeline_id": self.version.pipeline_id, "version_id": self.version.version_id}
+        return {"params": self.parameters, "service_account": self.service_account, **version}
 
 
 @dataclass(frozen=True)
@@ -73,42 +89,19 @@ class KfpBackend:
         name = f"{version}-{hashlib.sha256(package.encode()).hexdigest()[:8]}"
         with self._translate_errors(f"upload pipeline {pipeline}"):
             pipeline_id = self._pipeline_id(pipeline, description)
-            found = self._version_id(pipeline_id, name)
-            version_id = found or self._upload_package(package, pipeline_id, name, description)
+            existing = self._version_id(pipeline_id, name)
+            version_id = existing or self._upload_package(package, pipeline_id, name, description)
         link = self.endpoint.link(f"pipelines/details/{pipeline_id}/version/{version_id}")
-        return PipelineVersion(pipeline_id, version_id, name, link, new=found is None)
+        return PipelineVersion(pipeline_id, version_id, name, link, new=existing is None)
 
-    def run(
-        self,
-        version: PipelineVersion,
-        name: str,
-        experiment: str,
-        parameters: dict[str, Any],
-        service_account: str | None,
-    ) -> StartedRun:
-        """Start a run of an uploaded version."""
-        with self._translate_errors(f"start run {name}"):
-            run = self._client.run_pipeline(
-                self._experiment_id(experiment),
-                name,
-                params=parameters,
-                pipeline_id=version.pipeline_id,
-                version_id=version.version_id,
-                service_account=service_account,
-            )
-        return StartedRun(run.run_id, name, self.endpoint.link(f"runs/details/{run.run_id}"))
+    def run(self, request: RunRequest) -> StartedRun:
+        """Start a run."""
+        with self._translate_errors(f"start run {request.name}"):
+            experiment_id = self._experiment_id(request.experiment)
+            run = self._client.run_pipeline(experiment_id, request.name, **request.client_options)
+        return StartedRun(run.run_id, request.name, self.endpoint.link(f"runs/details/{run.run_id}"))
 
-    def schedule(
-        self,
-        version: PipelineVersion,
-        name: str,
-        experiment: str,
-        cron: str,
-        parameters: dict[str, Any],
-        service_account: str | None,
-        *,
-        replace: bool = False,
-    ) -> StartedRun:
+    def schedule(self, request: RunRequest, cron: str, *, replace: bool = False) -> StartedRun:
         """Schedule runs one at a time, without catching up on missed times.
 
         Args:
@@ -118,32 +111,30 @@ class KfpBackend:
         Raises:
             InputError: there is a schedule of this name and `replace` is False.
         """
-        with self._translate_errors(f"schedule {name}"):
-            experiment_id = self._experiment_id(experiment)
-            former = self._schedules(experiment_id, name)
-            if former and not replace:
+        with self._translate_errors(f"schedule {request.name}"):
+            experiment_id = self._experiment_id(request.experiment)
+            existing = self._schedules(experiment_id, request.name)
+            if existing and not replace:
                 raise InputError(
-                    f"experiment {experiment} has a schedule of this name: "
-                    f"{self.endpoint.link(f'recurringrun/details/{former[0]}')}",
-                    field=f"schedule {name}",
+                    f"experiment {request.experiment} has a schedule of this name: {self._schedule_link(existing[0])}",
+                    field=f"schedule {request.name}",
                     hint="Give --replace or another --name",
                 )
-            made = self._client.create_recurring_run(
+            created = self._client.create_recurring_run(
                 experiment_id,
-                name,
+                request.name,
                 cron_expression=cron,
                 max_concurrency=1,
                 no_catchup=True,
-                params=parameters,
-                pipeline_id=version.pipeline_id,
-                version_id=version.version_id,
-                service_account=service_account,
+                **request.client_options,
             )
-            for one in former:  # last, so that the old schedules survive if the new one is rejected
-                self._client.delete_recurring_run(one)
-        return StartedRun(
-            made.recurring_run_id, name, self.endpoint.link(f"recurringrun/details/{made.recurring_run_id}")
-        )
+            for schedule_id in existing:  # last, so that they survive if the new one is rejected
+                self._client.delete_recurring_run(schedule_id)
+        schedule_id = created.recurring_run_id
+        return StartedRun(schedule_id, request.name, self._schedule_link(schedule_id))
+
+    def _schedule_link(self, schedule_id: str) -> str:
+        return str(self.endpoint.link(f"recurringrun/details/{schedule_id}"))
 
     def follow(self, run_id: str, on_change: Callable[[PipelineProgress], None], *, poll_seconds: float = 5.0) -> str:
         """Wait until a run has finished and return its state.
@@ -155,21 +146,21 @@ class KfpBackend:
             PodscaleError: the backend is unreachable for OUTAGE_SECONDS.
             InputError: the backend no longer accepts the credentials.
         """
-        seen: PipelineProgress | None = None
-        answered = time.monotonic()
+        last: PipelineProgress | None = None
+        answered_at = time.monotonic()
         while True:
             try:
-                with self._translate_errors("ask for the run"):
-                    now = _read_progress(self._client.get_run(run_id))
-                answered = time.monotonic()
-                if now != seen:
-                    on_change(now)
-                    seen = now
-                if now.state in FINISHED_STATES:
-                    return now.state
+                with self._translate_errors("read the run"):
+                    progress = _read_progress(self._client.get_run(run_id))
+                answered_at = time.monotonic()
+                if progress != last:
+                    on_change(progress)
+                    last = progress
+                if progress.state in FINISHED_STATES:
+                    return progress.state
             except BackendUnreachable as error:
-                if time.monotonic() - answered > OUTAGE_SECONDS:
-                    hint = "The run itself goes on: look at it later."
+                if time.monotonic() - answered_at > OUTAGE_SECONDS:
+                    hint = "The run itself continues: look at it later."
                     raise PodscaleError(error.problem, field=error.field, got=error.got, hint=hint) from error
             time.sleep(poll_seconds)
 
@@ -192,20 +183,18 @@ class KfpBackend:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "pipeline.yaml"
             path.write_text(package, encoding="utf-8")
-            sent = self._client.upload_pipeline_version(
-                str(path), name, pipeline_id=pipeline_id, description=description
-            )
-        return str(sent.pipeline_version_id)
+            options = {"pipeline_id": pipeline_id, "description": description}
+            return str(self._client.upload_pipeline_version(str(path), name, **options).pipeline_version_id)
 
     def _experiment_id(self, name: str) -> str:
         return str(self._client.create_experiment(name, namespace=self.endpoint.namespace or None).experiment_id)
 
     def _schedules(self, experiment_id: str, name: str) -> list[str]:
         listed = self._client.list_recurring_runs(experiment_id=experiment_id, page_size=100, filter=_name_filter(name))
-        return [str(found.recurring_run_id) for found in listed.recurring_runs or ()]
+        return [str(schedule.recurring_run_id) for schedule in listed.recurring_runs or ()]
 
     @contextlib.contextmanager
-    def _translate_errors(self, doing: str) -> Iterator[None]:
+    def _translate_errors(self, action: str) -> Iterator[None]:
         """Translate the client's exceptions into Podscale's errors and suppress its output."""
         import urllib3
         from kfp_server_api import ApiException  # type: ignore[import-untyped]
@@ -214,27 +203,26 @@ class KfpBackend:
             with _silence_kfp():
                 yield
         except ApiException as error:
-            raise self._explain(error, doing) from error
+            raise self._error_of_answer(error, action) from error
         except urllib3.exceptions.HTTPError as error:
-            problem = f"no answer while trying to {doing}: {_connection_error(error)}"
+            problem = f"could not {action}: no answer: {_connection_error(error)}"
             raise BackendUnreachable(problem, field=self.endpoint.host) from error
 
-    def _explain(self, error: Any, doing: str) -> PodscaleError:
-        words = _error_message(error.body) or str(error.reason)
-        if error.status in (401, 403):
-            found: PodscaleError = credentials_error(self.endpoint, error.status, words)
-            return found
-        if not error.status or error.status >= 500 or error.status == 429:
-            trouble: PodscaleError = BackendUnreachable(
-                f"could not {doing}: HTTP {error.status}: {words}", field=self.endpoint.host
-            )
-            return trouble
+    def _error_of_answer(self, answer: Any, action: str) -> PodscaleError:
+        message = _error_message(answer.body) or str(answer.reason)
+        error: PodscaleError
+        if answer.status in (401, 403):
+            error = credentials_error(self.endpoint, answer.status, message)
+            return error
+        if not answer.status or answer.status >= 500 or answer.status == 429:
+            error = BackendUnreachable(f"could not {action}: HTTP {answer.status}: {message}", field=self.endpoint.host)
+            return error
         hint = {
             400: "Podscale's packages need KFP 2.15 or newer.",
             404: "It may have been deleted meanwhile.",
-            _HTTP_CONFLICT: "Another client made it at the same moment: start the same command again.",
-        }.get(error.status, "")
-        return InputError(f"could not {doing}: {words}", field=self.endpoint.host, hint=hint)
+            409: "Another client created it at the same moment: start the same command again.",
+        }.get(answer.status, "")
+        return InputError(f"could not {action}: {message}", field=self.endpoint.host, hint=hint)
 
 
 def connect_backend(endpoint: KfpEndpoint) -> KfpBackend:

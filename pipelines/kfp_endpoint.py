@@ -74,25 +74,22 @@ def resolve_endpoint(
     environment: Mapping[str, str] = os.environ,
 ) -> KfpEndpoint:
     """Return the backend from options or environment. Raises InputError if neither names one."""
-    found = (
-        host
-        or environment.get(HOST_VARIABLE)
-        or (IN_CLUSTER_ADDRESS if "KUBERNETES_SERVICE_HOST" in environment else "")
-    )
-    if not found:
+    in_cluster = IN_CLUSTER_ADDRESS if "KUBERNETES_SERVICE_HOST" in environment else ""
+    address, ui = host or environment.get(HOST_VARIABLE) or in_cluster, ui or environment.get(UI_VARIABLE)
+    if not address:
         raise InputError(
-            "no address of a KFP",
+            "no address of a KFP backend",
             field="--host",
-            hint=f"Give it, or set {HOST_VARIABLE}. To reach the one of your cluster: `{PORT_FORWARD_COMMAND}` "
-            "in another terminal, then --host http://localhost:8888",
+            hint=f"Give it, or set {HOST_VARIABLE}. For that of your cluster: `{PORT_FORWARD_COMMAND}` in another "
+            "terminal, then --host http://localhost:8888",
         )
     if ca_file is not None and not ca_file.is_file():
         problem = "no such file, which must have the certificate authority of the endpoint (PEM)"
         raise InputError(problem, field="--ca-file", got=str(ca_file))
     return KfpEndpoint(
-        host=_normalise_url(found),
+        host=_normalise_url(address),
         namespace=namespace,
-        ui=_normalise_url(ui or environment.get(UI_VARIABLE, ""), "--ui") if ui or environment.get(UI_VARIABLE) else "",
+        ui=_normalise_url(ui, "--ui") if ui else "",
         token=environment.get(env.KFP_TOKEN, ""),
         token_file=token_file or _find_token_file(environment),
         cookies=environment.get(env.KFP_COOKIES, ""),
@@ -114,7 +111,7 @@ def probe_backend(endpoint: KfpEndpoint) -> bool:
     if status in (401, 403) or 300 <= status < 400:
         raise credentials_error(endpoint, status)
     if status >= 500:
-        problem = "KFP answers with a failure of its own"
+        problem = "KFP fails"
         raise BackendUnreachable(problem, field=endpoint.host, got=status, hint="Look at its pods.")
     try:
         answer = json.loads(body) if status == 200 else None
@@ -130,26 +127,26 @@ def probe_backend(endpoint: KfpEndpoint) -> bool:
     return bool(answer.get("multi_user", False))
 
 
-def credentials_error(endpoint: KfpEndpoint, status: int, words: str = "") -> InputError:
-    """Return the error of a backend that wants other credentials.
+def credentials_error(endpoint: KfpEndpoint, status: int, message: str = "") -> InputError:
+    """Return the error of a backend that refuses the credentials.
 
     Args:
         status: HTTP status; got of the error.
-        words: message of the backend.
+        message: message of the backend.
     """
-    given = "the token" if endpoint.token or endpoint.token_file else "the cookies" if endpoint.cookies else "nothing"
-    how = (
+    sent = "the token" if endpoint.token or endpoint.token_file else "the cookies" if endpoint.cookies else "nothing"
+    hint = (
         f"Give a token by --token-file FILE (or {env.KFP_TOKEN}), or the cookies of a browser that is logged in by "
-        f"{env.KFP_COOKIES}, or go past the login: `{PORT_FORWARD_COMMAND}`"
+        f"{env.KFP_COOKIES}, or bypass the login: `{PORT_FORWARD_COMMAND}`"
     )
     if status == 403:
-        where = f" in namespace {endpoint.namespace}" if endpoint.namespace else " (a shared KFP wants --namespace)"
-        problem = f"{given} was sent, and this user is not allowed{where}"
+        scope = f" in namespace {endpoint.namespace}" if endpoint.namespace else " (a shared KFP needs --namespace)"
+        problem = f"{sent} was sent, and this user is not allowed{scope}"
     elif status == 401:
-        problem = f"{given} was sent, which is not accepted (tokens expire after an hour or so)"
+        problem = f"{sent} was sent, which is not accepted (tokens expire after an hour or so)"
     else:
-        problem = f"{given} was sent, and the answer is a login page"
-    return InputError(f"{problem}: {words}" if words else problem, field=endpoint.host, got=status, hint=how)
+        problem = f"{sent} was sent, and the answer is a login page"
+    return InputError(f"{problem}: {message}" if message else problem, field=endpoint.host, got=status, hint=hint)
 
 
 def _get(endpoint: KfpEndpoint, path: str) -> tuple[int, str, bytes]:
@@ -184,41 +181,36 @@ def _unreachable_error(endpoint: KfpEndpoint, reason: Any) -> PodscaleError:
     """Return InputError if another address or option helps, BackendUnreachable if a retry may."""
     host = endpoint.host
     if isinstance(reason, ssl.SSLCertVerificationError):
-        return InputError(
-            f"its certificate is not trusted ({reason.verify_message})",
-            field=host,
-            hint="Name its authority with --ca-file",
-        )
+        problem = f"its certificate is not trusted ({reason.verify_message})"
+        return InputError(problem, field=host, hint="Name its authority with --ca-file")
     if isinstance(reason, ssl.SSLError):
-        problem = f"does not speak TLS as expected ({reason.reason})"
-        return InputError(problem, field=host, hint="It may be an http:// address.")
+        return InputError(f"TLS fails ({reason.reason})", field=host, hint="It may be an http:// address.")
     if isinstance(reason, socket.gaierror) and reason.errno != socket.EAI_AGAIN:
         hint = f"Check the address, or go through `{PORT_FORWARD_COMMAND}`"
-        return InputError("no such host is known here", field=host, hint=hint)
+        return InputError("unknown host", field=host, hint=hint)
     if isinstance(reason, TimeoutError):
         hint = f"If that is a firewall, go through `{PORT_FORWARD_COMMAND}`"
         return BackendUnreachable(f"no answer within {TIMEOUT_SECONDS:.0f} s", field=host, hint=hint)
     text = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
-    return BackendUnreachable(
-        f"cannot be reached: {text}", field=host, hint=f"`{PORT_FORWARD_COMMAND}` brings a cluster's KFP to localhost."
-    )
+    hint = f"`{PORT_FORWARD_COMMAND}` brings a cluster's KFP to localhost."
+    return BackendUnreachable(f"cannot be reached: {text}", field=host, hint=hint)
 
 
-def _normalise_url(given: str, field: str = "--host") -> str:
+def _normalise_url(address: str, field: str = "--host") -> str:
     """Add a scheme and drop the trailing slash; plain http is the default for localhost only."""
-    address = given
-    if "://" not in address:
-        name = address.partition("/")[0].partition(":")[0]
-        address = f"{'http' if name in ('localhost', '127.0.0.1') else 'https'}://{address}"
+    url = address
+    if "://" not in url:
+        host = url.partition("/")[0].partition(":")[0]
+        url = f"{'http' if host in ('localhost', '127.0.0.1') else 'https'}://{url}"
     try:
-        parts = urlsplit(address)
+        parts = urlsplit(url)
         valid = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
     except ValueError:
         valid = False
     if not valid:
         hint = "It looks like https://kfp.example.com/pipeline"
-        raise InputError("not the address of a KFP", field=field, got=given, hint=hint)
-    return address.rstrip("/")
+        raise InputError("not the address of a KFP backend", field=field, got=address, hint=hint)
+    return url.rstrip("/")
 
 
 def _find_token_file(environment: Mapping[str, str]) -> Path | None:

@@ -1,8 +1,7 @@
-"""Fast import of kfp without its API client, which takes three quarters of the import's two to three seconds.
+"""Fast import of kfp without its API client, which takes three quarters of two to three seconds.
 
-`import kfp` loads the client, and with it every model class of the Kubernetes API, unless an environment variable
-marks the process as a running component. Compiling and local runs need neither. If a later kfp drops the variable, the
-import is slow again and nothing breaks.
+`import kfp` loads the client and every model of the Kubernetes API, unless an environment variable marks the process as
+a running component. Compiling and local runs need neither. Without the variable, as in a later kfp, the import is slow.
 """
 
 import os
@@ -20,7 +19,7 @@ finally:
         os.environ[_SWITCH] = _before
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # notices about future default images; ours are always given
+    warnings.simplefilter("ignore")  # about future default images, which we do not use
     from kfp import compiler, dsl, local
 
 __all__ = ["compiler", "dsl", "local"]

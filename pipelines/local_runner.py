@@ -1,8 +1,8 @@
 """Local pipeline runner: kfp executes the tasks in a thread, this module reports progress and forwards signals.
 
 kfp indents a stage's output and drops its exit code. Output therefore goes to a log file, progress comes from files
-that the stages write, and the result from their outcomes. Signals are forwarded to the running stage, which saves. If
-the launch is killed its stages exit with it (see podscale.components.stage_process).
+that the stages write, and the result from their outcomes. Stages exit with a killed launch (see
+podscale.components.stage_process).
 """
 
 import contextlib
@@ -59,7 +59,7 @@ class LocalLaunch:
     """Outcomes of this launch so far, by stage."""
     failed: bool = False
     """True if kfp reports a failed task."""
-    log_tail: tuple[int, str] | None = None
+    failure: tuple[int, str] | None = None
     """Exit code and error that the last stage reported when it failed."""
 
     @property
@@ -138,10 +138,10 @@ def _run_and_watch(
             thread.join(POLL_SECONDS)
             _update_launch(launch, started_at)
             signals.forward()
-            if not signals.repeated:
-                on_change(launch)
-            elif signals.kill():
+            if signals.repeated:
+                signals.kill()
                 break
+            on_change(launch)
     return signals.received
 
 
@@ -169,7 +169,7 @@ def _run_kfp(launch: LocalLaunch, root: Path) -> None:
 
 
 def _as_local_config(config: RunConfig) -> RunConfig:
-    """Return the document with its stages run by this machine, whatever launcher it names."""
+    """Return the document with this machine as its launcher."""
     return config.model_copy(update={"launch": config.launch.model_copy(update={"backend": "local"})})
 
 
@@ -180,14 +180,14 @@ def _update_launch(launch: LocalLaunch, started_at: datetime) -> None:
         launch.task, launch.pid = values["stage"], values["pid"]
         launch.stage = launch.task if launch.task in SHOWN_STAGES else launch.stage
     if launch.stage is not None:
-        launch.log_tail = stage_process.failed_stage_error(launch.stage_file, launch.stage)
+        launch.failure = stage_process.failed_stage_error(launch.stage_file, launch.stage)
     launch.outcomes = _ended_since(started_at, run_outcomes(launch.config))
 
 
-def _ended_since(started_at: datetime, found: dict[str, StageOutcome]) -> dict[str, StageOutcome]:
+def _ended_since(started_at: datetime, outcomes: dict[str, StageOutcome]) -> dict[str, StageOutcome]:
     return {
         stage: outcome
-        for stage, outcome in found.items()
+        for stage, outcome in outcomes.items()
         if outcome.ended and datetime.fromisoformat(outcome.ended) >= started_at
     }
 
@@ -201,14 +201,14 @@ def _launch_result(launch: LocalLaunch, stopped_by: int | None, seconds: float, 
         return LaunchResult(outcomes, seconds, failed.exit_code, failed.error, failed.stage, log)
     if not launch.failed and list(outcomes) == list(stage_outcomes.STAGES):
         return LaunchResult(outcomes, seconds, ExitCode.DONE, log=log)
-    if launch.log_tail is not None and launch.stage is not None:  # it could not record its end
-        return LaunchResult(outcomes, seconds, *launch.log_tail, launch.stage, log)
+    if launch.failure is not None and launch.stage is not None:  # the stage could not record its outcome
+        return LaunchResult(outcomes, seconds, *launch.failure, launch.stage, log)
     if stopped_by == signal.SIGTERM:
         return LaunchResult(outcomes, seconds, ExitCode.PREEMPTED, STOP_MESSAGE, log=log)
     stage = launch.stage or "pipeline"
     error = (
-        f"the {stage} stage ended without saying why. If it was killed, by hand or for want of memory, the same "
-        f"command continues. The last it printed:\n{_stage_log_tail(log, stage)}"
+        f"the {stage} stage exited without an error. If it was killed, by a user or for lack of memory, the same "
+        f"command continues. End of its output:\n{_stage_log_tail(log, stage)}"
     )
     return LaunchResult(outcomes, seconds, ExitCode.FAILED, error, stage, log)
 
@@ -226,7 +226,7 @@ def _stage_log_tail(log: Path, stage: str) -> str:
 
 
 def _stage_variables(launch: LocalLaunch) -> dict[str, str]:
-    """Return the environment variables that tell a stage about this launch."""
+    """Return the environment variables of the stages."""
     return {
         **launch.lease.variables,
         env.STAGE_FILE: str(launch.stage_file),
@@ -299,8 +299,7 @@ class _SignalForwarder:
             if task in SHOWN_STAGES:
                 self._launch.runner.send_signal(pid, signal.SIGTERM)
 
-    def kill(self) -> bool:
+    def kill(self) -> None:
         """Kill the running stage, and with it the processes it started."""
         if self._launch.pid is not None:
             self._launch.runner.send_signal(self._launch.pid, signal.SIGKILL)
-        return True

@@ -1,10 +1,10 @@
 """Stage runners of local_runner: each stage of a pipeline as a local process or as a container.
 
-`podscale run --runner docker` uses containers, by Docker or a compatible engine (podman), through kfp's DockerRunner
-with one function replaced. kfp's own function auto-removes containers and reports success if one is gone before its
-exit status was read (kubeflow/pipelines issue 13332).
+`podscale run --runner docker` uses Docker or a compatible engine (podman) through kfp's DockerRunner with one function
+replaced: kfp's auto-removes containers and reports success if one is gone before its exit status was read
+(kubeflow/pipelines issue 13332).
 
-Stages see the same paths as outside: the workspace, and the source directory read-only. They run as the user who
+Stages see the workspace, and the source directory read-only, at the same paths as outside. They run as the user who
 started the run, without capabilities, on a read-only root file system.
 """
 
@@ -20,15 +20,15 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from podscale.config import RunConfig
-from podscale.config.preflight.storage import local_directory
 from podscale.errors import InputError
 from podscale.runs import RunDirectory
 from podscale.util import env, host_info
+from podscale.util.locations import Location
 from podscale.util.processes import hold_lock_file
 
 
 class StageRunner(Protocol):
-    """Runs the tasks of a pipeline; kfp calls it from its own thread."""
+    """Runs the tasks of a pipeline; called from kfp's thread."""
 
     def prepare(self, variables: Mapping[str, str], scratch: Path) -> contextlib.AbstractContextManager[None]:
         """Return a context around the whole pipeline.
@@ -58,8 +58,7 @@ class ProcessRunner:
     @contextlib.contextmanager
     def prepare(self, variables: Mapping[str, str], scratch: Path) -> Iterator[None]:
         # kfp leaves one directory a task in TMPDIR
-        ours = {**variables, env.LAUNCHER_PID: str(os.getpid()), "TMPDIR": str(scratch)}
-        with set_environment(ours):
+        with set_environment({**variables, env.LAUNCHER_PID: str(os.getpid()), "TMPDIR": str(scratch)}):
             yield
 
     def kfp_runner(self) -> Any:
@@ -153,12 +152,10 @@ class ContainerRunner:
             else:
                 container.exec_run(["sh", "-c", f"kill -{signal_number} {pid}"])
 
-    def _run(self, client: Any, image: str, command: list[str], volumes: dict[str, Any], **given: Any) -> int:
+    def _run(self, client: Any, image: str, command: list[str], volumes: dict[str, Any], **options: Any) -> int:
         """Run one task and return its exit status; replaces kfp's run_docker_container."""
-        variables = {**self._variables, **given.pop("environment", {})}
-        container = client.containers.create(
-            image, command, volumes={**volumes, **self._volumes()}, environment=variables, **self._settings(), **given
-        )
+        options |= {"environment": {**self._variables, **options.get("environment", {})}, **self._settings()}
+        container = client.containers.create(image, command, volumes={**volumes, **self._volumes()}, **options)
         try:
             container.start()
             self._running = container.id
@@ -172,23 +169,23 @@ class ContainerRunner:
 
     def _volumes(self) -> dict[str, dict[str, str]]:
         """Return the bind mounts of the stages, at the same path inside."""
-        source = None if self._config.data.source == "digits" else local_directory(self._config.data.source)
-        workspace = local_directory(self._config.run.workspace)
-        wanted = [(source, "ro"), (workspace, "rw"), (self._scratch, "rw")]
-        paths = {str(path.absolute()): mode for path, mode in wanted if path is not None}
+        source = None if self._config.data.source == "digits" else Location.parse(self._config.data.source).local_path
+        workspace = Location.parse(self._config.run.workspace).local_path
+        modes = [(source, "ro"), (workspace, "rw"), (self._scratch, "rw")]
+        paths = {str(path.absolute()): mode for path, mode in modes if path is not None}
         return {path: {"bind": path, "mode": mode} for path, mode in paths.items()}
 
     def _settings(self) -> dict[str, Any]:
-        resources, here = self._config.launch.resources, str(Path.cwd())
+        resources, directory = self._config.launch.resources, str(Path.cwd())
         security = self._client.info().get("SecurityOptions") or []
-        rootless = any("rootless" in option for option in security)  # there, root inside is the user outside
+        rootless = any("rootless" in option for option in security)  # maps root of the container to this user
         gpus = [self._docker.types.DeviceRequest(count=-1, capabilities=[["gpu"]])] if host_info.visible_gpus() else []
-        inside = any(Path(here).is_relative_to(path) for path in self._volumes())
+        is_mounted = any(Path(directory).is_relative_to(path) for path in self._volumes())
         return {
             "labels": {"app.kubernetes.io/name": "podscale", LEASE_LABEL: self._lease},
             "user": "0:0" if rootless else f"{os.getuid()}:{os.getgid()}",
-            "working_dir": here,  # relative paths of the document mean the same inside
-            "tmpfs": dict.fromkeys(["/tmp", *([] if inside else [here])], "rw,exec,nosuid,nodev,mode=1777"),
+            "working_dir": directory,  # for relative paths of the document
+            "tmpfs": dict.fromkeys(["/tmp", *([] if is_mounted else [directory])], "rw,exec,nosuid,nodev,mode=1777"),
             "read_only": True,
             "cap_drop": ["ALL"],
             "security_opt": ["no-new-privileges"],
@@ -198,7 +195,7 @@ class ContainerRunner:
         }
 
     def _remove_leftovers(self) -> None:
-        """Remove containers of earlier launches; holding the lease means that their launcher is gone."""
+        """Remove containers of earlier launches, whose launcher no longer holds the lease."""
         for container in self._client.containers.list(all=True, filters={"label": f"{LEASE_LABEL}={self._lease}"}):
             with contextlib.suppress(self._docker.errors.APIError):
                 container.remove(force=True)
@@ -214,22 +211,21 @@ def _import_docker() -> ModuleType:
 
 def _engine_address() -> str:
     """Return the engine's address: DOCKER_HOST, else the first of the usual sockets of Docker and podman."""
-    given = os.environ.get(DOCKER_HOST_VARIABLE)
-    if given:
-        return given
+    if host := os.environ.get(DOCKER_HOST_VARIABLE):
+        return host
     runtime_directory = Path(os.environ.get("XDG_RUNTIME_DIR", f"/run/user/{os.getuid()}"))
-    usual = (
+    sockets = (
         Path("/var/run/docker.sock"),
         runtime_directory / "docker.sock",
         runtime_directory / "podman/podman.sock",
         Path("/run/podman/podman.sock"),
     )
-    for path in usual:
+    for path in sockets:
         with contextlib.suppress(OSError):
             if stat.S_ISSOCK(path.stat().st_mode) and os.access(path, os.R_OK | os.W_OK):
                 return f"unix://{path}"
     raise InputError(
-        "docker found no container engine: this user has none of the usual sockets, and DOCKER_HOST is not set",
+        "no container engine: this user has none of the usual sockets, and DOCKER_HOST is not set",
         field="--runner",
         hint="Start Docker, or podman's service (systemctl --user start podman.socket), or set DOCKER_HOST",
     )

@@ -49,7 +49,7 @@ def study_pipeline(study: StudyDocument, place_task: PlaceTask = lambda task, ro
         parallel: pods at a time.
     """
     document, grid = study.model_dump_json(), TrialGrid(study)
-    data = {data_fingerprint(chain.config.data): chain.config.data for chain in grid.series}
+    data = {data_fingerprint(series.config.data): series.config.data for series in grid.series}
 
     @dsl.pipeline(
         name=STUDY_PIPELINE_NAME, description=f"Podscale study {study.name}: {study.title or 'a grid of runs'}."
@@ -61,9 +61,9 @@ def study_pipeline(study: StudyDocument, place_task: PlaceTask = lambda task, ro
             place_task(task.set_caching_options(enable_caching=True), "shard")
             before.append(task)
         for number, wave in enumerate(grid.waves()):
-            items = [grid.series.index(chain) for chain in wave]
-            with dsl.ParallelFor(items=items, name=f"chains-{number}", parallelism=parallel) as chain:
-                task = cells(study=document, chain=chain).after(*before)
+            items = [grid.series.index(series) for series in wave]
+            with dsl.ParallelFor(items=items, name=f"chains-{number}", parallelism=parallel) as index:
+                task = cells(study=document, chain=index).after(*before)
                 place_task(task.set_caching_options(enable_caching=False), "train")
             before = [task]
         last = findings(study=document).after(*before)
@@ -73,6 +73,6 @@ def study_pipeline(study: StudyDocument, place_task: PlaceTask = lambda task, ro
 
 
 def _as_pod_config(config: RunConfig) -> RunConfig:
-    """Return the document for training in the task's own pod, whatever launcher it names for single runs."""
+    """Return the document for training in the task's own pod instead of by its launcher."""
     launch = config.launch.model_copy(update={"backend": "local"})
     return config.model_copy(update={"launch": launch, "telemetry": pod_telemetry(config)})

@@ -10,9 +10,10 @@ from typing import Any
 
 from podscale.config import RunConfig
 from podscale.errors import InputError
-from podscale.kubernetes.job_spec import StageName, build_job_spec, pod_telemetry
+from podscale.kubernetes.job_spec import build_job_spec, pod_telemetry
 from podscale.kubernetes.render import render_job
 from podscale.pipelines.training_pipeline import PlaceTask, TaskRole
+from podscale.runs.stage_outcomes import StageName
 from podscale.stages.local import ExportedTelemetry
 from podscale.util import env
 
@@ -82,13 +83,13 @@ def _set_container(task: Any, container: Mapping[str, Any]) -> None:
     task.set_container_image(container["image"])
     resources = container.get("resources", {})
     requests, limits = resources.get("requests", {}), resources.get("limits", {})
-    for name, sets in (("cpu", "cpu"), ("memory", "memory")):
+    for name in ("cpu", "memory"):
         if name in requests:
-            getattr(task, f"set_{sets}_request")(requests[name])
+            getattr(task, f"set_{name}_request")(requests[name])
         if name in limits:
-            getattr(task, f"set_{sets}_limit")(limits[name])
+            getattr(task, f"set_{name}_limit")(limits[name])
     for name, amount in limits.items():
-        if "/" in name:  # an extended resource: nvidia.com/gpu, google.com/tpu
+        if "/" in name:  # an extended resource, such as nvidia.com/gpu
             task.set_accelerator_type(name).set_accelerator_limit(int(amount))
     for variable in container.get("env", ()):
         if "value" in variable and variable["name"] not in RESERVED_VARIABLES:

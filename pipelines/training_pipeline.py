@@ -89,20 +89,20 @@ def _shard_task(config: RunConfig, options: PipelineOptions) -> Any:
         with dsl.ParallelFor(items=list(range(options.parts)), name="pack-parts", parallelism=options.parts) as index:
             part = pack(data=data, workspace=workspace, index=index, of=options.parts)
             packed.append(_configure_task(part, "shard", options, cached=True))
-    whole = _configure_task(shard(data=data, workspace=workspace), "shard", options, cached=True)
-    return whole.after(*packed).outputs["shard_set"]
+    task = _configure_task(shard(data=data, workspace=workspace), "shard", options, cached=True)
+    return task.after(*packed).outputs["shard_set"]
 
 
-def _collapse_tasks(config: RunConfig, options: PipelineOptions, **given: Any) -> list[Any]:
+def _collapse_tasks(config: RunConfig, options: PipelineOptions, **inputs: Any) -> list[Any]:
     """Add the tasks that train the members of the document's ensemble; empty without an ensemble."""
     role: TaskRole = "launcher" if config.launch.backend != "local" else "train"
     document, cycles = config.model_dump_json(), [member.cycle for member in ensemble_members(config)]
     if cycles and options.parallel:
         with dsl.ParallelFor(items=cycles, name="collapse-snapshots", parallelism=len(cycles)) as cycle:
-            return [_configure_task(collapse(document=document, cycle=cycle, **given), role, options)]
+            return [_configure_task(collapse(document=document, cycle=cycle, **inputs), role, options)]
     tasks: list[Any] = []
     for cycle in cycles:
-        task = _configure_task(collapse(document=document, cycle=cycle, **given), role, options)
+        task = _configure_task(collapse(document=document, cycle=cycle, **inputs), role, options)
         tasks.append(task.after(*tasks[-1:]))
     return tasks
 

@@ -60,11 +60,11 @@ LONGEST_VALUE = 120
 
 def format_error(problem: str, *, field: str = "", got: Any = ABSENT, hint: str = "", location: str = "") -> str:
     """Return the text of an error; `got` as Python writes it."""
-    text = ": ".join(filter(None, (location, field, problem)))
+    text = ": ".join(filter(None, (location, field, problem.removesuffix(".") if hint else problem)))
     if got is not ABSENT:
         value = repr(got)
         text += f" (got {value if len(value) <= LONGEST_VALUE else value[: LONGEST_VALUE - 3] + '...'})"
-    end = "\n" if "\n" in text else ". "  # a list ends with its last line
+    end = "\n" if "\n" in text else " " if text.endswith(".") else ". "  # a list ends with its last line
     return f"{text}{end}{hint}" if hint else text
 
 

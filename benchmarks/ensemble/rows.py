@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import ceil, inf, sqrt
 
 from podscale.evaluation.ensemble_scores import EnsembleScores, ScoreSummary
-from podscale.study.results import student_95
+from podscale.study.seed_statistics import student_95
 
 LONG, AVERAGE = "one long run", "its running average"
 ENDING = "one long run that ends in a collapse"

@@ -3,24 +3,24 @@
 The paper's words (abstract): all-reduce up to 3 and 11 times as fast as NCCL-based training. What NCCL did then is not
 in what we could read; the model tries both: a ring for every tensor, and a ring for fused buckets. The cluster (P40, 8
 a node on PCIe, 100 GbE) and groups of 16 are recalled from the paper, not read in it; the links' constants are those of
-NCCL's own model (plan/nccl.py), and beside them the lab's, as `auto` fits them.
+NCCL's own model (nccl_model.py), and beside them the lab's, as `auto` fits them.
 """
 
 from collections.abc import Callable, Sequence
 
 from benchmarks.network.lab import lab
+from benchmarks.network.nccl_model import HOP_LATENCY_US, NcclCluster, nccl_best_seconds
 from benchmarks.network.ranks import run_ranks
 from benchmarks.network.setting import Setting
 from podscale import models
 from podscale.config import ModelSection
-from podscale.hardware import collective_cost
 from podscale.hardware.collective_cost import Fabric, LinkAxis, crossover_bytes, flat, hierarchical, tree
 from podscale.pytorch.all_reduce.auto import measure_fabric
 
 GPUS = 1024
 GROUP = 16
 BUCKET = 64 * 2**20
-P40 = collective_cost.NcclCluster(GPUS // 8, 8, "pci", 10, 12, 20.4, 61)
+P40 = NcclCluster(GPUS // 8, 8, "pci", 10, 12, 20.4, 61)
 Cost = Callable[[float], float]
 
 
@@ -46,7 +46,7 @@ def claims(setting: Setting) -> None:
 
 def p40_fabric() -> Fabric:
     """Rows of 16 ranks span two nodes: their slowest hop is the network's; PCIe carries 10 GB/s, the card 12."""
-    inside, network = (collective_cost.HOP_LATENCY_US["ring"][kind][0] * 1e-6 for kind in ("pci", "network"))
+    inside, network = (HOP_LATENCY_US["ring"][kind][0] * 1e-6 for kind in ("pci", "network"))
     hops = 2 * (GPUS - 1)
     mean = ((hops - 2 * (P40.nodes - 1)) * inside + 2 * (P40.nodes - 1) * network) / hops
     row = LinkAxis(GROUP, (14 * inside + network) / 15, 1 / 10e9)
@@ -86,10 +86,10 @@ def table(fabric: Fabric, by_nccl: bool) -> list[str]:
         "tree, fused": (lambda size: tree(fabric, size), True),
     }
     if by_nccl:
-        columns["NCCL's ring, each tensor"] = (lambda size: collective_cost.nccl_best_seconds(P40, "ring", size), False)
-        columns["NCCL's ring, fused"] = (lambda size: collective_cost.nccl_best_seconds(P40, "ring", size), True)
-        columns["NCCL's tree, each tensor"] = (lambda size: collective_cost.nccl_best_seconds(P40, "tree", size), False)
-        columns["NCCL's tree, fused"] = (lambda size: collective_cost.nccl_best_seconds(P40, "tree", size), True)
+        columns["NCCL's ring, each tensor"] = (lambda size: nccl_best_seconds(P40, "ring", size), False)
+        columns["NCCL's ring, fused"] = (lambda size: nccl_best_seconds(P40, "ring", size), True)
+        columns["NCCL's tree, each tensor"] = (lambda size: nccl_best_seconds(P40, "tree", size), False)
+        columns["NCCL's tree, fused"] = (lambda size: nccl_best_seconds(P40, "tree", size), True)
     names = list(columns)
     lines = ["| all-reduce | " + " | ".join(f"{name}, s | hybrid gains" for name in NETWORKS) + " |"]
     lines.append("|---|" + "---:|" * (2 * len(NETWORKS)))
@@ -132,9 +132,9 @@ def verdict() -> list[str]:
     for name, claimed in (("AlexNet", 3), ("ResNet-50", 11)):
         sizes = NETWORKS[name]
         hybrid = _total(lambda size: min(flat(fabric, size), hierarchical(fabric, size)), True, sizes)
-        single = sum(collective_cost.nccl_best_seconds(P40, "ring", size) for size in sizes) / hybrid
-        fused = sum(collective_cost.nccl_best_seconds(P40, "ring", size) for size in buckets(sizes)) / hybrid
-        today = sum(collective_cost.nccl_best_seconds(P40, "tree", size) for size in buckets(sizes)) / hybrid
+        single = sum(nccl_best_seconds(P40, "ring", size) for size in sizes) / hybrid
+        fused = sum(nccl_best_seconds(P40, "ring", size) for size in buckets(sizes)) / hybrid
+        today = sum(nccl_best_seconds(P40, "tree", size) for size in buckets(sizes)) / hybrid
         sentences.append(
             f"- {name}: the paper says up to {claimed} x. The model gives {single:.1f} x over NCCL's ring with a "
             f"message for every tensor, {fused:.1f} x over the same ring with fused buckets, and {today:.1f} x over "

@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import sqrt
 
 from benchmarks.parity.cases import Case, Trained
-from podscale.study.results import student_95
+from podscale.study.seed_statistics import student_95
 
 Found = Mapping[Case, Mapping[str, Sequence[Trained | None]]]
 """By case and engine, a training for each seed."""

@@ -7,7 +7,7 @@ Bandwidths follow nccl-tests (doc/PERFORMANCE.md): algbw = S / t. busbw is algbw
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
-from math import log2
+from math import ceil, log2
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -44,8 +44,8 @@ def run_link_benchmark(job: Mapping[str, Any], ranks: int, time_limit: float) ->
                 got=time_limit,
                 hint="Choose fewer --sizes or raise the limit.",
             )
-        found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
-        return found
+        measurements: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
+        return measurements
 
 
 def parse_sizes(text: str) -> list[int]:
@@ -72,56 +72,51 @@ def format_tables(results: Mapping[str, Any]) -> list[str]:
         "| algorithm | bytes | median, ms | p95, ms | algbw, GB/s | busbw, GB/s | error |",
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
-    for one in results["whole"]:
-        cells = _row_cells(one, 2 * (ranks - 1) / ranks)
-        lines.append(f"| {one['algorithm']} | {one['bytes']:,} | {cells} | {one['error']:.1e} |")
+    for timing in results["whole"]:
+        cells = _timing_cells(timing, 2 * (ranks - 1) / ranks)
+        lines.append(f"| {timing['algorithm']} | {timing['bytes']:,} | {cells} | {timing['error']:.1e} |")
     lines += ["", "Along the axes, one phase after the other:", ""]
     lines += ["| axis | phase | bytes | median, ms | p95, ms | algbw, GB/s | busbw, GB/s |", "|---|---|" + "---:|" * 5]
-    for one in results["phases"]:
-        group = one["ranks"]
-        factor = (group - 1) / group * (2 if one["phase"] == "all_reduce" else 1)
-        phase = f"{one['axis']} of {group} | {one['phase'].replace('_', '-')}"
-        lines.append(f"| {phase} | {one['bytes']:,} | {_row_cells(one, factor)} |")
+    for timing in results["phases"]:
+        group = timing["ranks"]
+        factor = (group - 1) / group * (2 if timing["phase"] == "all_reduce" else 1)
+        phase = f"{timing['axis']} of {group} | {timing['phase'].replace('_', '-')}"
+        lines.append(f"| {phase} | {timing['bytes']:,} | {_timing_cells(timing, factor)} |")
     if results["steps"]:
         lines += ["", "A step of forward and backward, with the all-reduce and with nothing in its place:", ""]
         lines += [
             "| algorithm | step, ms | without, ms | exposed, ms | share of the step |",
             "|---|---:|---:|---:|---:|",
         ]
-    for one in results["steps"]:
-        step, alone = median(one["seconds"]), median(one["alone"])
+    for timing in results["steps"]:
+        step, alone = median(timing["seconds"]), median(timing["alone"])
         lines.append(
-            f"| {one['algorithm']} | {step * 1e3:.1f} | {alone * 1e3:.1f} | {(step - alone) * 1e3:.1f} "
+            f"| {timing['algorithm']} | {step * 1e3:.1f} | {alone * 1e3:.1f} | {(step - alone) * 1e3:.1f} "
             f"| {(step - alone) / step:.1%} |"
         )
     return lines
 
 
-def _row_cells(one: Mapping[str, Any], factor: float) -> str:
-    seconds = sorted(one["seconds"])
+def _timing_cells(timing: Mapping[str, Any], factor: float) -> str:
+    seconds = sorted(timing["seconds"])
     middle, high = median(seconds), percentile(seconds, 0.95)
-    rate = one["bytes"] / middle / 1e9
+    rate = timing["bytes"] / middle / 1e9
     return f"{middle * 1e3:.3f} | {high * 1e3:.3f} | {rate:.3f} | {rate * factor:.3f}"
 
 
-def percentile(ordered: Sequence[float], share: float) -> float:
-    """Return the nearest-rank percentile.
-
-    Args:
-        ordered: values in rising order.
-        share: fraction, 0 to 1.
-    """
-    return ordered[min(len(ordered) - 1, max(0, -int(-share * len(ordered) // 1) - 1))]
+def percentile(ordered: Sequence[float], fraction: float) -> float:
+    """Return the nearest-rank percentile of values in rising order."""
+    return ordered[min(len(ordered), max(1, ceil(fraction * len(ordered)))) - 1]
 
 
 def bandwidth_chart(results: Mapping[str, Any]) -> str:
     """Draw bus bandwidth by size; return the text of an SVG file."""
     factor = 2 * (results["ranks"] - 1) / results["ranks"]
-    smallest = min(one["bytes"] for one in results["whole"])
+    smallest = min(timing["bytes"] for timing in results["whole"])
     points: dict[str, list[tuple[float, float]]] = {}
-    for one in results["whole"]:
-        rate = factor * one["bytes"] / median(one["seconds"]) / 1e9
-        points.setdefault(one["algorithm"], []).append((log2(one["bytes"] / smallest), rate))
+    for timing in results["whole"]:
+        rate = factor * timing["bytes"] / median(timing["seconds"]) / 1e9
+        points.setdefault(timing["algorithm"], []).append((log2(timing["bytes"] / smallest), rate))
     series = [LineSeries(name, line, number % 8 + 1, dots=True) for number, (name, line) in enumerate(points.items())]
     title = f"Bus bandwidth, GB/s: {results['ranks']} ranks, {results['backend']}, {results['device']}"
     return line_chart_svg(title, series, x=XAxis(f"doublings of {smallest:,} bytes"))

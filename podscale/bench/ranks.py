@@ -51,7 +51,9 @@ def run_workers(
             return _wait_for_workers(children, deadline)
         finally:
             for child in children:
-                _kill_worker(child)
+                with suppress(ProcessLookupError):
+                    os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
 
 
 def worker_environment(rank: int, ranks: int, port: int, threads: int = 0) -> dict[str, str]:
@@ -61,7 +63,7 @@ def worker_environment(rank: int, ranks: int, port: int, threads: int = 0) -> di
     communicate through sockets.
     """
     gpus = host_info.visible_gpus()
-    found = {
+    variables = {
         "OMP_NUM_THREADS": str(threads or max(1, host_info.cpu_count() // ranks)),
         **os.environ,
         "RANK": str(rank),
@@ -73,8 +75,8 @@ def worker_environment(rank: int, ranks: int, port: int, threads: int = 0) -> di
         "MASTER_PORT": str(port),
     }
     if 0 < gpus < ranks:
-        found |= {"NCCL_HOSTID": f"podscale-{port}-{rank}", "NCCL_NET": "Socket", "NCCL_SOCKET_IFNAME": "lo"}
-    return found
+        variables |= {"NCCL_HOSTID": f"podscale-{port}-{rank}", "NCCL_NET": "Socket", "NCCL_SOCKET_IFNAME": "lo"}
+    return variables
 
 
 def _wait_for_workers(children: "list[subprocess.Popen[bytes]]", deadline: float) -> list[int | None]:
@@ -84,9 +86,3 @@ def _wait_for_workers(children: "list[subprocess.Popen[bytes]]", deadline: float
             break
         time.sleep(0.05)
     return [child.poll() for child in children]
-
-
-def _kill_worker(child: "subprocess.Popen[bytes]") -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)
-    child.wait()

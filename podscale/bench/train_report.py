@@ -15,7 +15,7 @@ REFERENCE_RATE = ("H200", 7960.0)
 """NVIDIA's MXNet submission to MLPerf Training v4.0: 8 x H200, 400 images each, communication included."""
 MILESTONES = (5500, 6500, 8000, 9000)
 """Goals of this project on one H200, images/s."""
-REAL_SHARE = 0.98
+REAL_FRACTION = 0.98
 """Goal for real images, as a fraction of the synthetic rate."""
 
 TABLE_HEADER = (
@@ -43,23 +43,23 @@ def format_report(command: str, rows: Sequence[SweepRow]) -> list[str]:
 
 
 def _conditions(command: str, measured: Sequence[SweepRow]) -> list[str]:
-    devices_seen = sorted({_result_cells(row)["device"] for row in measured}) or ["nothing was measured"]
-    versions = {f"{name} {version}" for row in measured for name, version in _result_cells(row)["versions"].items()}
-    ranks = sorted({_result_cells(row)["ranks"] for row in measured})
+    devices = sorted({_result(row)["device"] for row in measured}) or ["nothing was measured"]
+    versions = {f"{name} {version}" for row in measured for name, version in _result(row)["versions"].items()}
+    ranks = sorted({_result(row)["ranks"] for row in measured})
     models = sorted({f"{_option(row, 'model.name')} at {_option(row, 'input.image_size')} px" for row in measured})
     lines = [
         f"Command: `{command}`  ",
-        f"Device: {', '.join(devices_seen)}; ranks: {', '.join(map(str, ranks))}; "
+        f"Device: {', '.join(devices)}; ranks: {', '.join(map(str, ranks))}; "
         f"{host_info.cpu_count()} cores of {host_info.cpu_name()}  ",
         f"Model: {', '.join(models)}  ",
         f"Versions: {', '.join(sorted(versions))}  ",
         f"Date: {time.strftime('%Y-%m-%d')}",
         "",
-        "Images/s are per rank, over updates between which nothing waits for the device; collectives, optimizer and",
-        "feed included. Times of parts are device times of ordinary updates, in ms (a CUDA graph does not tell them).",
+        "Images/s are per rank, over steps between which nothing waits for the device; collectives, optimizer and",
+        "input included. Times of parts are device times of ordinary steps, in ms (a CUDA graph does not show them).",
         "MFU counts 2 per multiply-add of convolutions and linear layers, forward and backward, against dense peaks:",
     ]
-    for name in devices_seen:
+    for name in devices:
         chip = find_gpu_chip(name)
         peaks = f"fp32 {chip.fp32:g}, fp16 {chip.fp16:g}, bf16 {chip.bf16:g} TFLOP/s" if chip else "peaks unknown"
         lines.append(f"{name}: {peaks}.")
@@ -67,33 +67,27 @@ def _conditions(command: str, measured: Sequence[SweepRow]) -> list[str]:
 
 
 def _format_row(row: SweepRow) -> str:
-    found, parts = _result_cells(row), _result_cells(row)["part_seconds"]
-    per_part = [_ms(parts.get(name)) for name in ("forward", "backward", "allreduce_wait", "optimizer")]
-    waits = found["host_seconds"].get("data_wait", 0.0)
+    result, rate = _result(row), _row_rate(row)
+    parts = ("forward", "backward", "allreduce_wait", "optimizer")
     cells = [
         row.name,
         row.key["images"],
-        str(found["batch"]),
-        f"{found['images_per_second']:,.0f}"
-        if found["images_per_second"] >= 100
-        else f"{found['images_per_second']:.1f}",
+        str(result["batch"]),
+        f"{rate:,.0f}" if rate >= 100 else f"{rate:.1f}",
         _mfu(row),
-        f"{_ms(found['step_median_seconds'])}, {_ms(found['step_p95_seconds'])}",
-        *per_part,
-        _ms(waits),
-        format_bytes(found["memory_bytes"]),
-        f"{found['first_step_seconds']:.1f} s",
+        f"{_ms(result['step_median_seconds'])}, {_ms(result['step_p95_seconds'])}",
+        *(_ms(result["part_seconds"].get(name)) for name in parts),
+        _ms(result["host_seconds"].get("data_wait", 0.0)),
+        format_bytes(result["memory_bytes"]),
+        f"{result['first_step_seconds']:.1f} s",
     ]
     return f"| {' | '.join(cells)} |"
 
 
 def _mfu(row: SweepRow) -> str:
-    found = _result_cells(row)
-    chip = find_gpu_chip(found["device"])
+    chip = find_gpu_chip(_result(row)["device"])
     peak = chip.peak_tflops(_option(row, "train.precision")) if chip else 0.0
-    if not peak:
-        return ""
-    return f"{found['images_per_second'] * found['training_flops_per_image'] / (peak * 1e12):.1%}"
+    return f"{_row_rate(row) * _result(row)['training_flops_per_image'] / (peak * 1e12):.1%}" if peak else ""
 
 
 def _conclusions(measured: Sequence[SweepRow]) -> list[str]:
@@ -101,8 +95,8 @@ def _conclusions(measured: Sequence[SweepRow]) -> list[str]:
     lines = []
     synthetic = [row for row in measured if row.key["images"] == "synthetic"]
     if best := max(synthetic, key=_row_rate, default=None):
-        lines.append(f"Fastest with images made up: {best.name}, {_row_rate(best):,.1f} images/s.")
-        if REFERENCE_RATE[0] in _result_cells(best)["device"] and _option(best, "model.name") == "resnet50":
+        lines.append(f"Fastest with synthetic images: {best.name}, {_row_rate(best):,.1f} images/s.")
+        if REFERENCE_RATE[0] in _result(best)["device"] and _option(best, "model.name") == "resnet50":
             passed = [str(mark) for mark in MILESTONES if _row_rate(best) >= mark]
             lines.append(
                 f"That is {_row_rate(best) / REFERENCE_RATE[1]:.2f} of the best published rate per {REFERENCE_RATE[0]} "
@@ -111,8 +105,10 @@ def _conclusions(measured: Sequence[SweepRow]) -> list[str]:
             )
     for row in measured:
         if row.key["images"] == "real" and (twin := _comparable_row(row, synthetic, "input.loader", "input.workers")):
-            share = _row_rate(row) / _row_rate(twin)
-            lines.append(f"Real images reach {share:.1%} of the rate without (goal {REAL_SHARE:.0%}): `{row.name}`.")
+            fraction = _row_rate(row) / _row_rate(twin)
+            lines.append(
+                f"Real images reach {fraction:.1%} of the synthetic rate (goal {REAL_FRACTION:.0%}): `{row.name}`."
+            )
     fp32 = [row for row in synthetic if _option(row, "train.precision") == "fp32"]
     for row in synthetic:
         if row not in fp32 and (twin := _comparable_row(row, fp32, "train.precision")):
@@ -128,13 +124,13 @@ def _comparable_row(row: SweepRow, others: Sequence[SweepRow], *options: str) ->
     return next((other for other in others if {**other.options, **ignored} == {**row.options, **ignored}), None)
 
 
-def _result_cells(row: SweepRow) -> dict[str, Any]:
+def _result(row: SweepRow) -> dict[str, Any]:
     assert row.found is not None
     return row.found
 
 
 def _row_rate(row: SweepRow) -> float:
-    return float(_result_cells(row)["images_per_second"])
+    return float(_result(row)["images_per_second"])
 
 
 def _option(row: SweepRow, name: str) -> str:

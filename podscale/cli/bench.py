@@ -117,8 +117,9 @@ def train(
 ) -> None:
     """Images/s, parts of an update, share of the device's peak, memory. Started again, it measures what is missing."""
     from podscale import config
-    from podscale.bench.sweep import SweepRow, SweepSettings, named_sweep, run_sweep, variant_grid
+    from podscale.bench.sweep import SweepRow, SweepSettings, run_sweep
     from podscale.bench.train_report import format_report, write_report
+    from podscale.bench.variants import named_sweep, variant_grid
 
     if not out.is_dir():
         raise InputError("the folder does not exist", field="--out", got=str(out))

@@ -18,8 +18,9 @@ from podscale.util.terminal import terminal_width
 if TYPE_CHECKING:
     from podscale import config
     from podscale.config import RunConfig
-    from podscale.kubernetes.job_spec import JobSpec, StageName
+    from podscale.kubernetes.job_spec import JobSpec
     from podscale.kubernetes.render import Manifest
+    from podscale.runs.stage_outcomes import StageName
 
 app = typer.Typer()
 

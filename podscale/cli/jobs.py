@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,10 +31,10 @@ from podscale.util.terminal import paint, terminal_width
 if TYPE_CHECKING:
     from podscale.config import RunConfig
     from podscale.kubernetes.client import ClusterClient
-    from podscale.kubernetes.job_spec import StageName
     from podscale.kubernetes.jobs import JobEntry
     from podscale.kubernetes.logs import PodChooser
     from podscale.kubernetes.run_stage import LinePrinter
+    from podscale.runs.stage_outcomes import StageName
 
 app = typer.Typer()
 
@@ -133,7 +134,7 @@ def logs(
     """Print the log of rank 0, also through restarts."""
     from podscale.kubernetes import retry
     from podscale.kubernetes.logs import ContainerLog, first_pod, newest_pod_named
-    from podscale.kubernetes.pod_state import name_of
+    from podscale.kubernetes.resources import name_of, title_of
     from podscale.kubernetes.run_stage import LinePrinter
 
     name, api = _resolve_run(run, cluster)
@@ -143,8 +144,7 @@ def logs(
     chosen = choose(entry.pods)
     if chosen is None and not (follow and pod is None):
         known = ", ".join(map(name_of, entry.pods)) or "none yet"
-        job = f"{entry.resource.kind} {name_of(entry.job)}"
-        raise InputError(f"{job} has no such pod", field="--pod", got=pod, hint=f"It has: {known}")
+        raise InputError(f"{title_of(entry.job)} has no such pod", field="--pod", got=pod, hint=f"It has: {known}")
     if follow:
         _follow_log(api.with_retry(retry.UNATTENDED, messages.notify), entry, choose, output, messages)
     elif chosen is not None:
@@ -164,24 +164,24 @@ def stop(
 ) -> None:
     """End the jobs of a run: their pods save first, and submitting again goes on from there."""
     from podscale.kubernetes.client import wait_until_gone
-    from podscale.kubernetes.jobs import is_resubmitted, job_title, stop_jobs
-    from podscale.kubernetes.pod_state import name_of
+    from podscale.kubernetes.jobs import is_resubmitted, stop_jobs
+    from podscale.kubernetes.resources import title_of
 
     name, api = _resolve_run(run, cluster)
     stopped = stop_jobs(api, name, stage, include_finished=remove).stopped
     if not stopped:
         print(f"no job of run {name} is at work in namespace {api.namespace}")
-    for entry in stopped:
-        print(f"{job_title(entry)}: deleted; its pods have time to save", flush=True)
-        if is_resubmitted(entry):
+    for job in stopped:
+        print(f"{title_of(job)}: deleted; its pods have time to save", flush=True)
+        if is_resubmitted(job):
             print(
                 "  a pipeline waits for it, and submits it again when its task is tried again: terminate the "
                 "pipeline's run in Kubeflow Pipelines, which stops the job too",
                 flush=True,
             )
-    for resource, job in stopped if wait else ():
-        wait_until_gone(api, resource, name_of(job), str(job["metadata"]["uid"]))
-        print(f"{job_title((resource, job))}: gone", flush=True)
+    for job in stopped if wait else ():
+        wait_until_gone(api, job)
+        print(f"{title_of(job)}: gone", flush=True)
 
 
 @app.command("list")
@@ -223,7 +223,7 @@ def _resolve_run(run: str, cluster: ClusterOptions) -> "tuple[str, ClusterClient
 
 def _dry_run(config: "RunConfig", stages: "Sequence[StageName]", shard_set: str | None) -> None:
     from podscale.kubernetes.client import connect_cluster
-    from podscale.kubernetes.pod_state import name_of
+    from podscale.kubernetes.resources import title_of
     from podscale.kubernetes.run_stage import build_manifests
     from podscale.kubernetes.submit import dry_run_job
 
@@ -231,17 +231,17 @@ def _dry_run(config: "RunConfig", stages: "Sequence[StageName]", shard_set: str 
     for stage in stages:
         manifests = build_manifests(api, config, stage, shard_set)
         dry_run_job(api, manifests)
-        print(f"{manifests.job['kind']} {name_of(manifests.job)}: accepted by the API server, not created")
+        print(f"{title_of(manifests.job)}: accepted by the API server, not created")
 
 
 def _follow_log(
     api: "ClusterClient", entry: "JobEntry", choose_pod: "PodChooser", output: "LinePrinter", messages: "LinePrinter"
 ) -> None:
     """Print the log of a pod, through its restarts, until the job has ended."""
-    from podscale.kubernetes.job_watcher import observe_job
+    from podscale.kubernetes.job_watcher import JobObserver
     from podscale.kubernetes.logs import LogFollower
 
-    with observe_job(api, entry.resource, entry.job) as observer:
+    with closing(JobObserver(api, entry.job)) as observer:
         follower = LogFollower(api, observer.pods, output.line, messages.notify, choose_pod)
         while not observer.state().is_finished:
             observer.changed.wait(5.0)
@@ -263,11 +263,12 @@ def _find_single_job(api: "ClusterClient", run: str, stage: str) -> "JobEntry":
 def _job_lines(entry: "JobEntry") -> Iterator[str]:
     """Yield a line for the job, and one for each pod with a problem or restarts (at most 20)."""
     from podscale.kubernetes.jobs import describe_pod
-    from podscale.kubernetes.pod_state import name_of, restart_count
+    from podscale.kubernetes.pod_state import restart_count
+    from podscale.kubernetes.resources import name_of, title_of
 
     phase = paint(entry.state.phase, PHASE_STYLES.get(entry.state.phase, "yellow"), sys.stdout)
     rest = str(entry.state).removeprefix(entry.state.phase)
-    yield f"{entry.stage:<9} {entry.resource.kind} {name_of(entry.job)} ({_job_age(entry)}): {phase}{rest}"
+    yield f"{entry.stage:<9} {title_of(entry.job)} ({_job_age(entry)}): {phase}{rest}"
     pods = [pod for pod in entry.pods if describe_pod(pod) or restart_count(pod)]
     for pod in pods[:20]:
         node = (pod.get("spec") or {}).get("nodeName") or "no node"
@@ -282,13 +283,13 @@ def _job_table(jobs: "Sequence[JobEntry]") -> Iterator[str]:
     for entry in jobs:
         state = entry.state
         phase = paint(f"{state.phase:<10}", PHASE_STYLES.get(state.phase, "yellow"), sys.stdout)
-        pods = f"{state.running}/{state.wanted}"
-        job = f"{entry.run:<{width}}  {entry.stage:<8}  {entry.resource.kind:<10}"
+        pods = f"{state.running}/{state.expected}"
+        job = f"{entry.run:<{width}}  {entry.stage:<8}  {entry.kind:<10}"
         line = f"{job}  {phase}  {pods:>4}  {_job_age(entry):>7}"
         yield f"{line}  {state.reason}"[: max(terminal_width(), 80) + 10].rstrip()
 
 
 def _job_age(entry: "JobEntry") -> str:
-    from podscale.kubernetes.pod_state import creation_time
+    from podscale.kubernetes.resources import creation_time
 
     return format_duration((datetime.now(UTC) - creation_time(entry.job)).total_seconds())

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from podscale.util import env, host_info
 from podscale.util.formatting import format_bytes
-from podscale.util.terminal import CheckResult
+from podscale.util.terminal import CheckResult, CheckStatus
 from podscale.version import VERSION, installed
 
 PYTHON = (3, 11)
@@ -60,24 +60,18 @@ def _adjust_for_image(result: CheckResult) -> CheckResult:
     return replace(result, verdict="note", found=f"not in {image}, which does without", advice=ELSEWHERE)
 
 
+def _check(subject: str, passed: object, found: str, advice: str, *, otherwise: CheckStatus = "missing") -> CheckResult:
+    """Return the result of a check; the advice belongs to one that did not pass."""
+    return CheckResult(subject, "ok", found) if passed else CheckResult(subject, otherwise, found, advice)
+
+
 def _check_system() -> Iterator[CheckResult]:
-    version = platform.python_version()
-    good = sys.version_info[:2] >= PYTHON
     image = f" in {os.environ[env.IMAGE]}" if os.environ.get(env.IMAGE) else ""
     yield CheckResult("podscale", "ok", f"{VERSION}{image} from {Path(__file__).parent}")
-    yield CheckResult(
-        "python",
-        "ok" if good else "missing",
-        version,
-        "" if good else f"install Python {PYTHON[0]}.{PYTHON[1]} or newer",
-    )
-    linux = sys.platform == "linux"
-    yield CheckResult(
-        "system",
-        "ok" if linux else "missing",
-        platform.platform(),
-        "" if linux else "training runs on Linux; use WSL or a container",
-    )
+    advice = f"install Python {PYTHON[0]}.{PYTHON[1]} or newer"
+    yield _check("python", sys.version_info[:2] >= PYTHON, platform.python_version(), advice)
+    advice = "training runs on Linux; use WSL or a container"
+    yield _check("system", sys.platform == "linux", platform.platform(), advice)
     yield CheckResult("processor", "ok", f"{host_info.cpu_count()} cores for this process, {host_info.cpu_name()}")
 
 
@@ -87,17 +81,16 @@ def _check_gpus() -> Iterator[CheckResult]:
         yield CheckResult("GPUs", "ok", f"{gpus} visible: {', '.join(host_info.gpu_names())}")
         return
     hidden = "; CUDA_VISIBLE_DEVICES hides them" if host_info.gpu_names() else ""
-    here = "small runs work on the CPU (try `podscale run`)"
     in_gpu_image = os.environ.get(env.IMAGE) == "podscale-gpu"
-    yield CheckResult("GPUs", "note", f"none{hidden}", GPUS_IN_A_CONTAINER if in_gpu_image else here)
+    advice = GPUS_IN_A_CONTAINER if in_gpu_image else "small runs work on the CPU (try `podscale run`)"
+    yield CheckResult("GPUs", "note", f"none{hidden}", advice)
 
 
 def _check_tpus() -> Iterator[CheckResult]:
     """Yield nothing if neither a chip nor its library is here."""
-    chips, library = host_info.tpu_chips(), installed("libtpu")
-    if chips:
+    if chips := host_info.tpu_chips():
         yield CheckResult("TPUs", "ok", f"{len(chips)} chips of {', '.join(sorted(set(chips)))}")
-    elif library is not None:
+    elif installed("libtpu") is not None:
         yield CheckResult("TPUs", "note", "none: JAX finds its CPU only", "start it on a machine with TPUs")
 
 
@@ -113,9 +106,8 @@ def _check_jax() -> Iterator[CheckResult]:
     probe = software.probe()
     versions = f"{probe.version}, libtpu {library or 'not installed'}"
     if probe.problem:
-        yield CheckResult(
-            "JAX", "missing", f"{versions}: {probe.problem}", "end what else uses its devices, or see there"
-        )
+        advice = "end what else uses its devices, or see there"
+        yield CheckResult("JAX", "missing", f"{versions}: {probe.problem}", advice)
     elif chips and probe.platform != "tpu":
         advice = "pip install 'jax[tpu]'" if library is None else "unset JAX_PLATFORMS"
         yield CheckResult("JAX", "missing", f"{versions}: it finds its {probe.platform} only, not the TPUs", advice)
@@ -126,22 +118,12 @@ def _check_jax() -> Iterator[CheckResult]:
 
 def _check_memory() -> Iterator[CheckResult]:
     memory = host_info.memory_info()
-    enough = memory.available >= COMFORTABLE_MEMORY_BYTES
-    yield CheckResult(
-        "memory",
-        "ok" if enough else "note",
-        f"{format_bytes(memory.available)} free of {format_bytes(memory.total)}",
-        "" if enough else "use small batches, or close other programs",
-    )
-    enough = memory.shared_free >= COMFORTABLE_SHM_BYTES
-    yield CheckResult(
-        "/dev/shm",
-        "ok" if enough else "note",
-        f"{format_bytes(memory.shared_free)} free",
-        ""
-        if enough
-        else "loader processes hand batches over here: --shm-size in a container, a memory-backed emptyDir in a pod",
-    )
+    found = f"{format_bytes(memory.available)} free of {format_bytes(memory.total)}"
+    advice = "use small batches, or close other programs"
+    yield _check("memory", memory.available >= COMFORTABLE_MEMORY_BYTES, found, advice, otherwise="note")
+    found = f"{format_bytes(memory.shared_free)} free"
+    advice = "loader processes hand batches over here: --shm-size in a container, a memory-backed emptyDir in a pod"
+    yield _check("/dev/shm", memory.shared_free >= COMFORTABLE_SHM_BYTES, found, advice, otherwise="note")
 
 
 def _check_disk(workspace: Path) -> Iterator[CheckResult]:
@@ -151,13 +133,9 @@ def _check_disk(workspace: Path) -> Iterator[CheckResult]:
         yield CheckResult(subject, "missing", f"{existing} cannot be written", "choose another one with run.workspace")
         return
     free = shutil.disk_usage(existing).free
-    enough = free >= COMFORTABLE_DISK_BYTES
-    yield CheckResult(
-        subject,
-        "ok" if enough else "note",
-        f"{format_bytes(free)} free on {existing}",
-        "" if enough else "shards take about the size of the images, each checkpoint twice the model's",
-    )
+    found = f"{format_bytes(free)} free on {existing}"
+    advice = "shards take about the size of the images, each checkpoint twice the model's"
+    yield _check(subject, free >= COMFORTABLE_DISK_BYTES, found, advice, otherwise="note")
 
 
 def _check_network() -> Iterator[CheckResult]:
@@ -165,36 +143,28 @@ def _check_network() -> Iterator[CheckResult]:
         with socket.create_server(("127.0.0.1", 0)):
             yield CheckResult("loopback ports", "ok", "ranks on this machine can meet")
     except OSError as error:
-        yield CheckResult(
-            "loopback ports", "missing", str(error), "allow processes to listen on 127.0.0.1: ranks meet there"
-        )
+        advice = "allow processes to listen on 127.0.0.1: ranks meet there"
+        yield CheckResult("loopback ports", "missing", str(error), advice)
+    subject = f"metrics port {METRICS_PORT}"
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", METRICS_PORT))
-            yield CheckResult(f"metrics port {METRICS_PORT}", "ok", "free")
+            yield CheckResult(subject, "ok", "free")
         except OSError as error:
-            yield CheckResult(
-                f"metrics port {METRICS_PORT}", "note", str(error.strerror), "set telemetry.port (0 = any free one)"
-            )
+            yield CheckResult(subject, "note", str(error.strerror), "set telemetry.port (0 = any free one)")
 
 
 def _check_software() -> Iterator[CheckResult]:
-    for package, purpose, advice in (
-        ("kfp", "`podscale run` and `podscale compile`", "pip install podscale"),
-        ("simplejpeg", "validating and decoding JPEGs", "pip install podscale"),
+    for package, purpose in (
+        ("kfp", "`podscale run` and `podscale compile`"),
+        ("simplejpeg", "validating and decoding JPEGs"),
     ):
         version = installed(package)
-        yield CheckResult(
-            package, "ok" if version else "missing", version or f"needed for {purpose}", "" if version else advice
-        )
+        yield _check(package, version, version or f"needed for {purpose}", "pip install podscale")
     dali = installed("nvidia-dali-cuda130") if find_spec("nvidia") else None
-    yield CheckResult(
-        "DALI",
-        "ok" if dali else "note",
-        dali or "not installed: GPUs decode by torchvision (input.loader=nvjpeg), CPUs as ever",
-        "" if dali else "on Linux x86-64: pip install 'podscale[gpu]'",
-    )
+    found = dali or "not installed: GPUs decode by torchvision (input.loader=nvjpeg), CPUs as ever"
+    yield _check("DALI", dali, found, "on Linux x86-64: pip install 'podscale[gpu]'", otherwise="note")
 
 
 def _check_engine() -> Iterator[CheckResult]:
@@ -206,33 +176,16 @@ def _check_engine() -> Iterator[CheckResult]:
     probe = software.probe()
     yield CheckResult("PyTorch", "ok", f"{probe.version}, CUDA {probe.cuda or 'not built in'}")
     gpus = host_info.visible_gpus()
-    if gpus and not probe.gpus:
-        yield CheckResult(
-            "CUDA", "missing", f"{gpus} GPUs, none usable by PyTorch", "install a PyTorch build for your driver"
-        )
-    elif probe.gpus:
-        yield CheckResult("CUDA", "ok", ", ".join(probe.gpus))
-    yield CheckResult(
-        "gloo",
-        "ok" if probe.gloo else "missing",
-        "between CPU processes",
-        "" if probe.gloo else "install another build of PyTorch",
-    )
+    if gpus or probe.gpus:
+        found = ", ".join(probe.gpus) or f"{gpus} GPUs, none usable by PyTorch"
+        yield _check("CUDA", probe.gpus, found, "install a PyTorch build for your driver")
+    yield _check("gloo", probe.gloo, "between CPU processes", "install another build of PyTorch")
     if gpus:
-        yield CheckResult(
-            "NCCL",
-            "ok" if probe.nccl else "missing",
-            probe.nccl or "needed between GPUs",
-            "" if probe.nccl else "install PyTorch with CUDA",
-        )
+        yield _check("NCCL", probe.nccl, probe.nccl or "needed between GPUs", "install PyTorch with CUDA")
 
 
 def _check_cluster_client() -> Iterator[CheckResult]:
     for package, purpose in (("gcsfs", "gs:// sources"), ("s3fs", "s3:// sources"), ("kfp-kubernetes", "clusters")):
         version = installed(package)
-        yield CheckResult(
-            package,
-            "ok" if version else "note",
-            version or f"needed for {purpose} only",
-            "" if version else "pip install 'podscale[cluster]'",
-        )
+        found = version or f"needed for {purpose} only"
+        yield _check(package, version, found, "pip install 'podscale[cluster]'", otherwise="note")

@@ -19,7 +19,7 @@ from podscale.util.terminal import paint
 
 if TYPE_CHECKING:
     from podscale.config import RunConfig
-    from podscale.pipelines.kfp_backend import KfpBackend, PipelineProgress, PipelineVersion, StartedRun
+    from podscale.pipelines.kfp_backend import KfpBackend, PipelineProgress, PipelineVersion, RunRequest, StartedRun
     from podscale.pipelines.kfp_endpoint import KfpEndpoint
 
 app = typer.Typer(help="Hand the pipeline of a run document to Kubeflow Pipelines.", no_args_is_help=True)
@@ -80,6 +80,13 @@ class StartOptions:
         str | None, typer.Option(metavar="NAME", help="Service account of the tasks; default: KFP's own.")
     ] = None
 
+    def request(self, version: "PipelineVersion", config: "RunConfig", run_id: str) -> "RunRequest":
+        """Return the request for a run with this id."""
+        from podscale.pipelines.kfp_backend import RunRequest
+
+        name, parameters = self.name or config.run.id, {"run_id": run_id}
+        return RunRequest(version, name, self.experiment, parameters, self.service_account)
+
 
 @app.command()
 @expand_option_groups
@@ -109,8 +116,7 @@ def run(
     endpoint = backend.endpoint()
     config = _load_document(document, changes, package)
     client, version = _upload_package(config, endpoint, package)
-    name, parameters = start.name or config.run.id, {"run_id": config.run.id}
-    started = client.run(version, name, start.experiment, parameters, start.service_account)
+    started = client.run(start.request(version, config, config.run.id))
     _print(asdict(started), f"run {started.name}: {started.link}", as_json)
     if wait:
         raise typer.Exit(_follow_run(client, started))
@@ -142,12 +148,9 @@ def schedule(
         )
     fields = _kfp_cron(cron)
     client, version = _upload_package(config, endpoint, package)
-    parameters = {"run_id": f"{config.run.id}-{SCHEDULED_TIME}"}
-    name = start.name or config.run.id
-    started = client.schedule(
-        version, name, start.experiment, fields, parameters, start.service_account, replace=replace
-    )
-    _print(asdict(started), f"schedule {name} ({fields}): {started.link}", as_json)
+    request = start.request(version, config, f"{config.run.id}-{SCHEDULED_TIME}")
+    started = client.schedule(request, fields, replace=replace)
+    _print(asdict(started), f"schedule {started.name} ({fields}): {started.link}", as_json)
 
 
 def _load_document(document: str | None, changes: Sequence[str], package: PackageOptions) -> "RunConfig":

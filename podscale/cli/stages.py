@@ -45,8 +45,8 @@ def shard(
 ) -> None:
     """Stage 1: images to a shard set. Finished shards are not made again."""
     from podscale.config.preflight import preflight
+    from podscale.data.manifest import ShardPart
     from podscale.kubernetes.termination_message import write_termination_on_exit
-    from podscale.runs.stage_outcomes import ShardPart
     from podscale.stages import local
 
     if inspect is not None:

@@ -32,19 +32,19 @@ def study(
     ],
     changes: Set = [],
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print cells, estimate and what is left out; start nothing.")
+        bool, typer.Option("--dry-run", help="Print trials, estimate and what is left out; start nothing.")
     ] = False,
-    jobs: Annotated[int, typer.Option(help="Cells at a time; 0 = as many as the cores carry.", min=0)] = 0,
+    jobs: Annotated[int, typer.Option(help="Trials at a time; 0 = as many as the cores carry.", min=0)] = 0,
     time_box: Annotated[
-        float | None, typer.Option(metavar="MINUTES", help="Begin no cell that would end later than this.", min=0.01)
+        float | None, typer.Option(metavar="MINUTES", help="Begin no trial that would end later than this.", min=0.01)
     ] = None,
     restart: Annotated[bool, typer.Option("--restart", help="Forget the results there are, and run all anew.")] = False,
-    keep_runs: Annotated[bool, typer.Option("--keep-runs", help="Leave the run directories of the cells.")] = False,
+    keep_runs: Annotated[bool, typer.Option("--keep-runs", help="Leave the run directories of the trials.")] = False,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write the results here too, as files to commit.")
     ] = None,
     backend: Annotated[
-        str, typer.Option(metavar="here|kfp", help="kfp: compile a package whose small jobs run the cells.")
+        str, typer.Option(metavar="here|kfp", help="kfp: compile a package whose small jobs run the trials.")
     ] = "here",
     output: Annotated[Path, typer.Option("--output", "-o", help="With --backend kfp: file to write.")] = Path(
         "study.yaml"
@@ -54,7 +54,7 @@ def study(
 ) -> None:
     """A grid of runs: table, curves with their spread, critical batch size. The same command again continues."""
     if backend not in ("here", "kfp"):
-        problem = "cells run `here`, or in the pods of a package for `kfp`"
+        problem = "trials run `here`, or in the pods of a package for `kfp`"
         raise InputError(problem, field="--backend", got=backend)
     if backend == "kfp":
         _compile_package(document, changes, output, parallel=parallel, kfp=kfp)
@@ -67,7 +67,7 @@ def study(
 
 
 def _load_study(document: str, changes: Sequence[str]) -> "StudyDocument":
-    """Load a study, with the changes of the command line in every cell."""
+    """Load a study, with the changes of the command line in every trial."""
     from podscale.config.document import parse_overrides
     from podscale.study import read_study
 

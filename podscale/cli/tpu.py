@@ -47,7 +47,7 @@ def compile_step(
     """Compile the training step with the real TPU compiler: memory, about the largest batch that fits, collectives,
     work, estimated speed. Takes minutes, and needs libtpu but no TPU."""
     from podscale.jax.aot.batch_search import FitResult, cached_results, find_largest_batch, largest_known_batch
-    from podscale.jax.aot.compile_report import compile_findings, format_compile_report, format_sweep_report
+    from podscale.jax.aot.compile_report import build_report, format_compile_report, format_sweep_report
     from podscale.jax.aot.request import cached_result, compile_aot, default_cache
 
     if sweep not in (None, "batch"):
@@ -56,14 +56,14 @@ def compile_step(
     request = build_compile_request(config, _resolve_topology(config, topology, slices))
     cache = cache or default_cache()
 
-    def compile_findings_of(variant: "CompileRequest") -> dict[str, Any]:
+    def compile_report_of(variant: "CompileRequest") -> dict[str, Any]:
         if cached_result(variant, cache) is None:
             images = variant.config.train.global_batch
             print(f"compiling {images} images for {variant.topology} ...", file=sys.stderr, flush=True)
-        return compile_findings(variant, compile_aot(variant, cache, time_limit))
+        return build_report(variant, compile_aot(variant, cache, time_limit))
 
     if sweep is None:
-        findings = compile_findings_of(request)
+        findings = compile_report_of(request)
         findings["largest"] = largest_known_batch(request, {**cached_results(request, cache), request.batch: findings})
         _print_result(findings if as_json else format_compile_report(findings))
         if not findings["fits"]:
@@ -72,7 +72,7 @@ def compile_step(
     rows: list[dict[str, Any]] = []
 
     def measure(variant: "CompileRequest") -> FitResult:
-        rows.append(compile_findings_of(variant))
+        rows.append(compile_report_of(variant))
         memory = rows[-1]["memory"]
         return FitResult(rows[-1]["fits"], memory["needed"], memory["available"])
 

@@ -18,6 +18,17 @@ from podscale.errors import ABSENT, InputError, InputErrors
 DocumentT = TypeVar("DocumentT", bound=BaseModel)
 
 MAX_DOCUMENT_BYTES = 2**20
+PROBLEMS = {
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "not an integer"),
+    **dict.fromkeys(("float_type", "float_parsing"), "not a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "not true or false"),
+    "string_type": "not text",
+    "tuple_type": "not a list",
+    "dict_type": "not a mapping",
+    "model_type": "not a section of options",
+    "missing": "missing",
+}
+"""Problems by pydantic's type of error; of other types pydantic's own message is shown."""
 
 
 @dataclass(frozen=True)
@@ -211,5 +222,6 @@ def _convert_error(item: Any, origins: _Origins, model: type[BaseModel]) -> Inpu
         problem, got, hint = "unknown key", ABSENT, suggest_key(key, model)
     else:
         message = str(item["msg"]).removeprefix("Value error, ")
-        problem, got, hint = message[:1].lower() + message[1:], item["input"] if key else ABSENT, ""
+        problem, hint = PROBLEMS.get(item["type"], message[:1].lower() + message[1:]), ""
+        got = item["input"] if key and item["type"] != "missing" else ABSENT
     return InputError(problem, field=key, got=got, hint=hint, location=origins.locate(key))

@@ -176,7 +176,7 @@ class ClusterSection(Section):
         return self
 
     @model_validator(mode="after")
-    def _check_conflicts(self) -> "ClusterSection":
+    def _check_options(self) -> "ClusterSection":
         if self.metrics_mutual_tls and self.metrics_tls_secret is None:
             raise conflict_error(
                 "metrics_mutual_tls", "certificates of clients need TLS", hint="Name metrics_tls_secret, too."

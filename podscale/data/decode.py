@@ -58,9 +58,9 @@ def _find_frame_and_scan(data: memoryview, height: int, width: int) -> tuple[int
     while at + 10 <= len(data) and data[at] == 0xFF:
         marker, length = data[at + 1], data[at + 2] << 8 | data[at + 3]
         if marker in _FRAMES and frame is None:
-            said = (data[at + 5] << 8 | data[at + 6], data[at + 7] << 8 | data[at + 8])
+            size = (data[at + 5] << 8 | data[at + 6], data[at + 7] << 8 | data[at + 8])
             frame, components = at + 5, data[at + 9]
-            if said != (height, width) or data[at + 4] != 8 or components not in (1, 3):
+            if size != (height, width) or data[at + 4] != 8 or components not in (1, 3):
                 return None
         elif marker == _SCAN and frame is not None:
             scan = at + 2 + length

@@ -21,6 +21,21 @@ SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True)
+class ShardPart:
+    """Part of a shard set that one packer packs: every `count`-th shard, from `index` on."""
+
+    index: int = 0
+    count: int = 1
+
+    def contains(self, number: int) -> bool:
+        """Return True if this part has the shard of that number, counted from 0 over all splits."""
+        return number % self.count == self.index
+
+
+WHOLE_SHARD_SET = ShardPart()
+
+
+@dataclass(frozen=True)
 class Shard:
     """One tar file: its name inside the split, images, bytes and hashes."""
 

@@ -43,16 +43,6 @@ log = logging.getLogger("podscale.data.sharding")
 _MAX_MAPPED_SHARDS = 4  # shards a process keeps mapped when the set is larger than the cache
 
 
-def is_remote(location: str) -> bool:
-    """Return whether a location needs the cache; file:// URLs and plain paths are read in place."""
-    return "://" in location and not location.startswith("file://")
-
-
-def path_of_location(location: str) -> Path:
-    """The path that a plain location or file:// URL names."""
-    return Path(location.removeprefix("file://"))
-
-
 class ShardCache:
     """A directory that holds at most `limit_bytes` of shards."""
 

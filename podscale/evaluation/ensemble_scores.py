@@ -83,10 +83,9 @@ class EnsembleScores(SchemaBase):
 def build_ensemble_scores(config: RunConfig, models: EvaluatedModels, directory: Path) -> EnsembleScores:
     """Build the ensemble section from the predictions in `directory`."""
     passes = read_passes(directory)
-    predictions = {
-        name: read_predictions(pass_predictions_path(directory, name))
-        for name in [*passes, *_derived_methods(directory)]
-    }
+    # The other combinations are derived from the members' predictions without a pass.
+    derived = [way for way in COMBINE_METHODS if way != "weights" and pass_predictions_path(directory, way).exists()]
+    predictions = {name: read_predictions(pass_predictions_path(directory, name)) for name in [*passes, *derived]}
     names = [f"member-{number}" for number in range(len(models.members))]
     member_seconds = [passes[name].seconds for name in names]
     combined = [
@@ -174,8 +173,3 @@ def _score_summary(predictions: Predictions, seconds: Sequence[float]) -> ScoreS
         passes=len(seconds),
         images_per_second=len(predictions) / total if total else None,
     )
-
-
-def _derived_methods(directory: Path) -> list[CombineMethod]:
-    """Return the combination methods that are derived from the members' predictions without a forward pass."""
-    return [way for way in COMBINE_METHODS if way != "weights" and pass_predictions_path(directory, way).exists()]

@@ -6,6 +6,7 @@ Latency and bandwidth of the links are fitted to a few timed collectives.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
+from operator import attrgetter
 
 import numpy as np
 
@@ -13,12 +14,12 @@ from podscale.hardware.collective_cost import ALGORITHMS, AffineCost, Fabric, Li
 
 BUCKET_SIZES_MB = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 MIN_ADVANTAGE = 0.95
-"""Another algorithm than the backend's own must promise this share of its time: the model is not the network."""
+"""Largest fraction of the time of `flat` at which another algorithm is chosen: the cost model is not exact."""
 
 
 @dataclass(frozen=True)
 class AllReduceChoice:
-    """seconds: predicted for all buckets and, once more, the last one, of whose time nothing hides."""
+    """Algorithm and bucket size, with the predicted seconds of all buckets plus the last one, which nothing hides."""
 
     algorithm: str
     bucket_mb: float
@@ -26,19 +27,19 @@ class AllReduceChoice:
 
 
 def choose_all_reduce(fabric: Fabric, gradient_bytes: int, algorithms: Sequence[str]) -> AllReduceChoice:
-    """The fastest combination of one of `algorithms` and a size of buckets, by the cost model.
+    """Return the fastest of `algorithms` with its bucket size, by the cost model.
 
-    Many small buckets pay for latency, few large ones leave a long last bucket after backward has ended: what is
-    minimised is the time of all buckets plus that of one. Between equals the larger bucket wins.
+    Many small buckets pay for latency; few large ones leave a long last bucket after backward. Therefore the time of
+    all buckets plus one is minimised. Between equals the larger bucket wins.
     """
     candidates = [
         AllReduceChoice(name, bucket, _exposed_seconds(fabric, name, bucket, gradient_bytes))
         for name in algorithms
         for bucket in reversed(BUCKET_SIZES_MB)
     ]
-    best = min(candidates, key=_predicted_seconds)
-    own = min((choice for choice in candidates if choice.algorithm == "flat"), key=_predicted_seconds, default=best)
-    return best if best.seconds <= MIN_ADVANTAGE * own.seconds else own
+    best = min(candidates, key=attrgetter("seconds"))
+    flat = min((choice for choice in candidates if choice.algorithm == "flat"), key=attrgetter("seconds"), default=best)
+    return best if best.seconds <= MIN_ADVANTAGE * flat.seconds else flat
 
 
 def _exposed_seconds(fabric: Fabric, algorithm: str, bucket_mb: float, gradient_bytes: int) -> float:
@@ -46,32 +47,28 @@ def _exposed_seconds(fabric: Fabric, algorithm: str, bucket_mb: float, gradient_
     return (ceil(gradient_bytes / bucket) + 1) * ALGORITHMS[algorithm](fabric, bucket)
 
 
-def _predicted_seconds(choice: AllReduceChoice) -> float:
-    return choice.seconds
-
-
 MIN_LATENCY, MIN_PER_BYTE = 1e-7, 1e-13
-"""A fit of noisy times may come out at zero: no link is faster than 0.1 us or 10 TB/s."""
+"""Lower bounds of a fit, seconds and seconds per byte: a fit of noisy times may be zero."""
 
 
 def fit_affine_cost(sizes: Sequence[int], seconds: Sequence[float]) -> AffineCost:
-    """The affine function through times by size, by least squares of the *relative* error, neither part negative.
+    """Fit an affine function without negative parts to times by size, by least squares of the relative error.
 
-    Relative, because otherwise the largest message alone would decide and latency would drown in its noise.
+    With absolute errors the noise of the largest message would hide the latency.
     """
     size, time = np.asarray(sizes, float), np.asarray(seconds, float)
     rows = np.stack([1 / time, size / time], axis=1)
     one = np.ones(len(size))
     (fixed, per_byte), *_ = np.linalg.lstsq(rows, one, rcond=None)
-    if fixed < 0:  # noise: the nearest fit that a link can have goes through the origin
+    if fixed < 0:  # noise: the nearest possible fit goes through the origin
         fixed, per_byte = 0.0, np.linalg.lstsq(rows[:, 1:], one, rcond=None)[0][0]
-    elif per_byte <= 0:  # no bandwidth was seen: what the largest message got is the least there is
+    elif per_byte <= 0:  # too small messages to measure bandwidth: the largest one gives a lower bound
         fixed, per_byte = time.min(), time[-1] / size[-1]
     return AffineCost(float(fixed), float(per_byte))
 
 
 def fit_link_axis(ranks: int, sizes: Sequence[int], seconds: Sequence[float]) -> LinkAxis:
-    """The axis on which all-reduces of these sizes (bytes), by a ring over `ranks`, took these times."""
+    """Fit the links of an axis to times of ring all-reduces over `ranks` by size in bytes."""
     if ranks == 1:
         return LinkAxis(1, MIN_LATENCY, MIN_PER_BYTE)
     line, unit = fit_affine_cost(sizes, seconds), LinkAxis(ranks, 1.0, 1.0).all_reduce()

@@ -1,16 +1,14 @@
 """NVIDIA GPUs on Google Cloud: machine types, their contents and GKE labels, and peak rates.
 
-Sources, read in 2026: accelerator labels, machine types and their GPUDirect of xpk
-(AI-Hypercomputer/xpk, src/xpk/core/system_characteristics.py at 367c838); vCPUs and memory of a2 and a3-highgpu by the
-SkyPilot catalogue (skypilot-org/skypilot-catalog, catalogs/v8/gcp/vms.csv); the protocol of a machine type by
-google/dranet (pkg/cloudprovider/gce). Recalled, not read again: everything about g2
-and n1, vCPUs and memory of a3-mega, a3-ultra and a4, and Local SSD.
+Sources, read in 2026: accelerator labels, machine types and their GPUDirect of xpk (AI-Hypercomputer/xpk,
+src/xpk/core/system_characteristics.py at 367c838); vCPUs and memory of a2 and a3-highgpu by the SkyPilot catalogue
+(skypilot-org/skypilot-catalog, catalogs/v8/gcp/vms.csv); the protocol of a machine type by google/dranet
+(pkg/cloudprovider/gce). Recalled, not read again: everything about g2 and n1, vCPUs and memory of a3-mega, a3-ultra and
+a4, and Local SSD.
 
-Peaks, for comparison with measured rates:
-
-Dense matrix arithmetic in TFLOP/s (a multiply-add counts as 2), without structured sparsity, at the boost clock of the
-part named; memory in GB/s. The figures are those of NVIDIA's data sheets as the field quotes them; they were not read
-again for this table, so a rate relative to them is only as good as they are.
+Peaks are dense matrix arithmetic in TFLOP/s (a multiply-add counts as 2), without structured sparsity, at the boost
+clock of the part named; memory in GB/s. They are NVIDIA's data sheets' as commonly quoted, not read again for this
+table.
 """
 
 from collections.abc import Sequence
@@ -20,7 +18,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class GpuChip:
-    """One accelerator. fp32 is ordinary arithmetic (TF32 stays off, see pytorch.precision); 0 = not offered."""
+    """One accelerator: peaks in TFLOP/s, 0 if not offered. fp32 is without TF32 (see pytorch.precision)."""
 
     name: str
     fp32: float
@@ -29,7 +27,7 @@ class GpuChip:
     memory_bandwidth: float
 
     def peak_tflops(self, precision: str) -> float:
-        """TFLOP/s of a policy of the run document (`train.precision`); 0 if the chip does not offer it."""
+        """Return the TFLOP/s of a policy of the run document (`train.precision`); 0 if it is not offered."""
         return {"fp32": self.fp32, "fp16": self.fp16}.get(precision, self.bf16)
 
 
@@ -50,7 +48,7 @@ GPU_CHIPS = (
 
 
 def find_gpu_chip(device: str) -> GpuChip | None:
-    """The chip that a device's name (as the driver tells it) speaks of; None if it is not in the table."""
+    """Return the chip of a device's name, as the driver reports it; None if it is not in the table."""
     words = device.replace("-", " ").split()
     return next((chip for chip in GPU_CHIPS if all(word in words for word in chip.name.split())), None)
 
@@ -71,29 +69,32 @@ class GpuMachine:
 
 @dataclass(frozen=True)
 class GpuKind:
-    """One GPU. gke_label: value of the node label cloud.google.com/gke-accelerator."""
+    """One GPU.
+
+    Args:
+        gke_label: value of the node label cloud.google.com/gke-accelerator.
+        gpudirect: network protocol that bypasses host memory, on the largest machine; None if there is none.
+    """
 
     name: str
     gke_label: str
     machines: tuple[GpuMachine, ...]
     gpudirect: GpuDirect | None = None
-    """How GPUs of whole machines reach each other past the host's memory; None = over ordinary TCP alone."""
 
     @property
     def gpus_per_machine(self) -> tuple[int, ...]:
-        """GPUs that a machine may have."""
         return tuple(machine.gpus for machine in self.machines)
 
 
 def _machine_family(
     name: str, counts: Sequence[int], cpus: int, memory: float, local_ssd: int = 0
 ) -> tuple[GpuMachine, ...]:
-    """Machine types of a family that gives each GPU as many vCPUs and as much memory and Local SSD as any other."""
+    """Return the machine types of a family whose vCPUs, memory and Local SSD are proportional to its GPUs."""
     return tuple(GpuMachine(name.format(gpus=n, cpus=n * cpus), n, n * cpus, n * memory, n * local_ssd) for n in counts)
 
 
 GPU_KINDS = (
-    # GPUs of old attach to general machines of any size; those named here are ours to choose.
+    # Older GPUs attach to general machines of any size; the sizes here are our choice.
     GpuKind("nvidia-t4", "nvidia-tesla-t4", _machine_family("n1-standard-{cpus}", (1, 2, 4), 8, 30)),
     GpuKind("nvidia-l4", "nvidia-l4", _machine_family("g2-standard-{cpus}", (1, 2, 4, 8), 12, 48, 375)),
     GpuKind(
@@ -117,9 +118,9 @@ GPU_KINDS = (
     GpuKind("nvidia-h200-141gb", "nvidia-h200-141gb", (GpuMachine("a3-ultragpu-8g", 8, 224, 2952, 12000),), "rdma"),
     GpuKind("nvidia-b200", "nvidia-b200", (GpuMachine("a4-highgpu-8g", 8, 224, 3968, 12000),), "rdma"),
 )
-"""Oldest first. Machines of a kind by their number of GPUs; where several have it, the one that xpk takes."""
+"""Oldest first. If several machines have the same number of GPUs, the one that xpk uses."""
 
 
 def find_gpu_kind(name: str) -> GpuKind | None:
-    """The kind of that name or node label; None if there is none."""
+    """Return the kind of a name or node label; None if there is none."""
     return next((kind for kind in GPU_KINDS if name in (kind.name, kind.gke_label)), None)

@@ -11,8 +11,8 @@ from podscale.hardware.gpus import GPU_KINDS, GpuDirect, GpuKind, GpuMachine, fi
 from podscale.hardware.tpus import TPU_KINDS, TpuKind
 
 POD_SHARE = 0.85
-"""Part of a machine's cores and memory that one pod asks for; the node keeps the rest for itself and its daemons. GKE
-keeps from 2 % (1.8 TB) to 16 % (16 GB) of the memory (recalled), other daemons 1 or 2 GB."""
+"""Fraction of a machine's cores and memory that one pod requests; the node and its daemons need the rest. GKE reserves
+from 2 % (of 1.8 TB) to 16 % (of 16 GB) of the memory (recalled), other daemons 1 or 2 GB."""
 
 _GPU = re.compile(r"^(?P<name>nvidia-[a-z0-9-]+?)(?:\s*x\s*(?P<count>\d+))?$")
 _TPU = re.compile(r"^(?P<name>tpu-[a-z0-9]+|tpu7x)-(?P<topology>\d+(?:x\d+)+)$")
@@ -20,10 +20,14 @@ _TPU = re.compile(r"^(?P<name>tpu-[a-z0-9]+|tpu7x)-(?P<topology>\d+(?:x\d+)+)$")
 
 @dataclass(frozen=True)
 class Hardware:
-    """What one pod of a job runs on, and how many of them make a whole.
+    """Hardware of one pod of a job.
 
-    resource: name of the accelerators as a cluster counts them, of which each pod gets `accelerators`. hosts: pods
-    that a TPU slice needs; 1 for everything else. cpus, memory_gib: of one machine, 0 if not in the table.
+    Args:
+        resource: Kubernetes resource name of the accelerators.
+        accelerators: accelerators of each pod.
+        hosts: pods of a TPU slice; 1 for everything else.
+        cpus: cores of the machine; 0 if not in the table.
+        memory_gib: memory of the machine; 0 if not in the table.
     """
 
     name: str
@@ -40,12 +44,12 @@ class Hardware:
 
     @property
     def cpus_to_request(self) -> float:
-        """Cores that a pod which fills the machine may ask for."""
+        """Cores that a pod which fills the machine may request."""
         return float(int(self.cpus * POD_SHARE))
 
     @property
     def memory_gib_to_request(self) -> float:
-        """Memory in GiB that a pod which fills the machine may ask for."""
+        """Memory in GiB that a pod which fills the machine may request."""
         return float(int(self.memory_gib * POD_SHARE))
 
 
@@ -53,7 +57,7 @@ CPU = Hardware("cpu")
 
 
 def find_hardware(name: str) -> Hardware:
-    """The hardware of that name. Raises InputError, listing what there is, for an unknown or impossible one."""
+    """Return the hardware of a name. Raises InputError, which lists the valid names, if there is none."""
     text = " ".join(name.split()).lower()
     if text == "cpu":
         return CPU
@@ -76,7 +80,7 @@ def find_hardware(name: str) -> Hardware:
 
 
 def hardware_names() -> list[str]:
-    """Every kind of hardware, as it is written: `nvidia-l4 x1|2|4|8`, `tpu-v5e-TOPOLOGY`, `cpu`."""
+    """Return every kind of hardware as it is written: `nvidia-l4 x1|2|4|8`, `tpu-v5e-TOPOLOGY`, `cpu`."""
     gpus = [f"{kind.name} x{'|'.join(map(str, kind.gpus_per_machine))}" for kind in GPU_KINDS]
     return ["cpu", *gpus, *(f"{kind.name}-TOPOLOGY" for kind in TPU_KINDS)]
 
@@ -130,6 +134,6 @@ def _tpu_hardware(kind: TpuKind, topology: str) -> Hardware:
 def _suggest_name(text: str) -> str:
     first = text.partition(" ")[0]
     known = ["cpu", *(kind.name for kind in (*GPU_KINDS, *TPU_KINDS))]
-    begins = [name for name in known if first and name.startswith(first)]
-    close = begins or difflib.get_close_matches(first, known, n=1)
-    return f"Did you mean {close[0]}? " if close else ""
+    matches = [name for name in known if first and name.startswith(first)]
+    matches = matches or difflib.get_close_matches(first, known, n=1)
+    return f"Did you mean {matches[0]}? " if matches else ""

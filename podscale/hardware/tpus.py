@@ -1,18 +1,15 @@
 """TPUs on Google Cloud: generations, slices and their machines, and the chips as the TPU compiler names them.
 
-Source, read in 2026: AI-Hypercomputer/xpk, src/xpk/core/system_characteristics.py at 367c838 (node labels, machine
-types, chips of a machine, topologies). Slices of one and of four chips on v5e are recalled, not read.
+Sources of machines, read in 2026: AI-Hypercomputer/xpk, src/xpk/core/system_characteristics.py at 367c838 (node labels,
+machine types, chips of a machine, topologies). Slices of one and of four chips on v5e are recalled, not read.
 
-Peaks, topologies and compiler names of a chip:
-
-Sources, read in November 2026: Google Cloud's pages of each generation (docs.cloud.google.com/tpu/docs/v3, v4, v5e,
-v5p, v6e, tpu7x): peak, memory, interconnect, network. A page's interconnect figure for both directions is halved; v3's
-is its 340 TB/s of all-reduce in a pod over 1,024 chips. Recalled, not read again: links of v2 and v4, and clocks
+Sources of chips, read in November 2026: Google Cloud's pages of each generation (docs.cloud.google.com/tpu/docs/v3, v4,
+v5e, v5p, v6e, tpu7x): peak, memory, interconnect, network. A page's interconnect figure for both directions is halved;
+v3's is its 340 TB/s of all-reduce in a pod over 1,024 chips. Recalled, not read again: links of v2 and v4, and clocks
 (Jouppi 2020 and 2023). v2's peak and memory are those of jax 0.10.2 (pallas/mosaic/tpu_info.py), which agrees with the
-others but for v5p's memory (2,460 GB/s there) and v3's peak (140 there). Names and devices of a chip: as libtpu
-0.0.42.1 describes them. What a program may use of the memory: as that version says, rounded, when it refuses a program
-that is too large (tests/system/train/test_tpu_compiler.py asks it again). v5p's page has 95 GiB, less than that; its 96
-are jax's 103 GB.
+others except for v5p's memory (2,460 GB/s there) and v3's peak (140 there). Names and devices of a chip, and the memory
+that a program may use, rounded: as libtpu 0.0.42.1 reports them (tests/system/train/test_tpu_compiler.py checks them).
+v5p's page has 95 GiB, less than that; its 96 are jax's 103 GB.
 """
 
 import re
@@ -22,17 +19,20 @@ from math import prod
 from podscale.errors import InputError
 
 CUBE_SIDE = 4
-"""Side of the block of chips that slices in three dimensions are built from, in chips."""
+"""Side of the blocks of which slices in three dimensions are built, chips."""
 SMALL_3D_TOPOLOGIES = ("2x2x1", "2x2x2", "2x2x4", "2x4x4")
 FLAT_TOPOLOGIES = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
 
 
 @dataclass(frozen=True)
 class TpuKind:
-    """One generation. gke_label: value of the node label cloud.google.com/gke-tpu-accelerator.
+    """One generation of machines.
 
-    machine: type of the machines of 4 chips; single_chip_machine: that of the machine with one chip, if there is
-    one. max_cubes: blocks of 4x4x4 chips that the largest slice has; 0 if slices are flat.
+    Args:
+        gke_label: value of the node label cloud.google.com/gke-tpu-accelerator.
+        machine: type of the machine with 4 chips.
+        single_chip_machine: type of the machine with one chip, if there is one.
+        max_cubes: blocks of 4x4x4 chips in the largest slice; 0 if slices are flat.
     """
 
     name: str
@@ -43,43 +43,39 @@ class TpuKind:
 
     @property
     def smallest_topologies(self) -> tuple[str, ...]:
-        """Its topologies, smallest first; of those built from cubes only the first."""
+        """Topologies, smallest first; of those built from cubes only the first."""
         if not self.max_cubes:
             return FLAT_TOPOLOGIES
-        alone = ("1x1x1",) if self.single_chip_machine else ()
-        return (*alone, *SMALL_3D_TOPOLOGIES, "4x4x4", "4x4x8", "4x8x8", "8x8x8")
+        single = ("1x1x1",) if self.single_chip_machine else ()
+        return (*single, *SMALL_3D_TOPOLOGIES, "4x4x4", "4x4x8", "4x8x8", "8x8x8")
 
     @property
     def topology_rule(self) -> str:
-        """What its topologies are, in words."""
-        listed = ", ".join(self.smallest_topologies)
-        return (
-            f"{listed}, ... (multiples of 4 up to {self.max_cubes * CUBE_SIDE**3} chips)" if self.max_cubes else listed
-        )
+        """Topologies as text."""
+        names = ", ".join(self.smallest_topologies)
+        rule = f", ... (multiples of 4 up to {self.max_cubes * CUBE_SIDE**3} chips)"
+        return names + (rule if self.max_cubes else "")
 
     def has_topology(self, topology: str) -> bool:
-        """Return whether a slice may have this topology; sides in ascending order where it is built from cubes."""
+        """Return whether a slice may have this topology; sides in ascending order if it is built from cubes."""
         if topology in self.smallest_topologies:
             return True
         sides = [int(side) for side in topology.split("x") if side.isdigit()]
-        built = len(sides) == 3 and all(side and side % CUBE_SIDE == 0 for side in sides) and sides == sorted(sides)
-        return built and topology == "x".join(map(str, sides)) and prod(sides) <= self.max_cubes * CUBE_SIDE**3
+        has_cubes = len(sides) == 3 and all(side and side % CUBE_SIDE == 0 for side in sides) and sides == sorted(sides)
+        return has_cubes and topology == "x".join(map(str, sides)) and prod(sides) <= self.max_cubes * CUBE_SIDE**3
 
     def chips_per_host(self, topology: str) -> int:
-        """Chips of one machine of a slice."""
         return min(4, chip_count(topology))
 
     def host_count(self, topology: str) -> int:
-        """Machines of a slice."""
         return chip_count(topology) // self.chips_per_host(topology)
 
     def machine_type(self, topology: str) -> str:
-        """Machine type of a slice."""
         return self.single_chip_machine if self.single_chip_machine and chip_count(topology) == 1 else self.machine
 
 
 def chip_count(topology: str) -> int:
-    """Chips of a slice: the product of its sides."""
+    """Return the number of chips of a slice, the product of its sides."""
     return prod(int(side) for side in topology.split("x"))
 
 
@@ -99,13 +95,16 @@ _TOPOLOGY_NAME = re.compile(r"^(?:tpu-)?(?P<chip>v\d+[a-z]?|tpu7x)[:-](?P<sides>
 
 @dataclass(frozen=True)
 class TpuChip:
-    """One generation. name: as the compiler has it; hbm_gib: GiB; bf16_tflops: TFLOP/s; memory, links,
-    network_bandwidth: GB/s.
+    """One generation of chips. Bandwidths are GB/s of a chip.
 
-    available_gib: GiB of a device (hbm is of a chip) that a program may use; the runtime keeps the rest.
-    link_bandwidth: all of a chip's to its neighbours together, one way. network_bandwidth: between slices, a chip's
-    share; 0 = not known. devices: what jax sees of a chip: 1, or one a core. config: which of the compiler's two views
-    of a chip that is. clock_ghz: GHz; 0 = not published.
+    Args:
+        name: the compiler's name.
+        available_gib: memory of a device that a program may use; the runtime keeps the rest.
+        link_bandwidth: all links to neighbours together, one way.
+        network_bandwidth: a chip's part of the network between slices; 0 if not known.
+        devices: jax devices of a chip: 1, or one for each core.
+        config: the compiler's view of a chip, if it has two.
+        clock_ghz: 0 if not published.
     """
 
     name: str
@@ -121,21 +120,20 @@ class TpuChip:
 
     @property
     def kind(self) -> TpuKind | None:
-        """The same generation among the machines of a cluster; None for the old ones, which `TPUS` does not offer."""
+        """Machines with this chip; None for old generations."""
         return next(
             (kind for kind in TPU_KINDS if kind.name.removeprefix("tpu-") == self.name.removeprefix("tpu-")), None
         )
 
     @property
     def topology_names(self) -> str:
-        """Its topologies, in words."""
+        """Topologies as text."""
         return self.kind.topology_rule if self.kind else ", ".join(self._flat_topologies)
 
     @property
     def _flat_topologies(self) -> tuple[str, ...]:
-        return (
-            TORUS_2D_TOPOLOGIES[: TORUS_2D_TOPOLOGIES.index("16x16") + 1] if self.name == "v2" else TORUS_2D_TOPOLOGIES
-        )
+        end = TORUS_2D_TOPOLOGIES.index("16x16" if self.name == "v2" else "32x32")
+        return TORUS_2D_TOPOLOGIES[: end + 1]
 
     def has_topology(self, sides: str) -> bool:
         """Return whether a slice may have these sides."""
@@ -151,34 +149,34 @@ TPU_CHIPS = (
     TpuChip("v6e", 918.0, 32, 31.25, 1638.0, 400.0, network_bandwidth=12.5),
     TpuChip("tpu7x", 2307.0, 192, 94.75, 7380.0, 600.0, network_bandwidth=12.5, devices=2),
 )
-"""Oldest first. v4 and v5p join the two cores of a chip to one device, which v2, v3 and tpu7x do not."""
+"""Oldest first. On v4 and v5p the two cores of a chip are one device; on v2, v3 and tpu7x they are two."""
 
 
 @dataclass(frozen=True)
 class Topology:
-    """Slices of chips of one kind, all of the same sides."""
+    """Slices of the same chips and sides."""
 
     chip: TpuChip
     sides: str
     slices: int = 1
 
     def __str__(self) -> str:
-        """As the compiler has it, and how many: `v5e:16x16`, `v5e:16x16 x2`."""
+        """Return the compiler's name and the number of slices: `v5e:16x16`, `v5e:16x16 x2`."""
         return self.compiler_name + (f" x{self.slices}" if self.slices > 1 else "")
 
     @property
     def compiler_name(self) -> str:
-        """The name of one slice for the compiler."""
+        """The compiler's name of one slice."""
         return f"{self.chip.name}:{self.sides}"
 
     @property
     def chip_count(self) -> int:
-        """Of all slices."""
+        """Chips of all slices."""
         return self.slices * chip_count(self.sides)
 
     @property
     def device_count(self) -> int:
-        """As jax counts them: what a run document calls ranks."""
+        """jax devices of all slices: the ranks of a run document."""
         return self.chip_count * self.chip.devices
 
     @property
@@ -188,14 +186,14 @@ class Topology:
 
     @property
     def device_available_bytes(self) -> float:
-        """Bytes of it that a program may use."""
+        """Bytes of one device's memory that a program may use."""
         return self.chip.available_gib * 2**30
 
 
 def find_topology(name: str, slices: int = 1) -> Topology:
-    """The topology of a name, as the compiler has it (`v5e:4x4`) or as `launch.hardware` does (`tpu-v5e-4x4`).
+    """Return the topology of a name of the compiler (`v5e:4x4`) or of `launch.hardware` (`tpu-v5e-4x4`).
 
-    Raises InputError, listing what there is, for one that does not exist.
+    Raises InputError, which lists the valid names, if there is none.
     """
     if slices < 1:
         raise InputError("a job has at least one slice", field="--slices", got=slices)

@@ -23,57 +23,46 @@ from podscale.jax.mesh import COLUMN, DEVICES, ROW, SLICES, AxisNames, axis_size
 class AllReduce(Protocol):
     """Averages flat fp32 buckets over all devices, inside `shard_map` over the mesh, with `check_vma=False`.
 
-    Contributions are divided by the number of devices before they are added. It can stop half way, where each device
-    holds the mean of its own shard, so that an update can work on that shard alone and gather weights instead of
-    gradients (Kumar 2019, section 3). Devices with the same place on `axes` hold the same shard.
+    Contributions are divided by the number of devices before they are added. A sharded optimizer step uses its two
+    halves: each device steps the weights of its shard, and weights are gathered instead of gradients (Kumar 2019,
+    section 3). Devices with the same index along `axes` hold the same shard.
     """
 
     axes: AxisNames
     """Mesh axes along which a bucket is scattered."""
     shards: int
-    """Parts a bucket is scattered into; the length of a bucket that is cut in halves is a multiple of it."""
+    """Number of shards of a bucket. It divides the length of a bucket that is scattered."""
 
     def __call__(self, bucket: Array) -> Array:
-        """The mean of buckets of any length, the same on each device."""
+        """Return the mean of a bucket of any length, the same on each device."""
         ...
 
     def reduce_scatter(self, bucket: Array) -> Array:
-        """This device's shard of the mean."""
+        """Return this device's shard of the mean."""
         ...
 
     def all_gather(self, shard: Array) -> Array:
-        """Every device's shard, in order; any dtype."""
+        """Return the shards of all devices, in order; any dtype."""
         ...
 
 
 LANES = 128
-"""Of a TPU's memory: a flat fp32 array lies there as rows of so many elements do, in tiles of 8 rows."""
+"""Elements in a row of a TPU's memory, which holds a flat fp32 array in tiles of 8 rows."""
 
 
 def reduce_scatter(values: Array, axes: AxisNames) -> Array:
-    """This device's part of the sum.
+    """Return this device's part of the sum.
 
-    As rows: of a flat array the TPU compiler (libtpu 0.0.42) would make an all-reduce and drop the other parts.
+    Scatters rows, because the TPU compiler (libtpu 0.0.42) would turn the reduce-scatter of a flat array into an
+    all-reduce.
     """
-    in_rows = values.reshape(-1, LANES) if len(values) % (LANES * lax.axis_size(axes)) == 0 else values
-    part: Array = lax.psum_scatter(in_rows, axes, tiled=True)
+    rows = values.reshape(-1, LANES) if len(values) % (LANES * lax.axis_size(axes)) == 0 else values
+    part: Array = lax.psum_scatter(rows, axes, tiled=True)
     return part.reshape(-1)
 
 
-def all_reduce(values: Array, axes: AxisNames) -> Array:
-    """The sum."""
-    total: Array = lax.psum(values, axes)
-    return total
-
-
-def all_gather(part: Array, axes: AxisNames) -> Array:
-    """Every device's part, in order."""
-    whole: Array = lax.all_gather(part, axes, tiled=True)
-    return whole
-
-
 class FlatAllReduce:
-    """One collective over the whole mesh; the shards of its halves are the devices'."""
+    """One collective over the mesh, with one shard for each device."""
 
     axes: AxisNames = DEVICES
 
@@ -81,17 +70,17 @@ class FlatAllReduce:
         self.shards = mesh.size
 
     def __call__(self, bucket: Array) -> Array:
-        return all_reduce(bucket / self.shards, DEVICES)
+        return lax.psum(bucket / self.shards, DEVICES)  # type: ignore[no-any-return]
 
     def reduce_scatter(self, bucket: Array) -> Array:
         return reduce_scatter(bucket / self.shards, DEVICES)
 
     def all_gather(self, shard: Array) -> Array:
-        return all_gather(shard, DEVICES)
+        return lax.all_gather(shard, DEVICES, tiled=True)  # type: ignore[no-any-return]
 
 
 class Torus2DAllReduce:
-    """The shards of its halves are the places of the row."""
+    """2-D torus, with one shard for each device of a row."""
 
     axes: AxisNames = ROW
 
@@ -99,32 +88,31 @@ class Torus2DAllReduce:
         self.shards, self._columns, self._slices = (axis_size(mesh, axes) for axes in (ROW, COLUMN, SLICES))
 
     def __call__(self, bucket: Array) -> Array:
-        whole = _pad(bucket, self.shards)
-        return self.all_gather(self.reduce_scatter(whole))[: len(bucket)]
+        return self.all_gather(self.reduce_scatter(_pad(bucket, self.shards)))[: len(bucket)]
 
     def reduce_scatter(self, bucket: Array) -> Array:
-        share = bucket / (self.shards * self._columns * self._slices)
-        return self._all_reduce_columns(reduce_scatter(share, ROW))
+        bucket = bucket / (self.shards * self._columns * self._slices)
+        return self._all_reduce_columns(reduce_scatter(bucket, ROW))
 
     def all_gather(self, shard: Array) -> Array:
-        return all_gather(shard, ROW)
+        return lax.all_gather(shard, ROW, tiled=True)  # type: ignore[no-any-return]
 
     def _all_reduce_columns(self, shard: Array) -> Array:
-        """The sum over all rows."""
+        """Return the sum over all rows of all slices."""
         if self._slices == 1:
-            return all_reduce(shard, COLUMN)
-        part = reduce_scatter(_pad(shard, self._columns), COLUMN)
-        part = all_reduce(part, SLICES)
-        return all_gather(part, COLUMN)[: len(shard)]
+            return lax.psum(shard, COLUMN)  # type: ignore[no-any-return]
+        part = lax.psum(reduce_scatter(_pad(shard, self._columns), COLUMN), SLICES)
+        total: Array = lax.all_gather(part, COLUMN, tiled=True)
+        return total[: len(shard)]
 
 
 def _pad(values: Array, multiple: int) -> Array:
-    """With zeros behind, up to a multiple."""
+    """Pad with zeros to a multiple."""
     return jnp.pad(values, (0, -len(values) % multiple))
 
 
 def build_all_reduce(section: AllReduceSection, mesh: Mesh) -> AllReduce:
-    """The collective of a document's all_reduce section. Raises InputError for those that this engine does not have."""
+    """Build the all-reduce of a document. Raises InputError for options that this engine does not support."""
     if (section.wire_row, section.wire_column) != ("fp32", "fp32"):
         raise InputError(
             "the JAX engine averages gradients in fp32",
@@ -143,6 +131,3 @@ def build_all_reduce(section: AllReduceSection, mesh: Mesh) -> AllReduce:
                 got=other,
                 hint="Choose one of them.",
             )
-
-
-__all__ = ["AllReduce", "FlatAllReduce", "Torus2DAllReduce", "build_all_reduce"]

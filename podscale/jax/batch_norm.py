@@ -12,10 +12,10 @@ The gradients of weight and bias stay local: the gradient average over the devic
 backward in their own dtype, so in bf16 if the network computes in it. If the group shares images, the pixels of tiles
 beyond the image have zero gradient, by the rules of `podscale.jax.spatial`.
 
-The functions need `shard_map(..., check_vma=False)`: only the step as a whole knows what varies over which axis.
+The functions need `shard_map(..., check_vma=False)`, because they do not know what varies over which axis.
 
 Running statistics are kept equal on all devices: the change of a step is averaged over the devices along with the loss
-(see `podscale.pytorch.batch_norm.layer`). As in the field, the variance is the mean of the devices' variances.
+(see `podscale.pytorch.batch_norm.layer`). As is usual, the variance is the mean of the devices' variances.
 """
 
 from collections.abc import Callable, Mapping
@@ -36,7 +36,7 @@ REDUCED_DIMS = (0, 1, 2)
 
 
 class NormOutput(NamedTuple):
-    """Images, and the group's mean and unbiased variance (which torch and cuDNN keep, not flax), without gradient."""
+    """Images, and the group's mean and unbiased variance (as in torch and cuDNN, unlike flax), without gradient."""
 
     y: Array
     mean: Array
@@ -47,7 +47,7 @@ class _Residuals(NamedTuple):
     x: Array
     weight: Array
     near: Array
-    off: Array
+    shift: Array
     invstd: Array
 
 
@@ -55,11 +55,12 @@ class _Residuals(NamedTuple):
 def sync_batch_norm(
     eps: float, axes: AxisNames, tiles: Tiles | None, x: Array, weight: Array, bias: Array, near: Array
 ) -> NormOutput:
-    """Images [n, height, width, channels] normalised over all devices of a group, in their own dtype.
+    """Normalize images [n, height, width, channels] over all devices of a group, in their dtype.
 
-    axes: of the mesh, over which the group lies; none for one device alone. tiles: how its devices share images; None
-    where they do not. near: fp32 [channels], equal in the group, not far from the mean. Every device brings equally
-    many images, or tiles.
+    Args:
+        axes: mesh axes of the group; empty for a single device. Each device has the same number of images or tiles.
+        tiles: tiles of images that devices share; None if they share none.
+        near: estimate of the mean, fp32 [channels], equal in the group.
     """
     return _sync_batch_norm_forward(eps, axes, tiles, x, weight, bias, near)[0]
 
@@ -67,52 +68,51 @@ def sync_batch_norm(
 def _sync_batch_norm_forward(
     eps: float, axes: AxisNames, tiles: Tiles | None, x: Array, weight: Array, bias: Array, near: Array
 ) -> tuple[NormOutput, _Residuals]:
-    away = _zero_outside(tiles, _subtract_near(x, near))
-    off, square = _group_mean(jnp.stack([away.mean(REDUCED_DIMS), (away * away).mean(REDUCED_DIMS)]), axes, tiles)
-    var = jnp.maximum(square - off * off, 0.0)
+    shifted = _zero_outside(tiles, _subtract_near(x, near))
+    moments = jnp.stack([shifted.mean(REDUCED_DIMS), (shifted * shifted).mean(REDUCED_DIMS)])
+    shift, square = _group_mean(moments, axes, tiles)
+    var = jnp.maximum(square - shift * shift, 0.0)
     invstd = lax.rsqrt(var + eps)
-    y = ((away - off) * (invstd * weight) + bias).astype(x.dtype)
-    count = (x.size // x.shape[-1]) * _group_size(axes) * _filled_fraction(tiles)
-    found = NormOutput(y, near + off, var * (count / max(count - 1, 1)))
-    return found, _Residuals(x, weight, near, off, invstd)
+    y = ((shifted - shift) * (invstd * weight) + bias).astype(x.dtype)
+    devices = lax.axis_size(axes) if axes else 1
+    count = (x.size // x.shape[-1]) * devices * _filled_fraction(tiles)
+    output = NormOutput(y, near + shift, var * (count / max(count - 1, 1)))
+    return output, _Residuals(x, weight, near, shift, invstd)
 
 
 def _sync_batch_norm_backward(
-    eps: float, axes: AxisNames, tiles: Tiles | None, kept: _Residuals, found: NormOutput
+    eps: float, axes: AxisNames, tiles: Tiles | None, residuals: _Residuals, cotangents: NormOutput
 ) -> tuple[Array, Array, Array, Array]:
-    dy = found.y.astype(kept.off.dtype)
-    xmu = _zero_outside(tiles, _subtract_near(kept.x, kept.near)) - kept.off
+    x, weight, near, shift, invstd = residuals
+    dy = cotangents.y.astype(shift.dtype)
+    xmu = _zero_outside(tiles, _subtract_near(x, near)) - shift
     sums = jnp.stack([dy.sum(REDUCED_DIMS), (dy * xmu).sum(REDUCED_DIMS)])
-    of_dy, of_xmu = _group_mean(sums, axes, tiles) / (kept.x.size // kept.x.shape[-1])
-    dx = (dy - of_dy - xmu * (kept.invstd * kept.invstd * of_xmu)) * (kept.weight * kept.invstd)
-    return _zero_outside(tiles, dx).astype(kept.x.dtype), sums[1] * kept.invstd, sums[0], jnp.zeros_like(kept.near)
+    mean_dy, mean_dy_xmu = _group_mean(sums, axes, tiles) / (x.size // x.shape[-1])
+    dx = (dy - mean_dy - xmu * (invstd * invstd * mean_dy_xmu)) * (weight * invstd)
+    return _zero_outside(tiles, dx).astype(x.dtype), sums[1] * invstd, sums[0], jnp.zeros_like(near)
 
 
 sync_batch_norm.defvjp(_sync_batch_norm_forward, _sync_batch_norm_backward)
 
 
 def _subtract_near(x: Array, near: Array) -> Array:
-    """x - near in fp32, or fp64 for images that are more exact than that."""
+    """Return x - near in fp32, or in fp64 if x is."""
     return x.astype(jnp.promote_types(x.dtype, jnp.float32)) - near
 
 
 def _group_mean(message: Array, axes: AxisNames, tiles: Tiles | None) -> Array:
-    """Means over the pixels of the group's images, from those over the pixels of each tile."""
+    """Return means over the pixels of the group's images from means over the pixels of each tile."""
     mean = lax.pmean(message, axes) if axes else message
     return mean if _filled_fraction(tiles) == 1 else mean / _filled_fraction(tiles)
 
 
 def _zero_outside(tiles: Tiles | None, x: Array) -> Array:
-    """With zeros beyond the image."""
+    """Set values beyond the image to zero."""
     return x if tiles is None or tiles.is_even else jnp.where(tiles.inside_mask(), x, 0.0)
 
 
 def _filled_fraction(tiles: Tiles | None) -> float:
     return 1.0 if tiles is None else tiles.filled_fraction
-
-
-def _group_size(axes: AxisNames) -> int:
-    return lax.axis_size(axes) if axes else 1
 
 
 class ChannelStatistics(NamedTuple):
@@ -124,11 +124,13 @@ class ChannelStatistics(NamedTuple):
 
 @dataclass(frozen=True)
 class BatchNorm:
-    """Normalises images [n, height, width, channels] per channel, over the batch, a group of devices, or parts.
+    """Batch norm per channel of images [n, height, width, channels]. Statistics are fp32.
 
-    `axes`: the mesh axes of a group. `part` cuts a device's batch into parts of so many images, each normalised by
-    itself: what as many small cores would do; their running statistics are means over the parts. Statistics are fp32,
-    whatever the images are. Running statistics follow with weight `momentum`.
+    Args:
+        momentum: weight of the batch in the running statistics.
+        axes: mesh axes of a group of devices that share statistics; empty for each device alone.
+        part_size: images of a device's batch that share statistics; default: all. Running statistics are means over
+            the parts.
     """
 
     eps: float = 1e-5
@@ -139,18 +141,18 @@ class BatchNorm:
     def train(
         self, x: Array, weight: Array, bias: Array, running: ChannelStatistics, tiles: Tiles | None = None
     ) -> tuple[Array, ChannelStatistics]:
-        """By the batch's own statistics; and the running ones, moved. tiles: of images that devices share."""
+        """Normalize by the batch's statistics. Also returns the updated running statistics."""
         normalise = partial(sync_batch_norm, self.eps, self.axes if tiles is None else self.axes + SPATIAL, tiles)
         if self.part_size is None or len(x) <= self.part_size:
             y, mean, var = normalise(x, weight, bias, running.mean)
         else:
             y, mean, var = self._ghost_batch_norm(normalise, x, weight, bias, running.mean)
         mean, var = lax.stop_gradient((mean, var))
-        moved = (old + self.momentum * (new - old) for old, new in zip(running, (mean, var), strict=True))
-        return y, ChannelStatistics(*moved)
+        updated = (old + self.momentum * (new - old) for old, new in zip(running, (mean, var), strict=True))
+        return y, ChannelStatistics(*updated)
 
     def evaluate(self, x: Array, weight: Array, bias: Array, running: ChannelStatistics) -> Array:
-        """By the running statistics."""
+        """Normalize by the running statistics."""
         scale = lax.rsqrt(running.var + self.eps) * weight
         return ((x.astype(scale.dtype) - running.mean) * scale + bias).astype(x.dtype)
 
@@ -160,36 +162,34 @@ class BatchNorm:
         assert self.part_size is not None
         assert len(x) % self.part_size == 0, f"parts of {self.part_size} do not divide {len(x)} images"
         parts = x.reshape(-1, self.part_size, *x.shape[1:])
-        found = jax.vmap(lambda part: normalise(part, weight, bias, near))(parts)
-        return found.y.reshape(x.shape), found.mean.mean(0), found.unbiased.mean(0)
+        output = jax.vmap(lambda part: normalise(part, weight, bias, near))(parts)
+        return output.y.reshape(x.shape), output.mean.mean(0), output.unbiased.mean(0)
 
 
 def assign_batch_norm_groups(norm: BatchNorm, norm_group: BatchNormGroup) -> BatchNorm:
     """Return the batch norm with statistics over `norm_group`: the mesh's groups, or parts of a device's batch."""
-    return replace(
-        norm, axes=GROUP if norm_group.ranks > 1 else (), part_size=None if norm_group.ranks > 1 else norm_group.images
-    )
-
-
-__all__ = ["BatchNorm", "ChannelStatistics", "assign_batch_norm_groups"]
+    if norm_group.ranks > 1:
+        return replace(norm, axes=GROUP, part_size=None)
+    return replace(norm, axes=(), part_size=norm_group.images)
 
 
 def statistics_change(before: Mapping[str, Array], after: Mapping[str, Array]) -> Array:
-    """What an update changed, as one flat fp32 array."""
+    """Return the change of the statistics in a step as one flat fp32 array."""
     return jnp.concatenate([(after[name] - before[name]).reshape(-1) for name in before])
 
 
 def apply_statistics_change(before: Mapping[str, Array], change: Array, finite: Array) -> dict[str, Array]:
-    """The statistics after the averaged change, or as before where the update is not finite."""
-    found, at = {}, 0
+    """Return the statistics after the averaged change, or as before if the step is not finite."""
+    statistics, start = {}, 0
     for name, values in before.items():
-        found[name] = jnp.where(finite, values + change[at : at + values.size].reshape(values.shape), values)
-        at += values.size
-    return found
+        part = change[start : start + values.size].reshape(values.shape)
+        statistics[name] = jnp.where(finite, values + part, values)
+        start += values.size
+    return statistics
 
 
 def running_statistics_weight(section: BatchNormSection) -> Array | float:
-    """The weight of this device's change in the average: the same for all, or everything for the first."""
+    """Return the weight of this device's change in the average: 1 on all, or all of it on the first."""
     if section.running == "mean":
         return 1.0
     return jnp.where(lax.axis_index(RANKS) == 0, float(lax.axis_size(RANKS)), 0.0)

@@ -1,9 +1,9 @@
 """Classification of JAX collective errors, for `distributed.failure_report` to name the lost rank.
 
 If process 0 is lost, a thread of JAX aborts all other processes by SIGABRT (jaxlib 0.10,
-xla/pjrt/distributed/client.h; Python cannot replace the callback, since its argument has no Python type). That thread
-is made to wait, so that the main thread, whose collective fails at the same time, can report the lost rank first. After
-that SIGABRT takes its course, and in the main thread at once: there it is a failed check of XLA.
+xla/pjrt/distributed/client.h; Python cannot replace the callback, since its argument has no Python type). `delay_abort`
+makes that thread wait, so that the main thread, whose collective fails at the same time, can report the lost rank. In
+the main thread SIGABRT is a failed check of XLA and aborts at once.
 """
 
 import ctypes
@@ -41,7 +41,7 @@ def watch_jax_peers(
     hang_seconds: float | None = None,
     stack_directory: Path | None = None,
 ) -> AbstractContextManager[ProgressTracker]:
-    """`failure_report.PeerWatch` for JAX's collectives, which wait on the device, on a CPU without end."""
+    """Watch JAX's collectives (see `failure_report.PeerWatch`), which wait on the device, on a CPU without end."""
     return PeerWatch(
         rank_group,
         exit_process,
@@ -53,9 +53,9 @@ def watch_jax_peers(
 
 
 def classify_error(error: BaseException) -> type[PodscaleError] | None:
-    """HangDetected or PeerLost where a collective raised `error` because of another rank, else None.
+    """Return HangDetected or PeerLost if a collective raised `error` because of another rank, else None.
 
-    On a CPU JAX hands gloo's errors on as ValueError.
+    On a CPU JAX raises gloo's errors as ValueError.
     """
     if isinstance(error, StoreError):
         return HangDetected if isinstance(error, StoreTimeout) else PeerLost
@@ -70,20 +70,20 @@ def classify_error(error: BaseException) -> type[PodscaleError] | None:
 
 
 ABORT_DELAY_SECONDS = 30.0
-"""Longer than a failure needs to be explained (see engine.pulse), and than the supervisor waits for it."""
+"""Delay of SIGABRT, seconds: longer than the failure report takes and than the supervisor waits for it."""
 
 
 def _delay_signal(number: int) -> None:
-    """Python's own handlers run in the main thread, once this one would have returned: too late."""
+    """Handle a signal in C: Python's own handlers run in the main thread, after this one has returned."""
     signal_of_c = ctypes.CDLL(None).signal
     if threading.get_ident() != threading.main_thread().ident:
         time.sleep(ABORT_DELAY_SECONDS)
-    signal_of_c(number, ctypes.c_void_p(0))  # the default: what aborts goes on when this returns
+    signal_of_c(number, ctypes.c_void_p(0))  # the default handler: abort() continues when this returns
 
 
 _HANDLER = ctypes.CFUNCTYPE(None, ctypes.c_int)(_delay_signal)
 
 
 def delay_abort() -> None:
-    """SIGABRT in a thread of JAX lets the main thread go on for `GRACE_SECONDS`, from now on."""
+    """Delay SIGABRT in threads of JAX by ABORT_DELAY_SECONDS, from now on."""
     ctypes.CDLL(None).signal(int(signal.SIGABRT), _HANDLER)

@@ -14,7 +14,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from podscale.config import InputSection
 from podscale.data.loaders.base import Batch
 from podscale.jax.mesh import RANKS, SPATIAL, assemble_array, axis_size
-from podscale.jax.world import World
 from podscale.training.step_timer import PhaseTimer
 
 
@@ -118,9 +117,3 @@ def normalise(images: Array, section: InputSection) -> Array:
 
 LOADER_DEVICE = "cpu"
 """Device on which loaders decode: batches reach the accelerators as pixels."""
-
-
-def loader_ranks(world: World, mesh: Mesh) -> range:
-    """Return the ranks of the sample order that this process reads: its devices, or its groups that share images."""
-    local_ranks = axis_size(mesh, RANKS) // world.size
-    return range(world.rank * local_ranks, (world.rank + 1) * local_ranks)

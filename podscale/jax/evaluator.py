@@ -23,7 +23,6 @@ from podscale.jax.device_prefetcher import (
     DeviceBatches,
     DevicePrefetcher,
     GlobalBatches,
-    loader_ranks,
     normalise,
 )
 from podscale.jax.flat_buffers import Buckets, ParamLayout
@@ -33,7 +32,7 @@ from podscale.jax.out_of_memory import explain_evaluation_memory
 from podscale.jax.precision import compute_dtype, exact_products
 from podscale.jax.program_cache import synchronize_first_call
 from podscale.jax.train_step import NamedArrays
-from podscale.jax.world import World
+from podscale.jax.world import World, loader_ranks
 from podscale.runs.predictions import PREDICTION_COLUMNS, Predictions
 from podscale.training.run_progress import BATCHES_PER_STOP_CHECK, TOP_K, EvaluationResult, evaluation_result
 from podscale.training.step_timer import PhaseTimer

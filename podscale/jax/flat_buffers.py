@@ -1,7 +1,7 @@
 """Flat fp32 buckets of named arrays in one fixed layout, for all-reduce and optimizer.
 
 Backward reaches the last layers first, so the layout runs backwards: the first bucket can be reduced while the rest of
-backward is still computed. Every array begins a row of `ROW` elements, so that no row holds parts of two.
+backward is still computed. Every array begins a row of `ROW_ELEMENTS` elements, so that no row holds parts of two.
 
 Filters are stored as a TPU's convolutions take them, [height, width, inputs, outputs]. In the model spec's order the
 3 x 3 of a filter would be the fastest dimension, and the TPU compiler would spend half of a step on transposing filters
@@ -30,7 +30,7 @@ TO_BUCKETS, FROM_BUCKETS = (2, 3, 1, 0), (3, 2, 0, 1)
 
 Values = npt.NDArray[Any]
 Buckets = tuple[Array, ...]
-"""Flat fp32 arrays, one per bucket: whole, or this device's shard of each."""
+"""Flat fp32 arrays, one per bucket: unsharded, or this device's shard of each."""
 
 
 class ParamLayout:
@@ -64,47 +64,41 @@ class ParamLayout:
         buckets = [np.zeros(length, np.float32) for length in self.lengths]
         for name in arrays:
             bucket, start, size = self._offsets[name]
-            at = start - self._bounds[bucket][0]
-            buckets[bucket][at : at + size] = to_bucket_order(np.asarray(arrays[name], np.float32)).ravel()
+            start -= self._bounds[bucket][0]
+            buckets[bucket][start : start + size] = to_bucket_order(np.asarray(arrays[name], np.float32)).ravel()
         return tuple(buckets)
 
     def unpack(self, buckets: Sequence[Any]) -> dict[str, Any]:
-        """Return the arrays of whole buckets, in the order of the shapes; views or copies of host buckets."""
-        found = {}
+        """Return the arrays of unsharded buckets, in the order of the shapes; views or copies of host buckets."""
+        arrays = {}
         for name, shape in self.shapes.items():
             bucket, start, size = self._offsets[name]
-            at = start - self._bounds[bucket][0]
-            found[name] = from_bucket_order(buckets[bucket][at : at + size], shape)
-        return found
+            start -= self._bounds[bucket][0]
+            arrays[name] = from_bucket_order(buckets[bucket][start : start + size], shape)
+        return arrays
 
     def array_of_rows(self) -> list[npt.NDArray[np.int32]]:
-        """The array, by its number in the order of the shapes, that each row of each bucket belongs to.
+        """Return the index of the array, in the order of the shapes, of each row of each bucket.
 
-        Rows of zeros count as the array's before them.
+        Rows of padding count as rows of the array before them.
         """
         numbers = {name: number for number, name in enumerate(self.shapes)}
-        found = []
+        rows = []
         for bucket, (low, high) in enumerate(self._bounds):
-            inside = [(start - low, numbers[name]) for name, (b, start, _) in self._offsets.items() if b == bucket]
-            stops = [*inside, (high - low, -1)]
-            found.append(
-                np.concatenate(
-                    [
-                        np.full((after - at) // ROW_ELEMENTS, number, np.int32)
-                        for (at, number), (after, _) in pairwise(stops)
-                    ]
-                )
-            )
-        return found
+            starts = [(start - low, numbers[name]) for name, (b, start, _) in self._offsets.items() if b == bucket]
+            pairs = pairwise([*starts, (high - low, -1)])
+            counts = [((stop - start) // ROW_ELEMENTS, number) for (start, number), (stop, _) in pairs]
+            rows.append(np.concatenate([np.full(count, number, np.int32) for count, number in counts]))
+        return rows
 
 
 def to_bucket_order(array: Any) -> Any:
-    """A filter in the order of a bucket; anything else as it is."""
+    """Transpose a filter into the order of a bucket; other arrays stay as they are."""
     return array.transpose(TO_BUCKETS) if array.ndim == len(TO_BUCKETS) else array
 
 
 def from_bucket_order(flat: Any, shape: Shape) -> Any:
-    """The array of a part of a bucket, contiguous where it is in the host's memory."""
+    """Return the array of a part of a bucket, contiguous if it is in host memory."""
     if len(shape) != len(TO_BUCKETS):
         return flat.reshape(shape)
     array = flat.reshape([shape[dim] for dim in TO_BUCKETS]).transpose(FROM_BUCKETS)

@@ -8,6 +8,7 @@ on their placement. The devices that share images (`podscale.jax.spatial`) are a
 counts as one rank; with one device to an image their axes have size 1.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from math import prod
 from typing import Any, NamedTuple
@@ -27,30 +28,30 @@ from podscale.errors import InputError
 
 SLICES = ("slice",)
 COLUMN = ("column", "group_column")
-"""Across the rows; over both its axes."""
+"""Axes across the rows."""
 SPATIAL = ("height", "width")
-"""The devices that share images, each with a tile of them."""
+"""Axes of the devices that share images, each with a tile of them."""
 ROW = ("row", "group_row", *SPATIAL)
-"""Along the fast links."""
+"""Axes along the fast links."""
 GROUP = ("group_column", "group_row")
-"""The ranks that share batch statistics."""
+"""Axes of the ranks that share batch statistics."""
 RANKS = ("slice", "column", "row", "group_column", "group_row")
-"""Who has images of its own: a rank is a place in this order, one device or several that share images."""
+"""Axes of the ranks of the sample order: a rank is one device, or several that share images."""
 DEVICES = (*RANKS, *SPATIAL)
-"""All devices."""
+"""Axes of all devices."""
 REPLICATED = PartitionSpec()
 
 AxisNames = tuple[str, ...]
-"""Names of axes of the mesh, which count as one: the last runs fastest."""
+"""Names of axes of the mesh that are used as one; the last varies fastest."""
 
 Grid = npt.NDArray[np.int64]
-"""Numbers of devices by place [slice, column, row]: a row is a last dimension, and columns count the rows."""
+"""Indices of devices [slice, column, row]: the last dimension runs along a row."""
 
 
 class DevicePosition(NamedTuple):
-    """Where a device is: its slice, its chip in the torus (x, y, z), and its core in the chip.
+    """Position of a device: its slice, its chip in the torus (x, y, z), and its core in the chip.
 
-    Devices without a torus have their node for y and their number in it for x.
+    Devices without a torus: y is the node, x the index in the node.
     """
 
     slice: int
@@ -60,30 +61,31 @@ class DevicePosition(NamedTuple):
     core: int = 0
 
 
-def device_position(device: Any, number: int) -> DevicePosition:
-    """The place of a jax device; `number`: its own among those of its process."""
+def device_position(device: Any, index: int) -> DevicePosition:
+    """Return the position of a jax device, which has this index in its process."""
     slice_number = getattr(device, "slice_index", None) or 0
     coordinates = getattr(device, "coords", None)
     if coordinates is None:
-        return DevicePosition(slice_number, number, device.process_index)
+        return DevicePosition(slice_number, index, device.process_index)
     x, y, z = coordinates
     return DevicePosition(slice_number, x, y, z, getattr(device, "core_on_chip", None) or 0)
 
 
 def plan_grid(positions: Sequence[DevicePosition], row: int | None = None) -> Grid:
-    """Devices by slice, column and row: rows along x with the cores of a chip side by side, columns along y and z.
+    """Arrange devices by slice, column and row: rows along x and the cores of a chip, columns along y and z.
 
-    The order along z turns back at every other y, so that neighbours in a column are neighbours on the torus too.
-    `row`: devices in a row, if not all along x. Raises InputError where rows of one length do not come out.
+    The order along z reverses at every other y, so that neighbours in a column are neighbours on the torus too.
+
+    `row` is the number of devices in a row; default: all along x. Raises InputError if rows cannot have one length.
     """
 
-    def along(number: int) -> tuple[int, ...]:
-        place = positions[number]
-        return place.slice, place.y, place.z if place.y % 2 == 0 else -place.z, place.x, place.core
+    def torus_order(number: int) -> tuple[int, ...]:
+        at = positions[number]
+        return at.slice, at.y, at.z if at.y % 2 == 0 else -at.z, at.x, at.core
 
-    line = sorted(range(len(positions)), key=along)
-    slices = _key_counts(place.slice for place in positions)
-    lines = _key_counts((place.slice, place.y, place.z) for place in positions)
+    ordered = sorted(range(len(positions)), key=torus_order)
+    slices = _key_counts(at.slice for at in positions)
+    lines = _key_counts((at.slice, at.y, at.z) for at in positions)
     if len(set(slices)) > 1:
         raise InputError(
             f"the slices of this job have unequal numbers of devices ({_format_sizes(slices)}), so they make no mesh",
@@ -104,15 +106,14 @@ def plan_grid(positions: Sequence[DevicePosition], row: int | None = None) -> Gr
             got=length,
             hint=f"Choose a divisor of {slices[0]}.",
         )
-    return np.array(line).reshape(len(slices), -1, length)
+    return np.array(ordered).reshape(len(slices), -1, length)
 
 
 def plan_tile(columns: int, row: int, group: int) -> tuple[int, int]:
-    """The shape (rows, ranks in each) of a batch-norm group of so many neighbours.
+    """Return the shape (rows, ranks in each) of a batch-norm group of neighbours.
 
-    columns, row: ranks of a slice, along both. Up to 4 lie side by side in a row, more in two rows: 8 cores are then
-    one tray of 2 x 2 chips (Google's JAX submission to MLPerf v0.7). Where that does not fit, the most square tile that
-    does. Raises InputError where none does.
+    Up to 4 ranks lie side by side in a row, more in two rows: 8 cores are then one tray of 2 x 2 chips (Google's JAX
+    submission to MLPerf v0.7). If that does not fit, the most square tile is taken. Raises InputError if none fits.
     """
     fitting = [(a, group // a) for a in range(1, group + 1) if group % a == columns % a == row % (group // a) == 0]
     if not fitting:
@@ -123,24 +124,24 @@ def plan_tile(columns: int, row: int, group: int) -> tuple[int, int]:
             got=group,
             hint=f"Choose another size, such as {_nearest_tile(columns, row, group)}, or another train.all_reduce.row.",
         )
-    wanted = (1, group) if group <= 4 else (2, group // 2)
-    return wanted if wanted in fitting else min(fitting, key=lambda tile: (abs(tile[0] - tile[1]), tile))
+    preferred = (1, group) if group <= 4 else (2, group // 2)
+    return preferred if preferred in fitting else min(fitting, key=lambda tile: (abs(tile[0] - tile[1]), tile))
 
 
 def plan_partition(columns: int, row: int, parts: tuple[int, int]) -> tuple[int, int]:
-    """The shape (rows, devices in each) of the devices that share images cut into parts along height and width.
+    """Return the shape (rows, devices in each) of the devices that share images cut into parts by height and width.
 
-    The parts' own shape or its transpose, so that neighbours in the image are neighbours, the longer side along the
-    row; else devices of one row, or of one column. Raises InputError where none fits.
+    That is the shape of the parts or its transpose, so that neighbours in the image are neighbours, with the longer
+    side along the row; else devices of one row, or of one column. Raises InputError if none fits.
     """
-    count, ways = prod(parts), sorted({parts, parts[::-1]})
-    for a, b in (*ways, (1, count), (count, 1)):
+    sharers = prod(parts)
+    for a, b in (*sorted({parts, parts[::-1]}), (1, sharers), (sharers, 1)):
         if columns % a == row % b == 0:
             return a, b
     raise InputError(
         f"devices that share an image do not tile the {columns} x {row} devices of a slice",
         field="train.spatial_partitions",
-        got=count,
+        got=sharers,
         hint="Choose fewer, or another train.all_reduce.row.",
     )
 
@@ -148,14 +149,12 @@ def plan_partition(columns: int, row: int, parts: tuple[int, int]) -> tuple[int,
 def build_mesh(
     devices: Sequence[Device], *, row: int | None = None, group: int = 1, parts: tuple[int, int] = (1, 1)
 ) -> Mesh:
-    """The mesh of a run, with axes `DEVICES`. Raises InputError, the same on every host, where it does not come out."""
-    seen: dict[int, int] = {}
-    places = []
+    """Build the mesh of a run with axes `DEVICES`. Raises InputError, the same on every host, if none fits."""
+    positions, seen = [], Counter[int]()
     for device in devices:
-        number = seen.setdefault(device.process_index, 0)
+        positions.append(device_position(device, seen[device.process_index]))
         seen[device.process_index] += 1
-        places.append(device_position(device, number))
-    mesh = arrange_devices(devices, plan_grid(places, row), group, parts)
+    mesh = arrange_devices(devices, plan_grid(positions, row), group, parts)
     for sharers in mesh.devices.reshape(-1, prod(parts)):
         if len({device.process_index for device in sharers}) > 1:
             raise InputError(
@@ -169,7 +168,7 @@ def build_mesh(
 
 
 def mesh_for_config(config: RunConfig, devices: Sequence[Device]) -> Mesh:
-    """The mesh of a document. Raises InputError where the run does not fit so many devices."""
+    """Build the mesh of a document. Raises InputError if the run does not fit the number of devices."""
     try:
         check_ranks(config, len(devices))
     except PydanticCustomError as error:
@@ -180,7 +179,7 @@ def mesh_for_config(config: RunConfig, devices: Sequence[Device]) -> Mesh:
 
 
 def arrange_devices(devices: Sequence[Device], grid: Grid, group: int = 1, parts: tuple[int, int] = (1, 1)) -> Mesh:
-    """The devices of a grid as a mesh with batch-norm groups of so many ranks, and images in so many parts."""
+    """Build the mesh of a grid of devices, with batch-norm groups of `group` ranks and images in `parts`."""
     _, columns, row = grid.shape
     down, across = plan_partition(columns, row, parts)
     sharers = _split_into_tiles(grid, down, across)  # [slice, column, row, down, across] of ranks
@@ -194,20 +193,19 @@ def arrange_devices(devices: Sequence[Device], grid: Grid, group: int = 1, parts
 
 
 def _split_into_tiles(grid: Grid, a: int, b: int) -> Grid:
-    """[slice, column, row, ...] as tiles of a x b: [slice, column / a, row / b, a, b, ...]."""
+    """Reshape [slice, column, row, ...] to tiles of a x b: [slice, column / a, row / b, a, b, ...]."""
     slices, columns, row, *rest = grid.shape
     return grid.reshape(slices, columns // a, a, row // b, b, *rest).swapaxes(2, 3)
 
 
 def axis_size(mesh: Mesh, axes: AxisNames) -> int:
-    """Devices along these axes."""
+    """Return the number of devices along these axes."""
     return prod(mesh.shape[axis] for axis in axes)
 
 
 def _key_counts(keys: Iterable[Any]) -> list[int]:
-    """How often each key occurs, in the order of the keys."""
-    found = list(keys)
-    return [found.count(key) for key in sorted(set(found))]
+    """Return how often each key occurs, in the order of the keys."""
+    return [times for _, times in sorted(Counter(keys).items())]
 
 
 def _format_sizes(sizes: list[int]) -> str:
@@ -220,34 +218,33 @@ def _nearest_tile(columns: int, row: int, group: int) -> int:
 
 
 def put_sharded(value: npt.NDArray[Any], sharding: NamedSharding) -> Array:
-    """A value that every process has whole: each device takes its part."""
-    places: dict[Any, Any] = dict(sharding.addressable_devices_indices_map(value.shape))
-    pieces = jax.device_put([value[index] for index in places.values()], list(places))
+    """Put a value that every process has on the mesh; each device gets its part."""
+    indices: dict[Any, Any] = dict(sharding.addressable_devices_indices_map(value.shape))
+    pieces = jax.device_put([value[index] for index in indices.values()], list(indices))
     return jax.make_array_from_single_device_arrays(value.shape, sharding, pieces)
 
 
 def put_replicated(values: Any, mesh: Mesh) -> Any:
-    """Arrays in any nesting, which every process has: whole on every device."""
+    """Put arrays in any nesting, which every process has, on every device."""
     sharding = NamedSharding(mesh, REPLICATED)
     return jax.tree.map(lambda value: put_sharded(np.asarray(value), sharding), values)
 
 
 def assemble_array(part: npt.NDArray[Any], sharding: NamedSharding, *, dim: int, length: int) -> Array:
-    """Parts of one array, of which each process has its own: `length` elements along `dim` in all.
+    """Assemble one array from the parts of all processes: `length` elements along `dim` in all.
 
     The devices of a process, in the order of the mesh, take equal consecutive pieces of its part. Returns at once; the
-    part must not be written to any more.
+    part must not be written to afterwards.
     """
     shape = (*part.shape[:dim], length, *part.shape[dim + 1 :])
-    places: dict[Any, Any] = dict(sharding.addressable_devices_indices_map(shape))
-    starts = sorted({index[dim].start or 0 for index in places.values()})
+    indices: dict[Any, Any] = dict(sharding.addressable_devices_indices_map(shape))
+    starts = sorted({index[dim].start or 0 for index in indices.values()})
     size, rest = divmod(part.shape[dim], len(starts))
     assert rest == 0, (part.shape, dim, len(starts))
 
     def piece(index: tuple[slice, ...]) -> npt.NDArray[Any]:
         number = starts.index(index[dim].start or 0)
-        mine = (*index[:dim], slice(number * size, (number + 1) * size), *index[dim + 1 :])
-        return part[mine]
+        return part[(*index[:dim], slice(number * size, (number + 1) * size), *index[dim + 1 :])]
 
-    pieces = jax.device_put([piece(index) for index in places.values()], list(places))
+    pieces = jax.device_put([piece(index) for index in indices.values()], list(indices))
     return jax.make_array_from_single_device_arrays(shape, sharding, pieces)

@@ -18,70 +18,70 @@ _TEMPORARIES = re.compile(rf"memory required for .*? \({_SIZE}\) exceeds availab
 _USED = re.compile(rf"Used {_SIZE} of {_SIZE} hbm", re.IGNORECASE)
 
 
-class MemoryShortage(NamedTuple):
-    """Bytes of a device that the program needs, and those that the compiler may use."""
+class OutOfMemory(NamedTuple):
+    """Bytes of device memory that a program needs, and bytes that a program may use."""
 
     needed: int
     available: int
 
 
-def parse_memory_shortage(message: str) -> MemoryShortage | None:
-    """The shortage that an error of the compiler speaks of; None where it speaks of something else."""
+def parse_out_of_memory(message: str) -> OutOfMemory | None:
+    """Parse an error of the compiler; None if it is not about memory."""
     match = _TEMPORARIES.search(message) or _USED.search(message)
     if match is None:
         return None
     needed, needed_unit, available, available_unit = match.groups()
-    return MemoryShortage(round(float(needed) * _UNITS[needed_unit]), round(float(available) * _UNITS[available_unit]))
+    return OutOfMemory(round(float(needed) * _UNITS[needed_unit]), round(float(available) * _UNITS[available_unit]))
 
 
 @contextmanager
-def explain_out_of_memory(what: str, field: str, advice: Callable[[MemoryShortage], str]) -> Iterator[None]:
-    """Around what compiles and calls a program: raises InputError, the same on every host, where memory is short.
+def explain_out_of_memory(program: str, field: str, advice: Callable[[OutOfMemory], str]) -> Iterator[None]:
+    """Turn out-of-memory errors of the body, which compiles and calls a program, into InputError on every host.
 
     Args:
-        what: the program, for people.
+        program: display name of the program.
         field: option that decides how much memory it needs.
-        advice: what to do about it.
+        advice: returns the hint of the error.
     """
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
-        if (shortage := parse_memory_shortage(str(error))) is None:
+        if (memory := parse_out_of_memory(str(error))) is None:
             raise
-        needed, available = shortage
+        needed, available = memory
         raise InputError(
-            f"{what} does not fit the memory of a device: it needs {format_bytes(needed)} of the "
+            f"{program} does not fit the memory of a device: it needs {format_bytes(needed)} of the "
             f"{format_bytes(available)} that a program may use, {format_bytes(needed - available)} too much",
             field=field,
-            hint=advice(shortage),
+            hint=advice(memory),
         ) from error
 
 
 def explain_training_memory(config: RunConfig, devices: int) -> AbstractContextManager[None]:
-    """Around an update."""
+    """Explain out-of-memory errors of a train step."""
     train = config.train
 
-    def advice(shortage: MemoryShortage) -> str:
-        fitting = _fitting_batch(shortage, config, devices)
+    def advice(memory: OutOfMemory) -> str:
+        fitting = _fitting_batch(memory, config, devices)
         lower = f"train.global_batch, now {train.global_batch}, to about {fitting}" if fitting else "train.global_batch"
         return (
             f"Lower {lower}, or raise train.accumulation, now {train.accumulation}: `podscale tpu compile RUN --sweep "
             "batch` finds the largest batch that fits."
         )
 
-    return explain_out_of_memory("the update", "train.global_batch", advice)
+    return explain_out_of_memory("the train step", "train.global_batch", advice)
 
 
 def explain_evaluation_memory() -> AbstractContextManager[None]:
-    """Around a batch of an evaluation."""
-    return explain_out_of_memory("the evaluation", "evaluate.batch", lambda shortage: "Lower evaluate.batch.")
+    """Explain out-of-memory errors of an evaluation's batch."""
+    return explain_out_of_memory("the evaluation", "evaluate.batch", lambda memory: "Lower evaluate.batch.")
 
 
-def _fitting_batch(shortage: MemoryShortage, config: RunConfig, devices: int) -> int:
-    """The largest batch that the document allows for which memory is enough, if all of it shrinks with it; else 0."""
-    most = config.train.global_batch * shortage.available // shortage.needed
+def _fitting_batch(memory: OutOfMemory, config: RunConfig, devices: int) -> int:
+    """Return the largest allowed batch that fits if memory is proportional to it; 0 if there is none."""
+    largest = config.train.global_batch * memory.available // memory.needed
 
     def with_batch(batch: int) -> RunConfig:
         return config.model_copy(update={"train": config.train.model_copy(update={"global_batch": batch})})
 
-    return next((batch for batch in range(most, 0, -1) if fits_devices(with_batch(batch), devices)), 0)
+    return next((batch for batch in range(largest, 0, -1) if fits_devices(with_batch(batch), devices)), 0)

@@ -17,7 +17,7 @@ DTYPES: dict[str, DTypeLike] = {"fp32": jnp.float32, "bf16": jnp.bfloat16}
 
 
 def compute_dtype(train: TrainSection) -> DTypeLike:
-    """What a document's network computes in. Raises InputError for a policy that this engine does not have."""
+    """Return the dtype of a document's network. Raises InputError for a policy that this engine does not support."""
     if train.precision not in DTYPES:
         raise InputError(
             f"the JAX engine has {' and '.join(DTYPES)}",
@@ -29,5 +29,5 @@ def compute_dtype(train: TrainSection) -> DTypeLike:
 
 
 def exact_products(train: TrainSection) -> Any:
-    """The context to trace a step in: fp32 means fp32, where a TPU would round factors to bf16."""
+    """Return the context to trace a step in: keeps fp32 factors, which a TPU would round to bf16."""
     return jax.default_matmul_precision("highest" if train.precision == "fp32" else "default")

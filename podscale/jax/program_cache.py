@@ -17,7 +17,7 @@ from podscale.jax.world import World
 
 
 def enable_program_cache(programs: Path) -> Path:
-    """Has JAX keep and look up its programs in a directory there; call it before anything is compiled."""
+    """Make JAX cache its programs in a directory of `programs`. Call it before anything is compiled."""
     directory = programs / _machine_key()
     jax.config.update("jax_compilation_cache_dir", str(directory))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
@@ -29,11 +29,11 @@ def enable_program_cache(programs: Path) -> Path:
 
 
 def _share_cache_keys() -> None:
-    """Has all processes know a program for CPUs by one key.
+    """Give a CPU program the same cache key on all processes.
 
-    JAX lets only process 0 write, and a part of its key, the fingerprint of the devices, is another one on every
-    process with CPUs (jaxlib 0.10): the others would never find anything. What that part has to tell apart, kinds of
-    machine, the directories do. There is no option for it; where JAX has changed, each process compiles for itself.
+    JAX lets only process 0 write, and part of its key, the fingerprint of the devices, differs between processes with
+    CPUs (jaxlib 0.10), so that the other processes would find nothing. Kinds of machine have directories of their own
+    instead. JAX has no option for it. If its internals have changed, each process compiles for itself.
     """
     with suppress(ImportError, AttributeError):
         from jax._src import cache_key
@@ -42,45 +42,49 @@ def _share_cache_keys() -> None:
 
 
 def synchronize_first_call(program: Any, world: World, name: str) -> Callable[..., Any]:
-    """A jitted program whose first call waits, once it is compiled, until it is compiled on every process.
+    """Wrap a jitted program: its first call waits until the program is compiled on every process.
 
-    On CPUs process 0 compiles first, with all cores, and the others, where their CPUs are of its kind, read what it
-    has kept.
+    On CPUs process 0 compiles first, with all cores. Processes with CPUs of the same kind read its cached program.
 
-    Compiling may take one process minutes and another, which finds the program kept, a second; but gloo, which is what
-    CPUs meet by, waits for a peer no longer than 30 s where devices meet for the first time, and in every
-    reduce-scatter. Raises HangDetected with those that do not come. name: of what begins, for that message.
+    Compiling may take minutes on one process and a second on another, which finds the program in the cache. But gloo,
+    the transport of CPUs, waits for a peer at most 30 s in the first collective and in every reduce-scatter.
+
+    Args:
+        name: display name of the barrier.
+
+    Raises:
+        HangDetected: with the processes that do not reach the barrier.
     """
     if world.size == 1:
         return program  # type: ignore[no-any-return]
-    begun = False
+    is_compiled = False
 
     def call(*arguments: Any) -> Any:
-        nonlocal begun
-        if not begun:
+        nonlocal is_compiled
+        if not is_compiled:
             lowered = program.lower(*arguments)
-            reads = _can_read_cache(world)
-            if not reads:
+            reads_cache = _can_read_cache(world)
+            if not reads_cache:
                 lowered.compile()  # the call finds it
             world.barrier(f"{name}: compiled by process 0")
-            if reads:
+            if reads_cache:
                 lowered.compile()
             world.barrier(name)
-            begun = True
+            is_compiled = True
         return program(*arguments)
 
     return call
 
 
 def _can_read_cache(world: World) -> bool:
-    """Whether this process finds what process 0 keeps, which is the only one that JAX lets write."""
-    kept: Any = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
-    places = world.gather(kept if jax.default_backend() == "cpu" else None)
-    return not world.is_rank0 and places[0] is not None and places[world.rank] == places[0]
+    """Return whether this process shares the cache of process 0, the only one that JAX lets write."""
+    directory: Any = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
+    directories = world.gather(directory if jax.default_backend() == "cpu" else None)
+    return not world.is_rank0 and directories[0] is not None and directories[world.rank] == directories[0]
 
 
 def _machine_key() -> str:
-    """What programs are made for; those of CPUs use whatever instructions the CPU that compiles has."""
+    """Return the kind of machine that programs are compiled for, including the instruction sets of a CPU."""
     kind = jax.default_backend()
     if kind != "cpu":
         return kind

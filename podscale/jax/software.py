@@ -7,7 +7,7 @@ from podscale.version import installed
 
 @dataclass(frozen=True)
 class Capabilities:
-    """Version and devices by kind; `problem`: why JAX cannot use them, empty where it can."""
+    """Version of JAX, kinds of its devices, and the `problem` if JAX cannot use them."""
 
     version: str
     platform: str = ""
@@ -16,19 +16,19 @@ class Capabilities:
 
 
 def probe() -> Capabilities:
-    """Asks JAX, which takes the TPUs of this machine until this process ends: another that has them keeps them."""
+    """Ask JAX. It holds the TPUs of this machine until this process exits, and fails if another process holds them."""
     import jax  # a worker asks for versions before it may import JAX
 
     try:
-        found = jax.local_devices()
+        devices = jax.local_devices()
     except RuntimeError as error:
         return Capabilities(jax.__version__, problem=str(error).strip().splitlines()[0])
-    return Capabilities(jax.__version__, found[0].platform, [device.device_kind for device in found])
+    return Capabilities(jax.__version__, devices[0].platform, [device.device_kind for device in devices])
 
 
 PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "optax", "pillow", "simplejpeg")
 
 
 def library_versions() -> dict[str, str]:
-    """Versions by name; "none" where it is not there."""
+    """Return versions by name; "none" for a package that is not installed."""
     return {name: installed(name) or "none" for name in PACKAGES}

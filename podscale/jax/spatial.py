@@ -5,13 +5,13 @@ activation; every device has all weights. After the global average, or the gathe
 the same loss, and it differentiates the sum of these. The mean of gradients over all devices, which the all-reduce
 computes, is then the gradient of the mean loss over the images.
 
-Tiles. A side that the parts do not divide is cut into tiles of ceil(side / parts) rows: the last tiles reach beyond the
-image or lie outside it (7 rows in 4 parts: 2, 2, 2, 1), as in XLA's partitioner (GSPMD, Xu 2021: uneven partitioning).
-Values beyond the image are finite and otherwise arbitrary: an operation that adds or compares pixels masks them, so
-they get no gradient either. The alternative, to gather the images once they are small and compute the rest on every
-device, would leave more than half of ResNet-50 undivided (stages of 14 and 7 rows in 4 or 8 parts), and to divide the
-batch there needs as many images as parts. A tile does not show the size of its image if tiles are uneven, so the sizes
-of each operation's images are computed beforehand.
+Tiles. A side that the parts do not divide is cut into tiles of ceil(side / parts) rows: the last tiles extend beyond
+the image or lie outside it (7 rows in 4 parts: 2, 2, 2, 1), as in XLA's partitioner (GSPMD, Xu 2021: uneven
+partitioning). Values beyond the image are finite and otherwise arbitrary: an operation that adds or compares pixels
+masks them, so they get no gradient either. The alternative, to gather the images once they are small and compute the
+rest on every device, would leave more than half of ResNet-50 undivided (stages of 14 and 7 rows in 4 or 8 parts), and
+to divide the batch there needs as many images as parts. A tile does not show the size of its image if tiles are uneven,
+so the sizes of each operation's images are computed beforehand.
 
 Halos. Rows and columns of neighbouring tiles are exchanged as windows over an image need them, for convolution and
 pooling. Without partitioning a tile is a whole image.
@@ -45,7 +45,7 @@ class Tiles(NamedTuple):
 
     @property
     def is_even(self) -> bool:
-        """Whether no tile reaches beyond the image."""
+        """True if no tile extends beyond the image."""
         return all(side % parts == 0 for side, parts in zip(self.image_sides, self.parts, strict=True))
 
     @property
@@ -55,7 +55,7 @@ class Tiles(NamedTuple):
         return height * width / (rows * down * columns * across)
 
     def inside_mask(self) -> Array:
-        """Which pixels of this device's tile belong to the image: bool [rows, columns, 1]; inside `shard_map`."""
+        """Return which pixels of this device's tile are inside the image, bool [rows, columns, 1]."""
         rows, columns = (
             lax.axis_index(axis) * length + jnp.arange(length) < side
             for axis, length, side in zip(SPATIAL, self.tile_shape, self.image_sides, strict=True)
@@ -64,48 +64,48 @@ class Tiles(NamedTuple):
 
 
 class Halo(NamedTuple):
-    """What the outputs of a device's tile see along one dimension of the input."""
+    """Input rows that the outputs of a tile depend on, along one dimension.
+
+    Args:
+        before: rows of the tiles before this one that any device needs.
+        after: rows of the tiles after this one that any device needs.
+        starts: first row of each device, counted from the first of the rows before; may be negative.
+        rows: number of rows.
+        is_padded: an output depends on rows of a tile beyond the image.
+    """
 
     before: int
-    """Rows of the tiles before this one that any device needs."""
     after: int
-    """Likewise of those behind."""
     starts: tuple[int, ...]
-    """For each place: the first row seen, counted from the first of those `before`; may be negative."""
     rows: int
-    """Rows seen."""
-    beyond: bool
-    """Whether an output sees rows of a tile that lie behind the image."""
+    is_padded: bool
 
 
 def plan_halo(side: int, parts: int, window: Window) -> Halo:
-    """The reach of a window over `side` rows in so many parts, outputs being cut into tiles just as the inputs are.
+    """Plan the halo of a window over `side` rows, if inputs and outputs are cut into the same number of tiles.
 
-    Where input and output tiles are aligned (the stride divides even tiles), all devices need the same rows of their
-    neighbours; elsewhere the most that any needs, and each begins at a place of its own.
+    If input and output tiles are aligned (the stride divides even tiles), all devices need the same rows of their
+    neighbours. Otherwise all exchange the most that any device needs, and each starts at a row of its own.
     """
     outputs = window.output_size(side)
-    own, of_outputs = -(-side // parts), -(-outputs // parts)
-    rows = (of_outputs - 1) * window.stride + window.kernel
-    firsts = [place * of_outputs * window.stride - window.padding for place in range(parts)]
-    busy = [(place, first) for place, first in enumerate(firsts) if place * of_outputs < outputs]
-    before = max(0, *(place * own - max(first, 0) for place, first in busy), 0)
-    after = max(0, *(min(first + rows, side) - (place + 1) * own for place, first in busy), 0)
-    starts = [0] * parts
-    for place, first in busy:
-        starts[place] = first - (place * own - before)
-    for place in range(len(busy), parts):  # what these compute is of no account
-        starts[place] = starts[len(busy) - 1]
+    tile, output_tile = -(-side // parts), -(-outputs // parts)
+    rows = (output_tile - 1) * window.stride + window.kernel
+    firsts = [index * output_tile * window.stride - window.padding for index in range(parts)]
+    used = [(index, first) for index, first in enumerate(firsts) if index * output_tile < outputs]
+    before = max(0, *(index * tile - max(first, 0) for index, first in used), 0)
+    after = max(0, *(min(first + rows, side) - (index + 1) * tile for index, first in used), 0)
+    starts = [first - (index * tile - before) for index, first in used]
+    starts += [starts[-1]] * (parts - len(used))  # tiles outside the image: nothing uses their outputs
     end = (outputs - 1) * window.stride - window.padding + window.kernel
-    return Halo(before, after, tuple(starts), rows, side < min(end, own * parts))
+    return Halo(before, after, tuple(starts), rows, side < min(end, tile * parts))
 
 
 def exchange_halo(x: Array, window: Window, tiles: Tiles | None, fill: float = 0.0) -> tuple[Array, int]:
-    """What the outputs of this device see of images [n, rows, columns, channels], and the padding still to come.
+    """Extend tiles [n, rows, columns, channels] by what a window needs. Also returns the padding still to apply.
 
-    Whole images (no tiles) come back as they are. Of tiles, the result has halos, and `fill` around the image, so
-    that the window goes over it without padding: its outputs are this device's tile of the whole output. Columns
-    follow rows, so that corners come by way of the neighbour between.
+    Tiles get halos, and `fill` around the image, so that the window's outputs without padding are this device's tile
+    of the output. Columns follow rows, so that corners arrive through the neighbour in between. Images that are not
+    cut into tiles are returned as they are.
     """
     if tiles is None:
         return x, window.padding
@@ -115,42 +115,41 @@ def exchange_halo(x: Array, window: Window, tiles: Tiles | None, fill: float = 0
     return x, 0
 
 
-def _exchange_halo_along(x: Array, dim: int, axis: str, side: int, reach: Halo, fill: float) -> Array:
-    own = x.shape[dim]
-    x = with_halo(x, dim, axis, reach.before, reach.after)
-    first = lax.axis_index(axis) * own - reach.before
-    if reach.beyond or (fill and lax.axis_size(axis) > 1):
+def _exchange_halo_along(x: Array, dim: int, axis: str, side: int, halo: Halo, fill: float) -> Array:
+    first = lax.axis_index(axis) * x.shape[dim] - halo.before
+    x = with_halo(x, dim, axis, halo.before, halo.after)
+    if halo.is_padded or (fill and lax.axis_size(axis) > 1):
         positions = lax.expand_dims(first + jnp.arange(x.shape[dim]), [d for d in range(x.ndim) if d != dim])
         x = jnp.where((positions >= 0) & (positions < side), x, jnp.asarray(fill, x.dtype))
-    front = max(0, -min(reach.starts))
-    back = max(0, max(reach.starts) + reach.rows - x.shape[dim])
+    front = max(0, -min(halo.starts))
+    back = max(0, max(halo.starts) + halo.rows - x.shape[dim])
     x = lax.pad(x, jnp.asarray(fill, x.dtype), [(front, back, 0) if d == dim else (0, 0, 0) for d in range(x.ndim)])
-    starts = [start + front for start in reach.starts]
+    starts = [start + front for start in halo.starts]
     if len(set(starts)) == 1:
-        return lax.slice_in_dim(x, starts[0], starts[0] + reach.rows, axis=dim)
-    return lax.dynamic_slice_in_dim(x, jnp.asarray(starts)[lax.axis_index(axis)], reach.rows, axis=dim)
+        return lax.slice_in_dim(x, starts[0], starts[0] + halo.rows, axis=dim)
+    return lax.dynamic_slice_in_dim(x, jnp.asarray(starts)[lax.axis_index(axis)], halo.rows, axis=dim)
 
 
 def with_halo(x: Array, dim: int, axis: str, before: int, after: int) -> Array:
-    """A tile with so many rows of the tiles before and behind it; where there is none, zeros.
+    """Extend a tile by rows of the tiles before and after it, or by zeros at the ends of the axis.
 
-    A message goes from each device to the next, or where tiles are smaller than the halo, on to those behind.
+    Messages go to the next device, and further if tiles are smaller than the halo.
     """
-    own, places = x.shape[dim], lax.axis_size(axis)
+    tile, devices = x.shape[dim], lax.axis_size(axis)
     pieces = [x]
-    for hop in range(1, -(-before // own) + 1):
-        count = min(own, before - (hop - 1) * own)
-        edge = lax.slice_in_dim(x, own - count, own, axis=dim)
-        pieces.insert(0, lax.ppermute(edge, axis, [(place, place + hop) for place in range(places - hop)]))
-    for hop in range(1, -(-after // own) + 1):
-        count = min(own, after - (hop - 1) * own)
+    for hop in range(1, -(-before // tile) + 1):
+        count = min(tile, before - (hop - 1) * tile)
+        edge = lax.slice_in_dim(x, tile - count, tile, axis=dim)
+        pieces.insert(0, lax.ppermute(edge, axis, [(index, index + hop) for index in range(devices - hop)]))
+    for hop in range(1, -(-after // tile) + 1):
+        count = min(tile, after - (hop - 1) * tile)
         edge = lax.slice_in_dim(x, 0, count, axis=dim)
-        pieces.append(lax.ppermute(edge, axis, [(place + hop, place) for place in range(places - hop)]))
+        pieces.append(lax.ppermute(edge, axis, [(index + hop, index) for index in range(devices - hop)]))
     return lax.concatenate(pieces, dim) if len(pieces) > 1 else x
 
 
 def max_pool(x: Array, window: Window, tiles: Tiles | None) -> Array:
-    """The largest value of each window of images [n, height, width, channels]."""
+    """Return the largest value of each window of images [n, height, width, channels]."""
     x, padding = exchange_halo(x, window, tiles, fill=-jnp.inf)
     around = ((0, 0), (padding, padding), (padding, padding), (0, 0))
     sizes, strides = (1, window.kernel, window.kernel, 1), (1, window.stride, window.stride, 1)
@@ -158,13 +157,11 @@ def max_pool(x: Array, window: Window, tiles: Tiles | None) -> Array:
     if tiles is None:
         return y
     outputs = Tiles((window.output_size(tiles.image_sides[0]), window.output_size(tiles.image_sides[1])), tiles.parts)
-    return (
-        y if outputs.is_even else jnp.where(outputs.inside_mask(), y, 0.0)
-    )  # beyond the image there is nothing but -inf
+    return y if outputs.is_even else jnp.where(outputs.inside_mask(), y, 0.0)  # the maximum is -inf beyond the image
 
 
 def global_average_pool(x: Array, tiles: Tiles | None) -> Array:
-    """The mean over the pixels of each image: [n, height, width, channels] -> [n, channels], the same on a group."""
+    """Average the pixels of images [n, height, width, channels] to [n, channels], the same on a group's devices."""
     if tiles is None:
         return x.mean((1, 2))
     if not tiles.is_even:
@@ -175,7 +172,7 @@ def global_average_pool(x: Array, tiles: Tiles | None) -> Array:
 
 
 def gather_tiles(x: Array, tiles: Tiles | None) -> Array:
-    """Images with all their tiles, on every device of a group."""
+    """Gather all tiles of the images on every device of a group."""
     if tiles is None:
         return x
     for dim, axis in enumerate(SPATIAL, start=1):
@@ -185,39 +182,28 @@ def gather_tiles(x: Array, tiles: Tiles | None) -> Array:
 
 
 TilesOf = Callable[[Array], Tiles | None]
-"""How the images that an operation is about to work on are cut; asked once by every operation, in order."""
+"""Returns the tiles of an operation's input, or None. Each operation calls it once, in order."""
 
 
 def no_tiles(_: Array) -> None:
-    """Whole images."""
+    """Return None: images are not cut into tiles."""
 
 
 def track_tiles(network: Callable[[Array, TilesOf], Any], images: Array, parts: Parts) -> TilesOf:
-    """What tells a network's operations how their images are cut, one after the other.
+    """Return the function that gives each operation of a network the tiles of its images.
 
-    images: this device's tiles. The network is first traced on whole images, without computing anything, to see the
-    sides that each operation meets.
+    Traces the network on uncut images, without computing anything, to record the sides that each operation sees.
+
+    Args:
+        images: this device's tiles.
     """
     count, rows, columns, channels = images.shape
     sides: list[tuple[int, int]] = []
 
-    def note(x: Array) -> None:
+    def record_sides(x: Array) -> None:
         sides.append((x.shape[1], x.shape[2]))
 
     uncut_images = jax.ShapeDtypeStruct((count, rows * parts[0], columns * parts[1], channels), images.dtype)
-    jax.eval_shape(lambda images: network(images, note), uncut_images)
+    jax.eval_shape(lambda images: network(images, record_sides), uncut_images)
     remaining = iter(sides)
     return lambda _: Tiles(next(remaining), parts)
-
-
-__all__ = [
-    "Parts",
-    "Tiles",
-    "TilesOf",
-    "exchange_halo",
-    "gather_tiles",
-    "global_average_pool",
-    "max_pool",
-    "no_tiles",
-    "track_tiles",
-]

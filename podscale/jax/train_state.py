@@ -20,8 +20,7 @@ from podscale.errors import InputError, fields_of
 from podscale.jax.flat_buffers import Buckets
 from podscale.jax.mesh import REPLICATED
 from podscale.jax.models import initialise
-from podscale.jax.train_step import DeviceState as OnDevices
-from podscale.jax.train_step import TrainStep
+from podscale.jax.train_step import DeviceState, TrainStep
 from podscale.jax.world import World
 from podscale.runs.checkpoint import CheckpointStore, Snapshot
 from podscale.runs.model_files import read_weights
@@ -40,16 +39,16 @@ class TrainState:
     step: TrainStep
     world: World
     progress: RunProgress = field(default_factory=RunProgress)
-    _device_state: OnDevices | None = None
+    _device_state: DeviceState | None = None
 
     @property
-    def device_state(self) -> OnDevices:
+    def device_state(self) -> DeviceState:
         """State on the devices. The caller of a step replaces it by the step's result."""
-        assert self._device_state is not None, "begin or restore first"
+        assert self._device_state is not None, "load_from_rank0 comes first"
         return self._device_state
 
     @device_state.setter
-    def device_state(self, state: OnDevices) -> None:
+    def device_state(self, state: DeviceState) -> None:
         self._device_state = state
 
     @property
@@ -61,9 +60,8 @@ class TrainState:
     def check_arrays(self, snapshot: Snapshot) -> None:
         """Raise InputError if a checkpoint does not hold the arrays of this model and its optimizer."""
         spec = models.model_spec(self.config.model, self.classes)
-        wanted = {f"model/{parameter.name}" for parameter in spec.parameters}
-        wanted |= {f"model/{buffer.name}" for buffer in spec.buffers}
-        different = sorted((wanted | self._initial_optimizer_state().keys()) ^ snapshot.arrays.keys())
+        expected = {f"model/{name}" for name in spec.array_shapes}
+        different = sorted((expected | self._initial_optimizer_state().keys()) ^ snapshot.arrays.keys())
         if different:
             raise InputError(
                 f"the checkpoint of step {snapshot.step} does not hold the arrays of this model: another version of "
@@ -88,25 +86,22 @@ class TrainState:
         if meta is None:
             self.device_state = self.step.init_state(parameters, statistics)
             return
-        arrays = {
-            f"model/{name}": value for name, value in {**parameters, **statistics}.items()
-        } | self._initial_optimizer_state()
+        arrays = {f"model/{name}": value for name, value in {**parameters, **statistics}.items()}
+        arrays |= self._initial_optimizer_state()
         if snapshot is not None:
             arrays = {name: np.asarray(snapshot.arrays[name], np.float32) for name in arrays}
         if self.world.size > 1:
             arrays = multihost_utils.broadcast_one_to_all(arrays, is_source=self.world.is_rank0)
         for name, value in meta["progress"].items():
             setattr(self.progress, name, value)
-        self.device_state = self.step.init_state(
-            {name: arrays[f"model/{name}"] for name in parameters},
-            {name: arrays[f"model/{name}"] for name in statistics},
-            self.progress.step,
-            {
-                slot: {name: arrays[f"optimizer/{slot}/{name}"] for name in parameters}
-                for slot in self.step.initial_moments
-            },
-            {name: arrays[f"optimizer/{name}"] for name in self.step.specs.opt_state.scalars},
-        )
+        moments = {
+            slot: {name: arrays[f"optimizer/{slot}/{name}"] for name in parameters}
+            for slot in self.step.initial_moments
+        }
+        scalars = {name: arrays[f"optimizer/{name}"] for name in self.step.specs.opt_state.scalars}
+        parameters = {name: arrays[f"model/{name}"] for name in parameters}
+        statistics = {name: arrays[f"model/{name}"] for name in statistics}
+        self.device_state = self.step.init_state(parameters, statistics, self.progress.step, moments, scalars)
 
     @waiting_for(CHECKPOINT)
     def model_arrays(self) -> dict[str, Values]:
@@ -116,16 +111,15 @@ class TrainState:
     @waiting_for(CHECKPOINT)
     def capture(self) -> Snapshot | None:
         """Return a copy of the state in process 0's host memory, None elsewhere. All processes call it."""
-        weights = self.unshard_weights()
-        kept = self.device_state.opt_state
-        moments = {slot: self._unshard(buckets) for slot, buckets in kept.moments.items()}
+        weights, opt_state = self.unshard_weights(), self.device_state.opt_state
+        moments = {slot: self._unshard(buckets) for slot, buckets in opt_state.moments.items()}
         if not self.world.is_rank0:
             return None
         arrays = {f"model/{name}": value for name, value in self._model_arrays_of(weights).items()}
         for slot, buckets in moments.items():
             named = self.step.layout.unpack([np.array(bucket) for bucket in buckets])
             arrays |= {f"optimizer/{slot}/{name}": value for name, value in named.items()}
-        arrays |= {f"optimizer/{name}": np.array(scalar) for name, scalar in kept.scalars.items()}
+        arrays |= {f"optimizer/{name}": np.array(scalar) for name, scalar in opt_state.scalars.items()}
         precision = {"loss_scale": self.config.train.loss_scale, "finite_in_a_row": 0}  # for the other engine
         meta = {"progress": asdict(self.progress), "precision": precision, "ranks": len(self.world.devices)}
         return Snapshot(self.progress.step, arrays, meta)
@@ -149,10 +143,10 @@ class TrainState:
 
     def _unshard(self, buckets: Buckets) -> Buckets:
         """Gather scattered buckets on every device."""
-        return buckets if all(bucket.is_fully_replicated for bucket in buckets) else self._unsharded_spec(buckets)
+        return buckets if all(bucket.is_fully_replicated for bucket in buckets) else self._gather(buckets)
 
     @cached_property
-    def _unsharded_spec(self) -> Callable[[Buckets], Buckets]:
+    def _gather(self) -> Callable[[Buckets], Buckets]:
         return jax.jit(lambda buckets: buckets, out_shardings=NamedSharding(self.step.mesh, REPLICATED))
 
 
@@ -173,25 +167,22 @@ def restore_or_start(
         InputError: on every process, if process 0's checkpoints or the initial weights conflict with the run.
     """
     snapshot: Snapshot | None = None
-    first: Snapshot | None = None
-    answer: Any = None
+    restored, refusal = False, None
     if state.world.is_rank0:
-        refusal = None
         try:
             snapshot = checkpoint_store.restore(resume)
             if snapshot is not None:
+                restored = True
                 state.check_arrays(snapshot)
-            elif (begun := initial_weights()) is not None:
-                first = state.initial_snapshot(begun)
+            elif (weights := initial_weights()) is not None:
+                snapshot = state.initial_snapshot(weights)
         except InputError as error:
             refusal = fields_of(error)
-        answer = {"found": snapshot is not None, "refusal": refusal}
-        snapshot = snapshot or first
-    answer = state.world.broadcast(answer)
-    if answer["refusal"]:
-        raise InputError(**answer["refusal"])
+    restored, refusal = state.world.broadcast([restored, refusal])
+    if refusal:
+        raise InputError(**refusal)
     state.load_from_rank0(snapshot)
-    return bool(answer["found"])
+    return bool(restored)
 
 
 def load_weights_file(spec: models.ModelSpec, path: Path) -> tuple[dict[str, Values], dict[str, Values]]:
@@ -199,9 +190,7 @@ def load_weights_file(spec: models.ModelSpec, path: Path) -> tuple[dict[str, Val
 
     Raises InputError if the file is missing or holds another architecture.
     """
-    shapes = {parameter.name: parameter.shape for parameter in spec.parameters}
-    shapes |= {buffer.name: buffer.shape for buffer in spec.buffers}
-    arrays = read_weights(path, shapes)
+    arrays = read_weights(path, spec.array_shapes)
     return (
         {parameter.name: arrays[parameter.name] for parameter in spec.parameters},
         {buffer.name: arrays[buffer.name] for buffer in spec.buffers},

@@ -37,14 +37,7 @@ from podscale.jax.device_prefetcher import BATCH_SPECS, GlobalBatches, normalise
 from podscale.jax.flat_buffers import Buckets, ParamLayout, Values
 from podscale.jax.mesh import GROUP, RANKS, REPLICATED, axis_size, put_sharded
 from podscale.jax.models import build_model, choose_convolution
-from podscale.jax.optim import (
-    HyperParams,
-    OptState,
-    build_optimizer,
-    build_param_shard,
-    initial_moments,
-    scalar_names,
-)
+from podscale.jax.optim import HyperParams, OptState, build_optimizer, build_param_shard
 from podscale.jax.precision import compute_dtype, exact_products
 from podscale.training.param_layout import param_options
 
@@ -185,11 +178,11 @@ def build_train_step(config: RunConfig, mesh: Mesh, classes: int) -> TrainStep:
     train, spec = config.train, models.model_spec(config.model, classes)
     param_options(train.optimizer, spec)  # raises for a skip list that matches nothing
     all_reduce, layout = build_all_reduce(train.all_reduce, mesh), build_layout(config, mesh, spec)
-    moments = initial_moments(train.optimizer)
+    optimizer = build_optimizer(train.optimizer)
     bucket_spec = PartitionSpec(all_reduce.axes) if train.weight_update == "sharded" else REPLICATED
     buckets = (bucket_spec,) * len(layout.lengths)
-    moment_specs: dict[str, Any] = dict.fromkeys(moments, buckets)
-    scalar_specs: dict[str, Any] = dict.fromkeys(scalar_names(train.optimizer), REPLICATED)
+    moment_specs: dict[str, Any] = dict.fromkeys(optimizer.initial_moments, buckets)
+    scalar_specs: dict[str, Any] = dict.fromkeys(optimizer.scalar_names, REPLICATED)
     state_of_specs: Any = DeviceState
     specs = state_of_specs(
         weights=buckets,
@@ -214,7 +207,7 @@ def build_train_step(config: RunConfig, mesh: Mesh, classes: int) -> TrainStep:
         )
         return result
 
-    return TrainStep(mesh, layout, specs, moments, jax.jit(run_steps, donate_argnums=0))
+    return TrainStep(mesh, layout, specs, optimizer.initial_moments, jax.jit(run_steps, donate_argnums=0))
 
 
 def build_layout(config: RunConfig, mesh: Mesh, spec: models.ModelSpec) -> ParamLayout:
@@ -288,7 +281,7 @@ def _build_step(
     config: RunConfig, mesh: Mesh, spec: models.ModelSpec, layout: ParamLayout, all_reduce: AllReduce
 ) -> StepFunction:
     """Return the function that runs one step on each device."""
-    train, rule = config.train, build_optimizer(config.train.optimizer)
+    train, optimizer = config.train, build_optimizer(config.train.optimizer)
     sharded_all_reduce = all_reduce if train.weight_update == "sharded" else None
     average = sharded_all_reduce.reduce_scatter if sharded_all_reduce else all_reduce
     gather = sharded_all_reduce.all_gather if sharded_all_reduce else lambda bucket: bucket
@@ -304,7 +297,7 @@ def _build_step(
         shard = build_param_shard(train.optimizer, layout, spec, sharded_all_reduce)
         hyper = HyperParams(*schedule[state.number])
         finite = all_finite([*averages, extra])
-        weights, opt_state, finite = rule(shard, state.weights, averages, state.opt_state, hyper, finite)
+        weights, opt_state, finite = optimizer.step(shard, state.weights, averages, state.opt_state, hyper, finite)
         statistics = apply_statistics_change(state.statistics, extra[1:], finite)
         norm = None if sharded_all_reduce else jnp.sqrt(sum(jnp.vdot(bucket, bucket) for bucket in averages))
         return DeviceState(weights, opt_state, statistics, state.number + 1), StepResults(extra[0], finite, norm)

@@ -17,7 +17,7 @@ from podscale.data.loaders.build_loader import build_loader
 from podscale.data.sampler import build_sampler
 from podscale.data.shard_set import ShardSet, Split
 from podscale.distributed.step_status import StepStatus, StopRequest
-from podscale.jax.device_prefetcher import LOADER_DEVICE, DeviceBatches, DevicePrefetcher, loader_ranks
+from podscale.jax.device_prefetcher import LOADER_DEVICE, DeviceBatches, DevicePrefetcher
 from podscale.jax.evaluator import Evaluator
 from podscale.jax.mesh import RANKS, axis_size, mesh_for_config, put_replicated
 from podscale.jax.out_of_memory import explain_training_memory
@@ -25,7 +25,7 @@ from podscale.jax.program_cache import synchronize_first_call
 from podscale.jax.step_sync import StepSync
 from podscale.jax.train_state import TrainState, restore_or_start
 from podscale.jax.train_step import TrainStep, build_train_step
-from podscale.jax.world import World
+from podscale.jax.world import World, loader_ranks
 from podscale.runs.checkpoint import CheckpointStore, Snapshot
 from podscale.training import schedules
 from podscale.training.model_weights import load_initial_weights

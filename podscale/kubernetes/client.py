@@ -1,9 +1,10 @@
-"""Client of the Kubernetes API in one namespace, with raw dicts and the verbs that the launcher needs."""
+"""Client of the Kubernetes API in one namespace, with raw dicts and the verbs of the launcher."""
 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 
+from podscale.config.launch import ClusterSection
 from podscale.errors import PodscaleError
 from podscale.kubernetes import retry
 from podscale.kubernetes.errors import (
@@ -16,12 +17,21 @@ from podscale.kubernetes.errors import (
     api_error,
     kind_not_served_error,
 )
-from podscale.kubernetes.resources import ACCESS_REVIEWS, PODS, KubernetesObject, ResourceKind
+from podscale.kubernetes.resources import (
+    ACCESS_REVIEWS,
+    PODS,
+    KubernetesObject,
+    ResourceKind,
+    name_of,
+    resource_of,
+    title_of,
+    uid_of,
+)
 from podscale.kubernetes.retry import Notify, RetryPolicy
 from podscale.kubernetes.transport import (
     RETRYABLE_STATUSES,
-    ClusterSelector,
     ClusterTarget,
+    NamedCluster,
     StreamInterrupted,
     Transport,
     find_cluster_target,
@@ -33,25 +43,27 @@ from podscale.kubernetes.transport import (
 STREAM_SECONDS = 60
 """Length of a watch, ended by the server, seconds."""
 STREAM_MARGIN_SECONDS = 15.0
-"""Silence beyond that length after which the connection counts as dead, seconds."""
+"""Silence beyond that length after which the connection counts as lost, seconds."""
 LOG_SILENCE_SECONDS = 120.0
-"""Silence after which the stream of a log breaks off; it is opened again from where it was."""
+"""Read timeout of a log stream, seconds; the reader opens it again at its position."""
+DELETE_TIMEOUT_SECONDS = 600.0
+"""Timeout of a job's deletion, seconds: its pods save first."""
 PAGE_SIZE = 250
 """Objects in one page of a list."""
 
 
 def connect_cluster(
-    choice: ClusterSelector, *, policy: RetryPolicy = retry.INTERACTIVE, notify: Notify | None = None
+    choice: ClusterSection | NamedCluster, *, policy: RetryPolicy = retry.INTERACTIVE, notify: Notify | None = None
 ) -> "ClusterClient":
-    """Return a client of the cluster that `choice` (launch.cluster) names. Raises InputError if none is named."""
+    """Return a client of the cluster that `choice` names, else of the current one. Raises InputError."""
     target = find_cluster_target(choice)
     return ClusterClient(Transport(target, open_client(target), policy, notify or (lambda line: None)))
 
 
 class ClusterClient:
-    """Requests in one namespace of one cluster; used from several threads.
+    """Requests in one namespace of one cluster; thread-safe.
 
-    Every method raises ApiError (InputError) if the server refuses the request, and Unreachable if no retry helped.
+    Every method raises ApiError if the server refuses the request, and ApiUnreachable if all retries fail.
     """
 
     def __init__(self, transport: Transport) -> None:
@@ -75,7 +87,7 @@ class ClusterClient:
         return ClusterClient(Transport(self.target, self._transport.client, policy, notify))
 
     def get(self, resource: ResourceKind, name: str, *, namespace: str | None = None) -> KubernetesObject:
-        """Return an object. Raises NotFound if there is none."""
+        """Return an object. Raises ApiNotFound if there is none."""
         request = ApiRequest("get", resource, namespace or self.namespace, name)
         return self._transport.request_json(request, "get", resource, name, request.namespace)
 
@@ -87,7 +99,7 @@ class ClusterClient:
             return None
 
     def create(self, resource: ResourceKind, body: KubernetesObject, *, dry_run: bool = False) -> KubernetesObject:
-        """Create an object, or have the server check that it could be created. Unknown fields are refused."""
+        """Create an object, or have the server check it only. The server refuses unknown fields."""
         request = ApiRequest("create", resource, self.namespace, str(body["metadata"].get("name", "")))
         query = [("fieldValidation", "Strict"), *([("dryRun", "All")] if dry_run else [])]
         return self._transport.request_json(request, "create", resource, body, self.namespace, query=query)
@@ -101,11 +113,9 @@ class ClusterClient:
         )
 
     def delete(self, resource: ResourceKind, name: str, *, uid: str = "") -> None:
-        """Delete an object, which stays until all it owns is gone.
+        """Delete an object after everything that it owns.
 
         Args:
-            resource: kind of the object.
-            name: name of the object.
             uid: delete only if the object still has this uid; "" for any.
         """
         request = ApiRequest("delete", resource, self.namespace, name)
@@ -120,40 +130,39 @@ class ClusterClient:
         fields: str = "",
         limit: int = 0,
         namespace: str | None = None,
-        keep: Callable[[KubernetesObject], KubernetesObject] = lambda found: found,
+        keep: Callable[[KubernetesObject], KubernetesObject] = lambda item: item,
     ) -> tuple[list[KubernetesObject], str]:
         """Return the objects that match, fetched page by page, and the resource version to watch from.
 
         Args:
-            resource: kind of the objects.
             labels: label selector.
             fields: field selector.
             limit: stop after about this many objects; 0 for all.
             namespace: "" for all; None for the client's.
             keep: returns the part of an object to keep.
         """
-        where = self.namespace if namespace is None else namespace
-        request = ApiRequest("list", resource, where)
+        namespace = self.namespace if namespace is None else namespace
+        request = ApiRequest("list", resource, namespace)
         size = min(limit, PAGE_SIZE) if limit else PAGE_SIZE
-        typed = {"apiVersion": resource.api_version, "kind": resource.kind}  # left out in lists of built-in kinds
-        found: list[KubernetesObject] = []
+        kind = {"apiVersion": resource.api_version, "kind": resource.kind}  # missing in lists of built-in kinds
+        items: list[KubernetesObject] = []
         token: str | None = None
         while True:
             selected = {"label_selector": labels or None, "field_selector": fields or None, "limit": size}
-            page = self._transport.request_json(request, "get", resource, None, where, **selected, _continue=token)
-            found += [keep({**typed, **item}) for item in page.get("items") or ()]
+            page = self._transport.request_json(request, "get", resource, None, namespace, **selected, _continue=token)
+            items += [keep({**kind, **item}) for item in page.get("items") or ()]
             metadata = page.get("metadata") or {}
             token = metadata.get("continue") or None
-            if token is None or (limit and len(found) >= limit):
-                return found, str(metadata.get("resourceVersion", ""))
+            if token is None or (limit and len(items) >= limit):
+                return items, str(metadata.get("resourceVersion", ""))
 
     def watch(
         self, resource: ResourceKind, version: str, *, labels: str = "", fields: str = ""
     ) -> Iterator[KubernetesObject]:
         """Yield changes after `version` as {'type', 'object'} until the server ends the stream (STREAM_SECONDS).
 
-        Raises Expired if `version` is too old (list again), and Interrupted if the stream breaks off or the server has
-        trouble (watch again from there).
+        Raises WatchExpired if `version` is too old (list again), and StreamInterrupted if the stream breaks or the
+        server fails (watch again from there).
         """
         request = ApiRequest("watch", resource, self.namespace)
         selected = {"label_selector": labels or None, "field_selector": fields or None, "resource_version": version}
@@ -172,11 +181,10 @@ class ClusterClient:
                 yield change
 
     def read_log(self, pod: str, query: dict[str, str]) -> Iterator[bytes]:
-        """Yield the lines of a container's log. Raises Interrupted if the stream breaks off.
+        """Yield the lines of a container's log. Raises StreamInterrupted.
 
         Args:
-            pod: name of the pod.
-            query: parameters of the API's pods/log: container, follow and so on.
+            query: parameters of the API's pods/log, such as container and follow.
         """
         request = ApiRequest("get", PODS, self.namespace, pod)
         path = PODS.path(pod, self.namespace, "log")
@@ -185,14 +193,12 @@ class ClusterClient:
             yield from stream_lines(answer)
 
     def proxy_get(self, pod: str, port: int, path: str, seconds: float, *, tls: bool = False) -> str:
-        """Return a pod's answer to a GET that the API server passes on, sent once.
+        """Return a pod's answer to a GET through the API server, sent once.
 
         Args:
-            pod: name of the pod.
-            port: port of the pod.
             path: path of the URL, without a leading slash.
-            seconds: longest wait for the answer.
-            tls: the pod speaks HTTPS; the API server takes any certificate and shows none.
+            seconds: timeout.
+            tls: use HTTPS; the API server accepts any certificate and presents none.
         """
         request = ApiRequest("get", PODS, self.namespace, f"{pod}/proxy")
         target = f"https:{pod}:{port}" if tls else f"{pod}:{port}"
@@ -201,7 +207,7 @@ class ClusterClient:
     def is_service_healthy(self, path: str) -> bool:
         """Return whether one GET through the API server (to a service, by its proxy) succeeds.
 
-        Raises ApiError if these credentials may not send it.
+        Raises ApiError if the credentials lack the permission.
         """
         try:
             self._once(10.0).request_json(ApiRequest("get", None, "", path), "request", "get", path)
@@ -214,7 +220,7 @@ class ClusterClient:
         return True
 
     def _once(self, seconds: float) -> Transport:
-        """Return a transport that sends a request once and waits `seconds` for its answer."""
+        """Return a transport without retries and with a timeout of `seconds`."""
         return Transport(self.target, self._transport.client, RetryPolicy(0.0, seconds), lambda line: None)
 
     def version(self) -> KubernetesObject:
@@ -222,17 +228,17 @@ class ClusterClient:
         return self._discover("/version") or {}
 
     def served_versions(self, group: str) -> tuple[str, ...]:
-        """Return the versions of an API group that this cluster serves; none if it does not know the group."""
-        found = self._discover(f"/apis/{group}") or {}
-        return tuple(str(entry["version"]) for entry in found.get("versions") or ())
+        """Return the versions of an API group that this cluster serves; empty for an unknown group."""
+        versions = (self._discover(f"/apis/{group}") or {}).get("versions") or ()
+        return tuple(str(entry["version"]) for entry in versions)
 
     def serves(self, resource: ResourceKind) -> bool:
-        """Return whether this cluster has a kind of object in this version."""
-        found = self._discover(resource.root) or {}
-        return any(entry.get("name") == resource.plural for entry in found.get("resources") or ())
+        """Return whether this cluster serves a kind of object in this version."""
+        resources = (self._discover(resource.root) or {}).get("resources") or ()
+        return any(entry.get("name") == resource.plural for entry in resources)
 
     def _discover(self, path: str) -> KubernetesObject | None:
-        """Return the answer to a request about the cluster itself; None if there is no such path."""
+        """Return the answer of a discovery path; None if there is no such path."""
         try:
             return self._transport.request_json(ApiRequest("get", None, "", path), "request", "get", path)
         except ApiError as error:
@@ -241,25 +247,24 @@ class ClusterClient:
             raise
 
     def missing_error(self, resource: ResourceKind) -> KindNotServed:
-        """Return the error of a kind that this cluster lacks."""
+        """Return the error of a kind that this cluster does not serve."""
         return kind_not_served_error(resource, self.served_versions(resource.group) if resource.group else ())
 
     def can_i(self, verb: str, group: str, resource: str, *, name: str = "") -> bool:
         """Return whether RBAC allows a request in the namespace (SelfSubjectAccessReview).
 
         Args:
-            verb: as in RBAC.
             group: API group; "" is the core group.
-            resource: plural, with a subresource behind a slash: pods/log.
-            name: of the one object that is meant; "" for all.
+            resource: plural, with a subresource after a slash: pods/log.
+            name: name of the object; "" for all.
         """
-        plural, _, part = resource.partition("/")
+        plural, _, subresource = resource.partition("/")
         attributes = {
             "namespace": self.namespace,
             "verb": verb,
             "group": group,
             "resource": plural,
-            "subresource": part,
+            "subresource": subresource,
             "name": name,
         }
         body = {
@@ -272,27 +277,23 @@ class ClusterClient:
         return bool((answer.get("status") or {}).get("allowed"))
 
 
-DELETE_TIMEOUT_SECONDS = 600.0
-"""How long a job that is being deleted may take: its pods save first."""
-
-
-def delete_job(api: ClusterClient, resource: ResourceKind, name: str, uid: str) -> bool:
-    """Delete a job if it still has its uid. Returns False if it is gone or another job has its name."""
+def delete_object(api: ClusterClient, item: KubernetesObject) -> bool:
+    """Delete an object if it still has its uid. Returns False if it is gone or another object has its name."""
     try:
-        api.delete(resource, name, uid=uid)
+        api.delete(resource_of(item), name_of(item), uid=uid_of(item))
     except (ApiNotFound, ApiConflict):
         return False
     return True
 
 
-def wait_until_gone(api: ClusterClient, resource: ResourceKind, name: str, uid: str) -> None:
-    """Wait until the job and its pods are gone. Raises PodscaleError after a timeout."""
-    until = time.monotonic() + DELETE_TIMEOUT_SECONDS
-    while (found := api.get_or_none(resource, name)) is not None and found["metadata"]["uid"] == uid:
-        if time.monotonic() > until:
+def wait_until_gone(api: ClusterClient, item: KubernetesObject) -> None:
+    """Wait until an object and all that it owns are gone. Raises PodscaleError after a timeout."""
+    resource, deadline = resource_of(item), time.monotonic() + DELETE_TIMEOUT_SECONDS
+    while (current := api.get_or_none(resource, name_of(item))) is not None and uid_of(current) == uid_of(item):
+        if time.monotonic() > deadline:
             raise PodscaleError(
                 f"is being deleted for {DELETE_TIMEOUT_SECONDS / 60:.0f} minutes",
-                field=f"{resource.kind} {name}",
+                field=title_of(item),
                 hint="Look at its pods and finalizers with "
                 f"`kubectl get {resource.full_name},pods -n {api.namespace} -o wide`",
             )

@@ -13,10 +13,9 @@ from podscale.errors import InputError, PodscaleError
 from podscale.kubernetes import inventory
 from podscale.kubernetes.client import ClusterClient, connect_cluster
 from podscale.kubernetes.errors import ApiError, ApiNotFound, KindNotServed
+from podscale.kubernetes.inventory import parse_quantity
 from podscale.kubernetes.job_spec import JobSpec, build_job_spec
-from podscale.kubernetes.pod_state import name_of
 from podscale.kubernetes.resources import (
-    JOB_BACKENDS,
     JOB_KINDS,
     LOCAL_QUEUES,
     NAMESPACES,
@@ -24,7 +23,10 @@ from podscale.kubernetes.resources import (
     SERVICE_ACCOUNTS,
     STORAGE_CLASSES,
     VOLUME_CLAIMS,
-    KubernetesObject,
+    annotations_of,
+    conditions_of,
+    labels_of,
+    name_of,
 )
 from podscale.kubernetes.run_stage import build_manifests, choose_job_kind
 from podscale.kubernetes.submit import dry_run_job
@@ -33,15 +35,18 @@ from podscale.util.terminal import CheckResult
 JOB_VERBS = ("create", "get", "list", "watch", "delete")
 OWNED_OBJECT_VERBS = ("create", "get", "patch", "delete")
 FINALIZERS = "finalizers"
-"""Part of an object whose update the admission plugin OwnerReferencesPermissionEnforcement asks of whoever sets
-blockOwnerDeletion (companions.own)."""
+"""Subresource that the admission plugin OwnerReferencesPermissionEnforcement requires for blockOwnerDeletion."""
 
 
 @dataclass(frozen=True)
 class PermissionRule:
-    """Verbs on one resource of an API group ('' is the core group); a part stands behind a slash, as in RBAC.
+    """Verbs on one resource, as in RBAC.
 
-    optional: without it everything works on most clusters, or people are told less.
+    Args:
+        group: API group; "" is the core group.
+        resource: plural, with a subresource after a slash.
+        optional: most clusters do not require it, or only messages need it.
+        only_names: name of the only object; "" for all.
     """
 
     group: str
@@ -50,7 +55,6 @@ class PermissionRule:
     reason: str
     optional: bool = False
     only_names: str = ""
-    """The one object that is needed, where it is one."""
 
     @property
     def name(self) -> str:
@@ -58,39 +62,38 @@ class PermissionRule:
 
     @property
     def base_resource(self) -> str:
-        """Return the resource that a subresource belongs to, or the resource itself."""
+        """Name without the subresource."""
         return replace(self, resource=self.resource.partition("/")[0]).name
 
 
 PERMISSION_RULES = (
     *(
         PermissionRule(kind.group, kind.plural, JOB_VERBS, f"to submit, follow and stop jobs of kind {kind.kind}")
-        for kind in JOB_BACKENDS.values()
+        for kind in JOB_KINDS.values()
     ),
     *(
         PermissionRule(
             kind.group,
             f"{kind.plural}/{FINALIZERS}",
             ("update",),
-            f"to have a {kind.kind} outlast what comes with it, where the cluster asks for this right (OpenShift does)",
+            f"to delete a {kind.kind} after its owned objects, if the cluster requires this right (as OpenShift does)",
             optional=True,
         )
-        for kind in JOB_BACKENDS.values()
+        for kind in JOB_KINDS.values()
     ),
     PermissionRule(
-        "networking.k8s.io", "networkpolicies", OWNED_OBJECT_VERBS, "the policy that lets the ranks of a job meet"
+        "networking.k8s.io", "networkpolicies", OWNED_OBJECT_VERBS, "the policy that connects the ranks of a job"
     ),
-    PermissionRule("trainer.kubeflow.org", "trainingruntimes", OWNED_OBJECT_VERBS, "how a TrainJob makes its pods"),
-    PermissionRule("", "pods", ("get", "list", "watch"), "to tell how a job stands and how its stage ended"),
+    PermissionRule("trainer.kubeflow.org", "trainingruntimes", OWNED_OBJECT_VERBS, "the template of a TrainJob's pods"),
+    PermissionRule("", "pods", ("get", "list", "watch"), "to report the state of a job and the exit of its stage"),
     PermissionRule("", "pods/log", ("get",), "to show the log of rank 0"),
-    PermissionRule("", "events", ("list",), "to tell why pods cannot be made or started", optional=True),
-    PermissionRule("kueue.x-k8s.io", "workloads", ("list",), "to tell why a job waits in a queue", optional=True),
+    PermissionRule("", "events", ("list",), "to report why pods cannot be created or started", optional=True),
+    PermissionRule("kueue.x-k8s.io", "workloads", ("list",), "to report why a job waits in a queue", optional=True),
     PermissionRule(
         "", "configmaps", ("get",), "the defaults of the namespace", optional=True, only_names="podscale-defaults"
     ),
 )
-"""All in the namespace of the jobs. Whoever trains needs none of it."""
-
+"""Permissions of the launcher in the namespace of the jobs. The pods need none."""
 
 POD_SECURITY_LABEL = "pod-security.kubernetes.io/enforce"
 DEFAULT_CLASS_ANNOTATION = "storageclass.kubernetes.io/is-default-class"
@@ -102,7 +105,7 @@ def check_cluster(config: RunConfig) -> Iterator[CheckResult]:
         api = connect_cluster(config.launch.cluster)
         version = api.version()
     except PodscaleError as error:
-        yield CheckResult("API server", "missing", str(error), "nothing else can be looked at")
+        yield CheckResult("API server", "missing", str(error), "nothing else can be checked")
         return
     yield CheckResult("API server", "ok", f"Kubernetes {version.get('gitVersion')}, {api.target.origin}")
     spec, backend = None, str(config.launch.backend)
@@ -112,7 +115,7 @@ def check_cluster(config: RunConfig) -> Iterator[CheckResult]:
         preflight(config, "job")
     except InputError as error:
         yield CheckResult("document", "missing", str(error), "change the document")
-    looks: list[Callable[[], Iterator[CheckResult]]] = [
+    checks: list[Callable[[], Iterator[CheckResult]]] = [
         lambda: _check_namespace(api, spec),
         lambda: inventory.check_job_kinds(api, backend),
         lambda: inventory.check_controllers(api, backend),
@@ -125,28 +128,26 @@ def check_cluster(config: RunConfig) -> Iterator[CheckResult]:
         lambda: inventory.check_monitoring(api),
     ]
     if spec is not None:
-        looks.insert(4, lambda: inventory.fitting_nodes(api, spec))
-        looks.append(lambda: _check_admission(api, config))
-    for look in looks:
+        checks.insert(4, lambda: inventory.fitting_nodes(api, spec))
+        checks.append(lambda: _check_admission(api, config))
+    for check in checks:
         try:
-            yield from look()
+            yield from check()
         except PodscaleError as error:
-            yield CheckResult("cluster", "missing", str(error), "look again when this is mended")
+            yield CheckResult("cluster", "missing", str(error), "check again when this is fixed")
 
 
 def _check_namespace(api: ClusterClient, spec: JobSpec | None) -> Iterator[CheckResult]:
     subject = f"namespace {api.namespace}"
     try:
-        found = api.get(NAMESPACES, api.namespace)
+        namespace = api.get(NAMESPACES, api.namespace)
     except ApiNotFound:
-        yield CheckResult(subject, "missing", "there is none", f"kubectl create namespace {api.namespace}")
+        yield CheckResult(subject, "missing", "does not exist", f"kubectl create namespace {api.namespace}")
         return
     except ApiError:
-        yield CheckResult(
-            subject, "note", "may not be looked at with these credentials", "ask for its Pod Security level"
-        )
+        yield inventory.unreadable(subject, "ask for its Pod Security level")
         return
-    level = (found["metadata"].get("labels") or {}).get(POD_SECURITY_LABEL, "privileged")
+    level = labels_of(namespace).get(POD_SECURITY_LABEL, "privileged")
     if spec is not None and spec.security_mode == "privileged" and level != "privileged":
         advice = (
             f"use a namespace whose label {POD_SECURITY_LABEL} is privileged, or launch.cluster.security=restricted"
@@ -159,20 +160,21 @@ def _check_namespace(api: ClusterClient, spec: JobSpec | None) -> Iterator[Check
 
 
 def _check_permissions(api: ClusterClient, backend: str) -> Iterator[CheckResult]:
-    """One line for what is needed and may not be done, or one that all is allowed."""
-    refused = [(rule, verbs) for rule in PERMISSION_RULES if (verbs := _denied_verbs(api, rule))]
-    needed = {JOB_KINDS[backend].full_name, JOB_KINDS["job"].full_name} if backend in JOB_KINDS else set()
-    kinds = {kind.full_name for kind in JOB_KINDS.values()} | {"trainingruntimes.trainer.kubeflow.org"}
-    needed |= {"trainingruntimes.trainer.kubeflow.org"} if backend == "trainjob" else set()
-    lacking = [(rule, verbs) for rule, verbs in refused if rule.base_resource not in kinds - needed]
-    for rule, verbs in lacking:
+    """Yield one result for each missing permission, or one if there is none."""
+    runtimes = "trainingruntimes.trainer.kubeflow.org"
+    required = {JOB_KINDS[backend].full_name, JOB_KINDS["job"].full_name} if backend in JOB_KINDS else set()
+    required |= {runtimes} if backend == "trainjob" else set()
+    not_required = {runtimes, *(kind.full_name for kind in JOB_KINDS.values())} - required
+    rules = [rule for rule in PERMISSION_RULES if rule.base_resource not in not_required]
+    denied = [(rule, verbs) for rule in rules if (verbs := _denied_verbs(api, rule))]
+    for rule, verbs in denied:
         yield CheckResult(
             f"may {rule.name}",
             "note" if rule.optional else "missing",
             f"not allowed: {', '.join(verbs)} ({rule.reason})",
             f"bind the chart's launcher role in namespace {api.namespace} to these credentials",
         )
-    if not lacking:
+    if not denied:
         yield CheckResult("permissions", "ok", f"submit, follow and stop jobs in namespace {api.namespace}")
 
 
@@ -181,21 +183,17 @@ def _denied_verbs(api: ClusterClient, rule: PermissionRule) -> list[str]:
 
 
 def _check_quota(api: ClusterClient) -> Iterator[CheckResult]:
-    """Quotas that are used up; whether this job fits is for admission to say."""
+    """Check for quotas that are used up; the dry run checks whether this job fits."""
     try:
         quotas, _ = api.list(RESOURCE_QUOTAS)
     except ApiError:
-        yield CheckResult("quota", "note", "may not be looked at with these credentials", "ask who runs the namespace")
+        yield inventory.unreadable("quota", "ask the administrator of the namespace")
         return
     for quota in quotas:
         status = quota.get("status") or {}
         hard, used = status.get("hard") or {}, status.get("used") or {}
         text = ", ".join(f"{used.get(name, '0')} of {hard[name]} {name}" for name in hard)
-        full = [
-            name
-            for name in hard
-            if inventory.parse_quantity(used.get(name, "0")) >= inventory.parse_quantity(hard[name])
-        ]
+        full = [name for name in hard if parse_quantity(used.get(name, "0")) >= parse_quantity(hard[name])]
         yield CheckResult(
             f"quota {name_of(quota)}",
             "missing" if full else "ok",
@@ -215,34 +213,31 @@ def _check_storage(api: ClusterClient, config: RunConfig) -> Iterator[CheckResul
         classes, _ = api.list(STORAGE_CLASSES)
     except ApiError:
         return
-    default = [
-        name_of(one) for one in classes if (one["metadata"].get("annotations") or {}).get(DEFAULT_CLASS_ANNOTATION)
-    ]
+    default = [name_of(item) for item in classes if annotations_of(item).get(DEFAULT_CLASS_ANNOTATION)]
     yield CheckResult(
         "workspace",
         "note",
         f"no launch.cluster.workspace_claim; storage classes: {', '.join(map(name_of, classes)) or 'none'}"
         + (f" (default {default[0]})" if default else ""),
-        "make a ReadWriteMany claim (the chart can), and name it; object stores need none",
+        "create a ReadWriteMany claim (the chart can), and name it; object stores need none",
     )
 
 
 def _check_claim(api: ClusterClient, claim: str, nodes: int) -> CheckResult:
     subject = f"claim {claim}"
     try:
-        found = api.get(VOLUME_CLAIMS, claim)
+        volume_claim = api.get(VOLUME_CLAIMS, claim)
     except ApiNotFound:
-        return CheckResult(
-            subject, "missing", "there is none", "make it (the chart can), or name another workspace_claim"
-        )
+        advice = "create it (the chart can), or name another workspace_claim"
+        return CheckResult(subject, "missing", "does not exist", advice)
     except ApiError:
-        return CheckResult(subject, "note", "may not be looked at with these credentials", "see that it is bound")
-    phase = (found.get("status") or {}).get("phase")
-    modes = found["spec"].get("accessModes") or []
+        return inventory.unreadable(subject, "see that it is bound")
+    phase = (volume_claim.get("status") or {}).get("phase")
+    modes = volume_claim["spec"].get("accessModes") or []
     if phase == "Lost":
         return CheckResult(subject, "missing", "its volume is lost", "restore the volume, or name another claim")
     if nodes > 1 and "ReadWriteMany" not in modes:
-        advice = "pods on several nodes need ReadWriteMany (Filestore, a bucket, NFS); one node will do without"
+        advice = "pods on several nodes need ReadWriteMany (Filestore, a bucket, NFS)"
         return CheckResult(subject, "note", f"{phase}, {', '.join(modes)}", advice)
     return CheckResult(subject, "ok", f"{phase}, {', '.join(modes)}")
 
@@ -253,9 +248,9 @@ def _check_service_account(api: ClusterClient, config: RunConfig) -> Iterator[Ch
         return
     try:
         api.get(SERVICE_ACCOUNTS, name)
-        yield CheckResult(f"service account {name}", "ok", "is there")
+        yield CheckResult(f"service account {name}", "ok", "exists")
     except ApiNotFound:
-        yield CheckResult(f"service account {name}", "missing", "there is none", "make it (the chart does)")
+        yield CheckResult(f"service account {name}", "missing", "does not exist", "create it (the chart does)")
     except ApiError:
         return
 
@@ -266,7 +261,7 @@ def _check_queue(api: ClusterClient, config: RunConfig, backend: str) -> Iterato
         return
     subject = f"queue {name}"
     try:
-        found = api.get(LOCAL_QUEUES, name)
+        queue = api.get(LOCAL_QUEUES, name)
     except KindNotServed:
         yield CheckResult(subject, "missing", "this cluster has no Kueue", str(api.missing_error(LOCAL_QUEUES)))
         return
@@ -275,26 +270,21 @@ def _check_queue(api: ClusterClient, config: RunConfig, backend: str) -> Iterato
         yield CheckResult(subject, "missing", "there is no such LocalQueue", advice)
         return
     except ApiError:
-        yield CheckResult(subject, "note", "may not be looked at with these credentials", "ask who runs Kueue")
+        yield inventory.unreadable(subject, "ask the administrator of Kueue")
         return
-    inactive = _inactive_reason(found)
-    if inactive:
-        yield CheckResult(subject, "missing", inactive, "its ClusterQueue must exist, have flavors, and not be stopped")
+    active = conditions_of(queue).get("Active", {})
+    if active.get("status") == "False":
+        advice = "its ClusterQueue must exist, have flavors, and not be stopped"
+        yield CheckResult(subject, "missing", str(active.get("message") or "not active"), advice)
     else:
-        yield CheckResult(subject, "ok", f"active, of ClusterQueue {found['spec'].get('clusterQueue')}")
+        yield CheckResult(subject, "ok", f"active, of ClusterQueue {queue['spec'].get('clusterQueue')}")
     yield from inventory.check_managed_by_kueue(api, backend)
-
-
-def _inactive_reason(queue: KubernetesObject) -> str:
-    conditions = (queue.get("status") or {}).get("conditions") or ()
-    refused = (found for found in conditions if found.get("type") == "Active" and found.get("status") == "False")
-    return next((str(found.get("message") or "not active") for found in refused), "")
 
 
 def _check_admission(api: ClusterClient, config: RunConfig) -> Iterator[CheckResult]:
     try:
         dry_run_job(api, build_manifests(api, config, "train"))
     except InputError as error:
-        yield CheckResult("the job itself", "missing", str(error), "mend this, then `podscale submit`")
+        yield CheckResult("the job itself", "missing", str(error), "fix this, then `podscale submit`")
         return
     yield CheckResult("the job itself", "ok", "the API server would accept it (dry run)")

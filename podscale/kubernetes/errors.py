@@ -1,4 +1,4 @@
-"""Errors of an API server: the object, the reason, and what to do next."""
+"""Errors of an API server."""
 
 import re
 from dataclasses import dataclass
@@ -9,14 +9,12 @@ from podscale.kubernetes.resources import KIND_PROVIDERS, ResourceKind
 
 
 class ApiUnreachable(PodscaleError):
-    """No API server answered, or none that could; the same request may succeed later.
+    """No API server answered, or it is busy; the same request may succeed later.
 
     Args:
-        problem: text of the error.
-        hint: what to do next.
         notice: text for the user while the request is retried.
-        retry_after: pause that the server asked for, seconds.
-        retry_for: time after which retries are in vain, seconds.
+        retry_after: pause that the server requests, seconds.
+        retry_for: longest time of retries, seconds.
     """
 
     def __init__(
@@ -33,19 +31,16 @@ class ApiUnreachable(PodscaleError):
 
 
 WEBHOOK_FAILED = "failed calling webhook"
-"""What an API server says (HTTP 500) where an operator that has to check an object does not answer."""
+"""Message of an API server (HTTP 500) if the operator that validates an object does not answer."""
 
 
 class ApiError(InputError):
-    """The API server answered and will answer the same again.
+    """The API server refuses the request; a retry does not help.
 
     Args:
-        problem: what is wrong and why.
         status: HTTP status.
         reason: reason of the API's Status object.
-        field: object that was asked for, such as `PyTorchJob r1`, or document key that mends it.
-        got: offending value.
-        hint: what to do next.
+        field: requested object, such as `PyTorchJob r1`, or the document key that fixes it.
     """
 
     def __init__(
@@ -88,25 +83,25 @@ class ApiRequest:
     def __str__(self) -> str:
         if self.resource is None:
             return f"{self.verb} {self.name}"
-        return f"{self.verb} {self.target}" + self._where
+        return f"{self.verb} {self.target}" + self._scope
 
     @property
     def target(self) -> str:
-        """Object that was asked for, such as `PyTorchJob r1`."""
+        """Requested object, such as `PyTorchJob r1`."""
         return f"{self.resource.kind if self.resource else ''} {self.name}".strip()
 
     @property
     def cannot(self) -> str:
         """Beginning of an error whose field is the target."""
-        return f"cannot {self.verb} it{self._where}"
+        return f"cannot {self.verb} it{self._scope}"
 
     @property
-    def _where(self) -> str:
+    def _scope(self) -> str:
         return f" in namespace {self.namespace}" if self.resource and self.resource.namespaced else ""
 
 
 def api_error(request: ApiRequest, status: int, answer: dict[str, Any]) -> ApiError:
-    """Return the error of an answer that is no success.
+    """Return the error of an unsuccessful answer.
 
     Args:
         status: HTTP status.
@@ -147,21 +142,21 @@ def _forbidden_error(request: ApiRequest, message: str, reason: str) -> ApiError
     if "exceeded quota" in message:
         problem = message[message.index("exceeded quota") :]
         hint = (
-            "Ask for less, wait for other jobs to end, or have the quota raised: "
+            "Request less, wait for other jobs to end, or have the quota raised: "
             f"`kubectl describe quota -n {request.namespace}`"
         )
     elif "being terminated" in message:
         problem = f"namespace {request.namespace} is being deleted"
-        hint = "Wait until it is gone, or use another one with launch.cluster.namespace"
+        hint = "Wait until it is gone, or name another one with launch.cluster.namespace"
     elif "violates PodSecurity" in message:
         problem = f"{message}. The namespace's Pod Security level does not allow it"
         hint = "Set launch.cluster.security=restricted, or use a namespace that allows what this hardware needs."
     elif "blockOwnerDeletion" in message:
-        problem = f"{message}. This cluster asks for the right to update finalizers of jobs"
+        problem = f"{message}. This cluster requires the permission to update finalizers of jobs"
         hint = f"Have the chart's launcher role bound to this account; {_DOCTOR}"
     elif "denied the request" in message or "is forbidden: User" not in message:
         problem = f"refused on admission: {message}"
-        hint = "Change the document or ask who runs this cluster."
+        hint = "Change the document, or ask the administrator of this cluster."
     elif "system:anonymous" in message:
         return _unauthorized_error(request, 403, reason)
     else:
@@ -172,7 +167,7 @@ def _forbidden_error(request: ApiRequest, message: str, reason: str) -> ApiError
     return ApiError(f"{request.cannot}: {problem}", 403, reason, field=request.target, hint=hint)
 
 
-_DOCTOR = "`podscale doctor --cluster` lists everything that is needed."
+_DOCTOR = "`podscale doctor --cluster` lists the required permissions."
 
 
 def _not_found_error(request: ApiRequest, message: str, details: dict[str, Any]) -> ApiError:
@@ -191,24 +186,21 @@ def _not_found_error(request: ApiRequest, message: str, details: dict[str, Any])
 
 
 def kind_not_served_error(resource: ResourceKind, served: tuple[str, ...] = ()) -> KindNotServed:
-    """Return the error of a kind that a cluster lacks.
+    """Return the error of a kind that a cluster does not serve.
 
     Args:
-        served: versions of its API group that the cluster has.
+        served: versions of its API group that the cluster serves.
     """
     provider = KIND_PROVIDERS.get(resource.group)
     if served and resource.version not in served:
         name = f"{provider.name} {provider.version} or newer" if provider else "a newer version"
         problem = f"needs {resource.api_version}, and this cluster has version {', '.join(served)} only"
         hint = f"Install {name}" + (f": {provider.install}" if provider else "")
-    elif provider is None:
-        problem, hint = f"this cluster does not have {resource.api_version}", ""
     else:
-        problem = f"this cluster does not have {resource.api_version}"
-        hint = (
-            f"Install {provider.name} {provider.version} or newer ({provider.install}), or choose another "
-            "launch.backend"
-        )
+        problem, hint = f"this cluster does not have {resource.api_version}", ""
+        if provider is not None:
+            hint = f"Install {provider.name} {provider.version} or newer ({provider.install}), or choose another "
+            hint += "launch.backend"
     return KindNotServed(problem, 404, "NotFound", field=resource.kind, hint=hint)
 
 
@@ -222,6 +214,6 @@ def _invalid_error(request: ApiRequest, message: str, status: int, reason: str) 
     elif "no more than 63 characters" in message or "must be no more than" in message:
         hint = "Choose a shorter run.id"
     elif WEBHOOK_FAILED in message:
-        problem = f"{message}. The operator that checks these objects does not answer"
-        hint = "`podscale doctor --cluster` tells whether it is up."
+        problem = f"{message}. The operator that validates these objects does not answer"
+        hint = "Check it with `podscale doctor --cluster`"
     return ApiError(f"{request.cannot}: {problem}", status, reason, field=request.target, hint=hint)

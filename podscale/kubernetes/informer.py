@@ -1,7 +1,4 @@
-"""Informer: a current copy of some objects of the API server, by one list and then watches.
-
-Memory is bounded by the part of each object that `keep` returns. While nothing fails it sends one request a minute.
-"""
+"""Informer: a current copy of some objects of the API server, by one list and then watches of a minute each."""
 
 import threading
 import time
@@ -9,23 +6,21 @@ from collections.abc import Callable, Sequence
 
 from podscale.kubernetes.client import ClusterClient
 from podscale.kubernetes.errors import WatchExpired
-from podscale.kubernetes.resources import KubernetesObject, ResourceKind
+from podscale.kubernetes.resources import KubernetesObject, ResourceKind, uid_of
 from podscale.kubernetes.transport import StreamInterrupted
 
 RETRY_SECONDS = 1.0
-"""Shortest time between two watches, seconds: a server may end each at once."""
+"""Shortest time between two watches, seconds."""
 
 
 class Informer:
-    """Objects of one kind by uid, kept current by a thread of its own until closed.
+    """Current objects of one kind, updated by a background thread until closed.
 
     Args:
-        api: client of the cluster.
-        resource: kind of the objects.
         on_change: set when an object changes, and when the thread fails.
         labels: label selector.
         fields: field selector.
-        trim: returns the part of an object to keep.
+        trim: returns the part of an object to keep in memory.
     """
 
     def __init__(
@@ -36,7 +31,7 @@ class Informer:
         *,
         labels: str = "",
         fields: str = "",
-        trim: Callable[[KubernetesObject], KubernetesObject] = lambda found: found,
+        trim: Callable[[KubernetesObject], KubernetesObject] = lambda item: item,
     ) -> None:
         self._api = api
         self._resource = resource
@@ -52,8 +47,8 @@ class Informer:
         threading.Thread(target=self._run, name=f"watch {resource.plural}", daemon=True).start()
 
     def objects(self) -> Sequence[KubernetesObject]:
-        """Return the newest state of the objects; waits for the first list. Raises the error that ended the thread."""
-        while not self._synced.wait(0.2):  # in slices, so that a signal gets its turn
+        """Return the objects; wait for the first list. Raises the error of the thread if it failed."""
+        while not self._synced.wait(0.2):  # in slices, so that signals are handled
             pass
         if self._failure is not None:
             raise self._failure
@@ -61,7 +56,7 @@ class Informer:
             return list(self._objects.values())
 
     def close(self) -> None:
-        """End the thread, at the latest when its watch ends (a minute)."""
+        """Stop the thread when its watch ends, within a minute."""
         self._closed.set()
 
     def _run(self) -> None:
@@ -78,22 +73,22 @@ class Informer:
         """Fetch all objects; return the resource version to watch from."""
         while True:
             try:
-                found, version = self._api.list(
+                items, version = self._api.list(
                     self._resource, labels=self._labels, fields=self._fields, keep=self._trim
                 )
                 break
-            except WatchExpired:  # the pages of a long list grew too old
+            except WatchExpired:  # between two pages of a long list
                 self._closed.wait(RETRY_SECONDS)
         with self._lock:
-            self._objects = {str(thing["metadata"]["uid"]): thing for thing in found}
+            self._objects = {uid_of(item): item for item in items}
         self._synced.set()
         self._on_change.set()
         return version
 
     def _watch(self, version: str) -> None:
-        """Watch until `version` is too old or the informer is closed; a broken stream is resumed."""
+        """Watch until `version` is too old or the informer is closed; resume an interrupted stream."""
         while not self._closed.is_set():
-            began = time.monotonic()
+            started = time.monotonic()
             try:
                 for change in self._api.watch(self._resource, version, labels=self._labels, fields=self._fields):
                     version = self._apply_change(change)
@@ -103,18 +98,18 @@ class Informer:
                 return
             except StreamInterrupted:
                 pass
-            self._closed.wait(max(0.0, RETRY_SECONDS - (time.monotonic() - began)))
+            self._closed.wait(max(0.0, RETRY_SECONDS - (time.monotonic() - started)))
 
     def _apply_change(self, change: KubernetesObject) -> str:
         """Apply one change; return its resource version."""
-        thing = change["object"]
-        version = str(thing["metadata"]["resourceVersion"])
+        item = change["object"]
+        version = str(item["metadata"]["resourceVersion"])
         if change["type"] == "BOOKMARK":
             return version
         with self._lock:
             if change["type"] == "DELETED":
-                self._objects.pop(str(thing["metadata"]["uid"]), None)
+                self._objects.pop(uid_of(item), None)
             else:
-                self._objects[str(thing["metadata"]["uid"])] = self._trim(thing)
+                self._objects[uid_of(item)] = self._trim(item)
         self._on_change.set()
         return version

@@ -8,7 +8,6 @@ from podscale.config import Defaults
 from podscale.kubernetes.client import ClusterClient
 from podscale.kubernetes.errors import ApiError
 from podscale.kubernetes.job_spec import JobSpec
-from podscale.kubernetes.pod_state import name_of
 from podscale.kubernetes.render import pod_placement
 from podscale.kubernetes.resources import (
     CONFIG_MAPS,
@@ -18,6 +17,8 @@ from podscale.kubernetes.resources import (
     NODES,
     KubernetesObject,
     ResourceKind,
+    labels_of,
+    name_of,
 )
 from podscale.util.formatting import format_count
 from podscale.util.terminal import CheckResult, CheckStatus
@@ -33,59 +34,64 @@ _QUANTITY_SUFFIXES = {
 
 def parse_quantity(text: object) -> Decimal:
     """Parse a Kubernetes quantity such as 100m, 1536Mi or 4."""
-    found = _QUANTITY_PATTERN.match(str(text))
-    return Decimal(found[1]) * _QUANTITY_SUFFIXES.get(found[2], Decimal(1)) if found else Decimal(0)
+    match = _QUANTITY_PATTERN.match(str(text))
+    return Decimal(match[1]) * _QUANTITY_SUFFIXES.get(match[2], Decimal(1)) if match else Decimal(0)
+
+
+def unreadable(subject: str, advice: str) -> CheckResult:
+    """Return the result for an object that these credentials may not read."""
+    return CheckResult(subject, "note", "these credentials may not read it", advice)
 
 
 def fitting_nodes(api: ClusterClient, spec: JobSpec) -> Iterator[CheckResult]:
-    """Return the nodes with the labels and the size that one pod needs, including nodes in use."""
-    subject, need = f"nodes for {spec.hardware.name}", format_count(spec.nodes, "pod")
+    """Check for nodes with the labels and the size that one pod needs, including nodes in use."""
+    subject = f"nodes for {spec.hardware.name}"
     try:
         nodes, _ = api.list(NODES, keep=_node_size)
     except ApiError:
-        yield CheckResult(subject, "note", "may not be looked at with these credentials", "ask for the node pools")
+        yield unreadable(subject, "ask for the node pools")
         return
-    wanted = pod_placement.node_selector(spec)
-    labelled = [node for node in nodes if wanted.items() <= node["labels"].items()]
+    selector = pod_placement.node_selector(spec)
+    labelled = [node for node in nodes if selector.items() <= node["labels"].items()]
     fitting = [node for node in labelled if not _missing_resources(node, spec)]
+    counts = f"{format_count(len(fitting), 'node')} for {format_count(spec.nodes, 'pod')}"
     if len(fitting) >= spec.nodes:
-        yield CheckResult(subject, "ok", f"{format_count(len(fitting), 'node')} for {need}")
+        yield CheckResult(subject, "ok", counts)
     elif fitting:
         advice = "several pods may share a node, or the pool may grow; otherwise lower launch.nodes"
-        yield CheckResult(subject, "note", f"{format_count(len(fitting), 'node')} for {need}", advice)
+        yield CheckResult(subject, "note", counts, advice)
     elif labelled:
-        lacking = "; ".join(f"{node['name']} has {_missing_resources(node, spec)}" for node in labelled[:3])
+        sizes = "; ".join(f"{node['name']} has {_missing_resources(node, spec)}" for node in labelled[:3])
         yield CheckResult(
-            subject, "missing", f"too small: {lacking}", "ask for less in launch.resources, or a larger pool"
+            subject, "missing", f"too small: {sizes}", "request less in launch.resources, or a larger pool"
         )
     else:
-        labels = ", ".join(f"{name}={value}" for name, value in wanted.items())
-        advice = "make a node pool with them; a pool that starts at zero nodes, or auto-provisioning, is not seen here"
+        labels = ", ".join(f"{name}={value}" for name, value in selector.items())
+        advice = "create a node pool with them; a pool with zero nodes, or auto-provisioning, is not visible here"
         yield CheckResult(subject, "note", f"none of {format_count(len(nodes), 'node')} is labelled {labels}", advice)
 
 
 def _node_size(node: KubernetesObject) -> KubernetesObject:
     return {
         "name": name_of(node),
-        "labels": node["metadata"].get("labels") or {},
+        "labels": labels_of(node),
         "allocatable": (node.get("status") or {}).get("allocatable") or {},
     }
 
 
 def _missing_resources(node: KubernetesObject, spec: JobSpec) -> str:
-    """What a node has too little of for one pod, in words; empty where it fits."""
-    demand = spec.resources
-    asked = {
-        "cpu": Decimal(str(demand.cpus)),
-        "memory": Decimal(str(demand.memory_gib)) * 2**30,
-        "ephemeral-storage": Decimal(str(demand.ephemeral_gib)) * 2**30,
+    """Return the allocatable resources that are too few for one pod, as text; empty if the pod fits."""
+    resources, allocatable = spec.resources, node["allocatable"]
+    requests = {
+        "cpu": Decimal(str(resources.cpus)),
+        "memory": Decimal(str(resources.memory_gib)) * 2**30,
+        "ephemeral-storage": Decimal(str(resources.ephemeral_gib)) * 2**30,
     }
-    if demand.resource is not None:
-        asked[demand.resource] = Decimal(demand.accelerators)
-    found = node["allocatable"]
-    return ", ".join(
-        f"{found.get(name, '0')} {name}" for name, need in asked.items() if parse_quantity(found.get(name, "0")) < need
-    )
+    if resources.resource is not None:
+        requests[resources.resource] = Decimal(resources.accelerators)
+    available = {name: allocatable.get(name, "0") for name in requests}
+    missing = [name for name, request in requests.items() if parse_quantity(available[name]) < request]
+    return ", ".join(f"{available[name]} {name}" for name in missing)
 
 
 CONTROLLER_NAMES = {
@@ -94,7 +100,7 @@ CONTROLLER_NAMES = {
     "trainjob": ("trainer-controller-manager", "jobset-controller"),
     "jobset": ("jobset-controller",),
 }
-"""Deployments that must be up for a kind of job, by what their names hold whether they come by manifest or chart."""
+"""Deployments that a kind of job needs: the part of their names that manifests and charts share."""
 KUEUE_CONFIG = ("kueue-system", "kueue-manager-config")
 KUEUE_NAMES = {
     "pytorchjob": "kubeflow.org/pytorchjob",
@@ -111,7 +117,7 @@ MONITOR_KINDS = (
 
 
 def check_job_kinds(api: ClusterClient, backend: str) -> Iterator[CheckResult]:
-    """Check which kinds of job the cluster serves; the wanted one is required."""
+    """Check which kinds of job the cluster serves; that of `backend` is required."""
     for name, resource in JOB_KINDS.items():
         if name == "job":
             continue
@@ -120,95 +126,88 @@ def check_job_kinds(api: ClusterClient, backend: str) -> Iterator[CheckResult]:
             yield CheckResult(subject, "ok", resource.api_version)
             continue
         served = api.served_versions(resource.group)
-        found = f"this cluster has {resource.group} {', '.join(served)}" if served else "not installed"
+        state = f"this cluster has {resource.group} {', '.join(served)}" if served else "not installed"
         verdict: CheckStatus = "missing" if name == backend else "note"
-        yield CheckResult(
-            subject, verdict, found, f"for launch.backend={name}: {KIND_PROVIDERS[resource.group].install}"
-        )
+        advice = f"for launch.backend={name}: {KIND_PROVIDERS[resource.group].install}"
+        yield CheckResult(subject, verdict, state, advice)
 
 
 def check_controllers(api: ClusterClient, backend: str) -> Iterator[CheckResult]:
-    """Check that the operators of the wanted kind of job run."""
-    wanted = CONTROLLER_NAMES.get(backend, ())
+    """Check that the operators of the kind of job run."""
+    names = CONTROLLER_NAMES.get(backend, ())
     deployments = _list_deployments(api)
     if deployments is None:
-        if wanted:
-            yield CheckResult(
-                "operators", "note", "may not be looked at with these credentials", "ask whether they are up"
-            )
+        if names:
+            yield unreadable("operators", "ask whether they are up")
         return
-    for name in wanted:
-        found = next((one for one in deployments if name in name_of(one)), None)
-        if found is None:
-            yield CheckResult(
-                name, "note", "no Deployment is named like this", "it may run under another name, or not at all"
-            )
+    for name in names:
+        deployment = next((item for item in deployments if name in name_of(item)), None)
+        if deployment is None:
+            advice = "it may run under another name, or not at all"
+            yield CheckResult(name, "note", "no Deployment has such a name", advice)
             continue
-        ready = int((found.get("status") or {}).get("readyReplicas") or 0)
-        where = found["metadata"]["namespace"]
+        ready = int((deployment.get("status") or {}).get("readyReplicas") or 0)
+        namespace = deployment["metadata"]["namespace"]
+        image = deployment["spec"]["template"]["spec"]["containers"][0]["image"]
         yield CheckResult(
             name,
             "ok" if ready else "missing",
-            f"{ready} ready in namespace {where}, {_container_image(found)}",
-            "" if ready else f"kubectl describe pods -n {where}",
+            f"{ready} ready in namespace {namespace}, {image}",
+            "" if ready else f"kubectl describe pods -n {namespace}",
         )
 
 
 def check_init_container(api: ClusterClient) -> Iterator[CheckResult]:
-    """Check for the init container of workers with a master, which restricted pod security refuses."""
-    for found in _list_deployments(api) or ():
-        if name_of(found) == "training-operator" and "pytorch-init-container-template-file" not in str(found["spec"]):
+    """Check the training operator's init container, which restricted Pod Security refuses unless it is configured."""
+    for item in _list_deployments(api) or ():
+        if name_of(item) == "training-operator" and "pytorch-init-container-template-file" not in str(item["spec"]):
             yield CheckResult(
                 "init container",
                 "note",
-                "the training operator's own has no security context, so PyTorchJobs with a Master are refused here",
-                "Podscale's have workers alone and run; for others give the operator "
-                "--pytorch-init-container-template-file",
+                "the training operator's has no security context, so PyTorchJobs with a Master are refused here",
+                "Podscale's have workers only and run; for others set --pytorch-init-container-template-file of the "
+                "operator",
             )
 
 
 def check_managed_by_kueue(api: ClusterClient, backend: str) -> Iterator[CheckResult]:
     """Check that Kueue manages the kind of job; by default it ignores PyTorchJob and JAXJob."""
-    namespace, name = KUEUE_CONFIG
+    if backend not in KUEUE_NAMES:
+        return  # the document is faulty, which another check reports
+    framework, (namespace, name) = KUEUE_NAMES[backend], KUEUE_CONFIG
     try:
-        found = api.get(CONFIG_MAPS, name, namespace=namespace)
+        config_map = api.get(CONFIG_MAPS, name, namespace=namespace)
     except ApiError:
-        advice = f"see that {KUEUE_NAMES.get(backend, backend)} is among integrations.frameworks of Kueue"
-        yield CheckResult(
-            "Kueue's kinds", "note", "its configuration may not be looked at with these credentials", advice
-        )
+        yield unreadable("Kueue's kinds", f"see that {framework} is among integrations.frameworks of Kueue")
         return
-    text = "\n".join((found.get("data") or {}).values())
+    text = "\n".join((config_map.get("data") or {}).values())
     active = {line.strip().lstrip("- ").strip("\"'") for line in text.splitlines() if not line.strip().startswith("#")}
-    wanted = KUEUE_NAMES.get(backend, "")
-    if wanted in active:
-        yield CheckResult("Kueue's kinds", "ok", f"{wanted} is managed")
+    if framework in active:
+        yield CheckResult("Kueue's kinds", "ok", f"{framework} is managed")
     else:
-        advice = f"add {wanted} to integrations.frameworks in ConfigMap {name} of {namespace}, and restart Kueue"
-        yield CheckResult(
-            "Kueue's kinds", "missing", f"{wanted} is not managed: the job would pass by the quota", advice
-        )
+        advice = f"add {framework} to integrations.frameworks in ConfigMap {name} of {namespace}, and restart Kueue"
+        yield CheckResult("Kueue's kinds", "missing", f"{framework} is not managed: its jobs bypass the quota", advice)
 
 
 def check_pipelines(api: ClusterClient) -> Iterator[CheckResult]:
     """Check that Kubeflow Pipelines answers, through the API server's proxy."""
     subject, advice = "Kubeflow Pipelines", "only `podscale pipeline` needs it; `podscale submit` does not"
     try:
-        answers = api.is_service_healthy(KFP_HEALTH)
+        is_healthy = api.is_service_healthy(KFP_HEALTH)
     except ApiError:
-        yield CheckResult(subject, "note", "may not be asked with these credentials", advice)
+        yield unreadable(subject, advice)
         return
-    if answers:
+    if is_healthy:
         yield CheckResult(subject, "ok", "answers in namespace kubeflow")
     else:
-        yield CheckResult(subject, "note", "no service ml-pipeline that answers in namespace kubeflow", advice)
+        yield CheckResult(subject, "note", "no service ml-pipeline answers in namespace kubeflow", advice)
 
 
 def check_monitoring(api: ClusterClient) -> Iterator[CheckResult]:
     """Check that Prometheus can scrape the pods' metrics through an object of the chart."""
-    found = [resource for resource in MONITOR_KINDS if api.serves(resource)]
-    if found:
-        yield CheckResult("monitoring", "ok", ", ".join(f"{one.kind} ({one.api_version})" for one in found))
+    served = [f"{resource.kind} ({resource.api_version})" for resource in MONITOR_KINDS if api.serves(resource)]
+    if served:
+        yield CheckResult("monitoring", "ok", ", ".join(served))
     else:
         advice = "install the Prometheus Operator, or use managed Prometheus on GKE; training runs without"
         yield CheckResult("monitoring", "note", "neither PodMonitor nor PodMonitoring", advice)
@@ -221,10 +220,6 @@ def _list_deployments(api: ClusterClient) -> Sequence[KubernetesObject] | None:
         return None
 
 
-def _container_image(deployment: KubernetesObject) -> str:
-    return str(deployment["spec"]["template"]["spec"]["containers"][0]["image"])
-
-
 DEFAULTS_CONFIG_MAP = "podscale-defaults"
 DEFAULTS_KEY = "defaults.yaml"
 
@@ -232,10 +227,10 @@ DEFAULTS_KEY = "defaults.yaml"
 def find_cluster_defaults(api: ClusterClient) -> Defaults | None:
     """Return the default settings of the namespace; None if there are none or they may not be read."""
     try:
-        found = api.get_or_none(CONFIG_MAPS, DEFAULTS_CONFIG_MAP)
+        config_map = api.get_or_none(CONFIG_MAPS, DEFAULTS_CONFIG_MAP)
     except ApiError as error:
         if error.status != 403:
             raise
         return None
-    text = (found.get("data") or {}).get(DEFAULTS_KEY) if found else None
+    text = ((config_map or {}).get("data") or {}).get(DEFAULTS_KEY)
     return Defaults(text, f"ConfigMap {DEFAULTS_CONFIG_MAP} of namespace {api.namespace}") if text else None

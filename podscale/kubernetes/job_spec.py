@@ -12,21 +12,22 @@ from podscale.errors import InputError
 from podscale.hardware import CPU, Hardware, find_hardware
 from podscale.kubernetes.pod_resources import PodResources, pod_resources, validate_job
 from podscale.runs import dataset_directory, local_path
+from podscale.runs.stage_outcomes import StageName
+from podscale.util.locations import Location
 from podscale.version import VERSION
 
-StageName = Literal["shard", "train", "evaluate", "report"]
 SecurityMode = Literal["restricted", "privileged"]
 
 METRICS_PORT = 9464
-"""Where pods serve metrics; the container port is named `metrics`."""
+"""Port of the pods' metrics; the container port is named `metrics`."""
 MAX_DOCUMENT_BYTES = 120_000
-"""Bytes of a document that fit into an environment variable (Linux: 128 KiB for one string)."""
+"""Largest document in an environment variable (Linux: 128 KiB for one string)."""
 NAME_LABEL, RUN_LABEL, STAGE_LABEL = "app.kubernetes.io/name", "podscale.dev/run", "podscale.dev/stage"
 IDENTITY_ANNOTATION, VERSION_ANNOTATION = "podscale.dev/identity", "podscale.dev/version"
 """Annotations of jobs."""
 CACHE_PATH = "/cache"
 METRICS_SECRETS_PATH = "/etc/podscale"
-"""Below it: what pods serve metrics with."""
+"""Mount path of the certificate and the token of the pods' metrics."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class JobSpec:
 
     @property
     def name(self) -> str:
-        """Name of the job: the run's id, with the stage where it is not the training."""
+        """Name of the job: the run's id, with the stage unless it is the training."""
         return self.run if self.stage == "train" else f"{self.run}-{self.stage}"
 
     @property
@@ -88,23 +89,24 @@ class JobSpec:
 
     @property
     def needs_accelerators(self) -> bool:
-        """Whether its pods go to the machines that the document names, and not to any of the cluster."""
+        """True if its pods run on the hardware of the document, not on any node."""
         return self.stage in ("train", "evaluate")
 
     @property
     def selector(self) -> dict[str, str]:
-        """The labels by which the pods of this job, and no others, are found."""
+        """Labels that select the pods of this job and no others."""
         return {RUN_LABEL: self.run, STAGE_LABEL: self.stage}
 
     @property
     def labels(self) -> dict[str, str]:
-        """The labels of the job and everything that belongs to it."""
-        own = {
+        """Labels of the job and its owned objects."""
+        return {
             NAME_LABEL: "podscale",
             "app.kubernetes.io/component": self.stage,
             "app.kubernetes.io/managed-by": "podscale",
+            **self.selector,
+            **self.cluster.labels,
         }
-        return {**own, **self.selector, **self.cluster.labels}
 
     @property
     def annotations(self) -> dict[str, str]:
@@ -118,26 +120,23 @@ def build_job_spec(
 
     Args:
         shard_set: Location of the shards; by default that of the run's own shard stage.
-        mounted: Check that the files of the pods are on a volume; False if another tool mounts the volumes.
+        mounted: Check that volumes hold the files of the pods; False if another tool mounts the volumes.
 
     Raises:
         InputError: The document contradicts itself or its hardware; lists all problems.
     """
     launch, cluster = config.launch, config.launch.cluster
-    placed = stage in ("train", "evaluate")
-    named = _resolve_hardware(config)
-    hardware = named if placed else CPU
+    named, has_ranks = _resolve_hardware(config), stage in ("train", "evaluate")
+    hardware = named if has_ranks else CPU
     nodes = _node_count(config, stage, hardware)
     processes = launch.processes or (1 if hardware.kind == "tpu" else max(1, hardware.accelerators))
     location = shard_set or dataset_directory(config.run.workspace, config.data)
-    cached = stage != "shard" and ("://" in location or (placed and cluster.local_ssd))
-    security = _resolve_security_mode(
-        cluster, named
-    )  # of every stage: no other user could replace what root has written
-    direct = _resolve_gpudirect(cluster, hardware, security, nodes) if stage == "train" else None
-    asked = pod_resources(config, stage, hardware, processes, cached=cached, gpudirect=direct is not None)
-    validate_job(config, stage, hardware, nodes, processes, asked, location if mounted else None)
+    cached = stage != "shard" and (Location.parse(location).is_remote or (has_ranks and cluster.local_ssd))
     cache_path = (config.input.cache_dir or CACHE_PATH) if cached else None
+    security = _resolve_security_mode(cluster, named)  # of every stage, because other users cannot replace root's files
+    gpudirect = _resolve_gpudirect(cluster, hardware, nodes) if stage == "train" else None
+    resources = pod_resources(config, stage, hardware, processes, cached=cached, gpudirect=gpudirect is not None)
+    validate_job(config, stage, hardware, nodes, processes, resources, location if mounted else None)
     return JobSpec(
         run=config.run.id,
         stage=stage,
@@ -149,14 +148,14 @@ def build_job_spec(
         nodes=nodes,
         processes_per_node=processes,
         hardware=hardware,
-        resources=asked,
+        resources=resources,
         security_mode=security,
         workspace=str(local_path(config.run.workspace)),
         cluster=cluster,
         engine=config.train.engine,
         min_nodes=cluster.min_nodes if stage == "train" else None,
         slices=cluster.slices if stage == "train" else 1,
-        gpudirect=direct,
+        gpudirect=gpudirect,
         cache_path=cache_path,
         max_restarts=launch.max_restarts,
         grace_seconds=launch.grace_seconds,
@@ -171,7 +170,7 @@ def job_identity(config: RunConfig, stage: StageName, shard_set: str) -> str:
 
 
 def _resolve_hardware(config: RunConfig) -> Hardware:
-    """What the document names, else what its resources count."""
+    """Return the hardware that the document names, else that of its resources."""
     named, resources = config.launch.hardware, config.launch.resources
     if named is not None:
         return find_hardware(named)
@@ -183,7 +182,7 @@ def _resolve_hardware(config: RunConfig) -> Hardware:
 
 
 def _node_count(config: RunConfig, stage: StageName, hardware: Hardware) -> int:
-    """Pods: of a slice all machines must take part, in evaluation too."""
+    """Return the number of pods; all hosts of a TPU slice take part, in evaluation too."""
     if stage == "shard":
         return config.launch.shard_pods
     if stage == "train":
@@ -197,27 +196,20 @@ def _resolve_security_mode(cluster: ClusterSection, hardware: Hardware) -> Secur
     return "privileged" if hardware.kind == "tpu" or cluster.network == "gpudirect" else "restricted"
 
 
-def _resolve_gpudirect(cluster: ClusterSection, hardware: Hardware, security: SecurityMode, nodes: int) -> str | None:
-    """GPUDirect where it is asked for, or allowed and of use."""
-    if cluster.network == "gpudirect":
-        return hardware.gpudirect
-    wanted = cluster.network == "auto" and cluster.security == "privileged" and nodes > 1
-    return hardware.gpudirect if wanted else None
+def _resolve_gpudirect(cluster: ClusterSection, hardware: Hardware, nodes: int) -> str | None:
+    """Return the hardware's kind of GPUDirect if the document requests it, or permits it and several nodes use it."""
+    is_automatic = cluster.network == "auto" and cluster.security == "privileged" and nodes > 1
+    return hardware.gpudirect if cluster.network == "gpudirect" or is_automatic else None
 
 
 def _stage_command(stage: StageName, location: str, nodes: int) -> tuple[str, ...]:
     if stage != "shard":
         return ("podscale", stage, "--shard-set", location)
-    # the job controller gives each pod of an indexed job its number
-    return (
-        ("podscale", stage)
-        if nodes == 1
-        else ("podscale", stage, "--index", "$(JOB_COMPLETION_INDEX)", "--of", str(nodes))
-    )
+    return ("podscale", stage, *(() if nodes == 1 else ("--index", "$(JOB_COMPLETION_INDEX)", "--of", str(nodes))))
 
 
 def _pod_document(config: RunConfig, nodes: int, processes_per_node: int, cache_path: str | None) -> str:
-    """The document of the pods: started by none but their job, on so many nodes, with metrics for the cluster."""
+    """Return the document of the pods, as YAML: launched locally, with metrics for the cluster."""
     values: dict[str, Any] = config.model_dump(mode="json")
     values["launch"].update(backend="local", nodes=nodes, processes=processes_per_node)
     values["telemetry"] = pod_telemetry(config).model_dump(mode="json")
@@ -229,7 +221,7 @@ def _pod_document(config: RunConfig, nodes: int, processes_per_node: int, cache_
             f"longer than the {MAX_DOCUMENT_BYTES} bytes that pods take inline",
             field="run document",
             got=len(text.encode()),
-            hint="Shorten it: leave out data.classes, which is the longest part of most.",
+            hint="Shorten it, such as by leaving out data.classes.",
         )
     return text
 

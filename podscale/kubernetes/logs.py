@@ -14,13 +14,13 @@ from datetime import UTC, datetime
 
 from podscale.kubernetes.client import ClusterClient
 from podscale.kubernetes.errors import ApiError, ApiUnreachable
-from podscale.kubernetes.pod_state import creation_time, is_running, main_container, name_of, restart_count
-from podscale.kubernetes.resources import KubernetesObject
+from podscale.kubernetes.pod_state import is_running, main_container, restart_count
+from podscale.kubernetes.resources import KubernetesObject, creation_time, labels_of, name_of, uid_of
 from podscale.kubernetes.transport import StreamInterrupted
 from podscale.util.formatting import format_count, printable
 
 POLL_SECONDS = 1.0
-"""Between two looks for something to read."""
+"""Time between two reads, seconds."""
 
 _TIMESTAMP_PATTERN = re.compile(rb"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[-+]\d\d:\d\d) ?")
 _FIRST_LABELS = (
@@ -28,31 +28,36 @@ _FIRST_LABELS = (
     ("jobset.sigs.k8s.io/job-index", "0"),
     ("batch.kubernetes.io/job-completion-index", "0"),
 )
-"""Labels of the pod that rank 0 is in, where its operator sets them."""
+"""Labels of the pod of rank 0, if its operator sets them."""
 
 PodChooser = Callable[[Sequence[KubernetesObject]], KubernetesObject | None]
-"""Whose log is shown, of a job's pods."""
+"""Picks the pod whose log is shown."""
 
 
 @dataclass
 class LogPosition:
-    """Position in a pod's log: timestamp of the last line shown, nanoseconds, and lines shown with that timestamp."""
+    """Position in a pod's log.
+
+    Args:
+        timestamp_ns: timestamp of the last line shown.
+        lines_at_timestamp: number of lines shown with that timestamp.
+        restarts: restarts of the container at the last read.
+    """
 
     timestamp_ns: int = 0
     lines_at_timestamp: int = 0
     restarts: int = 0
-    """Of the container whose log was read last."""
 
 
 def first_pod(pods: Sequence[KubernetesObject]) -> KubernetesObject | None:
     """Return the newest pod of rank 0, a master or the pod with index 0; None if there is none yet."""
-    firsts = [pod for pod in pods if _is_first(pod)]
-    masters = [pod for pod in firsts if _labels_of(pod).get("training.kubeflow.org/replica-type") == "master"]
+    firsts = [pod for pod in pods if all(labels_of(pod).get(name, value) == value for name, value in _FIRST_LABELS)]
+    masters = [pod for pod in firsts if labels_of(pod).get("training.kubeflow.org/replica-type") == "master"]
     return max(masters or firsts, key=creation_time, default=None)
 
 
 def newest_pod_named(name: str) -> PodChooser:
-    """Return a function that picks the newest pod of a name: operators recreate a lost pod under its name."""
+    """Return a function that picks the newest pod of a name, because operators recreate a lost pod under its name."""
     return lambda pods: max((pod for pod in pods if name_of(pod) == name), key=creation_time, default=None)
 
 
@@ -66,9 +71,15 @@ class ContainerLog:
         self._position = LogPosition()
 
     def lines(self, pod: KubernetesObject, *, follow: bool) -> Iterator[bytes]:
-        """The lines not yet shown, without stamps; follow: until the container ends or the stream breaks off.
+        """Yield the lines not yet shown, without timestamps.
 
-        pod: its newest status. Raises Interrupted where the stream broke off, ApiError where there is no log.
+        Args:
+            pod: current status of the pod.
+            follow: wait for more lines until the container exits.
+
+        Raises:
+            StreamInterrupted: The stream was interrupted; read again.
+            ApiError: There is no log.
         """
         container = main_container(pod)
         if container is None:
@@ -80,7 +91,7 @@ class ContainerLog:
         yield from self._new_lines(str(container["name"]), {"follow": "true"} if follow else {})
 
     def _previous_container_lines(self, container: str, restarts: int) -> Iterator[bytes]:
-        """What the last container said after the connection to it was lost; nodes keep no older one."""
+        """Yield the rest of the log before the last restart; nodes keep no older log."""
         missed = restarts - self._position.restarts - 1
         if missed > 0:
             self._notify(
@@ -93,30 +104,35 @@ class ContainerLog:
 
     def _new_lines(self, container: str, options: dict[str, str]) -> Iterator[bytes]:
         query = {"container": container, "timestamps": "true", **options}
-        place = self._position
-        if place.timestamp_ns:
-            since = datetime.fromtimestamp(place.timestamp_ns // 10**9, UTC)
+        position = self._position
+        if position.timestamp_ns:
+            since = datetime.fromtimestamp(position.timestamp_ns // 10**9, UTC)
             query["sinceTime"] = since.strftime("%Y-%m-%dT%H:%M:%SZ")
-        to_skip, caught_up = place.lines_at_timestamp, not place.timestamp_ns
+        to_skip, caught_up = position.lines_at_timestamp, not position.timestamp_ns
         for line in self._api.read_log(self._name, query):
-            stamp, text = split_timestamp(line)
-            if stamp is not None and not caught_up:
-                if stamp < place.timestamp_ns:
+            timestamp, text = split_timestamp(line)
+            if timestamp is not None and not caught_up:
+                if timestamp < position.timestamp_ns:
                     continue
-                if stamp == place.timestamp_ns and to_skip:
+                if timestamp == position.timestamp_ns and to_skip:
                     to_skip -= 1
                     continue
                 caught_up = True
-            if stamp is not None:
-                place.lines_at_timestamp = place.lines_at_timestamp + 1 if stamp == place.timestamp_ns else 1
-                place.timestamp_ns = stamp
+            if timestamp is not None:
+                is_same = timestamp == position.timestamp_ns
+                position.lines_at_timestamp = position.lines_at_timestamp + 1 if is_same else 1
+                position.timestamp_ns = timestamp
             yield text
 
 
 class LogFollower:
-    """Shows the log of one pod and its successors while a job lives, from a thread of its own.
+    """Prints the log of one pod and its successors from a background thread.
 
-    pods: the job's pods as last heard of; print_line: takes each line; notify: takes what a person should know besides.
+    Args:
+        pods: returns the job's current pods.
+        print_line: called with each line.
+        notify: called with notices for the user.
+        choose: picks the pod.
     """
 
     def __init__(
@@ -133,63 +149,52 @@ class LogFollower:
         self._notify = notify
         self._choose = choose
         self._logs: dict[str, ContainerLog] = {}
-        self._read: tuple[str, int] | None = None
-        """Uid and restarts of the container whose log was read after it had ended."""
+        self._completed: tuple[str, int] | None = None
+        """Uid and restarts of the container whose log was read after its exit."""
         self._is_finishing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="log of a pod", daemon=True)
         self._thread.start()
 
     def finish(self, timeout_seconds: float) -> None:
-        """No more lines will come: shows what is left, and gives up after so many seconds."""
+        """Print the rest of the log, within a timeout."""
         self._is_finishing.set()
         self._thread.join(timeout_seconds)
 
     def _run(self) -> None:
-        with suppress(ApiUnreachable):  # whoever waits for the job hears of that too
+        with suppress(ApiUnreachable):  # raised in the thread that waits for the job, too
             while True:
-                last = self._is_finishing.is_set()
-                if self._print_new_lines() and last:
+                is_last = self._is_finishing.is_set()
+                if self._print_new_lines() and is_last:
                     return
                 self._is_finishing.wait(POLL_SECONDS)
 
     def _print_new_lines(self) -> bool:
-        """Shows what there is to show; True where the log is shown to its end."""
+        """Print the new lines; return whether the log is complete so far."""
         pod = self._choose(self._pods())
         container = main_container(pod) if pod is not None else None
         if pod is None or container is None:
             return True
-        now = (str(pod["metadata"]["uid"]), restart_count(pod))
-        running = is_running(pod)
-        if now == self._read or ("waiting" in (container.get("state") or {}) and not now[1]):
+        uid, restarts, running = uid_of(pod), restart_count(pod), is_running(pod)
+        if self._completed == (uid, restarts) or ("waiting" in (container.get("state") or {}) and not restarts):
             return True
-        log = self._logs.setdefault(now[0], ContainerLog(self._api, pod, self._notify))
+        log = self._logs.setdefault(uid, ContainerLog(self._api, pod, self._notify))
         try:
             for line in log.lines(pod, follow=True):
                 self._print_line(printable(line))
         except StreamInterrupted:
             return False
-        except ApiError:  # the pod is gone, or its node has nothing to say yet
+        except ApiError:  # the pod is gone, or its node has no log yet
             return True
         if not running:
-            self._read = now
+            self._completed = (uid, restarts)
         return not running
 
 
 def split_timestamp(line: bytes) -> tuple[int | None, bytes]:
     """Return the timestamp of a line in nanoseconds since 1970 and the line without it; None without a timestamp."""
-    found = _TIMESTAMP_PATTERN.match(line)
-    if found is None:
+    match = _TIMESTAMP_PATTERN.match(line)
+    if match is None:
         return None, line
-    second, fraction, zone = (part.decode() if part else "" for part in found.groups())
+    second, fraction, zone = (part.decode() if part else "" for part in match.groups())
     moment = datetime.fromisoformat(second + ("+00:00" if zone == "Z" else zone))
-    return int(moment.timestamp()) * 10**9 + int(fraction.ljust(9, "0")), line[found.end() :]
-
-
-def _labels_of(pod: KubernetesObject) -> dict[str, str]:
-    return pod["metadata"].get("labels") or {}
-
-
-def _is_first(pod: KubernetesObject) -> bool:
-    """A label that is absent denies nothing: the pods of a plain Job bear none of them."""
-    labels = _labels_of(pod)
-    return all(labels.get(name, value) == value for name, value in _FIRST_LABELS)
+    return int(moment.timestamp()) * 10**9 + int(fraction.ljust(9, "0")), line[match.end() :]

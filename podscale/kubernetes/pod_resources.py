@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import PurePath, PurePosixPath
 
 from pydantic_core import PydanticCustomError
 
@@ -16,21 +16,22 @@ from podscale.errors import InputError, InputErrors
 from podscale.hardware import Hardware
 from podscale.runs import local_path
 from podscale.util.formatting import format_count
+from podscale.util.locations import Location
 
 GIB = 2**30
 TEMPORARY_GIB = 8.0
-"""For /tmp (compiled kernels, torchrun's files) and what the container prints, unless the document says otherwise."""
+"""Default disk space for /tmp (compiled kernels, torchrun's files) and the container's log, GiB."""
 MIN_SHM_GIB = 1.0
-"""Above what the loaders need: NCCL and the driver keep buffers there (a container's own 64 MiB are too few)."""
+"""Shared memory for buffers of NCCL and the driver, beside that of the loaders, GiB."""
 GPUDIRECT_SHM_GIB = 128.0
-"""What xpk mounts for GPUDirect (src/xpk/core/workload_decorators/tcpxo_decorator.py)."""
+"""Shared memory that xpk mounts for GPUDirect, GiB (src/xpk/core/workload_decorators/tcpxo_decorator.py)."""
 REPORT_CPUS, REPORT_MEMORY_GIB = 4.0, 16.0
-"""A report is written by one process: it takes no more than this of what the document asks for each pod."""
+"""Largest resources of the report stage, which is one process."""
 
 
 @dataclass(frozen=True)
 class PodResources:
-    """Resources of one pod, in cores and GiB; 0 requests nothing. shm is part of memory, cache of the local disk."""
+    """Resources of one pod, in cores and GiB; 0 requests nothing. `shm_gib` is a part of `memory_gib`."""
 
     cpus: float
     memory_gib: float
@@ -49,7 +50,11 @@ class PodResources:
 def pod_resources(
     config: RunConfig, stage: str, hardware: Hardware, processes: int, *, cached: bool, gpudirect: bool
 ) -> PodResources:
-    """Return the resources from the document, else the hardware's share; `cached` adds disk for remote shards."""
+    """Return the resources of the document, else the hardware's share.
+
+    Args:
+        cached: add disk space for the cache of remote shards.
+    """
     resources = config.launch.resources
     cpus, memory = resources.cpus or hardware.cpus_to_request, resources.memory_gib or hardware.memory_gib_to_request
     if stage == "report":
@@ -66,11 +71,11 @@ def pod_resources(
 
 
 def _shm_gib(config: RunConfig, stage: str, processes: int, memory: float, *, gpudirect: bool) -> float:
-    """Twice what the batches in flight take (they are copied while new ones are made), and room for NCCL."""
+    """Return twice the size of the batches in flight, which are copied while new ones are filled, and NCCL's share."""
     if stage not in ("train", "evaluate"):
         return MIN_SHM_GIB if not memory else min(MIN_SHM_GIB, memory / 2)
-    needed = math.ceil(2 * shared_memory_bytes(config, processes) / GIB) + MIN_SHM_GIB
-    return max(needed, min(GPUDIRECT_SHM_GIB, memory / 2)) if gpudirect else needed
+    batches = math.ceil(2 * shared_memory_bytes(config, processes) / GIB) + MIN_SHM_GIB
+    return max(batches, min(GPUDIRECT_SHM_GIB, memory / 2)) if gpudirect else batches
 
 
 def validate_job(
@@ -82,52 +87,52 @@ def validate_job(
     resources: PodResources,
     shard_set: str | None,
 ) -> None:
-    """Raise InputError with everything that does not fit: InputErrors if it is more than one thing.
+    """Raise InputError if the job does not fit its hardware; InputErrors for several problems.
 
     Args:
         shard_set: location of the shard set; None leaves out the checks of volumes.
     """
-    found = [*_check_machine(config, stage, hardware, resources)]
+    errors = [*_check_machine(config, stage, hardware, resources)]
     if shard_set is not None:
-        found += [*_check_workspace(config), *_check_input_paths(config, stage, shard_set)]
+        errors += [*_check_workspace(config), *_check_input_paths(config, stage, shard_set)]
     if stage in ("train", "evaluate"):
-        found += [*_check_accelerators(config, hardware, nodes, processes), *_check_security(config, hardware)]
+        errors += [*_check_accelerators(config, hardware, nodes, processes), *_check_security(config, hardware)]
     if stage == "train":
-        drives_all = hardware.kind == "tpu" or (config.train.engine == "jax" and processes == 1)
-        devices = max(hardware.accelerators, 1) if drives_all else processes
-        found += [*_check_world_sizes(config, nodes, devices), *_check_caches(config, processes, resources)]
-    if len(found) == 1:
-        raise found[0]
-    if found:
-        raise InputErrors(found, f"this job cannot run; {len(found)} things to change:")
+        is_multi_device = hardware.kind == "tpu" or (config.train.engine == "jax" and processes == 1)
+        devices = max(hardware.accelerators, 1) if is_multi_device else processes
+        errors += [*_check_world_sizes(config, nodes, devices), *_check_caches(config, processes, resources)]
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        raise InputErrors(errors, f"this job cannot run; {len(errors)} things to change:")
 
 
 def volume_mounts(config: RunConfig) -> dict[str, bool]:
     """Return the paths at which the pods have a volume, and whether each is writable."""
     cluster = config.launch.cluster
-    found = {
+    writable = {
         volume.path: not volume.read_only and volume.kind not in ("secret", "config_map") for volume in cluster.volumes
     }
     if cluster.workspace_claim is not None:
-        found[str(local_path(config.run.workspace))] = True
-    return found
+        writable[str(local_path(config.run.workspace))] = True
+    return writable
 
 
-def _is_writable(path: str, config: RunConfig) -> bool | None:
-    """Return if the volume that holds `path` is writable; None if no volume holds it."""
-    here = PurePosixPath(path)
-    around = [(PurePosixPath(mount), writable) for mount, writable in volume_mounts(config).items()]
-    inside = [(len(mount.parts), writable) for mount, writable in around if here.is_relative_to(mount)]
-    return max(inside)[1] if inside else None
+def _is_writable(path: PurePath, config: RunConfig) -> bool | None:
+    """Return whether the volume that holds `path` is writable; None if no volume holds it."""
+    mounts = [(PurePosixPath(mount), writable) for mount, writable in volume_mounts(config).items()]
+    around = [(mount, writable) for mount, writable in mounts if path.is_relative_to(mount)]
+    return max(around)[1] if around else None
 
 
 def _check_workspace(config: RunConfig) -> Iterator[InputError]:
-    key, workspace = "run.workspace", str(local_path(config.run.workspace))
-    if not workspace.startswith("/"):
+    key, path = "run.workspace", local_path(config.run.workspace)
+    workspace = str(path)
+    if not path.is_absolute():
         hint = "Give the path in the pods at which a volume is mounted, such as /workspace"
         yield InputError("not an absolute path", field=key, got=config.run.workspace, hint=hint)
         return
-    writable = _is_writable(workspace, config)
+    writable = _is_writable(path, config)
     if writable is None:
         yield InputError(
             "no volume is mounted there",
@@ -151,27 +156,29 @@ def _check_workspace(config: RunConfig) -> Iterator[InputError]:
 
 
 def _check_input_paths(config: RunConfig, stage: str, shard_set: str) -> Iterator[InputError]:
-    """Yield what the pods read and no volume holds."""
+    """Yield an error for an input that no volume holds."""
     problem, source = "no volume is mounted there", config.data.source
-    if stage == "shard" and source != "digits" and "://" not in source and _is_writable(source, config) is None:
+    path = Location.parse(source if stage == "shard" else shard_set).local_path
+    if path is None or _is_writable(path, config) is not None:
+        return
+    if stage == "shard" and source != "digits":
         hint = "Name one with launch.cluster.volumes, or give a gs:// or s3:// URL."
         yield InputError(problem, field="data.source", got=source, hint=hint)
-    local = shard_set.removeprefix("file://")
-    if stage != "shard" and local.startswith("/") and "://" not in local and _is_writable(local, config) is None:
+    elif stage != "shard" and path.is_absolute():
         yield InputError(problem, field="shard set", got=shard_set, hint="Name one with launch.cluster.volumes.")
 
 
 def _check_machine(config: RunConfig, stage: str, hardware: Hardware, resources: PodResources) -> Iterator[InputError]:
     if hardware.cpus and resources.cpus >= hardware.cpus:
         yield InputError(
-            f"a {hardware.machine} has {hardware.cpus} and needs some itself",
+            f"a {hardware.machine} has {hardware.cpus} and needs some for the system",
             field="launch.resources.cpus",
             got=resources.cpus,
             hint=f"Lower it, or set it to 0 for {hardware.cpus_to_request:g}.",
         )
     if hardware.memory_gib and resources.memory_gib >= hardware.memory_gib:
         yield InputError(
-            f"a {hardware.machine} has {hardware.memory_gib:g} GiB and needs some itself",
+            f"a {hardware.machine} has {hardware.memory_gib:g} GiB and needs some for the system",
             field="launch.resources.memory_gib",
             got=resources.memory_gib,
             hint=f"Lower it, or set it to 0 for {hardware.memory_gib_to_request:g}.",
@@ -241,21 +248,18 @@ def _check_security(config: RunConfig, hardware: Hardware) -> Iterator[InputErro
 
 
 def _check_world_sizes(config: RunConfig, nodes: int, devices: int) -> Iterator[InputError]:
-    """Yield what does not fit on one of the numbers of nodes that the job may run on.
+    """Yield the errors of every number of nodes with which an elastic job may run.
 
     Args:
         devices: number on each node.
     """
-    least = config.launch.cluster.min_nodes or nodes
-    for number in range(least, nodes + 1):
+    for number in range(config.launch.cluster.min_nodes or nodes, nodes + 1):
         try:
             check_ranks(config, number * devices)
         except PydanticCustomError as error:
-            misfit = input_error(error.context)
-            if number < nodes:
-                problem = f"{misfit.problem} (with {number} of launch.nodes={nodes} nodes)"
-                misfit = InputError(problem, field=misfit.field, got=misfit.got, hint=misfit.hint)
-            yield misfit
+            refused = input_error(error.context)
+            of = f" (with {number} of launch.nodes={nodes} nodes)" if number < nodes else ""
+            yield InputError(refused.problem + of, field=refused.field, got=refused.got, hint=refused.hint)
     try:
         check_shard_groups(config, nodes)
     except InputError as error:

@@ -1,17 +1,13 @@
 """State of one pod, from its status: whether it runs, why not, and the exit of its stage."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 from podscale.errors import ExitCode
 from podscale.kubernetes import termination_message
-from podscale.kubernetes.resources import JOB_BACKENDS, KubernetesObject
+from podscale.kubernetes.resources import STAGE_CONTAINERS, KubernetesObject, conditions_of, is_being_deleted, name_of
 from podscale.util.formatting import one_line
-
-STAGE_CONTAINERS = {backend.container for backend in JOB_BACKENDS.values()}
-"""Names of the container that carries out the stage."""
 
 PERMANENT_WAIT_REASONS = {
     "ErrImagePull": "check the name of the image and, for a private registry, launch.cluster.image_pull_secrets",
@@ -23,10 +19,10 @@ PERMANENT_WAIT_REASONS = {
     "CreateContainerError": "the node cannot make the container",
     "RunContainerError": "the node cannot start the container: is `podscale` in the image?",
 }
-"""Reasons for waiting that pass only when somebody changes something, with what to change."""
+"""Waiting reasons that need an operator, with what to change."""
 
 START_FAILURE_REASONS = ("StartError", "ContainerCannotRun")
-"""Reasons for the end of a container whose command could not even be started (containerd; older runtimes)."""
+"""Reasons of a container whose command did not start (containerd; older runtimes)."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +35,12 @@ class StageExit:
 
     @property
     def first_line(self) -> str:
-        """Return the first line of an error; later lines are details and advice."""
+        """First line of the error; later lines are details and advice."""
         return next(iter(self.error.splitlines()), "")
 
     @property
     def is_bad_input(self) -> bool:
-        """Return True if the input is bad: no restart can help."""
+        """True if the input is bad, so that no restart can help."""
         return self.exit_code == ExitCode.BAD_INPUT
 
 
@@ -57,7 +53,7 @@ class PodProblem:
 
 
 def trim_pod(pod: KubernetesObject) -> KubernetesObject:
-    """Return the part of a pod that is read here: large jobs have many pods with equal specs."""
+    """Return the part of a pod that is read here, because large jobs have many pods with equal specs."""
     metadata, status = pod.get("metadata") or {}, pod.get("status") or {}
     keep = ("name", "uid", "labels", "creationTimestamp", "deletionTimestamp", "resourceVersion")
     parts = ("phase", "reason", "message", "conditions", "containerStatuses", "initContainerStatuses")
@@ -68,19 +64,11 @@ def trim_pod(pod: KubernetesObject) -> KubernetesObject:
     }
 
 
-def name_of(thing: KubernetesObject) -> str:
-    return str(thing["metadata"]["name"])
-
-
-def creation_time(thing: KubernetesObject) -> datetime:
-    """Return the creation time that the API server recorded."""
-    return datetime.fromisoformat(str(thing["metadata"]["creationTimestamp"]))
-
-
 def main_container(pod: KubernetesObject) -> KubernetesObject | None:
     """Return the status of the stage's container; None before the node reports it."""
     statuses: list[KubernetesObject] = (pod.get("status") or {}).get("containerStatuses") or []
-    return next((found for found in statuses if found["name"] in STAGE_CONTAINERS), statuses[0] if statuses else None)
+    first = statuses[0] if statuses else None
+    return next((status for status in statuses if status["name"] in STAGE_CONTAINERS.values()), first)
 
 
 def restart_count(pod: KubernetesObject) -> int:
@@ -90,58 +78,57 @@ def restart_count(pod: KubernetesObject) -> int:
 
 
 def is_running(pod: KubernetesObject) -> bool:
-    container = main_container(pod)
-    leaving = "deletionTimestamp" in pod["metadata"]
-    return container is not None and "running" in (container.get("state") or {}) and not leaving
+    container = main_container(pod) or {}
+    return "running" in (container.get("state") or {}) and not is_being_deleted(pod)
 
 
 def has_run(pod: KubernetesObject) -> bool:
-    """Return True if the stage's container runs or has run."""
+    """Return whether the stage's container runs or has run."""
     container = main_container(pod) or {}
     states = [container.get("state") or {}, container.get("lastState") or {}]
-    ends = [state["terminated"].get("reason") for state in states if "terminated" in state]
-    return "running" in states[0] or any(reason not in START_FAILURE_REASONS for reason in ends)
+    reasons = [state["terminated"].get("reason") for state in states if "terminated" in state]
+    return "running" in states[0] or any(reason not in START_FAILURE_REASONS for reason in reasons)
 
 
 def has_exited(pod: KubernetesObject) -> bool:
-    """Return True if no container of the pod will run again."""
+    """Return whether no container of the pod will run again."""
     return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
 
 
 def stage_exits(pod: KubernetesObject) -> Iterator[StageExit]:
-    """Return the exits of the stage in this pod, newest first; a running container has the exit before its restart."""
+    """Yield the exits of the stage in this pod, newest first, with that before the container's last restart."""
     status = pod.get("status") or {}
-    if status.get("phase") == "Failed" and status.get("reason"):  # evicted, say: that explains the container's end
+    if status.get("phase") == "Failed" and status.get("reason"):  # such as an eviction, which ended the container
         yield StageExit(int(ExitCode.FAILED), _lost_pod_message(status), name_of(pod))
-    container = main_container(pod)
-    for where in ("state", "lastState"):
-        terminated = ((container or {}).get(where) or {}).get("terminated")
+    container = main_container(pod) or {}
+    for key in ("state", "lastState"):
+        terminated = (container.get(key) or {}).get("terminated")
         if terminated is not None:
             yield _stage_exit(terminated, name_of(pod))
 
 
 def root_cause(pods: Iterable[KubernetesObject]) -> StageExit | None:
     """Return the exit that explains the others: bad input, a stage's own error, a hang, a lost peer."""
-    found = [ending for pod in pods for ending in stage_exits(pod) if ending.exit_code != ExitCode.DONE]
-    return min(found, key=_cause_rank, default=None)
+    failures = (stage_exit for pod in pods for stage_exit in stage_exits(pod) if stage_exit.exit_code != ExitCode.DONE)
+    return min(failures, key=_cause_rank, default=None)
 
 
 def _cause_rank(stage_exit: StageExit) -> int:
-    """Lower explains more; a peer's loss, and what torchrun makes of it, follow from something else."""
-    order = (ExitCode.BAD_INPUT, ExitCode.HANG, ExitCode.PREEMPTED, ExitCode.PEER_LOST)
-    return {int(code): place for code, place in zip(order, (0, 2, 3, 4), strict=True)}.get(stage_exit.exit_code, 1)
+    """Lower explains more; other exits cause a peer's loss."""
+    ranks: dict[int, int] = {ExitCode.BAD_INPUT: 0, ExitCode.HANG: 2, ExitCode.PREEMPTED: 3, ExitCode.PEER_LOST: 4}
+    return ranks.get(stage_exit.exit_code, 1)
 
 
 def _stage_exit(terminated: KubernetesObject, pod: str) -> StageExit:
     code, text = int(terminated.get("exitCode", 1)), str(terminated.get("message") or "")
     reason = str(terminated.get("reason") or "")
-    told = termination_message.parse_termination_message(text)
+    report = termination_message.parse_termination_message(text)
     if reason == "OOMKilled":
-        before = f"{told['error']}; " if told is not None and told["error"] else ""
-        memory = "the container ran out of memory (OOMKilled): raise launch.resources.memory_gib or lower the batch"
-        return StageExit(told["exit_code"] if told else code or 1, before + memory, pod)
-    if told is not None:
-        return StageExit(told["exit_code"], told["error"], pod)
+        error = f"{report['error']}; " if report is not None and report["error"] else ""
+        error += "the container ran out of memory (OOMKilled): raise launch.resources.memory_gib or lower the batch"
+        return StageExit(report["exit_code"] if report else code or 1, error, pod)
+    if report is not None:
+        return StageExit(report["exit_code"], report["error"], pod)
     if code > 128:
         killed = f"the container was killed by signal {code - 128}"
         return StageExit(code, f"{killed}: {one_line(text)}" if text else killed, pod)
@@ -151,7 +138,7 @@ def _stage_exit(terminated: KubernetesObject, pod: str) -> StageExit:
 def _lost_pod_message(status: KubernetesObject) -> str:
     message = str(status.get("message") or "")
     if status["reason"] == "Evicted":
-        return f"the node evicted the pod: {message} Ask for what it needs (launch.resources)".replace("..", ".")
+        return f"the node evicted the pod: {message.rstrip('.')}. Request what it needs (launch.resources)"
     return f"{status['reason']}: {message}" if message else str(status["reason"])
 
 
@@ -160,20 +147,12 @@ def find_problem(pod: KubernetesObject) -> PodProblem | None:
     status = pod.get("status") or {}
     if has_exited(pod):
         return None
-    for condition in status.get("conditions") or ():
-        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-            gated = condition.get("reason") == "SchedulingGated"
-            text = str(condition.get("message") or "")
-            return PodProblem(f"{'held back' if gated else 'no node for it'}: {text}")
-    for container in _container_statuses(status):
-        found = _waiting_problem(container)
-        if found is not None:
-            return found
-    return None
-
-
-def _container_statuses(status: KubernetesObject) -> Sequence[KubernetesObject]:
-    return [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
+    scheduled = conditions_of(pod).get("PodScheduled", {})
+    if scheduled.get("status") == "False":
+        problem = "held back" if scheduled.get("reason") == "SchedulingGated" else "no node for it"
+        return PodProblem(f"{problem}: {scheduled.get('message') or ''}")
+    containers = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
+    return next((problem for problem in map(_waiting_problem, containers) if problem is not None), None)
 
 
 def _waiting_problem(container: KubernetesObject) -> PodProblem | None:
@@ -183,8 +162,8 @@ def _waiting_problem(container: KubernetesObject) -> PodProblem | None:
     reason, message = str(waiting["reason"]), one_line(str(waiting.get("message") or ""))
     if reason == "CrashLoopBackOff":
         last = ((container.get("lastState") or {}).get("terminated")) or {}
-        why = _stage_exit(last, "").first_line if last else message
-        return PodProblem(f"its container {container['name']} failed and is started again after a pause: {why}")
+        error = _stage_exit(last, "").first_line if last else message
+        return PodProblem(f"its container {container['name']} failed and restarts after a pause: {error}")
     advice = PERMANENT_WAIT_REASONS.get(reason)
     image = f" (image {container['image']})" if "Image" in reason else ""
     text = f"{reason}: {message}{image}" if message else f"{reason}{image}"

@@ -1,47 +1,52 @@
-"""Kinds of objects that the launcher reads and writes, their operators, and the kinds of job."""
+"""Kubernetes objects as dicts: the kinds that the launcher reads and writes, their operators, the kinds of job."""
 
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 from urllib.parse import quote
-
-
-@dataclass(frozen=True)
-class JobBackend:
-    """Kind of job, as the API server names it."""
-
-    name: str
-    group: str
-    version: str
-    kind: str
-    plural: str
-    container: str
-    """Name of the container that carries out the stage; its operator looks for it."""
-
-    @property
-    def api_version(self) -> str:
-        return f"{self.group}/{self.version}"
-
-
-JOB_BACKENDS = {
-    backend.name: backend
-    for backend in (
-        JobBackend("pytorchjob", "kubeflow.org", "v1", "PyTorchJob", "pytorchjobs", "pytorch"),
-        JobBackend("jaxjob", "kubeflow.org", "v1", "JAXJob", "jaxjobs", "jax"),
-        JobBackend("trainjob", "trainer.kubeflow.org", "v1alpha1", "TrainJob", "trainjobs", "node"),
-        JobBackend("jobset", "jobset.x-k8s.io", "v1alpha2", "JobSet", "jobsets", "podscale"),
-        JobBackend("job", "batch", "v1", "Job", "jobs", "podscale"),
-    )
-}
-
 
 KubernetesObject = dict[str, Any]
 """A Kubernetes object as the API server sends it."""
 
 
+def name_of(item: KubernetesObject) -> str:
+    return str(item["metadata"]["name"])
+
+
+def uid_of(item: KubernetesObject) -> str:
+    return str(item["metadata"]["uid"])
+
+
+def title_of(item: KubernetesObject) -> str:
+    """Return kind and name, such as `PyTorchJob r1`."""
+    return f"{item['kind']} {name_of(item)}"
+
+
+def labels_of(item: KubernetesObject) -> dict[str, str]:
+    return item["metadata"].get("labels") or {}
+
+
+def annotations_of(item: KubernetesObject) -> dict[str, str]:
+    return item["metadata"].get("annotations") or {}
+
+
+def conditions_of(item: KubernetesObject) -> dict[str, KubernetesObject]:
+    """Return the conditions of an object's status by type."""
+    return {str(condition["type"]): condition for condition in (item.get("status") or {}).get("conditions") or ()}
+
+
+def is_being_deleted(item: KubernetesObject) -> bool:
+    return "deletionTimestamp" in item["metadata"]
+
+
+def creation_time(item: KubernetesObject) -> datetime:
+    """Return the creation time that the API server recorded."""
+    return datetime.fromisoformat(str(item["metadata"]["creationTimestamp"]))
+
+
 @dataclass(frozen=True)
 class ResourceKind:
-    """Kind of object. DynamicClient takes it in place of a kubernetes.dynamic.Resource, which needs a request to find,
-    and quotes neither namespace nor name.
+    """Kind of object, in place of kubernetes.dynamic.Resource, which needs a request to find and quotes no names.
 
     Args:
         group: API group; "" is the core group.
@@ -74,8 +79,8 @@ class ResourceKind:
     def path(self, name: str | None = None, namespace: str | None = None, part: str = "") -> str:
         """Return the URL path of the collection, of one object, or of a part of it such as `log`."""
         scope = ("namespaces", namespace) if self.namespaced and namespace else ()
-        words = (*scope, self.plural, name, part)
-        return "/".join((self.root, *(quote(word, safe="") for word in words if word)))
+        segments = (*scope, self.plural, name, part)
+        return "/".join((self.root, *(quote(segment, safe="") for segment in segments if segment)))
 
 
 PODS = ResourceKind("", "v1", "Pod", "pods")
@@ -95,9 +100,21 @@ WORKLOADS = ResourceKind("kueue.x-k8s.io", "v1beta2", "Workload", "workloads")
 LOCAL_QUEUES = ResourceKind("kueue.x-k8s.io", "v1beta2", "LocalQueue", "localqueues")
 
 JOB_KINDS = {
-    name: ResourceKind(kind.group, kind.version, kind.kind, kind.plural) for name, kind in JOB_BACKENDS.items()
+    "pytorchjob": ResourceKind("kubeflow.org", "v1", "PyTorchJob", "pytorchjobs"),
+    "jaxjob": ResourceKind("kubeflow.org", "v1", "JAXJob", "jaxjobs"),
+    "trainjob": ResourceKind("trainer.kubeflow.org", "v1alpha1", "TrainJob", "trainjobs"),
+    "jobset": ResourceKind("jobset.x-k8s.io", "v1alpha2", "JobSet", "jobsets"),
+    "job": ResourceKind("batch", "v1", "Job", "jobs"),
 }
 """Kinds of job, by the name of the backend."""
+STAGE_CONTAINERS = {
+    "pytorchjob": "pytorch",
+    "jaxjob": "jax",
+    "trainjob": "node",
+    "jobset": "podscale",
+    "job": "podscale",
+}
+"""Names of the container that runs the stage, by backend; the operators look for them."""
 
 
 @dataclass(frozen=True)
@@ -143,9 +160,9 @@ def resource_of(manifest: KubernetesObject) -> ResourceKind:
     """Return the resource of a rendered object; a kind without an entry in the table gets its regular plural."""
     kind = str(manifest["kind"])
     group, _, version = str(manifest["apiVersion"]).rpartition("/")
-    known = next((found for found in JOB_KINDS.values() if (found.kind, found.group) == (kind, group)), None)
-    if known is not None:
-        return known
+    for known in JOB_KINDS.values():
+        if (known.kind, known.group) == (kind, group):
+            return known
     lower = kind.lower()
     plural = f"{lower[:-1]}ies" if lower.endswith("y") else f"{lower}es" if lower.endswith("s") else f"{lower}s"
     return ResourceKind(group, version, kind, plural)

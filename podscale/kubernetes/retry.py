@@ -1,7 +1,6 @@
-"""Retry policy of requests to the API server, and the notices of an outage.
+"""Retry policy of requests to the API server, by tenacity, and the notices of an outage.
 
-The loop, the backoff and the deadline are tenacity's. The notices are ours: one line when an outage has lasted, one
-when it is over, however many threads retry.
+The user gets one line when an outage has lasted, and one when it is over, however many threads retry.
 """
 
 import threading
@@ -28,14 +27,14 @@ class RetryPolicy:
 
     Args:
         deadline: longest time from the first attempt to the last, seconds; 0 for one attempt.
-        read_timeout: longest wait for one answer, seconds.
+        read_timeout: timeout of one answer, seconds.
     """
 
     deadline: float
     read_timeout: float = 60.0
 
     def retrying(self, notice: "OutageNotice") -> Retrying:
-        """Return tenacity's caller of a function that is retried while it raises Unreachable."""
+        """Return tenacity's caller of a function, which retries while it raises ApiUnreachable."""
 
         def seconds(state: RetryCallState) -> float:
             return min(self.deadline, _error(state).retry_for)
@@ -54,13 +53,13 @@ class RetryPolicy:
 
 
 INTERACTIVE = RetryPolicy(15.0, read_timeout=15.0)
-"""For commands whose reader waits at the terminal."""
+"""For commands whose user waits at the terminal."""
 UNATTENDED = RetryPolicy(1800.0)
-"""For commands that follow a job: the job runs on during an outage, which costs nothing but waiting."""
+"""For commands that follow a job, which runs on during an outage."""
 
 
 class OutageNotice:
-    """Notifies once that the API server does not answer, and once that it does again; used from several threads."""
+    """Notifies once that the API server does not answer, and once that it answers again; thread-safe."""
 
     def __init__(self, notify: Notify) -> None:
         self._notify = notify
@@ -68,12 +67,11 @@ class OutageNotice:
         self._since: float | None = None
 
     def outage_started(self, reason: str, since: float, retry_seconds: float) -> None:
-        """Notify of an outage unless that is done.
+        """Notify of an outage, unless notified already.
 
         Args:
-            reason: what the API server does not do.
-            since: begin of the outage, seconds of the monotonic clock.
-            retry_seconds: longest time for which the request is retried.
+            since: start of the outage, seconds of the monotonic clock.
+            retry_seconds: longest time of retries.
         """
         with self._lock:
             if self._since is None:
@@ -82,7 +80,7 @@ class OutageNotice:
                 self._notify(f"{reason}; retrying for {minutes} min. Jobs on the cluster run on")
 
     def outage_ended(self) -> None:
-        """Notify of the end of an outage that was notified."""
+        """Notify of the end of a notified outage."""
         with self._lock:
             if self._since is not None:
                 self._notify(f"the API server answers again, after {time.monotonic() - self._since:.0f} s")
@@ -91,5 +89,5 @@ class OutageNotice:
 
 def _error(state: RetryCallState) -> ApiUnreachable:
     error = state.outcome.exception() if state.outcome is not None else None
-    assert isinstance(error, ApiUnreachable), "retried for this class alone"
+    assert isinstance(error, ApiUnreachable), "only this class is retried"
     return error

@@ -1,7 +1,4 @@
-"""Run one stage on a cluster, from its document to its end: `podscale submit --wait` and the pipeline's launcher.
-
-Also chooses the kind of job: from the document, else from what the cluster serves and the hardware needs.
-"""
+"""Run one stage on a cluster, from its document to its end: `podscale submit --wait` and the pipeline's launcher."""
 
 import sys
 import threading
@@ -13,32 +10,32 @@ from typing import TextIO
 from podscale.config import RunConfig
 from podscale.errors import ExitCode, InputError
 from podscale.kubernetes import retry
-from podscale.kubernetes.client import ClusterClient, connect_cluster, delete_job
-from podscale.kubernetes.job_spec import JobSpec, StageName, build_job_spec
+from podscale.kubernetes.client import ClusterClient, connect_cluster, delete_object
+from podscale.kubernetes.job_spec import JobSpec, build_job_spec
 from podscale.kubernetes.job_state import JobState
 from podscale.kubernetes.job_watcher import WaitLimits, wait_for_job
-from podscale.kubernetes.pod_state import name_of
 from podscale.kubernetes.render import JobManifests, choose_backend, render_job, suitable_backends
-from podscale.kubernetes.resources import JOB_KINDS, KIND_PROVIDERS
+from podscale.kubernetes.resources import JOB_KINDS, KIND_PROVIDERS, KubernetesObject, title_of
 from podscale.kubernetes.submit import LAUNCHER_ANNOTATION, PIPELINE_LAUNCHER, Submission, stop_command, submit_job
+from podscale.runs.stage_outcomes import StageName
 from podscale.util.processes import SigtermReceived
 
 
 def choose_job_kind(api: ClusterClient, spec: JobSpec, backend: str) -> str:
-    """Return the name of the backend; `auto` and `local` look at the cluster.
+    """Return the backend; for `auto` and `local` the best one that the cluster serves.
 
     Raises:
-        InputError: The cluster serves no kind of job that can run the training.
+        InputError: The cluster serves no suitable kind of job.
     """
     if backend not in ("auto", "local"):
         return backend
     kinds = suitable_backends(spec)
-    found = next((name for name in kinds if api.serves(JOB_KINDS[name])), None)
-    if found is not None:
-        return found
+    for name in kinds:
+        if api.serves(JOB_KINDS[name]):
+            return name
     provider = KIND_PROVIDERS[JOB_KINDS[kinds[0]].group]
     raise InputError(
-        f"this cluster has none of {', '.join(JOB_KINDS[name].kind for name in kinds)}, of which {spec.name} needs one",
+        f"{spec.name} needs one of {', '.join(JOB_KINDS[name].kind for name in kinds)}, and this cluster has none",
         field="launch.backend",
         got=backend,
         hint=f"Install {provider.name} {provider.version} or newer: {provider.install}",
@@ -70,29 +67,28 @@ def run_stage(
     pipeline: bool = False,
     limits: WaitLimits | None = None,
 ) -> JobResult:
-    """Submit or adopt the job of a stage and wait until it ends; the log of rank 0 goes to `out`.
+    """Submit or adopt the job of a stage and wait until it ends; write the log of rank 0 to `out`.
 
     Args:
-        stop_on_signal: SIGTERM and Ctrl-C delete the job; otherwise it goes on, and the same call adopts it again.
-        pipeline: The caller is a pipeline task, which is retried if its job vanishes; messages about stopping say so.
+        stop_on_signal: SIGTERM and Ctrl-C delete the job; otherwise it runs on, and the same call adopts it again.
+        pipeline: the caller is a pipeline task, which submits the job again if it vanishes.
 
     Raises:
-        InputError: The cluster refuses the job.
-        ApiUnreachable: The API server was out of reach for too long.
-        JobVanished: The job was deleted.
+        InputError: the cluster refuses the job.
+        ApiUnreachable: the API server did not answer for too long.
+        JobVanished: the job was deleted.
     """
     printer = LinePrinter(out or sys.stdout)
     api = connect_cluster(config.launch.cluster, policy=retry.UNATTENDED, notify=printer.notify)
     manifests = build_manifests(api, config, stage, shard_set)
     if pipeline:
         manifests.job["metadata"]["annotations"][LAUNCHER_ANNOTATION] = PIPELINE_LAUNCHER
-    found = _submit_manifests(api, manifests, printer)
-    if found.action == "finished":
+    submission = _submit_manifests(api, manifests, printer)
+    job = submission.job
+    if submission.action == "finished":
         return JobResult(stage, int(ExitCode.DONE), reused=True)
-    with _handle_signal(api, found, printer, stop=stop_on_signal):
-        state = wait_for_job(
-            api, found.resource, found.job, print_line=printer.line, notify=printer.notify, limits=limits
-        )
+    with _handle_signal(api, job, printer, stop=stop_on_signal):
+        state = wait_for_job(api, job, print_line=printer.line, notify=printer.notify, limits=limits)
     return _job_result(stage, state)
 
 
@@ -104,30 +100,28 @@ def submit_stage(
 
 
 def _submit_manifests(api: ClusterClient, manifests: JobManifests, printer: "LinePrinter") -> Submission:
-    found = submit_job(api, manifests, printer.notify)
-    what = f"{found.resource.kind} {name_of(found.job)} in namespace {api.namespace}"
-    printer.notify(
-        {
-            "created": f"{what}: submitted",
-            "adopted": f"{what}: is there already and runs on as it was submitted",
-            "finished": f"{what}: succeeded before, nothing to do; what it made is not looked at: if that is gone, "
-            f"`{stop_command(found.job)} --delete`, then submit again",
-        }[found.action]
-    )
-    return found
+    submission = submit_job(api, manifests, printer.notify)
+    results = {
+        "created": "submitted",
+        "adopted": "exists already and runs on as it was submitted",
+        "finished": "succeeded before, nothing to do; if its results are gone, "
+        f"`{stop_command(submission.job)} --delete`, then submit again",
+    }
+    printer.notify(f"{title_of(submission.job)} in namespace {api.namespace}: {results[submission.action]}")
+    return submission
 
 
 def build_manifests(
     api: ClusterClient, config: RunConfig, stage: StageName, shard_set: str | None = None
 ) -> JobManifests:
-    """Return the objects of a stage for this cluster; looks up the kind of job only if it matters."""
+    """Return the objects of a stage for this cluster."""
     spec = build_job_spec(config, stage, shard_set)
     backend = choose_backend(spec, "auto")
     return render_job(spec, choose_job_kind(api, spec, config.launch.backend) if backend == "auto" else backend)
 
 
 class LinePrinter:
-    """Printer of whole lines from several threads to one stream; our own lines carry a prefix."""
+    """Thread-safe printer of lines to one stream; notices have a prefix."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
@@ -143,25 +137,16 @@ class LinePrinter:
 
 
 @contextmanager
-def _handle_signal(api: ClusterClient, found: Submission, printer: LinePrinter, *, stop: bool) -> Iterator[None]:
-    """What becomes of the job when the one who waits is told to stop."""
-    name = name_of(found.job)
+def _handle_signal(api: ClusterClient, job: KubernetesObject, printer: LinePrinter, *, stop: bool) -> Iterator[None]:
+    """Delete the job, or leave it, when this process is asked to stop."""
     try:
         yield
     except (SigtermReceived, KeyboardInterrupt):
         if stop:
-            delete_job(
-                api.with_retry(retry.INTERACTIVE, printer.notify),
-                found.resource,
-                name,
-                str(found.job["metadata"]["uid"]),
-            )
-            printer.notify(f"{found.resource.kind} {name} is deleted: its pods save and end; submit again to go on")
+            delete_object(api.with_retry(retry.INTERACTIVE, printer.notify), job)
+            printer.notify(f"{title_of(job)} is deleted: its pods save and exit; submit again to resume")
         else:
-            printer.notify(
-                f"{found.resource.kind} {name} runs on; the same command takes it up again, "
-                f"`{stop_command(found.job)}` ends it"
-            )
+            printer.notify(f"{title_of(job)} runs on; the same command adopts it, `{stop_command(job)}` stops it")
         raise
 
 
@@ -170,6 +155,5 @@ def _job_result(stage: StageName, state: JobState) -> JobResult:
         return JobResult(stage, int(ExitCode.DONE))
     if state.is_permanent or state.stage_exit is None:
         return JobResult(stage, int(ExitCode.BAD_INPUT if state.is_permanent else ExitCode.FAILED), state.reason)
-    known = {int(code) for code in ExitCode}
-    code = state.stage_exit.exit_code if state.stage_exit.exit_code in known else int(ExitCode.FAILED)
+    code = state.stage_exit.exit_code if state.stage_exit.exit_code in set(ExitCode) else int(ExitCode.FAILED)
     return JobResult(stage, code, state.stage_exit.error or state.reason)

@@ -11,12 +11,12 @@ from podscale.util import env
 
 TERMINATION_PATH = "/dev/termination-log"
 MAX_MESSAGE_BYTES = 4096
-"""Kubernetes keeps so many bytes of a container's message."""
+"""Longest message that Kubernetes keeps."""
 
 
 @contextmanager
 def write_termination_on_exit(stage: str) -> Iterator[None]:
-    """Run a stage and write its result to the file that the environment names, if any."""
+    """Run a stage and write its result to the file that the environment names."""
     try:
         yield
     except BaseException as error:
@@ -26,11 +26,11 @@ def write_termination_on_exit(stage: str) -> Iterator[None]:
 
 
 def termination_message(stage: str, exit_code: int, error: str) -> bytes:
-    """Return the JSON of a result, at most LIMIT bytes of UTF-8; a longer error is cut."""
-    whole = _encode(stage, exit_code, error)
-    if len(whole) <= MAX_MESSAGE_BYTES:
-        return whole
-    low, high = 0, len(error)  # characters that fit: escapes make the bytes of one anything from 1 to 6
+    """Return the JSON of a result, at most MAX_MESSAGE_BYTES of UTF-8; cut a longer error."""
+    message = _encode(stage, exit_code, error)
+    if len(message) <= MAX_MESSAGE_BYTES:
+        return message
+    low, high = 0, len(error)  # bisected, because escaping makes 1 to 6 bytes of a character
     while low < high:
         middle = (low + high + 1) // 2
         fits = len(_encode(stage, exit_code, f"{error[:middle]}...")) <= MAX_MESSAGE_BYTES
@@ -39,10 +39,10 @@ def termination_message(stage: str, exit_code: int, error: str) -> bytes:
 
 
 def parse_termination_message(text: str) -> dict[str, Any] | None:
-    """Return stage, exit_code and error of a termination message; None if it is not one of ours."""
+    """Return stage, exit_code and error of a termination message; None for another program's."""
     try:
-        found = json.loads(text)
-        return {"stage": str(found["stage"]), "exit_code": int(found["exit_code"]), "error": str(found["error"])}
+        content = json.loads(text)
+        return {key: kind(content[key]) for key, kind in (("stage", str), ("exit_code", int), ("error", str))}
     except (ValueError, KeyError, TypeError):
         return None
 
@@ -55,5 +55,5 @@ def _encode(stage: str, exit_code: int, error: str) -> bytes:
 def _write(stage: str, exit_code: int, error: str) -> None:
     path = env.read_path(env.TERMINATION_LOG)
     if path:
-        with suppress(OSError):  # the exit code still says what it can
+        with suppress(OSError):  # the exit code remains
             path.write_bytes(termination_message(stage, exit_code, error))

@@ -1,10 +1,9 @@
 """Model catalogue: canonical names, shapes and roles of a network's parameters, and its costs.
 
-Engines define the layers; the catalogue names them. A checkpoint, an optimizer's skip list and the planner use these
-names, so they hold for every engine. Shapes are torchvision's: convolutions are OIHW, linear layers (out, in). The
-names of residual networks and of Inception-V3 are torchvision's too; Inception-ResNet-V2 has timm's. AlexNet has names
-of its own, because torchvision numbers its layers and batch norm would shift the numbers. Nothing here imports a
-framework.
+Checkpoints and an optimizer's skip list use these names in both engines. Shapes are torchvision's: convolutions are
+OIHW, linear layers (out, in). The names of residual networks and of Inception-V3 are torchvision's too;
+Inception-ResNet-V2 has timm's. AlexNet has names of its own, because torchvision numbers its layers and batch norm
+would shift the numbers. Nothing here imports a framework.
 """
 
 from podscale.config import ModelSection
@@ -25,7 +24,7 @@ ALEXNET = "alexnet"
 
 
 def model_spec(model: ModelSection, classes: int) -> ModelSpec:
-    """The catalogue entry of a document's model section for a number of classes."""
+    """Return the specification of a document's network for a number of classes."""
     family = inception if model.name in inception.INCEPTION_NAMES else alexnet if model.name == ALEXNET else resnet
     return ModelSpec(model.name, tuple(family.layers(model, classes)))
 

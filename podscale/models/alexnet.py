@@ -9,23 +9,23 @@ CONV_CHANNELS, HIDDEN_UNITS = (96, 256, 384, 384, 256), 4096
 """Output channels of conv1 to conv5, units of fc6 and fc7 (Krizhevsky 2012, section 3.5)."""
 KERNELS = (11, 5, 3, 3, 3)
 GROUPED, POOLED = (2, 4, 5), (1, 2, 5)
-"""Convolutions that see their own tower alone, and those that an overlapping max-pool follows."""
+"""Convolutions in two groups (towers), and convolutions that an overlapping max-pool follows."""
 FC6_INPUT_SIDE = 6
 """Input side of fc6, pixels: pool5's output for an image of 224."""
 FIRST_WINDOW, POOL_WINDOW = Window(11, 4, 2), Window(3, 2, 0)
 
 
 def scaled_channels(model: ModelSection) -> tuple[tuple[int, ...], int]:
-    """Output channels of the five convolutions, and units of the two hidden linear layers, at the section's width."""
+    """Return output channels of the five convolutions and units of the hidden linear layers, at the section's width."""
     scaled = [size * model.width // 64 for size in (*CONV_CHANNELS, HIDDEN_UNITS)]
     return tuple(scaled[:-1]), scaled[-1]
 
 
 def layers(model: ModelSection, classes: int) -> Iterator[LayerSpec]:
-    """Krizhevsky 2012, section 3.5 and figure 2; the options' sources stand in `config.model.AlexNetSection`.
+    """Yield the layers of Krizhevsky 2012, section 3.5 and figure 2; `config.model.AlexNetSection` names the sources.
 
-    In full width at 1000 classes: 60,965,224 parameters, 244 MB in fp32, with two groups and without batch norm
-    (62,378,344 with whole convolutions). Padding follows torchvision's network: 224 px give 55 x 55 after conv1.
+    At full width and 1000 classes: 60,965,224 parameters with two groups and without batch norm (62,378,344 with one
+    group). Padding follows torchvision's network: 224 px give 55 x 55 after conv1.
     """
     options, (channels, hidden) = model.alexnet, scaled_channels(model)
     inputs = 3

@@ -1,7 +1,4 @@
-"""Tables of networks with branches: nodes, where images part, and where they meet again.
-
-The catalogue reads layers, sides and costs from a table; an engine builds and runs the network from the same one.
-"""
+"""Tables of networks with branches. The catalogue reads layers and costs from a table; an engine builds from it."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +11,9 @@ from podscale.models.spec import LayerSpec, Window, WindowPath
 class ConvNode:
     """A convolution without bias, batch norm and ReLU: parameters <name>.conv.* and <name>.bn.*.
 
-    kernel: rows and columns; `same_padding`: padded so that a stride of 1 keeps the side, else not padded at all.
+    Args:
+        kernel: rows and columns.
+        same_padding: padded so that a stride of 1 keeps the side; else not padded.
     """
 
     name: str
@@ -39,7 +38,11 @@ class ConvNode:
 
 @dataclass(frozen=True)
 class PoolNode:
-    """Largest value or mean of each window. count_padding: whether a mean counts the zeros outside the image."""
+    """Largest value or mean of each window.
+
+    Args:
+        count_padding: a mean counts the zeros outside the image.
+    """
 
     kind: Literal["max", "average"]
     window: Window
@@ -69,10 +72,11 @@ Nodes = tuple[Node, ...]
 
 @dataclass(frozen=True)
 class BranchTable:
-    """A network: stages to run one after the other, global average, dropout, classifier.
+    """A network: stages one after the other, global average, dropout, classifier.
 
-    auxiliary: in training, if there is one, a second head with logits from the images that stage `auxiliary_after`
-    (counted from 0) leaves; it ends in a global average and a classifier too.
+    Args:
+        auxiliary: second head of training, which ends in a global average and a classifier too; () if there is none.
+        auxiliary_after: stage, from 0, whose output the auxiliary head takes.
     """
 
     stages: tuple[Nodes, ...]
@@ -81,20 +85,16 @@ class BranchTable:
     auxiliary_after: int = 0
     auxiliary_classifier: str = ""
 
-
-def table_layers(table: BranchTable, classes: int) -> Iterator[LayerSpec]:
-    """The layers of a table in the order of the forward pass."""
-    inputs: int = 3
-    path: WindowPath = ()
-    for number, stage in enumerate(table.stages):
-        walked = LayerWalker(inputs, path)
-        yield from walked.walk(stage)
-        inputs, path = walked.channels, walked.path
-        if table.auxiliary and number == table.auxiliary_after:
-            aside = LayerWalker(inputs, path, auxiliary=True)
-            yield from aside.walk(table.auxiliary)
-            yield LayerSpec(table.auxiliary_classifier, "linear", aside.channels, classes, bias=True, auxiliary=True)
-    yield LayerSpec(table.classifier, "linear", inputs, classes, bias=True)
+    def layers(self, classes: int) -> Iterator[LayerSpec]:
+        """Yield the layers in the order of the forward pass."""
+        walker = LayerWalker(3, ())
+        for number, stage in enumerate(self.stages):
+            yield from walker.walk(stage)
+            if self.auxiliary and number == self.auxiliary_after:
+                head = LayerWalker(walker.channels, walker.path, auxiliary=True)
+                yield from head.walk(self.auxiliary)
+                yield LayerSpec(self.auxiliary_classifier, "linear", head.channels, classes, bias=True, auxiliary=True)
+        yield LayerSpec(self.classifier, "linear", walker.channels, classes, bias=True)
 
 
 class LayerWalker:
@@ -132,12 +132,10 @@ class LayerWalker:
         )
 
     def _branches(self, node: BranchNode) -> Iterator[LayerSpec]:
-        ends = []
-        for branch in node.branches:
-            walk = LayerWalker(self.channels, self.path, auxiliary=self._auxiliary)
-            yield from walk.walk(branch)
-            ends.append(walk)
-        self.channels, self.path = sum(end.channels for end in ends), ends[0].path
+        walkers = [LayerWalker(self.channels, self.path, auxiliary=self._auxiliary) for _ in node.branches]
+        for walker, branch in zip(walkers, node.branches, strict=True):
+            yield from walker.walk(branch)
+        self.channels, self.path = sum(walker.channels for walker in walkers), walkers[0].path
 
     def _residual(self, node: ResidualNode) -> Iterator[LayerSpec]:
         outputs = self.channels

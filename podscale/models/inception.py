@@ -1,47 +1,57 @@
 """Inception-V3 (Szegedy 2015) and Inception-ResNet-V2 (Szegedy 2016) as tables.
 
-Names, channels and paddings are those under which the published weights travel: torchvision's of Inception-V3 and
-timm's of Inception-ResNet-V2. At 1000 classes the first has 27,161,264 parameters with its auxiliary head and
-23,834,568 without, the second 55,843,464.
+Names, channels and paddings are those of published weights: torchvision's of Inception-V3 and timm's of
+Inception-ResNet-V2. At 1000 classes the first has 27,161,264 parameters with its auxiliary head and 23,834,568 without,
+the second 55,843,464.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from podscale.config import ModelSection
 from podscale.models.branches import BranchNode, BranchTable, ConvNode, Node, Nodes, PoolNode, ResidualNode
-from podscale.models.branches import table_layers as layers_of
 from podscale.models.spec import LayerSpec, Window
 
 INCEPTION_NAMES = ("inception_v3", "inception_resnet_v2")
 MAX_POOL_HALF = PoolNode("max", Window(3, 2, 0))
 BLOCKS_35, BLOCKS_17, BLOCKS_8 = 10, 20, 9
-"""Residual blocks at each size of image, named by its side for images of 299 px; one more at 8 px has no ReLU."""
+"""Residual blocks by the side of their images (299 px at the input); a last one at 8 px is linear, with scale 1."""
 
 
 def layers(model: ModelSection, classes: int) -> Iterator[LayerSpec]:
-    """The layers of either network."""
-    return layers_of(inception_table(model), classes)
+    return inception_table(model).layers(classes)
 
 
 def inception_table(model: ModelSection) -> BranchTable:
-    """The network of a document's model section."""
+    """Return the table of a document's network."""
     write = ConvBuilder(model.width)
     return _resnet_v2(write) if model.name == "inception_resnet_v2" else _v3(write, model.has_auxiliary_head)
 
 
 class ConvBuilder:
-    """Builder of convolutions with the papers' channels at width 64, and in proportion at others."""
+    """Builder of convolutions with the papers' channels at width 64, and in proportion at others.
 
-    def __init__(self, width: int) -> None:
-        self._width = width
+    Args:
+        prefix: prefix of the convolutions' names.
+    """
+
+    def __init__(self, width: int, prefix: str = "") -> None:
+        self._width, self._prefix = width, prefix
+
+    def block(self, name: str) -> "ConvBuilder":
+        """Return the builder of a block's convolutions."""
+        return ConvBuilder(self._width, f"{name}.")
 
     def conv(self, name: str, outputs: int, rows: int = 1, columns: int = 0) -> ConvNode:
-        """rows x columns (default: square), stride 1, padded so that the side stays."""
-        return ConvNode(name, outputs * self._width // 64, (rows, columns or rows))
+        """Return a rows x columns (default: square) convolution with stride 1 and same padding."""
+        return ConvNode(self._prefix + name, outputs * self._width // 64, (rows, columns or rows))
 
     def valid_conv(self, name: str, outputs: int, kernel: int, stride: int = 1) -> ConvNode:
-        """kernel x kernel, not padded."""
-        return ConvNode(name, outputs * self._width // 64, (kernel, kernel), stride, same_padding=False)
+        """Return a kernel x kernel convolution without padding."""
+        return ConvNode(self._prefix + name, outputs * self._width // 64, (kernel, kernel), stride, same_padding=False)
+
+
+def parallel(*branches: Nodes) -> BranchNode:
+    return BranchNode(branches)
 
 
 def _v3(write: ConvBuilder, auxiliary: bool) -> BranchTable:
@@ -55,19 +65,17 @@ def _v3(write: ConvBuilder, auxiliary: bool) -> BranchTable:
         valid("Conv2d_4a_3x3", 192, 3),
         MAX_POOL_HALF,
     )
-    at_35 = (
-        _factorised_5(write, "Mixed_5b", 32),
-        _factorised_5(write, "Mixed_5c", 64),
-        _factorised_5(write, "Mixed_5d", 64),
-    )
+    at_35 = tuple(_factorised_5(write.block(f"Mixed_5{x}"), pooled) for x, pooled in (("b", 32), ("c", 64), ("d", 64)))
+    widths = (("b", 128), ("c", 160), ("d", 160), ("e", 192))
     at_17 = (
-        _reduction_6(write),
-        _factorised_7(write, "Mixed_6b", 128),
-        _factorised_7(write, "Mixed_6c", 160),
-        _factorised_7(write, "Mixed_6d", 160),
-        _factorised_7(write, "Mixed_6e", 192),
+        _reduction_6(write.block("Mixed_6a")),
+        *(_factorised_7(write.block(f"Mixed_6{x}"), inner) for x, inner in widths),
     )
-    at_8 = (_reduction_7(write), _expanded_8(write, "Mixed_7b"), _expanded_8(write, "Mixed_7c"))
+    at_8 = (
+        _reduction_7(write.block("Mixed_7a")),
+        _expanded_8(write.block("Mixed_7b")),
+        _expanded_8(write.block("Mixed_7c")),
+    )
     head = (PoolNode("average", Window(5, 3, 0)), conv("AuxLogits.conv0", 128), valid("AuxLogits.conv1", 768, 5))
     return BranchTable(
         (stem, at_35, at_17, at_8),
@@ -78,91 +86,69 @@ def _v3(write: ConvBuilder, auxiliary: bool) -> BranchTable:
     )
 
 
-def _factorised_5(write: ConvBuilder, name: str, pooled: int) -> Node:
+def _factorised_5(block: ConvBuilder, pooled: int) -> Node:
     """Figure 5 of Szegedy 2015: a 5x5 as two 3x3 in one branch."""
-    conv = write.conv
-    return BranchNode(
-        (
-            (conv(f"{name}.branch1x1", 64),),
-            (conv(f"{name}.branch5x5_1", 48), conv(f"{name}.branch5x5_2", 64, 5)),
-            (
-                conv(f"{name}.branch3x3dbl_1", 64),
-                conv(f"{name}.branch3x3dbl_2", 96, 3),
-                conv(f"{name}.branch3x3dbl_3", 96, 3),
-            ),
-            (PoolNode("average", Window(3, 1, 1)), conv(f"{name}.branch_pool", pooled)),
-        )
+    conv = block.conv
+    return parallel(
+        (conv("branch1x1", 64),),
+        (conv("branch5x5_1", 48), conv("branch5x5_2", 64, 5)),
+        (conv("branch3x3dbl_1", 64), conv("branch3x3dbl_2", 96, 3), conv("branch3x3dbl_3", 96, 3)),
+        (PoolNode("average", Window(3, 1, 1)), conv("branch_pool", pooled)),
     )
 
 
-def _reduction_6(write: ConvBuilder) -> Node:
-    conv, valid, name = write.conv, write.valid_conv, "Mixed_6a"
-    return BranchNode(
-        (
-            (valid(f"{name}.branch3x3", 384, 3, stride=2),),
-            (
-                conv(f"{name}.branch3x3dbl_1", 64),
-                conv(f"{name}.branch3x3dbl_2", 96, 3),
-                valid(f"{name}.branch3x3dbl_3", 96, 3, stride=2),
-            ),
-            (MAX_POOL_HALF,),
-        )
+def _reduction_6(block: ConvBuilder) -> Node:
+    conv, valid = block.conv, block.valid_conv
+    return parallel(
+        (valid("branch3x3", 384, 3, stride=2),),
+        (conv("branch3x3dbl_1", 64), conv("branch3x3dbl_2", 96, 3), valid("branch3x3dbl_3", 96, 3, stride=2)),
+        (MAX_POOL_HALF,),
     )
 
 
-def _factorised_7(write: ConvBuilder, name: str, inner: int) -> Node:
+def _factorised_7(block: ConvBuilder, inner: int) -> Node:
     """Figure 6: 7x7 as 1x7 and 7x1."""
-    conv = write.conv
-    return BranchNode(
+    conv = block.conv
+    return parallel(
+        (conv("branch1x1", 192),),
+        (conv("branch7x7_1", inner), conv("branch7x7_2", inner, 1, 7), conv("branch7x7_3", 192, 7, 1)),
         (
-            (conv(f"{name}.branch1x1", 192),),
-            (
-                conv(f"{name}.branch7x7_1", inner),
-                conv(f"{name}.branch7x7_2", inner, 1, 7),
-                conv(f"{name}.branch7x7_3", 192, 7, 1),
-            ),
-            (
-                conv(f"{name}.branch7x7dbl_1", inner),
-                conv(f"{name}.branch7x7dbl_2", inner, 7, 1),
-                conv(f"{name}.branch7x7dbl_3", inner, 1, 7),
-                conv(f"{name}.branch7x7dbl_4", inner, 7, 1),
-                conv(f"{name}.branch7x7dbl_5", 192, 1, 7),
-            ),
-            (PoolNode("average", Window(3, 1, 1)), conv(f"{name}.branch_pool", 192)),
-        )
+            conv("branch7x7dbl_1", inner),
+            conv("branch7x7dbl_2", inner, 7, 1),
+            conv("branch7x7dbl_3", inner, 1, 7),
+            conv("branch7x7dbl_4", inner, 7, 1),
+            conv("branch7x7dbl_5", 192, 1, 7),
+        ),
+        (PoolNode("average", Window(3, 1, 1)), conv("branch_pool", 192)),
     )
 
 
-def _reduction_7(write: ConvBuilder) -> Node:
-    conv, valid, name = write.conv, write.valid_conv, "Mixed_7a"
-    return BranchNode(
+def _reduction_7(block: ConvBuilder) -> Node:
+    conv, valid = block.conv, block.valid_conv
+    return parallel(
+        (conv("branch3x3_1", 192), valid("branch3x3_2", 320, 3, stride=2)),
         (
-            (conv(f"{name}.branch3x3_1", 192), valid(f"{name}.branch3x3_2", 320, 3, stride=2)),
-            (
-                conv(f"{name}.branch7x7x3_1", 192),
-                conv(f"{name}.branch7x7x3_2", 192, 1, 7),
-                conv(f"{name}.branch7x7x3_3", 192, 7, 1),
-                valid(f"{name}.branch7x7x3_4", 192, 3, stride=2),
-            ),
-            (MAX_POOL_HALF,),
-        )
+            conv("branch7x7x3_1", 192),
+            conv("branch7x7x3_2", 192, 1, 7),
+            conv("branch7x7x3_3", 192, 7, 1),
+            valid("branch7x7x3_4", 192, 3, stride=2),
+        ),
+        (MAX_POOL_HALF,),
     )
 
 
-def _expanded_8(write: ConvBuilder, name: str) -> Node:
-    """Figure 7: 3x3 as 1x3 beside 3x1, for many channels on the smallest images."""
-    conv = write.conv
+def _expanded_8(block: ConvBuilder) -> Node:
+    """Figure 7: 3x3 as parallel 1x3 and 3x1, for many channels on the smallest images."""
+    conv = block.conv
 
-    def fork(before: str) -> Node:
-        return BranchNode(((conv(f"{name}.{before}a", 384, 1, 3),), (conv(f"{name}.{before}b", 384, 3, 1),)))
+    def fork(name: str) -> Node:
+        return parallel((conv(f"{name}a", 384, 1, 3),), (conv(f"{name}b", 384, 3, 1),))
 
-    return BranchNode(
-        (
-            (conv(f"{name}.branch1x1", 320),),
-            (conv(f"{name}.branch3x3_1", 384), fork("branch3x3_2")),
-            (conv(f"{name}.branch3x3dbl_1", 448), conv(f"{name}.branch3x3dbl_2", 384, 3), fork("branch3x3dbl_3")),
-            (PoolNode("average", Window(3, 1, 1)), conv(f"{name}.branch_pool", 192)),
-        )
+    return parallel(
+        (conv("branch1x1", 320),),
+        (conv("branch3x3_1", 384), fork("branch3x3_2")),
+        (conv("branch3x3dbl_1", 448), conv("branch3x3dbl_2", 384, 3), fork("branch3x3dbl_3")),
+        (PoolNode("average", Window(3, 1, 1)), conv("branch_pool", 192)),
     )
 
 
@@ -177,108 +163,81 @@ def _resnet_v2(write: ConvBuilder) -> BranchTable:
         valid("conv2d_4a", 192, 3),
         MAX_POOL_HALF,
     )
-    at_35 = (_mixed_5b(write), *(_block_35(write, f"repeat.{number}") for number in range(BLOCKS_35)))
-    at_17 = (_reduction_a(write), *(_block_17(write, f"repeat_1.{number}") for number in range(BLOCKS_17)))
+    at_35 = (
+        _mixed_5b(write.block("mixed_5b")),
+        *(_residual(write, f"repeat.{number}", _branches_35, 0.17) for number in range(BLOCKS_35)),
+    )
+    at_17 = (
+        _reduction_a(write.block("mixed_6a")),
+        *(_residual(write, f"repeat_1.{number}", _branches_17, 0.10) for number in range(BLOCKS_17)),
+    )
     at_8 = (
-        _reduction_b(write),
-        *(_block_8(write, f"repeat_2.{number}") for number in range(BLOCKS_8)),
-        _block_8(write, "block8", last=True),
+        _reduction_b(write.block("mixed_7a")),
+        *(_residual(write, f"repeat_2.{number}", _branches_8, 0.20) for number in range(BLOCKS_8)),
+        _residual(write, "block8", _branches_8, 1.0, is_linear=True),
         conv("conv2d_7b", 1536),
     )
     return BranchTable((stem, at_35, at_17, at_8), classifier="classif")
 
 
-def _mixed_5b(write: ConvBuilder) -> Node:
-    conv, name = write.conv, "mixed_5b"
-    return BranchNode(
-        (
-            (conv(f"{name}.branch0", 96),),
-            (conv(f"{name}.branch1.0", 48), conv(f"{name}.branch1.1", 64, 5)),
-            (
-                conv(f"{name}.branch2.0", 64),
-                conv(f"{name}.branch2.1", 96, 3),
-                conv(f"{name}.branch2.2", 96, 3),
-            ),
-            (PoolNode("average", Window(3, 1, 1), count_padding=False), conv(f"{name}.branch3.1", 64)),
-        )
+def _residual(
+    write: ConvBuilder, name: str, branches: Callable[[ConvBuilder], BranchNode], scale: float, is_linear: bool = False
+) -> ResidualNode:
+    return ResidualNode(f"{name}.conv2d", branches(write.block(name)), scale, is_linear)
+
+
+def _mixed_5b(block: ConvBuilder) -> Node:
+    conv = block.conv
+    return parallel(
+        (conv("branch0", 96),),
+        (conv("branch1.0", 48), conv("branch1.1", 64, 5)),
+        (conv("branch2.0", 64), conv("branch2.1", 96, 3), conv("branch2.2", 96, 3)),
+        (PoolNode("average", Window(3, 1, 1), count_padding=False), conv("branch3.1", 64)),
     )
 
 
-def _block_35(write: ConvBuilder, name: str) -> Node:
+def _branches_35(block: ConvBuilder) -> BranchNode:
     """Figure 16 of Szegedy 2016."""
-    conv = write.conv
-    branches = BranchNode(
-        (
-            (conv(f"{name}.branch0", 32),),
-            (conv(f"{name}.branch1.0", 32), conv(f"{name}.branch1.1", 32, 3)),
-            (
-                conv(f"{name}.branch2.0", 32),
-                conv(f"{name}.branch2.1", 48, 3),
-                conv(f"{name}.branch2.2", 64, 3),
-            ),
-        )
-    )
-    return ResidualNode(f"{name}.conv2d", branches, 0.17)
-
-
-def _reduction_a(write: ConvBuilder) -> Node:
-    conv, valid, name = write.conv, write.valid_conv, "mixed_6a"
-    return BranchNode(
-        (
-            (valid(f"{name}.branch0", 384, 3, stride=2),),
-            (
-                conv(f"{name}.branch1.0", 256),
-                conv(f"{name}.branch1.1", 256, 3),
-                valid(f"{name}.branch1.2", 384, 3, stride=2),
-            ),
-            (MAX_POOL_HALF,),
-        )
+    conv = block.conv
+    return parallel(
+        (conv("branch0", 32),),
+        (conv("branch1.0", 32), conv("branch1.1", 32, 3)),
+        (conv("branch2.0", 32), conv("branch2.1", 48, 3), conv("branch2.2", 64, 3)),
     )
 
 
-def _block_17(write: ConvBuilder, name: str) -> Node:
+def _reduction_a(block: ConvBuilder) -> Node:
+    conv, valid = block.conv, block.valid_conv
+    return parallel(
+        (valid("branch0", 384, 3, stride=2),),
+        (conv("branch1.0", 256), conv("branch1.1", 256, 3), valid("branch1.2", 384, 3, stride=2)),
+        (MAX_POOL_HALF,),
+    )
+
+
+def _branches_17(block: ConvBuilder) -> BranchNode:
     """Figure 17."""
-    conv = write.conv
-    branches = BranchNode(
-        (
-            (conv(f"{name}.branch0", 192),),
-            (
-                conv(f"{name}.branch1.0", 128),
-                conv(f"{name}.branch1.1", 160, 1, 7),
-                conv(f"{name}.branch1.2", 192, 7, 1),
-            ),
-        )
-    )
-    return ResidualNode(f"{name}.conv2d", branches, 0.10)
-
-
-def _reduction_b(write: ConvBuilder) -> Node:
-    conv, valid, name = write.conv, write.valid_conv, "mixed_7a"
-    return BranchNode(
-        (
-            (conv(f"{name}.branch0.0", 256), valid(f"{name}.branch0.1", 384, 3, stride=2)),
-            (conv(f"{name}.branch1.0", 256), valid(f"{name}.branch1.1", 288, 3, stride=2)),
-            (
-                conv(f"{name}.branch2.0", 256),
-                conv(f"{name}.branch2.1", 288, 3),
-                valid(f"{name}.branch2.2", 320, 3, stride=2),
-            ),
-            (MAX_POOL_HALF,),
-        )
+    conv = block.conv
+    return parallel(
+        (conv("branch0", 192),),
+        (conv("branch1.0", 128), conv("branch1.1", 160, 1, 7), conv("branch1.2", 192, 7, 1)),
     )
 
 
-def _block_8(write: ConvBuilder, name: str, *, last: bool = False) -> Node:
-    """Figure 19. The last block of the network is scaled by 1 and has no ReLU."""
-    conv = write.conv
-    branches = BranchNode(
-        (
-            (conv(f"{name}.branch0", 192),),
-            (
-                conv(f"{name}.branch1.0", 192),
-                conv(f"{name}.branch1.1", 224, 1, 3),
-                conv(f"{name}.branch1.2", 256, 3, 1),
-            ),
-        )
+def _reduction_b(block: ConvBuilder) -> Node:
+    conv, valid = block.conv, block.valid_conv
+    return parallel(
+        (conv("branch0.0", 256), valid("branch0.1", 384, 3, stride=2)),
+        (conv("branch1.0", 256), valid("branch1.1", 288, 3, stride=2)),
+        (conv("branch2.0", 256), conv("branch2.1", 288, 3), valid("branch2.2", 320, 3, stride=2)),
+        (MAX_POOL_HALF,),
     )
-    return ResidualNode(f"{name}.conv2d", branches, 1.0 if last else 0.20, is_linear=last)
+
+
+def _branches_8(block: ConvBuilder) -> BranchNode:
+    """Figure 19."""
+    conv = block.conv
+    return parallel(
+        (conv("branch0", 192),),
+        (conv("branch1.0", 192), conv("branch1.1", 224, 1, 3), conv("branch1.2", 256, 3, 1)),
+    )

@@ -25,16 +25,19 @@ CIFAR_BLOCKS = dict(zip(CIFAR_RESNETS, (3, 5, 7, 9, 18), strict=True))
 CIFAR_CHANNELS = 16
 """Channels of the first stage of the CIFAR family; the others have 64."""
 MIN_BLURRED_CHANNELS = 16
-"""Convolutions of fewer input channels are not blurred before they stride: the images themselves stay as they are."""
+"""Least input channels of a convolution that is blurred before it strides: images themselves are not blurred."""
 
 
 @dataclass(frozen=True)
 class ResNetSpec:
-    """Shape of a residual network, from the model section.
+    """Shape of a residual network.
 
-    depths: blocks per stage; each stage but the first halves the image and doubles the channels. channels: those of
-    the first stage, before expansion. shortcut: when shapes change, a projection (He 2015, option B) or every other
-    pixel with channels of zeros behind (option A). blurpool: blur before striding.
+    Args:
+        depths: blocks per stage; each stage but the first halves the image and doubles the channels.
+        channels: channels of the first stage, before expansion.
+        shortcut: if shapes change, a projection (He 2015, option B) or every other pixel with zero channels appended
+            (option A).
+        blurpool: blur before striding.
     """
 
     block: str
@@ -46,7 +49,6 @@ class ResNetSpec:
 
     @property
     def stem(self) -> Window:
-        """The first convolution."""
         return Window(3, 1, 1) if self.small_stem else Window(7, 2, 3)
 
     def uses_blur(self, inputs: int, stride: int) -> bool:
@@ -55,7 +57,7 @@ class ResNetSpec:
 
 
 def resnet_spec(model: ModelSection) -> ResNetSpec:
-    """The residual network of a document's model section."""
+    """Return the shape of a document's residual network."""
     if model.name in CIFAR_BLOCKS:
         blocks, channels = CIFAR_BLOCKS[model.name], CIFAR_CHANNELS * model.width // 64
         return ResNetSpec(BASIC, 3 * (blocks,), channels, True, model.shortcut or "padding", model.blurpool)
@@ -64,7 +66,7 @@ def resnet_spec(model: ModelSection) -> ResNetSpec:
 
 
 def layers(model: ModelSection, classes: int) -> Iterator[LayerSpec]:
-    """He 2015; the bottleneck strides in its 3x3 convolution (version 1.5, Goyal 2017)."""
+    """Yield the layers of He 2015; the bottleneck strides in its 3x3 convolution (version 1.5, Goyal 2017)."""
     network = resnet_spec(model)
     halves: WindowPath = () if network.small_stem else (HALVING_WINDOW,)
     yield _convolution("conv1", 3, network.channels, network.stem, "bn1", halves)

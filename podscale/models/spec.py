@@ -25,7 +25,7 @@ class ParamSpec:
 
 @dataclass(frozen=True)
 class BufferSpec:
-    """One array that is kept but not trained: a running statistic of batch norm."""
+    """One array that is not trained: a running statistic of batch norm."""
 
     name: str
     shape: Shape
@@ -55,11 +55,14 @@ def output_size(path: WindowPath, image_size: int) -> int:
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """One thing that computes: a convolution, a linear layer, a batch norm that stands alone, or a fixed blur.
+    """A convolution, a linear layer, a batch norm without a convolution, or a fixed blur.
 
-    kernel, padding: rows and columns. norm: name of the batch norm that follows, "" if none. path: the windows
-    between the image and this output, in order, without those that leave the side as it is. auxiliary: computed in
-    training alone.
+    Args:
+        kernel: rows and columns.
+        padding: rows and columns.
+        norm: name of the batch norm that follows; "" if there is none.
+        path: windows between the image and this output, in order, without those that keep the side.
+        auxiliary: computed in training only.
     """
 
     name: str
@@ -76,11 +79,11 @@ class LayerSpec:
     auxiliary: bool = False
 
     def output_pixels(self, image_size: int) -> int:
-        """Positions of the output for an image of this side; 1 for a linear layer."""
+        """Return the number of output pixels for an image of this side; 1 for a linear layer."""
         return 1 if self.kind == "linear" else output_size(self.path, image_size) ** 2
 
     def multiply_adds(self, image_size: int) -> int:
-        """Multiply-adds of one image's forward pass; batch norm is not counted, as the field does not."""
+        """Return the multiply-adds of one image's forward pass, without batch norm, as is usual."""
         if self.kind == "norm":
             return 0
         return self.in_channels // self.groups * self.out_channels * prod(self.kernel) * self.output_pixels(image_size)
@@ -107,13 +110,13 @@ class LayerSpec:
 
     @property
     def norm_name(self) -> str:
-        """Name of the batch norm that this layer is or has; "" if there is none."""
+        """Name of this layer's batch norm; "" if it has none."""
         return self.name if self.kind == "norm" else self.norm
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """Everything about a network that does not depend on an engine."""
+    """Specification of a network, the same for all engines."""
 
     name: str
     layers: tuple[LayerSpec, ...]
@@ -126,30 +129,38 @@ class ModelSpec:
     def buffers(self) -> tuple[BufferSpec, ...]:
         return tuple(buffer for layer in self.layers for buffer in layer.buffers)
 
+    @cached_property
+    def array_shapes(self) -> dict[str, Shape]:
+        """Shapes of all parameters, then of all buffers, by name."""
+        return {array.name: array.shape for arrays in (self.parameters, self.buffers) for array in arrays}
+
     @property
     def num_parameters(self) -> int:
         """Number of trained scalars."""
         return sum(parameter.size for parameter in self.parameters)
 
     def flops(self, image_size: int) -> int:
-        """Floating-point operations of one image's forward pass, 2 per multiply-add, without auxiliary layers.
+        """Return the floating-point operations of one image's forward pass, 2 per multiply-add.
 
-        Counts convolutions and linear layers, as the field does; `image_size` is the side in pixels.
+        Counts convolutions and linear layers without auxiliary ones, as is usual.
+
+        Args:
+            image_size: side of the image, pixels.
         """
         return 2 * sum(layer.multiply_adds(image_size) for layer in self.layers if not layer.auxiliary)
 
     def training_flops(self, image_size: int) -> int:
-        """FLOPs of forward and backward, auxiliary layers included.
+        """Return the FLOPs of forward and backward, auxiliary layers included.
 
-        Backward is two more passes, one for the weights and one for the inputs; a blur has no weights, and no step
-        needs the gradient of the pixels.
+        Backward is two more passes, one for the weights and one for the inputs. A blur has no weights, and the gradient
+        of the image is not computed.
         """
         once = [layer.multiply_adds(image_size) for layer in self.layers]
         blurs = sum(cost for layer, cost in zip(self.layers, once, strict=True) if layer.kind == "blur")
         return 2 * (3 * sum(once) - once[0] - blurs)
 
     def activation_elements(self, image_size: int) -> int:
-        """Elements of all layers' outputs of one image, which set the memory and the traffic of training."""
+        """Return the number of elements of all layers' outputs of one image."""
         return sum(
             layer.out_channels * layer.output_pixels(image_size) for layer in self.layers if layer.kind != "norm"
         )

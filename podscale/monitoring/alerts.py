@@ -12,7 +12,7 @@ RANK_TEXT = "Rank {{ $labels.rank }} of run {{ $labels.run }}{{ with $labels.nam
 _UNFINISHED = "unless max by (namespace, run) (podscale_train_done) == 1"
 
 PROGRESS_ALERTS = (
-    # A blocked evaluation counts no image either, so only one that goes on is an excuse.
+    # An evaluation excuses a run only while it counts images.
     AlertRule(
         "PodscaleTrainingStalled",
         f"""
@@ -41,8 +41,8 @@ and sum by (namespace, run) (podscale_train_images_total) == 0
         "Its ranks started {{ $value | humanizeDuration }} ago and have done no update: they may wait for a peer, for "
         "data, or for a compilation.",
     ),
-    # Three ways to be unseen: a target that was seen and answers no more, one that never did (its pod's label tells the
-    # run), and a pod that runs, says kube-state-metrics, but that Prometheus has lost.
+    # Three cases: a target that stopped answering, one that never answered (its pod's label has the run), and a pod
+    # that runs according to kube-state-metrics but is no target any more.
     AlertRule(
         "PodscaleMetricsAbsent",
         """
@@ -68,8 +68,7 @@ unless max by (namespace, run) (last_over_time(podscale_train_done[1h])) == 1
         "{{ $value }} of its pods {{ if eq $value 1.0 }}has{{ else }}have{{ end }} not been scraped for 5 minutes; "
         "nothing is known of what runs there, and other alerts on this run are blind to it.",
     ),
-    # A stalled run has an alert of its own. Half of what is known must have been faster, and the rest last this long: a
-    # run is half an hour old before it can be said of it.
+    # A stalled run has its own alert. The median and the hold time together need a run of half an hour.
     AlertRule(
         "PodscaleThroughputRegressed",
         """
@@ -112,8 +111,8 @@ and run_rank:podscale_train_busy_seconds:rate5m > 0.1
         "every update takes as long as its slowest rank.",
     ),
 )
-# Loss scaling of fp16 finds its place within the first updates, which may be slow ones: both waits are longer than the
-# windows, so that one burst never fires.
+# Loss scaling of fp16 settles within the first steps, which may be slow. Both hold times exceed the windows, so that
+# one burst never fires.
 NUMERICS_ALERTS = (
     AlertRule(
         "PodscaleNonFiniteSteps",
@@ -182,8 +181,8 @@ run:podscale_train_checkpoint_age:seconds
         'Checkpoints not written in the last 30 minutes: {{ $value | printf "%.0f" }}, for the reason '
         '"{{ $labels.reason }}". The newest complete checkpoint is kept; the run ends when the next one is due.',
     ),
-    # Rank 0 tells restarts once it trains, the pod's parent launches before that: of ranks that die in their start only
-    # the parent tells. Range vectors remember a run that has ended; ten minutes is what a restart may take.
+    # Rank 0 exports restarts once it trains. The supervisor exports launches before that, also of ranks that die during
+    # their start. Range vectors include runs that have ended, hence the limit of ten minutes for a restart.
     AlertRule(
         "PodscaleRestartLoop",
         """
@@ -205,8 +204,8 @@ unless max by (namespace, run) (last_over_time(podscale_train_done[10m])) == 1
         '{{ $value | printf "%.0f" }} restarts in the last hour (limit {{ @restartsPerHour@ }}): each costs the start, '
         "the compilation, and the updates since the newest checkpoint.",
     ),
-    # The hour smooths enough; a longer wait would begin anew with every restart. A run that is new, or resumed after a
-    # pause, gets half an hour to show something else than its start.
+    # The window of an hour is smooth enough; a longer hold time would start again at every restart. A run that is new
+    # or resumed after a pause has half an hour for its start.
     AlertRule(
         "PodscaleGoodputLow",
         f"""
@@ -224,8 +223,8 @@ and sum by (namespace, run) (run_state:podscale_train_wall_seconds:delta1h) > @3
     ),
 )
 RESOURCE_ALERTS = (
-    # Both the last hour and its last quarter must point at zero, and it must be half an hour old: checkpoints come and
-    # go, and a cache is filled on purpose, once, to its limit.
+    # Both the last hour and its last quarter must predict zero, after half an hour: checkpoints come and go, and a
+    # cache is filled to its limit once.
     AlertRule(
         "PodscaleDiskFilling",
         """
@@ -262,7 +261,7 @@ max by (namespace, run) (
         "One of its pods exports {{ $value }} series (limit {{ @seriesPerTarget@ }}): more than Prometheus was sized "
         "for, most likely a label with values that nobody bounded.",
     ),
-    # 13, 31, 43 and 45 come from the program, or from its end. A code that stands still is somebody else's, before us.
+    # 13, 31, 43 and 45 come from the program or its exit. A code that does not change is of an earlier user of the GPU.
     AlertRule(
         "PodscaleGPUXid",
         """

@@ -6,6 +6,7 @@ from pathlib import Path
 from podscale.config import RunConfig, data_fingerprint
 from podscale.config.data import DataSection
 from podscale.errors import InputError
+from podscale.util.locations import Location
 
 
 def local_path(location: str) -> Path:
@@ -14,9 +15,8 @@ def local_path(location: str) -> Path:
     Raises:
         InputError: Another URL; a run directory needs a file system that can lock and rename.
     """
-    if location.startswith("file://"):
-        return Path(location.removeprefix("file://"))
-    if "://" in location:
+    path = Location.parse(location).local_path
+    if path is None:
         raise InputError(
             "a run directory needs a local or mounted file system",
             field="run.workspace",
@@ -24,12 +24,12 @@ def local_path(location: str) -> Path:
             hint="Mount the bucket (gcsfuse, PVC) and give its path: only data.source and shard sets may be URLs of an "
             "object store.",
         )
-    return Path(location)
+    return path
 
 
 def dataset_directory(workspace: str, data: DataSection) -> str:
     """Return the location of the shard set of a data section."""
-    return f"{workspace.rstrip('/') or '/'}/datasets/{data_fingerprint(data)}"
+    return str(Location.parse(workspace).join("datasets", data_fingerprint(data)))
 
 
 def programs_directory(workspace: str) -> Path:

@@ -17,12 +17,13 @@ from typing import Any, Literal, get_args
 from podscale.config import RunConfig, differences, dumps, load, result_values
 from podscale.config.data import DataSection
 from podscale.config.identity import fingerprint
-from podscale.data.manifest import MANIFEST_FILE
+from podscale.data.manifest import MANIFEST_FILE, WHOLE_SHARD_SET, ShardPart
 from podscale.errors import ExitCode, InputError, PodscaleError
 from podscale.runs.directory import RunDirectory, dataset_directory, local_path
 from podscale.runs.ensemble_members import MODEL_JSON, combined_model_directories, evaluated_model_directories
 from podscale.runs.lease import Lease, LeaseLost, lease_wait_seconds
 from podscale.util.files import write_atomically, write_json
+from podscale.util.locations import Location
 from podscale.util.processes import SigtermReceived
 
 EXIT_INTERRUPTED = 130
@@ -245,17 +246,6 @@ def disk_errors(target: Path) -> Iterator[None]:
         ) from error
 
 
-@dataclass(frozen=True)
-class ShardPart:
-    """Part of a shard set that one pod packs: every `count`-th shard, from `index` on."""
-
-    index: int = 0
-    count: int = 1
-
-
-WHOLE_SHARD_SET = ShardPart()
-
-
 def shard_outcome_path(workspace: str, data: DataSection, part: ShardPart = WHOLE_SHARD_SET) -> Path:
     """Return the outcome file of the shard stage; it is beside the shard set, whose bytes depend on the data alone."""
     suffix = f".part-{part.index}-of-{part.count}" if part.count > 1 else ""
@@ -301,10 +291,11 @@ def _output_files(run: RunDirectory, stage: StageName) -> list[Path]:
 
 
 def _manifest_hash(shard_set: str) -> str:
-    if "://" in shard_set and not shard_set.startswith("file://"):
+    directory = Location.parse(shard_set).local_path
+    if directory is None:
         return shard_set  # remote sets are named by the fingerprint of their data
     try:
-        return hashlib.sha256((local_path(shard_set) / MANIFEST_FILE).read_bytes()).hexdigest()
+        return hashlib.sha256((directory / MANIFEST_FILE).read_bytes()).hexdigest()
     except OSError:
         return ""
 

@@ -20,7 +20,7 @@ from podscale.config import RunConfig
 from podscale.config.data import DataSection
 from podscale.config.preflight import preflight
 from podscale.config.telemetry import TelemetrySection
-from podscale.data.manifest import ShardSetManifest
+from podscale.data.manifest import WHOLE_SHARD_SET, ShardPart, ShardSetManifest
 from podscale.data.sharding.pack_progress import NULL_OBSERVER, BuildObserver
 from podscale.errors import ExitCode, InputError, error_from_exit_code
 from podscale.runs import (
@@ -35,8 +35,8 @@ from podscale.runs import (
     stage_outcomes,
     write_outcome,
 )
-from podscale.runs.stage_outcomes import WHOLE_SHARD_SET, ShardPart
 from podscale.util import env
+from podscale.util.locations import Location
 from podscale.util.progress_reports import ProgressCallback
 
 if TYPE_CHECKING:
@@ -124,14 +124,7 @@ def shard(
         _export_build_metrics(telemetry, directory, summary) as observer,
     ):
         result = build_shard_set(
-            data,
-            directory,
-            workers=workers,
-            packer_index=part.index,
-            packer_count=part.count,
-            verify=verify,
-            progress=progress,
-            observer=observer,
+            data, directory, part, workers=workers, verify=verify, progress=progress, observer=observer
         )
         if result.reused:
             has_outcome = previous is not None and previous.is_done
@@ -175,17 +168,24 @@ def evaluate(config: RunConfig, shard_set: str) -> StageOutcome:
 
 
 def report(config: RunConfig, shard_set: str) -> StageOutcome:
-    """Write the self-contained <run>/report.html and the model card."""
+    """Write the self-contained <run>/report.html, and the model card if there is a model.
+
+    Raises:
+        InputError: the run directory does not exist.
+    """
     from podscale.data.loaders.build_loader import open_shard_set
-    from podscale.data.node_cache import is_remote
     from podscale.report import build_report
     from podscale.report.model_card import write_model_card
 
+    directory = RunDirectory.for_config(config).path
+    if not directory.is_dir():
+        raise InputError("there is no run to report", field=str(directory), hint="Run `podscale train` first.")
     with stage_outcomes.stage_once(config, "report", shard_set) as stage:
         if stage.finished is None:
             # A report is written even if the shards are gone; only remote ones are downloaded first.
-            opened = open_shard_set(shard_set, config) if is_remote(shard_set) else shard_set
-            write_model_card(stage.run.path, opened)
+            opened = open_shard_set(shard_set, config) if Location.parse(shard_set).is_remote else shard_set
+            if stage.run.model.is_dir():  # a run that failed early has a report, but no model
+                write_model_card(stage.run.path, opened)
             build_report(stage.run.path, opened)
     return stage.outcome
 

@@ -13,8 +13,8 @@ from podscale.config import RunConfig
 from podscale.errors import ExitCode, InputError, PodscaleError, error_from_exit_code
 from podscale.kubernetes.client import connect_cluster, wait_until_gone
 from podscale.kubernetes.job_spec import job_identity
-from podscale.kubernetes.jobs import job_title, stop_jobs
-from podscale.kubernetes.pod_state import name_of
+from podscale.kubernetes.jobs import stop_jobs
+from podscale.kubernetes.resources import title_of
 from podscale.kubernetes.retry import UNATTENDED
 from podscale.kubernetes.run_stage import JobResult, run_stage
 from podscale.runs import (
@@ -64,8 +64,8 @@ def _run_training_job(config: RunConfig, shard_set: str) -> JobResult:
     print("[cluster] the job succeeded before, but its result is gone: it is submitted again", flush=True)
     api = connect_cluster(config.launch.cluster, policy=UNATTENDED)
     identity = job_identity(config, "train", shard_set)
-    for resource, job in stop_jobs(api, config.run.id, "train", identity=identity, include_finished=True).stopped:
-        wait_until_gone(api, resource, name_of(job), str(job["metadata"]["uid"]))
+    for job in stop_jobs(api, config.run.id, "train", identity=identity, include_finished=True).stopped:
+        wait_until_gone(api, job)
     return run_stage(config, "train", shard_set, out=sys.stdout, pipeline=True)
 
 
@@ -88,9 +88,9 @@ def stop_training_job(config: RunConfig) -> str:
             hint=f"Stop it with `podscale stop {config.run.id}`",
         ) from error
     if jobs.stopped:
-        return f"{' and '.join(map(job_title, jobs.stopped))} was stopped: its pods save and end."
+        return f"{' and '.join(map(title_of, jobs.stopped))} was stopped: its pods save and end."
     if jobs.others:
-        return f"{' and '.join(map(job_title, jobs.others))} runs on: it is another document's under the same run id."
+        return f"{' and '.join(map(title_of, jobs.others))} runs on: it is another document's under the same run id."
     return "No training job was at work."
 
 

@@ -3,22 +3,27 @@
 A trial is estimated from measured trials of the same workspace: from the one nearest in training steps, preferably of
 the same series. Without measurements the document's `cell_seconds` is the estimate, or there is none.
 
-Wall time depends on the load of the machine, CPU time hardly does. A trial's cost is therefore kept in CPU seconds and
-multiplied by the recent pace (wall seconds per CPU second): the median over the trials of this launch, or over the
-newest records until one has finished. The pace is never less than the number of cores allows. With GPUs or TPUs wall
-time is used directly.
+Wall time depends on the load of the machine, CPU time hardly does. A trial's cost is therefore stored in CPU seconds
+and multiplied by the recent ratio of wall to CPU time: the median over the trials of this launch, or over the newest
+records until one has finished. The ratio is never less than the number of cores allows. With GPUs or TPUs wall time is
+used directly.
 """
 
 import math
 import statistics
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from podscale.config import RunConfig
-from podscale.study.grid import PendingTrial, SweepSeries, Trial, TrialGrid
-from podscale.study.records import GetRecord, TrialRecord
+from podscale.study.grid import TrialGrid
+from podscale.study.records import GetRecord
+from podscale.study.sweep_series import PlannedTrial, SweepSeries, Trial
 from podscale.util import host_info
+
+RECENT_TRIALS = 5
+"""Number of newest records that give the wall-to-CPU ratio until a trial of this launch has finished."""
 
 
 @dataclass(frozen=True)
@@ -30,27 +35,32 @@ class StudyPlan:
         excluded_trials: trials that do not fit.
         seconds: estimated wall time of the planned trials with `jobs` at a time; None if unknown.
         measured: number of measured trials behind the estimate.
-        pace: wall seconds per CPU second; None if not measured.
+        widening: largest number of trials that sweeps may add if their best rate is at an edge.
+        counts_by_series: (planned, excluded) trials of each series.
+        wall_cpu_ratio: wall seconds per CPU second; None if not measured.
         ended: measured trials of this launch.
     """
 
     done_trials: int
-    planned_trials: Sequence[Trial | PendingTrial]
-    excluded_trials: Sequence[Trial | PendingTrial]
+    planned_trials: Sequence[PlannedTrial]
+    excluded_trials: Sequence[PlannedTrial]
     seconds: float | None
     measured: int
     jobs: int
     widening: int
-    """Largest number of trials that sweeps may add if their best rate is at an edge."""
-    time_box_seconds: float | None = None
-    seconds_by_series: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """(planned, excluded) trials of each series."""
-    pace: float | None = None
-    ended: int = 0
+    time_box_seconds: float | None
+    counts_by_series: Mapping[str, tuple[int, int]]
+    wall_cpu_ratio: float | None
+    ended: int
 
 
-RECENT_TRIALS = 5
-"""Number of newest records that give the pace until a trial of this launch has finished."""
+class _MeasuredTrial(NamedTuple):
+    """Measured trial: steps are divided by the number of training images."""
+
+    series: str
+    epochs: float
+    steps: float
+    seconds: float
 
 
 class TrialCosts:
@@ -75,36 +85,36 @@ class TrialCosts:
     ) -> None:
         if cores is None:
             cores = 0 if host_info.visible_gpus() or host_info.tpu_chips() else host_info.cpu_count()
-        found = [(trial, record) for trial in trials if (record := get(trial.key)) is not None and record.seconds > 0]
-        whole = [(trial, record) for trial, record in found if _is_complete(record)]
-        current = [record for trial, record in whole if trial.key in ended]
-        recent = current or sorted((record for _, record in whole), key=lambda record: record.date)[-RECENT_TRIALS:]
-        self.pace, self.ended = None, len(current)
+        records = [(trial, record) for trial in trials if (record := get(trial.key)) is not None and record.is_measured]
+        current = [record for trial, record in records if trial.key in ended]
+        recent = current or sorted((record for _, record in records), key=lambda record: record.date)[-RECENT_TRIALS:]
+        self.wall_cpu_ratio, self.ended = None, len(current)
         if recent and cores:
-            pace = statistics.median(record.seconds / record.cpu_seconds for record in recent)
-            self.pace = max(pace, jobs / cores)
-        self._known: list[tuple[str, float, float, float]] = [
-            (
+            ratio = statistics.median(record.seconds / record.cpu_seconds for record in recent)
+            self.wall_cpu_ratio = max(ratio, jobs / cores)
+        self._measured = [
+            _MeasuredTrial(
                 trial.series,
                 *_epochs_and_steps(trial.config),
-                record.seconds if self.pace is None else record.cpu_seconds * self.pace,
+                record.seconds if self.wall_cpu_ratio is None else record.cpu_seconds * self.wall_cpu_ratio,
             )
-            for trial, record in whole
+            for trial, record in records
         ]
         self._guess = guess
 
     @property
     def measured(self) -> int:
-        return len(self._known)
+        return len(self._measured)
 
-    def seconds(self, trial: Trial | PendingTrial) -> float | None:
+    def seconds(self, trial: PlannedTrial) -> float | None:
         """Estimate one trial from the nearest measured one, scaled up if it trains longer; None if unknown."""
-        epochs, updates = _epochs_and_steps(trial.config)
-        if not self._known:
+        epochs, steps = _epochs_and_steps(trial.config)
+        if not self._measured:
             return self._guess
-        nearest = min(self._known, key=lambda known: (known[0] != trial.series, abs(math.log(known[2] / updates))))
-        _, known_epochs, known_updates, seconds = nearest
-        return seconds * max(1.0, epochs / known_epochs, math.sqrt(updates / known_updates))
+        nearest = min(
+            self._measured, key=lambda other: (other.series != trial.series, abs(math.log(other.steps / steps)))
+        )
+        return nearest.seconds * max(1.0, epochs / nearest.epochs, math.sqrt(steps / nearest.steps))
 
 
 def plan_study(
@@ -126,33 +136,29 @@ def plan_study(
     """
     trials = grid.known_trials(get).values()
     costs = TrialCosts(trials, get, grid.study.cell_seconds, jobs=jobs, ended=ended, cores=cores)
-    waiting: list[Trial | PendingTrial] = sorted(
-        [*grid.due_trials(get, series), *grid.pending_trials(get, series)],
-        key=lambda trial: (trial.priority, trial.cost),
-    )
-    each = [costs.seconds(trial) for trial in waiting]
-    kept: list[Trial | PendingTrial] = []
-    excluded: list[Trial | PendingTrial] = []
-    used = 0.0
-    for trial, seconds in zip(waiting, each, strict=True):
-        fits = time_box_seconds is None or seconds is None or used + seconds / jobs <= time_box_seconds
-        if fits:
-            used += (seconds or 0.0) / jobs
-        (kept if fits and not excluded else excluded).append(trial)
-    counts = {True: Counter(trial.series for trial in kept), False: Counter(trial.series for trial in excluded)}
+    waiting = sorted([*grid.due_trials(get, series), *grid.pending_trials(get, series)], key=lambda trial: trial.order)
+    planned, excluded = list[PlannedTrial](), list[PlannedTrial]()
+    total, is_known = 0.0, True
+    for trial in waiting:
+        seconds = costs.seconds(trial)
+        is_known = is_known and seconds is not None
+        if time_box_seconds is None or seconds is None or total + seconds / jobs <= time_box_seconds:
+            total += (seconds or 0.0) / jobs
+            (excluded if excluded else planned).append(trial)
+        else:
+            excluded.append(trial)
+    counts = [Counter(trial.series for trial in part) for part in (planned, excluded)]
     return StudyPlan(
         done_trials=sum(get(trial.key) is not None for trial in trials),
-        planned_trials=kept,
+        planned_trials=planned,
         excluded_trials=excluded,
-        seconds=None if None in each else used,
+        seconds=total if is_known else None,
         measured=costs.measured,
         jobs=jobs,
         widening=sum(_may_widen_sweep(sweep, get) for sweep in (grid.series if series is None else series)),
         time_box_seconds=time_box_seconds,
-        seconds_by_series={
-            name: (counts[True][name], counts[False][name]) for name in dict.fromkeys(c.series for c in waiting)
-        },
-        pace=costs.pace,
+        counts_by_series={trial.series: (counts[0][trial.series], counts[1][trial.series]) for trial in waiting},
+        wall_cpu_ratio=costs.wall_cpu_ratio,
         ended=costs.ended,
     )
 
@@ -161,14 +167,10 @@ def _may_widen_sweep(series: SweepSeries, get: GetRecord) -> int:
     section = series.rate_section
     if section is None or section.sweep is None or series.chosen_rate(get) is not None:
         return 0
-    tried = max(0, len(series.sweep_rates(get)) - len(section.sweep.factors))
-    return (section.sweep.widen - tried) * section.sweep.seeds
+    widened = max(0, len(series.sweep_rates(get)) - len(section.sweep.factors))
+    return (section.sweep.widen - widened) * section.sweep.seeds
 
 
 def _epochs_and_steps(config: RunConfig) -> tuple[float, float]:
     """Return (epochs, steps divided by the number of training images)."""
     return config.train.epochs, config.train.epochs / config.train.global_batch
-
-
-def _is_complete(record: TrialRecord) -> bool:
-    return record.ended == "done" and record.cpu_seconds > 0

@@ -1,4 +1,4 @@
-"""Run a study from a terminal: its plan, the progress of its cells, and the results."""
+"""Run a study from a terminal: its plan, the progress of its trials, and the results."""
 
 import shutil
 import sys
@@ -10,11 +10,12 @@ from podscale.config import RunConfig
 from podscale.errors import PodscaleError, Preempted
 from podscale.study.budget import StudyPlan, plan_study
 from podscale.study.document import StudyDocument
-from podscale.study.grid import Trial, TrialGrid
+from podscale.study.grid import TrialGrid
 from podscale.study.publish import write_study_results
 from podscale.study.records import RecordStore, TrialRecord
 from podscale.study.results import study_results
 from podscale.study.runner import StudyRunner
+from podscale.study.sweep_series import Trial
 from podscale.util import host_info
 from podscale.util.formatting import format_count, format_duration
 from podscale.util.processes import SigtermReceived
@@ -25,7 +26,7 @@ class StudyOptions(NamedTuple):
     """Options of `podscale study`.
 
     Args:
-        jobs: cells at a time; 0 for as many as the machine has cores for.
+        jobs: trials at a time; 0 for as many as the machine has cores for.
         time_box_minutes: time limit; None for the study's own.
         out: folder for a copy of the results.
     """
@@ -39,7 +40,7 @@ class StudyOptions(NamedTuple):
 
 
 def run_study(study: StudyDocument, options: StudyOptions) -> None:
-    """Print the plan of a study and, unless it is a dry run, run its cells and write the results."""
+    """Print the plan of a study and, unless it is a dry run, run its trials and write the results."""
     grid = TrialGrid(study)
     config = grid.series[0].config
     records = RecordStore(config.run.workspace)
@@ -60,7 +61,7 @@ def run_study(study: StudyDocument, options: StudyOptions) -> None:
 
 
 def default_jobs(config: RunConfig) -> int:
-    """Return the cells that this machine runs at a time: one if it has a GPU, else by cores."""
+    """Return the trials that this machine runs at a time: one if it has a GPU, else by cores."""
     if host_info.visible_gpus():
         return 1
     cores = (config.launch.processes or host_info.default_processes_per_node()) * (config.launch.threads or 1)
@@ -68,7 +69,7 @@ def default_jobs(config: RunConfig) -> int:
 
 
 def _run_and_write(runner: StudyRunner, out: Path | None) -> None:
-    """Run the cells, and write the results even if the run is stopped."""
+    """Run the trials, and write the results even if the run is stopped."""
     get, grid = runner.records.get, runner.grid
     try:
         runner.run()
@@ -77,13 +78,13 @@ def _run_and_write(runner: StudyRunner, out: Path | None) -> None:
         if isinstance(stop, KeyboardInterrupt):
             raise
         left = len(grid.due_trials(get)) + len(grid.pending_trials(get))
-        problem = f"stopped on request with {format_count(left, 'cell')} left"
+        problem = f"stopped on request with {format_count(left, 'trial')} left"
         raise Preempted(problem, field=f"study {grid.study.name}", hint="The same command continues.") from None
     _write_results(runner, out)
     if runner.failures:
         failures = "\n".join(f"  {name}: {error}" for name, error in runner.failures.items())
         raise PodscaleError(
-            f"{format_count(len(runner.failures), 'cell')} failed without diverging",
+            f"{format_count(len(runner.failures), 'trial')} failed without diverging",
             field=f"study {grid.study.name}",
             hint=f"Logs are in {runner.study_directory / 'logs'}; the same command runs them again:\n{failures}",
         )
@@ -100,13 +101,13 @@ def _write_results(runner: StudyRunner, out: Path | None) -> None:
 
 
 def describe_plan(study: StudyDocument, plan: StudyPlan) -> str:
-    """Return the plan as text: cells done, to run and left out."""
+    """Return the plan as text: trials done, to run and left out."""
     left = len(plan.planned_trials) + len(plan.excluded_trials)
-    lines = [f"study {study.name}: {format_count(plan.done_trials, 'cell')} done, {left} to run"]
+    lines = [f"study {study.name}: {format_count(plan.done_trials, 'trial')} done, {left} to run"]
     if plan.widening:
         lines[0] += f", and up to {plan.widening} more where the best rate of a sweep is at its edge"
-    width = max((len(name) for name in plan.seconds_by_series), default=0)
-    for name, (planned, excluded) in plan.seconds_by_series.items():
+    width = max((len(name) for name in plan.counts_by_series), default=0)
+    for name, (planned, excluded) in plan.counts_by_series.items():
         lines.append(f"  {name:<{width}}  {planned:>3} to run" + (f", {excluded} left out" if excluded else ""))
     if plan.planned_trials:
         lines.append(f"estimate: {_cost_line(plan)}, {format_count(plan.jobs, 'job')} at a time")
@@ -117,12 +118,12 @@ def describe_plan(study: StudyDocument, plan: StudyPlan) -> str:
 
 
 def _excluded_lines(plan: StudyPlan) -> list[str]:
-    """Return the lines about cells that do not fit into the time box."""
+    """Return the lines about trials that do not fit into the time box."""
     if not plan.excluded_trials:
         return []
     seeds = sorted({trial.seed for trial in plan.excluded_trials if trial.priority})
-    skipped_series = [name for name, (planned, _) in plan.seconds_by_series.items() if not planned]
-    lines = [f"LEFT OUT for the time box: {format_count(len(plan.excluded_trials), 'cell')}"]
+    skipped_series = [name for name, (planned, _) in plan.counts_by_series.items() if not planned]
+    lines = [f"LEFT OUT for the time box: {format_count(len(plan.excluded_trials), 'trial')}"]
     if seeds:
         lines.append(f"  of the further seeds {', '.join(map(str, seeds))}")
     if skipped_series:
@@ -132,15 +133,15 @@ def _excluded_lines(plan: StudyPlan) -> list[str]:
 
 def _cost_line(plan: StudyPlan) -> str:
     if plan.seconds is None:
-        return "not known, as no cell was measured yet (cell_seconds in the document is a guess of yours)"
-    basis = f"from {format_count(plan.measured, 'measured cell')}" if plan.measured else "by the document's guess"
-    if plan.pace is not None:
-        basis += f", at {plan.pace:.2g} s of the clock for a CPU second, as the newest of them took"
+        return "not known, as no trial was measured yet (cell_seconds in the document is a guess of yours)"
+    basis = f"from {format_count(plan.measured, 'measured trial')}" if plan.measured else "by the document's guess"
+    if plan.wall_cpu_ratio is not None:
+        basis += f", at {plan.wall_cpu_ratio:.2g} s of the clock for a CPU second, as the newest of them took"
     return f"{format_duration(plan.seconds)} ({basis})"
 
 
 class _TrialPrinter:
-    """Print the result of each cell and an estimate of the time left."""
+    """Print the result of each trial and an estimate of the time left."""
 
     def __init__(self, grid: TrialGrid, records: RecordStore, jobs: int, box: float | None) -> None:
         self._grid, self._records, self._jobs = grid, records, jobs

@@ -33,14 +33,15 @@ class SweepSection(Section):
 
 
 class RateSection(Section):
-    """Where the learning rate of a cell comes from: a rule or a table, and a sweep around it."""
+    """Source of a trial's learning rate: a rule or a table, and a sweep around it."""
 
     at: float | str | None = Field(
         None, description="The rate at `batch`, or the name of a variant whose chosen rate it is."
     )
-    batch: int | None = Field(None, description="Batch that `at` is for; default: each cell's own.", ge=1)
+    batch: int | None = Field(None, description="Batch that `at` is for; default: each trial's own.", ge=1)
     rule: Literal["none", "linear", "sqrt"] = Field(
-        "none", description="How the rate follows from `batch` to a cell's batch: in proportion, or as its square root."
+        "none",
+        description="How the rate follows from `batch` to a trial's batch: in proportion, or as the square root.",
     )
     table: dict[int, float] = Field({}, description="Rates by batch, instead of `at` and `rule`.")
     sweep: SweepSection | None = Field(None, description="Try rates around the ruled one and take the best.")
@@ -66,7 +67,7 @@ class Variant(Section):
 
 
 class StudyDocument(Section):
-    """A question to a grid of runs: (variants x grid) cells, each with every seed."""
+    """A question to a grid of runs: (variants x grid) trials, each with every seed."""
 
     name: str = Field(
         ..., description="Its folder is <workspace>/studies/results/<name>.", pattern=r"^[a-z][-a-z0-9]{0,59}$"
@@ -77,7 +78,7 @@ class StudyDocument(Section):
     run: str | OptionValues = Field(
         ..., description="The run that is varied: a preset, a path from here, or a document."
     )
-    set: OptionValues = Field({}, description="Options of every cell, on top of the run.")
+    set: OptionValues = Field({}, description="Options of every trial, on top of the run.")
     variants: tuple[Variant, ...] = Field((Variant(name="as it is"),), min_length=1)
     grid: dict[str, tuple[Any, ...]] = Field({}, description="Dotted options and the values each takes; all combine.")
     seeds: tuple[int, ...] = Field((1, 2, 3), min_length=1, description="Each is a run.seed.")
@@ -87,8 +88,8 @@ class StudyDocument(Section):
     )
     target: float | None = Field(None, description="Top-1 whose epochs and updates are counted.", gt=0, lt=1)
     x: str | None = Field(None, description="The grid's option on the horizontal axis; default: its first.")
-    time_box_minutes: float | None = Field(None, description="No cell is begun that would end later.", gt=0)
-    cell_seconds: float | None = Field(None, description="Guess for a cell until one was measured.", gt=0)
+    time_box_minutes: float | None = Field(None, description="No trial is begun that would end later.", gt=0)
+    cell_seconds: float | None = Field(None, description="Guess for a trial until one was measured.", gt=0)
 
     @model_validator(mode="after")
     def _check_document(self) -> "StudyDocument":
@@ -158,23 +159,17 @@ def read_study(path: Path, changes: Mapping[str, Any], find_run: Any) -> StudyDo
     study = loads_as(StudyDocument, read_text(path), str(path))
     run = study.run
     if isinstance(run, str):
-        beside = path.parent / run
-        found = find_run(str(beside) if beside.is_file() else run)
-        run = _given_options(read_text(found), str(found))
+        neighbour = path.parent / run
+        file = find_run(str(neighbour) if neighbour.is_file() else run)
+        # Without defaults, which depend on the study's settings.
+        run = dict(loads_as(_AnyMapping, read_text(file), str(file)).model_extra or {})
     study = study.model_copy(update={"run": run, "set": {**study.set, **changes}})
     known = set(option_names())
-    for name in study.grid:
-        if name not in known:
-            raise InputError(
-                "unknown option", field="grid", got=name, hint="docs/options.md lists them.", location=str(path)
-            )
+    if unknown := [name for name in study.grid if name not in known]:
+        hint = "docs/options.md lists them."
+        raise InputError("unknown option", field="grid", got=unknown[0], hint=hint, location=str(path))
     return study
 
 
 class _AnyMapping(Section, extra="allow"):
     """Any mapping; its content is checked later, together with the study's settings."""
-
-
-def _given_options(text: str, name: str) -> OptionValues:
-    """Return the options given in a run document, without defaults, since those depend on the study's settings."""
-    return dict(loads_as(_AnyMapping, text, name).model_extra or {})

@@ -56,14 +56,19 @@ class TrialRecord:
     cpu_seconds: float = 0.0
     date: str = ""
 
+    @property
+    def is_measured(self) -> bool:
+        """True if the training finished and its cost is known."""
+        return self.ended == "done" and self.seconds > 0 and self.cpu_seconds > 0
+
     def steps_to_target(self, target: float) -> tuple[float, float] | None:
         """Return (steps, epochs) at which top-1 reached the target, interpolated linearly; None if it never did."""
         before = EvaluationPoint(0, 0.0, 0.0)
         for point in self.curve:
             if point.top1 >= target:
-                share = (target - before.top1) / (point.top1 - before.top1)
-                steps, epochs = (before.step, point.step), (before.epoch, point.epoch)
-                return (steps[0] + share * (steps[1] - steps[0]), epochs[0] + share * (epochs[1] - epochs[0]))
+                fraction = (target - before.top1) / (point.top1 - before.top1)
+                steps = before.step + fraction * (point.step - before.step)
+                return steps, before.epoch + fraction * (point.epoch - before.epoch)
             before = point
         return None
 
@@ -92,13 +97,12 @@ class RecordStore:
         """Return the results directory of a study."""
         return self._studies / "results" / study
 
-    def get(self, cell: str) -> TrialRecord | None:
+    def get(self, key: str) -> TrialRecord | None:
         """Return the record of a trial, also one that another process has just written."""
-        if cell not in self._cache:
-            path = self._path(cell)
-            if path.exists():
-                self._cache[cell] = parse_record(path.read_text(encoding="utf-8"))
-        return self._cache.get(cell)
+        path = self._path(key)
+        if key not in self._cache and path.exists():
+            self._cache[key] = parse_record(path.read_text(encoding="utf-8"))
+        return self._cache.get(key)
 
     def add(self, record: TrialRecord) -> None:
         """Write the record atomically."""
@@ -106,18 +110,17 @@ class RecordStore:
         write_json(self._path(record.cell), asdict(record))
         self._cache[record.cell] = record
 
-    def delete(self, cell: str) -> None:
+    def delete(self, key: str) -> None:
         """Delete the record of a trial, so that it runs again."""
-        self._path(cell).unlink(missing_ok=True)
-        self._cache.pop(cell, None)
+        self._path(key).unlink(missing_ok=True)
+        self._cache.pop(key, None)
 
-    def _path(self, cell: str) -> Path:
-        return self._folder / f"{cell}.json"
+    def _path(self, key: str) -> Path:
+        return self._folder / f"{key}.json"
 
 
 def parse_record(text: str) -> TrialRecord:
     """Parse a record file; fields of other versions are ignored."""
-    values = json.loads(text)
-    known = {entry.name for entry in fields(TrialRecord)}
-    kept = {name: value for name, value in values.items() if name in known}
-    return TrialRecord(**{**kept, "curve": tuple(EvaluationPoint(**point) for point in kept.get("curve", ()))})
+    names = {entry.name for entry in fields(TrialRecord)}
+    values = {name: value for name, value in json.loads(text).items() if name in names}
+    return TrialRecord(**{**values, "curve": tuple(EvaluationPoint(**point) for point in values.get("curve", ()))})

@@ -22,8 +22,9 @@ from podscale.errors import ExitCode, InputError, PodscaleError
 from podscale.runs import RunDirectory, read_outcomes
 from podscale.stages import local
 from podscale.study.budget import TrialCosts
-from podscale.study.grid import SweepSeries, Trial, TrialGrid
+from podscale.study.grid import TrialGrid
 from podscale.study.records import RecordStore, TrialRecord
+from podscale.study.sweep_series import SweepSeries, Trial
 from podscale.study.trial import build_record, read_trial_history, trial_outcome
 from podscale.util.files import write_atomically
 
@@ -168,7 +169,7 @@ class StudyRunner:
             raise InputError(error, field=trial.name)
         if self._consecutive_failures >= MAX_CONSECUTIVE_FAILURES:
             raise PodscaleError(
-                f"{MAX_CONSECUTIVE_FAILURES} cells in a row failed, the last with: {error}", field=trial.name
+                f"{MAX_CONSECUTIVE_FAILURES} trials in a row failed, the last with: {error}", field=trial.name
             )
         return None
 
@@ -194,9 +195,9 @@ class StudyRunner:
         """Return location and number of training images of a trial's shard set; build it if missing."""
         name = data_fingerprint(config.data)
         if name not in self._shard_sets:
-            made = local.shard(config.data, config.run.workspace, workers=config.launch.shard_workers)
-            assert made is not None, "all parts at once"
-            self._shard_sets[name] = (made.location, made.manifest.splits["train"].count)
+            shard_set = local.shard(config.data, config.run.workspace, workers=config.launch.shard_workers)
+            assert shard_set is not None, "all parts at once"
+            self._shard_sets[name] = (shard_set.location, shard_set.manifest.splits["train"].count)
         return self._shard_sets[name]
 
 
@@ -211,8 +212,8 @@ def defer_signals() -> Iterator[None]:
         yield
         return
     pending: list[int] = []
-    found = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    handlers = {number: handler for number, handler in found.items() if handler is not None}  # None: not Python's
+    current = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    handlers = {number: handler for number, handler in current.items() if handler is not None}  # None: not Python's
     try:
         for number in handlers:
             signal.signal(number, lambda received, _: pending.append(received))

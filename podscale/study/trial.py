@@ -16,8 +16,8 @@ from podscale.errors import ExitCode, PodscaleError
 from podscale.evaluation.history import RunHistory, finite_number, read_history
 from podscale.runs import RunDirectory
 from podscale.stages import local
-from podscale.study.grid import Trial
 from podscale.study.records import EvaluationPoint, TrialOutcome, TrialRecord
+from podscale.study.sweep_series import Trial
 from podscale.training.trainer import NONFINITE_MESSAGE
 from podscale.util import processes
 from podscale.util.processes import preempt_on_sigterm

@@ -163,7 +163,7 @@ class StageTelemetry:
 
 
 class PodMetrics:
-    """Metrics of this pod in `registry`, polled until `close`; a context manager.
+    """Metrics of this pod in `registry`, polled until `close`.
 
     Args:
         volumes: paths by their names in the catalogue; a path may appear later.
@@ -200,12 +200,6 @@ class PodMetrics:
     def close(self) -> None:
         """Stop polling; does not wait for a call that hangs."""
         self._closed.set()
-
-    def __enter__(self) -> "PodMetrics":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def _poll(self) -> None:
         nvml = Nvml.open()

@@ -26,6 +26,16 @@ SHOWN_PHASES = {"data_wait": "data", "forward_backward": "compute", "allreduce_w
 """Phases in a step's line, as fractions of the time since the previous line."""
 
 
+EVENT_TEXTS = {
+    "checkpoint_passed": "checkpoint of step {step} cannot be used: {reason}",
+    "skipped_update": "update {step} skipped: its loss or gradient is not finite; the weights stay as they were",
+    "restart": "restart  {error}  {left} more allowed",
+    "preempted": "stopped on request; step {step} is saved",
+    "tracker_failed": "the tracker {tracker} has failed, the run goes on without it: {reason}",
+}
+"""Events with a fixed text, filled in from the record's fields."""
+
+
 class StepLog:
     """Writer of the records of metrics.jsonl to a stream, as text or as JSON lines.
 
@@ -84,7 +94,10 @@ def styled_parts(record: EventRecord, seconds_left: float | None = None, total: 
     if record["kind"] == "evaluation":
         return _evaluation(record)
     style = "yellow" if record.get("event") in WARNING_EVENTS else ""
-    formatter = _EVENT_FORMATTERS.get(str(record.get("event")), _other_event)
+    name = str(record.get("event"))
+    if name in EVENT_TEXTS:
+        return [(one_line(EVENT_TEXTS[name].format_map(record)), style)]
+    formatter = _EVENT_FORMATTERS.get(name, _other_event)
     return [(one_line(text), style or part_style) for text, part_style in formatter(record) if text]
 
 
@@ -137,27 +150,11 @@ def _checkpoint(record: EventRecord) -> list[StyledText]:
     return [(f"checkpoint  step {record['step']}  {format_bytes(record['bytes'])} in {record['seconds']:.2f} s", "dim")]
 
 
-def _checkpoint_passed(record: EventRecord) -> list[StyledText]:
-    return [(f"checkpoint of step {record['step']} cannot be used: {record['reason']}", "")]
-
-
-def _skipped_update(record: EventRecord) -> list[StyledText]:
-    return [(f"update {record['step']} skipped: its loss or gradient is not finite; the weights stay as they were", "")]
-
-
 def _bad_record(record: EventRecord) -> list[StyledText]:
     if "substituted" not in record:
         return _other_event(record)
     count = format_count(record["substituted"], "record")
     return [(f"{count} could not be decoded so far; others took their place", "")]
-
-
-def _restart(record: EventRecord) -> list[StyledText]:
-    return [(f"restart  {record['error']}", ""), (f"{record['left']} more allowed", "")]
-
-
-def _preempted(record: EventRecord) -> list[StyledText]:
-    return [(f"stopped on request; step {record['step']} is saved", "")]
 
 
 def _done(record: EventRecord) -> list[StyledText]:
@@ -194,10 +191,6 @@ def _evaluated(record: EventRecord) -> list[StyledText]:
     ]
 
 
-def _tracker_failed(record: EventRecord) -> list[StyledText]:
-    return [(f"the tracker {record['tracker']} has failed, the run goes on without it: {record['reason']}", "")]
-
-
 def _other_event(record: EventRecord) -> list[StyledText]:
     name = str(record.get("event", record["kind"])).replace("_", " ")
     fields = [f"{key} {_format_value(value)}" for key, value in record.items() if key not in HIDDEN_FIELDS]
@@ -208,17 +201,12 @@ _EVENT_FORMATTERS = {
     "start": _start,
     "resumed": _start,
     "checkpoint": _checkpoint,
-    "checkpoint_passed": _checkpoint_passed,
-    "skipped_update": _skipped_update,
     "bad_record": _bad_record,
-    "restart": _restart,
-    "preempted": _preempted,
     "done": _done,
     "goodput": _goodput,
     "straggler": _straggler,
     "straggler_over": _straggler,
     "evaluated": _evaluated,
-    "tracker_failed": _tracker_failed,
 }
 
 

@@ -79,7 +79,7 @@ def load_initial_weights(config: RunConfig, shard_set: ShardSet) -> InitialWeigh
     }
     # Check names and shapes too: an option that the saving version did not have may change them.
     spec = models.model_spec(config.model, len(shard_set.classes))
-    expected_shapes = {p.name: p.shape for p in spec.parameters} | {b.name: b.shape for b in spec.buffers}
+    expected_shapes = spec.array_shapes
     if {name: array.shape for name, array in arrays.items()} != expected_shapes:
         raise InputError("these weights have other names or shapes than this model", field=str(entry.path))
     return InitialWeights(arrays, _provenance(start.run, snapshot))

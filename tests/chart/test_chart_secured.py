@@ -7,8 +7,9 @@ import pytest
 import yaml
 
 from podscale.config import load, loads
-from podscale.kubernetes.job_spec import METRICS_PORT, StageName, build_job_spec
+from podscale.kubernetes.job_spec import METRICS_PORT, build_job_spec
 from podscale.kubernetes.render import render_job
+from podscale.runs.stage_outcomes import StageName
 from tests.support import crds, helm
 from tests.support.pods import pods_of
 

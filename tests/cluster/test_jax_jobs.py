@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from podscale.kubernetes.job_spec import StageName
+from podscale.runs.stage_outcomes import StageName
 from tests.cluster.cluster import Cluster
 from tests.cluster.training import Result, Training
 

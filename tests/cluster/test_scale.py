@@ -43,7 +43,7 @@ printer = run_stage.LinePrinter(sys.stderr)
 found = run_stage.submit_stage(api, config, "train", None, printer)
 waiting = threading.Thread(
     target=wait_for_job,
-    args=(api, found.resource, found.job),
+    args=(api, found.job),
     kwargs={"print_line": printer.line, "notify": printer.notify},
     daemon=True,
 )

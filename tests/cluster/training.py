@@ -7,9 +7,10 @@ from typing import Any
 
 from podscale.config import RunConfig
 from podscale.config.document import loads
-from podscale.kubernetes.job_spec import StageName, build_job_spec
+from podscale.kubernetes.job_spec import build_job_spec
 from podscale.kubernetes.render import render_job
-from podscale.kubernetes.resources import JOB_BACKENDS
+from podscale.kubernetes.resources import JOB_KINDS
+from podscale.runs.stage_outcomes import StageName
 from tests.cluster.cluster import Cluster
 from tests.support.tiny import TINY
 
@@ -99,7 +100,7 @@ class Training:
     ) -> None:
         self.config = document(image, run, *settings)
         self.spec = build_job_spec(self.config, stage)
-        self.backend = JOB_BACKENDS[backend]
+        self.backend = JOB_KINDS[backend]
         self._cluster, self._namespace = cluster, namespace
         manifests = render_job(self.spec, backend)
         for manifest in (*manifests.owned_objects, manifests.job):

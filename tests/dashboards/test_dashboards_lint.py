@@ -18,8 +18,8 @@ from grafana_foundation_sdk.models import units
 
 from podscale.monitoring.dashboards import DASHBOARDS, render_dashboards
 from podscale.monitoring.dashboards.panels import THIRD_PARTY_METRICS
-from podscale.monitoring.rule_files import RULE_GROUPS
-from podscale.monitoring.rule_types import RUNBOOKS_TOKEN, AlertRule
+from podscale.monitoring.rule_files import ALERT_RULES
+from podscale.monitoring.rule_types import RUNBOOKS_TOKEN
 from podscale.telemetry.catalogue import METRICS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -74,6 +74,10 @@ PANELS = [
 
 def expressions(panel: dict[str, Any]) -> list[str]:
     return [target["expr"] for target in panel["targets"]]
+
+
+def panel_series(panel: dict[str, Any]) -> list[Series]:
+    return [one for expression in expressions(panel) for one in series(expression)]
 
 
 def test_the_files_are_what_the_code_makes() -> None:
@@ -132,7 +136,7 @@ def test_a_panel_says_what_it_shows(panel: dict[str, Any]) -> None:
     defaults = panel["fieldConfig"]["defaults"]
     assert defaults["unit"] in UNITS or defaults["unit"].startswith("count:")
     assert defaults["noValue"]
-    metrics = {one.metric for expression in expressions(panel) for one in series(expression)}
+    metrics = {one.metric for one in panel_series(panel)}
     last = panel["description"].splitlines()[-1]
     assert last.startswith("Metric")
     assert set(re.findall(r"`(\w+)`", last)) == metrics
@@ -144,17 +148,16 @@ def test_a_panel_asks_by_the_variables(panel: dict[str, Any]) -> None:
     assert panel["targets"]
     for target in panel["targets"]:
         assert target["datasource"] == SOURCE
-    for expression in expressions(panel):
-        assert series(expression), expression
-        for one in series(expression):
-            if one.metric in OURS:
-                assert 'namespace=~"$namespace"' in one.matchers, expression
-                assert 'run=~"$run"' in one.matchers, expression
+    assert all(series(expression) for expression in expressions(panel))
+    for one in panel_series(panel):
+        if one.metric in OURS:
+            assert 'namespace=~"$namespace"' in one.matchers, one
+            assert 'run=~"$run"' in one.matchers, one
 
 
 @pytest.mark.parametrize("panel", PANELS)
 def test_every_series_is_known_with_its_labels(panel: dict[str, Any]) -> None:
-    for one in [one for expression in expressions(panel) for one in series(expression)]:
+    for one in panel_series(panel):
         assert one.metric in OURS or one.metric in THIRD_PARTY_METRICS, f"{one.name} is in no catalogue"
         if one.metric in OURS:
             entry = OURS[one.metric]
@@ -166,7 +169,7 @@ def test_every_series_is_known_with_its_labels(panel: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("panel", PANELS)
 def test_counters_are_read_by_their_growth(panel: dict[str, Any]) -> None:
-    for one in [one for expression in expressions(panel) for one in series(expression)]:
+    for one in panel_series(panel):
         counter = one.name.endswith(("_total", "_bucket", "_sum", "_count"))
         if one.window and one.called.endswith("_over_time("):
             assert not counter or one.name in WHOLE
@@ -181,12 +184,7 @@ def test_counters_are_read_by_their_growth(panel: dict[str, Any]) -> None:
 
 def test_panels_link_to_the_runbooks_of_alerts_that_there_are() -> None:
     links = {link["url"] for panel in PANELS for link in panel.values[0].get("links", [])}
-    alerts = {
-        f"{RUNBOOKS_TOKEN}{rule.runbook}"
-        for group in RULE_GROUPS
-        for rule in group.rules
-        if isinstance(rule, AlertRule)
-    }
+    alerts = {f"{RUNBOOKS_TOKEN}{alert.runbook}" for alert in ALERT_RULES}
     assert links
     assert links <= alerts
 

@@ -240,7 +240,8 @@ def test_the_benchmark_measures_a_graph(tmp_path: Path) -> None:
 
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
-    from podscale.bench.sweep import BenchVariant, SweepSettings, run_sweep
+    from podscale.bench.sweep import SweepSettings, run_sweep
+    from podscale.bench.variants import BenchVariant
     from podscale.config import RunConfig, load
 
     def base(more: list[str]) -> RunConfig:

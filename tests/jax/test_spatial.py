@@ -65,23 +65,23 @@ def test_a_device_asks_for_the_rows_that_its_outputs_see(window: Window) -> None
     """Against the definition, for every side and number of parts; and for no more where tiles are aligned."""
     for parts in range(1, 6):
         for side in range(max(1, window.kernel - 2 * window.padding), 40):
-            reach = plan_halo(side, parts, window)
+            halo = plan_halo(side, parts, window)
             own, outputs = -(-side // parts), window.output_size(side)
             of_outputs = -(-outputs // parts)
             for place in range(parts):
-                low, high = place * own - reach.before, (place + 1) * own + reach.after
+                low, high = place * own - halo.before, (place + 1) * own + halo.after
                 for output in range(place * of_outputs, min((place + 1) * of_outputs, outputs)):
-                    at = reach.starts[place] + (output - place * of_outputs) * window.stride
+                    at = halo.starts[place] + (output - place * of_outputs) * window.stride
                     seen = range(low + at, low + at + window.kernel)
                     assert seen[0] == output * window.stride - window.padding
-                    assert at + window.kernel <= reach.starts[place] + reach.rows
+                    assert at + window.kernel <= halo.starts[place] + halo.rows
                     assert all(low <= row < high for row in seen if 0 <= row < side), (side, parts)
-                    assert reach.beyond or all(row < side or row >= own * parts for row in seen), (side, parts)
+                    assert halo.is_padded or all(row < side or row >= own * parts for row in seen), (side, parts)
             aligned = own * parts == side and own == of_outputs * window.stride
             if aligned and parts > 1 and own >= window.kernel:
-                assert reach.before == window.padding
-                assert reach.after == max(0, window.kernel - window.stride - window.padding)
-                assert not reach.beyond
+                assert halo.before == window.padding
+                assert halo.after == max(0, window.kernel - window.stride - window.padding)
+                assert not halo.is_padded
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """What the cases of rules are written in: lines of samples a minute apart, series of the catalogue, who fires."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from podscale.telemetry.catalogue import CATALOGUE
 
@@ -77,20 +77,22 @@ def of(
     run: str = "digits",
     namespace: str = "podscale",
     rank: int = 0,
-    life: int = 1,
+    launch: int = 1,
     **labels: str,
 ) -> Series:
-    """A series of the catalogue as Prometheus stores it: with the labels of its target, of another one in each life."""
+    """A series of the catalogue as Prometheus stores it, with the labels of its target, which each launch changes."""
     entry = CATALOGUE[name]
     own = {"run": run} | ({"rank": str(rank)} if "rank" in entry.labels else {}) | labels
     assert set(own) == set(entry.labels), f"{name} has the labels {entry.labels}"
     assert all(labels[label] in values for label, values in entry.own_labels.items() if values), f"{name}: {labels}"
-    return selector(entry.series, {**target(run, namespace, rank, life), **own}), str(line)
+    return selector(entry.series, {**target(run, namespace, rank, launch), **own}), str(line)
 
 
-def build_info(line: Line, *, run: str = "digits", namespace: str = "podscale", rank: int = 0, life: int = 1) -> Series:
-    """What the supervisor of a pod says of itself."""
-    labels = {**target(run, namespace, rank, life), "run": run, "version": "1"}
+def build_info(
+    line: Line, *, run: str = "digits", namespace: str = "podscale", rank: int = 0, launch: int = 1
+) -> Series:
+    """Build info of a pod."""
+    labels = {**target(run, namespace, rank, launch), "run": run, "version": "1"}
     return selector(CATALOGUE["build_info"].series, labels), str(line)
 
 
@@ -100,10 +102,10 @@ def foreign(name: str, line: Line, **labels: str) -> Series:
     return selector(name, labels), str(line)
 
 
-def target(run: str = "digits", namespace: str = "podscale", rank: int = 0, life: int = 1) -> dict[str, str]:
-    """The labels of a pod's target; its address is another in each life."""
+def target(run: str = "digits", namespace: str = "podscale", rank: int = 0, launch: int = 1) -> dict[str, str]:
+    """The labels of a pod's target; its address is another in each launch."""
     address = {"namespace": namespace, "pod": f"{run}-worker-{rank}"} if namespace else {}
-    return {**address, "job": "podscale", "instance": f"{run}-{rank}-{life}:9400"}
+    return {**address, "job": "podscale", "instance": f"{run}-{rank}-{launch}:9400"}
 
 
 def selector(name: str, labels: Labels) -> str:
@@ -120,16 +122,30 @@ DIGITS = who()
 
 @dataclass(frozen=True)
 class Case:
-    """An alert over time: at these minutes it fires for exactly these, and at those it is silent for everyone."""
+    """An alert over time: at these minutes it fires for exactly these labels, and at those for none.
 
-    alert: str
+    Args:
+        alert: set by `alert_cases`.
+    """
+
     says: str
     series: tuple[Series, ...]
     fires: Mapping[int, tuple[Labels, ...]] = field(default_factory=dict)
     silent: tuple[int, ...] = ()
+    alert: str = ""
 
     def __post_init__(self) -> None:
         assert self.fires or self.silent
+
+
+def alert_cases(alert: str, *cases: Case) -> tuple[Case, ...]:
+    """The cases of one alert."""
+    return tuple(replace(case, alert=alert) for case in cases)
+
+
+def at(*minutes: int, labels: Labels = DIGITS) -> dict[int, tuple[Labels, ...]]:
+    """Fires at these minutes, for one run."""
+    return dict.fromkeys(minutes, (labels,))
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tests.rules.cases import DIGITS, Case, Line, Series, of, who
+from tests.rules.cases import Case, Line, Series, alert_cases, at, of, who
 
 NONFINITE, SKIPPED, SAMPLES = "PodscaleNonFiniteSteps", "PodscaleStepsSkippedHigh", "PodscaleSamplesSkippedHigh"
 GRAD = who(kind="grad")
@@ -18,17 +18,16 @@ def nonfinite(line: Line, kind: str = "grad", **where: Any) -> tuple[Series, ...
     return updates(**where), of("train_nonfinite_steps", line, kind=kind, **where)
 
 
-NONFINITE_STEPS = (
+NONFINITE_STEPS = alert_cases(
+    NONFINITE,
     Case(
-        NONFINITE,
         "one update in twenty from minute 30 on",
         (*nonfinite(Line().hold(30).rise(60, by=5)), of("train_nonfinite_steps", Line().hold(90), kind="loss")),
-        {50: (GRAD,), 90: (GRAD,)},
+        at(50, 90, labels=GRAD),
         (29, 40),
     ),
-    Case(NONFINITE, "the loss scale makes one in two thousand", nonfinite(Line().rise(90, by=0.05)), silent=(30, 90)),
+    Case("the loss scale makes one in two thousand", nonfinite(Line().rise(90, by=0.05)), silent=(30, 90)),
     Case(
-        NONFINITE,
         "the loss scale finds its place in the first minute",
         (
             of("train_steps", Line().rise(60, by=5)),
@@ -36,26 +35,23 @@ NONFINITE_STEPS = (
         ),
         silent=(2, 5, 10, 16, 19, 30),
     ),
-    Case(NONFINITE, "stops by itself", nonfinite(Line().hold(30).rise(20, by=5).hold(40)), {49: (GRAD,)}, (80,)),
+    Case("stops by itself", nonfinite(Line().hold(30).rise(20, by=5).hold(40)), at(49, labels=GRAD), (80,)),
     Case(
-        NONFINITE,
         "all ranks count the same updates",
         (*nonfinite(Line().hold(30).rise(60, by=0.6)), *nonfinite(Line().hold(30).rise(60, by=0.6), rank=1)),
         silent=(45, 90),
     ),
     Case(
-        NONFINITE,
         "goes on after a start in a new pod",
         (
             of("train_steps", Line().rise(30, by=100).end()),
             of("train_nonfinite_steps", Line().rise(30, by=5).end(), kind="grad"),
-            of("train_steps", Line(after=33).rise(50, by=100), life=2),
-            of("train_nonfinite_steps", Line(after=33).rise(50, by=5), kind="grad", life=2),
+            of("train_steps", Line(after=33).rise(50, by=100), launch=2),
+            of("train_nonfinite_steps", Line(after=33).rise(50, by=5), kind="grad", launch=2),
         ),
-        {29: (GRAD,), 60: (GRAD,)},
+        at(29, 60, labels=GRAD),
     ),
     Case(
-        NONFINITE,
         "the count begins anew in the same pod",
         (
             of("train_steps", Line().rise(30, by=100).jump(0).rise(50, by=100)),
@@ -64,36 +60,32 @@ NONFINITE_STEPS = (
         silent=(31, 36, 60),
     ),
     Case(
-        NONFINITE,
         "ten scrapes are lost",
         (
             of("train_steps", Line().rise(30, by=100).gap(10).jump(4100).rise(40, by=100)),
             of("train_nonfinite_steps", Line().hold(30).gap(10).jump(0).rise(40, by=5), kind="grad"),
         ),
-        {65: (GRAD,)},
+        at(65, labels=GRAD),
         (42,),
     ),
     Case(
-        NONFINITE,
         "ends",
         (
             of("train_steps", Line().rise(30, by=100).end()),
             of("train_nonfinite_steps", Line().rise(30, by=5).end(), kind="grad"),
         ),
-        {29: (GRAD,)},
+        at(29, labels=GRAD),
         (50,),
     ),
     Case(
-        NONFINITE,
         "one of two runs",
         (*nonfinite(Line().hold(90), run="fine"), *nonfinite(Line().rise(90, by=5), "loss", run="sick")),
-        {30: (who("sick", kind="loss"),)},
+        at(30, labels=who("sick", kind="loss")),
     ),
     Case(
-        NONFINITE,
         "the same name in two namespaces",
         (*nonfinite(Line().hold(90), namespace="fine"), *nonfinite(Line().rise(90, by=5), namespace="sick")),
-        {30: (who(namespace="sick", kind="grad"),)},
+        at(30, labels=who(namespace="sick", kind="grad")),
     ),
 )
 
@@ -103,60 +95,52 @@ def skipped(line: Line, **where: Any) -> tuple[Series, ...]:
     return updates(**where), of("train_steps_skipped", line, **where)
 
 
-STEPS_SKIPPED_HIGH = (
-    Case(SKIPPED, "a quarter", skipped(Line().hold(30).rise(60, by=25)), {45: (DIGITS,), 90: (DIGITS,)}, (29, 36)),
-    Case(SKIPPED, "every one, from the first minute on", skipped(Line().rise(90, by=100)), {13: (DIGITS,)}, (3, 8)),
-    Case(SKIPPED, "one in twenty", skipped(Line().rise(90, by=5)), silent=(10, 45, 90)),
+STEPS_SKIPPED_HIGH = alert_cases(
+    SKIPPED,
+    Case("a quarter", skipped(Line().hold(30).rise(60, by=25)), at(45, 90), (29, 36)),
+    Case("every one, from the first minute on", skipped(Line().rise(90, by=100)), at(13), (3, 8)),
+    Case("one in twenty", skipped(Line().rise(90, by=5)), silent=(10, 45, 90)),
     Case(
-        SKIPPED,
         "the loss scale finds its place in the first minute",
         (of("train_steps", Line().rise(60, by=5)), of("train_steps_skipped", Line().rise(3, by=4).hold(57))),
         silent=(2, 5, 10, 12, 30),
     ),
-    Case(SKIPPED, "none", skipped(Line().hold(90)), silent=(45, 90)),
+    Case("none", skipped(Line().hold(90)), silent=(45, 90)),
     Case(
-        SKIPPED,
         "no update at all",
         (of("train_steps", Line().hold(60)), of("train_steps_skipped", Line().hold(60))),
         silent=(30, 60),
     ),
     Case(
-        SKIPPED,
         "starts again in a new pod and is finite",
         (
             *skipped(Line().rise(30, by=2).end()),
-            of("train_steps", Line(after=33).rise(50, by=100), life=2),
-            of("train_steps_skipped", Line(after=33).hold(50), life=2),
+            of("train_steps", Line(after=33).rise(50, by=100), launch=2),
+            of("train_steps_skipped", Line(after=33).hold(50), launch=2),
         ),
         silent=(29, 35, 40, 80),
     ),
     Case(
-        SKIPPED,
         "scrapes are lost, and it goes on",
         (
             of("train_steps", Line().rise(30, by=100).gap(5).jump(3600).rise(40, by=100)),
             of("train_steps_skipped", Line().rise(30, by=50).gap(5).jump(1800).rise(40, by=50)),
         ),
-        {20: (DIGITS,), 60: (DIGITS,)},
+        at(20, 60),
     ),
     Case(
-        SKIPPED,
         "ends",
-        (
-            of("train_steps", Line().rise(30, by=100).end()),
-            of("train_steps_skipped", Line().rise(30, by=50).end()),
-        ),
-        {29: (DIGITS,)},
+        (of("train_steps", Line().rise(30, by=100).end()), of("train_steps_skipped", Line().rise(30, by=50).end())),
+        at(29),
         (50,),
     ),
     Case(
-        SKIPPED,
         "one of two runs, in two namespaces",
         (
             *skipped(Line().hold(90), run="fine", namespace="fine"),
             *skipped(Line().rise(90, by=50), run="sick", namespace="sick"),
         ),
-        {30: (who("sick", "sick"),)},
+        at(30, labels=who("sick", "sick")),
     ),
 )
 
@@ -167,44 +151,35 @@ def damaged(line: Line, minutes: int = 90, **where: Any) -> tuple[Series, ...]:
     return images, of("train_samples_skipped", line, reason="decode", **where)
 
 
-SAMPLES_SKIPPED_HIGH = (
+SAMPLES_SKIPPED_HIGH = alert_cases(
+    SAMPLES,
+    Case("one image in sixty", damaged(Line().hold(20).rise(70, by=10)), at(40, 90), (19, 22)),
+    Case("one image in ten thousand", damaged(Line().rise(90, by=0.06)), silent=(30, 90)),
+    Case("one image of a small set, once an epoch", damaged(Line().rise(90, by=0.32)), silent=(30, 90)),
     Case(
-        SAMPLES,
-        "one image in sixty",
-        damaged(Line().hold(20).rise(70, by=10)),
-        {40: (DIGITS,), 90: (DIGITS,)},
-        (19, 22),
-    ),
-    Case(SAMPLES, "one image in ten thousand", damaged(Line().rise(90, by=0.06)), silent=(30, 90)),
-    Case(SAMPLES, "one image of a small set, once an epoch", damaged(Line().rise(90, by=0.32)), silent=(30, 90)),
-    Case(
-        SAMPLES,
         "one bad minute: over after half an hour",
         damaged(Line().hold(20).rise(1, by=60).hold(69)),
-        {28: (DIGITS,), 48: (DIGITS,)},
+        at(28, 48),
         (19, 53, 80),
     ),
     Case(
-        SAMPLES,
         "one rank of two reads a damaged shard",
         (*damaged(Line().hold(90)), *damaged(Line().hold(20).rise(70, by=10), rank=1)),
-        {40: (DIGITS,)},
+        at(40),
         (19,),
     ),
-    Case(SAMPLES, "none", damaged(Line().hold(90)), silent=(30, 90)),
+    Case("none", damaged(Line().hold(90)), silent=(30, 90)),
     Case(
-        SAMPLES,
         "goes on after a start in a new pod",
         (
             *damaged(Line().rise(30, by=10).end(), 30),
-            of("train_images", Line(after=33).rise(50, by=600), life=2),
-            of("train_samples_skipped", Line(after=33).rise(50, by=10), reason="decode", life=2),
+            of("train_images", Line(after=33).rise(50, by=600), launch=2),
+            of("train_samples_skipped", Line(after=33).rise(50, by=10), reason="decode", launch=2),
         ),
-        {29: (DIGITS,), 70: (DIGITS,)},
+        at(29, 70),
         (4,),
     ),
     Case(
-        SAMPLES,
         "the count begins anew in the same pod",
         (
             of("train_images", Line().rise(30, by=600).jump(0).rise(50, by=600)),
@@ -213,32 +188,29 @@ SAMPLES_SKIPPED_HIGH = (
         silent=(31, 40, 70),
     ),
     Case(
-        SAMPLES,
         "scrapes are lost, and it goes on",
         (
             of("train_images", Line().rise(30, by=600).gap(9).jump(24000).rise(40, by=600)),
             of("train_samples_skipped", Line().rise(30, by=10).gap(9).jump(400).rise(40, by=10), reason="decode"),
         ),
-        {29: (DIGITS,), 70: (DIGITS,)},
+        at(29, 70),
     ),
     Case(
-        SAMPLES,
         "ends",
         (
             of("train_images", Line().rise(30, by=600).end()),
             of("train_samples_skipped", Line().rise(30, by=10).end(), reason="decode"),
         ),
-        {29: (DIGITS,)},
+        at(29),
         (65, 80),
     ),
     Case(
-        SAMPLES,
         "one of two runs, in two namespaces",
         (
             *damaged(Line().hold(90), run="fine", namespace="fine"),
             *damaged(Line().rise(90, by=10), run="sick", namespace="sick"),
         ),
-        {40: (who("sick", "sick"),)},
+        at(40, labels=who("sick", "sick")),
     ),
 )
 

@@ -1,19 +1,15 @@
-"""Alerts on whether a run makes progress at all: stalled, not begun, unseen."""
+"""Alerts on a run without progress: stalled, not started, without metrics."""
 
-from tests.rules.cases import DIGITS, Case, Line, Series, build_info, foreign, of, target, who
+from typing import Any
+
+from tests.rules.cases import Case, Line, Series, alert_cases, at, build_info, foreign, of, target, who
 
 STALLED, NOT_STARTED, ABSENT = "PodscaleTrainingStalled", "PodscaleTrainingNotStarted", "PodscaleMetricsAbsent"
 
 
-def counting(
-    line: Line, *, run: str = "digits", namespace: str = "podscale", rank: int = 0, life: int = 1
-) -> tuple[Series, ...]:
-    """Images that a rank counts, and when its last update was."""
-    where = {"run": run, "namespace": namespace, "rank": rank, "life": life}
-    return (
-        of("train_images", line, **where),
-        of("train_last_step_timestamp_seconds", line.times_of_rises(), **where),
-    )
+def counting(line: Line, **where: Any) -> tuple[Series, ...]:
+    """Images that a rank counts, and the time of its last step."""
+    return (of("train_images", line, **where), of("train_last_step_timestamp_seconds", line.times_of_rises(), **where))
 
 
 def steady(minutes: int = 60) -> Line:
@@ -30,31 +26,23 @@ def flag(*changes: tuple[int, float]) -> Line:
 
 
 # It does at minute 24 in Prometheus 3, whose ranges leave out their first instant, and at 25 in Prometheus 2.
-TRAINING_STALLED = (
+TRAINING_STALLED = alert_cases(
+    STALLED,
+    Case("stalls at minute 10", counting(Line().rise(10, by=600).hold(30)), at(26, 40), (9, 14, 19, 23)),
+    Case("trains on", counting(steady()), silent=(10, 26, 40)),
     Case(
-        STALLED,
-        "stalls at minute 10",
-        counting(Line().rise(10, by=600).hold(30)),
-        {26: (DIGITS,), 40: (DIGITS,)},
-        (9, 14, 19, 23),
-    ),
-    Case(STALLED, "trains on", counting(steady()), silent=(10, 26, 40)),
-    Case(
-        STALLED,
         "one of two ranks stands still in the count",
         (*counting(steady()), *counting(Line().rise(10, by=600).hold(50), rank=1)),
         silent=(26, 40),
     ),
-    Case(STALLED, "has not begun", counting(Line().hold(60)), silent=(26, 40, 60)),
-    Case(STALLED, "ends without a word", counting(Line().rise(10, by=600).end()), silent=(11, 26, 40)),
+    Case("has not begun", counting(Line().hold(60)), silent=(26, 40, 60)),
+    Case("ends without a word", counting(Line().rise(10, by=600).end()), silent=(11, 26, 40)),
     Case(
-        STALLED,
         "is done, and lingers",
         (*counting(Line().rise(10, by=600).hold(50)), of("train_done", flag((10, 0), (51, 1)))),
         silent=(11, 26, 40, 60),
     ),
     Case(
-        STALLED,
         "is evaluated for half an hour",
         (
             *counting(Line().rise(10, by=600).hold(30).rise(20, by=600)),
@@ -63,135 +51,100 @@ TRAINING_STALLED = (
         silent=(26, 40, 60),
     ),
     Case(
-        STALLED,
         "hangs in an evaluation",
         (*counting(Line().rise(10, by=600).hold(50)), of("eval_images", Line().hold(10).rise(5, by=900).hold(45))),
-        {40: (DIGITS,)},
+        at(40),
         (14, 26),
     ),
     Case(
-        STALLED,
         "starts again in the same pod, from zero",
         counting(Line().rise(10, by=600).jump(0).rise(29, by=600)),
         silent=(15, 26, 40),
     ),
     Case(
-        STALLED,
         "starts again in a new pod and compiles for twenty minutes",
-        (*counting(Line().rise(10, by=600).end()), *counting(Line(after=12).hold(20).rise(20, by=600), life=2)),
+        (*counting(Line().rise(10, by=600).end()), *counting(Line(after=12).hold(20).rise(20, by=600), launch=2)),
         silent=(15, 26, 40, 50),
     ),
     Case(
-        STALLED,
         "hangs after it was started again",
-        (*counting(Line().rise(10, by=600).end()), *counting(Line(after=12).rise(3, by=600).hold(45), life=2)),
-        {35: (DIGITS,), 50: (DIGITS,)},
+        (*counting(Line().rise(10, by=600).end()), *counting(Line(after=12).rise(3, by=600).hold(45), launch=2)),
+        at(35, 50),
         (15, 26),
     ),
     Case(
-        STALLED,
         "twelve scrapes are lost",
         counting(Line().rise(10, by=600).gap(12).jump(13800).rise(30, by=600)),
         silent=(12, 22, 26, 40),
     ),
     Case(
-        STALLED,
         "hangs, and some scrapes are lost",
         counting(Line().rise(10, by=600).hold(4).gap(3).jump(6000).hold(30)),
-        {30: (DIGITS,)},
+        at(30),
         (9, 19),
     ),
     Case(
-        STALLED,
         "one of two runs",
         (*counting(steady(), run="fine"), *counting(Line().rise(10, by=600).hold(30), run="sick")),
-        {30: (who("sick"),)},
+        at(30, labels=who("sick")),
         (19,),
     ),
     Case(
-        STALLED,
         "the same name in two namespaces",
         (*counting(steady(), namespace="fine"), *counting(Line().rise(10, by=600).hold(30), namespace="sick")),
-        {30: (who(namespace="sick"),)},
+        at(30, labels=who(namespace="sick")),
         (19,),
     ),
     Case(
-        STALLED,
         "no namespace, outside Kubernetes",
         counting(Line().rise(10, by=600).hold(30), namespace=""),
-        {30: (who(namespace=""),)},
+        at(30, labels=who(namespace="")),
         (19,),
     ),
 )
 
 
-def living(
-    minutes: int,
-    *,
-    images: Line,
-    life: int = 1,
-    after: int = 0,
-    run: str = "digits",
-    namespace: str = "podscale",
-) -> tuple[Series, ...]:
-    """A rank's time, all of it booked on `other`, and its images."""
-    where = {"run": run, "namespace": namespace, "life": life}
+def running(minutes: int, *, images: Line, after: int = 0, **where: Any) -> tuple[Series, ...]:
+    """A rank's time, all of it in the phase `other`, and its images."""
     phases = of("train_phase_seconds", Line(after=after).rise(minutes, by=60), phase="other", **where)
     return (phases, of("train_images", images, **where))
 
 
-TRAINING_NOT_STARTED = (
+TRAINING_NOT_STARTED = alert_cases(
+    NOT_STARTED,
+    Case("waits for a peer that never comes", running(60, images=Line().hold(60)), at(32, 60), (5, 29)),
+    Case("compiles for twenty minutes", running(60, images=Line().hold(20).rise(40, by=600)), silent=(15, 31, 60)),
     Case(
-        NOT_STARTED,
-        "waits for a peer that never comes",
-        living(60, images=Line().hold(60)),
-        {32: (DIGITS,), 60: (DIGITS,)},
-        (5, 29),
-    ),
-    Case(
-        NOT_STARTED,
-        "compiles for twenty minutes",
-        living(60, images=Line().hold(20).rise(40, by=600)),
-        silent=(15, 31, 60),
-    ),
-    Case(
-        NOT_STARTED,
-        "gives up after twenty minutes, and the next life waits as long",
-        (*living(20, images=Line().hold(20).end()), *living(20, images=Line(after=25).hold(20), life=2, after=25)),
+        "gives up after twenty minutes, and the next launch waits as long",
+        (*running(20, images=Line().hold(20).end()), *running(20, images=Line(after=25).hold(20), launch=2, after=25)),
         silent=(29, 35, 44),
     ),
     Case(
-        NOT_STARTED,
         "had nothing left to do",
-        (*living(60, images=Line().hold(60)), of("train_done", Line(1).hold(60))),
+        (*running(60, images=Line().hold(60)), of("train_done", Line(1).hold(60))),
         silent=(32, 60),
     ),
     Case(
-        NOT_STARTED,
         "one of two runs, in two namespaces",
         (
-            *living(60, images=Line().rise(60, by=600), run="fine", namespace="fine"),
-            *living(60, images=Line().hold(60), run="sick", namespace="sick"),
+            *running(60, images=Line().rise(60, by=600), run="fine", namespace="fine"),
+            *running(60, images=Line().hold(60), run="sick", namespace="sick"),
         ),
-        {40: (who("sick", "sick"),)},
+        at(40, labels=who("sick", "sick")),
     ),
     Case(
-        NOT_STARTED,
         "scrapes are lost while it waits",
-        living(60, images=Line().hold(10).gap(3).jump(0).hold(46)),
-        {35: (DIGITS,), 60: (DIGITS,)},
+        running(60, images=Line().hold(10).gap(3).jump(0).hold(46)),
+        at(35, 60),
         (29,),
     ),
-    Case(NOT_STARTED, "ends", living(40, images=Line().hold(40).end()), {35: (DIGITS,)}, (50,)),
+    Case("ends", running(40, images=Line().hold(40).end()), at(35), (50,)),
 )
 
 
-def pod(
-    info: Line, up: Line, *, rank: int = 0, life: int = 1, run: str = "digits", namespace: str = "podscale"
-) -> tuple[Series, ...]:
-    """What a pod says of itself, and whether it could be scraped."""
-    labels = target(run, namespace, rank, life)
-    return build_info(info, run=run, namespace=namespace, rank=rank, life=life), foreign("up", up, **labels)
+def pod(info: Line, up: Line, **where: Any) -> tuple[Series, ...]:
+    """Build info of a pod, and if it could be scraped."""
+    return build_info(info, **where), foreign("up", up, **target(**where))
 
 
 def unseen(minutes: int = 10) -> tuple[Line, Line]:
@@ -199,100 +152,76 @@ def unseen(minutes: int = 10) -> tuple[Line, Line]:
     return Line(1).hold(minutes - 1).end(), flag((minutes, 1), (50, 0))
 
 
-METRICS_ABSENT = (
+def pod_phase(line: Line) -> Series:
+    """If the pod runs, by kube-state-metrics."""
+    labels = {"namespace": "podscale", "pod": "digits-worker-0", "phase": "Running", "job": "kube"}
+    return foreign("kube_pod_status_phase", line, **labels)
+
+
+METRICS_ABSENT = alert_cases(
+    ABSENT,
     Case(
-        ABSENT,
         "a pod answers no more",
         (*pod(*unseen()), *pod(Line(1).hold(60), Line(1).hold(60), rank=1)),
-        {16: (DIGITS,), 40: (DIGITS,)},
+        at(16, 40),
         (9, 13),
     ),
     Case(
-        ABSENT,
         "three scrapes are lost",
         pod(Line(1).hold(9).gap(3).jump(1).hold(40), flag((10, 1), (3, 0), (41, 1))),
         silent=(9, 12, 16, 40),
     ),
     Case(
-        ABSENT,
         "all answer",
         (*pod(Line(1).hold(60), Line(1).hold(60)), *pod(Line(1).hold(60), Line(1).hold(60), rank=1)),
         silent=(16, 60),
     ),
     Case(
-        ABSENT,
         "was never scraped: a network policy is in the way",
         (foreign("up", Line(0).hold(60), **target(), podscale_dev_run="digits"),),
-        {6: (DIGITS,), 60: (DIGITS,)},
+        at(6, 60),
         (3,),
     ),
-    Case(ABSENT, "ends: its targets are gone", pod(Line(1).hold(9).end(), Line(1).hold(9).end()), silent=(11, 16, 40)),
+    Case("ends: its targets are gone", pod(Line(1).hold(9).end(), Line(1).hold(9).end()), silent=(11, 16, 40)),
     Case(
-        ABSENT,
         "is done, and Prometheus still asks its old address",
         (*pod(*unseen()), of("train_done", flag((8, 0), (2, 1)).end())),
         silent=(16, 40, 59),
     ),
     Case(
-        ABSENT,
         "stops for good, and Prometheus still asks: quiet after an hour",
         pod(Line(1).hold(9).end(), flag((10, 1), (90, 0))),
-        {30: (DIGITS,)},
+        at(30),
         (75, 90),
     ),
     Case(
-        ABSENT,
         "the pod runs, and Prometheus has lost it",
-        (
-            *pod(Line(1).hold(9).end(), Line(1).hold(9).end()),
-            foreign(
-                "kube_pod_status_phase",
-                Line(1).hold(60),
-                namespace="podscale",
-                pod="digits-worker-0",
-                phase="Running",
-                job="kube",
-            ),
-        ),
-        {17: (DIGITS,), 40: (DIGITS,)},
+        (*pod(Line(1).hold(9).end(), Line(1).hold(9).end()), pod_phase(Line(1).hold(60))),
+        at(17, 40),
         (9, 13),
     ),
     Case(
-        ABSENT,
         "the pod has ended, says kube-state-metrics",
-        (
-            *pod(Line(1).hold(9).end(), Line(1).hold(9).end()),
-            foreign(
-                "kube_pod_status_phase",
-                Line(1).hold(9).jump(0).hold(40),
-                namespace="podscale",
-                pod="digits-worker-0",
-                phase="Running",
-                job="kube",
-            ),
-        ),
+        (*pod(Line(1).hold(9).end(), Line(1).hold(9).end()), pod_phase(Line(1).hold(9).jump(0).hold(40))),
         silent=(17, 40),
     ),
     Case(
-        ABSENT,
         "starts again at another address",
         (
             *pod(Line(1).hold(9).end(), Line(1).hold(9).end()),
-            *pod(Line(1, after=12).hold(40), Line(1, after=12).hold(40), life=2),
+            *pod(Line(1, after=12).hold(40), Line(1, after=12).hold(40), launch=2),
         ),
         silent=(13, 18, 40),
     ),
     Case(
-        ABSENT,
         "somebody else's target is down",
         (foreign("up", Line(0).hold(60), job="theirs", instance="x:1", namespace="podscale"),),
         silent=(6, 60),
     ),
     Case(
-        ABSENT,
         "one of two runs, in two namespaces",
         (*pod(Line(1).hold(60), Line(1).hold(60), namespace="fine"), *pod(*unseen(), namespace="sick")),
-        {20: (who(namespace="sick"),)},
+        at(20, labels=who(namespace="sick")),
         (9,),
     ),
 )

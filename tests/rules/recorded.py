@@ -1,41 +1,25 @@
 """What the recording rules make of series, number by number."""
 
 from collections.abc import Mapping
+from typing import Any
 
+from podscale.telemetry.catalogue import GOODPUT_STATES, RESTART_CAUSES
 from tests.rules.cases import DIGITS, Labels, Line, Recorded, Series, build_info, of, who
-from tests.rules.cases_lives import ledger, lives
-from tests.rules.cases_place import gpu_of, volume, xid
+from tests.rules.cases_resources import gpu_of, volume, xid
+from tests.rules.cases_restarts import launches, wall_seconds
 
 FINE, SICK = who("fine", "fine"), who("sick", "sick")
 Gives = Mapping[int, tuple[tuple[Labels, float], ...]]
 
 
-def per_minute(
-    name: str,
-    by: float,
-    *,
-    minutes: int = 60,
-    rank: int = 0,
-    run: str = "digits",
-    namespace: str = "podscale",
-    **labels: str,
-) -> Series:
-    """A counter that rises evenly."""
-    return of(name, Line().rise(minutes, by=by), rank=rank, run=run, namespace=namespace, **labels)
+def per_minute(name: str, by: float, **labels: Any) -> Series:
+    """A counter that rises evenly for an hour."""
+    return of(name, Line().rise(60, by=by), **labels)
 
 
-def steady(
-    name: str,
-    value: float,
-    *,
-    minutes: int = 60,
-    rank: int = 0,
-    run: str = "digits",
-    namespace: str = "podscale",
-    **labels: str,
-) -> Series:
-    """A gauge that stands."""
-    return of(name, Line(value).hold(minutes), rank=rank, run=run, namespace=namespace, **labels)
+def steady(name: str, value: float, **labels: Any) -> Series:
+    """A gauge that does not change for an hour."""
+    return of(name, Line(value).hold(60), **labels)
 
 
 IMAGES = (per_minute("train_images", 600), per_minute("train_images", 600, rank=1))
@@ -56,7 +40,7 @@ THROUGHPUT = (
         "starts again in a new pod: only what it counted",
         (
             of("train_images", Line().rise(20, by=600).end()),
-            of("train_images", Line(after=30).rise(20, by=600), life=2),
+            of("train_images", Line(after=30).rise(20, by=600), launch=2),
         ),
         {20: ((DIGITS, 10),), 29: (), 45: ((DIGITS, 10),)},
     ),
@@ -136,12 +120,12 @@ THROUGHPUT = (
 )
 WAIT = "run_state:podscale_train_wall_seconds"
 KILLED = (
-    *ledger(30, start={"productive": 3000.0}, productive=0.9, ends=True),
-    *ledger(
+    *wall_seconds(30, start={"productive": 3000.0}, productive=0.9, ends=True),
+    *wall_seconds(
         60,
         start={"productive": 3000.0 + 1620 - 30, "idle": 180.0, "redo": 120.0, "recovery": 600.0},
         after=40,
-        life=2,
+        launch=2,
         productive=0.9,
     ),
 )
@@ -150,97 +134,67 @@ TIME = (
         "run_phase:podscale_train_phase:ratio_5m",
         "an eighth of both ranks' time",
         PHASES,
-        {
-            20: ((who(phase="forward_backward"), 0.875), (who(phase="data_wait"), 0.125)),
-        },
+        {20: ((who(phase="forward_backward"), 0.875), (who(phase="data_wait"), 0.125))},
     ),
     Recorded("run_rank:podscale_train_data_wait:ratio_5m", "a quarter of one", PHASES, {20: ((who(rank="0"), 0.25),)}),
     Recorded(
         "run:podscale_train_data_wait:ratio_5m",
         "both ranks",
-        (
-            *PHASES,
-            per_minute("train_phase_seconds", 0, phase="data_wait", rank=1),
-        ),
+        (*PHASES, per_minute("train_phase_seconds", 0, phase="data_wait", rank=1)),
         {20: ((DIGITS, 0.125),)},
     ),
     Recorded(
         "run_rank:podscale_train_busy_seconds:rate5m",
         "two ranks",
-        (
-            per_minute("train_busy_seconds", 30),
-            per_minute("train_busy_seconds", 45, rank=1),
-        ),
+        (per_minute("train_busy_seconds", 30), per_minute("train_busy_seconds", 45, rank=1)),
         {20: ((who(rank="0"), 0.5), (who(rank="1"), 0.75))},
     ),
     Recorded(
         f"{WAIT}:max",
-        "over both lives",
+        "over both launches",
         KILLED[:10],
         {
             20: tuple(
-                (who(state=state), {"productive": 4080.0, "idle": 120.0}.get(state, 0.0))
-                for state in (
-                    "productive",
-                    "init",
-                    "compile",
-                    "data_wait",
-                    "checkpoint_save",
-                    "checkpoint_restore",
-                    "evaluation",
-                    "redo",
-                    "recovery",
-                    "idle",
-                )
+                (who(state=state), {"productive": 4080.0, "idle": 120.0}.get(state, 0.0)) for state in GOODPUT_STATES
             )
         },
     ),
     Recorded(
         f"{WAIT}:delta1h",
-        "a new life begins a heartbeat behind",
+        "a new launch begins a heartbeat behind",
         tuple(one for one in KILLED if 'state="productive"' in one[0] or 'state="redo"' in one[0]),
         {35: (), 50: ((who(state="productive"), 2130.0), (who(state="redo"), 120.0))},
     ),
     Recorded(
         "run:podscale_train_goodput:ratio_1h",
         "nine tenths",
-        ledger(90, start={"init": 3000.0}, productive=0.9),
-        {
-            30: ((DIGITS, 0.9),),
-            85: ((DIGITS, 0.9),),
-        },
+        wall_seconds(90, start={"init": 3000.0}, productive=0.9),
+        {30: ((DIGITS, 0.9),), 85: ((DIGITS, 0.9),)},
     ),
     Recorded(
         "run:podscale_train_goodput:ratio_1h",
         "is over",
-        ledger(30, productive=0.9, ends=True),
+        wall_seconds(30, productive=0.9, ends=True),
         {29: ((DIGITS, 0.9),), 32: ()},
     ),
     Recorded(
         "run:podscale_train_goodput:ratio",
         "with its start, which was as long as the rest",
-        ledger(90, start={"init": 3600.0}, productive=0.9),
-        {
-            60: ((DIGITS, 0.45),),
-        },
+        wall_seconds(90, start={"init": 3600.0}, productive=0.9),
+        {60: ((DIGITS, 0.45),)},
     ),
 )
 STATE = (
     Recorded(
         "run_cause:podscale_train_restarts:max",
-        "of the newest life",
-        lives(0, 30, 40),
-        {
-            50: tuple(
-                (who(cause=cause), 2.0 if cause == "failed" else 0.0)
-                for cause in ("preempted", "lost_rank", "hang", "failed")
-            ),
-        },
+        "of the newest launch",
+        launches(0, 30, 40),
+        {50: tuple((who(cause=cause), 2.0 if cause == "failed" else 0.0) for cause in RESTART_CAUSES)},
     ),
     Recorded(
         "run:podscale_train_launches:max",
-        "of the newest life, a new pod",
-        (of("train_launches", Line(1).hold(20).end()), of("train_launches", Line(2, after=30).hold(20), life=2)),
+        "of the newest launch, a new pod",
+        (of("train_launches", Line(1).hold(20).end()), of("train_launches", Line(2, after=30).hold(20), launch=2)),
         {10: ((DIGITS, 1.0),), 25: (), 50: ((DIGITS, 2.0),)},
     ),
     Recorded(
@@ -255,10 +209,7 @@ STATE = (
     Recorded(
         "run_volume:podscale_disk_free:ratio",
         "the fuller of two pods",
-        (
-            *volume(Line(80).hold(60), "scratch"),
-            *volume(Line(20).hold(60), "scratch", rank=1),
-        ),
+        (*volume(Line(80).hold(60), "scratch"), *volume(Line(20).hold(60), "scratch", rank=1)),
         {20: ((who(volume="scratch"), 0.2),)},
     ),
 )
@@ -269,20 +220,12 @@ HARDWARE = (
         "pod_run:podscale_build_info:last30m",
         "is remembered for half an hour",
         (build_info(Line(1).hold(10).end()),),
-        {
-            5: ((OURS, 1),),
-            30: ((OURS, 1),),
-            42: (),
-        },
+        {5: ((OURS, 1),), 30: ((OURS, 1),), 42: ()},
     ),
     Recorded(
         "run_gpu:podscale_gpu_xid:max",
         "of our pod, not of others",
-        (
-            build_info(Line(1).hold(60)),
-            xid(Line(79).hold(60)),
-            xid(Line(48).hold(60), pod="theirs"),
-        ),
+        (build_info(Line(1).hold(60)), xid(Line(79).hold(60)), xid(Line(48).hold(60), pod="theirs")),
         {20: ((GPU, 79),)},
     ),
     Recorded(

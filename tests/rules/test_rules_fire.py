@@ -8,7 +8,7 @@ import yaml
 
 from podscale.monitoring.rule_files import ALERT_RULES, RECORDING_RULES, RuleSettings, rule_file
 from podscale.monitoring.rule_types import AlertRule, RecordingRule
-from tests.rules import cases_lives, cases_numerics, cases_place, cases_progress, cases_speed
+from tests.rules import cases_numerics, cases_progress, cases_resources, cases_restarts, cases_speed
 from tests.rules.cases import Case, Labels, Recorded, Series, selector
 from tests.rules.recorded import RECORDED
 from tests.support.promtool import Promtool
@@ -17,8 +17,8 @@ CASES: tuple[Case, ...] = (
     *cases_progress.CASES,
     *cases_speed.CASES,
     *cases_numerics.CASES,
-    *cases_lives.CASES,
-    *cases_place.CASES,
+    *cases_restarts.CASES,
+    *cases_resources.CASES,
 )
 
 TEXTS = yaml.safe_load((Path(__file__).parent / "texts.yaml").read_text(encoding="utf-8"))

@@ -1,9 +1,10 @@
 """Jobs for tests: a preset with a volume, rendered."""
 
 from podscale.config import RunConfig, load
-from podscale.kubernetes.job_spec import JobSpec, StageName, build_job_spec
+from podscale.kubernetes.job_spec import JobSpec, build_job_spec
 from podscale.kubernetes.render import JobManifests, render_job
 from podscale.pipelines import presets
+from podscale.runs.stage_outcomes import StageName
 from tests.support.pods import Pods, pods_of
 
 VOLUME = ("run.workspace=/workspace", "launch.cluster.workspace_claim=podscale")

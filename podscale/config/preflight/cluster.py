@@ -4,9 +4,9 @@ import re
 from collections.abc import Iterator
 
 from podscale.config.engine_support import requests_tpus
-from podscale.config.preflight.storage import local_directory
 from podscale.config.run_config import RunConfig
 from podscale.errors import InputError
+from podscale.util.locations import Location
 
 IMAGE_ENGINES = {"podscale-base": "pytorch", "podscale-gpu": "pytorch", "podscale-tpu": "jax"}
 """Engine of each of our container images (see images/)."""
@@ -14,7 +14,8 @@ IMAGE_ENGINES = {"podscale-base": "pytorch", "podscale-gpu": "pytorch", "podscal
 
 def cluster_problems(document: RunConfig) -> Iterator[InputError]:
     """Yield paths that are not the same in every pod, and hardware or an image that does not fit the engine."""
-    workspace, source = local_directory(document.run.workspace), local_directory(document.data.source)
+    workspace = Location.parse(document.run.workspace).local_path
+    source = Location.parse(document.data.source).local_path
     if workspace is not None and not workspace.is_absolute():
         yield InputError(
             "a relative path is another one in every pod",

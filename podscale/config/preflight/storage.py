@@ -10,6 +10,7 @@ from podscale.config.identity import data_fingerprint
 from podscale.config.run_config import RunConfig
 from podscale.errors import InputError
 from podscale.util.formatting import format_bytes
+from podscale.util.locations import Location
 
 MAX_MEASURED_FILES = 20_000
 """Files of a source folder that are measured to estimate the size of its shards; more would take too long."""
@@ -21,23 +22,16 @@ def storage_problems(document: RunConfig, shard_set: str | None) -> Iterator[Inp
     """Yield the problems of the workspace, and of the shard set or, if there is none, of the source."""
     if shard_set is None:
         yield from _source_problems(document)
-    elif local_directory(shard_set) is not None and not shard_set_counts(document, shard_set):
+    elif Location.parse(shard_set).local_path is not None and not shard_set_counts(document, shard_set):
         hint = "Run `podscale shard`, or name another with --shard-set."
         yield InputError("no complete shard set here", field=shard_set, hint=hint)
     yield from _workspace_problems(document)
 
 
-def local_directory(location: str) -> Path | None:
-    """Return the path of a local location; None for an object store."""
-    if location.startswith("file://"):
-        return Path(location.removeprefix("file://"))
-    return None if "://" in location else Path(location)
-
-
 def shard_set_counts(document: RunConfig, shard_set: str | None = None) -> dict[str, int]:
     """Return the samples by split of `shard_set` (default: the document's own); empty if it is not complete here."""
-    default = f"{document.run.workspace}/datasets/{data_fingerprint(document.data)}"
-    directory = local_directory(default if shard_set is None else shard_set)
+    default = Location.parse(document.run.workspace).join("datasets", data_fingerprint(document.data))
+    directory = (default if shard_set is None else Location.parse(shard_set)).local_path
     if directory is None:
         return {}
     try:
@@ -69,7 +63,7 @@ def _unpacked_source(document: RunConfig) -> Path | None:
     """Return the local folder or file whose images are still to be packed; None if there is none."""
     if document.data.source == "digits" or shard_set_counts(document):
         return None
-    return local_directory(document.data.source)
+    return Location.parse(document.data.source).local_path
 
 
 def _nearest_existing(path: Path) -> Path:
@@ -77,7 +71,7 @@ def _nearest_existing(path: Path) -> Path:
 
 
 def _workspace_problems(document: RunConfig) -> Iterator[InputError]:
-    workspace = local_directory(document.run.workspace)
+    workspace = Location.parse(document.run.workspace).local_path
     problem, hint = "", "Choose another run.workspace."
     if workspace is None:
         problem, hint = "a run directory needs a local or mounted file system", "Mount the bucket and give its path."

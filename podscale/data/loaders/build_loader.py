@@ -10,6 +10,7 @@ import numpy as np
 from podscale.data.batch_plan import BatchPlan, EvaluationBatchPlan, ImagePhases, TrainingBatchPlan
 from podscale.data.loaders.base import BadRecordGuard, Loader
 from podscale.errors import InputError
+from podscale.util.locations import Location
 
 if TYPE_CHECKING:
     from podscale.config.run_config import RunConfig
@@ -92,12 +93,12 @@ def open_shard_set(location: str, config: RunConfig) -> ShardSet:
     Raises InputError if there is no complete shard set.
     """
     from podscale.data.memory_cache import MemoryCache
-    from podscale.data.node_cache import ShardCache, is_remote, path_of_location
+    from podscale.data.node_cache import ShardCache
     from podscale.data.shard_set import LocalShardMapper, ShardSet
 
     memory = config.input.record_cache_bytes
-    if not is_remote(location):
-        return ShardSet.open(path_of_location(location), MemoryCache(LocalShardMapper(), memory) if memory else None)
+    if (directory := Location.parse(location).local_path) is not None:
+        return ShardSet.open(directory, MemoryCache(LocalShardMapper(), memory) if memory else None)
     return ShardCache(config.input.cache_dir, config.input.cache_bytes).open(location, memory)
 
 

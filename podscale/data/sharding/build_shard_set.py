@@ -10,7 +10,7 @@ from pathlib import Path
 
 from podscale.config.data import DataSection
 from podscale.config.identity import data_fingerprint
-from podscale.data.manifest import MANIFEST_FILE, ShardSetManifest, file_matches
+from podscale.data.manifest import MANIFEST_FILE, WHOLE_SHARD_SET, ShardPart, ShardSetManifest, file_matches
 from podscale.data.sharding.merge_records import RecordsBySplit, check_rejects, merge_shards, write_rejects
 from podscale.data.sharding.pack import Packer, PackTask, TooManyRejects, explain_write_errors, pack_shards
 from podscale.data.sharding.pack_progress import NULL_OBSERVER, BuildObserver
@@ -49,39 +49,36 @@ class BuildResult:
 def build_shard_set(
     data: DataSection,
     directory: Path,
+    part: ShardPart = WHOLE_SHARD_SET,
     *,
     workers: int,
-    packer_index: int = 0,
-    packer_count: int = 1,
     verify: bool = False,
     progress: ProgressCallback | None = None,
     observer: BuildObserver = NULL_OBSERVER,
 ) -> BuildResult:
     """Build the shard set of `data` in `directory`, or finish it, or find it complete.
 
-    Packer `packer_index` packs every `packer_count`-th shard. The packer that finds all shards packed merges them.
-    Raises InputError; finished shards are kept for the next call.
+    The call that finds all shards packed merges them. Raises InputError; finished shards are kept for the next call.
 
     Args:
+        part: shards that this call packs.
         workers: packing processes; 0 for one per CPU.
         verify: read existing shards again and pack them anew if their sha256 differs.
     """
-    assert 0 <= packer_index < packer_count
-    report = progress or ignore_progress
+    assert 0 <= part.index < part.count
     workers = workers or host_info.cpu_count()
     with explain_write_errors(directory):
         for folder in [directory / name for name in SPLITS] + [directory / "records" / name for name in SPLITS]:
             folder.mkdir(parents=True, exist_ok=True)
-    with _build_lock(directory, shared=packer_count > 1):
-        return _build(data, directory, workers, packer_index, packer_count, verify, report, observer)
+    with _build_lock(directory, shared=part.count > 1):
+        return _build(data, directory, part, workers, verify, progress or ignore_progress, observer)
 
 
 def _build(
     data: DataSection,
     directory: Path,
+    part: ShardPart,
     workers: int,
-    packer_index: int,
-    packer_count: int,
     verify: bool,
     report: ProgressCallback,
     observer: BuildObserver,
@@ -99,9 +96,7 @@ def _build(
     missing = {task for task in all_tasks if not _is_packed(directory, plan, task, existing, verify)}
     if existing is not None and not missing:
         return BuildResult(directory, existing, True, 0, len(all_tasks))
-    own_tasks = [
-        task for number, task in enumerate(all_tasks) if number % packer_count == packer_index and task in missing
-    ]
+    own_tasks = [task for number, task in enumerate(all_tasks) if part.contains(number) and task in missing]
     with explain_write_errors(directory):
         if existing is not None:  # a damaged set is not complete until it is mended
             (directory / MANIFEST_FILE).unlink()

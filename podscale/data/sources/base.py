@@ -103,7 +103,7 @@ class SplitAndClass(NamedTuple):
 
 
 def count_common_directories(paths: Sequence[bytes]) -> int:
-    """How many leading directories all paths share, not counting one that names a split or is the only class."""
+    """Return the number of leading directories that all paths share, without one that is a split or the only class."""
     shared = paths[0].split(b"/")[:-1]
     fewest = len(shared)
     for path in paths:

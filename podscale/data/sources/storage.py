@@ -11,6 +11,7 @@ from typing import IO, Any, NamedTuple, Protocol
 
 from podscale.data.sources.base import SourceItem, SourceMissing, Where, classify_paths, decode_name, is_image_name
 from podscale.errors import InputError
+from podscale.util.locations import Location
 
 # Paths here are bytes of any encoding, which pathlib does not take.
 # ruff: noqa: PTH110, PTH111, PTH112, PTH113, PTH116, PTH118, PTH123, PTH208
@@ -51,9 +52,8 @@ class Storage(Protocol):
 
 def open_storage(location: str) -> Storage:
     """The storage of a path or URL; raises SourceMissing if nothing is there."""
-    if location.startswith("file://"):
-        location = location.removeprefix("file://")
-    return RemoteStorage(location) if "://" in location else LocalStorage(location)
+    parsed = Location.parse(location)
+    return RemoteStorage(location) if parsed.is_remote else LocalStorage(parsed.path)
 
 
 class LocalStorage:

@@ -5,9 +5,10 @@ import io
 import json
 from collections.abc import Iterator, Sequence
 
-from podscale.data.sources.base import SPLIT_FOLDERS, SourceItem
+from podscale.data.sources.base import SPLIT_FOLDERS, SourceItem, decode_name
 from podscale.data.sources.storage import Storage, open_storage
 from podscale.errors import ABSENT, InputError
+from podscale.util.locations import Location
 
 PATH_COLUMNS = ("path", "file", "filename", "image")
 LABEL_COLUMNS = ("label", "class")
@@ -48,7 +49,7 @@ class TableSource:
             return 0
 
     def _locate(self, name: bytes) -> tuple[Storage, bytes]:
-        if b"://" not in name:
+        if Location.parse(decode_name(name)).scheme is None:
             return self._images, name  # joining keeps an absolute path as it is
         root, _, path = name.rpartition(b"/")
         if root not in self._other_storages:

@@ -12,18 +12,17 @@ from podscale.jax.aot.request import CompileRequest, cached_result
 from podscale.util.formatting import format_count
 
 MAX_BATCH = 4096
-"""Images of one rank: more serve no run that is known."""
+"""Largest number of images of one rank that is tried."""
 BATCH_STEP = 8
 """Batches above this are tried in multiples of it: a TPU's memory holds 8 rows of a tile."""
-
 MAX_SECANTS = 5
-"""Batches that are found by a line through two others, before halving."""
+"""Number of batches that are chosen by a line through two others, before halving."""
 
 
 class FitResult(NamedTuple):
-    """What the compiler says of a request; needed, available: bytes of a device.
+    """Memory of a compiled step, bytes of a device.
 
-    Whether it fits, the compiler decides: in the figures of its messages, which are rounded, both may be the same.
+    `fits` is the compiler's answer: the sizes in its messages are rounded and may be equal.
     """
 
     fits: bool
@@ -35,26 +34,25 @@ MeasureFunction = Callable[[CompileRequest], FitResult]
 
 
 def allowed_batches(request: CompileRequest) -> list[int]:
-    """Batches of one rank that the document's other options allow, in ascending order."""
+    """Return the batches of one rank that the document's other options allow, in ascending order."""
     sizes = [size for size in range(1, MAX_BATCH + 1) if size < BATCH_STEP or size % BATCH_STEP == 0]
     devices = request.topology.device_count
     return [size for size in sizes if fits_devices(with_batch(request, size).config, devices)]
 
 
 def with_batch(request: CompileRequest, batch: int) -> CompileRequest:
-    """The same with so many images for each rank, and as many epochs: fewer updates of larger batches."""
+    """Return the request for another batch of each rank, and the same number of epochs."""
     before, after = request.config.train.global_batch, batch * request.ranks
     train = request.config.train.model_copy(update={"global_batch": after})
-    updates = max(1, round(request.steps * before / after))
-    return replace(request, config=request.config.model_copy(update={"train": train}), steps=updates)
+    steps = max(1, round(request.steps * before / after))
+    return replace(request, config=request.config.model_copy(update={"train": train}), steps=steps)
 
 
 def find_largest_batch(request: CompileRequest, measure: MeasureFunction) -> int:
-    """The largest allowed batch that fits.
+    """Return the largest allowed batch that fits: the next allowed batch does not.
 
-    Begins with the document's own, goes on in proportion, then to where a line through two measurements meets the
-    memory that there is; the answer stands when it fits and the next allowed batch does not. Raises InputError where
-    none fits.
+    Tries the document's batch first, then in proportion, then where a line through two measurements reaches the
+    available memory. Raises InputError if none fits.
     """
     allowed = allowed_batches(request)
     if not allowed:
@@ -65,16 +63,16 @@ def find_largest_batch(request: CompileRequest, measure: MeasureFunction) -> int
             got="batch",
         )
     needs: dict[int, float] = {}
-    fitting, failing = -1, len(allowed)  # places in `allowed`
-    at = max(0, bisect_right(allowed, request.batch) - 1)
+    fitting, failing = -1, len(allowed)  # indices in `allowed`
+    index = max(0, bisect_right(allowed, request.batch) - 1)
     while failing - fitting > 1:
-        found = measure(with_batch(request, allowed[at]))
-        needs[allowed[at]] = found.needed
-        if found.fits:
-            fitting = at
+        result = measure(with_batch(request, allowed[index]))
+        needs[allowed[index]] = result.needed
+        if result.fits:
+            fitting = index
         else:
-            failing = at
-        at = _next_batch(allowed, needs, found.available, fitting, failing)
+            failing = index
+        index = _next_index(allowed, needs, result.available, fitting, failing)
     if fitting < 0:
         raise InputError(
             f"not even {format_count(allowed[0], 'image')} for each of the {request.ranks} ranks, the smallest batch "
@@ -87,38 +85,37 @@ def find_largest_batch(request: CompileRequest, measure: MeasureFunction) -> int
     return allowed[fitting]
 
 
-def _next_batch(allowed: Sequence[int], needs: dict[int, float], available: float, fitting: int, failing: int) -> int:
-    """The place to try: where the line through the two outermost measurements says, else in proportion to the one."""
+def _next_index(allowed: Sequence[int], needs: dict[int, float], available: float, fitting: int, failing: int) -> int:
+    """Return the index to try: by a line through the two outermost measurements, or in proportion to a single one."""
     if len(needs) > MAX_SECANTS:
-        # Memory is no line where the compiler recomputes what it does not hold: it then needs as good as all of it, for
-        # batch after batch, and each line would end just behind the one that was tried last.
+        # Memory is not linear if the compiler recomputes what does not fit: it then needs nearly all memory for many
+        # batches, and each line would end just after the last one tried.
         return (fitting + failing) // 2
     low, high = min(needs), max(needs)
     if low != high and needs[high] > needs[low]:
         slope = (needs[high] - needs[low]) / (high - low)
-        wanted = low + (available - needs[low]) / slope
+        estimate = low + (available - needs[low]) / slope
     else:
-        wanted = high * available / needs[high]
-    place = bisect_right(allowed, wanted) - 1
-    return min(max(place, fitting + 1), failing - 1)
+        estimate = high * available / needs[high]
+    return min(max(bisect_right(allowed, estimate) - 1, fitting + 1), failing - 1)
 
 
 ResultsByBatch = Mapping[int, Mapping[str, Any]]
-"""What the compiler said (`fits` and `memory` of it), by images of a rank."""
+"""The compiler's analysis (`fits` and `memory`), by images of a rank."""
 
 
 def cached_results(request: CompileRequest, cache: Path) -> dict[int, dict[str, Any]]:
-    """Results in a folder that are of the same step with other batches, all else equal."""
-    found = {batch: cached_result(with_batch(request, batch), cache) for batch in allowed_batches(request)}
-    return {batch: result for batch, result in found.items() if result is not None}
+    """Return the cached results of the same step with other batches."""
+    results = {batch: cached_result(with_batch(request, batch), cache) for batch in allowed_batches(request)}
+    return {batch: result for batch, result in results.items() if result is not None}
 
 
 def largest_known_batch(request: CompileRequest, results: ResultsByBatch) -> dict[str, Any]:
-    """The largest batch by what one or more results say, as JSON values.
+    """Return the largest batch by one or more results, as JSON values.
 
-    batch: images of a rank, out of those that the document allows; 0 where none fits. basis: `compiled` where that
-    batch fits and the next allowed one does not, both compiled; else an estimate, `line` through the memory of two
-    batches or `proportion`. images: what the memory would hold by that, allowed or not; of: the batches it is from.
+    batch: allowed images of a rank; 0 if none fits. basis: `compiled` if that batch fits and the next allowed one does
+    not, both compiled; else an estimate, `line` through the memory of two batches or `proportion`. images: estimated
+    images that fit, allowed or not; of: the batches that the estimate is from.
     """
     fitting = max((batch for batch, result in results.items() if result["fits"]), default=0)
     failing = min((batch for batch, result in results.items() if not result["fits"] and batch > fitting), default=None)
@@ -128,18 +125,17 @@ def largest_known_batch(request: CompileRequest, results: ResultsByBatch) -> dic
         images, basis = fitting, "compiled"
     else:
         of = _closest(results, fitting, failing)
-        held = int(
-            batch_within_memory([results[batch]["memory"] for batch in of], of, request.topology.device_available_bytes)
-        )
-        # What was compiled counts for more than a line: short of memory, the compiler recomputes what it kept before.
-        images = max(fitting, held if failing is None else min(held, failing - 1))
+        memories = [results[batch]["memory"] for batch in of]
+        estimate = int(batch_within_memory(memories, of, request.topology.device_available_bytes))
+        # A compiled batch overrides the estimate: if memory is short, the compiler recomputes what it stored before.
+        images = max(fitting, estimate if failing is None else min(estimate, failing - 1))
         basis = "line" if len(of) == 2 else "proportion"
-    batch = max((one for one in allowed if one <= images), default=0)
+    batch = max((size for size in allowed if size <= images), default=0)
     return {"batch": batch, "global_batch": batch * request.ranks, "basis": basis, "images": images, "of": of}
 
 
 def _closest(results: ResultsByBatch, fitting: int, failing: int | None) -> list[int]:
-    """The two batches closest to where memory ends, or one where there is no other, or none that needs more."""
+    """Return the two batches closest to the available memory, or one if no other needs more memory."""
     known = sorted(results)
     if fitting and failing:
         pair = [fitting, failing]
@@ -150,16 +146,16 @@ def _closest(results: ResultsByBatch, fitting: int, failing: int | None) -> list
 
 
 def batch_within_memory(memories: Sequence[Mapping[str, Any]], batches: Sequence[int], available: float) -> float:
-    """Images for which so many bytes of memory are enough: where the line through two batches ends, or by one alone.
+    """Estimate the images that fit the available bytes, from one or two batches.
 
-    By one alone, temporaries grow in proportion; weights, momentum and program stay. Where a step does not fit, the
-    compiler tells no parts of the memory that it needs, and all of it is taken to grow; what it then says is available
-    counts, should that be less.
+    Two batches give a line. With one, temporaries grow in proportion; weights, momentum and program stay. If that step
+    does not fit, the compiler reports only the sum, and all of it is assumed to grow. The compiler's `available` counts
+    if it is less.
     """
     available = min(memory.get("available", available) for memory in memories)
     first, last = memories[0], memories[-1]
     if len(memories) == 2:
-        each = (last["needed"] - first["needed"]) / (batches[1] - batches[0])
+        bytes_per_image = (last["needed"] - first["needed"]) / (batches[1] - batches[0])
     else:
-        each = last.get("temporaries", last["needed"]) / batches[0]
-    return float(batches[-1] + (available - last["needed"]) / each)
+        bytes_per_image = last.get("temporaries", last["needed"]) / batches[0]
+    return float(batches[-1] + (available - last["needed"]) / bytes_per_image)

@@ -10,19 +10,20 @@ from podscale.jax.aot.request import CompileRequest, CompileResult
 from podscale.util.formatting import format_bytes, format_count
 
 MATMUL_PASSES = {"fp32": 6}
-"""Products of bf16 that one of a TPU's exact fp32 products takes (XLA's precision HIGHEST; a 3 x 3 convolution compiled
-so by libtpu 0.0.42.1 has 5.2 times the cycles on v5e and 5.6 on v3); 1 for other precisions. XLA's count of operations
-knows nothing of it."""
+"""bf16 products per exact fp32 product on a TPU (XLA's precision HIGHEST; a 3 x 3 convolution compiled so by libtpu
+0.0.42.1 has 5.2 times the cycles on v5e and 5.6 on v3); 1 for other precisions. XLA's count of operations omits it."""
 
 
 @dataclass(frozen=True)
 class StepBounds:
-    """Seconds that a step takes at least, one reason at a time.
+    """Lower bounds of a step's seconds.
 
-    compute: floating-point operations at the peak rate. memory: bytes that operations read and write, as if nothing
-    stayed on the chip between them. links: what a chip sends to its neighbours, over all its links at once; where it
-    has two devices, what these send each other counts as well, so that this is up to twice too much. network: what it
-    sends between slices; 0 where its rate is not known.
+    Args:
+        compute: floating-point operations at the peak rate.
+        memory: bytes that operations read and write, as if nothing stayed on the chip between them.
+        links: bytes that a chip sends to its neighbours, over all its links at once; if it has two devices, messages
+            between these count as well, so that the bound is up to twice too high.
+        network: bytes that it sends between slices; 0 if the rate is not known.
     """
 
     compute: float
@@ -32,19 +33,19 @@ class StepBounds:
 
     @property
     def binding(self) -> str:
-        """The largest."""
+        """Name of the largest bound."""
         values = asdict(self)
         return max(values, key=lambda name: values[name])
 
     @property
     def seconds(self) -> float:
-        """Of a step that does everything at once."""
+        """The largest bound."""
         return float(max(asdict(self).values()))
 
 
 @dataclass(frozen=True)
 class DeviceWork:
-    """Of one device and step. sent, bytes_between_slices: bytes to other devices of the slice, and to other slices."""
+    """Work of one device in one step; `bytes_sent` counts messages inside the slice."""
 
     flops: float
     bytes: float
@@ -53,25 +54,22 @@ class DeviceWork:
 
 
 def compute_bounds(work: DeviceWork, topology: Topology, precision: str) -> StepBounds:
-    """The bounds of a device's work; devices of a chip share what it has."""
-    chip = topology.chip
-
-    def share(rate: float) -> float:
-        return rate / chip.devices
-
+    """Return the bounds of a device's work; the devices of a chip share its rates."""
+    chip, devices = topology.chip, topology.chip.devices
+    network = work.bytes_between_slices / (chip.network_bandwidth * 1e9 / devices) if chip.network_bandwidth else 0.0
     return StepBounds(
-        compute=work.flops * MATMUL_PASSES.get(precision, 1) / share(chip.bf16_tflops * 1e12),
-        memory=work.bytes / share(chip.memory_bandwidth * 1e9),
-        links=work.bytes_sent / share(chip.link_bandwidth * 1e9),
-        network=work.bytes_between_slices / share(chip.network_bandwidth * 1e9) if chip.network_bandwidth else 0.0,
+        compute=work.flops * MATMUL_PASSES.get(precision, 1) / (chip.bf16_tflops * 1e12 / devices),
+        memory=work.bytes / (chip.memory_bandwidth * 1e9 / devices),
+        links=work.bytes_sent / (chip.link_bandwidth * 1e9 / devices),
+        network=network,
     )
 
 
 def estimate_step_seconds(cost_model: float | None, bounds: StepBounds) -> tuple[float, str]:
-    """Seconds of a step, and where they are from: `cost model`, or `roofline` where the model's cannot be.
+    """Return the seconds of a step and their source: `cost model`, or `roofline` if the cost model's are impossible.
 
-    It cannot be negative, and no step is faster than its arithmetic at the peak rate. (Its other bounds count as too
-    high what stays on the chip, and what is overlapped: they do not tell a wrong estimate from a right one.)
+    They are impossible below the time of the arithmetic at the peak rate. The other bounds may be too high, because
+    they ignore what stays on the chip or overlaps.
     """
     if cost_model is not None and cost_model > bounds.compute > 0:
         return cost_model, "cost model"
@@ -79,21 +77,21 @@ def estimate_step_seconds(cost_model: float | None, bounds: StepBounds) -> tuple
 
 
 def step_rates(seconds: float, global_batch: int, work: DeviceWork, topology: Topology) -> dict[str, Any]:
-    """What a step of so many seconds means: images/s of all devices, and the share of the peak that it uses."""
+    """Return images/s of all devices and the fraction of the peak that a step of `seconds` reaches."""
     peak = topology.chip.bf16_tflops * 1e12 / topology.chip.devices
     return {"images_per_second": global_batch / seconds, "peak_share": work.flops / seconds / peak}
 
 
-def compile_findings(request: CompileRequest, compiled: CompileResult) -> dict[str, Any]:
-    """All about a compiled step as JSON values: sizes in bytes of one device, times in seconds."""
-    found, topology, train = compiled.findings, request.topology, request.config.train
-    about: dict[str, Any] = {
+def build_report(request: CompileRequest, compiled: CompileResult) -> dict[str, Any]:
+    """Return the report of a compiled step as JSON values: sizes in bytes of one device, times in seconds."""
+    analysis, topology, train = compiled.analysis, request.topology, request.config.train
+    report: dict[str, Any] = {
         "run": request.config.run.id,
         "topology": {
             "name": str(topology),
             "chips": topology.chip_count,
             "devices": topology.device_count,
-            "mesh": found["mesh"],
+            "mesh": analysis["mesh"],
         },
         "model": request.config.model.name,
         "image_size": request.config.input.image_size,
@@ -104,46 +102,46 @@ def compile_findings(request: CompileRequest, compiled: CompileResult) -> dict[s
         "optimizer": train.optimizer.name,
         "all_reduce": train.all_reduce.algorithm,
         "weight_update": train.weight_update,
-        "fits": found["fits"],
-        "memory": _memory_findings(found, topology),
+        "fits": analysis["fits"],
+        "memory": _memory_report(analysis, topology),
     }
-    if found["fits"]:
-        about |= _speed_findings(request, compiled)
-    times = {name: found[name] for name in ("trace_seconds", "compile_seconds", "cpu_seconds")}
-    return {**about, **times, "from_cache": compiled.from_cache, "versions": compiled.versions}
+    if analysis["fits"]:
+        report |= _speed_report(request, compiled)
+    times = {name: analysis[name] for name in ("trace_seconds", "compile_seconds", "cpu_seconds")}
+    return {**report, **times, "from_cache": compiled.from_cache, "versions": compiled.versions}
 
 
-def _memory_findings(found: dict[str, Any], topology: Topology) -> dict[str, int]:
-    """available: of the device's memory (hbm), what a program may use; free: what is left of that; over: what lacks.
+def _memory_report(analysis: dict[str, Any], topology: Topology) -> dict[str, int]:
+    """Return the device's memory: `hbm`, `available` to a program, and what is `free` of that or `over` it.
 
-    The compiler names what is available to a program that does not fit; for one that fits it is known of the chip.
+    The compiler reports `available` only if a program does not fit; else it is the chip's.
     """
     memory = {
         "hbm": round(topology.device_hbm_bytes),
         "available": round(topology.device_available_bytes),
-        **found["memory"],
+        **analysis["memory"],
     }
-    left = memory["available"] - memory["needed"]
-    return {**memory, "free": left} if found["fits"] else {**memory, "over": -left}
+    free = memory["available"] - memory["needed"]
+    return {**memory, "free": free} if analysis["fits"] else {**memory, "over": -free}
 
 
-def _speed_findings(request: CompileRequest, compiled: CompileResult) -> dict[str, Any]:
-    found = compiled.findings
-    collectives = find_collectives(compiled.text, found["mesh"])
+def _speed_report(request: CompileRequest, compiled: CompileResult) -> dict[str, Any]:
+    analysis = compiled.analysis
+    collectives = find_collectives(compiled.text, analysis["mesh"])
     work = DeviceWork(
-        found["flops"],
-        found["bytes"],
-        bytes_sent=sum(one.bytes_sent for one in collectives if one.axes != NETWORK_AXIS),
-        bytes_between_slices=sum(one.bytes_sent for one in collectives if one.axes == NETWORK_AXIS),
+        analysis["flops"],
+        analysis["bytes"],
+        bytes_sent=sum(message.bytes_sent for message in collectives if message.axes != NETWORK_AXIS),
+        bytes_between_slices=sum(message.bytes_sent for message in collectives if message.axes == NETWORK_AXIS),
     )
     bounds: StepBounds = compute_bounds(work, request.topology, request.config.train.precision)
     cycles, clock = find_cycles(compiled.text), request.topology.chip.clock_ghz
-    seconds, source = estimate_step_seconds(found["optimal_seconds"], bounds)
+    seconds, source = estimate_step_seconds(analysis["optimal_seconds"], bounds)
     return {
         "collectives": summarise_collectives(collectives),
         "flops": work.flops,
         "bytes": work.bytes,
-        "cost_model_seconds": found["optimal_seconds"],
+        "cost_model_seconds": analysis["optimal_seconds"],
         "cycles": cycles.total,
         "copy_cycles": cycles.copies,
         "cycle_seconds": cycles.total / clock / 1e9 if clock else None,
@@ -164,9 +162,9 @@ BOUND_NAMES = {
 CAVEAT = "Compiled by the real TPU compiler, not run: times are the compiler's or a bound, not measurements."
 
 
-def format_compile_report(found: Mapping[str, Any]) -> list[str]:
-    """Lines about one compiled step."""
-    topology = found["topology"]
+def format_compile_report(report: Mapping[str, Any]) -> list[str]:
+    """Format the report of one compiled step."""
+    topology = report["topology"]
     rows = [
         (
             "topology",
@@ -174,23 +172,23 @@ def format_compile_report(found: Mapping[str, Any]) -> list[str]:
             f"{format_count(topology['devices'], 'device')}",
         ),
         ("mesh", ", ".join(f"{name} {size}" for name, size in topology["mesh"].items())),
-        ("step", _step(found)),
-        ("memory", _memory_rows(found)),
+        ("step", _step(report)),
+        ("memory", _memory_rows(report)),
     ]
-    if "largest" in found:
-        rows.append(("largest", _largest(found)))
-    if found["fits"]:
-        rows += [("work", _work(found)), ("at least", _bounds(found)), ("estimate", _estimate(found))]
-        rows.append(("cycles", _cycles(found)))
-    rows.append(("compiled", _compiled(found)))
+    if "largest" in report:
+        rows.append(("largest", _largest(report)))
+    if report["fits"]:
+        rows += [("work", _work(report)), ("at least", _bounds(report)), ("estimate", _estimate(report))]
+        rows.append(("cycles", _cycles(report)))
+    rows.append(("compiled", _compiled(report)))
     lines = [f"{name:<10} {value}" for name, value in rows]
-    if found["fits"]:
-        lines += ["", *_collectives(found["collectives"])]
+    if report["fits"]:
+        lines += ["", *_collectives(report["collectives"])]
     return [*lines, "", CAVEAT]
 
 
 def format_sweep_report(rows: Sequence[Mapping[str, Any]], largest: int) -> list[str]:
-    """The batches that were tried, in ascending order, and which are best."""
+    """Format the batches that were tried, in ascending order, and the largest and fastest of them."""
     holder = _rank_description(rows[0])
     lines = [f"{'batch':>8} {'global':>9} {'memory':>10} {'ms a step':>10} {'images/s':>12}  "]
     for row in sorted(rows, key=lambda row: int(row["batch"])):
@@ -207,19 +205,19 @@ def format_sweep_report(rows: Sequence[Mapping[str, Any]], largest: int) -> list
     return lines
 
 
-def _step(found: Mapping[str, Any]) -> str:
+def _step(report: Mapping[str, Any]) -> str:
     return (
-        f"{found['model']} at {found['image_size']} px in {found['precision']}, {found['optimizer']}, "
-        f"{found['weight_update']} update, {found['all_reduce']}: {format_count(found['batch'], 'image')} "
-        f"{_rank_description(found)}, {found['global_batch']:,} in all"
+        f"{report['model']} at {report['image_size']} px in {report['precision']}, {report['optimizer']}, "
+        f"{report['weight_update']} update, {report['all_reduce']}: {format_count(report['batch'], 'image')} "
+        f"{_rank_description(report)}, {report['global_batch']:,} in all"
     )
 
 
-def _memory_rows(found: Mapping[str, Any]) -> str:
-    memory = found["memory"]
+def _memory_rows(report: Mapping[str, Any]) -> str:
+    memory = report["memory"]
     needed = format_bytes(memory["needed"])
     usable = f"{format_bytes(memory['available'])} that a program may use of a device's {format_bytes(memory['hbm'])}"
-    if not found["fits"]:
+    if not report["fits"]:
         return f"DOES NOT FIT: {needed} needed of {usable}: {format_bytes(memory['over'])} too much"
     return (
         f"fits: {needed} of {usable}; arguments {format_bytes(memory['arguments'])} (of which "
@@ -227,68 +225,68 @@ def _memory_rows(found: Mapping[str, Any]) -> str:
     )
 
 
-def _largest(found: Mapping[str, Any]) -> str:
-    """The largest batch that fits, and how that is known."""
-    largest, holder = found["largest"], _rank_description(found)
+def _largest(report: Mapping[str, Any]) -> str:
+    """Format the largest batch that fits, and the basis of that answer."""
+    largest, holder = report["largest"], _rank_description(report)
     batch, of = largest["batch"], largest["of"]
-    said = f"{format_count(batch, 'image')} {holder}, {largest['global_batch']:,} in all"
+    text = f"{format_count(batch, 'image')} {holder}, {largest['global_batch']:,} in all"
     if largest["basis"] == "compiled":
         if not batch:
             return f"no batch fits: not {format_count(of[0], 'image')} {holder}, the smallest that the document allows"
         if len(of) == 1:
-            return f"{said}: fits, and no larger one is allowed or tried (compiled)"
-        return f"{said}: fits, and {of[1]} do not (both compiled)"
+            return f"{text}: fits, and no larger one is allowed or tried (compiled)"
+        return f"{text}: fits, and {of[1]} do not (both compiled)"
     if not batch:
-        said = "no batch that the document allows"
+        text = "no batch that the document allows"
     room = f"memory for about {format_count(largest['images'], 'image')}"
     how = (
         f"by a line through the memory of {of[0]} and {of[1]}"
         if largest["basis"] == "line"
-        else f"by this step alone, whose {'temporaries are' if found['fits'] else 'memory is'} taken to grow evenly"
+        else f"by this step alone, whose {'temporaries are' if report['fits'] else 'memory is'} taken to grow evenly"
     )
-    more = "; more may fit, because the compiler recomputes where it runs short" if found["fits"] else ""
-    return f"{said}, an ESTIMATE (exactly: --sweep batch)\n{'':<10} {room}, {how}{more}"
+    more = "; more may fit, because the compiler recomputes where it runs short" if report["fits"] else ""
+    return f"{text}, an ESTIMATE (exactly: --sweep batch)\n{'':<10} {room}, {how}{more}"
 
 
-def _rank_description(found: Mapping[str, Any]) -> str:
-    """Who holds images of its own."""
-    mesh = found["topology"]["mesh"]
-    sharers = mesh["height"] * mesh["width"]
-    return "a device" if sharers == 1 else f"for each {sharers} devices"
+def _rank_description(report: Mapping[str, Any]) -> str:
+    """Return the description of a rank."""
+    mesh = report["topology"]["mesh"]
+    devices = mesh["height"] * mesh["width"]
+    return "a device" if devices == 1 else f"for each {devices} devices"
 
 
-def _work(found: Mapping[str, Any]) -> str:
-    return f"{found['flops'] / 1e12:.3g} TFLOP and {found['bytes'] / 1e9:.3g} GB read and written, a device"
+def _work(report: Mapping[str, Any]) -> str:
+    return f"{report['flops'] / 1e12:.3g} TFLOP and {report['bytes'] / 1e9:.3g} GB read and written, a device"
 
 
-def _bounds(found: Mapping[str, Any]) -> str:
-    parts = [f"{_ms(value)} for {BOUND_NAMES[name]}" for name, value in found["bound_seconds"].items() if value]
-    return f"{', '.join(parts)}; {BOUND_NAMES[found['binding']]} binds"
+def _bounds(report: Mapping[str, Any]) -> str:
+    parts = [f"{_ms(value)} for {BOUND_NAMES[name]}" for name, value in report["bound_seconds"].items() if value]
+    return f"{', '.join(parts)}; {BOUND_NAMES[report['binding']]} binds"
 
 
-def _estimate(found: Mapping[str, Any]) -> str:
-    told = found["cost_model_seconds"]
+def _estimate(report: Mapping[str, Any]) -> str:
     source = "the compiler's cost model"
-    if found["step_source"] == "roofline":
-        source = f"the largest bound, because the cost model's {told * 1e3:,.1f} ms cannot be"
+    if report["step_source"] == "roofline":
+        milliseconds = report["cost_model_seconds"] * 1e3
+        source = f"the largest bound, because the cost model's {milliseconds:,.1f} ms cannot be"
     return (
-        f"{_ms(found['step_seconds'])} a step ({source}): {found['images_per_second']:,.0f} images/s, "
-        f"{found['peak_share']:.0%} of the chips' peak"
+        f"{_ms(report['step_seconds'])} a step ({source}): {report['images_per_second']:,.0f} images/s, "
+        f"{report['peak_share']:.0%} of the chips' peak"
     )
 
 
-def _cycles(found: Mapping[str, Any]) -> str:
-    """A second opinion of the compiler, without messages: what it schedules by."""
-    total, copies, seconds = found["cycles"], found["copy_cycles"], found["cycle_seconds"]
-    told = f" ({_ms(seconds)})" if seconds else ""
+def _cycles(report: Mapping[str, Any]) -> str:
+    """Format the cycles that the compiler schedules by, without messages."""
+    total, copies, seconds = report["cycles"], report["copy_cycles"], report["cycle_seconds"]
+    time = f" ({_ms(seconds)})" if seconds else ""
     share = f", {copies / total:.0%} of them in copies to another layout" if total else ""
-    return f"{total / 1e6:.3g} million in the operations by themselves, messages left out{told}{share}"
+    return f"{total / 1e6:.3g} million in the operations by themselves, messages left out{time}{share}"
 
 
-def _compiled(found: Mapping[str, Any]) -> str:
-    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
-    when = " (kept from before)" if found["from_cache"] else ""
-    return f"in {found['compile_seconds']:.0f} s, {found['cpu_seconds']:.0f} s of a core{when}, by {versions}"
+def _compiled(report: Mapping[str, Any]) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
+    when = " (from the cache)" if report["from_cache"] else ""
+    return f"in {report['compile_seconds']:.0f} s, {report['cpu_seconds']:.0f} s of a core{when}, by {versions}"
 
 
 def _collectives(rows: Sequence[Mapping[str, Any]]) -> list[str]:

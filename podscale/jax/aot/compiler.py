@@ -8,7 +8,6 @@ The environment must keep jax off accelerators and libtpu off Google's metadata 
 
 import gzip
 import json
-import resource
 import sys
 import time
 from pathlib import Path
@@ -18,7 +17,7 @@ import jax
 import numpy as np
 from jax import Device, ShapeDtypeStruct
 from jax.experimental import topologies
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from podscale import models
 from podscale.config import RunConfig
@@ -27,61 +26,59 @@ from podscale.hardware import Topology, find_topology
 from podscale.jax.device_prefetcher import BATCH_SPECS, GlobalBatches
 from podscale.jax.mesh import RANKS, REPLICATED, axis_size, mesh_for_config
 from podscale.jax.optim import HyperParams, OptState
-from podscale.jax.out_of_memory import parse_memory_shortage
+from podscale.jax.out_of_memory import parse_out_of_memory
 from podscale.jax.train_step import STATUS_LENGTH, STATUS_SPEC, DeviceState, StepInputs, TrainStep, build_train_step
 from podscale.util.files import write_json
 
 
 def main(folder: Path) -> None:
-    """Carries out the job of a folder. A document that this engine or the topology refuses is a result, too."""
+    """Run the job of a folder. The InputError of a document that the engine or topology rejects is a result, too."""
     job = json.loads((folder / "job.json").read_text(encoding="utf-8"))
     config = RunConfig.model_validate(job["document"])
     try:
-        found, text = compile_step(
-            config, find_topology(job["topology"], job["slices"]), job["classes"], job["updates"]
-        )
+        topology = find_topology(job["topology"], job["slices"])
+        analysis, text = compile_step(config, topology, job["classes"], job["steps"])
     except InputError as error:
-        found, text = {"refused": fields_of(error)}, ""
+        analysis, text = {"refused": fields_of(error)}, ""
     (folder / "program.hlo.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
-    write_json(folder / "result.json", found)
+    write_json(folder / "result.json", analysis)
 
 
-def compile_step(config: RunConfig, topology: Topology, classes: int, updates: int) -> tuple[dict[str, Any], str]:
-    """What the compiler says of one update of a document, and the program's text; empty where memory is too small.
+def compile_step(config: RunConfig, topology: Topology, classes: int, steps: int) -> tuple[dict[str, Any], str]:
+    """Return the compiler's report of one step of a document, and the program's text; "" if memory is too small.
 
-    updates: of the whole run, the length of the schedule. Raises InputError for what does not fit the topology.
+    Args:
+        steps: steps of the run, the length of the schedule.
+
+    Raises:
+        InputError: the document does not fit the topology.
     """
     mesh = mesh_for_config(config, topology_devices(topology))
     step = build_train_step(config, mesh, classes)
     started = time.monotonic()
-    lowered = step.run_steps.lower(*step_arguments(step, config, classes, updates))  # type: ignore[attr-defined]
-    traced, worked = time.monotonic(), _cpu_seconds()
-    found: dict[str, Any] = {"mesh": dict(mesh.shape), "trace_seconds": round(traced - started, 1)}
+    lowered = step.run_steps.lower(*step_arguments(step, config, classes, steps))  # type: ignore[attr-defined]
+    traced, cpu_before = time.monotonic(), time.process_time()
+    analysis: dict[str, Any] = {"mesh": dict(mesh.shape), "trace_seconds": round(traced - started, 1)}
     text = ""
     try:
         compiled = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
-        shortage = parse_memory_shortage(str(error))
-        if shortage is None:
+        memory = parse_out_of_memory(str(error))
+        if memory is None:
             raise
-        found |= {"fits": False, "memory": shortage._asdict()}
+        analysis |= {"fits": False, "memory": memory._asdict()}
     else:
-        found |= {"fits": True, "memory": device_memory_bytes(compiled), **cost_analysis(compiled)}
+        analysis |= {"fits": True, "memory": device_memory_bytes(compiled), **cost_analysis(compiled)}
         text = compiled.as_text()
-    found |= {"compile_seconds": round(time.monotonic() - traced, 1), "cpu_seconds": round(_cpu_seconds() - worked, 1)}
-    return found, text
-
-
-def _cpu_seconds() -> float:
-    """Seconds of all cores that this process has had."""
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
+    analysis["compile_seconds"] = round(time.monotonic() - traced, 1)
+    analysis["cpu_seconds"] = round(time.process_time() - cpu_before, 1)
+    return analysis, text
 
 
 def topology_devices(topology: Topology) -> list[Device]:
-    """The devices of a topology as the TPU compiler describes them; they can be compiled for, and nothing else.
+    """Return the devices of a topology as the TPU compiler describes them; they can only be compiled for.
 
-    Raises InputError where libtpu does not know the topology.
+    Raises InputError if libtpu does not know the topology.
     """
     options: dict[str, Any] = {"chip_config_name": topology.chip.config} if topology.chip.config else {}
     if topology.slices > 1:
@@ -99,38 +96,37 @@ def topology_devices(topology: Topology) -> list[Device]:
     return list(described.devices)
 
 
-def step_arguments(step: TrainStep, config: RunConfig, classes: int, updates: int) -> tuple[Any, ...]:
-    """Shapes of what one update is given, each with its place on the mesh."""
+def step_arguments(step: TrainStep, config: RunConfig, classes: int, steps: int) -> tuple[Any, ...]:
+    """Return the shapes of a step's arguments with their sharding."""
     buffers = models.model_spec(config.model, classes).buffers
     buckets = tuple(_shape((length,)) for length in step.layout.lengths)
     moments: dict[str, Any] = dict.fromkeys(step.initial_moments, buckets)
-    others: dict[str, Any] = dict.fromkeys(step.specs.opt_state.scalars, _shape(()))
-    of_shapes: Any = DeviceState
-    state = of_shapes(
+    scalars: dict[str, Any] = dict.fromkeys(step.specs.opt_state.scalars, _shape(()))
+    state_of_shapes: Any = DeviceState
+    state = state_of_shapes(
         weights=buckets,
-        opt_state=OptState(moments, others),
+        opt_state=OptState(moments, scalars),
         statistics={buffer.name: _shape(buffer.shape) for buffer in buffers},
         number=_shape((), np.int32),
     )
     images, side = config.train.global_batch, config.input.image_size
     batches: Any = GlobalBatches(_shape((1, images, side, side, 3), np.uint8), _shape((1, images), np.int32))  # type: ignore[arg-type]
-    call = StepInputs(_shape((), np.int32), _shape((axis_size(step.mesh, RANKS), STATUS_LENGTH), np.int32))
-    given = state, batches, _shape((updates, len(HyperParams._fields))), call
+    inputs = StepInputs(_shape((), np.int32), _shape((axis_size(step.mesh, RANKS), STATUS_LENGTH), np.int32))
+    shapes = state, batches, _shape((steps, len(HyperParams._fields))), inputs
     specs = step.specs, BATCH_SPECS, REPLICATED, StepInputs(REPLICATED, STATUS_SPEC)
-    placed: tuple[Any, ...] = jax.tree.map(lambda shape, spec: _shape_on_mesh(shape, step.mesh, spec), given, specs)
-    return placed
+
+    def with_sharding(shape: ShapeDtypeStruct, spec: PartitionSpec) -> ShapeDtypeStruct:
+        return ShapeDtypeStruct(shape.shape, shape.dtype, sharding=NamedSharding(step.mesh, spec))
+
+    return jax.tree.map(with_sharding, shapes, specs)  # type: ignore[no-any-return]
 
 
 def _shape(shape: tuple[int, ...], dtype: Any = np.float32) -> ShapeDtypeStruct:
     return ShapeDtypeStruct(shape, dtype)
 
 
-def _shape_on_mesh(shape: Any, mesh: Mesh, spec: PartitionSpec) -> ShapeDtypeStruct:
-    return ShapeDtypeStruct(shape.shape, shape.dtype, sharding=NamedSharding(mesh, spec))
-
-
 def device_memory_bytes(compiled: Any) -> dict[str, int]:
-    """Bytes on each device; what is aliased is an output that takes the place of a donated argument."""
+    """Return bytes on each device. Aliased outputs take the memory of donated arguments."""
     stats = compiled.memory_analysis()
     parts = {
         "arguments": stats.argument_size_in_bytes,
@@ -144,7 +140,7 @@ def device_memory_bytes(compiled: Any) -> dict[str, int]:
 
 
 def cost_analysis(compiled: Any) -> dict[str, float]:
-    """The compiler's cost analysis of one device: operations, bytes they read and write, its own estimate in s."""
+    """Return the compiler's cost analysis of one device: operations, bytes read and written, and estimated seconds."""
     costs = compiled.cost_analysis()
     return {
         "flops": float(costs.get("flops", 0.0)),

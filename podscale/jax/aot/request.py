@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.metadata import PackageNotFoundError, version
@@ -31,21 +32,22 @@ COMPILER_ENVIRONMENT = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "JAX_TRACEBACK_FILTERING": "off",
 }
-"""No accelerator of this machine is touched, no metadata server of Google's cloud is asked, and another process may use
-libtpu too (it locks a file of the machine otherwise, because a TPU serves one process). A failure ends with its error:
-otherwise jax says last that it has shortened the traceback."""
+"""Keeps jax off this machine's accelerators and libtpu off Google's metadata server, and lets other processes use
+libtpu (which locks a file otherwise, because a TPU serves one process). The last line of a traceback is the error."""
 COMPILER_PACKAGES = ("jax", "jaxlib", "libtpu")
 FRAMEWORK_FREE = ("models/*.py", "training/param_layout.py", "config/batch_norm_groups.py")
-"""What a compiled step depends on below the engine; the rest of what it imports only reads the document."""
-
-
+"""Modules below the engine that a compiled step depends on; its other imports only read the document."""
 SCHEDULE_STEPS = 2**16
-"""Updates whose schedule takes 1 MiB on a device: runs that differ by less share a result."""
+"""Steps whose schedule takes 1 MiB on a device: runs that differ by less share a result."""
 
 
 @dataclass(frozen=True)
 class CompileRequest:
-    """A step to compile. steps: of the whole run, whose schedule lies on each device, 16 bytes an update."""
+    """A step to compile.
+
+    Args:
+        steps: steps of the run; the schedule takes 16 bytes of each device for every step.
+    """
 
     config: RunConfig
     topology: Topology
@@ -54,7 +56,7 @@ class CompileRequest:
 
     @property
     def ranks(self) -> int:
-        """Who has images of its own: a device, or several that share images."""
+        """Ranks of the sample order: a device, or several that share images."""
         return self.topology.device_count // devices_per_rank(self.config)
 
     @property
@@ -64,7 +66,7 @@ class CompileRequest:
 
     @cached_property
     def cache_inputs(self) -> dict[str, Any]:
-        """All that the result depends on."""
+        """Everything that the result depends on."""
         sections = self.config.model_dump(mode="json", include={"model", "train"})
         sections["train"] = {
             name: value
@@ -83,22 +85,27 @@ class CompileRequest:
 
     @property
     def cache_key(self) -> str:
-        """Names the result."""
         return fingerprint(self.cache_inputs)
 
 
 @dataclass(frozen=True)
 class CompileResult:
-    """findings: see `compiling`; text: of the program; versions: of the packages that made it."""
+    """Result of a compilation.
 
-    findings: dict[str, Any]
+    Args:
+        analysis: the compiler's report of the step (see `compiler.compile_step`).
+        text: text of the program.
+        versions: versions of the compiler's packages.
+    """
+
+    analysis: dict[str, Any]
     text: str
     versions: dict[str, str]
     from_cache: bool = False
 
 
 def compiler_versions() -> dict[str, str]:
-    """Of what compiles. Raises InputError where it is not installed."""
+    """Return the versions of the compiler's packages. Raises InputError if one is not installed."""
     try:
         return {name: version(name) for name in COMPILER_PACKAGES}
     except PackageNotFoundError as error:
@@ -111,7 +118,7 @@ def compiler_versions() -> dict[str, str]:
 
 @cache
 def source_hash() -> str:
-    """A hash of the modules that the step is made of."""
+    """Return a hash of the modules that define the step."""
     digest = hashlib.sha256()
     for path in _source_modules():
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
@@ -119,25 +126,25 @@ def source_hash() -> str:
 
 
 def _source_modules() -> list[Path]:
-    """The child and all of this engine that it imports, directly or not, and what is FRAMEWORK_FREE."""
+    """Return the child's module, all modules of this engine that it imports, directly or not, and FRAMEWORK_FREE."""
     root = Path(podscale.__file__).parent
-    found: set[Path] = set()
-    waiting = [COMPILER_MODULE]
-    while waiting:
-        parts = waiting.pop().split(".")[1:]
+    modules: set[Path] = set()
+    names = [COMPILER_MODULE]
+    while names:
+        parts = names.pop().split(".")[1:]
         for path in (root.joinpath(*parts).with_suffix(".py"), root.joinpath(*parts, "__init__.py")):
-            if path.is_file() and path not in found:
-                found.add(path)
-                waiting += [name for name in _imports(path) if name.startswith("podscale.jax.")]
+            if path.is_file() and path not in modules:
+                modules.add(path)
+                names += [name for name in _imports(path) if name.startswith("podscale.jax.")]
     for pattern in FRAMEWORK_FREE:
-        matched = set(root.glob(pattern))
-        assert matched, f"{pattern} matches no module: results would be reused after a change to what it stood for"
-        found |= matched
-    return sorted(found)
+        matches = set(root.glob(pattern))
+        assert matches, f"{pattern} matches no module: cached results would survive changes of these modules"
+        modules |= matches
+    return sorted(modules)
 
 
 def _imports(path: Path) -> Iterator[str]:
-    """Modules that a module imports, with the packages they are in; some names may be of other things."""
+    """Yield the modules that a module imports and their packages; some names may not be modules."""
     for node in ast.walk(ast.parse(path.read_bytes())):
         if isinstance(node, ast.ImportFrom) and node.module:
             parts = node.module.split(".")
@@ -146,35 +153,41 @@ def _imports(path: Path) -> Iterator[str]:
 
 
 def default_cache() -> Path:
-    """Where results are kept."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "podscale" / "tpu-compile"
 
 
 def compile_aot(request: CompileRequest, cache: Path, timeout_seconds: float) -> CompileResult:
-    """What the compiler says of a request, from `kept` where that holds it, else from a child that may take `limit` s.
+    """Compile a step, or return its cached result.
 
-    Raises InputError where the document or the topology is refused, PodscaleError where the compiler fails.
+    Args:
+        cache: folder of results.
+        timeout_seconds: timeout of the child process.
+
+    Raises:
+        InputError: the document or the topology is not valid.
+        PodscaleError: the compiler failed.
     """
     result, text = _cache_files(request, cache)
-    found = cached_result(request, cache)
-    if found is not None:
-        return CompileResult(found, _unpacked(text), request.cache_inputs["versions"], from_cache=True)
-    found = _compile_in_child(request, cache, timeout_seconds, text)
-    write_json(result, found)
-    return CompileResult(found, _unpacked(text), request.cache_inputs["versions"])
+    cached = cached_result(request, cache)
+    analysis = cached
+    if analysis is None:
+        analysis = _compile_in_child(request, cache, timeout_seconds, text)
+        write_json(result, analysis)
+    program = gzip.decompress(text.read_bytes()).decode()
+    return CompileResult(analysis, program, request.cache_inputs["versions"], from_cache=cached is not None)
 
 
 def cached_result(request: CompileRequest, cache: Path) -> dict[str, Any] | None:
-    """What the compiler said of a request before; None where that is not kept."""
+    """Return the cached analysis of a request; None if there is none."""
     result, text = _cache_files(request, cache)
     if not (result.exists() and text.exists()):
         return None
-    found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
-    return found
+    analysis: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
+    return analysis
 
 
 def _cache_files(request: CompileRequest, cache: Path) -> tuple[Path, Path]:
-    """The result of a request, and the text of its program."""
+    """Return the files of a request: its analysis, and the text of its program."""
     return cache / f"{request.cache_key}.json", cache / f"{request.cache_key}.hlo.gz"
 
 
@@ -195,41 +208,36 @@ def _compile_in_child(request: CompileRequest, cache: Path, timeout_seconds: flo
                 "topology": topology.compiler_name,
                 "slices": topology.slices,
                 "classes": request.classes,
-                "updates": request.steps,
+                "steps": request.steps,
             },
         )
-        said = folder / "said.txt"
-        code = _run_child(folder, said, timeout_seconds)
+        output = folder / "output.txt"
+        code = _run_child(folder, output, timeout_seconds)
         if not (folder / "result.json").exists():
-            raise PodscaleError(f"compiling for {topology} {_failure_message(code, said, timeout_seconds)}")
-        found: dict[str, Any] = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-        if "refused" in found:
-            raise InputError(**found["refused"])
+            raise PodscaleError(f"compiling for {topology} {_failure_message(code, output, timeout_seconds)}")
+        analysis: dict[str, Any] = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+        if "refused" in analysis:
+            raise InputError(**analysis["refused"])
         write_atomically(text, (folder / "program.hlo.gz").read_bytes())
-        return found
+        return analysis
 
 
 def _run_child(folder: Path, output_file: Path, timeout_seconds: float) -> int | None:
-    """The exit code of the child; None where its time was over."""
-    with output_file.open("wb") as output:
-        child = subprocess.Popen(
+    """Return the exit code of the child; None if it timed out."""
+    with output_file.open("wb") as output, suppress(subprocess.TimeoutExpired):
+        return subprocess.run(
             [sys.executable, "-m", COMPILER_MODULE, str(folder)],
             env={**os.environ, **COMPILER_ENVIRONMENT},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-        )
-        try:
-            return child.wait(timeout_seconds)
-        except subprocess.TimeoutExpired:
-            return None
-        finally:
-            child.kill()
-            child.wait()
+            timeout=timeout_seconds,
+        ).returncode
+    return None
 
 
 def _failure_message(code: int | None, output: Path, timeout_seconds: float) -> str:
-    """What became of a child that left no result."""
+    """Return what happened to a child that wrote no result."""
     lines = [line for line in output.read_text(errors="replace").splitlines() if line.strip()]
     last = lines[-1][:500] if lines else "nothing was printed"
     if code is None:
@@ -242,7 +250,3 @@ def _failure_message(code: int | None, output: Path, timeout_seconds: float) -> 
     if code < 0:
         return f"crashed the compiler ({signal.Signals(-code).name}): {last}"
     return f"failed: {last}"
-
-
-def _unpacked(text: Path) -> str:
-    return gzip.decompress(text.read_bytes()).decode()

@@ -16,6 +16,7 @@ from podscale.jax.models.layers import (
     Arrays,
     ConvolutionFunction,
     LayerApplier,
+    LayerOptions,
     StemCompute,
     choose_convolution,
     xla_convolution,
@@ -24,9 +25,9 @@ from podscale.jax.models.resnet import resnet
 
 
 class ApplyFunction(Protocol):
-    """A forward pass: images float [n, height, width, 3] -> logits fp32 [n, classes], and the running statistics.
+    """Forward pass: images float [n, height, width, 3] -> (logits fp32 [n, classes], running statistics).
 
-    In training these have moved by one batch, else they are those given. key: of what a network draws (dropout).
+    In training the statistics follow the batch; else they stay as they are. The key is dropout's.
     """
 
     def __call__(
@@ -43,27 +44,23 @@ def build_model(
     convolve: ConvolutionFunction = xla_convolution,
     parts: spatial.Parts = (1, 1),
 ) -> ApplyFunction:
-    """The network of a document's model section.
+    """Build the network of a document's model section. All arrays are fp32; for the options see `LayerOptions`.
 
-    norm: how batch norm takes its statistics; default: over the batch. dtype: of activations and of the weights of
-    convolutions and linear layers while they are computed with (bf16 as in Ying 2018); arrays are fp32 always.
-    convolve: as the devices at hand do it well (`convolution_on`).
-    parts: where not (1, 1), images are this device's tiles, inside `shard_map`; logits are those of whole images.
+    Args:
+        norm: default: statistics over the batch.
+        parts: tiles per image. If not (1, 1), images are this device's tiles, inside `shard_map`.
     """
     norm = norm or BatchNorm(model.batch_norm.eps, model.batch_norm.momentum)
+    options = LayerOptions(norm, dtype, stem, convolve)
 
     def apply(
         parameters: Arrays, statistics: Arrays, images: Array, *, train: bool, key: Array | None = None
     ) -> tuple[Array, dict[str, Array]]:
         def network(images: Array, tiles: spatial.TilesOf, train: bool = False) -> tuple[Array, dict[str, Array]]:
-            layers = LayerApplier(
-                parameters, statistics, norm, train=train, dtype=dtype, stem=stem, convolve=convolve, tiles=tiles
-            )
+            layers = LayerApplier(parameters, statistics, options, train=train, tiles=tiles)
             if model.name == models.ALEXNET:
-                logits = alexnet(layers, images, model, key if train else None)
-            else:
-                logits = resnet(layers, images, model)
-            return logits, layers.statistics
+                return alexnet(layers, images, model, key if train else None), layers.statistics
+            return resnet(layers, images, model), layers.statistics
 
         tiles = spatial.no_tiles if parts == (1, 1) else spatial.track_tiles(network, images, parts)
         return network(images, tiles, train)

@@ -1,7 +1,4 @@
-"""AlexNet (Krizhevsky 2012) with batch norm in place of local response normalisation (You 2017, Jia 2018).
-
-The layers are those of `podscale.models`; `podscale.pytorch.models.alexnet` lists their sources.
-"""
+"""AlexNet (Krizhevsky 2012) with batch norm in place of local response normalisation (You 2017, Jia 2018)."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +11,7 @@ from podscale.models.alexnet import FC6_INPUT_SIDE, FIRST_WINDOW, GROUPED, POOL_
 
 
 def alexnet(layers: LayerApplier, images: Array, model: ModelSection, key: Array | None = None) -> Array:
-    """images float [n, height, width, 3] -> logits fp32 [n, classes]. key: of dropout; None leaves nothing out."""
+    """Return logits fp32 [n, classes] of float images [n, height, width, 3]. Without a key there is no dropout."""
     options = model.alexnet
     x = layers.stem("conv1", images, stride=FIRST_WINDOW.stride, padding=FIRST_WINDOW.padding)
     for number in range(1, 6):
@@ -35,26 +32,26 @@ def alexnet(layers: LayerApplier, images: Array, model: ModelSection, key: Array
     return layers.linear("fc8", x)
 
 
-def adaptive_average_pool(x: Array, cells: int) -> Array:
-    """Averages images to `cells` x `cells` as torch's adaptive pooling does: cell i of side s is [i s / cells, ...)."""
-    if x.shape[1:3] == (cells, cells):
+def adaptive_average_pool(x: Array, output_side: int) -> Array:
+    """Average images to `output_side` x `output_side` pixels, as torch's adaptive pooling does."""
+    if x.shape[1:3] == (output_side, output_side):
         return x
-    rows, columns = (jnp.asarray(averaging_matrix(side, cells), x.dtype) for side in x.shape[1:3])
+    rows, columns = (jnp.asarray(averaging_matrix(side, output_side), x.dtype) for side in x.shape[1:3])
     return jnp.einsum("ih,nhwc,jw->nijc", rows, x, columns)
 
 
-def averaging_matrix(side: int, cells: int) -> npt.NDArray[np.float64]:
-    """The matrix [cells, side] that averages one dimension."""
-    found = np.zeros((cells, side))
-    for cell in range(cells):
-        start, stop = cell * side // cells, -(-(cell + 1) * side // cells)
-        found[cell, start:stop] = 1.0 / (stop - start)
-    return found
+def averaging_matrix(side: int, output_side: int) -> npt.NDArray[np.float64]:
+    """Return the matrix [output_side, side] that averages one dimension."""
+    matrix = np.zeros((output_side, side))
+    for output in range(output_side):
+        start, stop = output * side // output_side, -(-(output + 1) * side // output_side)
+        matrix[output, start:stop] = 1.0 / (stop - start)
+    return matrix
 
 
 def dropout(x: Array, rate: float, key: Array | None, number: int) -> Array:
-    """Leaves out a share of the values and enlarges the others; `number` tells the layers of one key apart."""
+    """Apply dropout; `number` distinguishes the layers that share a key."""
     if key is None or not rate:
         return x
-    kept = random.bernoulli(random.fold_in(key, number), 1.0 - rate, x.shape)
-    return jnp.where(kept, x / (1.0 - rate), 0.0)
+    mask = random.bernoulli(random.fold_in(key, number), 1.0 - rate, x.shape)
+    return jnp.where(mask, x / (1.0 - rate), 0.0)

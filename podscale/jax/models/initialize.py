@@ -1,6 +1,6 @@
 """Initial weights of a network: the same distributions as the PyTorch engine's, from another random stream.
 
-NumPy draws them on the host, so that every host has the same values and nothing is compiled for it.
+NumPy draws them on the host: every host has the same values, and nothing is compiled.
 """
 
 from math import prod, sqrt
@@ -15,11 +15,11 @@ from podscale.models.resnet import BASIC, BOTTLENECK, resnet_spec
 
 Values = npt.NDArray[Any]
 LAST_GAMMA = {BASIC: ".bn2.weight", BOTTLENECK: ".bn3.weight"}
-"""How the names of the scales end that a block of each kind ends with."""
+"""Suffix of the name of a block's last scale, by kind of block."""
 
 
 def initialise(model: ModelSection, classes: int, seed: int) -> tuple[dict[str, Values], dict[str, Values]]:
-    """Parameters and running statistics, fp32, by the model spec's names.
+    """Return initial parameters and running statistics, fp32, by the model spec's names.
 
     Residual networks: He's initialisation by fan-out, the last gamma of a block 0, the classifier N(0, 0.01) (Goyal
     2017, 5.1). AlexNet: He's by fan-in, the classifier N(0, 0.01). Biases are 0.

@@ -12,6 +12,7 @@ TPU submissions, Kumar 2019): 7x7 with stride 2 on 3 channels turns into 4x4 on 
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from itertools import product
 from typing import Literal
 
@@ -25,7 +26,7 @@ from podscale.jax.batch_norm import BatchNorm, ChannelStatistics
 from podscale.models import Window
 
 NHWC_OIHW = ("NHWC", "OIHW", "NHWC")
-"""Images as loaders bring them, filters as the catalogue keeps them; XLA arranges both as the device wants."""
+"""Layouts of images, filters and outputs; XLA arranges them as the device wants."""
 
 ConvolutionFunction = Callable[[Array, Array, int, int, int], Array]
 """(images [n, height, width, channels], filters [outputs, channels / groups, kernel, kernel], stride, padding, groups)
@@ -33,12 +34,11 @@ ConvolutionFunction = Callable[[Array, Array, int, int, int], Array]
 
 
 def choose_convolution(mesh: Mesh) -> ConvolutionFunction:
-    """What suits the devices of a mesh, which need not be there."""
+    """Return the fastest convolution for the devices of a mesh, which may be described devices."""
     return matmul_convolution if mesh.devices.flat[0].platform == "cpu" else xla_convolution
 
 
 def xla_convolution(x: Array, weight: Array, stride: int, padding: int, groups: int = 1) -> Array:
-    """XLA's convolution."""
     y: Array = lax.conv_general_dilated(
         x,
         weight,
@@ -51,7 +51,7 @@ def xla_convolution(x: Array, weight: Array, stride: int, padding: int, groups: 
 
 
 def matmul_convolution(x: Array, weight: Array, stride: int, padding: int, groups: int = 1) -> Array:
-    """By products of matrices where XLA's convolution is slow on a CPU."""
+    """Convolve by matrix products if XLA's convolution is slow on a CPU."""
     if groups > 1:
         pairs = zip(jnp.split(x, groups, axis=-1), jnp.split(weight, groups), strict=True)
         return jnp.concatenate([matmul_convolution(part, filters, stride, padding) for part, filters in pairs], axis=-1)
@@ -60,13 +60,13 @@ def matmul_convolution(x: Array, weight: Array, stride: int, padding: int, group
     if kernel > 1 and rows * columns >= kernel * kernel:
         return xla_convolution(x, weight, stride, padding)
     x = jnp.pad(x, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
-    far, wide = stride * (rows - 1) + 1, stride * (columns - 1) + 1
-    seen = [
-        lax.slice(x, (0, i, j, 0), (len(x), i + far, j + wide, x.shape[-1]), (1, stride, stride, 1))
+    height, width = stride * (rows - 1) + 1, stride * (columns - 1) + 1
+    shifted = [
+        lax.slice(x, (0, i, j, 0), (len(x), i + height, j + width, x.shape[-1]), (1, stride, stride, 1))
         for i, j in product(range(kernel), repeat=2)
     ]
     filters = weight.transpose(0, 2, 3, 1).reshape(len(weight), -1)  # a window row by row, each pixel's channels
-    return jnp.einsum("nhwi,oi->nhwo", jnp.concatenate(seen, axis=-1), filters)
+    return jnp.einsum("nhwi,oi->nhwo", jnp.concatenate(shifted, axis=-1), filters)
 
 
 StemCompute = Literal["plain", "padded4", "space_to_depth"]
@@ -80,10 +80,9 @@ def stem_convolution(
     compute: StemCompute = "plain",
     convolve: ConvolutionFunction = xla_convolution,
 ) -> Array:
-    """images [n, height, width, 3] and filters [outputs, 3, kernel, kernel] -> [n, rows, columns, outputs].
+    """Convolve images [n, height, width, 3] with filters [outputs, 3, kernel, kernel] of the same dtype.
 
-    Both of one dtype, which the result has too; padding in pixels on every side. A stem of stride 1 has nothing to fold
-    and stays plain.
+    Returns [n, rows, columns, outputs]. A stem of stride 1 has nothing to fold and stays plain.
     """
     if compute == "space_to_depth" and stride > 1:
         return convolve(*_space_to_depth_conv(images, weight, stride, padding), 1, 0, 1)
@@ -94,32 +93,32 @@ def stem_convolution(
 
 
 def _space_to_depth_conv(images: Array, weight: Array, stride: int, padding: int) -> tuple[Array, Array]:
-    """Images and filters whose convolution, without stride or padding, is the plain one.
+    """Return images and filters whose convolution, without stride or padding, is the plain one.
 
-    In the padded image output o begins at row stride * o, where a block begins; the kernel ends with zeros. Where the
-    plain convolution leaves out the image's last rows, the padding behind is negative.
+    In the padded image output o begins at row stride * o, the first of a block; zeros fill up the kernel. If the plain
+    convolution leaves out the image's last rows, the padding after them is negative.
     """
     kernel = weight.shape[-1]
     blocks = -(-kernel // stride)
-    behind = blocks * stride - kernel
+    fill = blocks * stride - kernel
     bottom, right = (
         ((side + 2 * padding - kernel) // stride + blocks) * stride - padding - side for side in images.shape[1:3]
     )
     none = (0, 0, 0)
     images = lax.pad(images, jnp.zeros((), images.dtype), (none, (padding, bottom, 0), (padding, right, 0), none))
-    weight = jnp.pad(weight, ((0, 0), (0, 0), (0, behind), (0, behind)))
+    weight = jnp.pad(weight, ((0, 0), (0, 0), (0, fill), (0, fill)))
     return space_to_depth(images, stride), space_to_depth_filters(weight, stride)
 
 
 def space_to_depth(x: Array, block: int) -> Array:
-    """Blocks of pixels to channels: [n, h, w, c] -> [n, h / block, w / block, c * block^2]."""
+    """Fold blocks of pixels into channels: [n, h, w, c] -> [n, h / block, w / block, c * block^2]."""
     n, h, w, c = x.shape
     parts = x.reshape(n, h // block, block, w // block, block, c).transpose(0, 1, 3, 5, 2, 4)
     return parts.reshape(n, h // block, w // block, c * block * block)
 
 
 def space_to_depth_filters(weight: Array, block: int) -> Array:
-    """The same for filters: [o, c, h, w] -> [o, c * block^2, h / block, w / block]."""
+    """Fold filters likewise: [o, c, h, w] -> [o, c * block^2, h / block, w / block]."""
     o, c, h, w = weight.shape
     parts = weight.reshape(o, c, h // block, block, w // block, block).transpose(0, 1, 3, 5, 2, 4)
     return parts.reshape(o, c * block * block, h // block, w // block)
@@ -128,85 +127,97 @@ def space_to_depth_filters(weight: Array, block: int) -> Array:
 Arrays = Mapping[str, Array]
 
 
-class LayerApplier:
-    """The layers of one forward pass: finds their arrays by name and gathers new running statistics.
+@dataclass(frozen=True)
+class LayerOptions:
+    """Implementation of the layers.
 
-    Images, filters and linear weights are computed with in `dtype`; batch norm's parameters and statistics are fp32.
-    tiles: how the images of each operation are cut over devices (see `spatial`).
+    Args:
+        norm: batch norm; its parameters and statistics are fp32.
+        dtype: arithmetic of images, filters and linear weights.
+        stem: form of the first convolution.
+        convolve: convolution for the devices (see `choose_convolution`).
+    """
+
+    norm: BatchNorm
+    dtype: DTypeLike = jnp.float32
+    stem: StemCompute = "plain"
+    convolve: ConvolutionFunction = xla_convolution
+
+
+class LayerApplier:
+    """Layers of one forward pass: looks up their arrays by name and collects new running statistics.
+
+    Args:
+        tiles: returns the tiles of the images of each operation (see `spatial`).
     """
 
     def __init__(
         self,
         parameters: Arrays,
         statistics: Arrays,
-        norm: BatchNorm,
+        options: LayerOptions,
         *,
         train: bool,
-        dtype: DTypeLike = jnp.float32,
-        stem: StemCompute = "plain",
-        convolve: ConvolutionFunction = xla_convolution,
         tiles: spatial.TilesOf = spatial.no_tiles,
     ) -> None:
-        self._parameters, self._norm, self._train, self._dtype, self._stem = parameters, norm, train, dtype, stem
-        self._convolve, self._tiles = convolve, tiles
+        self._parameters, self._options, self._train, self._tiles = parameters, options, train, tiles
         self.statistics = dict(statistics)
 
     def stem(self, name: str, images: Array, *, stride: int, padding: int) -> Array:
-        """The first convolution: images [n, height, width, 3] of any float type."""
-        weight = self._parameters[f"{name}.weight"].astype(self._dtype)
-        x = images.astype(self._dtype)
+        """Apply the first convolution to images [n, height, width, 3] of any float type."""
+        weight, x = self._weight(name), images.astype(self._options.dtype)
         x, padding = spatial.exchange_halo(x, Window(weight.shape[-1], stride, padding), self._tiles(x))
-        y = stem_convolution(x, weight, stride, padding, self._stem, self._convolve)
+        y = stem_convolution(x, weight, stride, padding, self._options.stem, self._options.convolve)
         return self._add_bias(name, y)
 
     def convolution(self, name: str, x: Array, *, stride: int = 1, groups: int = 1) -> Array:
-        """With same padding."""
-        weight = self._parameters[f"{name}.weight"].astype(self._dtype)
+        """Convolve with same padding."""
+        weight = self._weight(name)
         kernel = weight.shape[-1]
         x, padding = spatial.exchange_halo(x, Window(kernel, stride, kernel // 2), self._tiles(x))
-        return self._add_bias(name, self._convolve(x, weight, stride, padding, groups))
+        return self._add_bias(name, self._options.convolve(x, weight, stride, padding, groups))
 
     def blur(self, x: Array) -> Array:
-        """Each channel with [1, 2, 1] / 4 along both directions, zeros outside (Zhang 2019)."""
+        """Blur each channel with [1, 2, 1] / 4 along both directions, zeros outside (Zhang 2019)."""
         x, padding = spatial.exchange_halo(x, Window(3, 1, 1), self._tiles(x))
         x = jnp.pad(x, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
         x = (x[:, :-2] + x[:, 2:]) / 4 + x[:, 1:-1] / 2
         return (x[:, :, :-2] + x[:, :, 2:]) / 4 + x[:, :, 1:-1] / 2
 
     def subsample(self, x: Array, stride: int) -> Array:
-        """Every `stride`-th pixel along both directions."""
+        """Return every `stride`-th pixel along both directions."""
         x, _ = spatial.exchange_halo(x, Window(1, stride, 0), self._tiles(x))
         return x[:, ::stride, ::stride]
 
     def norm(self, name: str, x: Array) -> Array:
-        """Batch norm, in training by the batch's statistics, which also move the running ones."""
+        """Apply batch norm; in training by the batch's statistics, which also update the running ones."""
         weight, bias = (self._parameters[f"{name}.{part}"] for part in ("weight", "bias"))
         mean, var = f"{name}.running_mean", f"{name}.running_var"
         running, tiles = ChannelStatistics(self.statistics[mean], self.statistics[var]), self._tiles(x)
         if not self._train:
-            return self._norm.evaluate(x, weight, bias, running)
-        y, moved = self._norm.train(x, weight, bias, running, tiles)
-        self.statistics[mean], self.statistics[var] = moved
+            return self._options.norm.evaluate(x, weight, bias, running)
+        y, running = self._options.norm.train(x, weight, bias, running, tiles)
+        self.statistics[mean], self.statistics[var] = running
         return y
 
     def max_pool(self, x: Array, kernel: int, stride: int, padding: int) -> Array:
-        """The largest value of each window."""
         return spatial.max_pool(x, Window(kernel, stride, padding), self._tiles(x))
 
     def global_average_pool(self, x: Array) -> Array:
-        """The mean over the pixels of each image: fp32 (or fp64) [n, channels]."""
+        """Return the mean over the pixels of each image, fp32 (or fp64) [n, channels]."""
         return spatial.global_average_pool(x.astype(jnp.promote_types(x.dtype, jnp.float32)), self._tiles(x))
 
     def gather_tiles(self, x: Array) -> Array:
-        """Images that are no longer cut."""
         return spatial.gather_tiles(x, self._tiles(x))
 
     def linear(self, name: str, x: Array) -> Array:
-        """[n, inputs] -> fp32 [n, outputs]: products in the dtype of the network, sums and bias in fp32 (or fp64)."""
-        weight = self._parameters[f"{name}.weight"].astype(self._dtype)
-        exact = jnp.promote_types(self._dtype, jnp.float32)
-        y = jnp.dot(x.astype(self._dtype), weight.T, preferred_element_type=exact)
+        """Map [n, inputs] to fp32 (or fp64) [n, outputs]: products in the network's dtype, sums and bias exact."""
+        exact = jnp.promote_types(self._options.dtype, jnp.float32)
+        y = jnp.dot(x.astype(self._options.dtype), self._weight(name).T, preferred_element_type=exact)
         return y + self._parameters[f"{name}.bias"]
+
+    def _weight(self, name: str) -> Array:
+        return self._parameters[f"{name}.weight"].astype(self._options.dtype)
 
     def _add_bias(self, name: str, y: Array) -> Array:
         bias = self._parameters.get(f"{name}.bias")

@@ -11,7 +11,7 @@ from podscale.models.resnet import BASIC, BOTTLENECK, EXPANSION, ResNetSpec, res
 
 
 def resnet(layers: LayerApplier, images: Array, model: ModelSection) -> Array:
-    """images float [n, height, width, 3] -> logits fp32 [n, classes]."""
+    """Return logits fp32 [n, classes] of float images [n, height, width, 3]."""
     network = resnet_spec(model)
     x = layers.stem("conv1", images, stride=network.stem.stride, padding=network.stem.padding)
     x = nn.relu(layers.norm("bn1", x))
@@ -26,23 +26,22 @@ def resnet(layers: LayerApplier, images: Array, model: ModelSection) -> Array:
 
 
 class ResidualBlock(ABC):
-    """What the blocks of one network have in common."""
+    """Residual block of a network."""
 
     def __init__(self, layers: LayerApplier, spec: ResNetSpec) -> None:
         self.layers, self.spec = layers, spec
 
     @abstractmethod
-    def __call__(self, name: str, x: Array, inner: int, stride: int) -> Array:
-        """The block of this name."""
+    def __call__(self, name: str, x: Array, inner: int, stride: int) -> Array: ...
 
     def conv(self, name: str, norm: str, x: Array, stride: int = 1) -> Array:
-        """A convolution, of blurred images where the plan says so, and its batch norm."""
+        """Apply a convolution, of blurred images if the spec says so, and its batch norm."""
         if self.spec.uses_blur(x.shape[-1], stride):
             x = self.layers.blur(x)
         return self.layers.norm(norm, self.layers.convolution(name, x, stride=stride))
 
     def shortcut(self, name: str, x: Array, outputs: int, stride: int) -> Array:
-        """The identity where shapes agree, else what the plan says."""
+        """Return the identity if shapes agree, else the spec's projection or padding."""
         if stride == 1 and x.shape[-1] == outputs:
             return x
         if self.spec.shortcut == "padding":
@@ -52,16 +51,18 @@ class ResidualBlock(ABC):
 
 
 class BasicBlock(ResidualBlock):
+    """Two 3x3 convolutions and the shortcut."""
+
     def __call__(self, name: str, x: Array, inner: int, stride: int) -> Array:
-        """Two 3x3 convolutions and the shortcut."""
         y = nn.relu(self.conv(f"{name}.conv1", f"{name}.bn1", x, stride))
         y = self.conv(f"{name}.conv2", f"{name}.bn2", y)
         return nn.relu(y + self.shortcut(name, x, inner * EXPANSION[BASIC], stride))
 
 
 class Bottleneck(ResidualBlock):
+    """1x1 down, 3x3 (with the stride), 1x1 up to four times the inner channels, and the shortcut."""
+
     def __call__(self, name: str, x: Array, inner: int, stride: int) -> Array:
-        """1x1 down, 3x3 (with the stride), 1x1 up to four times the inner channels, and the shortcut."""
         y = nn.relu(self.conv(f"{name}.conv1", f"{name}.bn1", x))
         y = nn.relu(self.conv(f"{name}.conv2", f"{name}.bn2", y, stride))
         y = self.conv(f"{name}.conv3", f"{name}.bn3", y)

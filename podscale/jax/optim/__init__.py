@@ -1,24 +1,21 @@
 """Optimizers by their names in the document."""
 
-from podscale.jax.optim.adaptive import adam, lamb, rmsprop
-from podscale.jax.optim.base import HyperParams, OptState, ParamShard, UpdateResult, UpdateRule
-from podscale.jax.optim.build_optimizer import build_optimizer, build_param_shard, initial_moments, scalar_names
-from podscale.jax.optim.lars import lars
-from podscale.jax.optim.sgd import sgd
+from podscale.jax.optim.adaptive import Adam, Lamb, RmsProp
+from podscale.jax.optim.base import HyperParams, Optimizer, OptState, ParamShard
+from podscale.jax.optim.build_optimizer import build_optimizer, build_param_shard
+from podscale.jax.optim.lars import Lars
+from podscale.jax.optim.sgd import Sgd
 
 __all__ = [
+    "Adam",
     "HyperParams",
+    "Lamb",
+    "Lars",
     "OptState",
+    "Optimizer",
     "ParamShard",
-    "UpdateResult",
-    "UpdateRule",
-    "adam",
+    "RmsProp",
+    "Sgd",
     "build_optimizer",
     "build_param_shard",
-    "initial_moments",
-    "lamb",
-    "lars",
-    "rmsprop",
-    "scalar_names",
-    "sgd",
 ]

@@ -5,8 +5,9 @@ shard for norms of whole arrays and for factors of arrays row by row. If the ste
 arrays are added over the devices in one small message (Kumar 2019; Xu 2020).
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -22,23 +23,23 @@ class ParamShard:
 
     Args:
         layout: layout of the buckets.
-        treatments: optimizer options of each array by name.
+        options: optimizer options of each array by name.
         axes: mesh axes along which buckets are scattered; none if every device steps all weights.
         shards: number of shards; 1 if every device steps all weights.
     """
 
     def __init__(
-        self, layout: ParamLayout, treatments: Mapping[str, ParamOptions], axes: AxisNames = (), shards: int = 1
+        self, layout: ParamLayout, options: Mapping[str, ParamOptions], axes: AxisNames = (), shards: int = 1
     ) -> None:
         self._axes = axes
-        treated = [treatments[name] for name in layout.shapes]
-        self.uses_weight_decay = jnp.array([float(treatment.uses_weight_decay) for treatment in treated])
+        ordered = [options[name] for name in layout.shapes]
+        self.uses_weight_decay = jnp.array([float(option.uses_weight_decay) for option in ordered])
         """1 for each array that decays, else 0."""
-        self.uses_trust_ratio = jnp.array([treatment.uses_trust_ratio for treatment in treated])
+        self.uses_trust_ratio = jnp.array([option.uses_trust_ratio for option in ordered])
         self._rows = [jnp.asarray(rows) for rows in layout.array_of_rows()]
         if axes:
-            place = lax.axis_index(axes)
-            self._rows = [lax.dynamic_slice_in_dim(r, place * (len(r) // shards), len(r) // shards) for r in self._rows]
+            index = lax.axis_index(axes)
+            self._rows = [lax.dynamic_slice_in_dim(r, index * (len(r) // shards), len(r) // shards) for r in self._rows]
 
     def norms(self, finite: Array, *values: Buckets) -> tuple[Array, list[Array]]:
         """Return whether all devices are `finite`, and the L2 norms of every array for each of the values."""
@@ -96,7 +97,7 @@ class OptState(NamedTuple):
     scalars: dict[str, Array]
 
 
-class UpdateResult(NamedTuple):
+class OptimizerResult(NamedTuple):
     """Weights and optimizer state after a step, and whether it was applied, the same on all devices."""
 
     weights: Buckets
@@ -104,14 +105,19 @@ class UpdateResult(NamedTuple):
     finite: Array
 
 
-class UpdateRule(Protocol):
-    """One optimizer step of a device's shard of the weights, as a pure function.
+class Optimizer(ABC):
+    """One optimizer step of a device's shard of the weights, as a pure function. Its hyperparameters are fields."""
 
-    Weights and gradients are fp32 buckets of the shard. `finite` is False if an average on this device is not finite.
-    If it is False on any device, weights and state stay unchanged on every device, to the bit.
-    """
+    scalar_names: tuple[str, ...] = ()
+    """Names of the scalar state, which starts at 0."""
 
-    def __call__(
+    @property
+    def initial_moments(self) -> Mapping[str, float]:
+        """Initial value of each moment, by name."""
+        return {"momentum": 0.0}
+
+    @abstractmethod
+    def step(
         self,
         shard: ParamShard,
         weights: Buckets,
@@ -119,4 +125,10 @@ class UpdateRule(Protocol):
         opt_state: OptState,
         hyper: HyperParams,
         finite: Array,
-    ) -> UpdateResult: ...
+    ) -> OptimizerResult:
+        """Return the state after one step. Weights and averaged gradients are fp32 buckets of the shard.
+
+        Args:
+            finite: bool scalar; False if an average on this device is not finite. If it is False on any device,
+                weights and state stay unchanged on every device, to the bit.
+        """

@@ -1,54 +1,32 @@
 """Construction of the optimizer and its parameter shard from the document's optimizer section."""
 
-from functools import partial
-
 from podscale import models
 from podscale.config.optimizer import JAX_OPTIMIZERS, OptimizerSection
 from podscale.errors import InputError
 from podscale.jax.all_reduce import AllReduce
 from podscale.jax.flat_buffers import ParamLayout
-from podscale.jax.optim.adaptive import adam, lamb, rmsprop
-from podscale.jax.optim.base import ParamShard, UpdateRule
-from podscale.jax.optim.lars import lars
-from podscale.jax.optim.sgd import sgd
+from podscale.jax.optim.adaptive import Adam, Lamb, RmsProp
+from podscale.jax.optim.base import Optimizer, ParamShard
+from podscale.jax.optim.lars import Lars
+from podscale.jax.optim.sgd import Sgd
 from podscale.training.param_layout import param_options
 from podscale.util.formatting import join_words
 
 
-def build_optimizer(section: OptimizerSection) -> UpdateRule:
-    """The update rule of a document. Raises InputError for one that this engine does not have."""
+def build_optimizer(section: OptimizerSection) -> Optimizer:
+    """Build the optimizer of a document. Raises InputError if this engine does not have it."""
+    eps, form = section.effective_eps, section.effective_momentum_form
     match section.name:
         case "sgd":
-            return partial(sgd, nesterov=section.nesterov, form=section.effective_momentum_form)
+            return Sgd(section.nesterov, form)
         case "lars":
-            return partial(
-                lars,
-                nesterov=section.nesterov,
-                trust_coefficient=section.trust_coefficient,
-                eps=section.effective_eps,
-                trust=section.trust,
-                form=section.effective_momentum_form,
-                clip=section.trust_clip,
-            )
+            return Lars(section.nesterov, section.trust_coefficient, eps, section.trust, form, section.trust_clip)
         case "lamb":
-            return partial(
-                lamb,
-                beta2=section.beta2,
-                eps=section.effective_eps,
-                clip_norm=section.clip_norm,
-                clip=section.trust_clip,
-            )
+            return Lamb(section.beta2, eps, section.clip_norm, section.trust_clip)
         case "adam":
-            return partial(adam, beta2=section.beta2, eps=section.effective_eps, decoupled=section.adam.decoupled)
+            return Adam(section.beta2, eps, section.adam.decoupled)
         case "rmsprop":
-            own = section.rmsprop
-            return partial(
-                rmsprop,
-                decay=own.decay,
-                eps=section.effective_eps,
-                variant=own.variant,
-                form=section.effective_momentum_form,
-            )
+            return RmsProp(section.rmsprop.decay, eps, section.rmsprop.variant, form)
         case other:
             raise InputError(
                 f"the JAX engine has {join_words(JAX_OPTIMIZERS)}",
@@ -58,25 +36,16 @@ def build_optimizer(section: OptimizerSection) -> UpdateRule:
             )
 
 
-def initial_moments(section: OptimizerSection) -> dict[str, float]:
-    """What the rule keeps of every weight, by name, and the value that it begins with."""
-    if section.name not in ("lamb", "adam", "rmsprop"):
-        return {"momentum": 0.0}
-    ones = section.name == "rmsprop" and section.rmsprop.variant == "tensorflow"
-    return {"momentum": 0.0, "variance": 1.0 if ones else 0.0}
-
-
-def scalar_names(section: OptimizerSection) -> tuple[str, ...]:
-    """What it keeps besides: scalars, which begin at 0."""
-    return ("updates",) if section.name in ("lamb", "adam") else ()
-
-
 def build_param_shard(
     section: OptimizerSection, layout: ParamLayout, spec: models.ModelSpec, scattered: AllReduce | None = None
 ) -> ParamShard:
-    """What this device updates; `scattered` is what cuts buckets into shards, None where there are none.
+    """Build this device's parameter shard.
 
-    Raises InputError where a pattern of the skip list matches nothing.
+    Args:
+        scattered: all-reduce that scatters the buckets; None if every device steps all weights.
+
+    Raises:
+        InputError: a pattern of the skip list matches nothing.
     """
-    treated = param_options(section, spec)
-    return ParamShard(layout, treated, scattered.axes, scattered.shards) if scattered else ParamShard(layout, treated)
+    options = param_options(section, spec)
+    return ParamShard(layout, options, scattered.axes, scattered.shards) if scattered else ParamShard(layout, options)

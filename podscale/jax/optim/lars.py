@@ -2,50 +2,58 @@
 
 ratio = eta * |w| / (|g| + weight_decay * |w| + eps), 1 where a norm is zero;  d = g + weight_decay * w
 unscaled: m = momentum * m + rate * ratio * d;  w -= m, or with Nesterov w -= momentum * m + rate * ratio * d.
-Which runs used which variant stands in `podscale.pytorch.optim.lars`.
+`podscale.pytorch.optim.lars` has the table of runs and their variants.
 """
 
+from dataclasses import dataclass
 from typing import Literal
 
 import jax.numpy as jnp
 from jax import Array
 
 from podscale.jax.flat_buffers import Buckets
-from podscale.jax.optim.base import HyperParams, OptState, ParamShard, UpdateResult
-from podscale.jax.optim.sgd import MomentumForm, add_weight_decay, momentum_factors, momentum_update
+from podscale.jax.optim.base import HyperParams, Optimizer, OptimizerResult, OptState, ParamShard
+from podscale.jax.optim.sgd import MomentumForm, MomentumUpdate, add_weight_decay
 
 TrustForm = Literal["sum_of_norms", "norm_of_sum"]
 
 
-def lars(
-    shard: ParamShard,
-    weights: Buckets,
-    gradients: Buckets,
-    opt_state: OptState,
-    hyper: HyperParams,
-    finite: Array,
-    *,
-    nesterov: bool,
-    trust_coefficient: float,
-    eps: float = 0.0,
-    trust: TrustForm = "sum_of_norms",
-    form: MomentumForm = "unscaled",
-    clip: bool = False,
-) -> UpdateResult:
-    """See the module's text. Norms are those of whole fp32 arrays, after averaging over the devices.
+@dataclass(frozen=True)
+class Lars(Optimizer):
+    """LARS. Norms are those of unsharded fp32 arrays, after averaging over the devices.
 
     Arrays that do not adapt get ratio 1, which leaves plain momentum. clip: LARC's, the ratio becomes
     min(ratio / rate, 1), so that no layer moves faster than the learning rate.
     """
-    directions = add_weight_decay(shard, weights, gradients, hyper.weight_decay)
-    finite, (w, g) = shard.norms(finite, weights, directions if trust == "norm_of_sum" else gradients)
-    below = g + eps
-    if trust == "sum_of_norms":
-        below += hyper.weight_decay * shard.uses_weight_decay * w
-    ratio = jnp.where((w > 0) & (g > 0), trust_coefficient * w / below, 1.0)
-    if clip:
-        ratio = jnp.minimum(ratio / hyper.learning_rate, 1.0)
-    both = momentum_factors(form, hyper.learning_rate, jnp.where(shard.uses_trust_ratio, ratio, 1.0))
-    return momentum_update(
-        shard, weights, directions, opt_state.moments["momentum"], both, hyper, finite, nesterov=nesterov
-    )
+
+    nesterov: bool
+    trust_coefficient: float
+    eps: float = 0.0
+    trust: TrustForm = "sum_of_norms"
+    form: MomentumForm = "unscaled"
+    clip: bool = False
+
+    def step(
+        self,
+        shard: ParamShard,
+        weights: Buckets,
+        gradients: Buckets,
+        opt_state: OptState,
+        hyper: HyperParams,
+        finite: Array,
+    ) -> OptimizerResult:
+        directions = add_weight_decay(shard, weights, gradients, hyper.weight_decay)
+        finite, (w, g) = shard.norms(finite, weights, directions if self.trust == "norm_of_sum" else gradients)
+        ratio = self._trust_ratio(shard, w, g, hyper)
+        momentum = MomentumUpdate(self.form, self.nesterov)
+        return momentum.step(shard, weights, directions, opt_state, hyper, finite, ratio)
+
+    def _trust_ratio(self, shard: ParamShard, w: Array, g: Array, hyper: HyperParams) -> Array:
+        """Return the trust ratio of each array, fp32 [arrays], from the norms of weights and gradients."""
+        denominator = g + self.eps
+        if self.trust == "sum_of_norms":
+            denominator += hyper.weight_decay * shard.uses_weight_decay * w
+        ratio = jnp.where((w > 0) & (g > 0), self.trust_coefficient * w / denominator, 1.0)
+        if self.clip:
+            ratio = jnp.minimum(ratio / hyper.learning_rate, 1.0)
+        return jnp.where(shard.uses_trust_ratio, ratio, 1.0)

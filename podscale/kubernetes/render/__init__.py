@@ -16,22 +16,20 @@ RENDERERS_BY_KIND: dict[str, Callable[[JobSpec], JobManifests]] = {
     "jobset": jobset.render_jobset,
     "job": job.render_plain_job,
 }
-
-
 PREFERRED_KINDS = ("pytorchjob", "trainjob", "jobset")
-"""For CPUs and GPUs: the operator that this project is proven with comes first."""
+"""For PyTorch on CPUs and GPUs, best tested first."""
 PREFERRED_KINDS_JAX = ("jaxjob", "jobset", "trainjob")
 """For JAX on CPUs and GPUs."""
 PREFERRED_KINDS_TPU = ("jobset", "trainjob")
-"""TPU slices of several hosts are what JobSet is for; nobody vouches for JAXJob on TPUs."""
+"""For TPUs: JobSet supports slices of several hosts; JAXJob is untested there."""
 
 
 def suitable_backends(spec: JobSpec) -> tuple[str, ...]:
-    """Return the kinds of job that can run `spec`, the best first; a plain job for one pod only."""
+    """Return the kinds of job that can run `spec`, best first; a plain job for one pod only."""
     if spec.min_nodes is not None:
-        return PREFERRED_KINDS[:1]  # only it is elastic
+        return ("pytorchjob",)  # the only elastic kind
     if spec.slices > 1:
-        return PREFERRED_KINDS_TPU[:1]
+        return ("jobset",)
     operators: tuple[str, ...] = PREFERRED_KINDS_JAX if spec.engine == "jax" else PREFERRED_KINDS
     if spec.hardware.kind == "tpu":
         operators = PREFERRED_KINDS_TPU
@@ -40,16 +38,12 @@ def suitable_backends(spec: JobSpec) -> tuple[str, ...]:
 
 def choose_backend(spec: JobSpec, backend: str) -> str:
     """Return `backend` for a training or for ranks on several pods, else a plain job."""
-    together = spec.stage == "train" or (spec.nodes > 1 and spec.stage != "shard")
-    return backend if together else "job"
+    needs_operator = spec.stage == "train" or (spec.nodes > 1 and spec.stage != "shard")
+    return backend if needs_operator else "job"
 
 
 def render_job(spec: JobSpec, backend: str) -> JobManifests:
-    """Return the objects that run `spec` on `backend`, a name of BACKENDS.
-
-    Raises:
-        InputError: That kind of job does not support the request.
-    """
+    """Return the objects that run `spec` on `backend`. Raises InputError if that kind of job cannot run it."""
     if backend not in RENDERERS_BY_KIND:
         hint = f"Choose one of {', '.join(RENDERERS_BY_KIND)}."
         raise InputError("no kind of job", field="launch.backend", got=backend, hint=hint)

@@ -9,31 +9,27 @@ import yaml
 from podscale.errors import InputError
 from podscale.kubernetes.job_spec import METRICS_PORT, JobSpec
 from podscale.kubernetes.render import pod_placement
-from podscale.kubernetes.resources import JOB_BACKENDS
+from podscale.kubernetes.resources import JOB_KINDS
 
 MONITORING_NAMESPACES = ("monitoring", "gmp-system", "gke-gmp-system")
-"""Where a Prometheus may scrape from: its operator's usual place, Google's managed one, and that of GKE Autopilot.
+"""Namespaces of Prometheus: its operator's, that of Google's managed one, and that of GKE Autopilot.
 
-The chart's networkPolicy.monitoringNamespaces, which has the same default, admits others; policies add up.
+The chart's networkPolicy.monitoringNamespaces, with the same default, admits others; policies are additive.
 """
 Manifest = dict[str, Any]
-"""An object of Kubernetes: JSON values, keys in the order in which people read them."""
+"""Kubernetes object as JSON values, with keys in the usual order."""
 
 
 @dataclass(frozen=True)
 class JobManifests:
-    """The job, and what it needs beside it.
-
-    owned_objects: objects that belong to the job and end with it (network policy, runtime); create them before the job
-    and make it their owner once it is there.
-    """
+    """A job and its owned objects (network policy, runtime), which are created before it and deleted with it."""
 
     job: Manifest
     owned_objects: tuple[Manifest, ...] = ()
 
     @property
     def all_objects(self) -> tuple[Manifest, ...]:
-        """Return every object, in the order of creation."""
+        """All objects, in the order of creation."""
         return (*self.owned_objects, self.job)
 
 
@@ -41,7 +37,7 @@ def job_object(
     spec: JobSpec, backend: str, body: Mapping[str, Any], annotations: Mapping[str, str] | None = None
 ) -> Manifest:
     """Return the object of a job with `body` as its spec."""
-    kind = JOB_BACKENDS[backend]
+    kind = JOB_KINDS[backend]
     labels = {**spec.labels, **pod_placement.queue_labels(spec)}
     return {
         "apiVersion": kind.api_version,
@@ -52,25 +48,26 @@ def job_object(
 
 
 def object_metadata(spec: JobSpec, labels: Mapping[str, str], annotations: Mapping[str, str] | None = None) -> Manifest:
-    """Return name and labels of an object that belongs to a job."""
-    named: Manifest = {"name": spec.name}
-    if spec.cluster.namespace is not None:
-        named["namespace"] = spec.cluster.namespace
-    named["labels"] = dict(labels)
-    return {**named, "annotations": dict(annotations)} if annotations else named
+    """Return the metadata of a job or of an owned object."""
+    return {
+        "name": spec.name,
+        **({"namespace": spec.cluster.namespace} if spec.cluster.namespace is not None else {}),
+        "labels": dict(labels),
+        **({"annotations": dict(annotations)} if annotations else {}),
+    }
 
 
 def network_policy(spec: JobSpec) -> Manifest:
-    """Only the pods of the job reach each other, and only a Prometheus their metrics.
+    """Return the policy that only pods of the job reach each other, and only Prometheus their metrics.
 
-    It is known by its namespace: labels of pods are given by whoever creates them.
+    Prometheus is identified by its namespace, because any user can set labels of pods.
     """
 
     def pods() -> Manifest:
         return {"podSelector": {"matchLabels": spec.selector}}
 
-    named = {"key": "kubernetes.io/metadata.name", "operator": "In", "values": [*MONITORING_NAMESPACES]}
-    prometheus = [{"namespaceSelector": {"matchExpressions": [named]}}]
+    is_monitoring = {"key": "kubernetes.io/metadata.name", "operator": "In", "values": [*MONITORING_NAMESPACES]}
+    prometheus = [{"namespaceSelector": {"matchExpressions": [is_monitoring]}}]
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
@@ -87,16 +84,16 @@ def network_policy(spec: JobSpec) -> Manifest:
 
 
 def ttl_after_finished(spec: JobSpec) -> dict[str, int]:
-    """Return the field with the time that a finished job stays."""
-    keep = spec.cluster.keep_hours
-    return {} if keep is None else {"ttlSecondsAfterFinished": round(keep * 3600)}
+    """Return the field with the time after which a finished job is deleted."""
+    hours = spec.cluster.keep_hours
+    return {} if hours is None else {"ttlSecondsAfterFinished": round(hours * 3600)}
 
 
 def check_not_elastic(spec: JobSpec, backend: str) -> None:
-    """Raise InputError if the job shall go on with fewer pods, which only a PyTorchJob can."""
+    """Raise InputError for an elastic job, which only a PyTorchJob supports."""
     if spec.min_nodes is not None:
         raise InputError(
-            f"a {JOB_BACKENDS[backend].kind} cannot lose pods and go on",
+            f"a {JOB_KINDS[backend].kind} cannot continue with fewer pods",
             field="launch.cluster.min_nodes",
             got=spec.min_nodes,
             hint="Leave it out (a loss then restarts all from the newest checkpoint), or set launch.backend=pytorchjob",
@@ -104,7 +101,7 @@ def check_not_elastic(spec: JobSpec, backend: str) -> None:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Long texts as blocks, so that the run document in a job can be read; nothing is written as a reference."""
+    """Writes long texts as blocks, so that the run document in a job is readable, and no references."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True

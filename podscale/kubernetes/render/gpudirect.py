@@ -1,9 +1,8 @@
-"""GPUDirect on GKE: what NCCL needs to send from GPU to GPU past the host's memory.
+"""GPUDirect on GKE: devices, host paths, daemons and variables with which NCCL bypasses the host's memory.
 
-Devices, host paths, daemons and their versions follow xpk (AI-Hypercomputer/xpk, src/xpk/core/workload_decorators at
-367c838). The names of the networks are those of Google's guides; a cluster with others says so with the annotation
-networking.gke.io/interfaces in launch.cluster.annotations. Nothing of this could be run where it was written: see
-docs/hardware.md.
+They follow xpk (AI-Hypercomputer/xpk, src/xpk/core/workload_decorators at 367c838). The names of the networks are those
+of Google's guides; for others set the annotation networking.gke.io/interfaces in launch.cluster.annotations. None of
+this has been run: see docs/hardware.md.
 """
 
 import json
@@ -35,7 +34,7 @@ TCPX_VARIABLES = {
     "NCCL_GPUDIRECTTCPX_CTRL_DEV": "eth0",
     "NCCL_GPUDIRECTTCPX_UNIX_CLIENT_PREFIX": "/run/tcpx",
 }
-"""TCPX has no script (recalled)."""
+"""NCCL's variables for TCPX, which has no script (recalled)."""
 
 ObjectList = list[dict[str, Any]]
 
@@ -57,7 +56,7 @@ def gpudirect_environment(spec: JobSpec) -> ObjectList:
             "NCCL_FASTRAK_LLCM_DEVICE_DIRECTORY": "/dev/aperture_devices",
         }
         return _environment_list(variables)
-    # without it NCCL falls back to TCP in silence when the plugin is missing
+    # otherwise NCCL falls back to TCP without a message if the plugin is missing
     return _environment_list({"NCCL_NET": "gIB"}) if spec.gpudirect == "rdma" else []
 
 
@@ -73,7 +72,7 @@ def gpudirect_annotations(spec: JobSpec) -> dict[str, str]:
     interfaces = [
         {"interfaceName": f"eth{n}", "network": name} for n, name in enumerate(GPUDIRECT_NETWORKS[spec.gpudirect])
     ]
-    found = {
+    annotations = {
         "networking.gke.io/default-interface": "eth0",
         "networking.gke.io/interfaces": json.dumps(interfaces, separators=(",", ":")),
     }
@@ -81,9 +80,9 @@ def gpudirect_annotations(spec: JobSpec) -> dict[str, str]:
     if spec.gpudirect == "tcpxo":
         devices.append("/dev/dmabuf_import_helper")
     if spec.gpudirect in ("tcpx", "tcpxo"):
-        listed = "".join(f"- path: {device}\n" for device in devices)
-        found[f"devices.gke.io/container.{spec.gpudirect}-daemon"] = listed
-    return found
+        paths = "".join(f"- path: {device}\n" for device in devices)
+        annotations[f"devices.gke.io/container.{spec.gpudirect}-daemon"] = paths
+    return annotations
 
 
 def gpudirect_volumes(spec: JobSpec) -> ObjectList:
@@ -104,7 +103,7 @@ def gpudirect_daemons(spec: JobSpec) -> ObjectList:
 
 
 def _paths(spec: JobSpec) -> list[tuple[str, str, str, str]]:
-    """Name, path on the host, path in the training container, path in the daemon; empty where it has none."""
+    """Return name, path on the host, in the training container and in the daemon, of each volume; "" for none."""
     library = "/usr/local/nvidia"
     if spec.gpudirect == "rdma":
         return [("gib", "/home/kubernetes/bin/gib", "/usr/local/gib", "")]

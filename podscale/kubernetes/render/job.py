@@ -1,13 +1,13 @@
-"""Job of Kubernetes itself: for stages of one pod, and for shards that several pods make independently."""
+"""Job of Kubernetes: for stages of one pod, and for shards that several pods pack independently."""
 
 from typing import Any
 
 from podscale.errors import ExitCode, InputError
 from podscale.kubernetes.job_spec import JobSpec
 from podscale.kubernetes.render import common, pod
-from podscale.kubernetes.resources import JOB_BACKENDS
+from podscale.kubernetes.resources import STAGE_CONTAINERS
 
-JOB_CONTAINER = JOB_BACKENDS["job"].container
+JOB_CONTAINER = STAGE_CONTAINERS["job"]
 COMPLETION_INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 """Field with a pod's number within an indexed job."""
 
@@ -15,11 +15,10 @@ COMPLETION_INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-ind
 def render_plain_job(spec: JobSpec) -> common.JobManifests:
     """Return a plain Job. Raises InputError for ranks on several pods, which a Job does not restart together."""
     if spec.nodes > 1 and spec.stage != "shard":
-        problem = f"{spec.nodes} pods of {spec.stage} need a job that keeps them together"
+        problem = f"{spec.nodes} pods of {spec.stage} need a job that restarts them together"
         raise InputError(problem, field="launch.backend", got="job")
-    alone = (
-        [pod.value_variable("PET_NNODES", 1), pod.value_variable("PET_NODE_RANK", 0)] if spec.needs_accelerators else []
-    )
+    rendezvous = {"PET_NNODES": 1, "PET_NODE_RANK": 0} if spec.needs_accelerators else {}
+    environment = [pod.value_variable(name, value) for name, value in rendezvous.items()]
     body = {
         **common.ttl_after_finished(spec),
         "activeDeadlineSeconds": spec.time_limit_seconds,
@@ -32,7 +31,7 @@ def render_plain_job(spec: JobSpec) -> common.JobManifests:
                 preemption_rule(JOB_CONTAINER, "Ignore"),
             ]
         },
-        "template": pod.pod_template(spec, JOB_CONTAINER, environment=alone, restart="Never"),
+        "template": pod.pod_template(spec, JOB_CONTAINER, environment=environment, restart="Never"),
     }
     return common.JobManifests(common.job_object(spec, "job", body), (common.network_policy(spec),))
 

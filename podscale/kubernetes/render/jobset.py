@@ -1,23 +1,23 @@
 """JobSet: one job for each TPU slice, or one job for all pods without slices.
 
-After any loss all pods restart from the newest checkpoint. Bad input fails the set. Disrupted pods, and pods that saved
-and exited on request, do not count against its restarts. A job over the time limit fails the set; every restart creates
-the jobs anew and restarts that time.
+After any loss all pods restart from the newest checkpoint. Bad input and the time limit fail the set. Disrupted pods,
+and pods that saved and exited on request, do not count as restarts. Every restart creates the jobs anew and resets the
+time.
 """
 
 from typing import Any
 
 from podscale.kubernetes.job_spec import JobSpec
 from podscale.kubernetes.render import common, job, pod
-from podscale.kubernetes.resources import JOB_BACKENDS
+from podscale.kubernetes.resources import STAGE_CONTAINERS
 from podscale.util import env
 
-JOBSET_CONTAINER = JOB_BACKENDS["jobset"].container
+JOBSET_CONTAINER = STAGE_CONTAINERS["jobset"]
 REPLICATED_JOB = "node"
 TORCHRUN_PORT = 29500
-"""torchrun's own choice."""
+"""torchrun's default."""
 EXCLUSIVE_TOPOLOGY = {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"}
-"""A slice is a node pool of GKE, and each pool is one job's alone."""
+"""One job for each node pool of GKE, which is a slice."""
 
 
 def render_jobset(spec: JobSpec) -> common.JobManifests:
@@ -44,9 +44,9 @@ def jobset_spec(
     """Return the spec of a JobSet.
 
     Args:
-        replicas: Number of jobs.
-        pods: Pods of each job; None if another controller sets it.
-        labels: Labels of the jobs, for that controller.
+        pods: pods of each job; None if another controller sets it.
+        replicas: number of jobs.
+        labels: labels of the jobs, for that controller.
     """
     rules = [job.bad_input_rule(container), job.disruption_rule("FailJob"), job.preemption_rule(container, "FailJob")]
     child = {
@@ -67,7 +67,7 @@ def jobset_spec(
 def failure_policy(spec: JobSpec) -> dict[str, Any]:
     """Return the reaction of the set to a failed job; it restarts if no rule matches.
 
-    Only the message tells which rule of the podFailurePolicy matched.
+    Only the message shows which rule of the podFailurePolicy matched.
     """
     return {
         "maxRestarts": spec.cluster.restarts,
@@ -89,7 +89,7 @@ def failure_policy(spec: JobSpec) -> dict[str, Any]:
 
 
 def _rendezvous_variables(spec: JobSpec) -> list[dict[str, Any]]:
-    """What torchrun reads; the first pod of the first job is where all meet."""
+    """Return torchrun's variables; the first pod of the first job is the rendezvous."""
     return [
         pod.value_variable("PET_NNODES", spec.nodes),
         pod.value_variable("PET_NPROC_PER_NODE", spec.processes_per_node),
@@ -100,7 +100,7 @@ def _rendezvous_variables(spec: JobSpec) -> list[dict[str, Any]]:
 
 
 def _slice_variables(spec: JobSpec) -> list[dict[str, Any]]:
-    """With several slices a pod's number counts within its own: here is which slice that is, and how large they are."""
+    """Return the variables with a pod's slice and the size of slices, because its index counts within the slice."""
     if spec.slices == 1:
         return []
     return [

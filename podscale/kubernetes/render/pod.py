@@ -1,7 +1,7 @@
 """Pod template of every kind of job: image, command, document, volumes and security.
 
 It meets the `restricted` Pod Security Standard unless the hardware needs more: no root, no capabilities, a read-only
-root file system with memory and disk only as needed, and no service account token.
+root file system, and no service account token.
 """
 
 import math
@@ -18,6 +18,16 @@ TEMPORARY_PATH = "/tmp"
 SHARED_MEMORY_PATH = "/dev/shm"
 USER_ID = 65532
 """uid and gid of our images."""
+KILL_MARGIN_SECONDS = 30
+"""Time beyond the ranks' grace time in which the supervisor kills the rest and reports the exit, seconds."""
+JAX_PLATFORMS = {"cpu": "cpu", "gpu": "cuda,cpu", "tpu": "tpu,cpu"}
+"""JAX_PLATFORMS by hardware: JAX fails if accelerators are missing, instead of using CPUs."""
+TPU_PORTS = {"tpu": 8471, "tpu-metrics": 8431}
+"""libtpu's ports: between the hosts of a slice, and of the chips' metrics."""
+MEGASCALE_PORT = {"megascale": 8080}
+"""Port between slices (GKE's MEGASCALE_COORDINATOR_ADDRESS)."""
+NVIDIA_LIBRARIES = "/usr/local/nvidia/lib64"
+"""Mount path of the driver's libraries by GKE's device plugin (recalled)."""
 
 
 def gib_quantity(gib: float) -> str:
@@ -27,42 +37,39 @@ def gib_quantity(gib: float) -> str:
 
 def pod_volumes(spec: JobSpec) -> list[dict[str, Any]]:
     """Return the volumes of the pod."""
-    demand = spec.resources
-    found: list[dict[str, Any]] = [
-        {"name": "tmp", "emptyDir": {"sizeLimit": gib_quantity(demand.temporary_gib)}},
-        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": gib_quantity(demand.shm_gib)}},
+    resources = spec.resources
+    volumes: list[dict[str, Any]] = [
+        {"name": "tmp", "emptyDir": {"sizeLimit": gib_quantity(resources.temporary_gib)}},
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": gib_quantity(resources.shm_gib)}},
     ]
     if spec.cache_path is not None:
-        found.append({"name": "cache", "emptyDir": {"sizeLimit": gib_quantity(demand.cache_gib)}})
+        volumes.append({"name": "cache", "emptyDir": {"sizeLimit": gib_quantity(resources.cache_gib)}})
     if spec.cluster.workspace_claim is not None:
-        found.append({"name": "workspace", "persistentVolumeClaim": {"claimName": spec.cluster.workspace_claim}})
-    found += [_secret_volume(mount.name, mount.secret) for mount in metrics_secrets(spec.cluster)]
-    return [*found, *(_volume_source(spec, f"volume-{n}", volume) for n, volume in enumerate(spec.cluster.volumes))]
+        volumes.append({"name": "workspace", "persistentVolumeClaim": {"claimName": spec.cluster.workspace_claim}})
+    volumes += [_secret_volume(mount.name, mount.secret) for mount in metrics_secrets(spec.cluster)]
+    return [*volumes, *(_volume_source(spec, f"volume-{n}", volume) for n, volume in enumerate(spec.cluster.volumes))]
 
 
 def container_mounts(spec: JobSpec) -> list[dict[str, Any]]:
     """Return the volume mounts of the container."""
-    found: list[dict[str, Any]] = [
+    mounts: list[dict[str, Any]] = [
         {"name": "tmp", "mountPath": TEMPORARY_PATH},
         {"name": "shm", "mountPath": SHARED_MEMORY_PATH},
     ]
     if spec.cache_path is not None:
-        found.append({"name": "cache", "mountPath": spec.cache_path})
+        mounts.append({"name": "cache", "mountPath": spec.cache_path})
     if spec.cluster.workspace_claim is not None:
-        found.append({"name": "workspace", "mountPath": spec.workspace})
+        mounts.append({"name": "workspace", "mountPath": spec.workspace})
     for secret in metrics_secrets(spec.cluster):
-        found.append({"name": secret.name, "mountPath": secret.path, "readOnly": True})
+        mounts.append({"name": secret.name, "mountPath": secret.path, "readOnly": True})
     for number, volume in enumerate(spec.cluster.volumes):
         mount = {"name": f"volume-{number}", "mountPath": volume.path}
-        found.append({**mount, "readOnly": True} if volume.read_only else mount)
-    return found
+        mounts.append({**mount, "readOnly": True} if volume.read_only else mount)
+    return mounts
 
 
 def volume_annotations(spec: JobSpec) -> dict[str, str]:
-    """What GKE's GCS FUSE driver looks for: it then adds a container of its own to the pod.
-
-    A limit of 0 lets that container use what the node has.
-    """
+    """Return the annotations with which GKE's GCS FUSE driver adds its sidecar container; a limit of 0 is none."""
     if all(volume.bucket is None for volume in spec.cluster.volumes):
         return {}
     limits = {f"gke-gcsfuse/{name}-limit": "0" for name in ("cpu", "memory", "ephemeral-storage")}
@@ -91,7 +98,7 @@ def _secret_volume(name: str, secret: str) -> dict[str, Any]:
 
 
 def _bucket_volume(spec: JobSpec, bucket: str, read_only: bool) -> dict[str, Any]:
-    """Files of the bucket belong to the user of the pod; folders exist where objects have them in their names."""
+    """Return a volume whose files belong to the pod's user, with folders from the objects' names."""
     user = 0 if spec.security_mode == "privileged" else USER_ID
     options = f"implicit-dirs,uid={user},gid={USER_ID}"
     return {
@@ -99,19 +106,6 @@ def _bucket_volume(spec: JobSpec, bucket: str, read_only: bool) -> dict[str, Any
         **({"readOnly": True} if read_only else {}),
         "volumeAttributes": {"bucketName": bucket, "mountOptions": options},
     }
-
-
-KILL_MARGIN_SECONDS = 30
-"""Beyond the grace time of the ranks: the supervisor kills what is left, records the end and tells it."""
-JAX_PLATFORMS = {"cpu": "cpu", "gpu": "cuda,cpu", "tpu": "tpu,cpu"}
-"""JAX_PLATFORMS by hardware: accelerators that cannot be had end the run, which would else go on with CPUs, unseen; and
-where none are asked for, libtpu does not look for them."""
-TPU_PORTS = {"tpu": 8471, "tpu-metrics": 8431}
-"""Where the hosts of a slice reach each other, and where libtpu tells how its chips are (both are libtpu's own)."""
-MEGASCALE_PORT = {"megascale": 8080}
-"""Where slices reach each other (GKE's MEGASCALE_COORDINATOR_ADDRESS)."""
-NVIDIA_LIBRARIES = "/usr/local/nvidia/lib64"
-"""Where GKE's device plugin mounts the driver's libraries (recalled)."""
 
 
 def pod_template(
@@ -122,10 +116,13 @@ def pod_template(
     ports: dict[str, int] | None = None,
     restart: str | None = None,
 ) -> dict[str, Any]:
-    """The template of a pod whose main container is named `container`.
+    """Return the pod template.
 
-    environment: further variables, as Kubernetes writes them. ports: further ports by name. restart: restartPolicy,
-    where the kind of job leaves it to the pod.
+    Args:
+        container: name of the main container.
+        environment: additional variables.
+        ports: additional ports by name.
+        restart: restartPolicy; None if the kind of job sets it.
     """
     pod: dict[str, Any] = {"restartPolicy": restart} if restart else {}
     pod |= {
@@ -151,7 +148,7 @@ def pod_template(
 
 
 def pod_security(spec: JobSpec) -> dict[str, Any]:
-    """Of the pod: who its processes are, and the system calls they may make."""
+    """Return the security context of the pod: its user, and the system calls."""
     if spec.security_mode == "privileged":
         return {"runAsUser": 0, "fsGroup": USER_ID, "fsGroupChangePolicy": "OnRootMismatch"}
     return {
@@ -165,7 +162,7 @@ def pod_security(spec: JobSpec) -> dict[str, Any]:
 
 
 def container_security(spec: JobSpec) -> dict[str, Any]:
-    """Of the container: nothing beyond its own files, except where devices of the host are needed."""
+    """Return the security context of the container, privileged if it needs devices of the host."""
     if spec.security_mode == "privileged":
         return {"privileged": spec.needs_accelerators, "readOnlyRootFilesystem": True}
     return {
@@ -176,15 +173,15 @@ def container_security(spec: JobSpec) -> dict[str, Any]:
 
 
 def container_resources(spec: JobSpec) -> dict[str, Any]:
-    """Requests and limits are the same, so that pods are the last that a node in need evicts."""
-    demand, amounts = spec.resources, {}
-    if demand.cpus:
-        amounts["cpu"] = f"{demand.cpus:g}"
-    if demand.memory_gib:
-        amounts["memory"] = gib_quantity(demand.memory_gib)
-    amounts["ephemeral-storage"] = gib_quantity(demand.ephemeral_gib)
-    if demand.accelerators and demand.resource:
-        amounts[demand.resource] = str(demand.accelerators)
+    """Return requests and limits, which are equal, so that a node evicts other pods first."""
+    resources, amounts = spec.resources, {}
+    if resources.cpus:
+        amounts["cpu"] = f"{resources.cpus:g}"
+    if resources.memory_gib:
+        amounts["memory"] = gib_quantity(resources.memory_gib)
+    amounts["ephemeral-storage"] = gib_quantity(resources.ephemeral_gib)
+    if resources.accelerators and resources.resource:
+        amounts[resources.resource] = str(resources.accelerators)
     return {"requests": amounts, "limits": dict(amounts)}
 
 
@@ -204,16 +201,16 @@ def _container(
     container: dict[str, Any] = {"name": name, "image": spec.image}
     if spec.cluster.image_pull_policy:
         container["imagePullPolicy"] = spec.cluster.image_pull_policy
-    serving = {} if spec.stage == "report" else {"metrics": METRICS_PORT}
-    numbers = ports | _tpu_ports(spec) | serving
-    listed = [{"name": port, "containerPort": number, "protocol": "TCP"} for port, number in numbers.items()]
+    numbers = ports | _tpu_ports(spec) | ({} if spec.stage == "report" else {"metrics": METRICS_PORT})
     container |= {
         "command": gpudirect.gpudirect_command(spec),
         "env": _container_environment(spec, environment),
         "resources": container_resources(spec),
     }
-    if listed:
-        container["ports"] = listed
+    if numbers:
+        container["ports"] = [
+            {"name": port, "containerPort": number, "protocol": "TCP"} for port, number in numbers.items()
+        ]
     container |= {
         "securityContext": container_security(spec),
         "volumeMounts": [*container_mounts(spec), *gpudirect.gpudirect_mounts(spec)],
@@ -224,25 +221,25 @@ def _container(
 
 
 def _tpu_ports(spec: JobSpec) -> dict[str, int]:
-    """For people and admission policies: pods of the job reach each other on every port."""
+    """Return the ports for readers and admission policies; pods of the job reach each other on every port."""
     if spec.hardware.kind != "tpu":
         return {}
     return TPU_PORTS | MEGASCALE_PORT if spec.slices > 1 else TPU_PORTS
 
 
-def _container_environment(spec: JobSpec, more: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Ours, then what the document adds or says otherwise (it cannot name what jobs are held together by)."""
-    found = [
+def _container_environment(spec: JobSpec, additional: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return our variables, then those that the document adds or replaces."""
+    variables = [
         value_variable(env.RUN_DOCUMENT, spec.document),
         value_variable(env.TERMINATION_LOG, termination_message.TERMINATION_PATH),
         value_variable("HOME", TEMPORARY_PATH),
-        *more,
+        *additional,
     ]
     if spec.engine == "jax" and spec.needs_accelerators:
-        found.append(value_variable("JAX_PLATFORMS", JAX_PLATFORMS[spec.hardware.kind]))
+        variables.append(value_variable("JAX_PLATFORMS", JAX_PLATFORMS[spec.hardware.kind]))
     if spec.hardware.kind == "gpu":
-        found.append(value_variable("LD_LIBRARY_PATH", gpudirect.library_path(spec, NVIDIA_LIBRARIES)))
-        found += [value_variable("NCCL_DEBUG", "WARN")] if spec.nodes > 1 else []
-    found += gpudirect.gpudirect_environment(spec)
-    kept = [entry for entry in found if entry["name"] not in spec.cluster.env]
-    return [*kept, *(value_variable(name, text) for name, text in spec.cluster.env.items())]
+        variables.append(value_variable("LD_LIBRARY_PATH", gpudirect.library_path(spec, NVIDIA_LIBRARIES)))
+        variables += [value_variable("NCCL_DEBUG", "WARN")] if spec.nodes > 1 else []
+    variables += gpudirect.gpudirect_environment(spec)
+    variables = [entry for entry in variables if entry["name"] not in spec.cluster.env]
+    return [*variables, *(value_variable(name, text) for name, text in spec.cluster.env.items())]

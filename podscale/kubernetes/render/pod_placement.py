@@ -10,9 +10,9 @@ from podscale.config.launch import TolerationSection
 from podscale.kubernetes.job_spec import JobSpec
 
 TOPOLOGY_LEVEL = "cloud.google.com/gce-topology-block"
-"""Level of Kueue's topology for GKE (kueue, gke-default) within which machines are one network hop apart."""
+"""Level of Kueue's topology for GKE (gke-default) whose machines are one network hop apart."""
 NODE_LOST_SECONDS = 60
-"""A pod on a node that does not answer is given up after this long; Kubernetes' own default of 300 s would be idle."""
+"""Time after which a pod on a lost node is evicted, seconds (Kubernetes' default: 300)."""
 
 
 def pod_placement(spec: JobSpec) -> dict[str, Any]:
@@ -30,53 +30,53 @@ def pod_placement(spec: JobSpec) -> dict[str, Any]:
 
 
 def node_selector(spec: JobSpec) -> dict[str, str]:
-    """Return the node labels of a pod; stages without accelerators only use the document's own labels."""
+    """Return the node labels of a pod; stages without accelerators only use the document's labels."""
     cluster = spec.cluster
-    found: dict[str, str] = {}
+    labels: dict[str, str] = {}
     if spec.needs_accelerators:
-        found |= spec.hardware.node_selector
+        labels |= spec.hardware.node_selector
         if cluster.spot:
-            found["cloud.google.com/gke-spot"] = "true"
+            labels["cloud.google.com/gke-spot"] = "true"
         if cluster.reservation is not None:
-            found["cloud.google.com/reservation-name"] = cluster.reservation
-            found["cloud.google.com/reservation-affinity"] = "specific"
+            labels["cloud.google.com/reservation-name"] = cluster.reservation
+            labels["cloud.google.com/reservation-affinity"] = "specific"
         if cluster.compute_class is not None:
-            found["cloud.google.com/compute-class"] = cluster.compute_class
+            labels["cloud.google.com/compute-class"] = cluster.compute_class
         if cluster.placement == "compact":
-            found["cloud.google.com/gke-placement-group"] = spec.run
+            labels["cloud.google.com/gke-placement-group"] = spec.run
         if cluster.local_ssd:
-            found["cloud.google.com/gke-ephemeral-storage-local-ssd"] = "true"
-    return {**found, **cluster.node_selector}
+            labels["cloud.google.com/gke-ephemeral-storage-local-ssd"] = "true"
+    return {**labels, **cluster.node_selector}
 
 
 def tolerations(spec: JobSpec) -> list[dict[str, Any]]:
-    """Return the tolerations of the hardware and of the document, and a short one for dead nodes."""
-    found: list[dict[str, Any]] = []
+    """Return the tolerations of the hardware and of the document, and short ones for lost nodes."""
+    tolerated: list[dict[str, Any]] = []
     if spec.needs_accelerators:
         if spec.resources.accelerators:
-            found.append({"key": spec.resources.resource, "operator": "Exists", "effect": "NoSchedule"})
+            tolerated.append({"key": spec.resources.resource, "operator": "Exists", "effect": "NoSchedule"})
         if spec.cluster.spot:
-            found.append(_equal_toleration("cloud.google.com/gke-spot", "true"))
+            tolerated.append(_equal_toleration("cloud.google.com/gke-spot", "true"))
         if spec.cluster.compute_class is not None:
-            found.append(_equal_toleration("cloud.google.com/compute-class", spec.cluster.compute_class))
-    found += [_toleration(section) for section in spec.cluster.tolerations]
-    dead = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
-    return found + [
+            tolerated.append(_equal_toleration("cloud.google.com/compute-class", spec.cluster.compute_class))
+    tolerated += [_toleration(section) for section in spec.cluster.tolerations]
+    return tolerated + [
         {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": NODE_LOST_SECONDS}
-        for key in dead
+        for key in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
     ]
 
 
 def placement_annotations(spec: JobSpec) -> dict[str, str]:
     """Return the pod annotations against eviction by an autoscaler, and for Kueue's topology."""
-    found = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
+    annotations = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
     if spec.needs_accelerators and spec.cluster.topology != "none":
-        found[f"kueue.x-k8s.io/podset-{spec.cluster.topology}-topology"] = spec.cluster.topology_level or TOPOLOGY_LEVEL
-    return found
+        key = f"kueue.x-k8s.io/podset-{spec.cluster.topology}-topology"
+        annotations[key] = spec.cluster.topology_level or TOPOLOGY_LEVEL
+    return annotations
 
 
 def queue_labels(spec: JobSpec) -> dict[str, str]:
-    """Return the job labels with the Kueue queue that admits it."""
+    """Return the label with the job's Kueue queue."""
     if spec.cluster.queue is None or not spec.needs_accelerators:
         return {}
     return {"kueue.x-k8s.io/queue-name": spec.cluster.queue}
@@ -87,11 +87,5 @@ def _equal_toleration(key: str, value: str) -> dict[str, Any]:
 
 
 def _toleration(section: TolerationSection) -> dict[str, Any]:
-    fields = {
-        "key": section.key,
-        "operator": section.operator,
-        "value": section.value,
-        "effect": section.effect,
-        "tolerationSeconds": section.seconds,
-    }
+    fields = section.model_dump(include={"key", "operator", "value", "effect"}) | {"tolerationSeconds": section.seconds}
     return {name: value for name, value in fields.items() if value is not None}

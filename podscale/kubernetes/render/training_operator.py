@@ -1,22 +1,17 @@
-"""PyTorchJob of the Kubeflow training operator, v1, from the typed models of kubeflow-training.
+"""PyTorchJob and JAXJob of the Kubeflow training operator, v1, from the typed models of kubeflow-training.
 
-The models are those of the operator's own fields; the pod template in them is the dict that all kinds of job share. A
-field that the operator does not have is a TypeError here, not a refusal of the cluster.
+The models cover the operator's fields; the pod template in them is the dict that all kinds of job share. An unknown
+field is a TypeError here instead of a refusal by the cluster.
 
-All pods are workers. With a master the operator gives every worker an init container without a security context, which
-a namespace with restricted Pod Security refuses (training-operator 1.9.4, pkg/controller.v1/pytorch/initcontainer.go).
-Without a master the operator sets the number of workers, but no rendezvous address. So the pod template sets it: the
-rank is the label that the operator gives each pod, the address is that of the first worker, for which the operator
-makes a headless service. The job succeeds when all pods have.
+PyTorchJob: all pods are workers. With a master the operator gives every worker an init container without a security
+context, which restricted Pod Security refuses (training-operator 1.9.4, pkg/controller.v1/pytorch/initcontainer.go).
+Without a master the operator sets the number of workers, but no rendezvous address, so the pod template sets it: the
+rank is the label that the operator gives each pod, and the address is the headless service of the first worker. The job
+succeeds when all pods have. With launch.cluster.min_nodes the job is elastic: torchrun's c10d rendezvous assigns the
+ranks, and continues with fewer pods.
 
-With launch.cluster.min_nodes the job is elastic: torchrun's c10d rendezvous assigns the ranks, and goes on with fewer
-pods.
-
-JAXJob of the Kubeflow training operator, v1, from the typed models of kubeflow-training.
-
-The operator sets the coordinator's address in every pod (COORDINATOR_ADDRESS, COORDINATOR_PORT, NUM_PROCESSES,
-PROCESS_ID), which is enough for torchrun too. On GKE it sets nothing about TPUs: slices of several machines are for
-JobSet.
+JAXJob: the operator sets the coordinator's address in every pod (COORDINATOR_ADDRESS, COORDINATOR_PORT, NUM_PROCESSES,
+PROCESS_ID), which torchrun can use too. It sets nothing about TPUs: slices of several machines need a JobSet.
 """
 
 from typing import Any
@@ -24,12 +19,14 @@ from typing import Any
 from podscale.errors import InputError
 from podscale.kubernetes.job_spec import JobSpec
 from podscale.kubernetes.render import common, pod
-from podscale.kubernetes.resources import JOB_BACKENDS
+from podscale.kubernetes.resources import STAGE_CONTAINERS
 
 PYTORCHJOB_PORT = 23456
-"""The operator's own; it must be named pytorchjob-port."""
+"""The operator's default; its name must be pytorchjob-port."""
+JAXJOB_PORT = 6666
+"""The operator's default; its name must be jaxjob-port."""
 JOIN_SECONDS = 900
-"""Timeout of an elastic rendezvous, seconds: images are pulled and nodes created meanwhile."""
+"""Timeout of an elastic rendezvous, seconds, during which images are pulled and nodes created."""
 
 
 def render_pytorchjob(spec: JobSpec) -> common.JobManifests:
@@ -39,7 +36,7 @@ def render_pytorchjob(spec: JobSpec) -> common.JobManifests:
     elastic = spec.min_nodes is not None
     template = pod.pod_template(
         spec,
-        JOB_BACKENDS["pytorchjob"].container,
+        STAGE_CONTAINERS["pytorchjob"],
         environment=[] if elastic else _rendezvous_variables(spec),
         ports={"pytorchjob-port": PYTORCHJOB_PORT},
     )
@@ -55,9 +52,8 @@ def render_pytorchjob(spec: JobSpec) -> common.JobManifests:
 def run_policy_spec(spec: JobSpec) -> Any:
     """Return the operator's policy for the job as a whole (KubeflowOrgV1RunPolicy).
 
-    The operator counts the restarts of all containers together, and after one loss every pod restarts. A count that
-    reaches a limit above 0 fails the job (pkg/core/job.go, PastBackoffLimit), so the limit is one more than the
-    restarts that are allowed. Pods that still run when the job has ended are removed.
+    The operator counts the restarts of all containers, and after one loss every pod restarts. A count that reaches a
+    limit above 0 fails the job (pkg/core/job.go, PastBackoffLimit), so the limit is one more than the allowed restarts.
     """
     from kubeflow.training import models
 
@@ -78,7 +74,7 @@ def worker(spec: JobSpec, template: dict[str, Any]) -> Any:
 
 
 def as_manifest(model: Any) -> dict[str, Any]:
-    """Return a model of kubeflow-training as JSON values, in the order in which the model has its fields."""
+    """Return a model of kubeflow-training as JSON values, in the order of its fields."""
     from kubeflow.training import ApiClient
 
     manifest: dict[str, Any] = ApiClient().sanitize_for_serialization(model)
@@ -97,7 +93,7 @@ def _rendezvous_variables(spec: JobSpec) -> list[dict[str, Any]]:
 def _elastic_policy(spec: JobSpec) -> Any:
     """Return the elastic policy (KubeflowOrgV1ElasticPolicy).
 
-    It has no metrics: with them the operator would scale the job, and kubeflow-training could not read it back.
+    It has no metrics, with which the operator would scale the job and kubeflow-training could not read it back.
     """
     from kubeflow.training import models
 
@@ -112,10 +108,6 @@ def _elastic_policy(spec: JobSpec) -> Any:
     )
 
 
-JAXJOB_PORT = 6666
-"""The operator's own; it must be named jaxjob-port."""
-
-
 def render_jaxjob(spec: JobSpec) -> common.JobManifests:
     """Return the JAXJob of a stage, and its network policy.
 
@@ -126,12 +118,12 @@ def render_jaxjob(spec: JobSpec) -> common.JobManifests:
     common.check_not_elastic(spec, "jaxjob")
     if spec.hardware.hosts > 1:
         raise InputError(
-            f"the training operator does not tell the {spec.nodes} machines of {spec.hardware.name} about their slice",
+            f"the training operator does not configure the slice of {spec.hardware.name} ({spec.nodes} machines)",
             field="launch.backend",
             got="jaxjob",
             hint="Set launch.backend=jobset",
         )
-    template = pod.pod_template(spec, JOB_BACKENDS["jaxjob"].container, ports={"jaxjob-port": JAXJOB_PORT})
+    template = pod.pod_template(spec, STAGE_CONTAINERS["jaxjob"], ports={"jaxjob-port": JAXJOB_PORT})
     body = models.KubeflowOrgV1JAXJobSpec(
         run_policy=run_policy_spec(spec), jax_replica_specs={"Worker": worker(spec, template)}
     )

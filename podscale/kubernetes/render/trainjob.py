@@ -1,8 +1,8 @@
-"""TrainJob of Kubeflow Trainer v2, with a runtime of its own.
+"""TrainJob of Kubeflow Trainer v2, with its own TrainingRuntime.
 
-The runtime (a TrainingRuntime beside the job) says how the pods are made: security, volumes, grace time, and what a
-failure means, most of which a TrainJob's patches may not touch. The TrainJob says what runs, on how many nodes, and by
-its runtimePatches where the pods go. Trainer 2.3 has no elastic jobs and removes none after their end.
+The runtime has the template of the pods and the failure policy, most of which a TrainJob may not patch. The TrainJob
+has the command, the number of nodes, and in its runtimePatches the placement of the pods. Trainer 2.3 supports no
+elastic jobs and deletes no finished ones.
 """
 
 from typing import Any
@@ -10,12 +10,12 @@ from typing import Any
 from podscale.errors import InputError
 from podscale.kubernetes.job_spec import JobSpec
 from podscale.kubernetes.render import common, jobset, pod
-from podscale.kubernetes.resources import JOB_BACKENDS
+from podscale.kubernetes.resources import JOB_KINDS, STAGE_CONTAINERS
 
-TRAINJOB_CONTAINER = JOB_BACKENDS["trainjob"].container
+TRAINJOB_CONTAINER = STAGE_CONTAINERS["trainjob"]
 ANCESTOR_LABEL = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
 PATCHED_FIELDS = ("serviceAccountName", "imagePullSecrets", "nodeSelector", "tolerations")
-"""Fields of the pod that say where it goes; Trainer lets a TrainJob patch them."""
+"""Fields of a pod's placement, which a TrainJob may patch."""
 PATCH_MANAGER = "podscale.dev/render"
 
 
@@ -24,7 +24,7 @@ def render_trainjob(spec: JobSpec) -> common.JobManifests:
     common.check_not_elastic(spec, "trainjob")
     if spec.slices > 1:
         hint = "Set launch.backend=jobset"
-        raise InputError("Trainer knows no slices", field="launch.backend", got="trainjob", hint=hint)
+        raise InputError("Trainer does not support several slices", field="launch.backend", got="trainjob", hint=hint)
     template = pod.pod_template(spec, TRAINJOB_CONTAINER, restart="Never")
     (container,) = template["spec"]["containers"]
     trainer = {
@@ -37,20 +37,20 @@ def render_trainjob(spec: JobSpec) -> common.JobManifests:
     }
     patch = {name: template["spec"].pop(name) for name in PATCHED_FIELDS if name in template["spec"]}
     body = {
-        "runtimeRef": {"apiGroup": JOB_BACKENDS["trainjob"].group, "kind": "TrainingRuntime", "name": spec.name},
+        "runtimeRef": {"apiGroup": JOB_KINDS["trainjob"].group, "kind": "TrainingRuntime", "name": spec.name},
         "activeDeadlineSeconds": spec.time_limit_seconds,
         "trainer": trainer,
         "runtimePatches": [{"manager": PATCH_MANAGER, "trainingRuntimeSpec": _runtime_patch(patch)}],
     }
-    companions = (common.network_policy(spec), _training_runtime(spec, template))
-    return common.JobManifests(common.job_object(spec, "trainjob", body), companions)
+    owned_objects = (common.network_policy(spec), _training_runtime(spec, template))
+    return common.JobManifests(common.job_object(spec, "trainjob", body), owned_objects)
 
 
 def _training_runtime(spec: JobSpec, template: dict[str, Any]) -> common.Manifest:
     annotations = jobset.EXCLUSIVE_TOPOLOGY if spec.hardware.hosts > 1 else {}
     metadata = {"metadata": {"annotations": annotations}} if annotations else {}
     return {
-        "apiVersion": JOB_BACKENDS["trainjob"].api_version,
+        "apiVersion": JOB_KINDS["trainjob"].api_version,
         "kind": "TrainingRuntime",
         "metadata": common.object_metadata(spec, {**spec.labels, "trainer.kubeflow.org/framework": "torch"}),
         "spec": {

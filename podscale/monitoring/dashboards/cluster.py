@@ -1,7 +1,7 @@
 """Cluster dashboard: the nodes under the runs, and Kubernetes' view of their pods."""
 
 from podscale.monitoring.dashboards.frame import BY_RUN, RANGE, RATE_INTERVAL, Dashboard, rate_query, series_selector
-from podscale.monitoring.dashboards.panels import Field, PanelQuery, ThresholdStep, stat_panel, time_series_panel
+from podscale.monitoring.dashboards.panels import Field, PanelQuery, stat_panel, time_series_panel
 from podscale.monitoring.rule_types import DEFAULT_THRESHOLDS
 
 NO_GPU = "No GPU under these runs"
@@ -25,8 +25,7 @@ NOW_PANELS = [
             instant=True,
         ),
         field=Field("none", NO_STATE),
-        base="green",
-        steps=[ThresholdStep(1, "orange")],
+        thresholds={None: "green", 1: "orange"},
     ).span(6),
     stat_panel(
         "Jobs in queues",
@@ -39,8 +38,7 @@ NOW_PANELS = [
         "Least share of free space of a volume of the runs.",
         PanelQuery(f"min({series_selector('disk_free_bytes')} / {series_selector('disk_size_bytes')})", "free"),
         field=Field("percentunit", NO_DISK, decimals=0),
-        base="red",
-        steps=[ThresholdStep(DEFAULT_THRESHOLDS["diskFreeShare"], "orange"), ThresholdStep(0.2, "green")],
+        thresholds={None: "red", DEFAULT_THRESHOLDS["diskFreeShare"]: "orange", 0.2: "green"},
     ).span(6),
     stat_panel(
         "GPU errors (Xid)",
@@ -48,8 +46,7 @@ NOW_PANELS = [
         PanelQuery("count(DCGM_FI_DEV_XID_ERRORS > 0) or count(DCGM_FI_DEV_XID_ERRORS) * 0", "GPUs"),
         field=Field("none", NO_DCGM),
         alert="PodscaleGPUXid",
-        base="green",
-        steps=[ThresholdStep(1, "red")],
+        thresholds={None: "green", 1: "red"},
     ).span(6),
 ]
 RUN_PANELS = [
@@ -78,7 +75,7 @@ RUN_PANELS = [
         PanelQuery(f"max by ({BY_GPU}) ({series_selector('gpu_temperature_celsius')})", RUN_GPU_LEGEND),
         field=Field("celsius", NO_GPU),
         alert="PodscaleGPUThermal",
-        limits=[ThresholdStep(DEFAULT_THRESHOLDS["gpuCelsius"], "red")],
+        limit=DEFAULT_THRESHOLDS["gpuCelsius"],
     ),
     time_series_panel(
         "Free space",
@@ -89,7 +86,7 @@ RUN_PANELS = [
         ),
         field=Field("percentunit", NO_DISK, max=1),
         alert="PodscaleDiskFilling",
-        limits=[ThresholdStep(DEFAULT_THRESHOLDS["diskFreeShare"], "red")],
+        limit=DEFAULT_THRESHOLDS["diskFreeShare"],
     ),
     time_series_panel(
         "Metrics endpoint",
@@ -123,7 +120,7 @@ DCGM_PANELS = [
         "Temperature of the GPU.",
         PanelQuery("max by (Hostname, gpu) (DCGM_FI_DEV_GPU_TEMP)", GPU_LEGEND),
         field=Field("celsius", NO_DCGM),
-        limits=[ThresholdStep(DEFAULT_THRESHOLDS["gpuCelsius"], "red")],
+        limit=DEFAULT_THRESHOLDS["gpuCelsius"],
     ).span(6),
 ]
 TPU_PANELS = [
@@ -151,10 +148,7 @@ KUBERNETES_PANELS = [
     time_series_panel(
         "Containers waiting, by reason",
         "CrashLoopBackOff and ImagePullBackOff do not pass by themselves.",
-        PanelQuery(
-            f"sum by (reason) (kube_pod_container_status_waiting_reason{{{PODS}}})",
-            "{{reason}}",
-        ),
+        PanelQuery(f"sum by (reason) (kube_pod_container_status_waiting_reason{{{PODS}}})", "{{reason}}"),
         field=Field("none", f"No container waits, or {NO_STATE[0].lower()}{NO_STATE[1:]}"),
     ).span(6),
     time_series_panel(

@@ -10,14 +10,7 @@ from podscale.monitoring.dashboards.frame import (
     rate_query,
     series_selector,
 )
-from podscale.monitoring.dashboards.panels import (
-    Field,
-    PanelQuery,
-    ThresholdStep,
-    bar_gauge_panel,
-    stat_panel,
-    time_series_panel,
-)
+from podscale.monitoring.dashboards.panels import Field, PanelQuery, bar_gauge_panel, stat_panel, time_series_panel
 from podscale.monitoring.rule_types import DEFAULT_THRESHOLDS
 
 UNPACKED = "Nothing packed in this time"
@@ -51,24 +44,21 @@ NOW_PANELS = [
         "Images not taken, in the time shown.",
         PanelQuery(integer_increase_query("shard_rejects", BY_RUN), instant=True),
         field=Field("none", UNPACKED),
-        base="green",
-        steps=[ThresholdStep(1, "orange")],
+        thresholds={None: "green", 1: "orange"},
     ),
     stat_panel(
         "Waiting for data",
         "Share of the ranks' time in which the loop had no batch.",
         PanelQuery(DATA_WAIT),
         field=Field("percentunit", IDLE, decimals=1),
-        base="green",
-        steps=[ThresholdStep(0.1, "orange"), ThresholdStep(DEFAULT_THRESHOLDS["dataWaitShare"], "red")],
+        thresholds={None: "green", 0.1: "orange", DEFAULT_THRESHOLDS["dataWaitShare"]: "red"},
     ).span(6),
     stat_panel(
         "Records replaced",
         "Records that could not be decoded in training, in the time shown.",
         PanelQuery(integer_increase_query("train_samples_skipped", BY_RUN), instant=True),
         field=Field("none", IDLE),
-        base="green",
-        steps=[ThresholdStep(1, "orange")],
+        thresholds={None: "green", 1: "orange"},
     ).span(6),
 ]
 SHARDING_PANELS = [
@@ -107,7 +97,7 @@ INPUT_PANELS = [
         ),
         field=Field("percentunit", IDLE),
         alert="PodscaleDataStarved",
-        limits=[ThresholdStep(DEFAULT_THRESHOLDS["dataWaitShare"], "red")],
+        limit=DEFAULT_THRESHOLDS["dataWaitShare"],
     ),
     time_series_panel(
         "Batches ready",

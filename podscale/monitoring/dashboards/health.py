@@ -20,14 +20,7 @@ from podscale.monitoring.dashboards.frame import (
     series_selector,
     total_increase_query,
 )
-from podscale.monitoring.dashboards.panels import (
-    Field,
-    PanelQuery,
-    ThresholdStep,
-    bar_gauge_panel,
-    stat_panel,
-    time_series_panel,
-)
+from podscale.monitoring.dashboards.panels import Field, PanelQuery, bar_gauge_panel, stat_panel, time_series_panel
 from podscale.monitoring.rule_types import DEFAULT_THRESHOLDS
 
 NONE = "Nothing trained in this time"
@@ -36,7 +29,6 @@ UNMEASURED = "Not evaluated yet"
 WALL_BY_STATE = f"sum by (state) ({total_increase_query('train_wall_seconds', BY_STATE, RANGE)})"
 BADPUT = f"sum by (state) ({total_increase_query('train_wall_seconds', BY_STATE, RECENT_RANGE, UNPRODUCTIVE)})"
 CHECKPOINT_DURATION = "train_checkpoint_duration_seconds"
-NONFINITE = [ThresholdStep(1, "red")]
 
 NOW_PANELS = [
     stat_panel(
@@ -44,8 +36,7 @@ NOW_PANELS = [
         "Share of the wall time shown that was spent on updates which were kept.",
         PanelQuery(GOODPUT, instant=True),
         field=Field("percentunit", NONE, decimals=1),
-        base="red",
-        steps=[ThresholdStep(DEFAULT_THRESHOLDS["goodputShare"], "orange"), ThresholdStep(0.9, "green")],
+        thresholds={None: "red", DEFAULT_THRESHOLDS["goodputShare"]: "orange", 0.9: "green"},
     ),
     stat_panel(
         "Restarts",
@@ -53,8 +44,7 @@ NOW_PANELS = [
         PanelQuery(RESTARTS),
         field=Field("none", NONE),
         alert="PodscaleRestartLoop",
-        base="green",
-        steps=[ThresholdStep(1, "orange"), ThresholdStep(DEFAULT_THRESHOLDS["restartsPerHour"], "red")],
+        thresholds={None: "green", 1: "orange", DEFAULT_THRESHOLDS["restartsPerHour"]: "red"},
     ),
     stat_panel(
         "Checkpoint age",
@@ -68,8 +58,7 @@ NOW_PANELS = [
         PanelQuery(integer_increase_query("train_checkpoint_failures", BY_RUN), instant=True),
         field=Field("none", NONE),
         alert="PodscaleCheckpointFailing",
-        base="green",
-        steps=[ThresholdStep(1, "red")],
+        thresholds={None: "green", 1: "red"},
     ),
     stat_panel(
         "Loss",
@@ -88,16 +77,14 @@ NOW_PANELS = [
         "Updates with a non-finite loss or gradient on any rank in the time shown; they are masked.",
         PanelQuery(integer_increase_query("train_nonfinite_steps", BY_RUN), instant=True),
         field=Field("none", NONE),
-        base="green",
-        steps=NONFINITE,
+        thresholds={None: "green", 1: "red"},
     ),
     stat_panel(
         "Records replaced",
         "Records that could not be decoded in the time shown, and others trained on instead.",
         PanelQuery(integer_increase_query("train_samples_skipped", BY_RUN), instant=True),
         field=Field("none", NONE),
-        base="green",
-        steps=[ThresholdStep(1, "orange")],
+        thresholds={None: "green", 1: "orange"},
     ),
 ]
 TIME_PANELS = [
@@ -113,7 +100,7 @@ TIME_PANELS = [
         PanelQuery(RECENT_GOODPUT),
         field=Field("percentunit", NONE, max=1),
         alert="PodscaleGoodputLow",
-        limits=[ThresholdStep(DEFAULT_THRESHOLDS["goodputShare"], "red")],
+        limit=DEFAULT_THRESHOLDS["goodputShare"],
     ),
     time_series_panel(
         "Badput by state",

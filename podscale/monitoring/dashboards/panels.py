@@ -45,6 +45,7 @@ THIRD_PARTY_METRICS = {
 }
 """Third-party metrics by name (of a histogram, without suffix), with their exporter."""
 
+TEXT_COLOR: Mapping[float | None, str] = {None: "text"}
 DATASOURCE = shared.DataSourceRef(type_val="prometheus", uid="${datasource}")
 COLORS = {
     "productive": "green",
@@ -103,14 +104,6 @@ class Field:
     decimals: int | None = None
 
 
-@dataclass(frozen=True)
-class ThresholdStep:
-    """Colour of values from `value` on."""
-
-    value: float
-    color: str
-
-
 class _PanelBuilder(Protocol):
     """Common interface of all panel builders."""
 
@@ -145,13 +138,13 @@ def time_series_panel(
     field: Field,
     alert: str = "",
     stacked: bool = False,
-    limits: Sequence[ThresholdStep] = (),
+    limit: float | None = None,
 ) -> timeseries.Panel:
     """Build a panel of values over time.
 
     Args:
         alert: name of the alert that the panel explains.
-        limits: drawn as dashed lines.
+        limit: drawn as a dashed red line.
     """
     panel = _set_common_options(timeseries.Panel(), title, text, queries, field, alert).span(8).height(8)
     panel.legend(common.VizLegendOptions().show_legend(True).display_mode(shared.LegendDisplayMode.LIST))
@@ -164,8 +157,8 @@ def time_series_panel(
         panel.axis_soft_max(field.soft_max)
     if stacked:
         panel.stacking(common.StackingConfig().mode(shared.StackingMode.NORMAL).group("A")).line_width(0)
-    if limits:
-        panel.thresholds(_thresholds(limits))
+    if limit is not None:
+        panel.thresholds(_thresholds({None: "transparent", limit: "red"}))
         panel.thresholds_style(common.GraphThresholdsStyleConfig().mode(shared.GraphThresholdsStyleMode.DASHED))
     for index, query in enumerate(queries):
         if query.dashed:
@@ -180,14 +173,18 @@ def stat_panel(
     *,
     field: Field,
     alert: str = "",
-    steps: Sequence[ThresholdStep] = (),
-    base: str = "text",
+    thresholds: Mapping[float | None, str] = TEXT_COLOR,
 ) -> stat.Panel:
-    """Build a panel with one number per run and its history behind it, coloured by `steps`, else in `base`."""
+    """Build a panel with one number per run and its history behind it.
+
+    Args:
+        alert: name of the alert that the panel explains.
+        thresholds: colour of values from each threshold on; that of None applies below all others.
+    """
     panel = _set_common_options(stat.Panel(), title, text, [query], field, alert).span(3).height(4)
     panel.graph_mode(shared.BigValueGraphMode.NONE if query.instant else shared.BigValueGraphMode.AREA)
     panel.color_mode(shared.BigValueColorMode.VALUE).reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
-    panel.thresholds(_thresholds(steps, base))
+    panel.thresholds(_thresholds(thresholds))
     return panel.color_scheme(dashboard.FieldColor().mode(model.FieldColorModeId.THRESHOLDS))
 
 
@@ -284,8 +281,6 @@ def _dashed_style() -> list[model.DynamicConfigValue]:
     ]
 
 
-def _thresholds(steps: Sequence[ThresholdStep], base: str = "transparent") -> dashboard.ThresholdsConfig:
-    # The first step has no value: it applies below all others.
-    first = model.Threshold(value=None, color=base)
-    rest = [model.Threshold(value=step.value, color=step.color) for step in steps]
-    return dashboard.ThresholdsConfig().mode(model.ThresholdsMode.ABSOLUTE).steps([first, *rest])
+def _thresholds(colors: Mapping[float | None, str]) -> dashboard.ThresholdsConfig:
+    steps = [model.Threshold(value=value, color=color) for value, color in colors.items()]
+    return dashboard.ThresholdsConfig().mode(model.ThresholdsMode.ABSOLUTE).steps(steps)

@@ -9,21 +9,12 @@ from podscale.monitoring.dashboards.frame import (
     max_query,
     series_selector,
 )
-from podscale.monitoring.dashboards.panels import (
-    Field,
-    Panel,
-    PanelQuery,
-    ThresholdStep,
-    heatmap_panel,
-    stat_panel,
-    time_series_panel,
-)
+from podscale.monitoring.dashboards.panels import Field, Panel, PanelQuery, heatmap_panel, stat_panel, time_series_panel
 from podscale.monitoring.rule_types import DEFAULT_THRESHOLDS
 
 NONE = "Nothing trained in this time"
 ALIKE = "The ranks have not been compared yet"
 RANK = "rank {{rank}}"
-SLOW = ThresholdStep(DEFAULT_THRESHOLDS["stragglerRatio"], "red")
 SECONDS_SINCE_STEP = f"time() - {max_query('train_last_step_timestamp_seconds', BY_RANK, ranks=True)}"
 
 
@@ -48,8 +39,7 @@ NOW_PANELS = [
         "Busy time of the slowest rank over that of the fastest.",
         PanelQuery(max_query("train_straggler_ratio", BY_RUN)),
         field=Field("none", ALIKE, decimals=2),
-        base="green",
-        steps=[ThresholdStep(1.1, "orange"), SLOW],
+        thresholds={None: "green", 1.1: "orange", DEFAULT_THRESHOLDS["stragglerRatio"]: "red"},
     ).span(6),
     stat_panel(
         "Ranks seen",
@@ -86,7 +76,7 @@ BUSY_PANELS = [
         PanelQuery(max_query("train_straggler_ratio", BY_RUN)),
         field=Field("none", ALIKE, min=None),
         alert="PodscaleStraggler",
-        limits=[SLOW],
+        limit=DEFAULT_THRESHOLDS["stragglerRatio"],
     ).span(12),
 ]
 PHASE_PANELS = [

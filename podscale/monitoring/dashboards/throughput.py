@@ -16,12 +16,11 @@ from podscale.monitoring.dashboards.frame import (
     quantile_query,
     series_selector,
 )
-from podscale.monitoring.dashboards.panels import Field, PanelQuery, ThresholdStep, stat_panel, time_series_panel
+from podscale.monitoring.dashboards.panels import Field, PanelQuery, stat_panel, time_series_panel
 from podscale.monitoring.rule_types import DEFAULT_THRESHOLDS
 
 IDLE = "Nothing trained in this time"
 NO_PEAK = "No peak is known for this device"
-DATA_WAIT_STEPS = [ThresholdStep(0.1, "orange"), ThresholdStep(DEFAULT_THRESHOLDS["dataWaitShare"], "red")]
 
 NOW_PANELS = [
     stat_panel(
@@ -55,8 +54,7 @@ NOW_PANELS = [
         PanelQuery(DATA_WAIT),
         field=Field("percentunit", IDLE, decimals=1),
         alert="PodscaleDataStarved",
-        base="green",
-        steps=DATA_WAIT_STEPS,
+        thresholds={None: "green", 0.1: "orange", DEFAULT_THRESHOLDS["dataWaitShare"]: "red"},
     ),
     stat_panel(
         "Ranks", "Ranks of the run.", PanelQuery(max_query("train_world_size", BY_RUN)), field=Field("none", IDLE)

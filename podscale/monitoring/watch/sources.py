@@ -3,7 +3,7 @@
 import threading
 from collections import deque
 from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from typing import Protocol
 
 import yaml
@@ -14,11 +14,11 @@ from podscale.kubernetes import retry
 from podscale.kubernetes.client import ClusterClient
 from podscale.kubernetes.errors import ApiError
 from podscale.kubernetes.job_spec import METRICS_PORT
-from podscale.kubernetes.job_watcher import JobObserver, observe_job
+from podscale.kubernetes.job_watcher import JobObserver
 from podscale.kubernetes.jobs import JobEntry
 from podscale.kubernetes.logs import ContainerLog, LogFollower, first_pod
-from podscale.kubernetes.pod_state import is_running, name_of
-from podscale.kubernetes.resources import PODS, KubernetesObject
+from podscale.kubernetes.pod_state import is_running
+from podscale.kubernetes.resources import PODS, KubernetesObject, name_of, title_of
 from podscale.kubernetes.transport import StreamInterrupted
 from podscale.runs import RunDirectory, is_held, read_outcomes
 from podscale.telemetry.endpoint import ClientCertFiles, Endpoint, EndpointError
@@ -103,7 +103,7 @@ class JobSource:
     """
 
     def __init__(self, api: ClusterClient, entry: JobEntry, *, follow: bool) -> None:
-        self.name = f"{entry.resource.kind} {name_of(entry.job)} in namespace {api.namespace}"
+        self.name = f"{title_of(entry.job)} in namespace {api.namespace}"
         self._api, self._entry = api, entry
         self._lines: deque[str] = deque()
         self._refused = ""
@@ -112,7 +112,7 @@ class JobSource:
         self._observer: JobObserver | None = None
         if follow:
             retrying = api.with_retry(retry.UNATTENDED, self._ignore_notice)
-            self._observer = self._closing.enter_context(observe_job(retrying, entry.resource, entry.job))
+            self._observer = self._closing.enter_context(closing(JobObserver(retrying, entry.job)))
             self._follower = LogFollower(retrying, self._observer.pods, self._lines.append, self._ignore_notice)
         elif (pod := first_pod(entry.pods)) is not None:
             with suppress(ApiError, StreamInterrupted):

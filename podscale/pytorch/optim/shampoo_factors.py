@@ -282,7 +282,7 @@ def inverse_root(matrices: Tensor, power: int, eps: float, method: RootMethod, d
 
 
 def _root_by_eigh(damped: Tensor, power: int, eps: float) -> Tensor:
-    """Eigenvalues are clamped to eps: rounding leaves some of those that are 0 a little below it."""
+    """Clamp eigenvalues to eps, since rounding leaves some of those that are 0 a little below it."""
     values, vectors = torch.linalg.eigh(damped)
     scaled = vectors * values.clamp(min=eps).pow(-1.0 / power)[..., None, :]
     root: Tensor = scaled @ vectors.mT
@@ -290,7 +290,7 @@ def _root_by_eigh(damped: Tensor, power: int, eps: float) -> Tensor:
 
 
 def _root_by_newton(damped: Tensor, power: int) -> Tensor:
-    """M = A z and H = z^(1/p) I at first; T = ((p + 1) I - M) / p, M = T^p M and H = H T until M is the identity.
+    """Iterate T = ((p + 1) I - M) / p, M = T^p M, H = H T from M = A z, H = z^(1/p) I until M is the identity.
 
     z = (1 + p) / (2 |A|) brings all eigenvalues of M to between 0 and (1 + p) / 2, where the iteration converges. A
     matrix that has not converged after all iterations becomes NaN.

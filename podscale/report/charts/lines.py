@@ -237,8 +237,8 @@ def _draw_spread(series: LineSeries, to_x: Scale, to_y: Scale) -> Any:
     ends = [(to_x(x), _clip_height(to_y(low)), _clip_height(to_y(high))) for (x, _), (low, high) in intervals]
     if series.dots:
         return [vertical_line(x, low, high, f"bar c{series.colour}") for x, low, high in ends]
-    outline = [*((x, high) for x, _, high in ends), *((x, low) for x, low, _ in reversed(ends))]
-    return tag("polygon", points=" ".join(f"{x:.1f},{y:.1f}" for x, y in outline), class_=f"band c{series.colour}")
+    boundary = [*((x, high) for x, _, high in ends), *((x, low) for x, low, _ in reversed(ends))]
+    return tag("polygon", points=" ".join(f"{x:.1f},{y:.1f}" for x, y in boundary), class_=f"band c{series.colour}")
 
 
 def _draw_axes(to_x: Scale, to_y: Scale, x: XAxis, y: YAxis) -> list[Any]:

@@ -2,7 +2,8 @@
 
 from podscale.evaluation.evaluation_json import ClassScores, Evaluation
 from podscale.evaluation.scores import most_confident_mistakes
-from podscale.report import charts, markup
+from podscale.report import markup
+from podscale.report.charts.bars import heatmap, reliability_diagram
 from podscale.report.markup import Markup, fact_table, note, panel, section_tag, table, table_row, tag
 from podscale.report.report_data import ReportData
 from podscale.report.sections.dataset import picture_tag
@@ -20,7 +21,7 @@ def confusion(data: ReportData) -> Markup | None:
     names = [entry.name for entry in evaluation.per_class]
     if evaluation.confusion_matrix is not None:
         panels = [
-            charts.heatmap("Confusion matrix", names, evaluation.confusion_matrix),
+            heatmap("Confusion matrix", names, evaluation.confusion_matrix),
             _class_table("Classes, worst first", _by_accuracy(evaluation.per_class)),
         ]
     else:
@@ -48,7 +49,7 @@ def calibration(data: ReportData) -> Markup | None:
         f"{len(bins.count)} bins of equal width over the confidence of the predicted class, open below "
         f"and closed above. Source: {bins.source}."
     )
-    diagram = charts.reliability_diagram("Reliability", bins)
+    diagram = reliability_diagram("Reliability", bins)
     return section_tag("Calibration", tag("div", diagram, panel("Scores", fact_table(facts), binning), class_="grid2"))
 
 

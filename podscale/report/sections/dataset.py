@@ -13,7 +13,8 @@ import numpy as np
 from PIL import Image
 
 from podscale.data.shard_set import Split
-from podscale.report import charts, markup
+from podscale.report import markup
+from podscale.report.charts.bars import class_bar_chart, ranked_count_chart
 from podscale.report.markup import (
     Markup,
     fact_table,
@@ -120,11 +121,11 @@ def _class_histogram(data: ReportData) -> Markup:
     assert data.shards is not None
     splits = data.shards.manifest.splits
     if len(data.shards.classes) <= FEW_CLASSES:
-        return charts.class_bar_chart(
+        return class_bar_chart(
             "Images per class", data.shards.classes, [(name, split.class_counts) for name, split in splits.items()]
         )
     first = next(iter(splits))
-    return charts.ranked_count_chart("Images per class", splits[first].class_counts, f"split {first}")
+    return ranked_count_chart("Images per class", splits[first].class_counts, f"split {first}")
 
 
 def _sample_pictures(data: ReportData) -> Markup | None:

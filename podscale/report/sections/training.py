@@ -3,9 +3,10 @@
 from typing import Any
 
 from podscale.evaluation.history import RunHistory, finite_number
-from podscale.report import charts, markup
-from podscale.report.charts import LineSeries, ReferenceLine, XAxis, YAxis
-from podscale.report.charts.lines import round_outwards
+from podscale.report import markup
+from podscale.report.charts.bars import stacked_bar_chart
+from podscale.report.charts.lines import LineSeries, ReferenceLine, XAxis, YAxis, line_chart, round_outwards
+from podscale.report.charts.standalone import schedule_chart, schedule_curves
 from podscale.report.markup import Markup, note, panel, section_tag, table, table_row, tag
 from podscale.report.report_data import STAGES, ReportData, describe_exit
 
@@ -25,7 +26,7 @@ def curves(data: ReportData) -> Markup | None:
     validation_loss = _points_of(history.evaluations, axis.label, "loss")
     if train_loss or validation_loss:
         lines = [LineSeries("training", train_loss, 1), LineSeries("validation", validation_loss, 2, dots=True)]
-        panels.append(charts.line_chart("Loss", lines, x=axis, y=YAxis("nats", log=True)))
+        panels.append(line_chart("Loss", lines, x=axis, y=YAxis("nats", log=True)))
     accuracy = [
         LineSeries(name, _points_of(history.evaluations, axis.label, key), colour, dots=True)
         for name, key, colour in (("top-1", "top1", 1), ("top-5", "top5", 3))
@@ -34,7 +35,7 @@ def curves(data: ReportData) -> Markup | None:
         target = data.config.claim.top1 if data.config else None
         claim = ReferenceLine(target, "claimed") if target is not None else None
         y = YAxis(format=lambda v: f"{100 * v:.4g}\u202f%")
-        panels.append(charts.line_chart("Validation accuracy", accuracy, x=axis, y=y, hline=claim))
+        panels.append(line_chart("Validation accuracy", accuracy, x=axis, y=y, hline=claim))
     for title, key, unit, colour in (
         ("Learning rate", "learning_rate", "", 4),
         ("Throughput", "images_per_second", "images/s", 3),
@@ -42,7 +43,7 @@ def curves(data: ReportData) -> Markup | None:
         if points := _points_of(history.steps, axis.label, key):
             limits = round_outwards(0.0, max(value for _, value in points) or 1.0)  # rates compare from zero
             line = LineSeries(title, points, colour)
-            panels.append(charts.line_chart(title, [line], x=axis, y=YAxis(unit, limits)))
+            panels.append(line_chart(title, [line], x=axis, y=YAxis(unit, limits)))
     panels += _schedule_charts(data)
     return section_tag("Training", tag("div", panels, class_="grid2")) if panels else None
 
@@ -50,7 +51,7 @@ def curves(data: ReportData) -> Markup | None:
 def time_section(data: ReportData) -> Markup | None:
     """Render the time by phase of the training and by stage of the run."""
     phases = sorted(((n, s) for n, s in data.history.phases.items() if s > 0), key=lambda p: -p[1])
-    panels = [charts.stacked_bar_chart("Training time by phase (rank 0)", phases)] if phases else []
+    panels = [stacked_bar_chart("Training time by phase (rank 0)", phases)] if phases else []
     if stages := [data.outcomes[name] for name in STAGES if name in data.outcomes]:
         rows = [
             tag(
@@ -79,8 +80,8 @@ def _schedule_charts(data: ReportData) -> list[Markup]:
     """Draw momentum and weight decay over the run, if they change; the logged learning rate is shown above."""
     if data.config is None or data.shards is None:
         return []
-    curves = charts.schedule_curves(data.config.train, len(data.shards.split("train")))
-    return [charts.schedule_chart(name, points) for name, points in curves.items() if name != "learning_rate"]
+    curves = schedule_curves(data.config.train, len(data.shards.split("train")))
+    return [schedule_chart(name, points) for name, points in curves.items() if name != "learning_rate"]
 
 
 def _target_remarks(history: RunHistory) -> list[str]:

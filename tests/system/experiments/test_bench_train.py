@@ -8,18 +8,9 @@ from pathlib import Path
 import pytest
 
 from podscale.bench import sweep
-from podscale.bench.sweep import (
-    CPU_VARIANTS,
-    GPU_VARIANTS,
-    BenchVariant,
-    SweepRow,
-    SweepSettings,
-    named_sweep,
-    read_rows,
-    run_sweep,
-    variant_grid,
-)
+from podscale.bench.sweep import SweepRow, SweepSettings, read_rows, run_sweep
 from podscale.bench.train_report import format_report
+from podscale.bench.variants import CPU_VARIANTS, GPU_VARIANTS, BenchVariant, named_sweep, variant_grid
 from podscale.cli.bench import RESNET50
 from podscale.config import RunConfig, load
 from podscale.errors import InputError
@@ -147,5 +138,5 @@ def test_what_rows_say_together() -> None:
     assert "That is 0.88 of the best published rate per H200 (7,960" in text
     assert "passed 5500, 6500." in text
     assert "3.50 times the rate of fp32, all else alike: `fast`" in text
-    assert "Real images reach 99.0% of the rate without (goal 98%): `photos`" in text
+    assert "Real images reach 99.0% of the synthetic rate (goal 98%): `photos`" in text
     assert "| broken | 0 | out of memory: CUDA / tried |" in text

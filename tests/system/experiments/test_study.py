@@ -1,4 +1,4 @@
-"""A real study: cells that train, one that diverges, a kill in the middle, and the same command to its end."""
+"""A real study: trials that train, one that diverges, a kill in the middle, and the same command to its end."""
 
 import csv
 import json
@@ -68,7 +68,7 @@ def test_a_study_with_a_diverging_cell_is_stopped_and_continued(tmp_path: Path) 
         assert by_name[0.05, batch]["ended"] == "done"
         assert 0 < by_name[0.05, batch]["top1"] <= 1
     assert by_name[0.05, 1024]["updates"] < by_name[0.05, 256]["updates"]
-    assert not list((tmp_path / "runs").iterdir()), "run directories of cells with a record are taken away"
+    assert not list((tmp_path / "runs").iterdir()), "run directories of trials with a record are taken away"
 
     rows = list(csv.DictReader((tmp_path / "tiny.csv").open()))
     assert sorted(row["ended"] for row in rows) == ["diverged", "diverged", "done", "done"]

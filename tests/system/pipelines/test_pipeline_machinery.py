@@ -127,7 +127,7 @@ def test_a_stage_that_vanishes_is_reported_with_its_last_words(start, tmp_path):
     (tmp_path / "runs" / "digits" / "evaluation.json").unlink()
     code, _, err = finish(start(evaluate="vanish"))
     assert code == 1
-    assert "evaluate stage ended without saying why" in err
+    assert "evaluate stage exited without an error" in err
     assert err.rstrip().endswith("last words")
 
 

@@ -19,9 +19,7 @@ class BuildResult:
     messages: tuple[str, ...] = ()
 
 
-def build_shard_set(
-    data, directory, *, workers, packer_index=0, packer_count=1, verify=False, progress=None, observer=None
-):
+def build_shard_set(data, directory, part, *, workers, verify=False, progress=None, observer=None):
     if os.environ.get("STANDIN_SHARD") == "empty":
         raise InputError("the source is empty\nput one folder per class there")
     if (directory / MANIFEST_FILE).exists():

@@ -113,7 +113,7 @@ import jax
 from jax.sharding import PartitionSpec, NamedSharding, Mesh
 from podscale.hardware import find_topology
 from podscale.jax.aot.compiler import topology_devices
-from podscale.jax.out_of_memory import parse_memory_shortage
+from podscale.jax.out_of_memory import parse_out_of_memory
 
 for name in sys.argv[1:]:
     topology = find_topology(name)
@@ -123,7 +123,7 @@ for name in sys.argv[1:]:
     try:
         jax.jit(lambda x: x + 1).lower(given).compile()
     except jax.errors.JaxRuntimeError as error:
-        print(name, parse_memory_shortage(str(error)).available / 2**30)
+        print(name, parse_out_of_memory(str(error)).available / 2**30)
 """
 
 

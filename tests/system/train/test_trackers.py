@@ -88,7 +88,7 @@ def test_a_tracker_that_hangs_does_not_hold_up_a_stop(launch: Launch) -> None:
     run.process.send_signal(signal.SIGTERM)
     code, _, err = run.end()
     assert code == ExitCode.PREEMPTED, err
-    assert failures(run) == [("tensorboard", "it was not done in time; its last figures may be missing")]
+    assert failures(run) == [("tensorboard", "it was not done in time; its last values may be missing")]
     assert run.members() == []
 
 
@@ -133,7 +133,7 @@ def test_kubeflow_trainer_is_told_where_it_listens(launch: Launch, tmp_path: Pat
     code, _, err = run.end()
     assert code == 0, err
     assert "trainjob: https://127.0.0.1:9/status" in err
-    assert err.count("Kubeflow Trainer is not told") == 1
+    assert err.count("the status of the TrainJob could not be sent") == 1
     assert failures(run) == []
 
 

@@ -85,6 +85,7 @@ def test_version(capsys):
         (["train", "--set", "data.source=/no/such/folder"], "", ["datasets/", "podscale shard"]),
         (["shard", "--set", "data.source=/no/such/folder"], "", ["data.source", "/no/such/folder"]),
         (["run", "imagefolder"], "", ["data.source", "/path/to/photos"]),
+        (["report", "--set", "run.id=absent"], "runs/absent", ["podscale train"]),
     ],
 )
 def test_bad_input_is_one_message_and_exit_code_2(arguments, field, says, capsys, tmp_path, monkeypatch):

@@ -19,12 +19,12 @@ def test_a_plan_says_what_a_time_box_leaves_out(tmp_path: Path, capsys: pytest.C
     options = ["--set", f"run.workspace={tmp_path}", "--dry-run", "--jobs", "1"]
     assert main(["study", "digits-large-batch", *options]) == ExitCode.DONE
     said = capsys.readouterr().out
-    assert re.search(r"digits-large-batch: 0 cells done, 26 to run, \D*1 more", said)
+    assert re.search(r"digits-large-batch: 0 trials done, 26 to run, \D*1 more", said)
     assert "LEFT OUT" not in said
     assert main(["study", "digits-large-batch", *options, "--time-box", "2"]) == ExitCode.DONE
     said = capsys.readouterr().out
     assert re.search(r"estimate: 2:00 .*\b1 job\b", said)
-    assert re.search(r"LEFT OUT .*\b16 cells", said)
+    assert re.search(r"LEFT OUT .*\b16 trials", said)
     assert re.search(r"seeds 2, 3\b", said)
     assert not list(tmp_path.iterdir()), "a plan writes nothing"
 

@@ -82,6 +82,21 @@ def test_one_error_names_key_file_and_line(text: str, location: str, field: str,
     assert str(error).startswith(f"{location}: {field}: " if field else f"{location}: ")
 
 
+@pytest.mark.parametrize(
+    ("override", "problem"),
+    [
+        ("train.epochs=many", "not a number"),
+        ("train.global_batch=2.5", "not an integer"),
+        ("train.cuda_graph=maybe", "not true or false"),
+        ("run.workspace=3", "not text"),
+        ("train=3", "not a section of options"),
+        ("train.phases=3", "not a list"),
+    ],
+)
+def test_values_of_a_wrong_type(override: str, problem: str):
+    assert refusal("", override).problem == problem
+
+
 def test_a_number_that_is_none_is_told():
     error = refusal("train:\n  epochs: .nan\n")
     assert (error.location, error.field, str(error.got)) == ("run.yaml:2", "train.epochs", "nan")

@@ -16,7 +16,7 @@ import pytest
 from podscale.config.run_config import RunConfig
 from podscale.data.loaders.build_loader import open_shard_set
 from podscale.data.manifest import Shard
-from podscale.data.node_cache import ShardCache, is_remote, path_of_location
+from podscale.data.node_cache import ShardCache
 from podscale.data.remote_files import ReadRetryPolicy
 from podscale.data.sampler import build_sampler
 from podscale.data.shard_set import ShardSet
@@ -299,10 +299,3 @@ def test_within_gives_results_errors_and_deadlines() -> None:
         call_with_timeout(5, lambda: {}["a"])
     with pytest.raises(TimeoutError, match="no answer"):
         call_with_timeout(0.05, lambda: time.sleep(1))
-
-
-def test_locations() -> None:
-    assert [is_remote(place) for place in ("/a", "a/b", "file:///a", "s3://a", "http://a/b")] == [False] * 3 + [
-        True
-    ] * 2
-    assert path_of_location("file:///a/b") == Path("/a/b")

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from podscale.hardware import collective_cost
+from benchmarks.network.nccl_model import NcclCluster, nccl_best_seconds
 from podscale.hardware.all_reduce_choice import choose_all_reduce, fit_affine_cost, fit_link_axis
 from podscale.hardware.collective_cost import (
     ALGORITHMS,
@@ -40,7 +40,7 @@ def test_no_algorithm_beats_the_bound(name: str, shape: tuple[int, int], ratio: 
 
 
 def test_ring_and_torus_by_hand() -> None:
-    fabric = Fabric(LinkAxis(4, 1e-5, 1e-9), LinkAxis(2, 1e-4, 8e-9), LinkAxis(8, 2e-5, 3e-9), most_slices=1)
+    fabric = Fabric(LinkAxis(4, 1e-5, 1e-9), LinkAxis(2, 1e-4, 8e-9), LinkAxis(8, 2e-5, 3e-9), max_slices=1)
     size = 8e6
     assert flat(fabric, size) == pytest.approx(14 * 2e-5 + 2 * 7 / 8 * size * 3e-9)
     row, column = 3 * 1e-5 + 3 / 4 * size * 1e-9, 2 * 1e-4 + size / 4 * 8e-9
@@ -53,7 +53,7 @@ def test_slices_hide_the_rows_behind_the_column() -> None:
     size = 51e6
     bound = bandwidth_bound(size, 2, 4, 4e8, 1e8)
     assert bound < torus2d(fabric, size) < 1.1 * bound
-    whole = Fabric(fabric.row, fabric.column, fabric.world, most_slices=1)
+    whole = Fabric(fabric.row, fabric.column, fabric.world, max_slices=1)
     assert torus2d(whole, size) > 1.3 * bound
 
 
@@ -63,21 +63,21 @@ def test_slices_hide_the_rows_behind_the_column() -> None:
 def test_nccl_ring_of_51_mb(gpus: int, p40: float, h100: float) -> None:
     """Milliseconds of a ring as an independent re-implementation of NCCL 2.30.7's model has them."""
     nodes = gpus // 8
-    old = collective_cost.NcclCluster(nodes, 8, "pci", 10, 12, 20.4, 61)
-    new = collective_cost.NcclCluster(nodes, 8, "nvlink", 370, 330, 35, 90)
-    assert collective_cost.nccl_best_seconds(old, "ring", 51e6) * 1e3 == pytest.approx(p40, rel=0.01)
-    assert collective_cost.nccl_best_seconds(new, "ring", 51e6) * 1e3 == pytest.approx(h100, rel=0.03)
+    old = NcclCluster(nodes, 8, "pci", 10, 12, 20.4, 61)
+    new = NcclCluster(nodes, 8, "nvlink", 370, 330, 35, 90)
+    assert nccl_best_seconds(old, "ring", 51e6) * 1e3 == pytest.approx(p40, rel=0.01)
+    assert nccl_best_seconds(new, "ring", 51e6) * 1e3 == pytest.approx(h100, rel=0.03)
 
 
 @pytest.mark.parametrize(("gpus", "p40", "h100"), [(1024, 13.46, 0.55), (2048, 13.49, 0.57)])
 def test_nccl_tree_of_51_mb(gpus: int, p40: float, h100: float) -> None:
     nodes = gpus // 8
-    assert collective_cost.nccl_best_seconds(
-        collective_cost.NcclCluster(nodes, 8, "pci", 10, 12, 20.4, 61), "tree", 51e6
-    ) * 1e3 == pytest.approx(p40, 0.01)
-    assert collective_cost.nccl_best_seconds(
-        collective_cost.NcclCluster(nodes, 8, "nvlink", 370, 330, 35, 90), "tree", 51e6
-    ) * 1e3 == pytest.approx(h100, 0.02)
+    assert nccl_best_seconds(NcclCluster(nodes, 8, "pci", 10, 12, 20.4, 61), "tree", 51e6) * 1e3 == pytest.approx(
+        p40, 0.01
+    )
+    assert nccl_best_seconds(NcclCluster(nodes, 8, "nvlink", 370, 330, 35, 90), "tree", 51e6) * 1e3 == pytest.approx(
+        h100, 0.02
+    )
 
 
 def test_fit_finds_the_links_that_made_the_times() -> None:

@@ -19,11 +19,11 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeClu
 
 
 @pytest.fixture
-def told() -> list[str]:
-    """What the client told people."""
+def notices() -> list[str]:
+    """Notices of the client for the user."""
     return []
 
 
 @pytest.fixture
-def api(cluster: FakeCluster, told: list[str]) -> ClusterClient:
-    return connect_cluster(NamedCluster(), policy=RetryPolicy(10.0), notify=told.append)
+def api(cluster: FakeCluster, notices: list[str]) -> ClusterClient:
+    return connect_cluster(NamedCluster(), policy=RetryPolicy(10.0), notify=notices.append)

@@ -101,13 +101,13 @@ def test_an_answer_that_breaks_off_in_the_middle_is_asked_for_again(api: Cluster
 
 
 def test_an_outage_is_waited_out_and_told_once(
-    api: ClusterClient, cluster: FakeCluster, told: list[str], monkeypatch: pytest.MonkeyPatch
+    api: ClusterClient, cluster: FakeCluster, notices: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retry, "NOTICE_AFTER_SECONDS", 0.2)
     cluster.down()
     later(2.0, cluster.up)
     assert api.version()["gitVersion"] == "v1.35.4"
-    assert len(told) == len(set(told)) == 2
+    assert len(notices) == len(set(notices)) == 2
 
 
 def test_patience_ends_with_one_sentence(cluster: FakeCluster) -> None:
@@ -184,8 +184,9 @@ def test_an_expired_token_says_how_to_log_in(api: ClusterClient, cluster: FakeCl
 
 def test_no_cluster_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "absent"))
-    with refused("KUBECONFIG", "launch.backend=local"):
+    with refused("KUBECONFIG", "launch.backend=local") as refusal:
         connect_cluster(NamedCluster())
+    assert ".." not in refusal.text
 
 
 def test_a_broken_kubeconfig_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -272,17 +273,17 @@ def test_a_webhook_that_does_not_answer_is_not_waited_for_long_and_points_at_the
 
 @pytest.mark.parametrize("status", [429, 500, 503])
 def test_a_server_that_stays_in_trouble_is_no_bad_input(
-    cluster: FakeCluster, told: list[str], monkeypatch: pytest.MonkeyPatch, status: int
+    cluster: FakeCluster, notices: list[str], monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
     monkeypatch.setattr(retry, "NOTICE_AFTER_SECONDS", 0.0)
-    api = connect_cluster(NamedCluster(), policy=RetryPolicy(1.0), notify=told.append)
+    api = connect_cluster(NamedCluster(), policy=RetryPolicy(1.0), notify=notices.append)
     cluster.admission.append(lambda *_: Answer(status, "InternalError", "etcdserver: leader changed"))
     with pytest.raises(ApiUnreachable, match="etcdserver: leader changed") as raised:
         api.create(PYTORCHJOBS, job())
     assert raised.value.exit_code == ExitCode.FAILED
-    assert f"HTTP {status}" in told[0]
-    assert "PyTorchJob r1" in told[0]
-    assert "etcdserver: leader changed" in told[0]
+    assert f"HTTP {status}" in notices[0]
+    assert "PyTorchJob r1" in notices[0]
+    assert "etcdserver: leader changed" in notices[0]
 
 
 def test_a_missing_namespace_is_told(cluster: FakeCluster) -> None:

@@ -130,7 +130,7 @@ def test_what_is_wrong_is_found_and_says_what_to_do(healthy: FakeCluster, name: 
 
 
 def test_the_operators_init_container_is_noticed_where_admission_refuses_it(healthy: FakeCluster) -> None:
-    assert "workers alone" in found()["init container"].advice
+    assert "--pytorch-init-container-template-file" in found()["init container"].advice
     (deployment,) = healthy.all("deployments")
     deployment["spec"]["args"] = ["--pytorch-init-container-template-file=/etc/config/init.yaml"]
     healthy.put("deployments", deployment, "kubeflow")

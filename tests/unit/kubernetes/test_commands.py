@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,8 @@ from podscale.config import load
 from podscale.kubernetes import client, logs
 from podscale.kubernetes.client import ClusterClient
 from podscale.kubernetes.job_spec import build_job_spec
-from podscale.kubernetes.job_watcher import observe_job
-from podscale.kubernetes.resources import JOB_BACKENDS, JOB_KINDS
+from podscale.kubernetes.job_watcher import JobObserver
+from podscale.kubernetes.resources import JOB_KINDS
 from podscale.kubernetes.retry import RetryPolicy
 from podscale.kubernetes.run_stage import choose_job_kind
 from tests.support.cluster_objects import condition, job, pod, terminated, unschedulable
@@ -159,7 +160,7 @@ def test_defaults_that_may_not_be_read_are_done_without(cluster: FakeCluster) ->
 def test_the_kind_of_job_follows_the_cluster_and_the_hardware(
     api: ClusterClient, cluster: FakeCluster, options: tuple[str, ...], kinds: set[str], expected: str
 ) -> None:
-    for name in JOB_BACKENDS:
+    for name in JOB_KINDS:
         resource = JOB_KINDS[name]
         if name != "job" and resource.plural not in kinds:
             cluster.kinds[resource.api_version].discard(resource.plural)
@@ -188,7 +189,7 @@ def test_a_plain_job_takes_the_place_of_no_slices_and_no_elastic_job(
 ) -> None:
     for version in ("kubeflow.org/v1", "trainer.kubeflow.org/v1alpha1", "jobset.x-k8s.io/v1alpha2"):
         cluster.kinds[version].clear()
-    with refused(f"none of {kind}, ", field="launch.backend", got="auto"):
+    with refused(f"one of {kind}, and", field="launch.backend", got="auto"):
         choose_job_kind(api, build_job_spec(load(None, options), "train", mounted=False), "auto")
 
 
@@ -197,19 +198,19 @@ def test_status_tells_job_and_pods(cluster: FakeCluster, capsys: pytest.CaptureF
     cluster.put("pods", pod(0, last=terminated(77, "rank 1 is lost"), restarts=1))
     cluster.put("pods", unschedulable(1, "0/1 nodes are available"))
     assert main(["status", "r1"]) == 0
-    told = capsys.readouterr().out
-    assert "PyTorchJob r1" in told
-    assert "restarting, 1 of 2 pods, 1 restart: r1-worker-1: no node for it: 0/1 nodes are available" in told
-    assert "r1-worker-0 on node-1, 1 restarts: exit code 77: rank 1 is lost" in told
+    output = capsys.readouterr().out
+    assert "PyTorchJob r1" in output
+    assert "restarting, 1 of 2 pods, 1 restart: r1-worker-1: no node for it: 0/1 nodes are available" in output
+    assert "r1-worker-0 on node-1, 1 restarts: exit code 77: rank 1 is lost" in output
 
 
 def test_status_as_json_has_what_a_program_needs(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
     cluster.put("pytorchjobs", job(status={"conditions": [condition("Failed")]}))
     cluster.put("pods", pod(0, state=terminated(2, "no such folder"), phase="Failed"))
     assert main(["status", "r1", "--json"]) == 0
-    (told,) = json.loads(capsys.readouterr().out)
-    assert (told["phase"], told["exit_code"], told["error"]) == ("failed", 2, "no such folder")
-    assert [one["name"] for one in told["pods"]] == ["r1-worker-0"]
+    (output,) = json.loads(capsys.readouterr().out)
+    assert (output["phase"], output["exit_code"], output["error"]) == ("failed", 2, "no such folder")
+    assert [one["name"] for one in output["pods"]] == ["r1-worker-0"]
 
 
 def test_an_unknown_run_is_no_traceback(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
@@ -343,9 +344,9 @@ def test_no_cluster_is_one_line_for_every_command(
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "absent"))
     for command in (["submit", *SET], ["status", "r1"], ["logs", "r1"], ["stop", "r1"], ["list"]):
-        code, told = main(command), capsys.readouterr().err
-        assert_error(code, told, "KUBECONFIG", "launch.backend=local")
-        assert told.count("\n") == 1
+        code, output = main(command), capsys.readouterr().err
+        assert_error(code, output, "KUBECONFIG", "launch.backend=local")
+        assert output.count("\n") == 1
     assert main(["doctor", "--cluster"]) == 2
 
 
@@ -357,7 +358,7 @@ def test_watching_a_large_job_takes_few_requests_and_little_of_each_pod(
         one = pod(number)
         one["spec"]["containers"] = [{"name": "pytorch", "env": [{"name": "X", "value": "x" * 2000}]}]
         cluster.put("pods", one)
-    with observe_job(api, JOB_KINDS["pytorchjob"], made) as observer:
+    with closing(JobObserver(api, made)) as observer:
         until(lambda: observer.state().phase == "running")
         before = api.requests
         for number in range(256):

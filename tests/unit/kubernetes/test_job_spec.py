@@ -88,6 +88,7 @@ def test_remote_shards_are_kept_on_the_nodes_disk() -> None:
     assert made.resources.cache_gib == 20
     assert loads(made.document).input.cache_dir == "/cache"
     assert spec().cache_path is None
+    assert spec("run.workspace=file:///workspace").cache_path is None
     assert spec("launch.cluster.local_ssd=true").cache_path == "/cache"
 
 
@@ -196,6 +197,10 @@ def test_what_pods_read_must_be_on_a_volume() -> None:
     assert spec("launch.cluster.volumes=[{path: /data, bucket: b}]", preset="goyal2017-8k", stage="shard").nodes == 1
     with refused("launch.cluster.volumes", field="shard set", got="/shards"):
         build_job_spec(document("digits"), "train", "/shards")
+    with refused(field="shard set", got="file:///shards"):
+        build_job_spec(document("digits"), "train", "file:///shards")
+    with refused(field="data.source", got="file:///images"):
+        spec("data.source=file:///images", stage="shard")
     assert build_job_spec(document("digits"), "train", "s3://bucket/shards").nodes == 1
     assert build_job_spec(document("digits", "run.workspace=."), "train", mounted=False).nodes == 1
 

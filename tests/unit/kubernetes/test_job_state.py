@@ -122,7 +122,7 @@ CASES = [
     Case("pods that Pod Security refuses are told from the job's event", LIVE, "pending", "Pod Security", events=(
         event("r1", "FailedCreatePod", f"Error creating: {REFUSED}"),
     ), hopeless=True),
-    Case("the operator's init container is named as the cause", LIVE, "pending", "workers alone", events=(
+    Case("the operator's init container is named as the cause", LIVE, "pending", "podscale doctor --cluster", events=(
         event("r1", "FailedCreatePod", f"Error creating: {REFUSED}"),
     ), hopeless=True),
     Case("pods over the quota are not hopeless", LIVE, "pending", "exceeded quota: q", events=(
@@ -154,7 +154,7 @@ CASES = [
     ), exit_code=2),
     Case("a suspended job of a queue is queued with Kueue's words", stored(job(**QUEUED)), "queued", "1 more needed",
          workload=workload(condition("QuotaReserved", "False", "Pending", "insufficient quota: 1 more needed"))),
-    Case("a preempted job of a queue tells that Kueue took it out", stored(job(**QUEUED)), "queued", "taken out again",
+    Case("a preempted job of a queue tells that Kueue took it out", stored(job(**QUEUED)), "queued", "evicted by Kueue",
          workload=workload(condition("Evicted", "True", "Preempted", "Preempted to accommodate a workload"))),
     Case("a job that waits for an admission check is queued", stored(job(**QUEUED)), "queued", "waits for admission",
          workload=workload(

@@ -294,4 +294,4 @@ def test_a_signal_leaves_the_job_or_stops_it(
     with pytest.raises(SigtermReceived):
         run_stage(config.load(None, DOCUMENT), "train", out=out, stop_on_signal=stop, limits=LIMITS)
     assert (cluster.all("pytorchjobs") == []) is stop
-    assert ("is deleted" if stop else "takes it up again") in out.getvalue()
+    assert ("is deleted" if stop else "podscale stop r1") in out.getvalue()

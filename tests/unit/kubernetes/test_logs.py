@@ -26,9 +26,9 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def following(api: ClusterClient, told: list[str]) -> Iterator[tuple[LogFollower, list[str]]]:
+def following(api: ClusterClient, notices: list[str]) -> Iterator[tuple[LogFollower, list[str]]]:
     shown: list[str] = []
-    follower = LogFollower(api, lambda: api.list(PODS)[0], shown.append, told.append)
+    follower = LogFollower(api, lambda: api.list(PODS)[0], shown.append, notices.append)
     yield follower, shown
     follower.finish(5.0)
 
@@ -38,11 +38,11 @@ def numbers(shown: list[str]) -> list[int]:
 
 
 def test_lines_are_shown_as_they_come_and_the_end_is_not_lost(
-    api: ClusterClient, cluster: FakeCluster, told: list[str]
+    api: ClusterClient, cluster: FakeCluster, notices: list[str]
 ) -> None:
     cluster.put("pods", pod(0))
     cluster.say(POD, "line 0")
-    with following(api, told) as (_, shown):
+    with following(api, notices) as (_, shown):
         until(lambda: shown == ["line 0"])
         cluster.say(POD, "line 1")
         until(lambda: len(shown) == 2)
@@ -52,9 +52,11 @@ def test_lines_are_shown_as_they_come_and_the_end_is_not_lost(
     assert numbers(shown) == [0, 1, 2]
 
 
-def test_broken_connections_lose_and_repeat_nothing(api: ClusterClient, cluster: FakeCluster, told: list[str]) -> None:
+def test_broken_connections_lose_and_repeat_nothing(
+    api: ClusterClient, cluster: FakeCluster, notices: list[str]
+) -> None:
     cluster.put("pods", pod(0))
-    with following(api, told) as (_, shown):
+    with following(api, notices) as (_, shown):
         for number in range(200):
             cluster.say(POD, f"line {number}")
             if number % 20 == 0:
@@ -66,10 +68,10 @@ def test_broken_connections_lose_and_repeat_nothing(api: ClusterClient, cluster:
     assert numbers(shown) == list(range(200))
 
 
-def test_lines_of_one_instant_are_each_shown_once(api: ClusterClient, cluster: FakeCluster, told: list[str]) -> None:
+def test_lines_of_one_instant_are_each_shown_once(api: ClusterClient, cluster: FakeCluster, notices: list[str]) -> None:
     """A clock may stamp many lines alike, and the API takes whole seconds alone to start from."""
     cluster.put("pods", pod(0))
-    log = ContainerLog(api, pod(0), told.append)
+    log = ContainerLog(api, pod(0), notices.append)
     for number in range(3):
         cluster.say(POD, f"line {number}", f"{SECOND}.500000000Z")
     assert numbers([line.decode() for line in log.lines(pod(0), follow=False)]) == [0, 1, 2]
@@ -79,10 +81,10 @@ def test_lines_of_one_instant_are_each_shown_once(api: ClusterClient, cluster: F
 
 
 def test_a_restart_behind_a_broken_connection_still_shows_the_last_words(
-    api: ClusterClient, cluster: FakeCluster, told: list[str]
+    api: ClusterClient, cluster: FakeCluster, notices: list[str]
 ) -> None:
     cluster.put("pods", pod(0))
-    log = ContainerLog(api, pod(0), told.append)
+    log = ContainerLog(api, pod(0), notices.append)
     cluster.say(POD, "line 0")
     assert len(list(log.lines(pod(0), follow=False))) == 1
     cluster.say(POD, "line 1")
@@ -90,11 +92,11 @@ def test_a_restart_behind_a_broken_connection_still_shows_the_last_words(
     cluster.say(POD, "line 2")
     after = pod(0, last=terminated(1), restarts=1)
     assert list(log.lines(after, follow=False)) == [b"line 1", b"line 2"]
-    assert told == []
+    assert notices == []
 
 
-def test_lives_that_nobody_read_are_told_as_lost(api: ClusterClient, cluster: FakeCluster, told: list[str]) -> None:
-    log = ContainerLog(api, pod(0), told.append)
+def test_lives_that_nobody_read_are_told_as_lost(api: ClusterClient, cluster: FakeCluster, notices: list[str]) -> None:
+    log = ContainerLog(api, pod(0), notices.append)
     cluster.say(POD, "line 0")
     cluster.restart(POD)
     cluster.restart(POD)
@@ -102,12 +104,12 @@ def test_lives_that_nobody_read_are_told_as_lost(api: ClusterClient, cluster: Fa
     cluster.restart(POD)
     cluster.say(POD, "line 2")
     assert list(log.lines(pod(0, restarts=3), follow=False)) == [b"line 1", b"line 2"]
-    assert len(told) == 1
+    assert len(notices) == 1
 
 
-def test_restarts_and_a_new_pod_are_one_stream(api: ClusterClient, cluster: FakeCluster, told: list[str]) -> None:
+def test_restarts_and_a_new_pod_are_one_stream(api: ClusterClient, cluster: FakeCluster, notices: list[str]) -> None:
     cluster.put("pods", pod(0))
-    with following(api, told) as (_, shown):
+    with following(api, notices) as (_, shown):
         cluster.say(POD, "line 0")
         until(lambda: len(shown) == 1)
         cluster.restart(POD)
@@ -126,20 +128,20 @@ def test_restarts_and_a_new_pod_are_one_stream(api: ClusterClient, cluster: Fake
 
 
 def test_a_container_that_has_ended_is_not_read_again_and_again(
-    api: ClusterClient, cluster: FakeCluster, told: list[str]
+    api: ClusterClient, cluster: FakeCluster, notices: list[str]
 ) -> None:
     cluster.put("pods", pod(0, state=terminated(1), phase="Failed"))
     cluster.say(POD, "line 0")
     cluster.hang_up(POD)
-    with following(api, told) as (_, shown):
+    with following(api, notices) as (_, shown):
         until(lambda: shown == ["line 0"])
         threading.Event().wait(0.3)
     assert sum(seen.path.endswith("/log") for seen in cluster.seen) == 1
 
 
-def test_a_broken_stream_is_told_to_the_reader(api: ClusterClient, cluster: FakeCluster, told: list[str]) -> None:
+def test_a_broken_stream_is_told_to_the_reader(api: ClusterClient, cluster: FakeCluster, notices: list[str]) -> None:
     cluster.say(POD, "line 0")
-    lines = ContainerLog(api, pod(0), told.append).lines(pod(0), follow=True)
+    lines = ContainerLog(api, pod(0), notices.append).lines(pod(0), follow=True)
     assert next(lines) == b"line 0"
     cluster.cut()
     with pytest.raises(StreamInterrupted):

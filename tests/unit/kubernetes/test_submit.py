@@ -144,14 +144,14 @@ def test_a_job_that_succeeded_is_left_alone(api: ClusterClient, cluster: FakeClu
     assert jobs(cluster) == before
 
 
-def test_a_job_that_failed_is_replaced(api: ClusterClient, cluster: FakeCluster, told: list[str]) -> None:
+def test_a_job_that_failed_is_replaced(api: ClusterClient, cluster: FakeCluster, notices: list[str]) -> None:
     submit_job(api, MANIFESTS, print)
     finish(cluster, "Failed")
     before = jobs(cluster)
-    assert submit_job(api, MANIFESTS, told.append).action == "created"
+    assert submit_job(api, MANIFESTS, notices.append).action == "created"
     assert len(jobs(cluster)) == 1
     assert jobs(cluster) != before
-    assert "PyTorchJob r1" in told[0]
+    assert "PyTorchJob r1" in notices[0]
 
 
 def test_a_job_that_is_being_deleted_is_waited_for(api: ClusterClient, cluster: FakeCluster) -> None:

@@ -90,7 +90,7 @@ def watched(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, An
     return found
 
 
-def standing(*records: EventRecord) -> RunStatus:
+def status_of(*records: EventRecord) -> RunStatus:
     found = RunStatus()
     for number, record in enumerate(records):
         found.add_record({"time": 100.0 + number, **record})
@@ -105,32 +105,26 @@ def drawn(frame: ScreenFrame, width: int = 100) -> str:
 
 START = {"kind": "event", "event": "start", "step": 0, "total_steps": 10, "ranks": 2, "device": "cpu"}
 STEP = {
-    "kind": "step",
-    "step": 4,
-    "epoch": 0.5,
-    "loss": 1.5,
-    "learning_rate": 0.1,
-    "images_per_second": 250.0,
-    "phases": PHASES,
-    "slowest": {"rank": 1, "milliseconds": 70},
-}
+    "kind": "step", "step": 4, "epoch": 0.5, "loss": 1.5, "learning_rate": 0.1, "images_per_second": 250.0,
+    "phases": PHASES, "slowest": {"rank": 1, "milliseconds": 70},
+}  # fmt: skip
 
 
 def test_records_come_to_a_standing() -> None:
-    found = standing(START, STEP)
+    found = status_of(START, STEP)
     assert (found.state, found.step, found.total_steps, found.images_per_second) == ("training", 4, 10, 250.0)
     assert found.phases == {"data_wait": 0.1, "forward_backward": 0.6, "allreduce_wait": 0.3}
     assert found.seconds_left == pytest.approx(1.5)  # 4 updates took one second
 
 
 def test_a_resumed_run_goes_back_and_counts_its_launches() -> None:
-    found = standing(START, STEP, {**START, "event": "resumed", "step": 2})
+    found = status_of(START, STEP, {**START, "event": "resumed", "step": 2})
     assert (found.launches, found.step, found.seconds_left) == (2, 2, None)
 
 
 def test_the_best_accuracy_is_kept_when_a_later_one_is_worse() -> None:
     evaluation = {"kind": "evaluation", "step": 5, "epoch": 1.0, "top1": 0.8, "top5": 0.9, "loss": 1.0}
-    found = standing(START, evaluation, {**evaluation, "step": 6, "top1": 0.7})
+    found = status_of(START, evaluation, {**evaluation, "step": 6, "top1": 0.7})
     assert (found.evaluation["top1"], found.best_top1) == (0.7, 0.8)  # type: ignore[index]
 
 
@@ -139,7 +133,7 @@ def test_the_best_accuracy_is_kept_when_a_later_one_is_worse() -> None:
 )
 def test_how_a_training_ends(event: str, state: str) -> None:
     end = {"kind": "event", "event": event, "step": 4, "images": 10, "seconds": 1.0, "processes": 2}
-    found = standing(START, STEP, end)
+    found = status_of(START, STEP, end)
     assert found.state == state
     assert found.images_per_second is None  # nothing is trained any more
 
@@ -177,10 +171,8 @@ def test_why_a_run_that_is_held_shows_no_figures(tmp_path: Path, capsys: pytest.
 
 
 def test_figures_over_the_time_between_two_looks() -> None:
-    before, now = (
-        read_run_stats({"": exposition({0: 400.0})}),
-        read_run_stats({"": exposition({0: 900.0}, data_wait=5.0)}),
-    )
+    before = read_run_stats({"": exposition({0: 400.0})})
+    now = read_run_stats({"": exposition({0: 900.0}, data_wait=5.0)})
     since = now.ranks[0].since(before.ranks[0])
     assert (since.images, since.phases["data_wait"]) == (500.0, 3.0)
     assert before.ranks[0].since(now.ranks[0]) is before.ranks[0]  # it began anew
@@ -193,11 +185,9 @@ def test_texts_that_are_no_metrics_tell_nothing(text: str) -> None:
 
 
 def test_the_picture_says_what_is_known() -> None:
-    figures = read_run_stats({"": exposition({0: 400.0, 1: 200.0})})
-    frame = ScreenFrame(
-        "runs/r", "PyTorchJob runs", standing(START, STEP), list(figures.ranks.values()), figures.wall_seconds
-    )
-    text = drawn(frame)
+    stats = read_run_stats({"": exposition({0: 400.0, 1: 200.0})})
+    ranks, status = list(stats.ranks.values()), status_of(START, STEP)
+    text = drawn(ScreenFrame("runs/r", "PyTorchJob runs", status, ranks, stats.wall_seconds))
     for words in ("step 4 of 10", "250", "75%", "redo 25%", "rank 1, 70 ms", "data wait 10%", "2 processes (cpu)"):
         assert words in text
     assert "PyTorchJob runs" in text
@@ -207,13 +197,13 @@ def test_the_picture_says_what_is_known() -> None:
 
 def test_the_picture_of_a_run_that_has_not_begun_and_on_a_narrow_terminal() -> None:
     assert "waiting" in drawn(ScreenFrame("runs/r", "", RunStatus(), [], {}), width=30)
-    narrow = drawn(ScreenFrame("runs/r", "x" * 200, standing(START, STEP), [], {}), width=40)
+    narrow = drawn(ScreenFrame("runs/r", "x" * 200, status_of(START, STEP), [], {}), width=40)
     assert max(len(line) for line in narrow.splitlines()) <= 40
 
 
 def test_many_ranks_are_shown_by_those_that_matter() -> None:
-    figures = read_run_stats({"": "".join(exposition({rank: 100.0 + rank}) for rank in range(64))})
-    text = drawn(ScreenFrame("r", "", standing(START, STEP), list(figures.ranks.values()), {}))
+    stats = read_run_stats({"": "".join(exposition({rank: 100.0 + rank}) for rank in range(64))})
+    text = drawn(ScreenFrame("r", "", status_of(START, STEP), list(stats.ranks.values()), {}))
     assert f"and {64 - MAX_RANKS} between" in text
 
 

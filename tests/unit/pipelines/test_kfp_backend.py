@@ -8,7 +8,7 @@ import pytest
 from podscale.config import load
 from podscale.errors import InputError, PodscaleError
 from podscale.pipelines import kfp_backend, presets
-from podscale.pipelines.kfp_backend import KfpBackend, PipelineProgress, connect_backend
+from podscale.pipelines.kfp_backend import KfpBackend, PipelineProgress, RunRequest, connect_backend
 from podscale.pipelines.kfp_endpoint import KfpEndpoint
 from podscale.pipelines.package import compile_to_yaml
 from podscale.pipelines.training_pipeline import training_pipeline
@@ -63,7 +63,7 @@ def test_a_package_that_the_server_does_not_take(backend, package):
 
 def test_a_run_belongs_to_its_version_and_experiment(api, backend, package):
     version = backend.upload(package, NAME, "digits", "d")
-    started = backend.run(version, "digits", "experiments", {"run_id": "other"}, "launcher")
+    started = backend.run(RunRequest(version, "digits", "experiments", {"run_id": "other"}, "launcher"))
     (run,) = api.store.runs.values()
     assert run["display_name"] == "digits"
     assert run["pipeline_version_reference"] == {
@@ -74,14 +74,14 @@ def test_a_run_belongs_to_its_version_and_experiment(api, backend, package):
     assert run["service_account"] == "launcher"
     assert [e["display_name"] for e in api.store.experiments.values()] == ["experiments"]
     assert started.link == f"{api.url}/#/runs/details/{run['run_id']}"
-    backend.run(version, "again", "experiments", {}, None)
+    backend.run(RunRequest(version, "again", "experiments", {}))
     assert len(api.store.experiments) == 1
 
 
 def test_a_parameter_that_the_pipeline_does_not_have(backend, package):
     version = backend.upload(package, NAME, "digits", "d")
     with refused("parameter epochs", field=backend.endpoint.host):
-        backend.run(version, "digits", "podscale", {"epochs": 3}, None)
+        backend.run(RunRequest(version, "digits", "podscale", {"epochs": 3}))
 
 
 def test_a_schedule_is_not_made_twice_but_replaced_when_asked(api, backend, package):
@@ -89,7 +89,7 @@ def test_a_schedule_is_not_made_twice_but_replaced_when_asked(api, backend, pack
 
     def schedule(cron: str, *, replace: bool = False) -> str:
         parameters = {"run_id": "digits-[[ScheduledTime]]"}
-        return backend.schedule(version, "nightly", "podscale", cron, parameters, None, replace=replace).link
+        return backend.schedule(RunRequest(version, "nightly", "podscale", parameters), cron, replace=replace).link
 
     link = schedule("0 0 2 * * *")
     (made,) = api.store.recurringruns.values()
@@ -106,14 +106,14 @@ def test_a_schedule_is_not_made_twice_but_replaced_when_asked(api, backend, pack
 
 def test_a_schedule_whose_replacement_is_refused_stays(api, backend, package):
     version = backend.upload(package, NAME, "digits", "d")
-    backend.schedule(version, "nightly", "podscale", "0 0 2 * * *", {}, None)
+    backend.schedule(RunRequest(version, "nightly", "podscale", {}), "0 0 2 * * *")
     with refused("parameter epochs", field=backend.endpoint.host):
-        backend.schedule(version, "nightly", "podscale", "0 0 3 * * *", {"epochs": 3}, None, replace=True)
+        backend.schedule(RunRequest(version, "nightly", "podscale", {"epochs": 3}), "0 0 3 * * *", replace=True)
     assert [run["trigger"]["cron_schedule"]["cron"] for run in api.store.recurringruns.values()] == ["0 0 2 * * *"]
 
 
 def test_following_shows_every_change_and_ends_with_the_run(api, backend, package):
-    started = backend.run(backend.upload(package, NAME, "digits", "d"), "digits", "podscale", {}, None)
+    started = backend.run(RunRequest(backend.upload(package, NAME, "digits", "d"), "digits", "podscale", {}))
     api.store.script = [
         ("RUNNING", {"shard": "RUNNING"}),
         ("RUNNING", {"shard": "RUNNING"}),
@@ -130,7 +130,7 @@ def test_following_shows_every_change_and_ends_with_the_run(api, backend, packag
 
 
 def test_following_outlasts_an_outage_but_not_for_ever(api, backend, package, monkeypatch):
-    started = backend.run(backend.upload(package, NAME, "digits", "d"), "digits", "podscale", {}, None)
+    started = backend.run(RunRequest(backend.upload(package, NAME, "digits", "d"), "digits", "podscale", {}))
     api.store.script = [("SUCCEEDED", {})]
     api.store.failures = 4
     assert backend.follow(started.id, lambda _: None, poll_seconds=0) == "SUCCEEDED"
@@ -164,14 +164,14 @@ def test_a_shared_backend_wants_a_namespace_and_is_asked_in_it(api, package):
         connect_backend(KfpEndpoint(api.url))
     backend = connect_backend(KfpEndpoint(api.url, namespace="ada"))
     version = backend.upload(package, NAME, "digits", "d")
-    backend.run(version, "digits", "podscale", {}, None)
+    backend.run(RunRequest(version, "digits", "podscale", {}))
     assert [pipeline["namespace"] for pipeline in api.store.pipelines.values()] == ["ada"]
     assert [experiment["namespace"] for experiment in api.store.experiments.values()] == ["ada"]
 
 
 def test_the_client_neither_prints_nor_silences_others(api, package, capfd, caplog):
     backend = connect_backend(KfpEndpoint(api.url))
-    backend.run(backend.upload(package, NAME, "digits", "d"), "digits", "podscale", {}, None)
+    backend.run(RunRequest(backend.upload(package, NAME, "digits", "d"), "digits", "podscale", {}))
     assert capfd.readouterr().out == ""
     with caplog.at_level(logging.INFO):
         logging.getLogger("other").info("heard")

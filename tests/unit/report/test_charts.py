@@ -8,13 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podscale.report import markup
-from podscale.report.charts import LineSeries, XAxis, YAxis, heatmap, line_chart, ranked_count_chart, stacked_bar_chart
+from podscale.report.charts.bars import heatmap, ranked_count_chart, stacked_bar_chart
 from podscale.report.charts.lines import (
     MAX_POINTS,
     RIGHT,
     WIDTH,
+    LineSeries,
     Scale,
+    XAxis,
+    YAxis,
     decimate,
+    line_chart,
     line_drawing,
     linear_ticks,
     round_outwards,

@@ -1,6 +1,5 @@
 """The model card: figures, limits and how to load, with class names that try to break out of Markdown."""
 
-import shutil
 from pathlib import Path
 
 from safetensors.numpy import load_file
@@ -10,10 +9,9 @@ from podscale.report.model_card import escape_markdown, write_model_card
 from tests.support.digits_run import DIGITS, DigitsRun, make_digits_run
 
 
-def test_the_card_says_what_the_evaluation_says(digits_run: DigitsRun, tmp_path: Path) -> None:
-    shutil.copytree(digits_run.path, tmp_path / "run")
-    card = write_model_card(tmp_path / "run", digits_run.shard_set).read_text()
-    found = read_evaluation(tmp_path / "run" / "evaluation.json")
+def test_the_card_says_what_the_evaluation_says(digits_run: DigitsRun, run: Path) -> None:
+    card = write_model_card(run, digits_run.shard_set).read_text()
+    found = read_evaluation(run / "evaluation.json")
     assert f"| top-1 accuracy | {100 * found.scores.top1:.2f}\u202f%" in card
     assert f"sha256 of model.safetensors: `{found.identity.model_sha256}`" in card
     assert "1437 train, 360 validation" in card
@@ -27,9 +25,8 @@ def test_the_card_says_what_the_evaluation_says(digits_run: DigitsRun, tmp_path:
     assert f"Weakest classes: {weakest.name} (" in card
 
 
-def test_its_loading_example_works(digits_run: DigitsRun, tmp_path: Path, monkeypatch: object) -> None:
-    shutil.copytree(digits_run.path, tmp_path / "run")
-    path = write_model_card(tmp_path / "run", digits_run.shard_set)
+def test_its_loading_example_works(digits_run: DigitsRun, run: Path) -> None:
+    path = write_model_card(run, digits_run.shard_set)
     example = path.read_text().split("```python\n")[1].split("```")[0]
     example = example.replace('"model.', f'"{path.parent}/model.')
     found: dict[str, object] = {}
@@ -38,10 +35,9 @@ def test_its_loading_example_works(digits_run: DigitsRun, tmp_path: Path, monkey
     assert found["description"]["classes"] == DIGITS  # type: ignore[index]
 
 
-def test_a_model_that_was_not_evaluated_says_so(digits_run: DigitsRun, tmp_path: Path) -> None:
-    shutil.copytree(digits_run.path, tmp_path / "run")
-    (tmp_path / "run" / "evaluation.json").unlink()
-    card = write_model_card(tmp_path / "run", None).read_text()
+def test_a_model_that_was_not_evaluated_says_so(run: Path) -> None:
+    (run / "evaluation.json").unlink()
+    card = write_model_card(run, None).read_text()
     assert "Not evaluated: evaluation.json does not exist" in card
 
 

@@ -13,13 +13,14 @@ import pytest
 from PIL import Image
 
 from podscale.config import dumps, loads
+from podscale.data.shard_set import ShardSet
 from podscale.evaluation.evaluation_json import evaluate_run
 from podscale.evaluation.scores import most_confident_mistakes
 from podscale.report import build_report
 from podscale.report.markup import tag
 from podscale.report.sections.dataset import MAX_PICTURE_BYTES, thumbnail
 from podscale.runs import StageOutcome, write_outcome
-from podscale.runs.predictions import Predictions, write_predictions
+from podscale.runs.predictions import Predictions, read_predictions, write_predictions
 from podscale.telemetry.events import EventLog
 from podscale.util.formatting import printable
 from tests.support.digits_run import DIGITS, DigitsRun, make_digits_run, png, write_digits
@@ -55,13 +56,21 @@ class Outline(HTMLParser):
         self.text.append(data)
 
 
-def copy_of(run: DigitsRun, directory: Path) -> Path:
-    shutil.copytree(run.path, directory / "run")
-    return directory / "run"
+def page_text(run: Path, shards: ShardSet | Path | None, between: str = "") -> str:
+    return between.join(Outline(build_report(run, shards).read_text(encoding="utf-8")).text)
 
 
-def test_everything_is_on_the_page(digits_run: DigitsRun, tmp_path: Path) -> None:
-    run = copy_of(digits_run, tmp_path)
+def evaluate(run: Path, shards: ShardSet, topk: np.ndarray, confidences: np.ndarray) -> None:
+    """Writes predictions of the validation split into a new run directory, and their evaluation."""
+    run.mkdir()
+    split = shards.split("validation")
+    losses = confidences[:, 0]
+    found = Predictions(split.keys, np.asarray(split.labels, np.int32), topk.astype(np.int32), confidences, losses)
+    write_predictions(run / "predictions.safetensors", found)
+    evaluate_run(run, loads(""), shards)
+
+
+def test_everything_is_on_the_page(digits_run: DigitsRun, run: Path) -> None:
     page = build_report(run, digits_run.shard_set).read_text()
     outline = Outline(page)
     for title in ("Claim and result", "Training", "Time", "Classes", "Calibration", "Most confident mistakes",
@@ -75,23 +84,18 @@ def test_everything_is_on_the_page(digits_run: DigitsRun, tmp_path: Path) -> Non
     assert "are missing" not in page
 
 
-def test_nothing_is_remote_and_nothing_runs(digits_run: DigitsRun, tmp_path: Path) -> None:
-    outline = Outline(build_report(copy_of(digits_run, tmp_path), digits_run.shard_set).read_text())
+def test_nothing_is_remote_and_nothing_runs(digits_run: DigitsRun, run: Path) -> None:
+    outline = Outline(build_report(run, digits_run.shard_set).read_text())
     assert {"script", "link", "iframe", "object", "form"} & set(outline.tags) == set()
     assert outline.handlers == []
     assert outline.links
     assert all(link.startswith("data:image/") for link in outline.links)
 
 
-def test_mistakes_are_shown_with_their_own_picture(digits_run: DigitsRun, tmp_path: Path) -> None:
-    from podscale.data.shard_set import ShardSet
-    from podscale.runs.predictions import read_predictions
-
-    page = build_report(copy_of(digits_run, tmp_path), digits_run.shard_set).read_text()
-    found, split = (
-        read_predictions(digits_run.path / "predictions.safetensors"),
-        ShardSet.open(digits_run.shard_set).split("validation"),
-    )
+def test_mistakes_are_shown_with_their_own_picture(digits_run: DigitsRun, run: Path) -> None:
+    page = build_report(run, digits_run.shard_set).read_text()
+    found = read_predictions(digits_run.path / "predictions.safetensors")
+    split = ShardSet.open(digits_run.shard_set).split("validation")
     row = most_confident_mistakes(found, 1)[0]
     sample = int(np.flatnonzero(split.keys == found.keys[row])[0])
     card = page[page.index("<h2>Most confident") :].split('<figure class="card">')[1]
@@ -126,32 +130,19 @@ def test_sources_that_are_not_utf_8_are_shown(tmp_path: Path) -> None:
         tmp_path / "shards", {"train": (images[:2], np.array([0, 1])), "validation": (images[2:], np.array([0, 1]))},
         ["a", "b"], [b"a/1", b"b/1", b"a/\xff\xfe\n.jpg", b"b/<2>"],
     )  # fmt: skip
-    run = tmp_path / "run"
-    run.mkdir()
-    top = np.array([[1, 0], [0, 1]], dtype=np.int32)
-    confidences = np.array([[0.9, 0.1], [0.8, 0.2]], dtype=np.float32)
-    labels = np.array([0, 1], dtype=np.int32)
-    write_predictions(
-        run / "predictions.safetensors",
-        Predictions(shards.split("validation").keys, labels, top, confidences, confidences[:, 0]),
-    )
-    from podscale.config import loads
-
-    evaluate_run(run, loads(""), shards)
-    page = build_report(run, shards).read_text()
+    evaluate(tmp_path / "run", shards, np.array([[1, 0], [0, 1]]), np.array([[0.9, 0.1], [0.8, 0.2]], np.float32))
+    page = build_report(tmp_path / "run", shards).read_text()
     assert "a/\\xff\\xfe\n.jpg" in page
     assert "b/&lt;2&gt;" in page
 
 
-def test_a_training_that_failed_says_why(digits_run: DigitsRun, tmp_path: Path) -> None:
-    run = copy_of(digits_run, tmp_path)
+def test_a_training_that_failed_says_why(digits_run: DigitsRun, run: Path) -> None:
     for name in ("evaluation.json", "predictions.safetensors", "model", "outcome.json"):
         path = run / name
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     write_outcome(run / "outcome.json", StageOutcome("shard", 0))
     write_outcome(run / "outcome.json", StageOutcome("train", 77, "rank 1 was killed <hard>", 12.0))
-    page = build_report(run, digits_run.shard_set).read_text()
-    text = "".join(Outline(page).text)
+    text = page_text(run, digits_run.shard_set)
     assert "train lost a rank (exit code 77)" in text
     assert "rank 1 was killed <hard>" in text
     assert "the scores: stage train lost a rank (exit code 77): rank 1 was killed <hard>" in text
@@ -160,26 +151,25 @@ def test_a_training_that_failed_says_why(digits_run: DigitsRun, tmp_path: Path) 
 
 
 def test_an_empty_run_directory_still_gets_a_report(tmp_path: Path) -> None:
-    text = "".join(Outline(build_report(tmp_path, None).read_text()).text)
+    text = page_text(tmp_path, None)
     assert "not finished" in text
     assert "no shard set was given" in text
     assert "stage train has no recorded end" in text
 
 
-def test_damaged_files_are_named(digits_run: DigitsRun, tmp_path: Path) -> None:
-    run = copy_of(digits_run, tmp_path)
+def test_damaged_files_are_named(run: Path, tmp_path: Path) -> None:
     (run / "evaluation.json").write_text("{")
     (run / "environment.json").write_text("[]")
     (run / "predictions.safetensors").write_bytes(b"x")
-    text = "".join(Outline(build_report(run, tmp_path / "nowhere").read_text()).text)
+    text = page_text(run, tmp_path / "nowhere")
     for name in ("evaluation.json: not an evaluation", "environment.json: not a JSON object",
                  "predictions.safetensors: cannot read", "nowhere: no complete shard set"):  # fmt: skip
         assert name in text
 
 
-def test_scores_of_another_class_map_are_not_shown(digits_run: DigitsRun, tmp_path: Path) -> None:
+def test_scores_of_another_class_map_are_not_shown(run: Path, tmp_path: Path) -> None:
     other = make_digits_run(tmp_path, [*DIGITS[:9], "neun"])
-    text = "".join(Outline(build_report(copy_of(digits_run, tmp_path), other.shard_set).read_text()).text)
+    text = page_text(run, other.shard_set)
     assert "belongs to another class map" in text
     assert "Confusion matrix" not in text
 
@@ -195,18 +185,10 @@ def test_many_classes_get_pairs_and_a_ranked_histogram(tmp_path: Path) -> None:
     shards = write_digits(
         tmp_path / "s", {"train": (pictures, labels), "validation": (pictures, labels)}, names, sources
     )
-    run = tmp_path / "run"
-    run.mkdir()
-    top = np.stack(
-        [(labels + (labels % 3 == 0) * 7) % classes, *((labels + i) % classes for i in (1, 2, 3, 4))], axis=1
-    )
-    confidences = np.sort(rng.random((n, 5)), axis=1)[:, ::-1]
-    write_predictions(run / "predictions.safetensors",
-          Predictions(shards.split("validation").keys, labels, top, confidences, confidences[:, 0]))  # fmt: skip
-    from podscale.config import loads
-
-    evaluate_run(run, loads(""), shards)
-    text = "".join(Outline(build_report(run, shards).read_text()).text)
+    predicted = (labels + (labels % 3 == 0) * 7) % classes
+    topk = np.stack([predicted, *((labels + i) % classes for i in (1, 2, 3, 4))], axis=1)
+    evaluate(tmp_path / "run", shards, topk, np.sort(rng.random((n, 5)), axis=1)[:, ::-1])
+    text = page_text(tmp_path / "run", shards)
     assert "Most confused pairs" in text
     assert "Worst classes" in text
     assert "Confusion matrix" not in text
@@ -224,11 +206,11 @@ def test_pictures_are_bounded(side: int) -> None:
     assert mime == ("image/png" if small else "image/jpeg")
 
 
-def test_a_picture_that_cannot_be_decoded_is_a_box(digits_run: DigitsRun, tmp_path: Path) -> None:
+def test_a_picture_that_cannot_be_decoded_is_a_box(digits_run: DigitsRun, run: Path, tmp_path: Path) -> None:
     shutil.copytree(digits_run.shard_set, tmp_path / "shards")
     tar = tmp_path / "shards" / "train" / "shard-00000-of-00001.tar"
     tar.write_bytes(bytes(tar.stat().st_size))
-    page = build_report(copy_of(digits_run, tmp_path), tmp_path / "shards").read_text()
+    page = build_report(run, tmp_path / "shards").read_text()
     assert 'class="noimage">cannot be shown' in page
     assert "Confusion matrix" in page
 
@@ -239,19 +221,19 @@ def test_markup_escapes_text_and_attributes() -> None:
     assert printable(b"caf\xc3\xa9 \xff\x07") == "caf\u00e9 \\xff\\x07"
 
 
-def test_phases_target_and_hardware_are_shown(digits_run, tmp_path):
-    run = copy_of(digits_run, tmp_path)
+def test_phases_target_and_hardware_are_shown(digits_run: DigitsRun, run: Path) -> None:
     config = loads((run / "config.yaml").read_text(), overrides=["train.phases=[{start: 4, weight_decay: 0.001}]"])
     (run / "config.yaml").write_text(dumps(config))
     with EventLog(run / "metrics.jsonl") as events:
         events.event("resumed", step=1, ranks=2, device="a test machine")
         events.event("target_reached", step=90, epoch=2.5, top1=0.9123)
-    text = " ".join(Outline(build_report(run, digits_run.shard_set).read_text()).text)
+    text = page_text(run, digits_run.shard_set, " ")
     assert "Weight decay" in text
     assert "Momentum" not in text, "it does not change"
     assert "target reached at epoch 2.5 with 91.23\u202f%" in text
     assert "Achieved here on 2 x a test machine." in text
-    plain = " ".join(Outline(build_report(copy_of(digits_run, tmp_path / "p"), digits_run.shard_set).read_text()).text)
+    shutil.copytree(digits_run.path, run.with_name("unchanged"))
+    plain = page_text(run.with_name("unchanged"), digits_run.shard_set, " ")
     assert "Weight decay" not in plain
     assert "target reached" not in plain
     assert "Achieved here on" not in plain

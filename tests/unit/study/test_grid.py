@@ -1,4 +1,4 @@
-"""Studies before anything runs: documents, cells and their order, learning rates, the time box."""
+"""Studies before anything runs: documents, trials and their order, learning rates, the time box."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +10,9 @@ from podscale.errors import ABSENT
 from podscale.pipelines import presets
 from podscale.study import StudyDocument, read_study
 from podscale.study.budget import plan_study
-from podscale.study.grid import SweepSeries, Trial, TrialGrid
+from podscale.study.grid import TrialGrid
 from podscale.study.records import EvaluationPoint, RecordStore, TrialRecord, trial_key
+from podscale.study.sweep_series import SweepSeries, Trial
 from tests.support.refusals import refused
 
 RUN = {"train": {"epochs": 10}, "launch": {"processes": 1}}
@@ -31,19 +32,19 @@ def swept(at: Any = 0.1, **given: Any) -> StudyDocument:
     return study(**{"variants": variants, "grid": {"train.global_batch": [64, 256, 1024]}, **given})
 
 
-def record(cell: Trial, top1: float | None, **more: Any) -> TrialRecord:
+def record(trial: Trial, top1: float | None, **more: Any) -> TrialRecord:
     ended: Any = "done" if top1 is not None else "diverged"
-    return TrialRecord(cell.key, ended, dict(cell.settings), cell.seed, top1=top1, **more)
+    return TrialRecord(trial.key, ended, dict(trial.settings), trial.seed, top1=top1, **more)
 
 
 class Known:
-    """Records by a function of the cell; `get` learns of each cell when the grid makes it."""
+    """Records by a function of the trial; `get` learns of each trial when the grid makes it."""
 
     def __init__(self, grid: TrialGrid, top1: Callable[[Trial], float | None], **more: Any) -> None:
         self.records: dict[str, TrialRecord] = {}
         for _ in range(20):
             due = grid.due_trials(self.get)
-            self.records |= {cell.key: record(cell, top1(cell), **more) for cell in due}
+            self.records |= {trial.key: record(trial, top1(trial), **more) for trial in due}
             if not due:
                 return
         raise AssertionError("a study ends")
@@ -56,8 +57,8 @@ def nothing(key: str) -> TrialRecord | None:
     return None
 
 
-def chain(grid: TrialGrid, variant: str, batch: int) -> SweepSeries:
-    return grid.find_series(variant, (("train.global_batch", batch),))
+def series(grid: TrialGrid, variant: str, batch: int) -> SweepSeries:
+    return grid.build_series(variant, (("train.global_batch", batch),))
 
 
 class TestDocument:
@@ -123,16 +124,16 @@ class TestExpansion:
         variants = [{"name": name, "set": {"train.optimizer.name": name}} for name in ("sgd", "lars")]
         grid = TrialGrid(study(variants=variants, grid={"train.global_batch": [64, 256], "train.epochs": [1, 2]}))
         assert len(grid.series) == 8
-        cells = grid.due_trials(nothing)
-        assert len(cells) == len({cell.key for cell in cells}) == 24
-        assert {(c.config.train.optimizer.name, c.config.train.global_batch) for c in cells} == {
+        trials = grid.due_trials(nothing)
+        assert len(trials) == len({trial.key for trial in trials}) == 24
+        assert {(c.config.train.optimizer.name, c.config.train.global_batch) for c in trials} == {
             (name, batch) for name in ("sgd", "lars") for batch in (64, 256)
         }
 
     def test_the_order_is_seed_by_seed_and_the_cheapest_first(self) -> None:
         grid = TrialGrid(study(grid={"train.global_batch": [64, 1024, 256]}))
-        cells = grid.due_trials(nothing)
-        assert [(cell.seed, cell.config.train.global_batch) for cell in cells] == [
+        trials = grid.due_trials(nothing)
+        assert [(trial.seed, trial.config.train.global_batch) for trial in trials] == [
             (seed, batch) for seed in (1, 2, 3) for batch in (1024, 256, 64)
         ]
 
@@ -141,7 +142,7 @@ class TestExpansion:
         assert one.run.id == trial_key(one)
         assert trial_key(TrialGrid(study(set={"launch.threads": 2})).series[0].config) == one.run.id
         assert trial_key(TrialGrid(study(set={"train.epochs": 11})).series[0].config) != one.run.id
-        assert trial_key(TrialGrid(study(name="other")).series[0].config) == one.run.id, "studies share their cells"
+        assert trial_key(TrialGrid(study(name="other")).series[0].config) == one.run.id, "studies share their trials"
 
 
 class TestRates:
@@ -149,12 +150,15 @@ class TestRates:
     def test_rules(self, rule: str, expected: float) -> None:
         rate = {"at": 0.1, "batch": 64, "rule": rule}
         grid = TrialGrid(study(learning_rate=rate, set={"train.global_batch": 1024}))
-        assert [cell.rate for cell in grid.due_trials(nothing)] == [expected] * 3
+        assert [trial.rate for trial in grid.due_trials(nothing)] == [expected] * 3
 
     def test_a_table(self) -> None:
         given = {"table": {64: 0.1, 256: 0.7}}
         grid = TrialGrid(study(learning_rate=given, grid={"train.global_batch": [64, 256]}))
-        assert {cell.config.train.global_batch: cell.rate for cell in grid.due_trials(nothing)} == {64: 0.1, 256: 0.7}
+        assert {trial.config.train.global_batch: trial.rate for trial in grid.due_trials(nothing)} == {
+            64: 0.1,
+            256: 0.7,
+        }
         with refused("64, 256", field="learning_rate.table", got=512):
             TrialGrid(study(learning_rate=given, grid={"train.global_batch": [64, 512]}))
 
@@ -162,51 +166,51 @@ class TestRates:
         grid = TrialGrid(swept())
 
         def rates(top1: Callable[[Trial], float | None]) -> list[float]:
-            return chain(grid, "swept", 256).sweep_rates(Known(grid, top1).get)
+            return series(grid, "swept", 256).sweep_rates(Known(grid, top1).get)
 
-        assert chain(grid, "swept", 256).sweep_rates(nothing) == [0.2, 0.4, 0.8]
-        assert rates(lambda cell: 1 / (1 + abs(cell.rate - 0.4))) == [0.2, 0.4, 0.8]
-        assert rates(lambda cell: cell.rate / 100) == [0.2, 0.4, 0.8, 1.6, 3.2]
-        assert rates(lambda cell: 1 - cell.rate / 100) == [0.05, 0.1, 0.2, 0.4, 0.8]
+        assert series(grid, "swept", 256).sweep_rates(nothing) == [0.2, 0.4, 0.8]
+        assert rates(lambda trial: 1 / (1 + abs(trial.rate - 0.4))) == [0.2, 0.4, 0.8]
+        assert rates(lambda trial: trial.rate / 100) == [0.2, 0.4, 0.8, 1.6, 3.2]
+        assert rates(lambda trial: 1 - trial.rate / 100) == [0.05, 0.1, 0.2, 0.4, 0.8]
 
     def test_a_rate_that_diverged_is_not_the_best(self) -> None:
         grid = TrialGrid(swept())
-        known = Known(grid, lambda cell: None if cell.rate > 0.5 else cell.rate)
-        assert chain(grid, "swept", 256).chosen_rate(known.get) == 0.4
-        assert chain(grid, "swept", 256).chosen_rate(nothing) is None
+        known = Known(grid, lambda trial: None if trial.rate > 0.5 else trial.rate)
+        assert series(grid, "swept", 256).chosen_rate(known.get) == 0.4
+        assert series(grid, "swept", 256).chosen_rate(nothing) is None
 
     def test_among_equal_accuracies_the_smaller_loss_decides(self) -> None:
         grid, records = TrialGrid(swept()), {}
-        for cell in grid.due_trials(nothing):
-            records[cell.key] = record(cell, 0.9, loss=0.3 + abs(cell.rate - 0.4))
-        assert chain(grid, "swept", 256).chosen_rate(records.get) == 0.4
+        for trial in grid.due_trials(nothing):
+            records[trial.key] = record(trial, 0.9, loss=0.3 + abs(trial.rate - 0.4))
+        assert series(grid, "swept", 256).chosen_rate(records.get) == 0.4
 
     def test_the_mean_over_the_seeds_of_the_sweep_decides(self) -> None:
         rate = {"at": 0.1, "sweep": {"factors": [1, 2], "widen": 0, "seeds": 2}}
         grid = TrialGrid(study(learning_rate=rate))
         top1 = {(0.1, 1): 0.9, (0.1, 2): 0.1, (0.2, 1): 0.6, (0.2, 2): 0.6}
-        known = Known(grid, lambda cell: top1.get((cell.rate, cell.seed), 0.0))
+        known = Known(grid, lambda trial: top1.get((trial.rate, trial.seed), 0.0))
         assert grid.series[0].chosen_rate(known.get) == 0.2
-        assert [cell.seed for cell in grid.series[0].seed_trials(0.2)] == [1, 2, 3]
+        assert [trial.seed for trial in grid.series[0].seed_trials(0.2)] == [1, 2, 3]
 
     def test_the_fewest_updates_to_the_target_may_decide(self) -> None:
         rate = {"at": 0.1, "sweep": {"factors": [1, 2, 4], "widen": 0}}
         grid = TrialGrid(study(learning_rate=rate, choose="updates", target=0.5))
         ends = {0.1: (40, 0.9), 0.2: (20, 0.6), 0.4: (10, 0.4)}  # the last never reaches the target
         records = {
-            cell.key: record(
-                cell, ends[cell.rate][1], curve=(EvaluationPoint(ends[cell.rate][0], 1.0, ends[cell.rate][1]),)
+            trial.key: record(
+                trial, ends[trial.rate][1], curve=(EvaluationPoint(ends[trial.rate][0], 1.0, ends[trial.rate][1]),)
             )
-            for cell in grid.due_trials(nothing)
+            for trial in grid.due_trials(nothing)
         }
         assert grid.series[0].chosen_rate(records.get) == 0.2
 
     def test_a_rate_may_follow_another_variants(self) -> None:
         grid = TrialGrid(swept())
-        assert chain(grid, "ruled", 1024).chosen_rate(nothing) is None
-        known = Known(grid, lambda cell: 1 / (1 + abs(cell.rate - 0.2)))
-        assert chain(grid, "swept", 64).chosen_rate(known.get) == 0.2
-        assert [chain(grid, "ruled", batch).chosen_rate(known.get) for batch in (64, 256, 1024)] == [0.2, 0.4, 0.8]
+        assert series(grid, "ruled", 1024).chosen_rate(nothing) is None
+        known = Known(grid, lambda trial: 1 / (1 + abs(trial.rate - 0.2)))
+        assert series(grid, "swept", 64).chosen_rate(known.get) == 0.2
+        assert [series(grid, "ruled", batch).chosen_rate(known.get) for batch in (64, 256, 1024)] == [0.2, 0.4, 0.8]
         assert [[c.variant.name for c in wave] for wave in grid.waves()] == [["swept"] * 3, ["ruled"] * 3]
         with refused("train.global_batch=64", field="learning_rate.at", got="swept"):
             TrialGrid(swept(grid={"train.global_batch": [256]}))
@@ -223,61 +227,63 @@ class TestTimeBox:
     def test_what_does_not_fit_is_the_last_and_is_named(self) -> None:
         grid = TrialGrid(study(grid={"train.global_batch": [64, 256]}, cell_seconds=10.0))
         made = plan_study(grid, nothing, jobs=1, time_box_seconds=35.0)
-        assert [(cell.seed, cell.config.train.global_batch) for cell in made.planned_trials] == [
+        assert [(trial.seed, trial.config.train.global_batch) for trial in made.planned_trials] == [
             (1, 256),
             (1, 64),
             (2, 256),
         ]
-        assert [(cell.seed, cell.config.train.global_batch) for cell in made.excluded_trials] == [
+        assert [(trial.seed, trial.config.train.global_batch) for trial in made.excluded_trials] == [
             (2, 64),
             (3, 256),
             (3, 64),
         ]
-        assert made.seconds_by_series == {"as it is, batch 256": (2, 1), "as it is, batch 64": (1, 2)}
+        assert made.counts_by_series == {"as it is, batch 256": (2, 1), "as it is, batch 64": (1, 2)}
 
     def test_estimates_come_from_the_nearest_measured_cell(self) -> None:
         grid = TrialGrid(study(grid={"train.global_batch": [64, 256]}, cell_seconds=99.0))
         records = {
-            cell.key: record(cell, 0.9, seconds=2 * cpu, cpu_seconds=cpu)
-            for cell, cpu in zip(grid.due_trials(nothing), (2.0, 4.0), strict=False)
+            trial.key: record(trial, 0.9, seconds=2 * cpu, cpu_seconds=cpu)
+            for trial, cpu in zip(grid.due_trials(nothing), (2.0, 4.0), strict=False)
         }
-        assert [cell.config.train.global_batch for cell in grid.due_trials(nothing)[:2]] == [256, 64]
+        assert [trial.config.train.global_batch for trial in grid.due_trials(nothing)[:2]] == [256, 64]
         made = plan_study(grid, records.get, jobs=1, time_box_seconds=None, cores=2)
         assert (made.done_trials, made.measured) == (2, 2)
         assert made.seconds == pytest.approx(2 * 4.0 + 2 * 8.0)
 
     def test_a_cell_measured_on_a_busy_machine_costs_its_cpu_seconds(self) -> None:
-        """Nine seconds of the clock were one cell's bad luck: what the others took of it for a CPU second counts."""
+        """Nine seconds of the clock were one trial's bad luck: what the others took of it for a CPU second counts."""
         grid = TrialGrid(study(seeds=[1, 2, 3, 4], grid={"train.global_batch": [64]}))
-        cells = grid.due_trials(nothing)
+        trials = grid.due_trials(nothing)
         records = {
-            cell.key: record(cell, 0.9, seconds=seconds, cpu_seconds=3.0)
-            for cell, seconds in zip(cells, (9.0, 4.5, 4.5), strict=False)
+            trial.key: record(trial, 0.9, seconds=seconds, cpu_seconds=3.0)
+            for trial, seconds in zip(trials, (9.0, 4.5, 4.5), strict=False)
         }
         made = plan_study(grid, records.get, jobs=1, time_box_seconds=None, cores=2)
-        assert (made.pace, made.seconds) == (pytest.approx(1.5), pytest.approx(4.5))
-        busy = plan_study(grid, records.get, jobs=1, time_box_seconds=None, cores=2, ended={cells[0].key})
-        assert (busy.pace, busy.ended, busy.seconds) == (pytest.approx(3.0), 1, pytest.approx(9.0)), (
+        assert (made.wall_cpu_ratio, made.seconds) == (pytest.approx(1.5), pytest.approx(4.5))
+        busy = plan_study(grid, records.get, jobs=1, time_box_seconds=None, cores=2, ended={trials[0].key})
+        assert (busy.wall_cpu_ratio, busy.ended, busy.seconds) == (pytest.approx(3.0), 1, pytest.approx(9.0)), (
             "now it is so again"
         )
         on_gpus = plan_study(grid, records.get, jobs=1, time_box_seconds=None, cores=0)
-        assert (on_gpus.pace, on_gpus.seconds) == (None, pytest.approx(9.0)), "of the first: none is nearer"
+        assert (on_gpus.wall_cpu_ratio, on_gpus.seconds) == (None, pytest.approx(9.0)), "of the first: none is nearer"
 
     def test_the_newest_records_say_how_fast_the_machine_is(self) -> None:
         grid = TrialGrid(study(seeds=list(range(1, 10)), grid={"train.global_batch": [64]}))
         records = {
-            cell.key: record(cell, 0.9, seconds=seconds, cpu_seconds=2.0, date=date)
-            for cell, seconds, date in zip(
+            trial.key: record(trial, 0.9, seconds=seconds, cpu_seconds=2.0, date=date)
+            for trial, seconds, date in zip(
                 grid.due_trials(nothing),
                 [40.0] * 3 + [2.0] * 5,
                 [f"2026-11-{day:02}" for day in (1, 2, 3, 9, 8, 7, 6, 5)],
                 strict=False,
             )
         }  # fmt: skip
-        assert plan_study(grid, records.get, jobs=1, time_box_seconds=None, cores=2).pace == pytest.approx(1.0)
+        assert plan_study(grid, records.get, jobs=1, time_box_seconds=None, cores=2).wall_cpu_ratio == pytest.approx(
+            1.0
+        )
 
     def test_jobs_cannot_be_faster_than_the_cores(self) -> None:
-        """A cell that had both cores to itself took half its CPU seconds; beside another it gets one."""
+        """A trial that had both cores to itself took half its CPU seconds; beside another it gets one."""
         grid = TrialGrid(study(grid={"train.global_batch": [64]}))
         first = grid.due_trials(nothing)[0]
         records = {first.key: record(first, 0.9, seconds=1.5, cpu_seconds=3.0)}
@@ -294,13 +300,13 @@ class TestTimeBox:
 
 class TestRecords:
     def test_a_record_is_kept_and_dropped(self, tmp_path: Path) -> None:
-        cell = TrialGrid(study()).due_trials(nothing)[0]
-        made = record(cell, 0.5, curve=(EvaluationPoint(5, 1.0, 0.3, 2.0), EvaluationPoint(10, 2.0, 0.5)))
+        trial = TrialGrid(study()).due_trials(nothing)[0]
+        made = record(trial, 0.5, curve=(EvaluationPoint(5, 1.0, 0.3, 2.0), EvaluationPoint(10, 2.0, 0.5)))
         RecordStore(str(tmp_path)).add(made)
         fresh = RecordStore(str(tmp_path))
-        assert fresh.get(cell.key) == made
-        fresh.delete(cell.key)
-        assert RecordStore(str(tmp_path)).get(cell.key) is None
+        assert fresh.get(trial.key) == made
+        fresh.delete(trial.key)
+        assert RecordStore(str(tmp_path)).get(trial.key) is None
 
     @pytest.mark.parametrize(
         ("target", "expected"), [(0.3, (5.0, 1.0)), (0.4, (7.5, 1.5)), (0.15, (2.5, 0.5)), (0.6, None)]

@@ -12,20 +12,15 @@ import pytest
 
 from podscale.evaluation.history import parse_history
 from podscale.study import StudyDocument
+from podscale.study.blocks import BulletBlock, DotBlock, LineBlock, TableBlock
+from podscale.study.critical_batch import critical_batch
 from podscale.study.grid import TrialGrid
-from podscale.study.publish import measurement_conditions, render_csv, write_results
+from podscale.study.publish import measurement_conditions, render_csv, result_blocks, write_results
 from podscale.study.records import EvaluationPoint, TrialRecord
-from podscale.study.result_blocks import (
-    BulletBlock,
-    ChartBlock,
-    DotBlock,
-    TableBlock,
-    comparison_table,
-    range_table,
-    result_blocks,
-    summary_sentences,
-)
-from podscale.study.results import StudyResults, critical_batch, mean_deviation_percent, mean_difference, study_results
+from podscale.study.result_summary import summary_sentences
+from podscale.study.result_tables import comparison_table, range_table
+from podscale.study.results import StudyResults, study_results
+from podscale.study.seed_statistics import mean_deviation_percent, mean_difference
 from podscale.study.trial import build_record, trial_outcome
 from podscale.training.trainer import NONFINITE_MESSAGE
 
@@ -62,11 +57,11 @@ class TestStatistics:
         exact = {batch: least * (1 + critical / batch) for batch in batches}
         found = critical_batch(exact)
         assert found.batch == pytest.approx(critical)
-        assert found.least_updates == pytest.approx(least)
+        assert found.least_steps == pytest.approx(least)
         assert found.least_images == pytest.approx(least * critical)
         for batch, updates in exact.items():  # the equation as McCandlish 2018 writes it
             images = updates * batch
-            assert (updates / found.least_updates - 1) * (images / found.least_images - 1) == pytest.approx(1.0)
+            assert (updates / found.least_steps - 1) * (images / found.least_images - 1) == pytest.approx(1.0)
         noisy = {batch: updates * (1.05 if i % 2 else 0.95) for i, (batch, updates) in enumerate(exact.items())}
         found = critical_batch(noisy)
         rows = np.array([[1 / s, 1 / b / s] for b, s in noisy.items()])
@@ -115,17 +110,17 @@ def found_in(**changes: Any) -> StudyResults:
     grid = TrialGrid(StudyDocument.model_validate({**STUDY, **changes}))
     records: dict[str, TrialRecord] = {}
     for _ in range(3):
-        for cell in grid.due_trials(records.get):
-            variant, batch = cell.series.partition(",")[0], cell.config.train.global_batch
-            bad = (variant, batch, cell.seed) == ("two", 1024, 2)
-            top1 = TOP1.get((variant, batch), 0.9) + 0.01 * (cell.seed - 2) - (0.2 if cell.rate == 0.2 else 0.0)
+        for trial in grid.due_trials(records.get):
+            variant, batch = trial.series.partition(",")[0], trial.config.train.global_batch
+            bad = (variant, batch, trial.seed) == ("two", 1024, 2)
+            top1 = TOP1.get((variant, batch), 0.9) + 0.01 * (trial.seed - 2) - (0.2 if trial.rate == 0.2 else 0.0)
             half = UPDATES[batch]
             curve = (EvaluationPoint(half, 5.0, 0.5, 1.0), EvaluationPoint(2 * half, 10.0, top1, 0.5))
-            records[cell.key] = TrialRecord(
-                cell.key,
+            records[trial.key] = TrialRecord(
+                trial.key,
                 "diverged" if bad else "done",
-                dict(cell.settings),
-                cell.seed,
+                dict(trial.settings),
+                trial.seed,
                 code="c" * 40,
                 top1=None if bad else top1,
                 loss=None if bad else 0.5,
@@ -156,7 +151,7 @@ class TestFindings:
         assert one is not None
         assert two is not None
         assert one.batch == pytest.approx(256.0, rel=0.05)
-        assert one.least_updates == pytest.approx(100.0, rel=0.05)
+        assert one.least_steps == pytest.approx(100.0, rel=0.05)
         assert two.reason == "2 of 3 batches reached the target; a fit needs three"
         assert found_in(target=None).critical_batch("one") is None
 
@@ -177,7 +172,7 @@ class TestBlocks:
     def test_a_comparison_tells_what_noise_can_explain(self) -> None:
         found = found_in()
         made = comparison_table(found, found.groups_at(1024), "batch 1,024")
-        heads = ["", "rate", "updates", "n", "updates to 50.0\u202f%", "epochs"]
+        heads = ["", "rate", "steps", "n", "steps to 50.0\u202f%", "epochs"]
         assert list(made.heads[:6]) == heads
         one, two = made.rows
         assert one[:7] == ["one", "0.1", "250", "3", "125 \u00b1 0", "5.0 \u00b1 0.0", "60.00 \u00b1 1.00 %"]
@@ -193,7 +188,7 @@ class TestBlocks:
         assert glance[4].startswith("two: no critical batch size to 50.0")
         made = list(result_blocks(found_in()))
         assert isinstance(made[1], BulletBlock)
-        assert [block.name for block in made if isinstance(block, ChartBlock)] == [
+        assert [block.name for block in made if isinstance(block, LineBlock)] == [
             "accuracy",
             "epochs",
             "updates",
@@ -213,14 +208,14 @@ class TestBlocks:
 
     def test_many_lines_can_be_told_apart(self) -> None:
         variants = [{"name": f"v{i}"} for i in range(9)]
-        charts = [block for block in result_blocks(found_in(variants=variants)) if isinstance(block, ChartBlock)]
+        charts = [block for block in result_blocks(found_in(variants=variants)) if isinstance(block, LineBlock)]
         for chart in charts:
             assert len({(line.colour, line.dashed) for line in chart.series}) == 9
         assert not any(line.spread for line in charts[-1].series), "nine bands would hide each other"
 
     def test_no_axis_of_accuracy_goes_beyond_all_of_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(TOP1, ("one", 64), 0.995)
-        accuracy = next(block for block in result_blocks(found_in()) if isinstance(block, ChartBlock))
+        accuracy = next(block for block in result_blocks(found_in()) if isinstance(block, LineBlock))
         assert accuracy.y.limits == (50, 100)
 
     def test_lines_are_followed_over_the_whole_range(self) -> None:
@@ -232,7 +227,7 @@ class TestBlocks:
     def test_an_unfinished_study_says_so(self) -> None:
         grid = TrialGrid(StudyDocument.model_validate(STUDY))
         found = study_results(grid, lambda key: None)
-        assert list(summary_sentences(found)) == ["Not finished: 21 cells still to be run."]
+        assert list(summary_sentences(found)) == ["Not finished: 21 trials still to be run."]
         tables = [block for block in result_blocks(found) if isinstance(block, TableBlock)]
         assert tables[0].rows[0][1] == "not chosen yet"
 
@@ -269,12 +264,12 @@ class TestPublished:
 
 class TestMeasuring:
     def test_a_training_is_read_from_its_log(self) -> None:
-        cell = TrialGrid(StudyDocument.model_validate(STUDY)).due_trials(lambda key: None)[0]
-        made = build_record(cell, "done", "", history(*LINES), images=100)
+        trial = TrialGrid(StudyDocument.model_validate(STUDY)).due_trials(lambda key: None)[0]
+        made = build_record(trial, "done", "", history(*LINES), images=100)
         assert (made.updates, made.top1, made.loss, made.masked, made.images) == (3, 0.6, 1.0, 1, 100)
         assert made.training_loss == pytest.approx(1.3)
         assert made.curve == (EvaluationPoint(3, 2.2, 0.6, 1.0),)
-        assert build_record(cell, "diverged", "why", history(*LINES[:4]), images=100).top1 is None
+        assert build_record(trial, "diverged", "why", history(*LINES[:4]), images=100).top1 is None
 
     def test_only_divergence_is_a_result(self) -> None:
         assert trial_outcome(0, "", history(*LINES)) == "done"

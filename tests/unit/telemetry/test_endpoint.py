@@ -15,11 +15,6 @@ from tests.support.refusals import refused
 SECONDS = 30.0
 
 
-@pytest.fixture
-def authority(tmp_path: Path) -> Authority:
-    return Authority(tmp_path)
-
-
 def serving(tmp_path: Path, **options: object) -> StageTelemetry:
     """A stage that serves as these options of the document say, and says so in the file `url`."""
     section = TelemetrySection.model_validate({name: str(value) for name, value in options.items()})

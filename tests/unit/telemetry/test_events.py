@@ -9,7 +9,7 @@ import pytest
 
 from podscale.errors import PodscaleError
 from podscale.runs import Lease, LeaseLost
-from podscale.telemetry.events import EventLog, filter_replays, read_records
+from podscale.telemetry.events import EventLog, EventRecord, filter_replays, read_records
 from podscale.telemetry.step_log import EtaEstimator, StepLog, format_record
 from podscale.util.formatting import format_duration
 
@@ -118,40 +118,67 @@ def test_durations(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text
 
 
-def test_events_and_evaluations_in_words() -> None:
-    text = format_record({"time": 1, "kind": "event", "event": "new_thing", "key": 7, "error": "cut\x1b[31m\noff"})
-    assert text == r"new thing  key 7  error cut\x1b[31m | off"
-    text = format_record({"kind": "evaluation", "step": 9, "epoch": 2.0, "top1": 0.9731, "top5": 1.0, "loss": 0.1})
-    assert text == "evaluation  step 9  epoch 2.00  top-1 97.31%  top-5 100.00%  loss 0.1000"
-    line = {**START, "event": "resumed", "step": 40}
-    assert format_record(START) == "start  2 processes on cpu  90 updates of 64 images  701,466 parameters"
-    assert format_record(line).startswith("resumed  after step 40  2 processes")
-    line = {"kind": "event", "event": "checkpoint", "step": 90, "bytes": 5637328, "seconds": 0.0714}
-    assert format_record(line) == "checkpoint  step 90  5.4 MiB in 0.07 s"
-    line = {"kind": "event", "event": "checkpoint_passed", "step": 40, "reason": "weights.bin:\nanother sha256"}
-    assert format_record(line) == "checkpoint of step 40 cannot be used: weights.bin: | another sha256"
-    assert format_record({"kind": "event", "event": "skipped_update", "step": 3}).startswith("update 3 skipped: ")
-    assert format_record({"kind": "event", "event": "bad_record", "substituted": 1}).startswith("1 record could not be")
-    assert format_record({"kind": "event", "event": "done", "step": 90, "skipped_updates": 0}) == "done  step 90"
-    assert format_record({"kind": "event", "event": "done", "step": 90, "skipped_updates": 2}).endswith("2 skipped")
-    seconds = {"productive": 87.0, "init": 3.0, "redo": 9.6, "data_wait": 0.4, "idle": 0.0}
-    line = {"kind": "event", "event": "goodput", "goodput": 0.87, "wall_seconds": 100.0, "seconds": seconds}
-    assert format_record(line) == "goodput 87%  of 1:40  redo 10%  init 3%"
-    who = {"kind": "event", "rank": 3, "host": "node-b", "ratio": 1.625, "milliseconds": 65, "fastest_milliseconds": 40}
-    text = "rank 3 on node-b holds the others up: it is busy 1.62 times as long as the fastest  65 ms an update"
-    assert format_record({**who, "event": "straggler"}).startswith(text)
-    assert format_record({**who, "event": "straggler_over"}) == "rank 3 on node-b is no longer the slowest by far"
-
-
-def test_a_tracker_that_failed_is_shown_with_its_reason() -> None:
-    failed = {"time": 1, "kind": "event", "event": "tracker_failed", "tracker": "wandb", "reason": "no key\nset"}
-    assert format_record(failed) == "the tracker wandb has failed, the run goes on without it: no key | set"
-
-
 START = {
     "time": 1.0, "kind": "event", "event": "start", "step": 0, "total_steps": 90, "ranks": 2, "global_batch": 64,
     "device": "cpu", "parameters": 701466,
 }  # fmt: skip
+STRAGGLER = {
+    "kind": "event",
+    "rank": 3,
+    "host": "node-b",
+    "ratio": 1.625,
+    "milliseconds": 65,
+    "fastest_milliseconds": 40,
+}
+SECONDS = {"productive": 87.0, "init": 3.0, "redo": 9.6, "data_wait": 0.4, "idle": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("record", "text"),
+    [
+        ({"event": "new_thing", "key": 7, "error": "cut\x1b[31m\noff"}, r"new thing  key 7  error cut\x1b[31m | off"),
+        (START, "start  2 processes on cpu  90 updates of 64 images  701,466 parameters"),
+        (
+            {**START, "event": "resumed", "step": 40},
+            "resumed  after step 40  2 processes on cpu  90 updates of 64 images  701,466 parameters",
+        ),
+        (
+            {"event": "checkpoint", "step": 90, "bytes": 5637328, "seconds": 0.0714},
+            "checkpoint  step 90  5.4 MiB in 0.07 s",
+        ),
+        (
+            {"event": "checkpoint_passed", "step": 40, "reason": "weights.bin:\nanother sha256"},
+            "checkpoint of step 40 cannot be used: weights.bin: | another sha256",
+        ),
+        ({"event": "done", "step": 90, "skipped_updates": 0}, "done  step 90"),
+        ({"event": "done", "step": 90, "skipped_updates": 2}, "done  step 90  2 skipped"),
+        (
+            {"event": "goodput", "goodput": 0.87, "wall_seconds": 100.0, "seconds": SECONDS},
+            "goodput 87%  of 1:40  redo 10%  init 3%",
+        ),
+        (
+            {**STRAGGLER, "event": "straggler"},
+            "rank 3 on node-b holds the others up: it is busy 1.62 times as long as the fastest  65 ms an update, "
+            "the fastest 40 ms",
+        ),
+        ({**STRAGGLER, "event": "straggler_over"}, "rank 3 on node-b is no longer the slowest by far"),
+        (
+            {"event": "tracker_failed", "tracker": "wandb", "reason": "no key\nset"},
+            "the tracker wandb has failed, the run goes on without it: no key | set",
+        ),
+        (
+            {"kind": "evaluation", "step": 9, "epoch": 2.0, "top1": 0.9731, "top5": 1.0, "loss": 0.1},
+            "evaluation  step 9  epoch 2.00  top-1 97.31%  top-5 100.00%  loss 0.1000",
+        ),
+    ],
+)
+def test_events_and_evaluations_in_words(record: EventRecord, text: str) -> None:
+    assert format_record({"time": 1, "kind": "event", **record}) == text
+
+
+def test_the_beginnings_of_longer_texts() -> None:
+    assert format_record({"kind": "event", "event": "skipped_update", "step": 3}).startswith("update 3 skipped: ")
+    assert format_record({"kind": "event", "event": "bad_record", "substituted": 1}).startswith("1 record could not be")
 
 
 class Terminal(io.StringIO):

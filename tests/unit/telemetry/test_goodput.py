@@ -1,5 +1,6 @@
 """Goodput: launches, gaps, repeated steps, and clocks that jump."""
 
+import json
 import logging
 from pathlib import Path
 
@@ -266,6 +267,11 @@ def test_a_heartbeat_is_read_as_it_was_written(goodput_file: tuple[Path, Goodput
     writer.close("preempted")
     assert read_goodput_state(path) == tracker.state("preempted")
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_keys_of_the_file_outlive_names_in_the_code(clocks: Clocks) -> None:
+    keys = "time began life age joined ended step reached redone cause seconds restarts"
+    assert list(json.loads(after_launch(None, clocks.wall, 1.0).to_json())) == keys.split()
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"time": "x"}', "\x00" * 300])

@@ -1,5 +1,6 @@
 """GPUs by NVML: with the real bindings where there is no GPU, and with a stand-in of them that has two."""
 
+from contextlib import closing
 from types import SimpleNamespace
 from typing import Any
 
@@ -70,7 +71,7 @@ def test_gpus_are_exported(monkeypatch: pytest.MonkeyPatch) -> None:
     def value(name: str, gpu: str) -> float | None:
         return registry.get_sample_value(f"podscale_{name}", {"run": "r", "gpu": gpu})
 
-    with PodMetrics(registry, run="r", engine="pytorch", volumes={}):
+    with closing(PodMetrics(registry, run="r", engine="pytorch", volumes={})):
         until(lambda: value("gpu_memory_used_bytes", "1") is not None, 60)
     assert value("gpu_utilization_ratio", "0") == 0.75
     assert value("gpu_memory_used_bytes", "1") == 20

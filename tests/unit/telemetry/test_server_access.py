@@ -21,11 +21,6 @@ Serve = Callable[..., MetricsServer]
 
 
 @pytest.fixture
-def authority(tmp_path: Path) -> Authority:
-    return Authority(tmp_path)
-
-
-@pytest.fixture
 def serve() -> Iterator[Serve]:
     """Serves as a telemetry section says."""
     servers: list[MetricsServer] = []

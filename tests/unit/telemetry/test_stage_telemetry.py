@@ -33,6 +33,12 @@ def telemetry(tmp_path: Path, stage: str = "evaluate", **options: object) -> Sta
     return StageTelemetry(section, run="r", stage=stage, volumes={"scratch": tmp_path}, snapshots=tmp_path)
 
 
+def run_stage(tmp_path: Path, stage: str = "evaluate", **options: object) -> None:
+    with telemetry(tmp_path, stage, **options) as served:
+        served.start()
+        served.finish(None)
+
+
 def test_ranks_and_the_pod_are_served_together(tmp_path: Path) -> None:
     with telemetry(tmp_path) as served:
         served.start(tmp_path / "url")
@@ -127,9 +133,7 @@ def gateway() -> Iterator[Gateway]:
 
 
 def test_short_stages_push_their_last_figures_and_delete_them(tmp_path: Path, gateway: Gateway) -> None:
-    with telemetry(tmp_path, pushgateway=f"{gateway.url}/", linger_seconds=0.3) as served:
-        served.start()
-        served.finish(None)
+    run_stage(tmp_path, pushgateway=f"{gateway.url}/", linger_seconds=0.3)
     (put, path, body), (delete, same, nothing) = gateway.asked
     assert (put, delete, nothing) == ("PUT", "DELETE", b"")
     assert path == same == f"/metrics/job/podscale/instance/{socket.gethostname()}/run/r/stage/evaluate"
@@ -137,9 +141,7 @@ def test_short_stages_push_their_last_figures_and_delete_them(tmp_path: Path, ga
 
 
 def test_a_training_does_not_push(tmp_path: Path, gateway: Gateway) -> None:
-    with telemetry(tmp_path, "train", pushgateway=gateway.url, linger_seconds=0.1) as served:
-        served.start()
-        served.finish(None)
+    run_stage(tmp_path, "train", pushgateway=gateway.url, linger_seconds=0.1)
     assert gateway.asked == []
 
 
@@ -149,9 +151,8 @@ def test_a_gateway_that_is_not_there_costs_one_warning(
     gateway.status = 500
     for url, reason in ((gateway.url, "Internal Server Error"), (dead_url(), "refused"), ("http://[", "PUT failed")):
         caplog.clear()
-        with caplog.at_level(logging.WARNING), telemetry(tmp_path, pushgateway=url, linger_seconds=0.1) as served:
-            served.start()
-            served.finish(None)
+        with caplog.at_level(logging.WARNING):
+            run_stage(tmp_path, pushgateway=url, linger_seconds=0.1)
         assert len(caplog.records) == 1, caplog.text
         assert reason in caplog.text
 

@@ -45,3 +45,15 @@ def test_location_and_field_stand_first_and_long_values_are_cut() -> None:
     assert text.startswith("run.yaml:3: a: wrong (got 'xxx")
     assert text.endswith("...). Mend it.")
     assert len(text) < 200
+
+
+@pytest.mark.parametrize(
+    ("problem", "text"),
+    [
+        ("no cluster", "no cluster. Set KUBECONFIG."),
+        ("No configuration found.", "No configuration found. Set KUBECONFIG."),  # text of a library
+        ("two things:\n  - a\n", "two things:\n  - a\n\nSet KUBECONFIG."),
+    ],
+)
+def test_one_period_stands_before_the_hint(problem: str, text: str) -> None:
+    assert format_error(problem, hint="Set KUBECONFIG.") == text

@@ -15,7 +15,7 @@ from PIL import Image
 
 from podscale.config.data import DataSection
 from podscale.data.index import ImageFlag
-from podscale.data.manifest import MANIFEST_FILE
+from podscale.data.manifest import MANIFEST_FILE, ShardPart
 from podscale.data.shard_set import ShardSet
 from podscale.data.sharding.build_shard_set import BuildResult, build_shard_set
 from podscale.data.sources import SourceMissing
@@ -46,7 +46,7 @@ def section(folder: Path, **options: Any) -> DataSection:
 
 
 def build(folder: Path, out: Path, *, workers: int = 1, index: int = 0, of: int = 1, **options: Any) -> BuildResult:
-    return build_shard_set(section(folder, **options), out, workers=workers, packer_index=index, packer_count=of)
+    return build_shard_set(section(folder, **options), out, ShardPart(index, of), workers=workers)
 
 
 def tree(directory: Path) -> dict[str, str]:

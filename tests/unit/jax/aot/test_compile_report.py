@@ -26,7 +26,7 @@ from podscale.jax.aot.batch_search import (
 from podscale.jax.aot.compile_report import (
     DeviceWork,
     StepBounds,
-    compile_findings,
+    build_report,
     compute_bounds,
     estimate_step_seconds,
     format_compile_report,
@@ -34,7 +34,7 @@ from podscale.jax.aot.compile_report import (
     step_rates,
 )
 from podscale.jax.aot.request import CompileRequest, CompileResult, compile_aot
-from podscale.jax.out_of_memory import MemoryShortage, parse_memory_shortage
+from podscale.jax.out_of_memory import OutOfMemory, parse_out_of_memory
 from tests.support.outcomes import assert_error
 from tests.support.refusals import refused
 
@@ -143,32 +143,32 @@ def test_the_cost_model_counts_where_it_can_be() -> None:
         (
             "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries (24.60G) "
             "exceeds available HBM (15.75G).",
-            MemoryShortage(round(24.6 * GIB), round(15.75 * GIB)),
+            OutOfMemory(round(24.6 * GIB), round(15.75 * GIB)),
         ),
         (
             "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. Used 17.56G "
             "of 15.48G hbm. Exceeded hbm capacity by 2.08G.",
-            MemoryShortage(round(17.56 * GIB), round(15.48 * GIB)),
+            OutOfMemory(round(17.56 * GIB), round(15.48 * GIB)),
         ),
         ("INTERNAL: Mosaic failed to compile", None),
     ],
 )
-def test_what_the_compiler_says_of_memory(message: str, found: MemoryShortage | None) -> None:
-    assert parse_memory_shortage(message) == found
+def test_what_the_compiler_says_of_memory(message: str, found: OutOfMemory | None) -> None:
+    assert parse_out_of_memory(message) == found
 
 
 # what is told
 
 
-def test_findings_and_report_of_a_step_that_fits() -> None:
-    found = compile_findings(REQUEST, CompileResult(FOUND, TEXT, VERSIONS))
+def test_report_of_a_step_that_fits() -> None:
+    found = build_report(REQUEST, CompileResult(FOUND, TEXT, VERSIONS))
     assert (found["memory"]["available"], found["memory"]["free"]) == (15.75 * GIB, 12.75 * GIB)
     assert found["bound_seconds"]["compute"] == pytest.approx(0.010)
     assert (found["step_seconds"], found["step_source"]) == (pytest.approx(0.010), "roofline")
     assert found["images_per_second"] == pytest.approx(204_800)
     assert found["collectives"][0]["bytes"] == 4 * 2**20
     assert json.loads(json.dumps(found)) == found
-    v3 = compile_findings(replace(REQUEST, topology=find_topology("v3:4x4")), CompileResult(FOUND, TEXT, VERSIONS))
+    v3 = build_report(replace(REQUEST, topology=find_topology("v3:4x4")), CompileResult(FOUND, TEXT, VERSIONS))
     assert (v3["cycles"], v3["cycle_seconds"], found["cycle_seconds"]) == (3_760_000, pytest.approx(0.004), None)
     assert "3.76 million in the operations by themselves, messages left out (4 ms), 25% of them in copies" in "\n".join(
         format_compile_report(v3)
@@ -180,13 +180,13 @@ def test_findings_and_report_of_a_step_that_fits() -> None:
     assert "not run" in text
 
 
-def test_findings_and_report_of_a_step_that_does_not_fit() -> None:
+def test_report_of_a_step_that_does_not_fit() -> None:
     short = {**FOUND, "fits": False, "memory": {"needed": 18 * GIB, "available": 15 * GIB}}
-    found = compile_findings(REQUEST, CompileResult(short, "", VERSIONS))
+    found = build_report(REQUEST, CompileResult(short, "", VERSIONS))
     assert (found["memory"]["over"], "step_seconds" in found) == (3 * GIB, False)
     text = "\n".join(format_compile_report(found))
     assert "NOT FIT: 18.0 GiB needed of 15.0 GiB that a program may use of a device's 16.0 GiB: 3.0 GiB too" in text
-    fits = compile_findings(with_batch(REQUEST, 64), CompileResult(FOUND, TEXT, VERSIONS))
+    fits = build_report(with_batch(REQUEST, 64), CompileResult(FOUND, TEXT, VERSIONS))
     table = format_sweep_report([found, fits], 64)
     assert [line.split()[:2] for line in table[1:3]] == [["64", "1,024"], ["128", "2,048"]]
     assert "Largest that fits: 64 images a device" in table[-1]
@@ -260,7 +260,7 @@ def test_of_memory_that_grows_evenly_two_batches_tell_the_largest(limit: int, fi
 
 
 def test_the_report_says_how_the_largest_batch_is_known() -> None:
-    found = compile_findings(REQUEST, CompileResult(FOUND, TEXT, VERSIONS))
+    found = build_report(REQUEST, CompileResult(FOUND, TEXT, VERSIONS))
     assert not any(line.startswith("largest") for line in format_compile_report(found))
 
     def told(results: dict[int, Any], own: dict[str, Any] = found) -> str:
@@ -278,7 +278,7 @@ def test_the_report_says_how_the_largest_batch_is_known() -> None:
     assert told({96: needing(14), 104: needing(15.5, 15)}) == (
         "96 images a device, 1,536 in all: fits, and 104 do not (both compiled)"
     )
-    short = compile_findings(
+    short = build_report(
         REQUEST, CompileResult({**FOUND, "fits": False, "memory": needing(18, 15)["memory"]}, "", VERSIONS)
     )
     assert told({128: needing(18, 15)}, short).endswith("whose memory is taken to grow evenly")
@@ -334,11 +334,11 @@ def named(name: str) -> CompileRequest:
 
 def test_a_result_is_kept_and_found_again(child: Path, tmp_path: Path) -> None:
     first = compile_aot(REQUEST, tmp_path / "kept", 60.0)
-    assert (first.findings, first.text, first.from_cache) == ({"classes": 1000}, "text of v5e:4x4", False)
+    assert (first.analysis, first.text, first.from_cache) == ({"classes": 1000}, "text of v5e:4x4", False)
     again = compile_aot(named("other-run"), tmp_path / "kept", 60.0)
-    assert (again.findings, again.text, again.from_cache) == (first.findings, first.text, True)
+    assert (again.analysis, again.text, again.from_cache) == (first.analysis, first.text, True)
     other = compile_aot(replace(REQUEST, classes=10), tmp_path / "kept", 60.0)
-    assert (other.findings, other.from_cache) == ({"classes": 10}, False)
+    assert (other.analysis, other.from_cache) == ({"classes": 10}, False)
     assert child.read_text() == "xx"
 
 

@@ -9,7 +9,7 @@ from podscale.config import loads
 from podscale.errors import ExitCode, InputError
 from podscale.kubernetes.render import RENDERERS_BY_KIND, choose_backend, render_job
 from podscale.kubernetes.render.common import MONITORING_NAMESPACES
-from podscale.kubernetes.resources import JOB_BACKENDS
+from podscale.kubernetes.resources import JOB_KINDS, STAGE_CONTAINERS
 from podscale.launch.rendezvous import Rendezvous
 from tests.support.refusals import refused
 from tests.support.rendering import TWO, pods, rendered, spec
@@ -26,11 +26,11 @@ def told(environment: dict[str, Any], fields: dict[str, str]) -> Rendezvous | No
 @pytest.mark.parametrize("backend", RENDERERS_BY_KIND)
 def test_a_job_is_of_its_kind(backend: str) -> None:
     job = rendered(backend).job
-    assert (job["apiVersion"], job["kind"]) == (JOB_BACKENDS[backend].api_version, JOB_BACKENDS[backend].kind)
+    assert (job["apiVersion"], job["kind"]) == (JOB_KINDS[backend].api_version, JOB_KINDS[backend].kind)
     assert job["metadata"]["name"] == "digits"
     assert job["metadata"]["labels"]["podscale.dev/run"] == "digits"
     assert set(job["metadata"]["annotations"]) == {"podscale.dev/identity", "podscale.dev/version"}
-    assert pods(backend).container["name"] == JOB_BACKENDS[backend].container
+    assert pods(backend).container["name"] == STAGE_CONTAINERS[backend]
 
 
 def test_pods_of_a_pytorchjob_meet_without_a_master() -> None:
@@ -109,7 +109,7 @@ def test_elastic_jobs_are_the_training_operators() -> None:
     assert meeting is not None
     assert meeting.node_rank is None
     for backend in ("jaxjob", "trainjob", "jobset"):
-        with refused(JOB_BACKENDS[backend].kind, field="launch.cluster.min_nodes", got=1):
+        with refused(JOB_KINDS[backend].kind, field="launch.cluster.min_nodes", got=1):
             rendered(backend, *elastic)
 
 
@@ -143,7 +143,7 @@ def test_a_jobset_fails_by_bad_input_and_forgives_what_was_taken_away(backend: s
     job = replicated["template"]["spec"]
     first, second, third = job["podFailurePolicy"]["rules"]
     assert first["onExitCodes"]["values"] == [int(ExitCode.BAD_INPUT)]
-    assert first["onExitCodes"]["containerName"] == JOB_BACKENDS[backend].container
+    assert first["onExitCodes"]["containerName"] == STAGE_CONTAINERS[backend]
     assert second["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
     assert third["onExitCodes"]["values"] == [int(ExitCode.PREEMPTED)]
     assert job["template"]["spec"]["restartPolicy"] == "Never", "a podFailurePolicy needs it"

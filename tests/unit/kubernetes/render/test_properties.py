@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from podscale.config import RunConfig
 from podscale.errors import InputError
-from podscale.kubernetes.job_spec import StageName, build_job_spec
+from podscale.kubernetes.job_spec import build_job_spec
 from podscale.kubernetes.render import RENDERERS_BY_KIND, JobManifests, render_job
+from podscale.runs.stage_outcomes import StageName
 from tests.support.pod_security import violations
 from tests.support.pods import pods_of
 from tests.support.rendering import document

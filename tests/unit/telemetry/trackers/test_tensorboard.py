@@ -4,7 +4,6 @@ import io
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import google_crc32c
 import pytest
@@ -15,27 +14,8 @@ from podscale.telemetry.events import EventRecord
 from podscale.telemetry.trackers.base import LaunchExit
 from podscale.telemetry.trackers.tensorboard import EventFile, TensorBoard, crc32c, masked
 from tests.support.event_files import events, parsed
+from tests.support.run_records import evaluation_record, launch_record, step_record
 from tests.support.tensorboard import curves
-
-
-def launched(step: int, time: float = 100.0) -> EventRecord:
-    return {"time": time, "kind": "event", "event": "resumed" if step else "start", "step": step, "total_steps": 50}
-
-
-def update(step: int, loss: float | None = 1.0, **more: Any) -> EventRecord:
-    values = {"epoch": step / 10, "loss": loss, "learning_rate": 0.1, "images_per_second": 1000.0}
-    return {
-        "time": 100.0 + step,
-        "kind": "step",
-        "step": step,
-        **values,
-        "phases": {"data_wait": 1.0, "other": 3.0},
-        **more,
-    }
-
-
-def evaluation(step: int, top1: float) -> EventRecord:
-    return {"time": 100.0 + step, "kind": "evaluation", "step": step, "top1": top1, "top5": 0.9, "loss": 0.5}
 
 
 def track(directory: Path, records: list[EventRecord], *, killed: bool = False) -> None:
@@ -98,7 +78,10 @@ def test_values_beyond_float32_are_infinite() -> None:
 
 def test_tensorboard_shows_the_figures_of_a_run(tmp_path: Path) -> None:
     goodput = {"time": 103.0, "kind": "event", "event": "goodput", "goodput": 0.5, "wall_seconds": 60.0, "seconds": {}}
-    track(tmp_path / "r" / "tensorboard", [launched(0), update(1), update(2, None), evaluation(2, 0.25), goodput])
+    track(
+        tmp_path / "r" / "tensorboard",
+        [launch_record(0), step_record(1), step_record(2, None), evaluation_record(2, 0.25), goodput],
+    )
     found = curves(tmp_path / "r" / "tensorboard")
     assert found["train/learning_rate"] == [(1, pytest.approx(0.1)), (2, pytest.approx(0.1))]
     assert found["train/loss"][0] == (1, 1.0)
@@ -111,8 +94,8 @@ def test_tensorboard_shows_the_figures_of_a_run(tmp_path: Path) -> None:
 
 
 def test_updates_that_were_done_again_are_shown_once(tmp_path: Path) -> None:
-    first = [launched(0), *(update(step) for step in range(1, 9)), evaluation(8, 0.1)]
-    again = [launched(5), *(update(step, 2.0) for step in range(6, 12))]
+    first = [launch_record(0), *(step_record(step) for step in range(1, 9)), evaluation_record(8, 0.1)]
+    again = [launch_record(5), *(step_record(step, 2.0) for step in range(6, 12))]
     track(tmp_path, first, killed=True)
     assert [step for step, _ in curves(tmp_path)["train/loss"]] == list(range(1, 9))
     track(tmp_path, [*first, *again])
@@ -123,10 +106,10 @@ def test_updates_that_were_done_again_are_shown_once(tmp_path: Path) -> None:
 
 def test_a_launch_within_the_same_supervisor_is_no_different(tmp_path: Path) -> None:
     tracker = TensorBoard(tmp_path)
-    for record in (launched(0), update(1), update(2), update(3)):
+    for record in (launch_record(0), step_record(1), step_record(2), step_record(3)):
         tracker.add(record)
     tracker.flush()
-    for record in (launched(1), update(2, 2.0)):
+    for record in (launch_record(1), step_record(2, 2.0)):
         tracker.add(record)
     tracker.close(LaunchExit(0))
     assert curves(tmp_path)["train/loss"] == [(1, 1.0), (2, 2.0)]
@@ -135,20 +118,20 @@ def test_a_launch_within_the_same_supervisor_is_no_different(tmp_path: Path) -> 
 def test_a_reader_that_is_already_there_sees_no_point_twice(tmp_path: Path) -> None:
     """TensorBoard goes on from one file to the next; it may have read the former one before that is removed."""
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    records = [launched(0), *(update(step) for step in range(1, 6))]
+    records = [launch_record(0), *(step_record(step) for step in range(1, 6))]
     track(tmp_path, records, killed=True)
     living = reader.EventAccumulator(str(tmp_path), size_guidance={"scalars": 0})
     living.Reload()
     assert len(living.Scalars("train/loss")) == 5
-    track(tmp_path, [*records, launched(3), update(4), update(5), update(6)])
+    track(tmp_path, [*records, launch_record(3), step_record(4), step_record(5), step_record(6)])
     living.Reload()
     assert [point.step for point in living.Scalars("train/loss")] == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_launch_writes_only_what_is_new(tmp_path: Path) -> None:
-    records: list[EventRecord] = [launched(0)]
+    records: list[EventRecord] = [launch_record(0)]
     for step in (1, 2, 3):
-        records.append(update(step))
+        records.append(step_record(step))
         track(tmp_path, records)
     files = [events(path) for path in sorted(tmp_path.iterdir())]
     assert [file[0].file_version for file in files] == ["brain.Event:2"] * 3
@@ -158,11 +141,11 @@ def test_a_launch_writes_only_what_is_new(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("left", range(0, 700, 23))
 def test_a_writer_that_was_killed_in_the_middle_of_an_event(tmp_path: Path, left: int) -> None:
-    records = [launched(0), update(1), evaluation(1, 0.1), update(2)]
+    records = [launch_record(0), step_record(1), evaluation_record(1, 0.1), step_record(2)]
     track(tmp_path, records, killed=True)
     (path,) = tmp_path.iterdir()
     path.write_bytes(path.read_bytes()[:left])
-    track(tmp_path, [*records, update(3)])
+    track(tmp_path, [*records, step_record(3)])
     found = curves(tmp_path)
     assert found["train/loss"] == [(1, 1.0), (2, 1.0), (3, 1.0)]
     assert found["evaluation/top1"] == [(1, pytest.approx(0.1))]
@@ -170,7 +153,7 @@ def test_a_writer_that_was_killed_in_the_middle_of_an_event(tmp_path: Path, left
 
 def test_a_clock_that_went_backwards(tmp_path: Path) -> None:
     (tmp_path / "events.out.tfevents.9999999998.host.1.podscale").write_bytes(b"")
-    track(tmp_path, [launched(0), update(1)])
+    track(tmp_path, [launch_record(0), step_record(1)])
     assert sorted(path.name.split(".")[3] for path in tmp_path.iterdir()) == ["9999999998", "9999999999"]
 
 

@@ -5,7 +5,7 @@ import json
 import os
 import ssl
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +18,7 @@ from podscale.telemetry.trackers.base import LaunchExit
 from podscale.telemetry.trackers.trainjob import TrainJobStatus, is_enabled
 from tests.support import crds
 from tests.support.certificates import Authority
+from tests.support.run_records import evaluation_record, launch_record, step_record
 
 PATH = "/apis/trainer.kubeflow.org/v1alpha1/namespaces/n/trainjobs/t/status"
 MOST_BYTES = 2**16
@@ -62,11 +63,6 @@ class Place:
 
 
 @pytest.fixture
-def authority(tmp_path: Path) -> Authority:
-    return Authority(tmp_path)
-
-
-@pytest.fixture
 def place(tmp_path: Path, authority: Authority) -> Iterator[Place]:
     status = StatusServer("")
 
@@ -101,20 +97,7 @@ def place(tmp_path: Path, authority: Authority) -> Iterator[Place]:
     server.server_close()
 
 
-def launched(step: int, time: float = 100.0) -> EventRecord:
-    return {"time": time, "kind": "event", "event": "resumed" if step else "start", "step": step, "total_steps": 50}
-
-
-def update(step: int, loss: float | None = 2.0) -> EventRecord:
-    values = {"epoch": step / 10, "loss": loss, "learning_rate": 0.1, "images_per_second": 1234.5678}
-    return {"time": 100.0 + step, "kind": "step", "step": step, **values, "phases": {"other": 1.0}}
-
-
-def evaluation(step: int) -> EventRecord:
-    return {"time": 100.0 + step, "kind": "evaluation", "step": step, "top1": 0.5, "top5": 0.9, "loss": 0.5}
-
-
-def told(tracker: TrainJobStatus, *records: EventRecord) -> None:
+def send(tracker: TrainJobStatus, *records: EventRecord) -> None:
     for record in records:
         tracker.add(record)
     tracker.flush()
@@ -122,25 +105,25 @@ def told(tracker: TrainJobStatus, *records: EventRecord) -> None:
 
 def test_nothing_is_told_before_the_training_has_begun(place: Place) -> None:
     tracker = place.tracker()
-    told(tracker)
+    send(tracker)
     assert place.server.bodies == []
-    told(tracker, launched(0))
+    send(tracker, launch_record(0))
     assert place.newest["progressPercentage"] == 0
     assert "estimatedRemainingSeconds" not in place.newest
 
 
 def test_how_far_a_training_is(place: Place) -> None:
     tracker = place.tracker()
-    told(tracker, launched(0), update(10), evaluation(10))
+    send(tracker, launch_record(0), step_record(10), evaluation_record(10))
     status = place.newest
     assert (status["progressPercentage"], status["estimatedRemainingSeconds"]) == (20, 40)
     metrics = {metric["name"]: metric["value"] for metric in status["metrics"]}
-    assert metrics["train/loss"] == "2"
+    assert metrics["train/loss"] == "1"
     assert metrics["evaluation/top1"] == "0.5"
-    assert metrics["throughput/images_per_second"] == "1234.57"
+    assert metrics["throughput/images_per_second"] == "1000"
     age = datetime.now(UTC) - datetime.fromisoformat(status["lastUpdatedTime"])
     assert abs(age.total_seconds()) < 600
-    told(tracker, update(50, None))
+    send(tracker, step_record(50, None))
     assert place.newest["progressPercentage"] == 99, "the model is not written yet"
     assert {"name": "train/loss", "value": "nan"} in place.newest["metrics"]
     tracker.close(LaunchExit(0))
@@ -150,7 +133,7 @@ def test_how_far_a_training_is(place: Place) -> None:
 
 def test_what_is_told_fits_the_definition_of_a_trainjob(place: Place) -> None:
     tracker = place.tracker()
-    told(tracker, launched(0), update(10, None), evaluation(10))
+    send(tracker, launch_record(0), step_record(10, None), evaluation_record(10))
     for number in range(400):
         tracker._values[f"n{number}"] = 1.0
     tracker._values["x" * 65] = 1.0
@@ -162,7 +145,7 @@ def test_what_is_told_fits_the_definition_of_a_trainjob(place: Place) -> None:
 
 def test_a_run_that_is_continued_or_fails(place: Place) -> None:
     tracker = place.tracker()
-    told(tracker, launched(0), update(30), launched(10, 200.0))
+    send(tracker, launch_record(0), step_record(30), launch_record(10, 200.0))
     assert place.newest["progressPercentage"] == 20
     assert "estimatedRemainingSeconds" not in place.newest
     tracker.close(LaunchExit(1, "boom"))
@@ -171,78 +154,68 @@ def test_a_run_that_is_continued_or_fails(place: Place) -> None:
 
 def test_a_training_that_reaches_its_target_early_is_done(place: Place) -> None:
     tracker = place.tracker()
-    told(tracker, launched(0), update(10))
+    send(tracker, launch_record(0), step_record(10))
     tracker.close(LaunchExit(0))
     assert place.newest["progressPercentage"] == 100
 
 
 def test_the_token_is_read_for_each_request(place: Place) -> None:
     tracker = place.tracker()
-    told(tracker, launched(0))
+    send(tracker, launch_record(0))
     place.server.token = "second"
     replacement = place.token.with_name("new")
     replacement.write_text("second")
     replacement.replace(place.token)
-    told(tracker, update(1))
+    send(tracker, step_record(1))
     assert place.server.refused == []
     assert len(place.server.bodies) == 2
 
 
 def test_it_is_told_once_an_interval_and_at_the_end(place: Place) -> None:
     tracker = place.tracker(interval=3600.0)
-    told(tracker, launched(0), update(1))
-    told(tracker, update(2))
+    send(tracker, launch_record(0), step_record(1))
+    send(tracker, step_record(2))
     assert len(place.server.bodies) == 1
     tracker.close(LaunchExit(0))
     assert len(place.server.bodies) == 2
 
 
-def _stranger(place: Place, tmp_path: Path) -> None:
-    (tmp_path / "other").mkdir()
-    place.environment["KUBEFLOW_TRAINER_SERVER_CA_CERT"] = str(Authority(tmp_path / "other").pair.certificate)
-
-
-def _no_token(place: Place, tmp_path: Path) -> None:
-    place.token.unlink()
-
-
-def _revoked(place: Place, tmp_path: Path) -> None:
-    place.server.token = "another"
-
-
-def _nobody(place: Place, tmp_path: Path) -> None:
-    place.environment["KUBEFLOW_TRAINER_SERVER_URL"] = "https://127.0.0.1:9/status"
-
-
-def _plain(place: Place, tmp_path: Path) -> None:
-    place.environment["KUBEFLOW_TRAINER_SERVER_URL"] = place.server.url.replace("https", "http")
-
-
-def _newline(place: Place, tmp_path: Path) -> None:
-    place.token.write_text("a\r\nX-Evil: b")
+def break_server(place: Place, tmp_path: Path, problem: str) -> None:
+    match problem:
+        case "other authority":
+            (tmp_path / "other").mkdir()
+            place.environment["KUBEFLOW_TRAINER_SERVER_CA_CERT"] = str(Authority(tmp_path / "other").pair.certificate)
+        case "no token":
+            place.token.unlink()
+        case "revoked token":
+            place.server.token = "another"
+        case "no server":
+            place.environment["KUBEFLOW_TRAINER_SERVER_URL"] = "https://127.0.0.1:9/status"
+        case "no TLS":
+            place.environment["KUBEFLOW_TRAINER_SERVER_URL"] = place.server.url.replace("https", "http")
+        case "newline in token":
+            place.token.write_text("a\r\nX-Evil: b")
 
 
 @pytest.mark.parametrize(
-    ("trouble", "said"),
+    ("problem", "message"),
     [
-        (_stranger, "CERTIFICATE_VERIFY_FAILED"),
-        (_no_token, "No such file"),
-        (_revoked, "403 Forbidden"),
-        (_nobody, "refused"),
-        (_plain, "is no https:// URL"),
-        (_newline, "Invalid header value"),
+        ("other authority", "CERTIFICATE_VERIFY_FAILED"),
+        ("no token", "No such file"),
+        ("revoked token", "403 Forbidden"),
+        ("no server", "refused"),
+        ("no TLS", "is no https:// URL"),
+        ("newline in token", "Invalid header value"),
     ],
 )
-def test_trouble_costs_one_warning(
-    place: Place, tmp_path: Path, trouble: Callable[[Place, Path], None], said: str
-) -> None:
-    trouble(place, tmp_path)
+def test_an_outage_costs_one_warning(place: Place, tmp_path: Path, problem: str, message: str) -> None:
+    break_server(place, tmp_path, problem)
     tracker = place.tracker()
-    told(tracker, launched(0))
-    told(tracker, update(1))
+    send(tracker, launch_record(0))
+    send(tracker, step_record(1))
     tracker.close(LaunchExit(0))
     (warning,) = place.warnings
-    assert said in warning
+    assert message in warning
     assert "first" not in warning
     assert place.server.bodies == []
 
@@ -250,9 +223,9 @@ def test_trouble_costs_one_warning(
 def test_it_goes_on_after_an_outage(place: Place) -> None:
     tracker = place.tracker()
     place.server.token = "later"
-    told(tracker, launched(0))
+    send(tracker, launch_record(0))
     place.server.token = "first"
-    told(tracker, update(1))
+    send(tracker, step_record(1))
     assert len(place.server.bodies) == 1
     assert len(place.warnings) == 1
 
@@ -260,7 +233,7 @@ def test_it_goes_on_after_an_outage(place: Place) -> None:
 def test_no_proxy_sees_the_token(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("https_proxy", "HTTPS_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
-    told(place.tracker(), launched(0))
+    send(place.tracker(), launch_record(0))
     assert len(place.server.bodies) == 1
 
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from podscale.telemetry.catalogue import GOODPUT_STATES, RESTART_CAUSES
-from tests.rules.cases import DIGITS, Case, Line, Series, of, who
+from tests.rules.cases import Case, Line, Series, alert_cases, at, of, who
 
 STALE, FAILING = "PodscaleCheckpointStale", "PodscaleCheckpointFailing"
 LOOP, GOODPUT = "PodscaleRestartLoop", "PodscaleGoodputLow"
@@ -23,62 +23,51 @@ def saves(minutes: int, until: int) -> Line:
     return line
 
 
-def lived(minutes: int, *, after: int = 0, life: int = 1) -> Series:
-    return of("train_phase_seconds", Line(after=after).rise(minutes, by=60), phase="other", life=life)
+def uptime(minutes: int, *, after: int = 0, launch: int = 1) -> Series:
+    return of("train_phase_seconds", Line(after=after).rise(minutes, by=60), phase="other", launch=launch)
 
 
-CHECKPOINT_STALE = (
+CHECKPOINT_STALE = alert_cases(
+    STALE,
+    Case("saves no more after minute 20", every(saves(90, 20)), at(46, 90), (19, 30, 40, 44)),
+    Case("saves every ten minutes", every(saves(90, 90)), silent=(19, 46, 90)),
     Case(
-        STALE, "saves no more after minute 20", every(saves(90, 20)), {46: (DIGITS,), 90: (DIGITS,)}, (19, 30, 40, 44)
-    ),
-    Case(STALE, "saves every ten minutes", every(saves(90, 90)), silent=(19, 46, 90)),
-    Case(
-        STALE,
         "has never saved",
-        (of("train_checkpoint_interval_seconds", Line(600).hold(90)), lived(90)),
-        {26: (DIGITS,), 90: (DIGITS,)},
+        (of("train_checkpoint_interval_seconds", Line(600).hold(90)), uptime(90)),
+        at(26, 90),
         (5, 15, 24),
     ),
     Case(
-        STALE,
         "no interval is asked for",
         (of("train_checkpoint_last_success_timestamp_seconds", Line().hold(90)),),
         silent=(46, 90),
     ),
+    Case("is done", (*every(saves(90, 20)), of("train_done", Line().hold(25).jump(1).hold(64))), silent=(46, 90)),
     Case(
-        STALE, "is done", (*every(saves(90, 20)), of("train_done", Line().hold(25).jump(1).hold(64))), silent=(46, 90)
-    ),
-    Case(
-        STALE,
         "starts again in a new pod half an hour after it ended, and saves",
         (
             of("train_checkpoint_interval_seconds", Line(600).hold(20).end()),
             of("train_checkpoint_last_success_timestamp_seconds", Line().hold(19).jump(1200).end()),
-            of("train_checkpoint_interval_seconds", Line(600, after=50).hold(40), life=2),
+            of("train_checkpoint_interval_seconds", Line(600, after=50).hold(40), launch=2),
             of(
                 "train_checkpoint_last_success_timestamp_seconds",
                 Line(3600, after=60).hold(9).jump(4200).hold(14),
-                life=2,
+                launch=2,
             ),
-            lived(40, after=50, life=2),
+            uptime(40, after=50, launch=2),
         ),
         silent=(46, 52, 58, 70, 80),
     ),
     Case(
-        STALE,
         "scrapes are lost, and it saves on",
         every(Line().gap(24).jump(1200).hold(4).jump(1800).hold(9).jump(2400).hold(5)),
         silent=(27, 40, 45),
     ),
-    Case(STALE, "ends", every(saves(50, 20).end()), {47: (DIGITS,)}, (52, 80)),
+    Case("ends", every(saves(50, 20).end()), at(47), (52, 80)),
     Case(
-        STALE,
         "one of two runs, in two namespaces",
-        (
-            *every(saves(90, 90), run="fine", namespace="fine"),
-            *every(saves(90, 20), run="sick", namespace="sick"),
-        ),
-        {50: (who("sick", "sick"),)},
+        (*every(saves(90, 90), run="fine", namespace="fine"), *every(saves(90, 20), run="sick", namespace="sick")),
+        at(50, labels=who("sick", "sick")),
     ),
 )
 
@@ -89,57 +78,44 @@ def failures(line: Line, reason: str = "disk_full", **where: Any) -> Series:
     return of("train_checkpoint_failures", line, reason=reason, **where)
 
 
-CHECKPOINT_FAILING = (
+CHECKPOINT_FAILING = alert_cases(
+    FAILING,
     Case(
-        FAILING,
         "one failed, because the disk was full",
         (failures(Line().hold(20).jump(1).hold(69)), failures(Line().hold(90), "other")),
         {22: FULL, 45: FULL},
         (19, 55, 90),
     ),
-    Case(FAILING, "none failed", (failures(Line().hold(90)), failures(Line().hold(90), "other")), silent=(22, 90)),
-    Case(FAILING, "failed before Prometheus was there", (failures(Line(3).hold(90)),), silent=(1, 22, 90)),
+    Case("none failed", (failures(Line().hold(90)), failures(Line().hold(90), "other")), silent=(22, 90)),
+    Case("failed before Prometheus was there", (failures(Line(3).hold(90)),), silent=(1, 22, 90)),
+    Case("the count begins anew in the same pod", (failures(Line(2).hold(20).jump(0).hold(60)),), silent=(20, 22, 60)),
     Case(
-        FAILING,
-        "the count begins anew in the same pod",
-        (failures(Line(2).hold(20).jump(0).hold(60)),),
-        silent=(20, 22, 60),
-    ),
-    Case(
-        FAILING,
         "starts again in a new pod",
-        (failures(Line(2).hold(20).end()), failures(Line(after=23).hold(60), life=2)),
+        (failures(Line(2).hold(20).end()), failures(Line(after=23).hold(60), launch=2)),
         silent=(20, 25, 60),
     ),
+    Case("fails while scrapes are lost", (failures(Line().hold(20).gap(10).jump(1).hold(40)),), {33: FULL}, (19, 70)),
+    Case("ends", (failures(Line().hold(20).jump(1).end()),), {21: FULL}, (55,)),
     Case(
-        FAILING,
-        "fails while scrapes are lost",
-        (failures(Line().hold(20).gap(10).jump(1).hold(40)),),
-        {33: FULL},
-        (19, 70),
-    ),
-    Case(FAILING, "ends", (failures(Line().hold(20).jump(1).end()),), {21: FULL}, (55,)),
-    Case(
-        FAILING,
         "one of two runs, in two namespaces",
         (
             failures(Line().hold(60), run="fine", namespace="fine"),
             failures(Line().hold(20).jump(1).hold(39), "other", run="sick", namespace="sick"),
         ),
-        {25: (who("sick", "sick", reason="other"),)},
+        at(25, labels=who("sick", "sick", reason="other")),
     ),
 )
 
 
-def lives(
+def launches(
     *starts: int, cause: str = "failed", done: int | None = None, until: int = 180, **where: Any
 ) -> tuple[Series, ...]:
-    """A run whose lives begin at these minutes, each in a new pod that is there two minutes later."""
+    """A run whose launches begin at these minutes, each in a new pod that is there two minutes later."""
     found: list[Series] = []
     ends = [*starts[1:], until]
     for number, (start, end) in enumerate(zip(starts, ends, strict=True)):
         after = start + 2 if number else start
-        here = {"life": number + 1, **where}
+        here = {"launch": number + 1, **where}
         for name in RESTART_CAUSES:
             count = number if name == cause else 0
             found.append(of("train_restarts", Line(count, after=after).hold(end - after - 1).end(), cause=name, **here))
@@ -150,55 +126,43 @@ def lives(
     return tuple(found)
 
 
-RESTART_LOOP = (
+RESTART_LOOP = alert_cases(
+    LOOP,
+    Case("three restarts within twenty minutes", launches(0, 30, 40, 50), at(53, 80), (29, 45, 105)),
+    Case("taken away three times: spot machines", launches(0, 30, 40, 50, cause="preempted"), at(53), (45,)),
+    Case("two restarts", launches(0, 30, 40), silent=(35, 45, 90)),
+    Case("three restarts, an hour apart", launches(0, 50, 100, 150), silent=(55, 105, 155, 175)),
     Case(
-        LOOP,
-        "three restarts within twenty minutes",
-        lives(0, 30, 40, 50),
-        {53: (DIGITS,), 80: (DIGITS,)},
-        (29, 45, 105),
-    ),
-    Case(
-        LOOP, "taken away three times: spot machines", lives(0, 30, 40, 50, cause="preempted"), {53: (DIGITS,)}, (45,)
-    ),
-    Case(LOOP, "two restarts", lives(0, 30, 40), silent=(35, 45, 90)),
-    Case(LOOP, "three restarts, an hour apart", lives(0, 50, 100, 150), silent=(55, 105, 155, 175)),
-    Case(
-        LOOP,
-        "is resumed by somebody after five lives that nobody saw",
-        lives(0)[:0]
+        "is resumed by somebody after five launches that nobody saw",
+        launches(0)[:0]
         + tuple(
             of(name, Line(value).hold(60), **labels)
             for name, value, labels in (("train_restarts", 5, {"cause": "failed"}), ("train_done", 0, {}))
         ),
         silent=(1, 30, 60),
     ),
-    Case(LOOP, "is done after three restarts", lives(0, 30, 40, 50, done=60), {53: (DIGITS,)}, (62, 80, 100)),
-    Case(LOOP, "ends after three restarts", lives(0, 30, 40, 50, until=70), {65: (DIGITS,)}, (82, 100)),
+    Case("is done after three restarts", launches(0, 30, 40, 50, done=60), at(53), (62, 80, 100)),
+    Case("ends after three restarts", launches(0, 30, 40, 50, until=70), at(65), (82, 100)),
     Case(
-        LOOP,
         "its ranks die in their start, again and again, and only the pod's parent is left to tell",
         (of("train_launches", Line(1).hold(29).jump(2).hold(4).jump(3).hold(4).jump(4).hold(60)),),
-        {41: (DIGITS,), 80: (DIGITS,)},
+        at(41, 80),
         (29, 37, 103),
     ),
     Case(
-        LOOP,
         "the same in a new pod each time, for fifty minutes",
         tuple(
-            of("train_launches", Line(number, after=10 * number).hold(5).end(), life=number) for number in range(1, 6)
+            of("train_launches", Line(number, after=10 * number).hold(5).end(), launch=number) for number in range(1, 6)
         ),
-        {41: (DIGITS,), 64: (DIGITS,)},
+        at(41, 64),
         (39, 66),
     ),
     Case(
-        LOOP,
         "is launched a second time, and told by both",
-        (*lives(0, 30), of("train_launches", Line(1).hold(29).jump(2).hold(60))),
+        (*launches(0, 30), of("train_launches", Line(1).hold(29).jump(2).hold(60))),
         silent=(35, 60),
     ),
     Case(
-        LOOP,
         "is launched again and again after it was done",
         (
             of("train_launches", Line(1).hold(29).jump(2).hold(4).jump(3).hold(4).jump(4).hold(20)),
@@ -207,35 +171,30 @@ RESTART_LOOP = (
         silent=(41, 58),
     ),
     Case(
-        LOOP,
         "the same run from the beginning",
         (
             of("train_restarts", Line(5).hold(30).end(), cause="hang"),
             of("train_done", Line(0).hold(30).end()),
-            of("train_restarts", Line(0, after=33).hold(60), cause="hang", life=2),
-            of("train_done", Line(0, after=33).hold(60), life=2),
+            of("train_restarts", Line(0, after=33).hold(60), cause="hang", launch=2),
+            of("train_done", Line(0, after=33).hold(60), launch=2),
         ),
         silent=(30, 35, 60, 90),
     ),
     Case(
-        LOOP,
         "one of two runs, in two namespaces",
-        (
-            *lives(0, run="fine", namespace="fine"),
-            *lives(0, 30, 40, 50, run="sick", namespace="sick"),
-        ),
-        {60: (who("sick", "sick"),)},
+        (*launches(0, run="fine", namespace="fine"), *launches(0, 30, 40, 50, run="sick", namespace="sick")),
+        at(60, labels=who("sick", "sick")),
         (20,),
     ),
 )
 
 
-def ledger(
+def wall_seconds(
     minutes: int,
     *,
     start: dict[str, float] | None = None,
     after: int = 0,
-    life: int = 1,
+    launch: int = 1,
     ends: bool = False,
     where: dict[str, str] | None = None,
     **shares: float,
@@ -246,74 +205,74 @@ def ledger(
     found = []
     for state in GOODPUT_STATES:
         line = Line(begin.get(state, 0), after=after).rise(minutes, by=60 * shares.get(state, 0))
-        found.append(of("train_wall_seconds", line.end() if ends else line, state=state, life=life, **(where or {})))
+        found.append(
+            of("train_wall_seconds", line.end() if ends else line, state=state, launch=launch, **(where or {}))
+        )
     return tuple(found)
 
 
 OLD = {"productive": 30000.0, "init": 600.0, "compile": 600.0}
 
-GOODPUT_LOW = (
+GOODPUT_LOW = alert_cases(
+    GOODPUT,
     Case(
-        GOODPUT,
         "half of the time waits for data",
-        ledger(180, start=OLD, productive=0.5, data_wait=0.5),
-        {40: (DIGITS,), 170: (DIGITS,)},
+        wall_seconds(180, start=OLD, productive=0.5, data_wait=0.5),
+        at(40, 170),
         (10, 29),
     ),
-    Case(GOODPUT, "nine tenths", ledger(180, start=OLD, productive=0.9), silent=(20, 90, 170)),
+    Case("nine tenths", wall_seconds(180, start=OLD, productive=0.9), silent=(20, 90, 170)),
     Case(
-        GOODPUT,
         "a new run: the first hour is not judged",
-        ledger(59, init=0.5, compile=0.3, productive=0.2),
+        wall_seconds(59, init=0.5, compile=0.3, productive=0.2),
         silent=(20, 45, 59),
     ),
     Case(
-        GOODPUT,
         "is resumed after days, and compiles for ten minutes",
         (
-            *ledger(10, start={**OLD, "recovery": 200000}, compile=1.0, ends=True),
-            *ledger(60, start={**OLD, "recovery": 200000, "compile": 1200}, after=11, productive=0.97, life=2),
+            *wall_seconds(10, start={**OLD, "recovery": 200000}, compile=1.0, ends=True),
+            *wall_seconds(60, start={**OLD, "recovery": 200000, "compile": 1200}, after=11, productive=0.97, launch=2),
         ),
         silent=(5, 10, 15, 30, 40, 60),
     ),
     Case(
-        GOODPUT,
         "is done, and lingers",
-        (*ledger(180, start=OLD), of("train_done", Line(1).hold(180))),
+        (*wall_seconds(180, start=OLD), of("train_done", Line(1).hold(180))),
         silent=(20, 90, 170),
     ),
-    Case(GOODPUT, "ends", ledger(60, start=OLD, productive=0.5, ends=True), {50: (DIGITS,)}, (62, 90)),
+    Case("ends", wall_seconds(60, start=OLD, productive=0.5, ends=True), at(50), (62, 90)),
     Case(
-        GOODPUT,
-        "killed every twenty minutes: each life books what the one before lost",
+        "killed every twenty minutes: each launch books what the one before lost",
         (
-            *ledger(20, start=OLD, productive=1.0, ends=True),
-            *ledger(
+            *wall_seconds(20, start=OLD, productive=1.0, ends=True),
+            *wall_seconds(
                 20,
                 start={**OLD, "productive": 31000, "redo": 200, "recovery": 900},
                 after=40,
-                life=2,
+                launch=2,
                 productive=1.0,
                 ends=True,
             ),
-            *ledger(
-                40, start={**OLD, "productive": 32000, "redo": 400, "recovery": 2400}, after=80, life=3, productive=1.0
+            *wall_seconds(
+                40,
+                start={**OLD, "productive": 32000, "redo": 400, "recovery": 2400},
+                after=80,
+                launch=3,
+                productive=1.0,
             ),
         ),
-        {100: (DIGITS,)},
+        at(100),
         (19, 43),
     ),
     Case(
-        GOODPUT,
-        "a new life begins a heartbeat behind: no reset",
+        "a new launch begins a heartbeat behind: no reset",
         (
-            *ledger(60, start=OLD, productive=0.4, ends=True),
-            *ledger(60, start={**OLD, "productive": 30000 + 60 * 24 - 50}, after=62, life=2, productive=0.4),
+            *wall_seconds(60, start=OLD, productive=0.4, ends=True),
+            *wall_seconds(60, start={**OLD, "productive": 30000 + 60 * 24 - 50}, after=62, launch=2, productive=0.4),
         ),
-        {50: (DIGITS,), 75: (DIGITS,), 110: (DIGITS,)},
+        at(50, 75, 110),
     ),
     Case(
-        GOODPUT,
         "scrapes are lost",
         tuple(
             of(
@@ -326,13 +285,12 @@ GOODPUT_LOW = (
         silent=(20, 47, 70, 100),
     ),
     Case(
-        GOODPUT,
         "one of two runs, in two namespaces",
         (
-            *ledger(90, start=OLD, productive=0.95, where={"run": "fine", "namespace": "fine"}),
-            *ledger(90, start=OLD, productive=0.4, where={"run": "sick", "namespace": "sick"}),
+            *wall_seconds(90, start=OLD, productive=0.95, where={"run": "fine", "namespace": "fine"}),
+            *wall_seconds(90, start=OLD, productive=0.4, where={"run": "sick", "namespace": "sick"}),
         ),
-        {80: (who("sick", "sick"),)},
+        at(80, labels=who("sick", "sick")),
     ),
 )
 

@@ -1,0 +1,100 @@
+"""Variants of a throughput sweep: the named sweeps, and grids of options given on the command line."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+import yaml
+
+from podscale.errors import InputError
+
+
+@dataclass(frozen=True)
+class BenchVariant:
+    """One variant of a sweep.
+
+    Args:
+        changes: options that differ from the base document, by dotted name.
+        batch: images per rank; default: the document's.
+        real_images: read the sweep's shard set instead of synthetic images.
+    """
+
+    name: str
+    changes: dict[str, Any] = field(default_factory=dict)
+    batch: int | None = None
+    real_images: bool = False
+
+
+GRAPH = {"train.cuda_graph": True}
+COMPILED = {**GRAPH, "train.compile": "default"}
+AUTOTUNED = {**GRAPH, "train.compile": "max-autotune-no-cudagraphs"}
+FOLDED = {"train.stem_compute": "space_to_depth"}
+BF16, PURE, FP16, FP32 = ({"train.precision": name} for name in ("bf16", "bf16-pure", "fp16", "fp32"))
+
+GPU_VARIANTS = (
+    BenchVariant("bf16", BF16, 256),
+    BenchVariant("bf16, graph", {**BF16, **GRAPH}, 256),
+    BenchVariant("bf16, compile, graph", {**BF16, **COMPILED}, 256),
+    BenchVariant("bf16, compile, graph, 400", {**BF16, **COMPILED}, 400),
+    BenchVariant("bf16, compile, graph, 400, real images", {**BF16, **COMPILED}, 400, real_images=True),
+    BenchVariant("bf16-pure, compile, graph, 400", {**PURE, **COMPILED}, 400),
+    BenchVariant("bf16, compile, graph, 400, folded stem", {**BF16, **COMPILED, **FOLDED}, 400),
+    BenchVariant("fp32", FP32, 256),
+    BenchVariant("bf16-pure, graph, 400", {**PURE, **GRAPH}, 400),
+    BenchVariant("bf16, autotune, graph, 400", {**BF16, **AUTOTUNED}, 400),
+    BenchVariant("bf16, compile, graph, 400, padded stem", {**BF16, **COMPILED, "train.stem_compute": "padded4"}, 400),
+    BenchVariant("bf16, compile", {**BF16, "train.compile": "default"}, 256),
+    BenchVariant("bf16, reduce-overhead", {**BF16, "train.compile": "reduce-overhead"}, 256),
+    BenchVariant("fp16, compile, graph, 400", {**FP16, **COMPILED}, 400),
+    BenchVariant("bf16, compile, graph, 512", {**BF16, **COMPILED}, 512),
+    BenchVariant("bf16, compile, graph, 128", {**BF16, **COMPILED}, 128),
+    BenchVariant("bf16, NCHW", {**BF16, "train.channels_last": False}, 256),
+    BenchVariant("fp32, compile, graph", {**FP32, **COMPILED}, 256),
+    BenchVariant(
+        "bf16, compile, graph, 400, torchvision",
+        {**BF16, **COMPILED, "input.loader": "torchvision"},
+        400,
+        real_images=True,
+    ),
+)
+"""ResNet-50 on one GPU, the most informative variants first, so that an interrupted sweep is still useful."""
+
+CPU_VARIANTS = (
+    BenchVariant("fp32", FP32, 8),
+    BenchVariant("bf16", BF16, 8),
+    BenchVariant("fp32, compile", {**FP32, "train.compile": "default"}, 8),
+    BenchVariant("fp32, NCHW", {**FP32, "train.channels_last": False}, 8),
+)
+"""Smoke test of the sweep on a CPU."""
+
+SWEEPS: Mapping[str, Sequence[BenchVariant]] = {"gpu": GPU_VARIANTS, "cpu": CPU_VARIANTS}
+
+
+def named_sweep(name: str, *, real_images: bool) -> list[BenchVariant]:
+    """Return the variants of a sweep; those with real images only if `real_images`. Raises InputError if unknown."""
+    if name not in SWEEPS:
+        hint = f"There are {', '.join(SWEEPS)}; make others with --vary a.b=x,y"
+        raise InputError("unknown sweep", field="--sweep", got=name, hint=hint)
+    return [variant for variant in SWEEPS[name] if real_images or not variant.real_images]
+
+
+def variant_grid(settings: Sequence[str], *, real_images: bool) -> list[BenchVariant]:
+    """Return every combination of `a.b=x,y` settings; `batch=` is images per rank. Default: the base document."""
+    options = []
+    for setting in settings:
+        name, _, values = setting.partition("=")
+        if not values:
+            problem = "not an option and its values, such as train.compile=off,default"
+            raise InputError(problem, field="--vary", got=setting)
+        options.append([(name, value) for value in values.split(",")])
+    return [_variant(combination, real_images) for combination in product(*options)]
+
+
+def _variant(settings: Sequence[tuple[str, str]], real_images: bool) -> BenchVariant:
+    batch = next((value for name, value in settings if name == "batch"), None)
+    if batch is not None and not batch.isdecimal():
+        raise InputError("images per rank, a whole number", field="--vary batch", got=batch)
+    changes: dict[str, Any] = {name: yaml.safe_load(value) for name, value in settings if name != "batch"}
+    name = ", ".join(f"{name.rpartition('.')[2]}={value}" for name, value in settings) or "as the document says"
+    return BenchVariant(name, changes, None if batch is None else int(batch), real_images)

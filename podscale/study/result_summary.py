@@ -1,0 +1,59 @@
+"""Summary of a study's results in sentences."""
+
+import statistics
+from collections.abc import Iterator
+
+from podscale.report.markup import format_percent
+from podscale.study.results import ResultGroup, StudyResults
+from podscale.study.seed_statistics import mean_deviation_percent, mean_difference
+from podscale.study.sweep_series import format_option_value
+from podscale.util.formatting import format_count
+
+
+def summary_sentences(results: StudyResults) -> Iterator[str]:
+    """Yield one sentence per finding."""
+    if results.unfinished_trials:
+        yield f"Not finished: {format_count(results.unfinished_trials, 'trial')} still to be run."
+    last = [group for group in results.last_groups if group.top1s]
+    if len(last) > 1:
+        best = max(last, key=lambda group: statistics.fmean(group.top1s))
+        at = f" at {results.axis_label(best.x)}" if best.x is not None else ""
+        equal = [group.line for group in last if group is not best and _is_noise(group, best)]
+        noise = f"; within noise of it: {', '.join(equal)}" if equal else ""
+        yield f"Best{at}: {best.line}, {mean_deviation_percent(best.top1s)} (n = {len(best.top1s)}){noise}."
+    if results.has_numeric_axis:
+        for line in results.lines:
+            end = results.holds_up_to(line)
+            if end is not None:
+                start = results.xs[0]
+                holds = f"keeps its accuracy to {results.axis_label(end)}" if end != start else "loses from there"
+                first = mean_deviation_percent(results.groups_of_line(line)[0].top1s)
+                yield f"{line}: {first} at {format_option_value(start)}, {holds}."
+    for line in results.lines:
+        yield from _critical_batch_sentence(results, line)
+
+
+def _critical_batch_sentence(results: StudyResults, line: str) -> Iterator[str]:
+    critical = results.critical_batch(line)
+    if critical is None:
+        return
+    target = format_percent(results.study.target)
+    if critical.batch is not None:
+        batch, steps = (f"{float(f'{number:.2g}'):,.0f}" for number in (critical.batch, critical.least_steps))
+        summary = (
+            f"critical batch size {batch} (fit of S = S_min (1 + B_crit / B), relative error {critical.error:.0%}); "
+            f"at least {steps} steps to {target}"
+        )
+    else:
+        summary = f"no critical batch size to {target}: {critical.reason}"
+    measured = []
+    if critical.linear_to is not None and critical.linear_to != results.xs[0]:
+        measured.append(f"steps fall nearly in proportion up to batch {critical.linear_to:,}")
+    if critical.useful_to is not None:
+        measured.append(f"hardly at all beyond {critical.useful_to:,}")
+    yield f"{line}: {summary}{'; measured: ' + ', '.join(measured) if measured else ''}."
+
+
+def _is_noise(group: ResultGroup, best: ResultGroup) -> bool:
+    difference = mean_difference(best.top1s, group.top1s)
+    return difference is not None and difference.is_noise

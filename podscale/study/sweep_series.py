@@ -1,0 +1,245 @@
+"""Sweep series of a study, one variant at one grid point: the rates of its sweep, then every seed at the chosen rate.
+
+Everything here is a function of the document and the records so far.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import fmean
+from typing import Any
+
+from podscale.config import RunConfig
+from podscale.errors import InputError
+from podscale.study.document import RATE_OPTION, OptionValues, RateSection, StudyDocument, Variant
+from podscale.study.records import GetRecord, TrialRecord
+
+GridPoint = tuple[tuple[str, Any], ...]
+"""A point of the grid: (option, value) in the order of the document."""
+BuildConfig = Callable[[OptionValues, int], RunConfig]
+"""Builds the run document of a trial from its settings and seed."""
+
+
+@dataclass(frozen=True)
+class PlannedTrial:
+    """A trial, possibly with a learning rate that is not known yet; `config` then holds a placeholder rate.
+
+    Args:
+        series: name of the sweep series it belongs to.
+        priority: 0 runs first; each further seed adds 1.
+    """
+
+    series: str
+    seed: int
+    priority: int
+    config: RunConfig
+
+    @property
+    def order(self) -> tuple[int, float, float]:
+        """Sort key: priority, then cheap trials first, by epochs and steps per epoch."""
+        return self.priority, self.config.train.epochs, 1.0 / self.config.train.global_batch
+
+
+@dataclass(frozen=True)
+class Trial(PlannedTrial):
+    """One run of a study.
+
+    Args:
+        settings: options on top of the study's.
+    """
+
+    settings: OptionValues
+
+    @property
+    def key(self) -> str:
+        return self.config.run.id
+
+    @property
+    def rate(self) -> float:
+        return self.config.train.schedule.learning_rate
+
+    @property
+    def name(self) -> str:
+        """Display name: series, learning rate and seed."""
+        return f"{self.series}, rate {self.rate:g}, seed {self.seed}"
+
+
+@dataclass(frozen=True)
+class SweepSeries:
+    """One variant at one point of the grid.
+
+    Args:
+        depends_on: series from whose chosen rate this one's is derived; None if there is none.
+    """
+
+    study: StudyDocument
+    variant: Variant
+    point: GridPoint
+    depends_on: "SweepSeries | None"
+    build_config: BuildConfig
+
+    @property
+    def name(self) -> str:
+        values = (f"{short_option_name(name)} {format_option_value(value)}" for name, value in self.point)
+        return ", ".join([self.variant.name, *values])
+
+    @property
+    def rate_section(self) -> RateSection | None:
+        return self.study.rate_of(self.variant)
+
+    @cached_property
+    def settings(self) -> OptionValues:
+        return {**self.variant.set, **dict(self.point)}
+
+    @cached_property
+    def config(self) -> RunConfig:
+        """Run document with the first seed, at the document's own learning rate."""
+        return self.build_config(self.settings, self.study.seeds[0])
+
+    @property
+    def batch(self) -> int:
+        return self.config.train.global_batch
+
+    @property
+    def depth(self) -> int:
+        """Number of series whose rates must be known before this one's."""
+        return 0 if self.depends_on is None else self.depends_on.depth + 1
+
+    def check(self) -> None:
+        """Raise InputError if this series cannot run, whatever rates are chosen."""
+        section, batch, study = self.rate_section, self.batch, f"study {self.study.name}"
+        if section is not None and section.table and batch not in section.table:
+            raise InputError(
+                f"no rate for this batch of {self.variant.name}; it has {', '.join(map(str, section.table))}",
+                field="learning_rate.table",
+                got=batch,
+                location=study,
+            )
+        if section is not None and section.sweep is not None and section.sweep.seeds > len(self.study.seeds):
+            raise InputError(
+                f"more than the {len(self.study.seeds)} seeds of the study, for {self.variant.name}",
+                field="learning_rate.sweep.seeds",
+                got=section.sweep.seeds,
+                location=study,
+            )
+        for name, _ in self.point:
+            if name in self.variant.set:
+                raise InputError(f"in the grid and in {self.variant.name}", field=name, location=study)
+
+    def rate_from_rule(self, get: GetRecord) -> float | None:
+        """Return the rate by rule or table; None if there is no rule or the rate it depends on is not known yet."""
+        section = self.rate_section
+        if section is None:
+            return None
+        if section.table:
+            return section.table[self.batch]
+        base = section.at if self.depends_on is None else self.depends_on.chosen_rate(get)
+        if base is None:
+            return None
+        assert isinstance(base, float)
+        times = 1.0 if section.batch is None else self.batch / section.batch
+        return round_rate(base * {"none": 1.0, "linear": times, "sqrt": times**0.5}[section.rule])
+
+    def sweep_rates(self, get: GetRecord) -> list[float]:
+        """Return the rates to try, rising, as far as the records so far determine them; empty without a sweep."""
+        section, centre = self.rate_section, self.rate_from_rule(get)
+        if section is None or section.sweep is None or centre is None:
+            return []
+        rates = [round_rate(centre * factor) for factor in section.sweep.factors]
+        for _ in range(section.sweep.widen):
+            best = self._best_rate(rates, get)
+            if best == rates[0]:
+                rates.insert(0, round_rate(rates[0] * rates[0] / rates[1]))
+            elif best == rates[-1]:
+                rates.append(round_rate(rates[-1] * rates[-1] / rates[-2]))
+            else:
+                break
+        return rates
+
+    def chosen_rate(self, get: GetRecord) -> float | None:
+        """Return the rate that all seeds run with; None until it is known."""
+        if self.rate_section is None:
+            return self.config.train.schedule.learning_rate
+        if self.rate_section.sweep is None:
+            return self.rate_from_rule(get)
+        return self._best_rate(self.sweep_rates(get), get)
+
+    def trials(self, get: GetRecord) -> Iterator[Trial]:
+        """Yield the trials known so far: the sweep, then every seed at the chosen rate. A trial may occur twice."""
+        for rate in self.sweep_rates(get):
+            yield from self.sweep_trials(rate)
+        if (chosen := self.chosen_rate(get)) is not None:
+            yield from self.seed_trials(chosen)
+
+    def sweep_trials(self, rate: float) -> list[Trial]:
+        """Return the trials of one rate of the sweep."""
+        assert self.rate_section is not None
+        assert self.rate_section.sweep is not None
+        return [self._trial(rate, seed, 0) for seed in self.study.seeds[: self.rate_section.sweep.seeds]]
+
+    def seed_trials(self, rate: float) -> list[Trial]:
+        """Return the trials of one rate, one per seed."""
+        return [self._trial(rate, seed, number) for number, seed in enumerate(self.study.seeds)]
+
+    def pending_trials(self, get: GetRecord) -> Iterator[PlannedTrial]:
+        """Yield the trials that wait for a rate: the sweep's if its centre is unknown, and the remaining seeds."""
+        if self.chosen_rate(get) is not None:
+            return
+        section, seeds = self.rate_section, self.study.seeds
+        assert section is not None
+        sweep_seeds = section.sweep.seeds if section.sweep is not None else 0
+        if section.sweep is not None and not self.sweep_rates(get):
+            for seed in seeds[:sweep_seeds]:
+                yield from (PlannedTrial(self.name, seed, 0, self.config) for _ in section.sweep.factors)
+        for number, seed in enumerate(seeds[sweep_seeds:], start=sweep_seeds):
+            yield PlannedTrial(self.name, seed, number, self.config)
+
+    def _trial(self, rate: float, seed: int, priority: int) -> Trial:
+        settings = self.settings if self.rate_section is None else {**self.settings, RATE_OPTION: rate}
+        return Trial(self.name, seed, priority, self.build_config(settings, seed), settings)
+
+    def _best_rate(self, rates: Sequence[float], get: GetRecord) -> float | None:
+        """Return the rate with the best mean score over the sweep's seeds; None until all are tried."""
+        scores = dict[float, tuple[float, ...]]()
+        for rate in rates:
+            trials = self.sweep_trials(rate)
+            records = known_records(trials, get)
+            if len(records) < len(trials):
+                return None
+            scores[rate] = self._score(records)
+        return max(scores, key=lambda rate: scores[rate], default=None)
+
+    def _score(self, records: Sequence[TrialRecord]) -> tuple[float, ...]:
+        """Return the sort key: accuracy, then loss; preceded by steps to target if the study chooses by those."""
+        accuracy = fmean(record.top1 or 0.0 for record in records)
+        loss = _mean_or_infinity([record.loss for record in records])
+        if self.study.choose == "accuracy":
+            return accuracy, -loss
+        reached = [record.steps_to_target(self.study.target or 0.0) for record in records]
+        steps = _mean_or_infinity([None if point is None else point[0] for point in reached])
+        return -steps, accuracy, -loss
+
+
+def known_records(trials: Sequence[Trial], get: GetRecord) -> list[TrialRecord]:
+    """Return the records of those trials that have one."""
+    return [record for trial in trials if (record := get(trial.key)) is not None]
+
+
+def round_rate(rate: float) -> float:
+    """Round to four significant digits, so that tables show the exact rate that ran."""
+    return float(f"{rate:.4g}")
+
+
+def short_option_name(option: str) -> str:
+    """Return the last component of an option's name, such as batch for `train.global_batch`."""
+    return option.rpartition(".")[2].removeprefix("global_").replace("_", " ")
+
+
+def format_option_value(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def _mean_or_infinity(values: Sequence[float | None]) -> float:
+    """Return the mean; infinity if a value is missing."""
+    known = [value for value in values if value is not None]
+    return fmean(known) if len(known) == len(values) else float("inf")
