@@ -70,7 +70,7 @@ def test_a_lost_pod_comes_back_and_the_run_ends_with_the_same_bits(
 ) -> None:
     """The first pod, where all meet and JAX's own service is, and the other one."""
     training = start(f"lost-{pod}-{backend}", backend)
-    training.wait_for_update(LOST_AT)
+    training.wait_for_step(LOST_AT)
     lost = training.pods()[pod].metadata
     cluster.kill(namespace, lost.name)
     training.succeed()
@@ -86,7 +86,7 @@ def test_a_killed_rank_is_started_again_and_the_run_ends_with_the_same_bits(
 ) -> None:
     """In a JAXJob the containers start again, in a JobSet all pods are made anew."""
     training = start(f"killed-{pod}-{backend}", backend)
-    training.wait_for_update(LOST_AT)
+    training.wait_for_step(LOST_AT)
     before = [each.metadata.uid for each in training.pods()]
     training.kill_ranks(pod)
     training.succeed()

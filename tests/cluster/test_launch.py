@@ -36,7 +36,7 @@ def jobs(cluster: Cluster, namespace: str) -> list[str]:
     return [job["metadata"]["uid"] for job in cluster.all_of(namespace, *PYTORCHJOB)]
 
 
-def update(number: int) -> str:
+def step_text(number: int) -> str:
     """How the log of rank 0 tells of a step."""
     return f'"step": {number},'
 
@@ -47,20 +47,20 @@ def test_a_killed_launcher_comes_back_to_its_job_and_a_deleted_pod_costs_no_line
 ) -> None:
     launcher = Launcher(folder, namespace, image, "adopted", "train.epochs=40")  # long enough for what happens to it
     first = launcher.start("submit", "--stage=train")
-    first.sees(cluster, "running, 2 of 2 pods", update(25))
+    first.sees(cluster, "running, 2 of 2 pods", step_text(25))
     first.process.kill()
     first.end()
     before = jobs(cluster, namespace)
 
     second = launcher.start("submit", "--stage=train")
-    second.sees(cluster, "runs on as it was submitted", update(45))
+    second.sees(cluster, "runs on as it was submitted", step_text(45))
     cluster.kill(namespace, "adopted-worker-0")
     assert second.end() == 0, second.text
     assert jobs(cluster, namespace) == before
     lines = [line for line in second.text.splitlines() if line.startswith("{")]
     assert len(set(lines)) == len(lines)
-    (updates,) = {json.loads(line)["total_steps"] for line in lines if '"total_steps"' in line}
-    assert set(steps(second.text)) == set(range(1, updates + 1))
+    (total_steps,) = {json.loads(line)["total_steps"] for line in lines if '"total_steps"' in line}
+    assert set(steps(second.text)) == set(range(1, total_steps + 1))
 
     again = launcher.command("submit", "--stage=train")
     assert (again.returncode, "nothing to do" in again.stdout) == (0, True)

@@ -37,7 +37,7 @@ def test_a_lost_pod_restarts_the_set_and_the_run_ends_with_the_same_bits(
     backend: str, cluster: Cluster, namespace: str, image: str, reference: Result
 ) -> None:
     training = Training(cluster, namespace, image, f"lost-{backend}", backend, SHORT)
-    training.wait_for_update(23)
+    training.wait_for_step(23)
     cluster.kill(namespace, training.pods()[0].metadata.name)
     training.succeed()
     result = training.result()

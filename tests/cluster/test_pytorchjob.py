@@ -44,7 +44,7 @@ def test_a_killed_rank_is_restarted_and_the_run_ends_with_the_same_bits(
     cluster: Cluster, namespace: str, image: str, calm: Result
 ) -> None:
     training = Training(cluster, namespace, image, "killed", "pytorchjob")
-    training.wait_for_update(45)
+    training.wait_for_step(45)
     training.kill_ranks(1)
     training.succeed()
     assert sum(training.restarts()) > 0
@@ -56,7 +56,7 @@ def test_a_deleted_first_pod_comes_back_and_the_run_ends_with_the_same_bits(
     cluster: Cluster, namespace: str, image: str, calm: Result
 ) -> None:
     training = Training(cluster, namespace, image, "deleted", "pytorchjob")
-    training.wait_for_update(45)
+    training.wait_for_step(45)
     first = training.pods()[0].metadata
     cluster.kill(namespace, first.name)
     training.succeed()
@@ -67,7 +67,7 @@ def test_a_deleted_first_pod_comes_back_and_the_run_ends_with_the_same_bits(
 
 def test_a_drained_node_ends_no_run(cluster: Cluster, namespace: str, image: str, calm: Result) -> None:
     training = Training(cluster, namespace, image, "drained", "pytorchjob")
-    training.wait_for_update(45)
+    training.wait_for_step(45)
     pods = training.pods()
     for pod in pods:
         cluster.evict(namespace, pod.metadata.name)

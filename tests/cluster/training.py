@@ -35,7 +35,7 @@ launch:
 """135 steps on two pods, a checkpoint every 20, so that a disturbed run has work to do again. No CPU is asked for:
 two cores carry the whole cluster."""
 
-# What a run ends with: its final weights, and the losses of all its updates, each step counted once.
+# What a run ends with: its final weights, and the losses of all its steps, each counted once.
 FINGERPRINT = """
 import hashlib, json, sys
 from safetensors import safe_open
@@ -55,20 +55,20 @@ print(json.dumps({"weights": digest.hexdigest(), "losses": list(losses.values())
 
 
 # The processes that train, and they alone, as the kernel takes a process when memory is short; the pod stays. They are
-# copies of the spawner, with its words, or one process that was started as a rank.
+# copies of the fork launcher, with its command line, or one process that was started as a rank.
 KILL_RANKS = """
 import os, pathlib, re
-words, parents = {}, {}
-for place in pathlib.Path("/proc").glob("[0-9]*"):
+commands, parents = {}, {}
+for process in pathlib.Path("/proc").glob("[0-9]*"):
     try:
-        told, status = (place / "cmdline").read_bytes(), (place / "status").read_text()
+        command, status = (process / "cmdline").read_bytes(), (process / "status").read_text()
     except OSError:  # it has just ended
         continue
-    words[int(place.name)] = told.split(b"\\0")[:4]  # further back: who starts them
-    parents[int(place.name)] = int(re.search(r"PPid:\\s+(\\d+)", status)[1])
-spawned = b"podscale.launch.fork_launcher"
-for pid, own in words.items():
-    if b"podscale.launch.worker_main" in own or spawned in own and spawned in words.get(parents[pid], []):
+    commands[int(process.name)] = command.split(b"\\0")[:4]  # further back: who starts them
+    parents[int(process.name)] = int(re.search(r"PPid:\\s+(\\d+)", status)[1])
+launcher = b"podscale.launch.fork_launcher"
+for pid, command in commands.items():
+    if b"podscale.launch.worker_main" in command or launcher in command and launcher in commands.get(parents[pid], []):
         os.kill(pid, 9)
 """
 
@@ -125,8 +125,8 @@ class Training:
         conditions = job.get("status", {}).get("conditions") or []
         return {condition["type"]: condition for condition in conditions if condition["status"] == "True"}
 
-    def wait_for_update(self, number: int) -> None:
-        """Returns once rank 0 has logged this update; fails if the job ends first."""
+    def wait_for_step(self, number: int) -> None:
+        """Returns once rank 0 has logged this step; fails if the job ends first."""
 
         def reached() -> bool:
             assert not self.ended(), self.describe()
@@ -174,6 +174,6 @@ def document(image: str, run: str, *settings: str) -> RunConfig:
 
 
 def steps(log: str) -> Sequence[int]:
-    """The updates that a log in JSON lines tells of."""
+    """The steps that a log in JSON lines reports."""
     records = [json.loads(line) for line in log.splitlines() if line.startswith("{") and line.endswith("}")]
     return [record["step"] for record in records if record.get("kind") == "step"]

@@ -131,7 +131,7 @@ class _Training:
         return command
 
     def _train(self, run: str, seconds: float) -> None:
-        """Waits for some updates from now on, however long they take to come, and then for `seconds`."""
+        """Waits for some steps from now on, however long they take to come, and then for `seconds`."""
         log, since = self._folder / "runs" / run / "metrics.jsonl", time.time()
 
         def moving() -> bool:

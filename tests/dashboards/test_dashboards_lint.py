@@ -29,7 +29,7 @@ SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 MOST_BYTES = 1 << 20
 UNITS = {value for name, value in vars(units).items() if isinstance(value, str) and not name.startswith("_")}
 
-# Counters whose value itself means something, because they are kept over all lives of a run or a packing.
+# Counters whose value itself means something, because they are kept over all launches of a run or a packing.
 WHOLE = {
     "podscale_train_restarts_total",
     "podscale_train_launches_total",

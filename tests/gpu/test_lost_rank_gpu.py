@@ -59,7 +59,7 @@ def command(tmp_path: Path) -> Iterator[Command]:
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGSTOP, ExitCode.HANG), (signal.SIGKILL, ExitCode.PEER_LOST)])
 def test_nccl_loses_a_rank(command: Command, tmp_path: Path, number: signal.Signals, code: ExitCode) -> None:
-    command.wait_for_updates(tmp_path / "runs" / "small", 5)
+    command.wait_for_steps(tmp_path / "runs" / "small", 5)
     os.kill(command.ranks()[1], number)
     since = time.monotonic()
     ended = command.end()

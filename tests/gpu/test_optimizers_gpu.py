@@ -1,4 +1,4 @@
-"""Updates on a CUDA device: the fused kernels, nothing waits for the device, and a graph can hold the whole of it."""
+"""Optimizers on a CUDA device: the fused kernels, nothing waits for the device, and a graph can hold all of it."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -8,14 +8,14 @@ NONFINITE, SKIPPED, SAMPLES = "PodscaleNonFiniteSteps", "PodscaleStepsSkippedHig
 GRAD = who(kind="grad")
 
 
-def updates(minutes: int = 90, **where: Any) -> Series:
-    """A hundred updates a minute."""
+def all_steps(minutes: int = 90, **where: Any) -> Series:
+    """A hundred steps a minute."""
     return of("train_steps", Line().rise(minutes, by=100), **where)
 
 
 def nonfinite(line: Line, kind: str = "grad", **where: Any) -> tuple[Series, ...]:
-    """Updates, and those of them that were not finite."""
-    return updates(**where), of("train_nonfinite_steps", line, kind=kind, **where)
+    """Steps, and those of them that were not finite."""
+    return all_steps(**where), of("train_nonfinite_steps", line, kind=kind, **where)
 
 
 NONFINITE_STEPS = alert_cases(
@@ -91,8 +91,8 @@ NONFINITE_STEPS = alert_cases(
 
 
 def skipped(line: Line, **where: Any) -> tuple[Series, ...]:
-    """Updates, and those of them that were masked."""
-    return updates(**where), of("train_steps_skipped", line, **where)
+    """Steps, and those of them that were masked."""
+    return all_steps(**where), of("train_steps_skipped", line, **where)
 
 
 STEPS_SKIPPED_HIGH = alert_cases(

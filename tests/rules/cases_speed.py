@@ -68,7 +68,7 @@ THROUGHPUT_REGRESSED = alert_cases(
 
 
 def evaluated_half_the_time() -> tuple[Series, ...]:
-    """From minute 60 on half of each minute is evaluation, so half the images come: no slower while it updates."""
+    """From minute 60 on half of each minute is evaluation, so half the images come: no slower while it trains."""
     images = half_speed(60)
     forward = Line().rise(60, by=60).rise(60, by=30)
     evaluation = Line().hold(60).rise(60, by=30)

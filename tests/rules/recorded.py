@@ -68,7 +68,7 @@ THROUGHPUT = (
     Recorded(PER_CHIP, "half of twenty", (*IMAGES, *WORLD), {20: ((DIGITS, 10),)}),
     Recorded(
         "run:podscale_train_images_per_chip_updating:rate5m",
-        "evaluations take half the time, so it is twice as fast while it updates; right from the first minutes on",
+        "evaluations take half the time, so it is twice as fast while it trains; right from the first minutes on",
         (
             per_minute("train_images", 600),
             per_minute("train_phase_seconds", 30, phase="forward_backward"),
@@ -94,7 +94,7 @@ THROUGHPUT = (
     ),
     Recorded(
         "run:podscale_train_seconds_left:rate5m",
-        "ten thousand updates, one a second, 1200 done",
+        "ten thousand steps, one a second, 1200 done",
         (
             per_minute("train_steps", 60),
             steady("train_planned_steps", 10000),

@@ -127,7 +127,7 @@ class Command:
             assert time.monotonic() < deadline, "nothing happened"
             time.sleep(0.01)
 
-    def wait_for_updates(self, run: Path, number: int) -> None:
+    def wait_for_steps(self, run: Path, number: int) -> None:
         """Returns when this command has logged that many steps in the run directory."""
 
         def done() -> bool:

@@ -67,7 +67,7 @@ class Seen:
 
 @dataclass
 class Log:
-    """What one container (one of its lives) has printed: (stamp, text); open while it runs."""
+    """Output of one start of a container: (stamp, text); open while it runs."""
 
     lines: list[tuple[str, str]] = field(default_factory=list)
     open: bool = True
@@ -89,7 +89,7 @@ class State:
         self.served: dict[str, str] = {}
         """By `pod:port`: what the pod answers to whatever is asked of it through the API server."""
         self.logs: dict[str, list[Log]] = {}
-        """By pod: the lives of its container, the newest last."""
+        """By pod: the logs of its container, one a start, the newest last."""
         self.changed = threading.Condition()
         self._objects: dict[tuple[str, str, str], Object] = {}
         self._history: list[tuple[int, str, str, Object]] = []
@@ -144,7 +144,7 @@ class State:
             self._history.clear()
 
     def say(self, pod: str, text: str, stamp: str | None = None) -> None:
-        """A line of the newest life of a pod's container."""
+        """A line of the newest start of a pod's container."""
         with self.changed:
             logs = self.logs.setdefault(pod, [Log()])
             logs[-1].lines.append((stamp or now(precise=True), text))

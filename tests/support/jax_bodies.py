@@ -22,12 +22,12 @@ from podscale.jax.world import World
 from podscale.training.step_timer import untimed
 
 DIES_AT = 3
-UPDATES = 1000
+STEPS = 1000
 READ = 9
 """Steps that `reads` reads for."""
 
 
-def meets(world: World, progress_tracker: ProgressTracker) -> dict[str, Any]:
+def describe_world(world: World, progress_tracker: ProgressTracker) -> dict[str, Any]:
     """Who everybody is, by every way of asking."""
     world.barrier("the first barrier")
     broadcast = world.broadcast({"seed": 7} if world.is_rank0 else None)
@@ -36,8 +36,8 @@ def meets(world: World, progress_tracker: ProgressTracker) -> dict[str, Any]:
         "size": world.size,
         "ranks": list(world.ranks),
         "devices": [device.process_index for device in world.devices],
-        "mine": [device.process_index for device in world.local_devices],
-        "told": broadcast,
+        "local_devices": [device.process_index for device in world.local_devices],
+        "broadcast": broadcast,
         "gathered": world.gather(world.rank**2),
         "hosts": len(world.hosts()),
         "sum": float(_sum(world)(float(world.rank + 1))),
@@ -97,7 +97,7 @@ def keeps(world: World, progress_tracker: ProgressTracker) -> dict[str, Any]:
 
 def reads(world: World, progress_tracker: ProgressTracker) -> dict[str, Any]:
     """They meet, and read for a training: sample ids, digests of what each device is given, shards that were opened."""
-    met = meets(world, progress_tracker)
+    described = describe_world(world, progress_tracker)
     config = RunConfig.model_validate_json(os.environ["PODSCALE_CONFIG"])
     split = ShardSet.open(os.environ["PODSCALE_SHARD_SET"]).split("train")
     mesh = mesh_for_config(config, world.devices)
@@ -109,14 +109,14 @@ def reads(world: World, progress_tracker: ProgressTracker) -> dict[str, Any]:
         pixels.append([hashlib.sha256(np.asarray(part.data).tobytes()).hexdigest() for part in parts])
     loader.close()
     opened = [Path(line.split()[-1]) for line in Path("/proc/self/maps").read_text().splitlines() if ".tar" in line]
-    return {"met": met, "keys": keys, "pixels": pixels, "opened": sorted({path.name for path in opened})}
+    return {"world": described, "keys": keys, "pixels": pixels, "opened": sorted({path.name for path in opened})}
 
 
 def loses(world: World, progress_tracker: ProgressTracker) -> None:
     """Steps with one collective each, in one of which PODSCALE_TEST_VICTIM is hit by PODSCALE_TEST_SIGNAL."""
     victim, number = int(os.environ["PODSCALE_TEST_VICTIM"]), int(os.environ["PODSCALE_TEST_SIGNAL"])
     directory, add = Path(os.environ["PODSCALE_RANK_DIR"]), _sum(world)
-    for step in range(UPDATES):
+    for step in range(STEPS):
         progress_tracker.enter_phase("forward_backward")
         if step == DIES_AT and world.rank == victim:
             time.sleep(0.5)  # the others are waiting by now

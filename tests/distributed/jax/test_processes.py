@@ -52,7 +52,7 @@ Start = Callable[..., Ended]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """start(processes, module, pods=1, **variables): a spawner for each pod with its ranks, to their end."""
+    """start(processes, module, pods=1, **variables): a launcher for each pod with its ranks, to their end."""
     launchers: list[subprocess.Popen[str]] = []
 
     def run(processes: int, module: str, *, pods: int = 1, **variables: str) -> Ended:
@@ -128,7 +128,7 @@ def body(name: str) -> dict[str, str]:
 
 
 def test_processes_of_one_pod_meet(start: Start) -> None:
-    ended = start(2, "tests.support.jax_rank", **body("meets"))
+    ended = start(2, "tests.support.jax_rank", **body("describe_world"))
     assert ended.code == 0, ended.out
     check_that_they_met(ended.answers, 2, devices=1)
     assert {outcome.exit_code for outcome in ended.outcomes.values()} == {0}
@@ -154,8 +154,8 @@ def test_each_host_reads_its_own_shards_and_both_engines_the_same(
     variables["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
     ended = start(processes, "tests.support.jax_rank", pods=2, **body("reads"), **variables)
     assert ended.code == 0, ended.out
-    met = {process: answer.pop("met") for process, answer in ended.answers.items()}
-    check_that_they_met(met, 2 * processes, devices)
+    worlds = {process: answer.pop("world") for process, answer in ended.answers.items()}
+    check_that_they_met(worlds, 2 * processes, devices)
 
     split = ShardSet.open(directory).split("train")
     order = build_sampler(config, split)
@@ -198,8 +198,8 @@ def check_that_they_met(answers: dict[int, Any], size: int, devices: int) -> Non
             "size": size,
             "ranks": list(range(rank * devices, (rank + 1) * devices)),
             "devices": of_devices,
-            "mine": [rank] * devices,
-            "told": {"seed": 7},
+            "local_devices": [rank] * devices,
+            "broadcast": {"seed": 7},
             "gathered": [other**2 for other in range(size)],
             "hosts": size,
             "sum": devices * size * (size + 1) / 2,

@@ -1,4 +1,4 @@
-"""AlexNet on real processes: dropout is keyed by (seed, update, rank), so a resumed training repeats it to the bit."""
+"""AlexNet on real processes: dropout is keyed by (seed, step, rank), so a resumed training repeats it to the bit."""
 
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ def document(workspace: Path) -> RunConfig:
 
 
 def training(config: RunConfig, shards: Path, world: World, stop: int | None = None) -> dict[str, float]:
-    """One launch; asks for a stop while update `stop` is carried out."""
+    """One launch; asks for a stop during step `stop`."""
 
     def prepare(session: PyTorchTrainer) -> None:
         feed = session.prefetcher

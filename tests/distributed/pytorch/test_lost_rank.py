@@ -25,45 +25,45 @@ from podscale.pytorch.world import World, join_torch_rank_group, leave_world
 TIMEOUT, BEAT = 2.0, 0.25
 DIES_AT = 3
 
-Update = Callable[[int], None]
+RunStep = Callable[[int], None]
 
 
-def bucket(world: World) -> Update:
+def bucket(world: World) -> RunStep:
     torch.manual_seed(0)
     reducer = BucketedReducer(
         nn.Sequential(nn.Linear(8, 600), nn.Linear(600, 8)), FlatAllReduce(world), world, bucket_mb=0.01
     )
 
-    def update(step: int) -> None:
+    def run_step(step: int) -> None:
         reducer.start_step()
         reducer.backward(reducer.module(torch.ones(1, 8)).sum(), last=True)
         reducer.finish()
 
-    return update
+    return run_step
 
 
-def batch_norm(world: World) -> Update:
+def batch_norm(world: World) -> RunStep:
     layer = BatchNorm(4)
     assign_batch_norm_groups(layer, world, BatchNormGroup(world.size, 2))
     return lambda step: layer(torch.rand(2, 4, 3, 3)).sum().backward()
 
 
-def control(world: World) -> Update:
+def control(world: World) -> RunStep:
     step_sync = StepSync(world, lag=0)
 
-    def update(step: int) -> None:
+    def run_step(step: int) -> None:
         step_sync.send(step, StepResult(torch.tensor(1.0), torch.tensor(True)), busy_seconds=0.0, stop=False)
         step_sync.ready()
 
-    return update
+    return run_step
 
 
-def barrier(world: World) -> Update:
+def barrier(world: World) -> RunStep:
     return lambda step: world.barrier()
 
 
 def lose(
-    run_world: Any, directory: Path, build: Callable[[World], Update], number: signal.Signals, victim: int
+    run_world: Any, directory: Path, build: Callable[[World], RunStep], number: signal.Signals, victim: int
 ) -> dict[int, tuple[int, str, float]]:
     """What the survivors of 4 ranks say, one of which meets signal `number`: exit code, error, seconds since."""
 
@@ -72,7 +72,7 @@ def lose(
 
     def body(world: World) -> None:
 
-        update = build(world)
+        run_step = build(world)
         (directory / f"pid-{world.rank}").write_text(str(os.getpid()))
         world.barrier()
         try:
@@ -85,7 +85,7 @@ def lose(
                         time.sleep(2 * BEAT)  # the others are waiting by now
                         os.kill(os.getpid(), number)
                     started = time.monotonic()
-                    update(step)
+                    run_step(step)
                     tracker.step_done(step + 1)
         except PodscaleError as error:
             text = f"{int(error.exit_code)}\n{time.monotonic() - started}\n{error}"
@@ -121,7 +121,7 @@ def lose(
 def test_the_others_name_the_rank_and_the_collective(
     run_world: Any,
     tmp_path: Path,
-    build: Callable[[World], Update],
+    build: Callable[[World], RunStep],
     victim: int,
     number: signal.Signals,
     collective: str,
@@ -133,7 +133,7 @@ def test_the_others_name_the_rank_and_the_collective(
         assert first.startswith(f"rank {rank} of 4 {'timed out waiting for its peers' if stopped else 'lost a peer'}")
         assert collective in first
         assert f"of step {DIES_AT + 1}" in first
-        pid = (tmp_path / f"pid-{victim}").read_text()  # of rank 0 too, though the notes end with it here
+        pid = (tmp_path / f"pid-{victim}").read_text()  # of rank 0 too, though the store ends with it here
         assert f"rank {victim} {'is stopped' if stopped else 'is gone'} (process {pid} on " in first
         assert f"last seen in forward_backward of step {DIES_AT + 1})" in first
         assert [f"rank {other} " in first.partition("): ")[2] for other in range(4) if other != victim] == [False] * 3
@@ -185,7 +185,7 @@ def test_who_ends_by_itself_says_why(run_world: Any) -> None:
 
 
 def test_a_rank_whose_collectives_never_return_is_ended_by_its_watch(run_world: Any) -> None:
-    """As with NCCL, whose collectives wait on the device: the main thread hears nothing, the pulse does."""
+    """As with NCCL, whose collectives wait on the device: the main thread learns nothing, the heartbeat thread does."""
 
     def body(world: World) -> tuple[int, str]:
         ended: list[PodscaleError] = []

@@ -40,7 +40,7 @@ def oracle(size: int, parts: int = 1) -> list[np.ndarray[Any, Any]]:
     return [p.grad.numpy() for p in model.parameters() if p.grad is not None]
 
 
-def one_update(reducer: Any, rank: int, parts: int = 1) -> list[Tensor]:
+def one_step(reducer: Any, rank: int, parts: int = 1) -> list[Tensor]:
     reducer.start_step()
     for part in range(parts):
         images, labels = data(rank, part)
@@ -69,8 +69,8 @@ def everything(world: World) -> dict[Any, list[Tensor]]:
                 algorithm=name, row=row, bucket_mb=bucket_kb / 1024, overlap=overlap, hybrid_mb=0.001
             )
             reducer = build_reducer(section, network(channels_last), world, extra=EXTRA)
-            one_update(reducer, world.rank, parts)
-            results[name, row, bucket_kb, overlap, channels_last, parts] = one_update(reducer, world.rank, parts)
+            one_step(reducer, world.rank, parts)
+            results[name, row, bucket_kb, overlap, channels_last, parts] = one_step(reducer, world.rank, parts)
             reducer.close()
     return results
 

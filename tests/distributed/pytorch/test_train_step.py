@@ -38,7 +38,7 @@ def batch(rank: int) -> DeviceBatch:
     return DeviceBatch(images, labels, Batch(None, labels.numpy(), nothing, np.ones(8, np.float32), 0))
 
 
-def one_update(world: World, running: Literal["mean", "first"] = "mean", norm_every: int = 1) -> dict[str, Any]:
+def one_step(world: World, running: Literal["mean", "first"] = "mean", norm_every: int = 1) -> dict[str, Any]:
     model = network()
     statistics = RunningStatistics(model, weight=running_statistics_weight(BatchNormSection(running=running), world))
     reducer = BucketedReducer(model, FlatAllReduce(world), world, extra=1 + len(statistics), bucket_mb=0.001)
@@ -67,7 +67,7 @@ def one_update(world: World, running: Literal["mean", "first"] = "mean", norm_ev
 
 @pytest.mark.parametrize("size", [1, 3])
 def test_weights_loss_and_running_statistics_are_the_averages(run_world: Any, size: int) -> None:
-    ranks = run_world(size, one_update)
+    ranks = run_world(size, one_step)
     losses, statistics = [], []
     model = network().double()
     for rank in range(size):
@@ -95,14 +95,14 @@ def test_weights_loss_and_running_statistics_are_the_averages(run_world: Any, si
 
 
 def test_the_norm_is_taken_now_and_then(run_world: Any) -> None:
-    (result,) = run_world(1, lambda world: one_update(world, norm_every=2))
+    (result,) = run_world(1, lambda world: one_step(world, norm_every=2))
     assert result["norm"] is None
 
 
 def test_running_statistics_of_the_first_rank_can_stand_for_all(run_world: Any) -> None:
-    alone = run_world(1, one_update)[0]
-    mean = run_world(2, one_update)[0]
-    for result in run_world(2, lambda world: one_update(world, "first")):
+    alone = run_world(1, one_step)[0]
+    mean = run_world(2, one_step)[0]
+    for result in run_world(2, lambda world: one_step(world, "first")):
         for name in ("1.running_mean", "1.running_var"):
             np.testing.assert_allclose(result[name].numpy(), alone[name].numpy(), rtol=1e-6)
             assert not np.allclose(result[name].numpy(), mean[name].numpy(), rtol=1e-2)

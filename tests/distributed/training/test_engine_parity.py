@@ -13,24 +13,24 @@ from benchmarks.parity.engines import ENGINES
 from benchmarks.parity.table import WITHIN, apart, table
 from tests.support.xla import QUICK_XLA
 
-UPDATES = 6
+STEPS = 6
 
 
 @pytest.mark.timeout(900)  # one compiles a whole step, the other starts four processes
 @pytest.mark.parametrize("case", [Case("sgd", 1, sharded=False), Case("lars", 4, sharded=True)], ids=lambda c: c.name)
 def test_losses_of_the_first_updates_agree(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XLA_FLAGS", QUICK_XLA)
-    records = Records(tmp_path, "digits", UPDATES, "code")
+    records = Records(tmp_path, "digits", STEPS, "code")
 
     def train() -> None:
-        train_due(FAMILIES["digits"], [case], 1, UPDATES, tmp_path, "digits", records)
+        train_due(FAMILIES["digits"], [case], 1, STEPS, tmp_path, "digits", records)
 
     train()
     torchs, jaxs = (records.get(case, engine, 0) for engine in ENGINES)
     assert torchs is not None
     assert jaxs is not None
-    assert len(torchs.losses) == UPDATES
-    assert len(set(torchs.losses)) == UPDATES
+    assert len(torchs.losses) == STEPS
+    assert len(set(torchs.losses)) == STEPS
     assert max(apart(torchs, jaxs)) < WITHIN
     assert jaxs.top1 == pytest.approx(torchs.top1, abs=0.02)
     assert any(f"| {case.group} |" in line for line in table({case: {"pytorch": [torchs], "jax": [jaxs]}}))

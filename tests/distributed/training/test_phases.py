@@ -71,6 +71,6 @@ def test_each_part_of_a_phase_reaches_the_update(run_world: Any, make_shard_set:
     run_world(1, body)
     before = losses_of(plain)
     for name, config in phased.items():
-        first = 7 if name in ("crop", "size") else 8  # counted from 1; another update shows in the loss after it
+        first = 7 if name in ("crop", "size") else 8  # counted from 1; another step shows in the loss after it
         after = losses_of(config)
         assert [before[step] == after[step] for step in range(1, 13)] == [step < first for step in range(1, 13)], name

@@ -1,4 +1,4 @@
-"""Presets whose ingredients no other puts together: rendered, planned, and trained for some updates by two ranks.
+"""Presets whose ingredients no other puts together: rendered, planned, and trained for some steps by two ranks.
 
 The network and the images are small ones, and the schedule is compressed; everything else is the preset's. The second
 run of each is stopped in the middle: it ends with the bits of the first, so all that is drawn is keyed.

@@ -49,7 +49,7 @@ def before_every_step(session: PyTorchTrainer, act: Callable[[Any], None]) -> No
 
 
 def stop_after(step: int, rank: int) -> Prepare:
-    """One rank is asked to stop while it works on update `step`."""
+    """One rank is asked to stop while it works on step `step`."""
 
     def prepare(session: PyTorchTrainer) -> None:
         def ask(batch: Any) -> None:
@@ -155,7 +155,7 @@ def test_two_launches_make_the_bits_of_one(run_world: Any, make_shard_set: Any, 
 
 
 def stop_in_evaluation(step: int, rank: int, steps_seen: list[int]) -> Prepare:
-    """One rank is asked to stop while the state after update `step` is being measured, early in the split."""
+    """One rank is asked to stop while the state after step `step` is being measured, early in the split."""
 
     def prepare(session: PyTorchTrainer) -> None:
         original = session.evaluator.loader.batches
@@ -370,7 +370,7 @@ def test_with_flip_the_logits_of_an_image_and_its_mirror_image_are_averaged(
 
 
 def test_fp16_scales_its_loss(run_world: Any, make_shard_set: Any, tmp_path: Path) -> None:
-    """A loss scale that overflows fp16 at first: updates are masked and the scale comes down until they are not."""
+    """A loss scale that overflows fp16 at first: steps are masked and the scale comes down until they are not."""
     shards = make_shard_set()
     config = document(tmp_path, train__precision="fp16", train__loss_scale=2.0**24)
     results = run_world(2, lambda world: run_training(config, shards, world))

@@ -170,7 +170,7 @@ def _calls_it_a_hang(scene: Scene, since: float) -> str:
     assert f" on {HOST}" in event["error"], event
     return (
         f"calls it a hang after {event['time'] - since:.0f} s (`launch.hang_seconds: 60`), says that rank 1 is stopped "
-        f"and on which host, ends that life with code {int(ExitCode.HANG)} and goes on from the newest checkpoint"
+        f"and on which host, ends that launch with code {int(ExitCode.HANG)} and goes on from the newest checkpoint"
     )
 
 

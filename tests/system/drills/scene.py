@@ -135,7 +135,7 @@ class Scene:
         self.until(quiet, "no alert is on")
 
     def goes_on(self) -> None:
-        """Returns when there are further updates; starts the training where it has ended."""
+        """Returns when there are further steps; starts the training where it has ended."""
         self.start_if_ended()
         reached = self.step
         self.until(lambda: self.step >= reached + 2 * LOG_EVERY, "the training goes on")

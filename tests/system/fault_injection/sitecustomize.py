@@ -2,7 +2,7 @@
 
 INJECTED_FAULT is `slow:<rank>`: every batch takes most of a step longer, however long that is on this machine;
 `stuck:<rank>:<batch>`: this batch never comes; or `files:<folder>`: while there is a file of that name in the folder,
-`starved`: on every rank batches take as long as a step longer; `nonfinite-<rank>`: in every fourth update that rank
+`starved`: on every rank batches take as long as a step longer; `nonfinite-<rank>`: in every fourth step that rank
 has a gradient that is not a number, and a loss that is one. With files, every step also rests for a moment: such a
 training goes on for minutes, and leaves the machine to others.
 """
@@ -76,11 +76,11 @@ def delay_batches(module):  # type: ignore[no-untyped-def]
 
 def rest_and_spoil_gradients(module):  # type: ignore[no-untyped-def]
     calm = module.smoothed_cross_entropy
-    updates = itertools.count(1)
+    steps = itertools.count(1)
 
     def loss(logits, *arguments):  # type: ignore[no-untyped-def]
         time.sleep(REST_SECONDS)
-        if next(updates) % EVERY == 0 and on(f"nonfinite-{rank()}"):
+        if next(steps) % EVERY == 0 and on(f"nonfinite-{rank()}"):
             logits.register_hook(lambda gradient: gradient * math.nan)
         return calm(logits, *arguments)
 

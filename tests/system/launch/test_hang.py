@@ -30,7 +30,7 @@ def stuck(calm: Path) -> Iterator[Command]:
 
 def test_a_rank_that_sleeps_in_its_loader_is_named(stuck: Command, calm: Path) -> None:
     run = calm / "runs" / "stuck"
-    stuck.wait_for_updates(run, 20)
+    stuck.wait_for_steps(run, 20)
     sleeper = stuck.ranks()[1]
     with urllib.request.urlopen((run / "metrics.url").read_text().strip(), timeout=30) as answer:
         limits = re.findall(r'train_hang_limit_seconds\{rank="(\d)",run="stuck"\} (\S+)', answer.read().decode())

@@ -33,7 +33,7 @@ def test_a_killed_rank_comes_back_and_a_request_to_stop_saves(command: Command, 
     Then the other rank alone is asked, as where one host is about to be taken away: both stop after the same step.
     """
     run = tmp_path / "runs" / "small"
-    command.wait_for_updates(run, 7)
+    command.wait_for_steps(run, 7)
     compiled = programs(tmp_path)
     assert compiled
     os.kill(first := command.ranks()[0], signal.SIGKILL)
@@ -42,7 +42,7 @@ def test_a_killed_rank_comes_back_and_a_request_to_stop_saves(command: Command, 
         return [line["step"] for line in read_records(run / "metrics.jsonl") if line.get("event") == "resumed"]
 
     command.wait_for(resumed)
-    command.wait_for_updates(run, 12)
+    command.wait_for_steps(run, 12)
     os.kill(command.ranks()[1], signal.SIGTERM)
     ended = command.end()
     assert ended.code == ExitCode.PREEMPTED, ended.err

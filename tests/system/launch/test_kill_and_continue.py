@@ -30,12 +30,12 @@ def start(calm: Path) -> Iterator[Start]:
         in the middle of its request and one that is gone before the answer."""
         port = free_port()
         started.append(Command(calm, "run", "run.yaml", "--set", f"telemetry.port={port}"))
-        started[-1].wait_for_updates(calm / "runs" / "small", 2)
+        started[-1].wait_for_steps(calm / "runs" / "small", 2)
         for request in (b"GET /met", b"GET /metrics HTTP/1.1\r\n\r\n"):
             scrapers.append(socket.create_connection(("127.0.0.1", port)))
             scrapers[-1].sendall(request)
         scrapers[-1].close()
-        started[-1].wait_for_updates(calm / "runs" / "small", 8)
+        started[-1].wait_for_steps(calm / "runs" / "small", 8)
         return started[-1]
 
     yield begin

@@ -48,7 +48,7 @@ def test_a_rank_is_lost_in_training(
 ) -> None:
     run = f"lost-{number.name.lower()}-{rank}"
     command = start(run, "launch.timeout_seconds=5", "train.epochs=100", variables={"TMPDIR": str(tmp_path)})
-    command.wait_for_updates(calm / "runs" / run, 5)
+    command.wait_for_steps(calm / "runs" / run, 5)
     pid = command.ranks()[rank]
     os.kill(pid, number)
     since = time.monotonic()

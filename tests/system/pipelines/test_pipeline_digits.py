@@ -182,9 +182,9 @@ def test_an_ensemble_in_one_command_and_its_models_by_hand(calm: Path, tmp_path:
     evaluation = json.loads((run / "evaluation.json").read_text())
     members = evaluation["ensemble"]["members"]
     assert [(m["name"], m["started_from"]) for m in members] == [("both-c0", "both"), ("both-c1", "both")]
-    update = 64 / 1438
-    assert [m["started_epoch"] for m in members] == pytest.approx([0.3, 0.5], abs=update)
-    assert evaluation["ensemble"]["epochs"] == pytest.approx(0.5 + 2 * 0.1, abs=3 * update)
+    step_epochs = 64 / 1438
+    assert [m["started_epoch"] for m in members] == pytest.approx([0.3, 0.5], abs=step_epochs)
+    assert evaluation["ensemble"]["epochs"] == pytest.approx(0.5 + 2 * 0.1, abs=3 * step_epochs)
     combined = {one["way"]: one["answered"] for one in evaluation["ensemble"]["combined"]}
     assert list(combined) == ["probabilities", "logits", "weights"]
     assert evaluation["figures"]["loss"] == pytest.approx(combined["probabilities"]["loss"])

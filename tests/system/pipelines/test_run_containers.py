@@ -90,7 +90,7 @@ def test_stopping_saves_and_the_same_command_continues(folder: Path, host: str, 
     run = folder / "runs" / "small"
     command = start(folder, host, image)
     try:
-        command.wait_for_updates(run, 8)
+        command.wait_for_steps(run, 8)
         command.process.send_signal(signal.SIGTERM)
         ended = command.end()
     finally:
@@ -109,7 +109,7 @@ def test_stopping_saves_and_the_same_command_continues(folder: Path, host: str, 
 def test_a_launch_that_is_killed_takes_its_containers_with_it(folder: Path, host: str, image: str, engine: Engine):
     command = start(folder, host, image)
     try:
-        command.wait_for_updates(folder / "runs" / "small", 2)
+        command.wait_for_steps(folder / "runs" / "small", 2)
         command.process.kill()
         containers = left(engine, folder)
         assert len(containers) == 1

@@ -30,7 +30,7 @@ def test_a_disk_that_fills_up_during_training(disk: Path, tmp_path: Path) -> Non
     command = Command(disk, *options)
     try:
         run = disk / "runs" / "small"
-        command.wait_for_updates(run, 8)
+        command.wait_for_steps(run, 8)
         ballast = fill(disk)
         ended = command.end()
     finally:

@@ -42,7 +42,7 @@ def book_of(run: Path) -> GoodputState:
 
 
 def resumed_at(run: Path) -> int:
-    """The update that the newest life went on after."""
+    """The step that the newest launch continued from."""
     return next(r["step"] for r in reversed(list(read_records(run / "metrics.jsonl"))) if r.get("event") == "resumed")
 
 
@@ -57,7 +57,7 @@ def test_the_ledger_of_a_run_that_is_killed_and_stopped_adds_up(start: Callable[
     run = calm / "runs" / RUN
     begun = time.time()
     command = start()
-    command.wait_for_updates(run, 8)
+    command.wait_for_steps(run, 8)
     command.process.kill()
     command.end()
     killed, reached = book_of(run), newest_step(run / "metrics.jsonl")
@@ -73,7 +73,7 @@ def test_the_ledger_of_a_run_that_is_killed_and_stopped_adds_up(start: Callable[
     stopped = book_of(run)
     assert stopped.exit_cause == "preempted"
     assert stopped.redone_steps == max(reached, killed.highest_step) - resumed_at(run) > 0
-    assert stopped.seconds["redo"] > 0 or stopped.redone_steps == 1  # the first of a life counts as compile
+    assert stopped.seconds["redo"] > 0 or stopped.redone_steps == 1  # the first of a launch counts as compile
     assert stopped.seconds["recovery"] > command.started - killed.time - 0.3
 
     time.sleep(1.0)  # nobody is at work

@@ -36,7 +36,7 @@ def start(directory: Path) -> Iterator[Start]:
     def begin() -> Command:
         """Starts the command and returns in the middle of training, between two checkpoints."""
         started.append(Command(directory, "run", "run.yaml", *JAX, variables=QUICK))
-        started[-1].wait_for_updates(directory / "runs" / "small", 8)
+        started[-1].wait_for_steps(directory / "runs" / "small", 8)
         return started[-1]
 
     yield begin

@@ -24,7 +24,7 @@ SETTINGS = {
     "claim.images_per_second": 1000,
 }
 NEEDS_A_GPU = {
-    "train_sampled_phase_seconds": "updates are sampled inside a CUDA graph alone",
+    "train_sampled_phase_seconds": "steps are sampled only inside a CUDA graph",
     "train_peak_flops": "the hardware table has GPUs",
     **{name: "by NVML" for name in CATALOGUE if name.startswith("gpu_")},
 }

@@ -146,7 +146,7 @@ def start(tmp_path: Path) -> Iterator[list[Command]]:
 
 
 def halted_after_a_checkpoint(command: Command, run: Path) -> bool:
-    """Stops the rank; it stays so where its log has updates that no checkpoint has, and goes on where it has none."""
+    """Stops the rank; it stays so where its log has steps that no checkpoint has, and goes on where it has none."""
     rank = command.ranks()[0]
     os.kill(rank, signal.SIGSTOP)
     newest = max((entry.step for entry in complete_entries(run / "checkpoints")), default=0)
@@ -165,7 +165,7 @@ def test_a_training_that_is_killed_and_continued(tmp_path: Path, start: list[Com
     assert podscale(tmp_path, "shard", "run.yaml").code == 0
     start.append(Command(tmp_path, *train))
     start[-1].wait_for(lambda: (run / "tensorboard").exists())
-    start[-1].wait_for_updates(run, 8)
+    start[-1].wait_for_steps(run, 8)
     start[-1].wait_for(lambda: halted_after_a_checkpoint(start[-1], run))
     start[-1].process.kill()
     start[-1].end()

@@ -83,7 +83,7 @@ def document(workspace: Path, *changes: str) -> RunConfig:
 
 
 def write(run: RunDirectory, begins_after: int, last: int) -> None:
-    """What rank 0 logs of a launch; every second update is evaluated, step 2 was not finite."""
+    """What rank 0 logs of a launch; every second step is evaluated, step 2 was not finite."""
     with EventLog(run.metrics) as log:
         log.event("resumed" if begins_after else "start", step=begins_after, total_steps=10)
         for step in range(begins_after + 1, last + 1):
@@ -186,10 +186,10 @@ def test_wandb_has_every_point_once(tmp_path: Path, track: Track, monkeypatch: p
     said = over_two_launches("wandb", config, track, lambda step: step in [row["step"] for row in history(config)])
     assert "(offline)" in said
     rows = history(config)
-    updates = [row for row in rows if "train/loss" in row]
-    assert [row["step"] for row in updates] == list(range(1, 11))
-    assert [row["_timestamp"] for row in updates] == [line["time"] for line in losses(config)]
-    assert updates[9]["train/loss"] == pytest.approx(0.1)
+    step_rows = [row for row in rows if "train/loss" in row]
+    assert [row["step"] for row in step_rows] == list(range(1, 11))
+    assert [row["_timestamp"] for row in step_rows] == [line["time"] for line in losses(config)]
+    assert step_rows[9]["train/loss"] == pytest.approx(0.1)
     assert [(row["step"], row["evaluation/top1"]) for row in rows if "evaluation/top1" in row] == [
         (2, 0.2),
         (4, 0.4),

@@ -22,7 +22,7 @@ def command(tmp_path: Path) -> Iterator[Command]:
     (tmp_path / "run.yaml").write_text(SMALL_DIGITS)
     started = Command(tmp_path, "run", "run.yaml", "--set", "train.epochs=200")
     try:
-        started.wait_for_updates(tmp_path / "runs" / "small", 5)
+        started.wait_for_steps(tmp_path / "runs" / "small", 5)
         yield started
     finally:
         started.kill()

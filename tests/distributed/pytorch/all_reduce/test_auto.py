@@ -86,9 +86,9 @@ def test_a_format_for_rows_asks_for_an_algorithm_with_rows(run_world: RunWorld, 
 class StopAfter(StopRequest):
     """Asks to stop when it has been looked at so often: once a step."""
 
-    def __init__(self, updates: int) -> None:
+    def __init__(self, steps: int) -> None:
         super().__init__()
-        self._left = updates
+        self._left = steps
 
     @property
     def requested(self) -> bool:  # type: ignore[override]
@@ -100,13 +100,13 @@ class StopAfter(StopRequest):
         pass
 
 
-def train_a_while(config: RunConfig, shards: Path, world: World, updates: int) -> bool:
+def train_a_while(config: RunConfig, shards: Path, world: World, steps: int) -> bool:
     """The stage as a rank carries it out; whether it came to its end."""
     run = RunDirectory.for_config(config)
     worker_env = WorkerEnv(config, "train", str(shards), run.path / "ranks")
     worker_env.rank_directory.mkdir(parents=True, exist_ok=True)
     try:
-        run_training(worker_env, world, ShardSet.open(shards), run, StopAfter(updates), ProgressTracker())
+        run_training(worker_env, world, ShardSet.open(shards), run, StopAfter(steps), ProgressTracker())
     except Preempted:
         return False
     return True
