@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from podscale.errors import ExitCode, PodscaleError
-from tests.support.commands import SMALL_DIGITS, Command, podscale
+from tests.support.commands import SMALL_DIGITS, Command, podscale, set_options
 
 pytestmark = pytest.mark.gpu
 
@@ -51,8 +51,8 @@ def command(tmp_path: Path) -> Iterator[Command]:
         pytest.skip("needs two CUDA devices")
     (tmp_path / "run.yaml").write_text(SMALL_DIGITS)
     assert podscale(tmp_path, "shard", "run.yaml").code == 0
-    changes = ["launch.timeout_seconds=10", "train.epochs=200"]
-    started = Command(tmp_path, "train", "run.yaml", *[word for change in changes for word in ("--set", change)])
+    options = set_options("launch.timeout_seconds=10", "train.epochs=200")
+    started = Command(tmp_path, "train", "run.yaml", *options)
     yield started
     started.kill()
 

@@ -137,6 +137,11 @@ class Command:
         self.wait_for(done)
 
 
+def set_options(*changes: str) -> list[str]:
+    """Return the `--set` options of these changes of the run document."""
+    return [argument for change in changes for argument in ("--set", change)]
+
+
 def podscale(folder: Path, *arguments: str, variables: Mapping[str, str] | None = None) -> Ended:
     """Runs a command to its end."""
     return Command(folder, *arguments, variables=variables).end()

@@ -101,15 +101,13 @@ def _counts_the_wait(scene: Scene, since: float) -> str:
     return f"trains on, and shows the share in every line of the step log (data {share:.0%})"
 
 
-def _masks_updates(scene: Scene, since: float) -> str:
+def _masks_steps(scene: Scene, since: float) -> str:
     masked = len(scene.records(since, "skipped_update"))
     assert masked > 0
     loss = scene.value(f'podscale_train_loss{{run="{RUN}"}}')
     assert loss is not None
     assert loss == loss, "the weights are lost"
-    return (
-        f"masks the update on all ranks (event `skipped_update`, {masked} so far) and trains on; the loss stays finite"
-    )
+    return f"masks the step on all ranks (event `skipped_update`, {masked} so far) and trains on; the loss stays finite"
 
 
 def _stopped_endpoint(scene: Scene) -> AbstractContextManager[None]:
@@ -231,7 +229,7 @@ DRILLS = (
             Expected("PodscaleNonFiniteSteps", {"kind": "grad"}, "PodscaleNonFiniteSteps"),
         ),
         lambda scene: _switched(scene, "nonfinite-1"),
-        _masks_updates,
+        _masks_steps,
     ),
     Drill(
         "lost scrape",

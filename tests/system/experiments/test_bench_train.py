@@ -14,6 +14,7 @@ from podscale.bench.variants import CPU_VARIANTS, GPU_VARIANTS, BenchVariant, na
 from podscale.cli.bench import RESNET50
 from podscale.config import RunConfig, load
 from podscale.errors import InputError
+from tests.support.commands import set_options
 from tests.support.refusals import refused
 
 TINY = (
@@ -31,10 +32,9 @@ def measure(variants: list[BenchVariant], rows_file: Path, **settings: float) ->
 
 
 def test_the_command_measures_and_goes_on_where_a_variant_fails(tmp_path: Path) -> None:
-    changes = [argument for change in TINY for argument in ("--set", change)]
     options = ["--warmup", "5", "--steps", "3", "--parts", "2", "--out", str(tmp_path)]
     vary = ["--vary", "train.cuda_graph=true,false", "--vary", "batch=4"]
-    command = [sys.executable, "-m", "podscale", "bench", "train", *changes, *vary, *options]
+    command = [sys.executable, "-m", "podscale", "bench", "train", *set_options(*TINY), *vary, *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
     (table,) = tmp_path.glob("train-*.md")

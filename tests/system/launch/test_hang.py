@@ -11,7 +11,7 @@ import pytest
 
 from podscale.errors import ExitCode
 from podscale.telemetry.goodput import read_goodput_state
-from tests.support.commands import Command
+from tests.support.commands import Command, set_options
 
 FAULT_INJECTION = Path(__file__).parents[1] / "fault_injection"
 STUCK_AT = 30
@@ -20,8 +20,7 @@ LIMIT = 20
 
 @pytest.fixture
 def stuck(calm: Path) -> Iterator[Command]:
-    changes = ["run.id=stuck", f"launch.hang_seconds={LIMIT}"]
-    settings = [option for change in changes for option in ("--set", change)]
+    settings = set_options("run.id=stuck", f"launch.hang_seconds={LIMIT}")
     variables = {"PYTHONPATH": str(FAULT_INJECTION), "INJECTED_FAULT": f"stuck:1:{STUCK_AT}"}
     command = Command(calm, "train", "run.yaml", *settings, variables=variables)
     yield command

@@ -10,7 +10,7 @@ import pytest
 
 from podscale.errors import ExitCode
 from podscale.telemetry.events import read_records
-from tests.support.commands import SMALL_DIGITS, Command, podscale, programs
+from tests.support.commands import SMALL_DIGITS, Command, podscale, programs, set_options
 from tests.support.xla import QUICK_XLA
 
 JAX = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": QUICK_XLA}
@@ -21,8 +21,7 @@ CHANGES = ("train.engine=jax", "launch.max_restarts=1", "launch.timeout_seconds=
 def command(tmp_path: Path) -> Iterator[Command]:
     (tmp_path / "run.yaml").write_text(SMALL_DIGITS)
     assert podscale(tmp_path, "shard", "run.yaml").code == 0
-    settings = [option for change in CHANGES for option in ("--set", change)]
-    started = Command(tmp_path, "train", "run.yaml", *settings, variables=JAX)
+    started = Command(tmp_path, "train", "run.yaml", *set_options(*CHANGES), variables=JAX)
     yield started
     started.kill()
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from podscale.errors import ExitCode
-from tests.support.commands import Command, Ended
+from tests.support.commands import Command, Ended, set_options
 
 Start = Callable[..., Command]
 
@@ -22,7 +22,7 @@ def start(calm: Path) -> Iterator[Start]:
     started: list[Command] = []
 
     def begin(run: str, *changes: str, variables: dict[str, str] | None = None) -> Command:
-        settings = [option for change in (f"run.id={run}", *changes) for option in ("--set", change)]
+        settings = set_options(f"run.id={run}", *changes)
         started.append(Command(calm, "train", "run.yaml", *settings, variables=variables))
         return started[-1]
 

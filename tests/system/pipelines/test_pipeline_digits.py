@@ -16,7 +16,7 @@ from podscale.config import load
 from podscale.runs import RunDirectory, predictions
 from podscale.runs.checkpoint.format import complete_entries, replace_manifest
 from podscale.telemetry.events import filter_replays, read_records
-from tests.support.commands import Command, different, podscale, result
+from tests.support.commands import Command, different, podscale, result, set_options
 from tests.support.outcomes import assert_error, reused_stages
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -173,7 +173,7 @@ def test_an_ensemble_in_one_command_and_its_models_by_hand(calm: Path, tmp_path:
         "evaluate.statistics_images=64",
         "launch.processes=1",
     ]
-    ended = podscale(tmp_path, "run", "run.yaml", *(option for change in changes for option in ("--set", change)))
+    ended = podscale(tmp_path, "run", "run.yaml", *set_options(*changes))
     assert ended.code == 0, ended.err
     assert re.search(r"^ +collapse: both-c0, both-c1$", ended.err, re.MULTILINE)
     timed = re.findall(r"^(\w+(?: both-c\d)?) +\d+\.\d +\d+%", ended.err, re.MULTILINE)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.commands import set_options
+
 OPTIONS = [
     "run.id=remote",
     "train.epochs=1",
@@ -27,8 +29,7 @@ class _Quiet(SimpleHTTPRequestHandler):
 
 
 def podscale(directory: Path, *arguments: str, options: list[str] = OPTIONS) -> subprocess.CompletedProcess[str]:
-    changes = [argument for option in options for argument in ("--set", option)]
-    command = [sys.executable, "-m", "podscale", *arguments, *changes]
+    command = [sys.executable, "-m", "podscale", *arguments, *set_options(*options)]
     return subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False, timeout=120)
 
 

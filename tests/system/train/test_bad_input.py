@@ -20,7 +20,7 @@ import pytest
 from PIL import Image
 
 from podscale.cli import main
-from tests.support.commands import podscale
+from tests.support.commands import podscale, set_options
 
 DOCUMENT = """
 run: {id: r, workspace: work}
@@ -281,8 +281,7 @@ def test_a_training_that_cannot_be_is_refused_before_torch(
     monkeypatch.setattr(
         "podscale.launch.worker_spec.WorkerSpec.start", lambda *arguments: pytest.fail("a process was started")
     )
-    changes = [argument for option in options for argument in ("--set", option)]
-    assert said in sharded.refuses(command, "run.yaml", *changes, field=field)
+    assert said in sharded.refuses(command, "run.yaml", *set_options(*options), field=field)
     assert not list(sharded.path.glob("work/runs/*/metrics.jsonl"))
 
 

@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from podscale.telemetry.catalogue import CATALOGUE
-from tests.support.commands import SMALL_DIGITS, Command
+from tests.support.commands import SMALL_DIGITS, Command, set_options
 from tests.support.exposition import families, final_text, foreign, names
 from tests.support.ports import free_port
 
@@ -44,7 +44,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     (directory / "run.yaml").write_text(SMALL_DIGITS)
     port = free_port()
     settings = {**SETTINGS, "telemetry.port": port}
-    options = [option for name, value in settings.items() for option in ("--set", f"{name}={value}")]
+    options = set_options(*(f"{name}={value}" for name, value in settings.items()))
     exposed = {}
     for stage in ("shard", "train", "evaluate"):
         command = Command(directory, stage, "run.yaml", *options)

@@ -12,15 +12,14 @@ import pytest
 
 from podscale.errors import ExitCode
 from podscale.telemetry.events import EventRecord, read_records
-from tests.support.commands import Command
+from tests.support.commands import Command, set_options
 
 FAULT_INJECTION = Path(__file__).parents[1] / "fault_injection"
 
 
 @pytest.fixture
 def slowed(calm: Path) -> Iterator[Command]:
-    changes = ["run.id=straggler", "train.epochs=500", "checkpoint.every_steps=0"]
-    settings = [option for change in changes for option in ("--set", change)]
+    settings = set_options("run.id=straggler", "train.epochs=500", "checkpoint.every_steps=0")
     variables = {"PYTHONPATH": str(FAULT_INJECTION), "INJECTED_FAULT": "slow:1"}
     command = Command(calm, "train", "run.yaml", *settings, variables=variables)
     yield command

@@ -17,6 +17,7 @@ import pytest
 
 from podscale.hardware import TPU_CHIPS, find_topology
 from podscale.jax.aot.request import COMPILER_ENVIRONMENT
+from tests.support.commands import set_options
 
 pytestmark = [
     pytest.mark.slow,
@@ -92,7 +93,7 @@ def test_slices_meet_over_the_network(folder: Path) -> None:
 def test_a_step_that_does_not_fit_and_the_largest_that_does(folder: Path) -> None:
     """What does not fit is refused within seconds; of the eight allowed batches few are compiled."""
     options = ("model.width=16", "model.batch_norm.span=512", "train.global_batch=4096", "input.image_size=256")
-    changes = ["--topology", "v5e:1x1", *(argument for option in options for argument in ("--set", option))]
+    changes = ["--topology", "v5e:1x1", *set_options(*options)]
     report = compiled(folder, *changes, code=2)
     assert not report["fits"]
     assert report["memory"]["over"] == report["memory"]["needed"] - report["memory"]["available"] > 0

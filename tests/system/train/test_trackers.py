@@ -13,7 +13,7 @@ import pytest
 from podscale.errors import ExitCode
 from podscale.runs.checkpoint.format import complete_entries
 from podscale.telemetry.events import filter_replays, newest_step, read_records
-from tests.support.commands import SMALL_DIGITS, Command, cmdline, podscale
+from tests.support.commands import SMALL_DIGITS, Command, cmdline, podscale, set_options
 from tests.support.supervised import Launch, Run
 from tests.support.tensorboard import curves
 
@@ -161,7 +161,7 @@ def halted_after_a_checkpoint(command: Command, run: Path) -> bool:
 def test_a_training_that_is_killed_and_continued(tmp_path: Path, start: list[Command]) -> None:
     (tmp_path / "run.yaml").write_text(SMALL_DIGITS)
     run, options = tmp_path / "runs" / "small", [TENSORBOARD, "evaluate.every_epochs=1", "launch.processes=1"]
-    train = ["train", "run.yaml", *(argument for option in options for argument in ("--set", option))]
+    train = ["train", "run.yaml", *set_options(*options)]
     assert podscale(tmp_path, "shard", "run.yaml").code == 0
     start.append(Command(tmp_path, *train))
     start[-1].wait_for(lambda: (run / "tensorboard").exists())
