@@ -41,15 +41,11 @@ def _bare(item: dict[str, Any]) -> dict[str, Any]:
         for key, entry in item["metadata"].items()
         if key in ("labels", "annotations")
     }
-    labels_and_annotations = {"namespace": item["metadata"].get("namespace")} | {
-        key: entry for key, entry in metadata.items() if entry
-    }
+    namespace = item["metadata"].get("namespace")
+    metadata = {"namespace": namespace} | {key: entry for key, entry in metadata.items() if entry}
     body = {key: entry for key, entry in item.items() if key not in ("metadata", "data")}
-    return {
-        **body,
-        "metadata": labels_and_annotations,
-        "data": {key: yaml.safe_load(text) for key, text in item.get("data", {}).items()},
-    }
+    data = {key: yaml.safe_load(text) for key, text in item.get("data", {}).items()}
+    return {**body, "metadata": metadata, "data": data}
 
 
 def same(left: Objects, right: Objects) -> None:

@@ -114,20 +114,15 @@ def test_uneven_ranks_make_one_batch(world: Any, channels_last: bool, mean: floa
     rank_moments = [(*native_kernels.moments(x), x.numel() // x.shape[1]) for x in xs]
     for rank in rank_moments:
         combine_moments(*rank, lambda m: messages.append(m.clone()) or m, torch.float32)
-    combined = combine_moments(*rank_moments[0], lambda m: torch.stack(messages).sum(0), torch.float32)
-    assert_close(combined.mean, oracle.running_mean, 1e-6)
-    assert_close(combined.unbiased, oracle.running_var, 1e-4)
-    invstd, one, zero = (
-        torch.rsqrt(combined.var + 1e-5),
-        torch.ones_like(combined.mean),
-        torch.zeros_like(combined.mean),
-    )
-    y = torch.cat([native_kernels.normalise(x, combined.mean, invstd, one, zero) for x in xs])
+    moments = combine_moments(*rank_moments[0], lambda m: torch.stack(messages).sum(0), torch.float32)
+    assert_close(moments.mean, oracle.running_mean, 1e-6)
+    assert_close(moments.unbiased, oracle.running_var, 1e-4)
+    invstd, one = torch.rsqrt(moments.var + 1e-5), torch.ones_like(moments.mean)
+    y = torch.cat([native_kernels.normalise(x, moments.mean, invstd, one, torch.zeros_like(one)) for x in xs])
     pairs = list(zip(dys, xs, strict=True))
-    sums = torch.stack(
-        [torch.stack(native_kernels.gradient_sums(dy, x, combined.mean, invstd)) for dy, x in pairs]
-    ).sum(0)
-    dx = [native_kernels.input_gradient(dy, x, combined.mean, invstd, one, sums, combined.count) for dy, x in pairs]
+    rank_sums = [torch.stack(native_kernels.gradient_sums(dy, x, moments.mean, invstd)) for dy, x in pairs]
+    sums = torch.stack(rank_sums).sum(0)
+    dx = [native_kernels.input_gradient(dy, x, moments.mean, invstd, one, sums, moments.count) for dy, x in pairs]
     loose = 1e-5 if mean == 0 else 1e-3  # one step of fp32 at 1000 is 4e-5 deviations
     assert_close(y, expected, loose)
     assert_close(torch.cat(dx), all_images.grad, loose)

@@ -110,14 +110,11 @@ def _await_end(launchers: list[subprocess.Popen[str]], rank_directory: Path, ran
         pids = registered_workers(rank_directory)
         if not seen and (rank_directory / "hit").exists():
             seen, hit = True, time.monotonic()
-        if (
-            len(read_worker_reports(rank_directory)) == ranks - 1
-            and (rank_directory / "hit").exists()
-            and len(pids) == ranks
-        ):
-            (survivor,) = set(pids) - set(read_worker_reports(rank_directory))
+        reports = read_worker_reports(rank_directory)
+        if len(reports) == ranks - 1 and (rank_directory / "hit").exists() and len(pids) == ranks:
+            (stopped,) = set(pids) - set(reports)
             with suppress(ProcessLookupError):
-                os.kill(pids[survivor], signal.SIGKILL)
+                os.kill(pids[stopped], signal.SIGKILL)
             break
         time.sleep(0.02)
     return hit

@@ -137,10 +137,8 @@ def test_what_they_cost_and_where_they_are_from(trained: tuple[RunConfig, Path])
     seconds = sum(passes[f"member-{number}"].seconds for number in range(3))
     assert costs["logits"].images_per_second == pytest.approx(evaluation.scores.samples / seconds)
     assert costs["weights"].images_per_second == pytest.approx(evaluation.scores.samples / passes["weights"].seconds)
-    assert (evaluation.scores.top1, evaluation.scores.loss) == (
-        costs["logits"].top1,
-        pytest.approx(costs["logits"].loss),
-    )
+    scores, cost = evaluation.scores, costs["logits"]
+    assert (scores.top1, scores.loss) == (cost.top1, pytest.approx(cost.loss))
     assert [(m.name, m.started_from, m.started_epoch, m.epochs) for m in ensemble.members] == [
         (f"tiny-c{cycle}", "tiny", cycle + 1.0, 1.0) for cycle in range(3)
     ]

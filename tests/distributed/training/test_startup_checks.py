@@ -130,11 +130,8 @@ def test_a_rank_that_never_comes_is_named(run_world: Any) -> None:
 def test_the_options_of_each_machine_may_differ() -> None:
     config = RunConfig.model_validate(RUN)
     facts = startup_checks.document_facts(config)
-    machine_options = {
-        "input": {"workers": 7, "prefetch": 3, "cache_dir": "/x"},
-        "launch": {"threads": 3, "processes": 4},
-    }
-    assert startup_checks.document_facts(RunConfig.model_validate({**RUN, **machine_options})) == facts
+    options = {"input": {"workers": 7, "prefetch": 3, "cache_dir": "/x"}, "launch": {"threads": 3, "processes": 4}}
+    assert startup_checks.document_facts(RunConfig.model_validate({**RUN, **options})) == facts
     assert {"train.global_batch", "train.all_reduce.algorithm", "evaluate.batch", "run.seed"} <= facts.keys()
 
 

@@ -321,12 +321,8 @@ def test_predictions_do_not_depend_on_the_world(run_world: Any, make_shard_set: 
         evaluator = Evaluator(config, world, shard_set, Precision("fp32", world.device), DevicePrefetcher(world))
         predictions, measured = evaluator.predict(model, untimed), evaluator.evaluate(model, untimed)
         evaluator.close()
-        return predictions.sorted_by_key() if predictions else None, (
-            measured.top1,
-            measured.top5,
-            measured.loss,
-            measured.images,
-        )
+        scores = (measured.top1, measured.top5, measured.loss, measured.images)
+        return predictions.sorted_by_key() if predictions else None, scores
 
     ((alone, expected),) = run_world(1, body)
     others = run_world(3, body)

@@ -52,15 +52,11 @@ def test_a_training_is_seen_as_it_goes_on(command: Command, tmp_path: Path, caps
 
 def terminal(arguments: list[str], command: Command) -> str:
     """What a command shows on a terminal until the run that it watches is killed, and the command ends by itself."""
-    primary, secondary = pty.openpty()
+    primary, tty = pty.openpty()
     child = subprocess.Popen(
-        [sys.executable, "-m", "podscale", *arguments],
-        stdin=secondary,
-        stdout=secondary,
-        stderr=secondary,
-        close_fds=True,
+        [sys.executable, "-m", "podscale", *arguments], stdin=tty, stdout=tty, stderr=tty, close_fds=True
     )
-    os.close(secondary)
+    os.close(tty)
     seen = b""
     try:
         while part := _read(primary):
