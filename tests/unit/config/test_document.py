@@ -316,3 +316,19 @@ def test_phases_are_read_written_and_suggested():
         loads(text.replace("crop:", "crops:"))
     with refused("Did you mean train.phases.0.schedule.warmup_start", field="train.phases.0.schedule.warmup"):
         loads(text.replace("warmup_epochs", "warmup"))
+
+
+TWO_SIZES = "{input: {image_size: 160}, train: {epochs: 4, phases: [{start: 2, image_size: 192}]}}"
+
+
+def test_what_goes_with_several_sizes() -> None:
+    config = loads(TWO_SIZES)
+    assert config.training_sizes == (160, 192)
+    assert config.eval_image_size == 192
+    assert loads(TWO_SIZES, overrides=["evaluate.image_size=256"]).eval_image_size == 256
+    with refused("train.phases", field="train.cuda_graph"):
+        loads(TWO_SIZES, overrides=["train.cuda_graph=true"])
+    with refused("image_size", field="train.phases"):
+        loads(TWO_SIZES, overrides=["train.engine=jax"])
+    with refused("31 px", 32, field="model.stem"):
+        loads(TWO_SIZES, overrides=["train.phases=[{start: 2, image_size: 31}]"])

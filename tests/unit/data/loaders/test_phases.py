@@ -3,9 +3,7 @@
 import numpy as np
 import pytest
 
-from podscale.config import loads
 from tests.support.loading import document, loaders, train
-from tests.support.refusals import refused
 
 PHASED = {"phases": [{"start": 1.3, "crop": {"short_side": 0.75, "flip": 0.0}}], "epochs": 4}
 
@@ -86,19 +84,3 @@ def test_sizes_change_at_the_same_sample_on_all_ranks_and_after_a_resume(loader,
 def test_the_synthetic_loader_changes_its_size(make_shard_set) -> None:
     config = document("synthetic", train={"global_batch": 8, **RESIZED})
     assert [batch.images.shape[1] for batch in train(config, make_shard_set(), 6, 10)] == [32, 32, 48, 48]
-
-
-def test_what_goes_with_several_sizes() -> None:
-    config = loads(DOCUMENT)
-    assert config.training_sizes == (160, 192)
-    assert config.eval_image_size == 192
-    assert loads(DOCUMENT, overrides=["evaluate.image_size=256"]).eval_image_size == 256
-    with refused("train.phases", field="train.cuda_graph"):
-        loads(DOCUMENT, overrides=["train.cuda_graph=true"])
-    with refused("image_size", field="train.phases"):
-        loads(DOCUMENT, overrides=["train.engine=jax"])
-    with refused("31 px", 32, field="model.stem"):
-        loads(DOCUMENT, overrides=["train.phases=[{start: 2, image_size: 31}]"])
-
-
-DOCUMENT = "{input: {image_size: 160}, train: {epochs: 4, phases: [{start: 2, image_size: 192}]}}"
