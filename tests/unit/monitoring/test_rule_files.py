@@ -34,13 +34,13 @@ def rules(file: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def test_every_rule_is_in_the_file_and_nothing_is_left_open() -> None:
-    made = rule_file(RuleSettings())
-    assert rules(made).keys() == {rule.name for rule in (*ALERT_RULES, *RECORDING_RULES)}
-    assert "@" not in str(made)
+    exported = rule_file(RuleSettings())
+    assert rules(exported).keys() == {rule.name for rule in (*ALERT_RULES, *RECORDING_RULES)}
+    assert "@" not in str(exported)
     assert "@dataWaitShare@" in str(rule_template())
 
 
-def test_a_threshold_is_filled_in_where_it_is_compared_and_where_it_is_told() -> None:
+def test_a_threshold_is_filled_into_expression_and_description() -> None:
     alert = rules(rule_file(RuleSettings(thresholds={"dataWaitShare": 0.35})))["PodscaleDataStarved"]
     assert alert["expr"].endswith("> 0.35")
     assert "limit {{ 0.35 | humanizePercentage }}" in alert["annotations"]["description"]
@@ -54,9 +54,9 @@ def test_runbooks_may_be_elsewhere(base: str) -> None:
 
 def test_alerts_may_be_left_out_and_empty_groups_go_with_them() -> None:
     without = frozenset(alert.name for alert in ALERT_RULES)
-    made = rule_file(RuleSettings(excluded_alerts=without))
-    assert rules(made).keys() == {recording.name for recording in RECORDING_RULES}
-    assert all(group["rules"] for group in made["groups"])
+    exported = rule_file(RuleSettings(excluded_alerts=without))
+    assert rules(exported).keys() == {recording.name for recording in RECORDING_RULES}
+    assert all(group["rules"] for group in exported["groups"])
 
 
 @pytest.mark.parametrize(
@@ -66,21 +66,21 @@ def test_alerts_may_be_left_out_and_empty_groups_go_with_them() -> None:
         ({"excluded_alerts": frozenset({"DataStarved"})}, "alert", "DataStarved", "PodscaleDataStarved"),
     ],
 )
-def test_unknown_names_are_told_with_those_that_exist(settings: Any, field: str, got: str, known: str) -> None:
+def test_unknown_names_are_refused_with_the_known_ones(settings: Any, field: str, got: str, known: str) -> None:
     with refused(known, field=field, got=got):
         RuleSettings(**settings)
 
 
 def test_the_operators_object_is_what_its_definition_allows() -> None:
-    made = prometheus_rule(RuleSettings())
-    assert made["spec"] == rule_file(RuleSettings())
-    crds.validate(made)
+    exported = prometheus_rule(RuleSettings())
+    assert exported["spec"] == rule_file(RuleSettings())
+    crds.validate(exported)
 
 
 def test_googles_object_has_the_same_groups() -> None:
-    made = google_rules(RuleSettings())
-    assert (made["apiVersion"], made["kind"]) == ("monitoring.googleapis.com/v1", "Rules")
-    assert made["spec"] == rule_file(RuleSettings())
+    exported = google_rules(RuleSettings())
+    assert (exported["apiVersion"], exported["kind"]) == ("monitoring.googleapis.com/v1", "Rules")
+    assert exported["spec"] == rule_file(RuleSettings())
 
 
 @pytest.mark.parametrize(
@@ -91,14 +91,14 @@ def test_export(form: str, kind: str | None, tmp_path: Path, capsys: pytest.Capt
     options = ["--threshold", "gpuCelsius=80", "--without", "PodscaleGPUXid", "--runbooks", "https://pages.example/"]
     assert main(["rules", "export", str(folder), "--format", form, *options]) == 0
     path = Path(capsys.readouterr().out.strip())
-    made = yaml.safe_load(path.read_text(encoding="utf-8"))
-    assert made.get("kind") == kind
-    wanted = RuleSettings(
+    exported = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert exported.get("kind") == kind
+    expected = RuleSettings(
         thresholds={"gpuCelsius": 80.0},
         excluded_alerts=frozenset({"PodscaleGPUXid"}),
         runbooks="https://pages.example/",
     )
-    assert (made["spec"] if kind else made) == rule_file(wanted)
+    assert (exported["spec"] if kind else exported) == rule_file(expected)
 
 
 def test_an_exported_file_is_one_that_prometheus_takes(tmp_path: Path) -> None:
@@ -139,9 +139,9 @@ IN_SECONDS = re.compile(r"(?<=> )\d+(?=\nand sum by|\nunless max)|(?<=\* )[\d.]+
 
 
 def test_divided_by_one_the_rules_are_the_shipped_ones_byte_for_byte() -> None:
-    made = prometheus_rule(RuleSettings(shorten=1))
-    made["metadata"] = yaml.safe_load(SHIPPED.read_text(encoding="utf-8"))["metadata"]
-    assert SHIPPED.read_text(encoding="utf-8") == GENERATED + to_yaml([made])
+    exported = prometheus_rule(RuleSettings(shorten=1))
+    exported["metadata"] = yaml.safe_load(SHIPPED.read_text(encoding="utf-8"))["metadata"]
+    assert SHIPPED.read_text(encoding="utf-8") == GENERATED + to_yaml([exported])
 
 
 def test_divided_by_another_number_only_durations_differ_and_all_by_that_number() -> None:

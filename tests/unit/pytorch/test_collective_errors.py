@@ -13,7 +13,7 @@ from podscale.pytorch.collective_errors import classify_error
         ("shape mismatch", None),
     ],
 )
-def test_failed_collectives_are_told_from_other_errors(text: str, code: int | None) -> None:
+def test_failed_collectives_are_classified(text: str, code: int | None) -> None:
     kind = classify_error(RuntimeError(text))
     assert (int(kind.exit_code) if kind else None) == code
 

@@ -104,7 +104,7 @@ def test_cutmix_puts_in_a_rectangle_and_counts_its_pixels() -> None:
     assert max(areas) > 0.5
 
 
-def test_draws_are_keyed_by_seed_update_and_rank() -> None:
+def test_draws_are_keyed_by_seed_step_and_rank() -> None:
     def drawn(step: int, **changes: int) -> list[float]:
         mix = mixing(mixup=0.2, cutmix=1.0, **changes)
         mix.start_step(step)

@@ -95,7 +95,7 @@ def autocast(monkeypatch: Any) -> None:
 @pytest.mark.usefixtures("autocast")
 @pytest.mark.parametrize("optimizer", ["sgd", "lars", "lamb", "nlcg", "neumann"])
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16-pure"])
-def test_an_update_asks_nothing_of_the_device(optimizer: str, precision: str) -> None:
+def test_a_step_asks_nothing_of_the_device(optimizer: str, precision: str) -> None:
     update = step_on(optimizer, precision, ModelSection(name="resnet18", width=4))
     with Watch() as watch:
         update()
@@ -120,12 +120,12 @@ def test_the_watch_sees_what_it_is_for() -> None:
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("length", [1, 7, 64, 1000, 100_003])
-def test_one_bad_element_anywhere_is_found(bad: float, length: int) -> None:
+def test_one_non_finite_element_anywhere_is_detected(bad: float, length: int) -> None:
     generator = np.random.default_rng(length)
-    for place in {0, length - 1, *generator.integers(0, length, 10).tolist()}:
+    for index in {0, length - 1, *generator.integers(0, length, 10).tolist()}:
         values = torch.randn(length)
         assert all_finite([values, torch.zeros(3)])
-        values[place] = bad
+        values[index] = bad
         assert not all_finite([torch.zeros(3), values])
 
 

@@ -142,16 +142,16 @@ def test_a_taken_port_costs_the_metrics_unless_they_are_required(
             telemetry(tmp_path, port=port, required=True)
 
 
-def test_the_last_figures_go_to_a_file_beside_those_of_other_stages(tmp_path: Path) -> None:
+def test_the_last_metrics_are_written_next_to_those_of_other_stages(tmp_path: Path) -> None:
     path = tmp_path / "summary.json"
     path.write_text('{"train": {"series": {}}}')
     with telemetry(tmp_path) as served:
         served.start()
         served.finish(path)
-    found = json.loads(path.read_text())
-    assert list(found) == ["train", "evaluate"]
-    assert found["evaluate"]["series"]['podscale_train_images_total{rank="0",run="r"}'] == 3
-    assert abs(found["evaluate"]["time"] - time.time()) < 600
+    labels = json.loads(path.read_text())
+    assert list(labels) == ["train", "evaluate"]
+    assert labels["evaluate"]["series"]['podscale_train_images_total{rank="0",run="r"}'] == 3
+    assert abs(labels["evaluate"]["time"] - time.time()) < 600
 
 
 @pytest.mark.parametrize("content", ["no JSON", "[1]"])
@@ -280,9 +280,9 @@ def test_any_text_may_become_a_label(value: str) -> None:
     metrics.values.add("train_nonfinite_steps", 1, "loss")
     metrics.values.set("train_sampled_phase_seconds", 1, value)
     text = generate_latest(registry).decode()
-    found = {sample.labels["run"] for family in families(text) for sample in family.samples}
-    assert len(found) == 1
-    assert all(0 < len(label) <= MAX_LABEL_LENGTH for label in found)
+    labels = {sample.labels["run"] for family in families(text) for sample in family.samples}
+    assert len(labels) == 1
+    assert all(0 < len(label) <= MAX_LABEL_LENGTH for label in labels)
     if shutil.which("promtool") is not None:
         check = subprocess.run(["promtool", "check", "metrics"], input=text.encode(), capture_output=True)
         assert (check.returncode, check.stdout + check.stderr) == (0, b"")

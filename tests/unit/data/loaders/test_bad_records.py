@@ -54,7 +54,7 @@ def test_bad_records_are_counted_substituted_and_logged_once(loader, make_shard_
 
 
 @loaders
-def test_a_substitute_looks_as_in_its_own_place(loader, make_shard_set) -> None:
+def test_a_substitute_is_augmented_as_at_its_own_index(loader, make_shard_set) -> None:
     """In one epoch a sample is cropped one way, whether it was asked for or stands in for another."""
     directory = make_shard_set(with_bad_records((5, 6, 23)), shards=2)
     batches = train(document(loader), directory, 0, 6)

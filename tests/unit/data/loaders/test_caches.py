@@ -43,10 +43,10 @@ def mixed(make_shard_set) -> Path:
         Sample(encode_image(smooth_pixels(i, 120 + i, 60), quality=90), i % 4) if i % 3 == 0 else sample
         for i, sample in enumerate(varied_samples(48, 4))
     ]
-    for place, data in zip(range(2, 48, 3), special_images().values(), strict=False):
-        samples[place] = Sample(data, 1)
-    for place, broken in ((6, samples[6].image[:900]), (7, b"nothing"), (30, b"\xff\xd8" + bytes(500))):
-        samples[place] = Sample(broken, samples[place].label, image_size(samples[place].image))
+    for row, data in zip(range(2, 48, 3), special_images().values(), strict=False):
+        samples[row] = Sample(data, 1)
+    for row, broken in ((6, samples[6].image[:900]), (7, b"nothing"), (30, b"\xff\xd8" + bytes(500))):
+        samples[row] = Sample(broken, samples[row].label, image_size(samples[row].image))
     return make_shard_set({"train": samples, "validation": samples[:8]}, shards=4)
 
 
@@ -122,7 +122,7 @@ class Spy:
         monkeypatch.setattr(pillow, "decode_rows", spy)
 
 
-def test_a_kept_image_is_decoded_once(make_shard_set, monkeypatch) -> None:
+def test_a_cached_image_is_decoded_once(make_shard_set, monkeypatch) -> None:
     spy = Spy(monkeypatch)
     directory = make_shard_set()
     sizes = ShardSet.open(directory).split("train")
@@ -144,7 +144,7 @@ def test_what_does_not_fit_is_decoded_as_far_as_its_crop(make_shard_set, monkeyp
     assert sum(rows < height for rows, height in spy.rows) > 60
 
 
-def test_images_that_are_cut_to_the_same_place_need_memory_once(make_shard_set) -> None:
+def test_uncached_images_share_one_decode_buffer(make_shard_set) -> None:
     """An image that is not kept lies in memory of its thread, which the next one takes over."""
     split = ShardSet.open(make_shard_set()).split("train")
     decoded = pillow.DecodedCache(split)
@@ -203,7 +203,7 @@ def test_a_host_opens_its_own_shards_and_no_other(limit, make_shard_set) -> None
     assert not seen[0] & seen[1]
 
 
-def test_shards_that_fit_are_kept_and_the_others_stay_where_they_are(make_shard_set) -> None:
+def test_shards_that_fit_are_cached_and_the_others_are_mapped(make_shard_set) -> None:
     directory = make_shard_set(shards=4)
     plain = ShardSet.open(directory)
     sizes = [shard.bytes for shard in plain.manifest.splits["train"].shards]

@@ -75,7 +75,7 @@ def test_stochastic_depth_rises_over_the_blocks_as_timms(name: str) -> None:
     assert rates[-1] == 0.3
 
 
-def test_stochastic_depth_leaves_out_whole_branches_of_images() -> None:
+def test_stochastic_depth_drops_residual_branches_per_image() -> None:
     """The mean over draws is the branch itself, and evaluation leaves out nothing."""
     skip = DropPath(0.25)
     y = torch.randn(4000, 3, 2, 2)
@@ -93,7 +93,7 @@ def test_stochastic_depth_is_refused_where_it_is_not() -> None:
         loads("model: {name: alexnet, stochastic_depth: 0.1}")
 
 
-def test_a_network_with_stochastic_depth_draws_by_update_and_keeps_its_arrays() -> None:
+def test_stochastic_depth_draws_by_step_and_adds_no_parameters() -> None:
     images, world = torch.randn(8, 3, 16, 16), World(0, 1, 0, 1, torch.device("cpu"))
     section = ModelSection(name="resnet18", width=8, stem="small", zero_init_last_gamma=False)
     torch.manual_seed(2)
