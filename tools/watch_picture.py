@@ -38,7 +38,7 @@ def keep(run: Path, share: float, target: Path) -> None:
 
 
 def _far_enough(watched: WatchedRun, share: float) -> bool:
-    """With figures of ranks and an accuracy, which come a moment after the updates."""
+    """With figures of ranks and an accuracy, which come a moment after the steps."""
     status = watched.status
     complete = bool(watched.stats.ranks) and status.evaluation is not None and status.state == "training"
     return complete and status.step >= share * (status.total_steps or float("inf"))
