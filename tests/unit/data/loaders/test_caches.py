@@ -15,12 +15,10 @@ from pydantic import ValidationError
 from podscale.config.preflight.host import input_cache_bytes
 from podscale.config.run_config import RunConfig
 from podscale.data.loaders import pillow
-from podscale.data.loaders.build_loader import build_loader, open_shard_set
+from podscale.data.loaders.build_loader import open_shard_set
 from podscale.data.memory_cache import MemoryCache
-from podscale.data.sampler import build_sampler
 from podscale.data.shard_set import LocalShardMapper, ShardSet
-from podscale.training.schedules import image_phases
-from tests.support.loading import document, special_images
+from tests.support.loading import document, open_loader, special_images
 from tests.support.polling import until
 from tests.support.refusals import refused
 from tests.support.shard_set import Sample, encode_image, image_size, smooth_pixels, varied_samples
@@ -53,19 +51,8 @@ def mixed(make_shard_set) -> Path:
 def train(config: RunConfig, directory: Path, start: int, stop: int, ranks: range = range(1), world: int = 1) -> Any:
     """The batches, and the loader, closed."""
     split = open_shard_set(str(directory), config).split("train")
-    loader = build_loader(
-        config,
-        split,
-        build_sampler(config, split),
-        phases=image_phases(config, len(split)),
-        ranks=ranks,
-        world_size=world,
-        device="cpu",
-    )
-    try:
+    with open_loader(config, split, ranks=ranks, world=world) as loader:
         return list(loader.batches(start, stop)), loader
-    finally:
-        loader.close()
 
 
 def same(left: list[Any], right: list[Any]) -> None:
@@ -182,22 +169,12 @@ def test_a_host_opens_its_own_shards_and_no_other(limit, make_shard_set) -> None
         opened = Opened()
         shards = MemoryCache(opened, limit) if limit else opened
         split = ShardSet.open(directory, shards).split("train")
-        order = build_sampler(config, split)
-        loader = build_loader(
-            config,
-            split,
-            order,
-            phases=image_phases(config, len(split)),
-            ranks=range(host, host + 1),
-            world_size=2,
-            device="cpu",
-        )
-        list(loader.batches(0, 18))
-        if limit:
-            until(lambda opened=opened: len(opened.brought) == 2, 60)
-            assert len(set(opened.brought)) == 2, "each is read once"
-            assert opened.mapped <= set(opened.brought)
-        loader.close()
+        with open_loader(config, split, ranks=range(host, host + 1), world=2) as loader:
+            list(loader.batches(0, 18))
+            if limit:
+                until(lambda opened=opened: len(opened.brought) == 2, 60)
+                assert len(set(opened.brought)) == 2, "each is read once"
+                assert opened.mapped <= set(opened.brought)
         seen.append(opened.mapped | set(opened.brought))
     assert [len(names) for names in seen] == [2, 2]
     assert not seen[0] & seen[1]
