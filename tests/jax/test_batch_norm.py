@@ -122,7 +122,7 @@ def test_one_message_each_way() -> None:
 
 @pytest.mark.parametrize(("mean", "deviation"), [(0.0, 1.0), (1000.0, 0.05), (-1e5, 1.0)])
 def test_a_mean_far_from_zero_costs_no_digits(mean: float, deviation: float) -> None:
-    """Where the running mean is near, as after some updates. Plain sums would leave nothing of the second case."""
+    """Where the running mean is near, as after some steps. Plain sums would leave nothing of the second case."""
     x, _, weight, bias, near, var = drawn(16, mean=mean, deviation=deviation)
     _, moved = BatchNorm(EPS, 1.0).train(
         jnp.asarray(x), weight, bias, ChannelStatistics(jnp.asarray(near), jnp.asarray(var))

@@ -17,7 +17,7 @@ from tests.support.refusals import refused
 from tests.support.shard_set import make_shard_set
 
 CYCLES = {"cycles": [2, 1.5], "warmup_epochs": [0.3], "collapse": {"epochs": 1}}
-FIRST, LAST = 6, 11  # updates: three an epoch, and the last one begins inside an epoch
+FIRST, LAST = 6, 11  # steps: three an epoch, and the last one begins inside an epoch
 
 
 def cycling(workspace: Path) -> RunConfig:

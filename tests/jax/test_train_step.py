@@ -187,7 +187,7 @@ def check_collectives(sharded: Trained) -> None:
 
 
 def check_that_a_non_finite_step_is_masked(step: TrainStep, config: RunConfig) -> None:
-    """Everything stays to the bit, but for the number of the update."""
+    """Everything stays to the bit, but for the number of the step."""
     parameters, statistics = initialise(config.model, CLASSES, seed=1)
     parameters["fc8.bias"] = np.full(CLASSES, np.inf, np.float32)
     images, labels = batches(63)

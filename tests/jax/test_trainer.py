@@ -78,7 +78,7 @@ def test_either_engine_continues_what_the_other_has_begun(tmp_path: Path, train:
 
 
 def stop_before(step: int) -> Callable[[JaxTrainer], None]:
-    """The process is asked to stop before the call that begins with update `step`, counted from 0."""
+    """The process is asked to stop before the call that begins with step `step`, counted from 0."""
 
     def prepare(session: JaxTrainer) -> None:
         count = session.next_step_count

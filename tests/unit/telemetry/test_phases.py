@@ -96,10 +96,10 @@ def test_what_the_device_takes_counts_where_the_host_only_launches() -> None:
     assert busy.mean == 0.5
 
 
-@pytest.mark.parametrize(("log_every", "updates"), [(1, 10), (3, 12), (10, 10), (11, 11), (100, 100)])
-def test_an_interval_ends_with_a_line_of_the_log(log_every: int, updates: int) -> None:
-    assert interval_steps(log_every) == updates
-    assert updates >= MIN_INTERVAL_STEPS
+@pytest.mark.parametrize(("log_every", "steps"), [(1, 10), (3, 12), (10, 10), (11, 11), (100, 100)])
+def test_an_interval_ends_with_a_line_of_the_log(log_every: int, steps: int) -> None:
+    assert interval_steps(log_every) == steps
+    assert steps >= MIN_INTERVAL_STEPS
 
 
 def test_what_is_exported(stragglers: StragglerDetector) -> None:

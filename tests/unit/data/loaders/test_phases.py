@@ -11,7 +11,7 @@ PHASED = {"phases": [{"start": 1.3, "crop": {"short_side": 0.75, "flip": 0.0}}],
 @pytest.mark.parametrize("order", [{}, {"order": "blocked", "groups": 2}])
 @loaders
 def test_a_phase_brings_its_crop_in_the_middle_of_an_epoch(loader, order, make_shard_set) -> None:
-    """Of 48 images in batches of 8, epoch 1.3 is step 7.8: updates 0 to 7 are as ever, from 8 on the crop is new."""
+    """Of 48 images in batches of 8, epoch 1.3 is step 7.8: steps 0 to 7 are as ever, from 8 on the crop is new."""
     directory = make_shard_set()
     plain = document(loader, input=order)
     phased = document(loader, input=order, train={"global_batch": 8, **PHASED})
@@ -54,7 +54,7 @@ RESIZED = {"phases": [{"start": 1.3, "image_size": 48}, {"start": 2.0, "crop": {
 
 @loaders
 def test_a_phase_brings_its_size_in_the_middle_of_an_epoch(loader, make_shard_set) -> None:
-    """Updates 0 to 7 are those of a run at 32 px, from 8 on those of one at 48; the next phase keeps the size."""
+    """Steps 0 to 7 are those of a run at 32 px, from 8 on those of one at 48; the next phase keeps the size."""
     directory = make_shard_set()
     resized = document(loader, train={"global_batch": 8, **RESIZED})
     crop = {"train": {"global_batch": 8, "phases": RESIZED["phases"][1:], "epochs": 4}}

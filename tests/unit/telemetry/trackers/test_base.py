@@ -1,4 +1,4 @@
-"""What trackers that cannot take figures back were given: once each, over launches and redone updates."""
+"""What trackers that cannot take figures back were given: once each, over launches and redone steps."""
 
 import json
 from pathlib import Path
