@@ -1,6 +1,6 @@
 """Write the table of docs/models.md from the catalogue.
 
-tests/unit/training/model_specs/test_spec.py fails when it has drifted.
+tests/unit/models/test_spec.py fails when it has drifted.
 
 Usage: python tools/models_reference.py
 """

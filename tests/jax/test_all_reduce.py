@@ -50,30 +50,30 @@ def columns_of(shape: tuple[int, int, int]) -> str:
 def test_every_device_gets_the_mean(algorithm: Any, shape: tuple[int, int, int], length: int) -> None:
     mesh = mesh_of(shape)
     reduce = build_all_reduce(AllReduceSection(algorithm=algorithm), mesh)
-    given = np.random.default_rng(0).normal(size=(DEVICES, length)).astype(np.float32)
-    found = np.asarray(mapped(lambda mine: reduce(mine[0])[None], mesh, PartitionSpec(RANKS))(given))
-    assert found.shape == given.shape
-    np.testing.assert_allclose(found[0], given.astype(np.float64).mean(0), rtol=1e-6, atol=3e-7)
-    for other in found[1:]:
-        np.testing.assert_array_equal(other, found[0])
+    values = np.random.default_rng(0).normal(size=(DEVICES, length)).astype(np.float32)
+    reduced = np.asarray(mapped(lambda mine: reduce(mine[0])[None], mesh, PartitionSpec(RANKS))(values))
+    assert reduced.shape == values.shape
+    np.testing.assert_allclose(reduced[0], values.astype(np.float64).mean(0), rtol=1e-6, atol=3e-7)
+    for other in reduced[1:]:
+        np.testing.assert_array_equal(other, reduced[0])
 
 
 @pytest.mark.parametrize("algorithm", ["flat", "torus2d"])
 @pytest.mark.parametrize("shape", GRIDS.values(), ids=GRIDS.keys())
-def test_halves_make_a_whole(algorithm: Any, shape: tuple[int, int, int]) -> None:
+def test_reduce_scatter_and_all_gather_make_an_all_reduce(algorithm: Any, shape: tuple[int, int, int]) -> None:
     mesh = mesh_of(shape)
     reduce = build_all_reduce(AllReduceSection(algorithm=algorithm), mesh)
-    given = np.random.default_rng(0).normal(size=(DEVICES, 40)).astype(np.float32)
+    values = np.random.default_rng(0).normal(size=(DEVICES, 40)).astype(np.float32)
 
     def halves(mine: Any) -> Any:
         shard = reduce.reduce_scatter(mine[0])
         return shard[None], reduce.all_gather(shard)[None], jax.lax.axis_index(reduce.axes)[None]
 
-    shards, whole, places = map(np.asarray, mapped(halves, mesh, PartitionSpec(RANKS))(given))
-    mean = given.astype(np.float64).mean(0)
+    shards, whole, places = map(np.asarray, mapped(halves, mesh, PartitionSpec(RANKS))(values))
+    mean = values.astype(np.float64).mean(0)
     assert shards.shape == (DEVICES, 40 // reduce.shards)
-    for shard, place in zip(shards, places, strict=True):
-        np.testing.assert_allclose(shard, np.split(mean, reduce.shards)[place], rtol=1e-6, atol=3e-7)
+    for shard, position in zip(shards, places, strict=True):
+        np.testing.assert_allclose(shard, np.split(mean, reduce.shards)[position], rtol=1e-6, atol=3e-7)
     np.testing.assert_allclose(whole, np.tile(mean, (DEVICES, 1)), rtol=1e-6, atol=3e-7)
 
 

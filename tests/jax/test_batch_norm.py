@@ -66,40 +66,40 @@ def distributed(norm: BatchNorm, group: int, x: Values, dy: Values, *arrays: Val
     return dict(zip(names, map(np.asarray, jax.jit(step)(x, dy, *arrays)), strict=True))
 
 
-def check(found: dict[str, Values], want: list[dict[str, Values]], running: tuple[Values, Values]) -> None:
+def check(results: dict[str, Values], expected: list[dict[str, Values]], running: tuple[Values, Values]) -> None:
     """`want`: one oracle a group, in the order of the batch."""
-    per_group = DEVICES // len(want) if len(want) <= DEVICES else 1
+    per_group = DEVICES // len(expected) if len(expected) <= DEVICES else 1
     for name in ("y", "dx"):
-        whole = np.concatenate([group[name] for group in want])
-        np.testing.assert_allclose(found[name], whole, rtol=1e-4, atol=2e-5, err_msg=name)
+        whole = np.concatenate([group[name] for group in expected])
+        np.testing.assert_allclose(results[name], whole, rtol=1e-4, atol=2e-5, err_msg=name)
     for name in ("dw", "db"):
-        total = sum(group[name] for group in want)
-        np.testing.assert_allclose(found[name], total, rtol=1e-4, atol=2e-4, err_msg=name)
+        total = sum(group[name] for group in expected)
+        np.testing.assert_allclose(results[name], total, rtol=1e-4, atol=2e-4, err_msg=name)
     for name, before in zip(("mean", "var"), running, strict=True):
-        of_groups = np.array([group[name] for group in want])
-        if len(want) > DEVICES:  # parts: a device keeps the mean over its own
+        of_groups = np.array([group[name] for group in expected])
+        if len(expected) > DEVICES:  # parts: a device keeps the mean over its own
             of_groups = of_groups.reshape(DEVICES, -1, CHANNELS).mean(1)
         moved = before + MOMENTUM * (np.repeat(of_groups, per_group, axis=0) - before)
-        np.testing.assert_allclose(found[name], moved, rtol=2e-5, err_msg=name)
+        np.testing.assert_allclose(results[name], moved, rtol=2e-5, err_msg=name)
 
 
 @pytest.mark.parametrize("group", [1, 2, 4, 8])
 def test_a_group_is_normalised_as_its_full_batch(group: int) -> None:
     x, dy, weight, bias, *running = drawn(16)
     norm = assign_batch_norm_groups(BatchNorm(EPS, MOMENTUM), BatchNormGroup(group, 2))
-    found = distributed(norm, group, x, dy, weight, bias, *running)
+    results = distributed(norm, group, x, dy, weight, bias, *running)
     size = 16 // DEVICES * group
-    want = [oracle(x[at : at + size], dy[at : at + size], weight, bias) for at in range(0, 16, size)]
-    check(found, want, tuple(running))
+    expected = [oracle(x[at : at + size], dy[at : at + size], weight, bias) for at in range(0, 16, size)]
+    check(results, expected, tuple(running))
 
 
 def test_parts_of_a_batch_are_normalised_each_by_itself() -> None:
     """A span below a device's batch."""
     x, dy, weight, bias, *running = drawn(32)
     norm = assign_batch_norm_groups(BatchNorm(EPS, MOMENTUM), BatchNormGroup(1, 2))
-    found = distributed(norm, 1, x, dy, weight, bias, *running)
-    want = [oracle(x[at : at + 2], dy[at : at + 2], weight, bias) for at in range(0, 32, 2)]
-    check(found, want, tuple(running))
+    results = distributed(norm, 1, x, dy, weight, bias, *running)
+    expected = [oracle(x[at : at + 2], dy[at : at + 2], weight, bias) for at in range(0, 32, 2)]
+    check(results, expected, tuple(running))
 
 
 def test_one_message_each_way() -> None:
@@ -122,22 +122,22 @@ def test_one_message_each_way() -> None:
 
 @pytest.mark.parametrize(("mean", "deviation"), [(0.0, 1.0), (1000.0, 0.05), (-1e5, 1.0)])
 def test_a_mean_far_from_zero_costs_no_digits(mean: float, deviation: float) -> None:
-    """Where the running mean is near, as after some updates. Plain sums would leave nothing of the second case."""
+    """Where the running mean is near, as after some steps. Plain sums would leave nothing of the second case."""
     x, _, weight, bias, near, var = drawn(16, mean=mean, deviation=deviation)
     _, moved = BatchNorm(EPS, 1.0).train(
         jnp.asarray(x), weight, bias, ChannelStatistics(jnp.asarray(near), jnp.asarray(var))
     )
-    want = oracle(x, x, weight, bias)
-    np.testing.assert_allclose(moved.var, want["var"], rtol=3e-5)
-    np.testing.assert_allclose(moved.mean, want["mean"], rtol=2e-7, atol=1e-6)
+    expected = oracle(x, x, weight, bias)
+    np.testing.assert_allclose(moved.var, expected["var"], rtol=3e-5)
+    np.testing.assert_allclose(moved.mean, expected["mean"], rtol=2e-7, atol=1e-6)
 
 
 def test_bf16_images_have_fp32_statistics() -> None:
     x, _, weight, bias, near, var = drawn(16)
     short = jnp.asarray(x, jnp.bfloat16)
     y, moved = BatchNorm(EPS, 1.0).train(short, weight, bias, ChannelStatistics(jnp.asarray(near), jnp.asarray(var)))
-    want = oracle(np.asarray(short, np.float64), x, weight, bias)
+    expected = oracle(np.asarray(short, np.float64), x, weight, bias)
     assert y.dtype == jnp.bfloat16
     assert moved.mean.dtype == moved.var.dtype == jnp.float32
-    np.testing.assert_allclose(moved.var, want["var"], rtol=1e-5)
-    np.testing.assert_allclose(np.asarray(y, np.float64), want["y"], rtol=2**-8, atol=2**-8)
+    np.testing.assert_allclose(moved.var, expected["var"], rtol=1e-5)
+    np.testing.assert_allclose(np.asarray(y, np.float64), expected["y"], rtol=2**-8, atol=2**-8)

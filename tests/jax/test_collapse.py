@@ -17,7 +17,7 @@ from tests.support.refusals import refused
 from tests.support.shard_set import make_shard_set
 
 CYCLES = {"cycles": [2, 1.5], "warmup_epochs": [0.3], "collapse": {"epochs": 1}}
-FIRST, LAST = 6, 11  # updates: three an epoch, and the last one begins inside an epoch
+FIRST, LAST = 6, 11  # steps: three an epoch, and the last one begins inside an epoch
 
 
 def cycling(workspace: Path) -> RunConfig:
@@ -31,7 +31,7 @@ def description(config: RunConfig) -> Any:
     return json.loads((RunDirectory.for_config(config).model / "model.json").read_text())
 
 
-def beginning(found: dict[str, np.ndarray[Any, Any]]) -> Any:
+def beginning(arrays: dict[str, np.ndarray[Any, Any]]) -> Any:
     """Records what a session of the PyTorch engine holds before its first step."""
 
     def prepare(session: Any) -> None:
@@ -39,7 +39,7 @@ def beginning(found: dict[str, np.ndarray[Any, Any]]) -> Any:
 
         def look(number: int) -> None:
             seek(number)
-            found.update({name: tensor.clone().numpy() for name, tensor in session.state.tensors().items()})
+            arrays.update({name: tensor.clone().numpy() for name, tensor in session.state.tensors().items()})
 
         session.step.seek = look
 
@@ -60,34 +60,34 @@ def test_a_member_begins_with_its_snapshot(trained: tuple[RunConfig, Path]) -> N
     assert kept == [LAST, FIRST], "the first is no longer among the newest, and stays"
     first, _last = (member.config for member in ensemble_members.ensemble_members(config))
     ema = first.train.model_copy(update={"ema": EmaSection(decay=0.9)})
-    found: dict[str, np.ndarray[Any, Any]] = {}
-    train_in_torch(first.model_copy(update={"train": ema}), shards, beginning(found))
+    arrays: dict[str, np.ndarray[Any, Any]] = {}
+    train_in_torch(first.model_copy(update={"train": ema}), shards, beginning(arrays))
     snapshot = state_after(config, FIRST)
-    for name, values in found.items():
+    for name, values in arrays.items():
         kind, _, rest = name.partition("/")
         expected = snapshot[f"model/{rest}"] if kind in ("model", "ema") else np.zeros_like(values)
         np.testing.assert_array_equal(values, expected, err_msg=name)
     assert any(snapshot[name].any() for name in snapshot if name.startswith("optimizer/"))
-    told = {"run": "tiny", "step": FIRST, "epoch": 2.0, "epochs": 2.0}
-    assert description(first)["training"]["started_from"] == told
+    started_from = {"run": "tiny", "step": FIRST, "epoch": 2.0, "epochs": 2.0}
+    assert description(first)["training"]["started_from"] == started_from
 
 
 def test_the_other_engine_begins_with_it_too(trained: tuple[RunConfig, Path]) -> None:
     config, shards = trained
     last = ensemble_members.ensemble_members(config)[-1].config
-    found: dict[str, Any] = {}
+    arrays: dict[str, Any] = {}
 
     def prepare(session: Any) -> None:  # no step: compiling one costs more than all else here
         session.batches = lambda: iter(())
-        session.finish = lambda: found.update(arrays=session.capture_state().arrays, origin=session.progress.origin)
+        session.finish = lambda: arrays.update(arrays=session.capture_state().arrays, origin=session.progress.origin)
 
     train_in_jax(last, shards, devices=1, prepare=prepare)
     snapshot = state_after(config, LAST)
-    assert found["arrays"].keys() == {name for name in snapshot if "/" in name}
-    for name, values in found["arrays"].items():
+    assert arrays["arrays"].keys() == {name for name in snapshot if "/" in name}
+    for name, values in arrays["arrays"].items():
         expected = snapshot[name] if name.startswith("model/") else np.zeros_like(values)
         np.testing.assert_array_equal(values, expected, err_msg=name)
-    assert found["origin"]["step"] == LAST
+    assert arrays["origin"]["step"] == LAST
 
 
 def test_a_member_of_a_member_counts_all_epochs(trained: tuple[RunConfig, Path]) -> None:
@@ -102,8 +102,8 @@ def test_a_member_of_a_member_counts_all_epochs(trained: tuple[RunConfig, Path])
         }
     )
     train_in_torch(again, shards)
-    told = description(again)["training"]["started_from"]
-    assert (told["run"], told["epoch"], told["epochs"]) == ("tiny-c0", 1.0, 3.0)
+    started_from = description(again)["training"]["started_from"]
+    assert (started_from["run"], started_from["epoch"], started_from["epochs"]) == ("tiny-c0", 1.0, 3.0)
 
 
 def test_what_it_cannot_begin_with_is_refused(trained: tuple[RunConfig, Path], tmp_path: Path) -> None:

@@ -27,22 +27,22 @@ def batches(count: int, ranks: int) -> Iterator[Batch]:
 
 
 @pytest.mark.parametrize("group", [1, 4])
-def test_every_device_gets_the_part_of_its_place_in_the_mesh(group: int) -> None:
+def test_every_device_gets_the_batch_of_its_mesh_position(group: int) -> None:
     """Three batches to a program of four, then the one that is left."""
     mesh = build_mesh(jax.devices(), group=group)
-    wanted = list(batches(4, mesh.size))
+    host_batches = list(batches(4, mesh.size))
     counts = iter([3, 4, 4])
-    found = list(DevicePrefetcher(mesh, 4)(iter(wanted), untimed, lambda: next(counts)))
-    assert [[source.step for source in moved.host_batches] for moved in found] == [[0, 1, 2], [3]]
-    for moved in found:
+    device_batches = list(DevicePrefetcher(mesh, 4)(iter(host_batches), untimed, lambda: next(counts)))
+    assert [[source.step for source in moved.host_batches] for moved in device_batches] == [[0, 1, 2], [3]]
+    for moved in device_batches:
         images, labels = moved.device_batches
         assert images.shape == (4, mesh.size * EACH, SIDE, SIDE, 3)
         for number, source in enumerate(moved.host_batches):
             np.testing.assert_array_equal(images[number], source.images)
         assert not np.asarray(images[len(moved.host_batches) :]).any()
         shards = {shard.device: shard for shard in labels.addressable_shards}
-        for place, device in enumerate(mesh.devices.flat):
-            mine = slice(place * EACH, (place + 1) * EACH)
+        for position, device in enumerate(mesh.devices.flat):
+            mine = slice(position * EACH, (position + 1) * EACH)
             np.testing.assert_array_equal(shards[device].data[0], moved.host_batches[0].labels[mine])
 
 
@@ -51,12 +51,12 @@ def figures(losses: list[float], finite: list[bool], word: Any, norm: bool = Tru
     return StepResults(values, jax.numpy.asarray(finite), values * 10 if norm else None, word)
 
 
-def test_words_are_agreed_and_handed_out_late() -> None:
+def test_statuses_are_agreed_and_returned_late() -> None:
     mesh = build_mesh(jax.devices())
     control = StepSync(mesh, rank=5, local_ranks=mesh.size)
     agree = jax.jit(
         jax.shard_map(
-            lambda words: jax.lax.pmax(words[0], RANKS),
+            lambda statuses: jax.lax.pmax(statuses[0], RANKS),
             mesh=mesh,
             in_specs=STATUS_SPEC,
             out_specs=jax.sharding.PartitionSpec(),
@@ -79,15 +79,15 @@ def test_words_are_agreed_and_handed_out_late() -> None:
     assert control.drain() == [StepStatus(step, True, True, 3.5, 5, 125, 125) for step in (3, 4)]
 
 
-def test_the_word_names_the_slowest_and_anybody_may_ask_for_a_stop() -> None:
+def test_a_status_names_the_slowest_rank_and_any_rank_may_request_a_stop() -> None:
     """Two processes with four devices each, told apart by what they say."""
     mesh = build_mesh(jax.devices())
-    words = [
+    statuses = [
         np.asarray(StepSync(mesh, rank, local_ranks=mesh.size).local_status(stop=rank == 1, busy_seconds=busy))
         for rank, busy in ((0, 0.04), (1, 0.02))
     ]
     control = StepSync(mesh, 0, local_ranks=mesh.size)
-    agreed = np.max([words[place // 4][place] for place in range(8)], axis=0)
+    agreed = np.max([statuses[position // 4][position] for position in range(8)], axis=0)
     control.send(7, 1, figures([1.0], [True], jax.numpy.asarray(agreed)))
     assert control.drain() == [StepStatus(8, True, True, 1.0, 0, 40, 20, grad_norm=10.0)]
 

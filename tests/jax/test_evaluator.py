@@ -38,9 +38,9 @@ class Evaluating:
         self.network: Any = put_replicated(network, mesh)
 
     def predict(self) -> Predictions:
-        found = self.evaluator.predict(*self.network, untimed)
-        assert found is not None
-        return found.sorted_by_key()
+        answers = self.evaluator.predict(*self.network, untimed)
+        assert answers is not None
+        return answers.sorted_by_key()
 
 
 def network_of(config: RunConfig, mesh: Mesh, classes: int) -> tuple[ParamLayout, Any]:
@@ -60,31 +60,31 @@ def test_with_flip_mirror_images_get_the_same_answers(tmp_path: Path) -> None:
     answers = build_eval_step(config, mesh, layout)
     images = np.random.default_rng(1).integers(0, 256, (1, 4, 16, 16, 3), dtype=np.uint8)
     labels, quiet = np.array([[0, 1, 2, 0]]), np.zeros(1, np.int32)
-    found, mirrored = (
+    losses, mirrored = (
         np.asarray(answers(*network, seen, labels, quiet).losses) for seen in (images, images[..., ::-1, :])
     )
-    np.testing.assert_allclose(found, mirrored, rtol=1e-4)
-    assert len(set(found.tolist())) == 4
+    np.testing.assert_allclose(losses, mirrored, rtol=1e-4)
+    assert len(set(losses.tolist())) == 4
 
 
 def test_every_sample_once_on_any_number_of_devices(tmp_path: Path) -> None:
     """20 images: on 8 devices with batches of 4 some see padding alone."""
     shards, config = make_shard_set(tmp_path / "shards"), document(tmp_path)
     keys = np.sort(ShardSet.open(shards).split("validation").keys)
-    found = {}
+    answers = {}
     for devices in (1, 8):
         evaluating = Evaluating(config, shards, devices)
-        found[devices] = evaluating.predict()
+        answers[devices] = evaluating.predict()
         assert sum(evaluating.seen) == 20
-        np.testing.assert_array_equal(found[devices].keys, keys)
+        np.testing.assert_array_equal(answers[devices].keys, keys)
         measured = evaluating.evaluator.evaluate(*evaluating.network, untimed)
         assert measured is not None
         assert measured.images == 20
-        assert (measured.top1, measured.top5) == found[devices].top1_top5_accuracy()
-        np.testing.assert_allclose(measured.loss, found[devices].losses.astype(np.float64).mean(), rtol=1e-6)
+        assert (measured.top1, measured.top5) == answers[devices].top1_top5_accuracy()
+        np.testing.assert_allclose(measured.loss, answers[devices].losses.astype(np.float64).mean(), rtol=1e-6)
         evaluating.evaluator.close()
-    np.testing.assert_array_equal(found[1].topk, found[8].topk)
-    np.testing.assert_allclose(found[1].losses, found[8].losses, rtol=1e-5)
+    np.testing.assert_array_equal(answers[1].topk, answers[8].topk)
+    np.testing.assert_allclose(answers[1].losses, answers[8].losses, rtol=1e-5)
 
 
 def test_a_stop_ends_it_for_all(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_answers_are_those_of_the_other_engine() -> None:
         logits = generator.integers(-3, 4, (64, classes)).astype(np.float32)  # full of equals
         labels = generator.integers(0, classes, 64)
         topk, confidences, losses = batch_predictions(jnp.asarray(logits), jnp.asarray(labels))
-        wanted = torchs_answers(torch.from_numpy(logits), torch.from_numpy(labels))
-        np.testing.assert_array_equal(topk, wanted.topk)
-        np.testing.assert_allclose(confidences, wanted.confidences, rtol=1e-5)
-        np.testing.assert_allclose(losses, wanted.losses, rtol=1e-5)
+        expected = torchs_answers(torch.from_numpy(logits), torch.from_numpy(labels))
+        np.testing.assert_array_equal(topk, expected.topk)
+        np.testing.assert_allclose(confidences, expected.confidences, rtol=1e-5)
+        np.testing.assert_allclose(losses, expected.losses, rtol=1e-5)

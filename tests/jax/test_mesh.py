@@ -59,7 +59,7 @@ def test_a_column_steps_from_neighbour_to_neighbour_in_three_dimensions() -> Non
 
 def test_slices_are_an_axis_of_their_own() -> None:
     grid = placed(torus(2, 2, slices=3))
-    assert [{place[0] for row in part for place in row} for part in grid] == [{0}, {1}, {2}]
+    assert [{position[0] for row in part for position in row} for part in grid] == [{0}, {1}, {2}]
 
 
 def test_without_a_torus_rows_are_nodes() -> None:

@@ -66,19 +66,19 @@ def test_a_device_asks_for_the_rows_that_its_outputs_see(window: Window) -> None
     for parts in range(1, 6):
         for side in range(max(1, window.kernel - 2 * window.padding), 40):
             halo = plan_halo(side, parts, window)
-            own, outputs = -(-side // parts), window.output_size(side)
+            part_side, outputs = -(-side // parts), window.output_size(side)
             of_outputs = -(-outputs // parts)
-            for place in range(parts):
-                low, high = place * own - halo.before, (place + 1) * own + halo.after
-                for output in range(place * of_outputs, min((place + 1) * of_outputs, outputs)):
-                    at = halo.starts[place] + (output - place * of_outputs) * window.stride
+            for part_index in range(parts):
+                low, high = part_index * part_side - halo.before, (part_index + 1) * part_side + halo.after
+                for output in range(part_index * of_outputs, min((part_index + 1) * of_outputs, outputs)):
+                    at = halo.starts[part_index] + (output - part_index * of_outputs) * window.stride
                     seen = range(low + at, low + at + window.kernel)
                     assert seen[0] == output * window.stride - window.padding
-                    assert at + window.kernel <= halo.starts[place] + halo.rows
+                    assert at + window.kernel <= halo.starts[part_index] + halo.rows
                     assert all(low <= row < high for row in seen if 0 <= row < side), (side, parts)
-                    assert halo.is_padded or all(row < side or row >= own * parts for row in seen), (side, parts)
-            aligned = own * parts == side and own == of_outputs * window.stride
-            if aligned and parts > 1 and own >= window.kernel:
+                    assert halo.is_padded or all(row < side or row >= part_side * parts for row in seen), (side, parts)
+            aligned = part_side * parts == side and part_side == of_outputs * window.stride
+            if aligned and parts > 1 and part_side >= window.kernel:
                 assert halo.before == window.padding
                 assert halo.after == max(0, window.kernel - window.stride - window.padding)
                 assert not halo.is_padded
@@ -96,7 +96,7 @@ def test_a_device_asks_for_the_rows_that_its_outputs_see(window: Window) -> None
         ((24, 24), (2, 2), Window(11, 4, 2)),
     ],
 )
-def test_a_convolution_is_that_of_the_whole_image(sides: tuple[int, int], parts: Parts, window: Window) -> None:
+def test_a_convolution_is_that_of_the_full_image(sides: tuple[int, int], parts: Parts, window: Window) -> None:
     """Outputs and gradients to the bit; nothing flows to what lies beyond the image."""
     x, weight = whole_numbers(2, *sides, 3), whole_numbers(4, 3, window.kernel, window.kernel, seed=1)
 
@@ -104,8 +104,8 @@ def test_a_convolution_is_that_of_the_whole_image(sides: tuple[int, int], parts:
         around = [(padding, padding)] * 2
         return lax.conv_general_dilated(x, weight, (window.stride,) * 2, around, dimension_numbers=NHWC_OIHW)
 
-    want, back = jax.vjp(lambda x, weight: convolve(x, weight, window.padding), x, weight)
-    dy, tiles = whole_numbers(*want.shape, seed=2), Tiles(sides, parts)
+    expected, back = jax.vjp(lambda x, weight: convolve(x, weight, window.padding), x, weight)
+    dy, tiles = whole_numbers(*expected.shape, seed=2), Tiles(sides, parts)
     outputs = after(tiles, window)
 
     def body(x: Any, weight: Any, dy: Any) -> Any:
@@ -119,20 +119,20 @@ def test_a_convolution_is_that_of_the_whole_image(sides: tuple[int, int], parts:
 
     run = mapped(body, parts, (TILED, WHOLE, TILED), (TILED, TILED, WHOLE))
     y, dx, dw = run(laid_out(x, tiles), weight, laid_out(dy, outputs))
-    np.testing.assert_array_equal(cropped(y, outputs), want)
-    for found, exact in zip((cropped(dx, tiles), dw), back(dy), strict=True):
-        np.testing.assert_array_equal(found, exact)
+    np.testing.assert_array_equal(cropped(y, outputs), expected)
+    for result, exact in zip((cropped(dx, tiles), dw), back(dy), strict=True):
+        np.testing.assert_array_equal(result, exact)
     assert not np.asarray(dx)[laid_out(np.zeros_like(x), tiles) == 7.0].any()
 
 
 @pytest.mark.parametrize(("sides", "parts"), [((16, 8), (4, 2)), ((14, 9), (4, 2)), ((5, 6), (4, 1))])
-def test_pooling_is_that_of_the_whole_image(sides: tuple[int, int], parts: Parts) -> None:
+def test_pooling_is_that_of_the_full_image(sides: tuple[int, int], parts: Parts) -> None:
     """Max pool and the gathering of whole images to the bit, gradients included; the average but for its order."""
     window, tiles = Window(3, 2, 1), Tiles(sides, parts)
     outputs = after(tiles, window)
     x = drawn(2, *sides, 3) - 5.0  # below the zeros that come from where there is no neighbour
-    want, back = jax.vjp(lambda x: spatial.max_pool(x, window, None), x)
-    dy = drawn(*want.shape, seed=1)
+    expected, back = jax.vjp(lambda x: spatial.max_pool(x, window, None), x)
+    dy = drawn(*expected.shape, seed=1)
 
     def body(x: Any, dy: Any) -> Any:
         y, back = jax.vjp(lambda x: spatial.max_pool(x, window, tiles), x)
@@ -141,7 +141,7 @@ def test_pooling_is_that_of_the_whole_image(sides: tuple[int, int], parts: Parts
 
     run = mapped(body, parts, (TILED, TILED), (TILED, TILED, WHOLE, WHOLE))
     y, dx, mean, gathered = run(laid_out(x, tiles), laid_out(dy, outputs))
-    np.testing.assert_array_equal(cropped(y, outputs), want)
+    np.testing.assert_array_equal(cropped(y, outputs), expected)
     np.testing.assert_allclose(cropped(dx, tiles), back(dy)[0], rtol=1e-6)
     np.testing.assert_allclose(mean, x.mean((1, 2)), rtol=1e-6)
     np.testing.assert_array_equal(gathered, x)
@@ -157,13 +157,13 @@ def test_the_stem_may_be_computed_in_other_ways_of_tiles_too(compute: Any) -> No
         x, padding = spatial.exchange_halo(x, window, tiles)
         return stem_convolution(x, weight, window.stride, padding, compute)
 
-    found = mapped(body, tiles.parts, (TILED, WHOLE), TILED)(x, weight)
-    want = stem_convolution(jnp.asarray(x), jnp.asarray(weight), window.stride, window.padding)
-    np.testing.assert_allclose(cropped(found, after(tiles, window)), want, rtol=1e-4, atol=1e-4)
+    result = mapped(body, tiles.parts, (TILED, WHOLE), TILED)(x, weight)
+    expected = stem_convolution(jnp.asarray(x), jnp.asarray(weight), window.stride, window.padding)
+    np.testing.assert_allclose(cropped(result, after(tiles, window)), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("part", [None, 2], ids=["a batch", "parts of a batch"])
-def test_batch_norm_takes_its_statistics_over_whole_images(part: int | None) -> None:
+def test_batch_norm_takes_its_statistics_over_full_images(part: int | None) -> None:
     """7 x 5 pixels in 4 x 2 tiles, of which none counts that lies beyond."""
     tiles = Tiles((7, 5), (4, 2))
     x, dy = drawn(4, 7, 5, 3) * 2 + 1, drawn(4, 7, 5, 3, seed=1)
@@ -172,7 +172,9 @@ def test_batch_norm_takes_its_statistics_over_whole_images(part: int | None) -> 
     norm = BatchNorm(part_size=part)
 
     def along(cut: Tiles | None, x: Any, dy: Any) -> Any:
-        y, back, moved = jax.vjp(lambda *given: norm.train(*given, running, cut), x, weight, bias, has_aux=True)
+        y, back, moved = jax.vjp(
+            lambda *parameters: norm.train(*parameters, running, cut), x, weight, bias, has_aux=True
+        )
         return y, *back(dy), moved
 
     def body(x: Any, dy: Any) -> Any:
@@ -181,9 +183,11 @@ def test_batch_norm_takes_its_statistics_over_whole_images(part: int | None) -> 
 
     run = mapped(body, tiles.parts, (TILED, TILED), (TILED, TILED, WHOLE, WHOLE, WHOLE))
     y, dx, *others = run(laid_out(x, tiles), laid_out(dy, tiles))
-    want_y, want_dx, *want = along(None, x, dy)
-    for found, exact in zip([cropped(y, tiles), cropped(dx, tiles), *others], [want_y, want_dx, *want], strict=True):
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=5e-6), found, exact)
+    want_y, want_dx, *expected = along(None, x, dy)
+    for result, exact in zip(
+        [cropped(y, tiles), cropped(dx, tiles), *others], [want_y, want_dx, *expected], strict=True
+    ):
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=5e-6), result, exact)
 
 
 def network(model: ModelSection, side: int, dtype: Any, parts: Parts) -> dict[str, Any]:
@@ -191,36 +195,36 @@ def network(model: ModelSection, side: int, dtype: Any, parts: Parts) -> dict[st
     parameters, statistics = initialise(model, CLASSES, seed=0)
     kinds = enumerate(parameters.items())
     wide = np.float64 if dtype == "float64" else np.float32
-    given = {
+    parameters = {
         name: values.astype(wide) + (0.2 * drawn(*values.shape, seed=n)).astype(wide) * (values.ndim == 1)
         for n, (name, values) in kinds
     }
-    kept = {name: values.astype(wide) for name, values in statistics.items()}
+    running = {name: values.astype(wide) for name, values in statistics.items()}
     apply = build_model(model, norm=BatchNorm(axes=GROUP), dtype=dtype, parts=parts)
 
-    def body(given: Any, kept: Any, images: Any, direction: Any) -> Any:
-        def along(given: Any) -> Any:
-            logits, moved = apply(given, kept, images, train=True)
+    def body(parameters: Any, running: Any, images: Any, direction: Any) -> Any:
+        def along(parameters: Any) -> Any:
+            logits, moved = apply(parameters, running, images, train=True)
             return (logits * direction).sum(), (logits, moved)
 
-        gradients, (logits, moved) = jax.grad(along, has_aux=True)(given)
+        gradients, (logits, moved) = jax.grad(along, has_aux=True)(parameters)
         return {"gradients": lax.pmean(gradients, DEVICES), "logits": logits, "statistics": moved}
 
     specs = WHOLE, WHOLE, PartitionSpec(RANKS, *SPATIAL), PartitionSpec(RANKS)
     out_specs = {"gradients": WHOLE, "logits": PartitionSpec(RANKS), "statistics": WHOLE}
     images, direction = drawn(4, side, side, 3, seed=1).astype(wide), drawn(4, CLASSES, seed=2).astype(wide)
-    found = mapped(body, parts, specs, out_specs, ranks=2)(given, kept, images, direction)
+    result = mapped(body, parts, specs, out_specs, ranks=2)(parameters, running, images, direction)
     return {
-        "logits": {"": np.asarray(found["logits"])},
-        **{kind: jax.tree.map(np.asarray, found[kind]) for kind in ("gradients", "statistics")},
+        "logits": {"": np.asarray(result["logits"])},
+        **{kind: jax.tree.map(np.asarray, result[kind]) for kind in ("gradients", "statistics")},
     }
 
 
-def compare(found: Any, want: Any, tolerance: float) -> None:
-    for kind, arrays in want.items():
+def compare(result: Any, expected: Any, tolerance: float) -> None:
+    for kind, arrays in expected.items():
         for name, array in arrays.items():
             atol = tolerance * max(float(np.abs(array).max()), 1e-3)  # what a norm follows has no gradient but rounding
-            np.testing.assert_allclose(found[kind][name], array, rtol=0, atol=atol, err_msg=f"{kind} {name}")
+            np.testing.assert_allclose(result[kind][name], array, rtol=0, atol=atol, err_msg=f"{kind} {name}")
 
 
 @pytest.mark.parametrize(
@@ -231,7 +235,7 @@ def compare(found: Any, want: Any, tolerance: float) -> None:
     ],
     ids=["resnet50 in 2 x 2", "alexnet in 4 x 1"],
 )
-def test_a_network_is_that_of_whole_images(model: dict[str, Any], side: int, parts: Parts) -> None:
+def test_a_network_is_that_of_full_images(model: dict[str, Any], side: int, parts: Parts) -> None:
     """Forward and backward in fp64, where rounding hides nothing."""
     section = ModelSection.model_validate({"width": 4, **model})
     with jax.enable_x64(True):

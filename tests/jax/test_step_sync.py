@@ -75,7 +75,7 @@ def test_the_host_waits_for_nothing_that_the_devices_have_not_done(tmp_path: Pat
     assert devices.calls == result.steps == len(lines_of(config, "step")) == 15
 
 
-def test_updates_bring_over_batches_and_words_alone(tmp_path: Path) -> None:
+def test_steps_transfer_batches_and_statuses_alone(tmp_path: Path) -> None:
     """Four steps a call, or what is left up to a line of the log; with sharded weights.
 
     On CPUs JAX guards what goes to devices and between them; what comes back is no transfer there.

@@ -63,25 +63,25 @@ def trained(config: RunConfig, devices: int) -> Trained:
     """After all steps in one program, through which every device learns the largest of what the ranks say."""
     step = build_train_step(config, mesh_for_config(config, jax.devices()[:devices]), CLASSES)
     said = np.random.default_rng(0).integers(0, 1000, (axis_size(step.mesh, RANKS), STATUS_LENGTH), np.int32)
-    given = (
+    arguments = (
         begin(step, config),
         step.put_batches(*batches(config.input.image_size)),
         SCHEDULE,
         StepInputs(UPDATES, said),
     )
-    compiled = step.run_steps.lower(*given).compile()
-    state, figures = compiled(*given)
+    compiled = step.run_steps.lower(*arguments).compile()
+    state, figures = compiled(*arguments)
     assert np.asarray(figures.finite).all()
     assert int(state.number) == UPDATES
     assert figures.status is not None
     for copy in figures.status.addressable_shards:
         np.testing.assert_array_equal(copy.data, said.max(0))
-    found = {
+    result = {
         "weights": step.layout.unpack(state.weights),
         "momentum": step.layout.unpack(state.opt_state.moments["momentum"]),
         "statistics": state.statistics,
     }
-    arrays = {kind: {name: np.asarray(a) for name, a in named.items()} for kind, named in found.items()}
+    arrays = {kind: {name: np.asarray(a) for name, a in named.items()} for kind, named in result.items()}
     program = compiled.as_text()
     assert not re.search(r"infeed|outfeed|callback", program), "the program asks the host"
     return Trained(arrays, np.asarray(figures.loss), step, program)
@@ -116,12 +116,12 @@ def trained_by_torch(config: RunConfig) -> tuple[dict[str, dict[str, Any]], list
     }, losses
 
 
-def compare(found: Any, want: Any, *, tolerance: float) -> None:
-    for kind, arrays in want.items():
+def compare(result: Any, expected: Any, *, tolerance: float) -> None:
+    for kind, arrays in expected.items():
         for name, array in arrays.items():
             scale = float(np.abs(array).max())
             np.testing.assert_allclose(
-                found[kind][name], array, rtol=tolerance, atol=tolerance * scale, err_msg=f"{kind} {name}"
+                result[kind][name], array, rtol=tolerance, atol=tolerance * scale, err_msg=f"{kind} {name}"
             )
 
 
@@ -159,7 +159,7 @@ def test_every_way_to_reduce_and_update_gives_the_same_training() -> None:
     np.testing.assert_allclose(single, whole.losses, rtol=1e-6)
     after = {"weights": whole.step.layout.unpack(state.weights), "statistics": state.statistics}
     compare(after, {kind: whole.arrays[kind] for kind in after}, tolerance=1e-5)
-    check_that_an_update_that_is_not_finite_is_masked(whole.step, flat)
+    check_that_a_non_finite_step_is_masked(whole.step, flat)
 
 
 def check_collectives(sharded: Trained) -> None:
@@ -170,9 +170,9 @@ def check_collectives(sharded: Trained) -> None:
     """
     layers = len(sharded.arrays["statistics"]) // 2
     buckets = len(sharded.step.layout.lengths)
-    found = re.findall(r" (reduce-scatter|all-reduce|all-gather)\((.*?)\), .*?replica_groups=(\S+),", sharded.program)
+    result = re.findall(r" (reduce-scatter|all-reduce|all-gather)\((.*?)\), .*?replica_groups=(\S+),", sharded.program)
     carried = Counter()
-    for kind, operands, groups in found:
+    for kind, operands, groups in result:
         carried[kind, groups] += operands.count("%")
     rows, columns, pairs = "{{0,1,2,3},{4,5,6,7}}", "{{0,4},{1,5},{2,6},{3,7}}", "{{0,1},{2,3},{4,5},{6,7}}"
     assert buckets > 2
@@ -186,13 +186,13 @@ def check_collectives(sharded: Trained) -> None:
     }
 
 
-def check_that_an_update_that_is_not_finite_is_masked(step: TrainStep, config: RunConfig) -> None:
-    """Everything stays to the bit, but for the number of the update."""
+def check_that_a_non_finite_step_is_masked(step: TrainStep, config: RunConfig) -> None:
+    """Everything stays to the bit, but for the number of the step."""
     parameters, statistics = initialise(config.model, CLASSES, seed=1)
     parameters["fc8.bias"] = np.full(CLASSES, np.inf, np.float32)
     images, labels = batches(63)
-    given = step.init_state(parameters, statistics), step.put_batches(images[:1], labels[:1]), SCHEDULE
-    state, figures = step.run_steps(*given)
+    arguments = step.init_state(parameters, statistics), step.put_batches(images[:1], labels[:1]), SCHEDULE
+    state, figures = step.run_steps(*arguments)
     assert not np.asarray(figures.finite).any()
     assert int(state.number) == 1
     for name, array in {**step.layout.unpack(state.weights), **state.statistics}.items():
@@ -255,9 +255,9 @@ def halos(config: RunConfig, images: int) -> Counter[str]:
 
 def permuted(program: str) -> Counter[str]:
     """The same, of what the compiler made of it."""
-    found = re.findall(r"= f32\[([\d,]+)\]\S* collective-permute(?:-start)?\(", program)
-    volume = sum(4 * prod(map(int, shape.split(","))) for shape in found)
-    return Counter(messages=len(found), bytes=volume)
+    result = re.findall(r"= f32\[([\d,]+)\]\S* collective-permute(?:-start)?\(", program)
+    volume = sum(4 * prod(map(int, shape.split(","))) for shape in result)
+    return Counter(messages=len(result), bytes=volume)
 
 
 def test_what_this_engine_does_not_have() -> None:

@@ -38,16 +38,16 @@ def continued(config: RunConfig, step: int, run: str) -> RunConfig:
     return other
 
 
-def alike(found: dict[int, float], wanted: dict[int, float], tolerance: float) -> None:
-    assert list(found) == list(wanted)
-    np.testing.assert_allclose(list(found.values()), list(wanted.values()), rtol=tolerance)
+def alike(result: dict[int, float], expected: dict[int, float], tolerance: float) -> None:
+    assert list(result) == list(expected)
+    np.testing.assert_allclose(list(result.values()), list(expected.values()), rtol=tolerance)
 
 
-def close(found: dict[str, Any], wanted: dict[str, Any], tolerance: float) -> None:
-    assert found.keys() == wanted.keys()
-    for name, array in wanted.items():
+def close(result: dict[str, Any], expected: dict[str, Any], tolerance: float) -> None:
+    assert result.keys() == expected.keys()
+    for name, array in expected.items():
         scale = float(np.abs(array).max())
-        np.testing.assert_allclose(found[name], array, rtol=tolerance, atol=tolerance * scale, err_msg=name)
+        np.testing.assert_allclose(result[name], array, rtol=tolerance, atol=tolerance * scale, err_msg=name)
 
 
 @pytest.mark.parametrize(
@@ -64,21 +64,21 @@ def test_either_engine_continues_what_the_other_has_begun(tmp_path: Path, train:
 
     to_jax = continued(config, 6, "jax")
     result = train_in_jax(to_jax, shards, devices=1)
-    wanted = losses_of(config)
-    alike(losses_of(to_jax), {step: wanted[step] for step in range(7, 13)}, 2e-4)
+    expected = losses_of(config)
+    alike(losses_of(to_jax), {step: expected[step] for step in range(7, 13)}, 2e-4)
     close(state_after(to_jax, 9), state_after(config, 9), 2e-3)
     assert result.steps == 12
 
     back = continued(to_jax, 9, "back")
     train_in_torch(back, shards)
-    alike(losses_of(back), {step: wanted[step] for step in range(10, 13)}, 2e-4)
+    alike(losses_of(back), {step: expected[step] for step in range(10, 13)}, 2e-4)
     close(state_after(back, 12), state_after(to_jax, 12), 2e-3)
     evaluations = [[line["loss"] for line in lines_of(run, "evaluation")][-1] for run in (config, to_jax, back)]
     np.testing.assert_allclose(evaluations, evaluations[0], rtol=1e-3)
 
 
 def stop_before(step: int) -> Callable[[JaxTrainer], None]:
-    """The process is asked to stop before the call that begins with update `step`, counted from 0."""
+    """The process is asked to stop before the call that begins with step `step`, counted from 0."""
 
     def prepare(session: JaxTrainer) -> None:
         count = session.next_step_count
@@ -114,17 +114,17 @@ def test_a_stopped_run_goes_on_to_the_bit_and_on_other_devices(tmp_path: Path) -
     )
     result = train_in_jax(stopped, shards, 8)
     assert result.steps == 12
-    wanted, found = state_after(whole, 12), state_after(stopped, 12)
-    assert wanted.keys() == found.keys()
-    assert [name for name in wanted if not np.array_equal(wanted[name], found[name])] == []
+    expected, resumed = state_after(whole, 12), state_after(stopped, 12)
+    assert expected.keys() == resumed.keys()
+    assert [name for name in expected if not np.array_equal(expected[name], resumed[name])] == []
     assert [line["step"] for line in lines_of(stopped, "evaluation")] == [3, 6, 9, 12]
     assert {line["event"] for line in lines_of(stopped, "event")} >= {"start", "resumed", "checkpoint", "done"}
 
     train_in_jax(elsewhere, shards, 2)
-    close(state_after(elsewhere, 12), wanted, 2e-3)
+    close(state_after(elsewhere, 12), expected, 2e-3)
 
 
-def test_several_updates_a_call_are_the_same_training(tmp_path: Path) -> None:
+def test_several_steps_a_call_are_the_same_training(tmp_path: Path) -> None:
     """Calls end where something is due, one program serves every length, and a masked step counts alone."""
     shards = make_shard_set(tmp_path / "shards")
     lengths: list[int] = []
@@ -159,7 +159,7 @@ def test_several_updates_a_call_are_the_same_training(tmp_path: Path) -> None:
     close(state_after(four, 15), state_after(one, 15), 2e-3)
 
 
-def test_too_many_updates_that_are_not_finite_end_the_run(tmp_path: Path) -> None:
+def test_too_many_non_finite_steps_end_the_run(tmp_path: Path) -> None:
     shards = make_shard_set(tmp_path / "shards")
     config = document(tmp_path, train__max_nonfinite=2)
 
@@ -237,7 +237,7 @@ def test_what_a_checkpoint_must_hold(tmp_path: Path) -> None:
         train_in_jax(wider, shards, 1)
 
 
-def test_programs_are_kept_and_damaged_ones_cost_time_alone(tmp_path: Path) -> None:
+def test_programs_are_cached_and_damaged_ones_recompiled(tmp_path: Path) -> None:
     from jax._src import monitoring
     from jax.experimental.compilation_cache import compilation_cache
 

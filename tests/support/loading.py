@@ -1,6 +1,8 @@
 """What loaders hand over of a shard set, and images of every kind that they decode."""
 
 import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +11,10 @@ import pytest
 from PIL import Image
 
 from podscale.config.run_config import RunConfig
+from podscale.data.loaders.base import Loader
 from podscale.data.loaders.build_loader import build_evaluation_loader, build_loader, is_dali_installed
 from podscale.data.sampler import build_sampler, evaluation_steps
-from podscale.data.shard_set import ShardSet
+from podscale.data.shard_set import ShardSet, Split
 from podscale.training.schedules import image_phases
 from tests.support.shard_set import encode_image, smooth_pixels
 
@@ -27,10 +30,9 @@ def document(loader: str = "torchvision", batch: int = 8, size: int = 32, **sect
     )
 
 
-def train(
-    config: RunConfig, directory: Path, start: int, stop: int, *, ranks: range = range(1), world: int = 1
-) -> list[Any]:
-    split = ShardSet.open(directory).split("train")
+@contextmanager
+def open_loader(config: RunConfig, split: Split, *, ranks: range = range(1), world: int = 1) -> Iterator[Loader]:
+    """A training loader of these ranks, closed twice."""
     loader = build_loader(
         config,
         split,
@@ -41,10 +43,17 @@ def train(
         device="cpu",
     )
     try:
-        return list(loader.batches(start, stop))
+        yield loader
     finally:
         loader.close()
         loader.close()
+
+
+def train(
+    config: RunConfig, directory: Path, start: int, stop: int, *, ranks: range = range(1), world: int = 1
+) -> list[Any]:
+    with open_loader(config, ShardSet.open(directory).split("train"), ranks=ranks, world=world) as loader:
+        return list(loader.batches(start, stop))
 
 
 def evaluate(config: RunConfig, directory: Path, *, world: int = 1, held: int = 1) -> list[Any]:

@@ -2,7 +2,7 @@
 
 The graph is walked as KFP's drivers walk it: sub-graphs, loops, tasks after those they depend on, retries, conditions
 of upstream success, and the exit task with the state of what went before. Where pods run is a `Host`: a cluster
-(tests/cluster), or processes of this machine (tests/unit/test_package_runner.py).
+(tests/cluster), or processes of this machine (tests/system/pipelines/test_package_runner.py).
 """
 
 import re

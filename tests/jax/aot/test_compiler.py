@@ -30,9 +30,9 @@ def test_the_compiled_step_takes_real_arguments_and_its_collectives_are_found() 
     assert costs["bytes"] > memory["arguments"]
 
     buckets, layers = len(step.layout.lengths), len(state.statistics) // 2
-    found = find_collectives(compiled.as_text(), dict(step.mesh.shape))
+    collectives = find_collectives(compiled.as_text(), dict(step.mesh.shape))
     sizes = Counter()
-    for one in found:
+    for one in collectives:
         sizes[one.kind, one.axes] += one.bytes
     # The mesh is 1 slice, 2 rows of 4 devices, and groups of 2 side by side in a row.
     weights = 4 * sum(step.layout.lengths)
@@ -41,6 +41,6 @@ def test_the_compiled_step_takes_real_arguments_and_its_collectives_are_found() 
     assert sizes["all-reduce", "column"] == (weights + extra) // 4
     channels = sum(array.size for array in state.statistics.values()) // 2
     assert sizes["all-reduce", "group_row"] == 2 * 2 * 4 * channels, "two sums a channel, forward and backward"
-    assert {one.members for one in found if one.axes == "row+group_row"} == {4}
+    assert {one.members for one in collectives if one.axes == "row+group_row"} == {4}
     assert buckets > 2
     assert layers > 10

@@ -59,8 +59,8 @@ def test_products_are_the_convolution_of_torch(name: str) -> None:
 
     with jax.enable_x64(True):
         y, dx, dw = jax.jit(both_ways)(x, weight, dy)
-        for found, exact in ((y, outputs.detach()), (dx, of_x.grad), (dw, of_weight.grad)):
-            np.testing.assert_allclose(found, exact, rtol=1e-10, atol=1e-11)
+        for computed, exact in ((y, outputs.detach()), (dx, of_x.grad), (dw, of_weight.grad)):
+            np.testing.assert_allclose(computed, exact, rtol=1e-10, atol=1e-11)
     short = jax.jit(convolve)(x.astype(np.float32), weight.astype(np.float32))
     assert short.dtype == jnp.float32
     np.testing.assert_allclose(short, outputs.detach(), rtol=1e-4, atol=1e-4)
@@ -69,7 +69,7 @@ def test_products_are_the_convolution_of_torch(name: str) -> None:
 @pytest.mark.parametrize(
     ("sides", "window"), [((16, 8), Window(3, 1, 1)), ((8, 8), Window(3, 2, 1)), ((14, 9), Window(1, 2, 0))]
 )
-def test_products_of_tiles_are_those_of_the_whole_image(sides: tuple[int, int], window: Window) -> None:
+def test_products_of_tiles_are_those_of_the_full_image(sides: tuple[int, int], window: Window) -> None:
     """Tiles have fewer pixels, so that a device may take products where whole images would not."""
     tiles = Tiles(sides, (4, 2))
     x, weight = drawn(2, *sides, 3), drawn(4, 3, window.kernel, window.kernel, seed=1)
@@ -95,10 +95,10 @@ def test_products_of_tiles_are_those_of_the_whole_image(sides: tuple[int, int], 
 
 def test_a_folded_stem_takes_products_too() -> None:
     x, weight = drawn(2, 32, 32, 3), drawn(4, 3, 7, 7, seed=1)
-    found = jax.jit(lambda x, weight: stem_convolution(x, weight, 2, 3, "space_to_depth", matmul_convolution))(
+    outputs = jax.jit(lambda x, weight: stem_convolution(x, weight, 2, 3, "space_to_depth", matmul_convolution))(
         x, weight
     )
-    np.testing.assert_allclose(found, xla_convolution(x, weight, 2, 3), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(outputs, xla_convolution(x, weight, 2, 3), rtol=1e-4, atol=1e-4)
 
 
 def convolutions(lowered: Any) -> list[str]:

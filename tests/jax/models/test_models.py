@@ -68,9 +68,9 @@ def compare_outputs(
     apply = build_model(model)
     for train in ways:
         load_torch(network.train(train), *arrays)
-        found = jax.jit(partial(apply, train=train))(*arrays, batch)[0]
+        outputs = jax.jit(partial(apply, train=train))(*arrays, batch)[0]
         with torch.no_grad():
-            np.testing.assert_allclose(found, network(of_images), rtol=1e-4, atol=1e-4)
+            np.testing.assert_allclose(outputs, network(of_images), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -187,8 +187,8 @@ def test_the_stem_may_be_computed_in_other_ways(compute: Any) -> None:
                     return lambda filters: stem_convolution(batch, filters, stride, padding, way)
 
                 want, back = jax.vjp(of("plain"), weight)
-                found, other_back = jax.vjp(of(compute), weight)
-                np.testing.assert_allclose(found, want, rtol=1e-11, atol=1e-12)
+                outputs, other_back = jax.vjp(of(compute), weight)
+                np.testing.assert_allclose(outputs, want, rtol=1e-11, atol=1e-12)
                 direction = jnp.asarray(generator.normal(size=want.shape))
                 np.testing.assert_allclose(other_back(direction)[0], back(direction)[0], rtol=1e-11, atol=1e-10)
 
@@ -217,12 +217,12 @@ def test_a_network_with_a_folded_stem_is_that_of_torch() -> None:
     arrays = {
         name: jnp.asarray(t.detach().numpy()) for name, t in (*network.named_parameters(), *network.named_buffers())
     }
-    found, _ = jax.jit(lambda batch: build_model(model, stem="space_to_depth")(arrays, arrays, batch, train=False))(
+    outputs, _ = jax.jit(lambda batch: build_model(model, stem="space_to_depth")(arrays, arrays, batch, train=False))(
         images(32)
     )
     with torch.no_grad():
         want = network(torch.from_numpy(images(32)).permute(0, 3, 1, 2))
-    np.testing.assert_allclose(found, want, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(outputs, want, rtol=1e-4, atol=1e-4)
 
 
 def test_bf16_computes_short_and_keeps_long() -> None:

@@ -125,8 +125,8 @@ def test_the_layout_takes_every_array_there_and_back() -> None:
 @pytest.mark.parametrize("form", ["scaled", "unscaled", "ratio_inside"])
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_sgd_follows_its_oracle(form: Any, nesterov: bool) -> None:
-    found = trained(Sgd(nesterov=nesterov, form=form), 1e-2, treated(DECAYS, DECAYS))
-    compare(found, momentum_oracle(None, form, nesterov, 1e-2, DECAYS, dict.fromkeys(SHAPES, False)))
+    result = trained(Sgd(nesterov=nesterov, form=form), 1e-2, treated(DECAYS, DECAYS))
+    compare(result, momentum_oracle(None, form, nesterov, 1e-2, DECAYS, dict.fromkeys(SHAPES, False)))
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_rmsprop_of_optax(variant: Any, eps: float, initial: float) -> None:
     ("optimizer", "algorithm", "shards", "norms", "tolerance"),
     [(LARS, "torus2d", 4, [2], 1e-6), (LARS, "flat", 8, [2], 1e-6), (LAMB, "torus2d", 4, [1, 2], 1e-5)],
 )
-def test_a_sharded_update_is_the_whole_one(
+def test_a_sharded_step_equals_the_unsharded_one(
     optimizer: Optimizer, algorithm: Any, shards: int, norms: list[int], tolerance: float
 ) -> None:
     """Each device holds its shard alone; the norms travel in small messages, so many for each array and step."""
@@ -260,12 +260,12 @@ def test_a_sharded_update_is_the_whole_one(
     assert all(f"f32[{1 + times * len(SHAPES)}]" in line for times, line in zip(norms, messages, strict=True))
     moved, finite = compiled(*given)
     assert np.asarray(finite).all()
-    found = {name: np.asarray(array) for name, array in layout.unpack(moved).items()}
+    result = {name: np.asarray(array) for name, array in layout.unpack(moved).items()}
     for name, whole in trained(optimizer, 1e-2, options).items():
-        np.testing.assert_allclose(found[name], whole, rtol=tolerance, atol=tolerance, err_msg=name)
+        np.testing.assert_allclose(result[name], whole, rtol=tolerance, atol=tolerance, err_msg=name)
 
 
-def test_an_update_that_is_not_finite_anywhere_changes_nothing() -> None:
+def test_a_non_finite_step_changes_nothing() -> None:
     """One device sees a NaN in its shard; all of them keep weights and moments, to the bit."""
     mesh = arrange_devices(jax.devices(), np.arange(8).reshape(1, 2, 4))
     reduce = build_all_reduce(AllReduceSection(algorithm="flat"), mesh)

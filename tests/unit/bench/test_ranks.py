@@ -42,7 +42,7 @@ def test_time_is_limited(program: str, tmp_path: Path) -> None:
 
 def test_ranks_that_share_a_gpu_pass_for_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_info, "visible_gpus", lambda: 2)
-    found = [worker_environment(rank, 4, 1234) for rank in range(4)]
-    assert [one["LOCAL_RANK"] for one in found] == ["0", "1", "0", "1"]
-    assert len({one["NCCL_HOSTID"] for one in found}) == 4
+    environments = [worker_environment(rank, 4, 1234) for rank in range(4)]
+    assert [one["LOCAL_RANK"] for one in environments] == ["0", "1", "0", "1"]
+    assert len({one["NCCL_HOSTID"] for one in environments}) == 4
     assert "NCCL_HOSTID" not in worker_environment(0, 2, 1234)

@@ -31,26 +31,26 @@ def test_json_and_exit_code(capsys, tmp_path, monkeypatch):
     assert "missing" in capsys.readouterr().out
 
 
-def test_what_is_missing_is_found(monkeypatch, tmp_path):
+def test_what_is_missing_is_reported(monkeypatch, tmp_path):
     monkeypatch.setattr(machine_doctor, "installed", lambda package: None)
     monkeypatch.setattr(host_info, "memory_info", lambda: host_info.MemoryInfo(2**30, 2**29, 2**20))
-    found = by_subject(machine_doctor.check_machine(tmp_path))
-    assert found["PyTorch"].verdict == "missing"
-    assert "pip install 'podscale[torch]'" in found["PyTorch"].advice
-    assert found["kfp"].verdict == "missing"
-    assert found["DALI"].verdict == "note"
-    assert found["/dev/shm"].verdict == "note"
-    assert "512 MiB free of 1.0 GiB" in found["memory"].found
+    checks = by_subject(machine_doctor.check_machine(tmp_path))
+    assert checks["PyTorch"].verdict == "missing"
+    assert "pip install 'podscale[torch]'" in checks["PyTorch"].advice
+    assert checks["kfp"].verdict == "missing"
+    assert checks["DALI"].verdict == "note"
+    assert checks["/dev/shm"].verdict == "note"
+    assert "512 MiB free of 1.0 GiB" in checks["memory"].found
 
 
 def test_an_image_without_an_engine_misses_nothing(monkeypatch, tmp_path):
     monkeypatch.setattr(machine_doctor, "installed", lambda package: None if package == "torch" else "1.0")
     assert by_subject(machine_doctor.check_machine(tmp_path))["PyTorch"].verdict == "missing"
     monkeypatch.setenv("PODSCALE_IMAGE", "podscale-tools")
-    found = by_subject(machine_doctor.check_machine(tmp_path))
-    assert found["PyTorch"].verdict == "note"
-    assert "launch.image" in found["PyTorch"].advice
-    assert "in podscale-tools" in found["podscale"].found
+    checks = by_subject(machine_doctor.check_machine(tmp_path))
+    assert checks["PyTorch"].verdict == "note"
+    assert "launch.image" in checks["PyTorch"].advice
+    assert "in podscale-tools" in checks["podscale"].found
     monkeypatch.setenv("PODSCALE_IMAGE", "podscale-base")
     assert by_subject(machine_doctor.check_machine(tmp_path))["PyTorch"].verdict == "missing"
 
@@ -59,10 +59,10 @@ def test_the_image_for_gpus_says_where_they_come_from(monkeypatch, tmp_path):
     monkeypatch.setattr(host_info, "visible_gpus", lambda: 0)
     assert "--gpus all" not in by_subject(machine_doctor.check_machine(tmp_path))["GPUs"].advice
     monkeypatch.setenv("PODSCALE_IMAGE", "podscale-gpu")
-    told = by_subject(machine_doctor.check_machine(tmp_path))["GPUs"]
-    assert (told.verdict, told.found.split(";")[0]) == ("note", "none")
-    assert "driver" in told.advice
-    assert "--gpus all" in told.advice
+    check = by_subject(machine_doctor.check_machine(tmp_path))["GPUs"]
+    assert (check.verdict, check.found.split(";")[0]) == ("note", "none")
+    assert "driver" in check.advice
+    assert "--gpus all" in check.advice
 
 
 def test_tpus_are_counted_as_the_bus_names_them(tmp_path):
@@ -77,25 +77,25 @@ def test_tpus_are_counted_as_the_bus_names_them(tmp_path):
     assert host_info.tpu_chips(tmp_path / "none") == []
 
 
-def test_what_jax_finds_is_told(monkeypatch, tmp_path):
+def test_jax_devices_are_reported(monkeypatch, tmp_path):
     versions = {}
     monkeypatch.setattr(machine_doctor, "installed", versions.get)
     monkeypatch.setattr(host_info, "tpu_chips", list)
     assert not {"TPUs", "JAX"} & set(by_subject(machine_doctor.check_machine(tmp_path)))
     monkeypatch.setattr(host_info, "tpu_chips", lambda: ["v5e"] * 4)
-    found = by_subject(machine_doctor.check_machine(tmp_path))
-    assert found["TPUs"].found == "4 chips of v5e"
-    assert (found["JAX"].verdict, found["JAX"].advice[:11]) == ("missing", "pip install")
+    checks = by_subject(machine_doctor.check_machine(tmp_path))
+    assert checks["TPUs"].found == "4 chips of v5e"
+    assert (checks["JAX"].verdict, checks["JAX"].advice[:11]) == ("missing", "pip install")
 
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     versions |= {"jax": "1.0", "libtpu": "2.0"}
-    found = by_subject(machine_doctor.check_machine(tmp_path))
-    assert found["JAX"].verdict == "missing"
-    assert "libtpu 2.0: it finds its cpu only" in found["JAX"].found
+    checks = by_subject(machine_doctor.check_machine(tmp_path))
+    assert checks["JAX"].verdict == "missing"
+    assert "libtpu 2.0: it finds its cpu only" in checks["JAX"].found
     monkeypatch.setattr(host_info, "tpu_chips", list)
-    found = by_subject(machine_doctor.check_machine(tmp_path))
-    assert (found["TPUs"].verdict, found["JAX"].verdict) == ("note", "ok")
-    assert " x cpu " in found["JAX"].found
+    checks = by_subject(machine_doctor.check_machine(tmp_path))
+    assert (checks["TPUs"].verdict, checks["JAX"].verdict) == ("note", "ok")
+    assert " x cpu " in checks["JAX"].found
 
 
 def test_a_metrics_port_in_use(monkeypatch):

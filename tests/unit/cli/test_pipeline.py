@@ -67,9 +67,9 @@ def test_a_run_that_fails_fails_the_command(api, capsys):
 
 def test_uploading_prints_the_version_for_machines(api, capsys):
     assert podscale("upload", *ON_CLUSTER, "--pipeline", "mine", "--json") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["new"] is True
-    assert told["link"].startswith(f"{api.url}/#/pipelines/details/")
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["new"] is True
+    assert printed["link"].startswith(f"{api.url}/#/pipelines/details/")
     assert [pipeline["name"] for pipeline in api.store.pipelines.values()] == ["mine"]
 
 

@@ -40,7 +40,9 @@ def test_a_plan_says_what_a_time_box_leaves_out(tmp_path: Path, capsys: pytest.C
         (["digits-nlcg", "--backend", "kfp", "-o", "study.json"], "study.json", [".yaml"]),
     ],
 )
-def test_bad_input_is_told(words: list[str], field: str, says: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input_is_refused(
+    words: list[str], field: str, says: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert_error(main(["study", *words]), capsys.readouterr().err, *says, field=field)
 
 
@@ -65,8 +67,8 @@ class TestPackage:
         assert tasks["findings"]["dependentTasks"] == [second]
 
     def test_the_study_travels_inside(self, pipeline: dict[str, Any]) -> None:
-        given = pipeline["root"]["dag"]["tasks"]["findings"]["inputs"]["parameters"]["study"]
-        study = StudyDocument.model_validate_json(given["runtimeValue"]["constant"])
+        study_text = pipeline["root"]["dag"]["tasks"]["findings"]["inputs"]["parameters"]["study"]
+        study = StudyDocument.model_validate_json(study_text["runtimeValue"]["constant"])
         chains = TrialGrid(study).series
         assert [chain.name for chain in chains][:2] == ["the whole recipe", "no label smoothing"]
         assert chains[0].config.run.workspace == "/workspace"

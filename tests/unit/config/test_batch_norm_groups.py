@@ -38,10 +38,10 @@ def document(batch: int, accumulation: int = 1, **batch_norm: Any) -> RunConfig:
     ],
 )
 def test_a_span_means_ranks_and_images(config: RunConfig, ranks: int, want: BatchNormGroup):
-    found = batch_norm_group(config, ranks)
-    assert found == want
+    group = batch_norm_group(config, ranks)
+    assert group == want
     if config.model.batch_norm.span is not None:
-        assert found.total == config.model.batch_norm.span
+        assert group.total == config.model.batch_norm.span
 
 
 @pytest.mark.parametrize(

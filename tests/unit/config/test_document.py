@@ -97,7 +97,7 @@ def test_values_of_a_wrong_type(override: str, problem: str):
     assert refusal("", override).problem == problem
 
 
-def test_a_number_that_is_none_is_told():
+def test_text_for_a_number_is_refused():
     error = refusal("train:\n  epochs: .nan\n")
     assert (error.location, error.field, str(error.got)) == ("run.yaml:2", "train.epochs", "nan")
 
@@ -123,11 +123,11 @@ def test_a_long_value_is_cut():
     assert len(str(error)) < 400
 
 
-def test_all_wrong_values_are_told_at_once():
+def test_all_wrong_values_are_reported_at_once():
     error = refusal("train:\n  epochs: -1\nmodel:\n  width: 3\nrnu: {}\n")
     assert isinstance(error, InputErrors)
-    told = [(each.location, each.field) for each in error.errors]
-    assert told == [("run.yaml:4", "model.width"), ("run.yaml:2", "train.epochs"), ("run.yaml:5", "rnu")]
+    located = [(each.location, each.field) for each in error.errors]
+    assert located == [("run.yaml:4", "model.width"), ("run.yaml:2", "train.epochs"), ("run.yaml:5", "rnu")]
     assert str(error).splitlines() == [str(each) for each in error.errors]
 
 
@@ -180,7 +180,7 @@ def test_numbers_are_those_of_yaml_1_2(text: str, value: float):
     assert math.isclose(loads(document).train.schedule.learning_rate, value)
 
 
-def test_words_are_those_of_yaml_1_2():
+def test_scalars_are_those_of_yaml_1_2():
     """Classes called `no` and `on`, times and dates are text; only true and false are not."""
     words = ["no", "on", "yes", "1:30", "2026-01-01", "1_000", "<<", "="]
     assert loads(f"data: {{classes: [{', '.join(words)}]}}").data.classes == tuple(words)
@@ -290,7 +290,7 @@ train:
         (0, 9, 1, "d.yaml:5", "train.phases.0.start", 0, "greater than 0"),
     ],
 )
-def test_phases_that_do_not_fit_are_told_by_line(first, second, warmup, location, field, got, limit):
+def test_invalid_phases_are_located_by_line(first, second, warmup, location, field, got, limit):
     with refused(limit, field=field, got=got) as refusal:
         loads(PHASES.format(first=first, second=second, warmup=warmup), "d.yaml")
     assert refusal.error.location == location
@@ -316,3 +316,19 @@ def test_phases_are_read_written_and_suggested():
         loads(text.replace("crop:", "crops:"))
     with refused("Did you mean train.phases.0.schedule.warmup_start", field="train.phases.0.schedule.warmup"):
         loads(text.replace("warmup_epochs", "warmup"))
+
+
+TWO_SIZES = "{input: {image_size: 160}, train: {epochs: 4, phases: [{start: 2, image_size: 192}]}}"
+
+
+def test_what_goes_with_several_sizes() -> None:
+    config = loads(TWO_SIZES)
+    assert config.training_sizes == (160, 192)
+    assert config.eval_image_size == 192
+    assert loads(TWO_SIZES, overrides=["evaluate.image_size=256"]).eval_image_size == 256
+    with refused("train.phases", field="train.cuda_graph"):
+        loads(TWO_SIZES, overrides=["train.cuda_graph=true"])
+    with refused("image_size", field="train.phases"):
+        loads(TWO_SIZES, overrides=["train.engine=jax"])
+    with refused("31 px", 32, field="model.stem"):
+        loads(TWO_SIZES, overrides=["train.phases=[{start: 2, image_size: 31}]"])

@@ -105,5 +105,5 @@ def test_every_rule_has_its_own_form_and_epsilon() -> None:
         for name in OPTIMIZER_NAMES
     }
     assert {name for name, rule in rules.items() if rule.effective_momentum_form == "unscaled"} == {"lars"}
-    found = {name: rule.effective_eps for name, rule in rules.items() if rule.effective_eps}
-    assert found == {"lamb": 1e-6, "adam": 1e-8, "rmsprop": 1e-8}
+    effective = {name: rule.effective_eps for name, rule in rules.items() if rule.effective_eps}
+    assert effective == {"lamb": 1e-6, "adam": 1e-8, "rmsprop": 1e-8}

@@ -23,11 +23,11 @@ def document(workspace: Path, *changes: str) -> RunConfig:
     return loads("", overrides=[*base, *changes])
 
 
-def only(config: RunConfig, place: str = "here") -> InputError:
-    problems = find_problems(config, place)  # type: ignore[arg-type]
+def only(config: RunConfig, host: str = "here") -> InputError:
+    problems = find_problems(config, host)  # type: ignore[arg-type]
     assert len(problems) == 1, problems
     with pytest.raises(InputError) as caught:
-        preflight(config, place)  # type: ignore[arg-type]
+        preflight(config, host)  # type: ignore[arg-type]
     assert str(caught.value) == str(problems[0])
     return problems[0]
 
@@ -50,7 +50,7 @@ def test_a_run_that_can_start_has_no_problems_and_leaves_no_trace(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_every_problem_is_told_at_once(tmp_path):
+def test_all_problems_are_reported_at_once(tmp_path):
     (tmp_path / "file").touch()
     changes = ["data.source=/no/such/folder", "launch.nodes=2", "telemetry.required=true"]
     config = document(tmp_path / "file" / "below", *changes, "telemetry.address=203.0.113.1")
@@ -170,7 +170,7 @@ def test_a_cuda_graph_needs_a_gpu(tmp_path, monkeypatch):
         (["train.stem_compute=space_to_depth", "model.stem=small"], "train.stem_compute", "plain"),
     ],
 )
-def test_ways_of_an_update_that_exclude_each_other(changes, field, hint):
+def test_step_options_that_exclude_each_other(changes, field, hint):
     with refused(hint, field=field):
         loads("", overrides=changes)
 
@@ -247,8 +247,8 @@ def test_mlflow_is_somewhere(tmp_path, monkeypatch):
     error = only(document(tmp_path, "telemetry.trackers=[mlflow]"))
     assert about(error) == ("telemetry.trackers", "mlflow")
     assert "telemetry.mlflow.tracking_uri or MLFLOW_TRACKING_URI" in error.hint
-    given = document(tmp_path, "telemetry.trackers=[mlflow]", "telemetry.mlflow.tracking_uri=https://mlflow.example")
-    assert find_problems(given, "here") == []
+    config = document(tmp_path, "telemetry.trackers=[mlflow]", "telemetry.mlflow.tracking_uri=https://mlflow.example")
+    assert find_problems(config, "here") == []
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://mlflow.example")
     assert find_problems(document(tmp_path, "telemetry.trackers=[mlflow]"), "here") == []
 
@@ -353,8 +353,8 @@ def test_jax_needs_its_library_where_tpus_are(monkeypatch, tmp_path):
 def test_an_image_of_ours_without_the_engine(engine, image, suitable):
     changes = ["run.workspace=/workspace", "data.source=digits", "launch.processes=1"]
     config = loads("", overrides=[*changes, f"train.engine={engine}", f"launch.image={image}"])
-    found = [(*about(error), error.hint) for error in find_problems(config, "cluster")]
-    assert found == ([("launch.image", image, f"Set launch.image to {suitable}.")] if suitable else [])
+    problems = [(*about(error), error.hint) for error in find_problems(config, "cluster")]
+    assert problems == ([("launch.image", image, f"Set launch.image to {suitable}.")] if suitable else [])
 
 
 def test_tpus_that_are_not_here(monkeypatch, tmp_path):

@@ -35,12 +35,12 @@ IN_STEPS = {2048: 20626, 8192: 5929, 16384: 3355, 32768: 1653, 55296: 1190, 6553
 
 
 def test_the_table_is_that_of_the_logs() -> None:
-    found = {
+    recipe_values = {
         row.batch: (row.learning_rate, row.warmup, row.momentum, row.weight_decay, row.reached, row.span)
         for row in MLPERF_LARS
     }
-    assert found == LOGGED
-    assert list(found) == sorted(found)
+    assert recipe_values == LOGGED
+    assert list(recipe_values) == sorted(recipe_values)
 
 
 @pytest.mark.parametrize("row", MLPERF_LARS, ids=lambda row: str(row.batch))

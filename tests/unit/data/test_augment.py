@@ -71,8 +71,8 @@ def test_an_operation_of_rand_augment_gives_timms_pixels(operation, negative, mo
             level = theirs.LEVEL_TO_ARG[name]
             arguments = level(magnitude, {}) if level else ()
             want = theirs.NAME_TO_OP[name](picture(), *arguments, fillcolor=FILL, resample=resample)
-            found = operation(picture(), magnitude / 10, negative=negative, fill_mode=FillMode(resample, FILL))
-            assert np.array_equal(np.asarray(found), np.asarray(want)), (magnitude, resample)
+            augmented = operation(picture(), magnitude / 10, negative=negative, fill_mode=FillMode(resample, FILL))
+            assert np.array_equal(np.asarray(augmented), np.asarray(want)), (magnitude, resample)
 
 
 @pytest.mark.parametrize("number", range(len(TRIVIAL_AUGMENT)), ids=lambda number: TRIVIAL_AUGMENT[number].name)
@@ -92,8 +92,8 @@ def test_an_operation_of_trivial_augment_gives_torchvisions_pixels(number, negat
         magnitude *= -1 if signed and negative else 1
         want = autoaugment._apply_op(picture(), name, magnitude, InterpolationMode.BILINEAR, None)
         look = FillMode(Image.Resampling.BILINEAR, (0, 0, 0))
-        found = operation(picture(), strength / (LEVELS - 1), negative=turned, fill_mode=look)
-        difference = np.abs(np.asarray(found).astype(int) - np.asarray(want))
+        augmented = operation(picture(), strength / (LEVELS - 1), negative=turned, fill_mode=look)
+        difference = np.abs(np.asarray(augmented).astype(int) - np.asarray(want))
         if operation.name.startswith("shear"):  # torchvision's slope is the tangent of an arc tangent
             assert difference.max() <= 1
             assert (difference > 0).mean() < 0.01
@@ -106,8 +106,8 @@ def test_posterize_keeps_the_highest_bits() -> None:
     operation = next(one for one in RAND_AUGMENT if one.name == "posterize")
     look = FillMode(Image.Resampling.BILINEAR, FILL)
     assert not np.asarray(operation(picture(), 1.0, negative=False, fill_mode=look)).any()
-    found = np.asarray(operation(picture(), 0.5, negative=False, fill_mode=look))
-    assert np.array_equal(found, np.asarray(picture()) & 0b11000000)
+    augmented = np.asarray(operation(picture(), 0.5, negative=False, fill_mode=look))
+    assert np.array_equal(augmented, np.asarray(picture()) & 0b11000000)
 
 
 def test_rand_augment_as_timm_draws_it() -> None:
@@ -191,8 +191,8 @@ def test_an_erased_rectangle_is_one_of_torchvisions() -> None:
     size, count = 64, 3000
     before = np.zeros((size, size, 3), dtype=np.uint8)
     made = augmentation(erase=0.25)
-    found = [rectangle(before, made(Image.fromarray(before), drawn)) for drawn in draws(made, count)]
-    erased = np.array([one for one in found if one])
+    augmented = [rectangle(before, made(Image.fromarray(before), drawn)) for drawn in draws(made, count)]
+    erased = np.array([one for one in augmented if one])
     assert len(erased) / count == pytest.approx(0.25, abs=0.03)
     torch.manual_seed(0)
     blank = torch.zeros(3, size, size)
@@ -215,12 +215,12 @@ WANTED = {"policy": "rand_augment", "erase": 0.3}
 def images(shards: Path, start: int, stop: int, world: int = 1, **run: Any) -> dict[tuple[int, int, int], bytes]:
     """(step, key, nth of the step) -> the pixels, gathered from all ranks."""
     config = document(batch=12, input={"augment": WANTED, "repeats": 2}, run={"seed": 4, **run})
-    found: dict[tuple[int, int, int], bytes] = {}
+    augmented: dict[tuple[int, int, int], bytes] = {}
     for rank in range(world):
         for batch in train(config, shards, start, stop, ranks=range(rank, rank + 1), world=world):
             for slot, (key, image) in enumerate(zip(batch.keys.tolist(), batch.images, strict=True)):
-                found[batch.step, key, slot * world + rank] = image.tobytes()
-    return found
+                augmented[batch.step, key, slot * world + rank] = image.tobytes()
+    return augmented
 
 
 def test_changes_depend_on_seed_epoch_and_sample_alone(make_shard_set) -> None:
@@ -253,9 +253,9 @@ def test_the_loader_changes_what_it_cropped(make_shard_set) -> None:
     size = len(ShardSet.open(shards).split("train"))
     for before, after in zip(plain, changed, strict=True):
         epochs = np.arange(before.step * 12, before.step * 12 + 12) // size
-        for image, drawn, found in zip(before.images, made.draws(epochs, before.keys), after.images, strict=True):
-            assert np.array_equal(made(Image.fromarray(image), drawn), found)
-            different += not np.array_equal(image, found)
+        for image, drawn, augmented in zip(before.images, made.draws(epochs, before.keys), after.images, strict=True):
+            assert np.array_equal(made(Image.fromarray(image), drawn), augmented)
+            different += not np.array_equal(image, augmented)
             count += 1
     assert different > count / 3
 

@@ -30,7 +30,7 @@ def test_crops_lie_inside_the_image(width: int, height: int, seed: int) -> None:
     assert (made.top + made.height <= height).all()
 
 
-def test_crops_have_the_areas_ratios_places_and_flips_asked_for() -> None:
+def test_crops_have_the_configured_areas_ratios_positions_and_flips() -> None:
     made = views(np.arange(20_000, dtype=np.uint64), 500, 400)
     area = made.width * made.height / 200_000
     ratio = made.width / made.height
@@ -43,8 +43,8 @@ def test_crops_have_the_areas_ratios_places_and_flips_asked_for() -> None:
     logs = np.log(ratio[small])
     limit = np.log(4 / 3)
     assert np.histogram(logs, 8, (-limit, limit))[0] / small.sum() == pytest.approx(np.full(8, 1 / 8), abs=0.02)
-    place = made.left[small] / (500 - made.width[small])
-    assert np.histogram(place, 5, (0, 1))[0] / small.sum() == pytest.approx(np.full(5, 1 / 5), abs=0.02)
+    position = made.left[small] / (500 - made.width[small])
+    assert np.histogram(position, 5, (0, 1))[0] / small.sum() == pytest.approx(np.full(5, 1 / 5), abs=0.02)
     assert made.flip.mean() == pytest.approx(0.5, abs=0.02)
     assert abs(np.corrcoef(made.flip, made.left)[0, 1]) < 0.03
 

@@ -34,7 +34,7 @@ SEQUENTIAL = {
 
 @pytest.mark.parametrize("kind", SEQUENTIAL)
 @pytest.mark.parametrize("rows", [1, 7, 8, 15, 16, 17, 40, 79, 100, 126])
-def test_the_rows_asked_for_are_those_of_the_whole_image(kind, rows) -> None:
+def test_decoded_rows_are_those_of_the_full_image(kind, rows) -> None:
     record = SEQUENTIAL[kind]
     whole = decode(record)
     assert whole.shape == (HEIGHT, WIDTH, 3)
@@ -43,7 +43,7 @@ def test_the_rows_asked_for_are_those_of_the_whole_image(kind, rows) -> None:
     assert np.array_equal(upper[:rows], whole[:rows])
 
 
-def test_whole_images_where_little_would_be_saved() -> None:
+def test_full_images_when_little_would_be_saved() -> None:
     record = SEQUENTIAL["4:2:0"]
     for rows in (HEIGHT, HEIGHT - 20):
         assert truncate_jpeg(record, HEIGHT, WIDTH, rows) is None
@@ -65,7 +65,7 @@ def test_whole_images_where_little_would_be_saved() -> None:
     ],
     ids=["progressive", "no end", "cut short", "header alone", "other size", "marker within", "cmyk", "png", "nothing"],
 )
-def test_what_must_be_decoded_whole(record, height) -> None:
+def test_images_that_must_be_decoded_fully(record, height) -> None:
     assert truncate_jpeg(record, height, WIDTH, 40) is None
 
 

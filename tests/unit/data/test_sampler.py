@@ -216,7 +216,7 @@ def test_blocked_groups_take_equal_parts_and_have_epochs_of_their_own() -> None:
 
 @given(st.integers(1, 8), st.integers(1, 5), st.data())
 @settings(max_examples=50, deadline=None)
-def test_deal_makes_disjoint_groups_of_whole_shards(number: int, each: int, data: st.DataObject) -> None:
+def test_deal_makes_disjoint_groups_of_shards(number: int, each: int, data: st.DataObject) -> None:
     sizes = data.draw(st.lists(st.integers(95, 100), min_size=number * each, max_size=number * each))
     shard = np.repeat(np.arange(len(sizes)), sizes)
     np.random.default_rng(len(sizes)).shuffle(shard)

@@ -17,7 +17,7 @@ def store() -> StoreClient:
 
 
 @pytest.mark.parametrize("kind", ["remote", "own"])
-def test_values_are_kept(kind: str, request: pytest.FixtureRequest) -> None:
+def test_values_are_stored(kind: str, request: pytest.FixtureRequest) -> None:
     store: Store = request.getfixturevalue("store") if kind == "remote" else LocalStore()
     other = store.clone(20.0)
     assert not other.has("a")
@@ -58,19 +58,19 @@ def test_a_server_may_come_later() -> None:
     assert heard == [False]
 
 
-def test_a_server_that_never_comes_or_has_ended_is_told() -> None:
+def test_an_absent_or_stopped_server_is_an_error() -> None:
     with pytest.raises(StoreError, match="does not answer"):
         StoreClient("127.0.0.1", free_port(), 0.1).has("a")
-    with socket.create_server(("127.0.0.1", 0)) as place:
-        store = StoreClient("127.0.0.1", place.getsockname()[1], 20.0)
-        threading.Thread(target=lambda: place.accept()[0].close(), daemon=True).start()
+    with socket.create_server(("127.0.0.1", 0)) as server_socket:
+        store = StoreClient("127.0.0.1", server_socket.getsockname()[1], 20.0)
+        threading.Thread(target=lambda: server_socket.accept()[0].close(), daemon=True).start()
         with pytest.raises(StoreError, match="does not answer"):
             store.get(["a"])
         with pytest.raises(StoreError):  # for good: an answer to the question before might come now
             store.has("a")
 
 
-def test_the_last_words_of_one_world_do_not_reach_the_next() -> None:
+def test_exit_messages_of_one_world_do_not_reach_the_next() -> None:
     """Pods are started again one by one, and meet where they met before."""
     port = free_port()
     first = StoreServer("127.0.0.1", port)
@@ -83,7 +83,7 @@ def test_the_last_words_of_one_world_do_not_reach_the_next() -> None:
     assert not StoreClient("127.0.0.1", second.port, 20.0).has(FAILED_KEY)
 
 
-def test_who_asks_nonsense_harms_nobody(store: StoreClient) -> None:
+def test_invalid_requests_do_no_harm(store: StoreClient) -> None:
     store.set("a", "1")
     for line in (b"GET / HTTP/1.1\r\n\r\n", b"{}\n", json.dumps({"get": 3}).encode() + b"\n", b"\xff\n"):
         with socket.create_connection(("127.0.0.1", store._port)) as stranger:

@@ -30,10 +30,10 @@ def wide(classes: int, n: int = 3000) -> Predictions:
     return Predictions(np.arange(n, dtype=np.uint64), labels, topk, confidences, rng.random(n).astype(np.float32))
 
 
-def evaluation_with(classes: int, found: Predictions, document: str = "") -> evaluation_json.Evaluation:
+def evaluation_with(classes: int, evaluation: Predictions, document: str = "") -> evaluation_json.Evaluation:
     names = [f"class {i}" for i in range(classes)]
     identity = EvaluationIdentity.model_validate(dict.fromkeys(EvaluationIdentity.model_fields, "a"))
-    scores = compute_scores(found, classes)
+    scores = compute_scores(evaluation, classes)
     return evaluation_json.build_evaluation(scores, names, loads(document), identity, Throughput())
 
 
@@ -50,18 +50,18 @@ def test_a_real_evaluation_follows_the_schema(digits_run: DigitsRun) -> None:
 
 
 def test_figures_are_those_of_the_predictions(digits_run: DigitsRun) -> None:
-    found = predictions.read_predictions(digits_run.path / "predictions.safetensors")
+    evaluation = predictions.read_predictions(digits_run.path / "predictions.safetensors")
     written = evaluation_json.read_evaluation(digits_run.path / "evaluation.json")
-    right = int((found.topk[:, 0] == found.labels).sum())
-    assert written.scores.top1 == pytest.approx(right / len(found), abs=1e-15)
+    right = int((evaluation.topk[:, 0] == evaluation.labels).sum())
+    assert written.scores.top1 == pytest.approx(right / len(evaluation), abs=1e-15)
     assert written.scores.top1 > 0.8  # a softmax regression on digits that had trained
     assert sum(entry.correct for entry in written.per_class) == right
     assert written.confusion_matrix is not None
     assert np.trace(np.array(written.confusion_matrix)) == right
-    assert sum(pair.count for pair in written.confused) == len(found) - right
+    assert sum(pair.count for pair in written.confused) == len(evaluation) - right
 
 
-def test_the_claim_stands_beside_the_result(digits_run: DigitsRun) -> None:
+def test_the_claim_is_compared_with_the_result(digits_run: DigitsRun) -> None:
     claim = evaluation_json.read_evaluation(digits_run.path / "evaluation.json").claim
     assert (claim.top1.claimed, claim.minutes.claimed, claim.images_per_second.claimed) == (0.97, 2.0, None)
     assert claim.top1.achieved == pytest.approx(0.87, abs=0.06)
@@ -71,21 +71,21 @@ def test_the_claim_stands_beside_the_result(digits_run: DigitsRun) -> None:
 
 
 def test_a_thousand_classes_stay_small() -> None:
-    found = evaluation_with(1000, wide(1000))
-    assert found.confusion_matrix is None
-    assert len(found.confused) == evaluation_json.CONFUSED_PAIRS
-    assert len(found.model_dump_json()) < 300_000
-    assert evaluation_json.confusion_for_kfp(found) is None
+    evaluation = evaluation_with(1000, wide(1000))
+    assert evaluation.confusion_matrix is None
+    assert len(evaluation.confused) == evaluation_json.CONFUSED_PAIRS
+    assert len(evaluation.model_dump_json()) < 300_000
+    assert evaluation_json.confusion_for_kfp(evaluation) is None
 
 
 def test_kfp_gets_floats_and_the_matrix_of_few_classes() -> None:
-    found = evaluation_with(20, wide(20), "claim: {top1: 0.5}")
-    metrics = evaluation_json.kfp_metrics(found)
-    assert metrics["top1"] == found.scores.top1
+    evaluation = evaluation_with(20, wide(20), "claim: {top1: 0.5}")
+    metrics = evaluation_json.kfp_metrics(evaluation)
+    assert metrics["top1"] == evaluation.scores.top1
     assert metrics["claimed_top1"] == 0.5
     assert all(type(value) is float for value in metrics.values())
     assert "training_minutes" not in metrics  # not measured here, so not shown
-    names, matrix = evaluation_json.confusion_for_kfp(found) or ([], [])
+    names, matrix = evaluation_json.confusion_for_kfp(evaluation) or ([], [])
     assert names[:2] == ["class 0", "class 1"]
     assert sum(map(sum, matrix)) == 3000
 

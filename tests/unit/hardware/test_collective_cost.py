@@ -82,8 +82,8 @@ def test_nccl_tree_of_51_mb(gpus: int, p40: float, h100: float) -> None:
 
 def test_fit_finds_the_links_that_made_the_times() -> None:
     axis, sizes = LinkAxis(4, 3e-5, 2e-9), [2**10, 2**14, 2**18, 2**22]
-    found = fit_link_axis(4, sizes, [axis.all_reduce()(size) for size in sizes])
-    assert found == pytest.approx(axis, rel=1e-9)
+    fitted = fit_link_axis(4, sizes, [axis.all_reduce()(size) for size in sizes])
+    assert fitted == pytest.approx(axis, rel=1e-9)
 
 
 def test_fit_is_never_negative() -> None:
@@ -105,7 +105,7 @@ def test_choice_follows_the_links() -> None:
     assert far.bucket_mb > unequal.bucket_mb  # latency asks for few, large buckets
 
 
-def test_choice_keeps_to_what_is_allowed_and_takes_no_trouble_for_nothing() -> None:
+def test_the_choice_is_allowed_and_no_more_complex_than_needed() -> None:
     fabric = cluster(2, 4, 1e9, 1e8, 1e-5)
     assert choose_all_reduce(fabric, 10**8, ("flat", "hierarchical")).algorithm == "hierarchical"
     assert choose_all_reduce(fabric, 10**8, ("torus2d",)).algorithm == "torus2d"

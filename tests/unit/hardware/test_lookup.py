@@ -29,10 +29,10 @@ from tools.hardware_reference import render as page
     ],
 )
 def test_what_a_pod_asks_for(name: str, machine: str, label: str, accelerators: int, hosts: int) -> None:
-    found = find_hardware(name)
-    assert (found.machine, found.accelerators, found.hosts) == (machine, accelerators, hosts)
-    assert label in found.node_selector.values()
-    assert find_hardware(found.name) == found, "its own name means the same again"
+    hardware = find_hardware(name)
+    assert (hardware.machine, hardware.accelerators, hardware.hosts) == (machine, accelerators, hosts)
+    assert label in hardware.node_selector.values()
+    assert find_hardware(hardware.name) == hardware, "its own name means the same again"
 
 
 @pytest.mark.parametrize(
@@ -64,16 +64,16 @@ def test_every_kind_in_the_list_can_be_chosen() -> None:
     for kind in GPU_KINDS:
         assert f"{kind.name} x{'|'.join(map(str, kind.gpus_per_machine))}" in hardware_names()
         for count in kind.gpus_per_machine:
-            found = find_hardware(f"{kind.name} x{count}")
-            assert 0 < found.cpus_to_request < found.cpus
-            assert 0 < found.memory_gib_to_request < found.memory_gib
+            hardware = find_hardware(f"{kind.name} x{count}")
+            assert 0 < hardware.cpus_to_request < hardware.cpus
+            assert 0 < hardware.memory_gib_to_request < hardware.memory_gib
     for tpu in TPU_KINDS:
         for topology in tpu.smallest_topologies:
-            found = find_hardware(f"{tpu.name}-{topology}")
-            assert found.hosts * found.accelerators == chip_count(topology)
+            hardware = find_hardware(f"{tpu.name}-{topology}")
+            assert hardware.hosts * hardware.accelerators == chip_count(topology)
 
 
-def test_gpudirect_is_of_whole_machines_alone() -> None:
+def test_gpudirect_needs_all_gpus_of_a_machine() -> None:
     assert find_hardware("nvidia-h100-80gb x8").gpudirect == "tcpx"
     assert find_hardware("nvidia-h100-80gb x4").gpudirect is None
     assert find_hardware("nvidia-l4 x8").gpudirect is None

@@ -48,7 +48,7 @@ def later(seconds: float, action: Callable[[], None]) -> None:
     threading.Timer(seconds, action).start()
 
 
-def test_an_object_is_created_found_changed_and_deleted(api: ClusterClient, cluster: FakeCluster) -> None:
+def test_an_object_is_created_read_changed_and_deleted(api: ClusterClient, cluster: FakeCluster) -> None:
     made = api.create(PYTORCHJOBS, job())
     assert api.get(PYTORCHJOBS, "r1")["metadata"]["uid"] == made["metadata"]["uid"]
     api.patch(PYTORCHJOBS, "r1", {"spec": {"runPolicy": {"suspend": True}}})
@@ -88,7 +88,7 @@ def test_a_busy_server_is_asked_again_when_it_says(api: ClusterClient, cluster: 
     assert time.monotonic() - began > 2.0
 
 
-def test_a_server_in_trouble_is_asked_again(api: ClusterClient, cluster: FakeCluster) -> None:
+def test_a_failing_server_is_retried(api: ClusterClient, cluster: FakeCluster) -> None:
     cluster.faults += [once(503), once(500)]
     api.create(PYTORCHJOBS, job())
     assert len(cluster.seen) == 3
@@ -100,7 +100,7 @@ def test_an_answer_that_breaks_off_in_the_middle_is_asked_for_again(api: Cluster
     assert len(cluster.seen) == 2
 
 
-def test_an_outage_is_waited_out_and_told_once(
+def test_an_outage_is_waited_out_and_reported_once(
     api: ClusterClient, cluster: FakeCluster, notices: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retry, "NOTICE_AFTER_SECONDS", 0.2)
@@ -110,7 +110,7 @@ def test_an_outage_is_waited_out_and_told_once(
     assert len(notices) == len(set(notices)) == 2
 
 
-def test_patience_ends_with_one_sentence(cluster: FakeCluster) -> None:
+def test_retries_end_with_one_error(cluster: FakeCluster) -> None:
     api = connect_cluster(NamedCluster(), policy=RetryPolicy(1.0))
     cluster.down()
     with pytest.raises(ApiUnreachable, match="kubectl cluster-info") as raised:
@@ -182,14 +182,14 @@ def test_an_expired_token_says_how_to_log_in(api: ClusterClient, cluster: FakeCl
         api.version()
 
 
-def test_no_cluster_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_no_cluster_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "absent"))
     with refused("KUBECONFIG", "launch.backend=local") as refusal:
         connect_cluster(NamedCluster())
     assert ".." not in refusal.text
 
 
-def test_a_broken_kubeconfig_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_broken_kubeconfig_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "broken").write_text("{")
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "broken"))
     with refused(tmp_path / "broken"):
@@ -254,7 +254,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("name", REFUSALS)
-def test_what_admission_refuses_is_told_with_what_to_do(api: ClusterClient, cluster: FakeCluster, name: str) -> None:
+def test_a_refusal_of_admission_says_what_to_do(api: ClusterClient, cluster: FakeCluster, name: str) -> None:
     message, expected = REFUSALS[name]
     cluster.admission.append(lambda plural, body: Answer(403, "Forbidden", message))
     with refused(*expected, field="PyTorchJob r1", kind=ApiError):
@@ -272,7 +272,7 @@ def test_a_webhook_that_does_not_answer_is_not_waited_for_long_and_points_at_the
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
-def test_a_server_that_stays_in_trouble_is_no_bad_input(
+def test_a_server_that_keeps_failing_is_no_bad_input(
     cluster: FakeCluster, notices: list[str], monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
     monkeypatch.setattr(retry, "NOTICE_AFTER_SECONDS", 0.0)
@@ -286,7 +286,7 @@ def test_a_server_that_stays_in_trouble_is_no_bad_input(
     assert "etcdserver: leader changed" in notices[0]
 
 
-def test_a_missing_namespace_is_told(cluster: FakeCluster) -> None:
+def test_a_missing_namespace_is_refused(cluster: FakeCluster) -> None:
     with refused("kubectl create namespace nowhere", kind=ApiNotFound):
         connect_cluster(NamedCluster(namespace="nowhere")).create(PYTORCHJOBS, job())
 
@@ -296,7 +296,7 @@ def test_a_name_that_is_too_long_asks_for_a_shorter_run_id(api: ClusterClient) -
         api.create(PYTORCHJOBS, job(name="x" * 64))
 
 
-def test_two_of_one_name_are_told_apart_from_a_conflict(api: ClusterClient) -> None:
+def test_an_existing_object_differs_from_a_conflict(api: ClusterClient) -> None:
     api.create(PYTORCHJOBS, job())
     with pytest.raises(ApiAlreadyExists):
         api.create(PYTORCHJOBS, job())
@@ -323,7 +323,7 @@ def test_a_watch_tells_changes_and_says_when_it_is_too_old(api: ClusterClient, c
         list(api.watch(PODS, version))
 
 
-def test_trouble_of_the_server_within_a_watch_does_not_end_the_watching(
+def test_server_errors_within_a_watch_do_not_end_it(
     api: ClusterClient, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(informer, "RETRY_SECONDS", 0.02)

@@ -37,12 +37,12 @@ def node(cluster: FakeCluster, name: str, size: dict[str, str], labels: dict[str
     cluster.put("nodes", {"metadata": {"name": name, "labels": labels or {}}, "status": {"allocatable": size}})
 
 
-def found(*changes: str) -> dict[str, CheckResult]:
+def check_results(*changes: str) -> dict[str, CheckResult]:
     return {finding.subject: finding for finding in check_cluster(config.load(None, (*DOCUMENT, *changes)))}
 
 
 def test_a_healthy_cluster_misses_nothing(healthy: FakeCluster) -> None:
-    findings = found()
+    findings = check_results()
     assert [finding for finding in findings.values() if finding.verdict == "missing"] == []
     for subject in ("API server", "kind PyTorchJob", "training-operator", "permissions", "claim w", "the job itself"):
         assert findings[subject].verdict == "ok", findings[subject]
@@ -50,14 +50,14 @@ def test_a_healthy_cluster_misses_nothing(healthy: FakeCluster) -> None:
 
 
 def test_every_finding_that_is_not_fine_says_what_to_do(healthy: FakeCluster) -> None:
-    for finding in found("launch.cluster.queue=lq").values():
+    for finding in check_results("launch.cluster.queue=lq").values():
         assert finding.found
         assert (finding.verdict == "ok") == (finding.advice == ""), finding
 
 
 def test_credentials_that_are_refused_are_one_line(healthy: FakeCluster) -> None:
     healthy.tokens.clear()
-    (finding,) = found().values()
+    (finding,) = check_results().values()
     assert finding.verdict == "missing"
     assert finding.subject == "API server"
     assert "HTTP 401" in finding.found
@@ -121,20 +121,20 @@ CASES: dict[str, tuple[Callable[[FakeCluster], None], str, str, str]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_is_wrong_is_found_and_says_what_to_do(healthy: FakeCluster, name: str) -> None:
+def test_a_failed_check_says_what_to_do(healthy: FakeCluster, name: str) -> None:
     spoil, subject, verdict, advice = CASES[name]
     spoil(healthy)
-    finding = found("launch.backend=pytorchjob")[subject]
+    finding = check_results("launch.backend=pytorchjob")[subject]
     assert finding.verdict == verdict
     assert advice in finding.advice
 
 
 def test_the_operators_init_container_is_noticed_where_admission_refuses_it(healthy: FakeCluster) -> None:
-    assert "--pytorch-init-container-template-file" in found()["init container"].advice
+    assert "--pytorch-init-container-template-file" in check_results()["init container"].advice
     (deployment,) = healthy.all("deployments")
     deployment["spec"]["args"] = ["--pytorch-init-container-template-file=/etc/config/init.yaml"]
     healthy.put("deployments", deployment, "kubeflow")
-    assert "init container" not in found()
+    assert "init container" not in check_results()
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_the_operators_init_container_is_noticed_where_admission_refuses_it(heal
 def test_node_pools_are_compared_with_the_hardware(healthy: FakeCluster, nodes: list[Any], verdict: str) -> None:
     for number, size in enumerate(nodes):
         node(healthy, f"gpu{number}", size, LABEL)
-    finding = found(
+    finding = check_results(
         "launch.hardware=nvidia-h100-80gb x8", "launch.cluster.network=plain", "launch.cluster.security=restricted"
     )
     assert finding["nodes for nvidia-h100-80gb x8"].verdict == verdict
@@ -160,13 +160,13 @@ def test_node_pools_are_compared_with_the_hardware(healthy: FakeCluster, nodes: 
         ("launch.cluster.local_ssd=true", "cloud.google.com/gke-ephemeral-storage-local-ssd=true"),
     ],
 )
-def test_nodes_without_what_places_the_pods_are_not_counted(healthy: FakeCluster, change: str, label: str) -> None:
-    finding = found(change)["nodes for cpu"]
+def test_nodes_without_placement_labels_are_not_counted(healthy: FakeCluster, change: str, label: str) -> None:
+    finding = check_results(change)["nodes for cpu"]
     assert (finding.verdict, label in finding.found) == ("note", True)
 
 
 def test_nodes_with_too_small_a_disk_do_not_fit(healthy: FakeCluster) -> None:
-    finding = found("launch.resources.ephemeral_gib=200")["nodes for cpu"]
+    finding = check_results("launch.resources.ephemeral_gib=200")["nodes for cpu"]
     assert finding.verdict == "missing"
     assert "90Gi ephemeral-storage" in finding.found
 
@@ -190,21 +190,21 @@ def test_a_queue_must_be_active_and_manage_the_kind(
     healthy: FakeCluster, active: str, frameworks: str, verdicts: tuple[str, str]
 ) -> None:
     queue(healthy, active, frameworks)
-    findings = found("launch.cluster.queue=lq")
+    findings = check_results("launch.cluster.queue=lq")
     assert (findings["queue lq"].verdict, findings["Kueue's kinds"].verdict) == verdicts
 
 
 def test_what_may_not_be_seen_is_not_said_to_be_missing(healthy: FakeCluster) -> None:
     unseen = ("namespaces", "nodes", "deployments", "resourcequotas", "persistentvolumeclaims")
     healthy.denied |= {(verb, plural) for plural in unseen for verb in ("get", "list")}
-    findings = found()
+    findings = check_results()
     assert [finding for finding in findings.values() if finding.verdict == "missing"] == []
     assert findings["nodes for cpu"].verdict == findings["operators"].verdict == "note"
 
 
 def test_kubeflow_pipelines_is_asked_through_the_api_server(healthy: FakeCluster) -> None:
     asked = len(healthy.seen)
-    assert found()["Kubeflow Pipelines"].verdict == "note"
+    assert check_results()["Kubeflow Pipelines"].verdict == "note"
     assert sum("ml-pipeline" in seen.path for seen in healthy.seen[asked:]) == 1  # 503 is an answer here, no outage
 
 

@@ -182,7 +182,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_submitted(
     assert all(part in str(error) for part in says.split("; ")), str(error)
 
 
-def test_all_misfits_are_told_at_once() -> None:
+def test_all_misfits_are_reported_at_once() -> None:
     with refused("\n  - ", kind=InputErrors) as refusal:
         spec("launch.hardware=nvidia-l4", preset="mlperf-8xh100")
     keys = {"launch.resources.cpus", "launch.resources.memory_gib", "launch.processes"}

@@ -171,21 +171,21 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_job_is_told_as_it_stands(case: Case) -> None:
-    found = job_state.read_job_state(case.job, case.pods, case.events, case.workload)
-    assert found.phase == case.phase, str(found)
-    assert case.says in found.reason
-    assert found.is_permanent == case.hopeless
-    assert (found.stage_exit.exit_code if found.stage_exit else None) == case.exit_code
+def test_the_state_of_a_job(case: Case) -> None:
+    state = job_state.read_job_state(case.job, case.pods, case.events, case.workload)
+    assert state.phase == case.phase, str(state)
+    assert case.says in state.reason
+    assert state.is_permanent == case.hopeless
+    assert (state.stage_exit.exit_code if state.stage_exit else None) == case.exit_code
 
 
 def test_the_first_cause_explains_the_others() -> None:
     ends = [(77, "peer lost"), (76, "hang"), (1, "loss is not finite"), (2, "bad document")]
     for number in range(len(ends)):
         pods = [pod(index, state=terminated(*end)) for index, end in enumerate(ends[: number + 1])]
-        found = job_state.read_job_state(LIVE, pods).stage_exit
-        assert found is not None
-        assert (found.exit_code, found.error) == ends[number]
+        state = job_state.read_job_state(LIVE, pods).stage_exit
+        assert state is not None
+        assert (state.exit_code, state.error) == ends[number]
 
 
 def test_an_error_of_many_lines_is_one_line_in_a_state() -> None:
@@ -194,10 +194,10 @@ def test_an_error_of_many_lines_is_one_line_in_a_state() -> None:
 
 
 def test_the_line_for_people_counts_pods_and_restarts() -> None:
-    found = job_state.read_job_state(
+    state = job_state.read_job_state(
         LIVE, [pod(0, restarts=2), pod(1, state=waiting("ContainerCreating"), phase="Pending")]
     )
-    assert str(found) == "restarting, 1 of 2 pods, 2 restarts"
+    assert str(state) == "restarting, 1 of 2 pods, 2 restarts"
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,5 @@ def test_the_line_for_people_counts_pods_and_restarts() -> None:
         ({"restarts": 1}, [], True),
     ],
 )
-def test_whether_a_job_ever_ran_is_told_by_its_pods_and_its_status(
-    status: dict[str, Any], pods: list[dict[str, Any]], ran: bool
-) -> None:
+def test_pods_and_status_show_if_a_job_ever_ran(status: dict[str, Any], pods: list[dict[str, Any]], ran: bool) -> None:
     assert job_state.read_job_state(stored(job(status=status), created="2026-01-01T00:00:00Z"), pods).has_run is ran

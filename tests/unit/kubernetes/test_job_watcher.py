@@ -101,9 +101,7 @@ class Operator:
         self.condition("Succeeded")
 
 
-def test_a_job_is_told_from_submission_to_its_end_with_the_log_in_between(
-    operator: Operator, cluster: FakeCluster
-) -> None:
+def test_a_job_is_reported_from_submission_to_its_end_with_its_log(operator: Operator, cluster: FakeCluster) -> None:
     launcher = Waiting()
     launcher.sees("PyTorchJob r1 in namespace train: submitted", "pending")
     operator.pods(unschedulable(0, "0/1 nodes are available: 1 Insufficient cpu."))
@@ -196,14 +194,14 @@ def test_a_job_that_has_trained_is_not_given_up_for_a_replacement_that_cannot_st
     assert launcher.end() == JobResult("train", 0)
 
 
-def test_pods_that_are_refused_are_told_from_the_jobs_events(operator: Operator, cluster: FakeCluster) -> None:
+def test_refused_pods_are_reported_from_the_events_of_the_job(operator: Operator, cluster: FakeCluster) -> None:
     launcher = Waiting()
     operator.job()
     cluster.put("events", event("r1", "FailedCreatePod", 'Error creating: violates PodSecurity "restricted"'))
     assert "Pod Security" in launcher.end().error
 
 
-def test_a_job_in_a_queue_is_told_with_kueues_words(operator: Operator, cluster: FakeCluster) -> None:
+def test_a_queued_job_is_reported_with_kueues_message(operator: Operator, cluster: FakeCluster) -> None:
     launcher = Waiting("launch.cluster.queue=lq")
     made = operator.job()
     made["spec"]["runPolicy"]["suspend"] = True
@@ -244,7 +242,7 @@ def test_a_deleted_namespace_is_one_message(operator: Operator, cluster: FakeClu
     assert result.field == "namespace train"
 
 
-def test_a_job_that_somebody_replaced_is_not_taken_for_ours(operator: Operator, cluster: FakeCluster) -> None:
+def test_a_replaced_job_is_not_taken_for_ours(operator: Operator, cluster: FakeCluster) -> None:
     launcher = Waiting()
     made = operator.job()
     launcher.sees("pending")

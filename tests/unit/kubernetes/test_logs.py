@@ -80,7 +80,7 @@ def test_lines_of_one_instant_are_each_shown_once(api: ClusterClient, cluster: F
     assert numbers([line.decode() for line in log.lines(pod(0), follow=False)]) == [3, 4, 5]
 
 
-def test_a_restart_behind_a_broken_connection_still_shows_the_last_words(
+def test_a_restart_behind_a_broken_connection_still_shows_the_last_lines(
     api: ClusterClient, cluster: FakeCluster, notices: list[str]
 ) -> None:
     cluster.put("pods", pod(0))
@@ -95,7 +95,7 @@ def test_a_restart_behind_a_broken_connection_still_shows_the_last_words(
     assert notices == []
 
 
-def test_lives_that_nobody_read_are_told_as_lost(api: ClusterClient, cluster: FakeCluster, notices: list[str]) -> None:
+def test_unread_containers_are_reported_as_lost(api: ClusterClient, cluster: FakeCluster, notices: list[str]) -> None:
     log = ContainerLog(api, pod(0), notices.append)
     cluster.say(POD, "line 0")
     cluster.restart(POD)
@@ -139,7 +139,7 @@ def test_a_container_that_has_ended_is_not_read_again_and_again(
     assert sum(seen.path.endswith("/log") for seen in cluster.seen) == 1
 
 
-def test_a_broken_stream_is_told_to_the_reader(api: ClusterClient, cluster: FakeCluster, notices: list[str]) -> None:
+def test_a_broken_stream_is_reported(api: ClusterClient, cluster: FakeCluster, notices: list[str]) -> None:
     cluster.say(POD, "line 0")
     lines = ContainerLog(api, pod(0), notices.append).lines(pod(0), follow=True)
     assert next(lines) == b"line 0"
@@ -167,7 +167,7 @@ def labelled(name: str, **labels: str) -> dict[str, Any]:
     return made
 
 
-def test_rank_0_is_found_among_the_pods_of_every_kind_of_job() -> None:
+def test_rank_0_is_selected_among_the_pods_of_every_kind_of_job() -> None:
     index, kind = "training.kubeflow.org/replica-index", "training.kubeflow.org/replica-type"
     master = labelled("m", **{index: "0", kind: "master"})
     workers = [labelled(f"w{number}", **{index: str(number), kind: "worker"}) for number in (1, 0)]
@@ -179,7 +179,7 @@ def test_rank_0_is_found_among_the_pods_of_every_kind_of_job() -> None:
         for number in (1, 0)
     ]
     for pods, expected in ((workers, "w0"), ([*workers, master], "m"), (hosts, "s0"), ([labelled("only")], "only")):
-        found = first_pod(pods)
-        assert found is not None
-        assert found["metadata"]["name"] == expected
+        pod = first_pod(pods)
+        assert pod is not None
+        assert pod["metadata"]["name"] == expected
     assert first_pod([]) is None

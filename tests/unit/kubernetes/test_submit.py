@@ -46,16 +46,16 @@ def test_the_server_is_asked_without_effect_before_anything_is_made(api: Cluster
 
 
 def test_companions_go_with_their_job(api: ClusterClient, cluster: FakeCluster) -> None:
-    found = submit_job(api, MANIFESTS, print)
+    submissions = submit_job(api, MANIFESTS, print)
     (policy,) = cluster.all("networkpolicies")
     (owner,) = policy["metadata"]["ownerReferences"]
-    assert (owner["kind"], owner["uid"]) == ("PyTorchJob", found.job["metadata"]["uid"])
+    assert (owner["kind"], owner["uid"]) == ("PyTorchJob", submissions.job["metadata"]["uid"])
     assert owner["blockOwnerDeletion"] is True  # else an old one may still be there when the next job is made
     cluster.remove("pytorchjobs", "r1")
     assert cluster.all("networkpolicies") == []
 
 
-def test_a_cluster_that_guards_finalizers_is_told_of_the_right_that_is_missing(
+def test_a_cluster_that_guards_finalizers_names_the_missing_permission(
     api: ClusterClient, cluster: FakeCluster
 ) -> None:
     def guard(seen: Seen) -> Answer | None:
@@ -75,7 +75,7 @@ def test_a_cluster_that_guards_finalizers_is_told_of_the_right_that_is_missing(
 
 @pytest.mark.parametrize("labels", [{}, {**LABELS, "podscale.dev/run": "other"}])
 @pytest.mark.parametrize("running", [False, True], ids=["new job", "adopted job"])
-def test_an_object_of_somebody_else_is_neither_used_nor_taken_over(
+def test_a_foreign_object_is_neither_used_nor_taken_over(
     api: ClusterClient, cluster: FakeCluster, labels: dict[str, str], running: bool
 ) -> None:
     foreign = cluster.put("networkpolicies", {**POLICY, "metadata": {"name": "r1", "labels": labels}})
@@ -103,10 +103,10 @@ def test_what_another_submitter_of_this_document_has_just_made_is_used(
 ) -> None:
     (made,) = submit.prepare_owned_objects(api, (POLICY,))
     assert submit.prepare_owned_objects(api, (POLICY,)) == []
-    (kept,) = cluster.all("networkpolicies")
+    (policy,) = cluster.all("networkpolicies")
     submit_job(api, MANIFESTS, print)
     (owned,) = cluster.all("networkpolicies")
-    assert kept["metadata"]["uid"] == owned["metadata"]["uid"]
+    assert policy["metadata"]["uid"] == owned["metadata"]["uid"]
     assert made["metadata"]["name"] == "r1"
 
 
@@ -172,7 +172,7 @@ def test_another_document_under_the_same_id_is_refused(api: ClusterClient, clust
         submit_job(api, JobManifests(job(identity="other")), print)
 
 
-def test_a_job_of_somebody_else_is_refused(api: ClusterClient, cluster: FakeCluster) -> None:
+def test_a_foreign_job_is_refused(api: ClusterClient, cluster: FakeCluster) -> None:
     foreign = job()
     foreign["metadata"]["annotations"] = {}
     cluster.put("pytorchjobs", foreign)
@@ -197,17 +197,18 @@ def test_two_submitters_at_once_make_one_job(cluster: FakeCluster) -> None:
         return None
 
     cluster.faults.append(both_have_looked)
-    found: list[Submission] = []
+    submissions: list[Submission] = []
     clients = [connect_cluster(NamedCluster(), policy=RetryPolicy(10)) for _ in range(4)]
     threads = [
-        threading.Thread(target=lambda api=api: found.append(submit_job(api, MANIFESTS, print))) for api in clients
+        threading.Thread(target=lambda api=api: submissions.append(submit_job(api, MANIFESTS, print)))
+        for api in clients
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(30)
-    assert sorted(one.action for one in found) == ["adopted", "adopted", "adopted", "created"]
-    assert len({one.job["metadata"]["uid"] for one in found}) == len(jobs(cluster)) == 1
+    assert sorted(one.action for one in submissions) == ["adopted", "adopted", "adopted", "created"]
+    assert len({one.job["metadata"]["uid"] for one in submissions}) == len(jobs(cluster)) == 1
 
 
 def test_an_answer_that_is_lost_makes_no_second_job(api: ClusterClient, cluster: FakeCluster) -> None:
@@ -236,7 +237,7 @@ def test_a_refused_job_leaves_nothing_behind(api: ClusterClient, cluster: FakeCl
     assert jobs(cluster) == []
 
 
-def test_a_missing_operator_is_told_and_leaves_nothing_behind(api: ClusterClient, cluster: FakeCluster) -> None:
+def test_a_missing_operator_is_refused_and_leaves_nothing_behind(api: ClusterClient, cluster: FakeCluster) -> None:
     cluster.kinds["kubeflow.org/v1"].clear()
     with refused("Kubeflow Training Operator", field="PyTorchJob", kind=KindNotServed):
         submit_job(api, MANIFESTS, print)

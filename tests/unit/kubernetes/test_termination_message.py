@@ -45,7 +45,7 @@ def test_a_stage_that_is_done(log: Path) -> None:
     assert json.loads(log.read_text()) == {"stage": "shard", "exit_code": 0, "error": ""}
 
 
-def test_nothing_is_written_where_nobody_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_written_without_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(env.TERMINATION_LOG, raising=False)
     monkeypatch.chdir(tmp_path)
     with termination_message.write_termination_on_exit("train"):
@@ -65,10 +65,10 @@ def test_a_log_that_cannot_be_written_hides_no_error(monkeypatch: pytest.MonkeyP
 def test_the_message_fits_what_kubernetes_keeps(error: str) -> None:
     message = termination_message.termination_message("train", 1, error)
     assert len(message) <= 4096
-    found = termination_message.parse_termination_message(message.decode())
-    assert found is not None
-    assert found["error"].rstrip(".") == error[: len(found["error"].rstrip("."))], "the beginning is kept"
-    assert len(message) > 4096 - 16 or found["error"] == error
+    parsed = termination_message.parse_termination_message(message.decode())
+    assert parsed is not None
+    assert parsed["error"].rstrip(".") == error[: len(parsed["error"].rstrip("."))], "the beginning is kept"
+    assert len(message) > 4096 - 16 or parsed["error"] == error
 
 
 @pytest.mark.parametrize(
@@ -85,11 +85,11 @@ def test_a_command_tells_even_what_is_wrong_with_its_document(
 
     monkeypatch.setenv(env.RUN_DOCUMENT, "launch: {nodez: 2}")
     assert main(["train"]) == 2
-    found = termination_message.parse_termination_message(log.read_text())
-    assert found is not None
-    assert found["exit_code"] == 2
-    assert found["error"].startswith("PODSCALE_RUN_DOCUMENT:1: ")
-    assert {"launch.nodez", "launch.nodes"} <= set(re.findall(r"[\w.]+", found["error"]))
+    parsed = termination_message.parse_termination_message(log.read_text())
+    assert parsed is not None
+    assert parsed["exit_code"] == 2
+    assert parsed["error"].startswith("PODSCALE_RUN_DOCUMENT:1: ")
+    assert {"launch.nodez", "launch.nodes"} <= set(re.findall(r"[\w.]+", parsed["error"]))
 
 
 def test_a_stage_reads_its_document_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from tests.support.ports import free_port
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_ranks_that_were_told_nothing_end_with_their_parent(tmp_path: Path, number: signal.Signals) -> None:
+def test_ranks_without_an_environment_exit_with_their_parent(tmp_path: Path, number: signal.Signals) -> None:
     """The first of two pods waits for the second; its two ranks wait with it."""
     options = ("--processes=2", "--nodes=2", "--node-rank=0", "--slices=1", "--address=127.0.0.1")
     variables = {name: value for name, value in os.environ.items() if name != env.SUPERVISOR}

@@ -1,9 +1,14 @@
 """How pods meet, by what each kind of launcher puts into their environment."""
 
+import socket
+import threading
+
 import pytest
 
 from podscale.errors import ABSENT
+from podscale.launch import rendezvous
 from podscale.launch.rendezvous import Rendezvous
+from tests.support.polling import until
 from tests.support.refusals import refused
 
 TORCHRUN = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "m", "PET_MASTER_PORT": "29500"}
@@ -83,3 +88,55 @@ def test_a_half_set_environment_names_what_is_missing(variables: dict[str, str],
 def test_what_makes_no_sense_is_refused(variables: dict[str, str], field: str, got: object, says: str) -> None:
     with refused(says, field=field, got=got):
         Rendezvous.read(variables)
+
+
+def pod_of(address: str, port: int = 1, nodes: int = 2, node_rank: int | None = 1) -> Rendezvous:
+    return Rendezvous(nodes=nodes, node_rank=node_rank, address=address, port=port)
+
+
+def test_a_name_that_does_not_resolve() -> None:
+    said = rendezvous.describe_missing_pods(pod_of("digits-worker-0.invalid"))
+    assert "digits-worker-0.invalid" in said
+    assert "headless service" in said
+
+
+def test_a_first_pod_that_does_not_answer() -> None:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))  # taken, and not listening
+        port = bound.getsockname()[1]
+        said = rendezvous.describe_missing_pods(pod_of("127.0.0.1", port))
+    assert f"127.0.0.1:{port}" in said
+    assert "network policy" in said
+
+
+@pytest.mark.parametrize(("nodes", "others"), [(2, "the other pod"), (5, "the other 4 pods")])
+def test_others_are_missing(nodes: int, others: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        said = rendezvous.describe_missing_pods(pod_of("127.0.0.1", port, nodes))
+    assert said == f"waiting for {others} of this job; the first pod answers at 127.0.0.1:{port}"
+    assert (
+        rendezvous.describe_missing_pods(pod_of("0.invalid", nodes=nodes, node_rank=0))
+        == f"waiting for {others} of this job"
+    )
+
+
+def test_progress_is_logged_until_all_pods_have_joined() -> None:
+    logged: list[str] = []
+    joined = threading.Event()
+    with rendezvous.log_rendezvous_progress(
+        pod_of("0.invalid", node_rank=0), joined.is_set, logged.append, first_seconds=0.01, every_seconds=0.01
+    ):
+        until(lambda: len(logged) >= 3)
+        joined.set()
+        until(lambda: not alive())
+    assert set(logged) == {rendezvous.describe_missing_pods(pod_of("0.invalid", node_rank=0))}
+
+
+def test_a_single_pod_does_not_wait() -> None:
+    with rendezvous.log_rendezvous_progress(Rendezvous(), lambda: False, pytest.fail, first_seconds=0, every_seconds=0):
+        assert not alive()
+
+
+def alive() -> bool:
+    return any(thread.name == "joining" for thread in threading.enumerate())

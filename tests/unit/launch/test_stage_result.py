@@ -62,7 +62,7 @@ def test_reports_are_read_back_and_half_ones_left_out(tmp_path: Path) -> None:
     assert stage_result(GroupExit(read_worker_reports(tmp_path))) == StageResult(1, "rank 10: KeyError: 'x'")
 
 
-def test_members_are_found_by_their_environment_and_ended(tmp_path: Path) -> None:
+def test_members_are_identified_by_their_environment_and_stopped(tmp_path: Path) -> None:
     environment = {"PODSCALE_RANK_DIR": str(tmp_path)}
     ours = subprocess.Popen(["/bin/sleep", "600"], env=environment, start_new_session=True)
     other = subprocess.Popen(["/bin/sleep", "600"], env={"PODSCALE_RANK_DIR": f"{tmp_path}-other"})
@@ -83,7 +83,7 @@ def test_ancestors_go_up_to_the_first_process() -> None:
     assert all(is_alive(pid) for pid in chain if pid)
 
 
-def test_a_process_whose_supervisor_is_gone_ends_at_once() -> None:
+def test_a_process_without_its_supervisor_exits_at_once() -> None:
     dead = subprocess.Popen(["/bin/true"])
     dead.wait()
     code = "import os; os.environ['PODSCALE_SUPERVISOR'] = '%d'; "

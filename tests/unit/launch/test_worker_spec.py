@@ -150,7 +150,7 @@ def test_a_rank_of_torchrun_has_no_store_of_ours() -> None:
 
 
 @pytest.mark.parametrize("left_out", ["RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "PODSCALE_STORE", "PODSCALE_SLICE"])
-def test_a_rank_whose_environment_is_half_set_says_so(left_out: str) -> None:
+def test_an_incomplete_rank_environment_is_refused(left_out: str) -> None:
     variables = build_rank_env(Rendezvous(8, 6, "m", 1, slices=2), 2, 1, 1).variables()
     del variables[left_out]
     with refused(left_out):

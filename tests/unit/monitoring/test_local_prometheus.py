@@ -35,7 +35,7 @@ def test_the_configuration_names_files_wherever_it_is_started(tmp_path: Path, mo
     assert written["rule_files"] == [str(tmp_path / "runs" / ".prometheus" / "rules.yml")]
 
 
-def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with refused(field=tmp_path / "file" / ".prometheus"):
         local_prometheus.PrometheusDirectory(tmp_path / "file")

@@ -86,15 +86,15 @@ def serving(directory: Path, text: str) -> Iterator[None]:
 def watched(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
     capsys.readouterr()
     assert main(["watch", *arguments, "--once", "--json"]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
+    status: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return status
 
 
 def status_of(*records: EventRecord) -> RunStatus:
-    found = RunStatus()
+    status = RunStatus()
     for number, record in enumerate(records):
-        found.add_record({"time": 100.0 + number, **record})
-    return found
+        status.add_record({"time": 100.0 + number, **record})
+    return status
 
 
 def drawn(frame: ScreenFrame, width: int = 100) -> str:
@@ -111,21 +111,21 @@ STEP = {
 
 
 def test_records_come_to_a_standing() -> None:
-    found = status_of(START, STEP)
-    assert (found.state, found.step, found.total_steps, found.images_per_second) == ("training", 4, 10, 250.0)
-    assert found.phases == {"data_wait": 0.1, "forward_backward": 0.6, "allreduce_wait": 0.3}
-    assert found.seconds_left == pytest.approx(1.5)  # 4 steps took one second
+    status = status_of(START, STEP)
+    assert (status.state, status.step, status.total_steps, status.images_per_second) == ("training", 4, 10, 250.0)
+    assert status.phases == {"data_wait": 0.1, "forward_backward": 0.6, "allreduce_wait": 0.3}
+    assert status.seconds_left == pytest.approx(1.5)  # 4 steps took one second
 
 
 def test_a_resumed_run_goes_back_and_counts_its_launches() -> None:
-    found = status_of(START, STEP, {**START, "event": "resumed", "step": 2})
-    assert (found.launches, found.step, found.seconds_left) == (2, 2, None)
+    status = status_of(START, STEP, {**START, "event": "resumed", "step": 2})
+    assert (status.launches, status.step, status.seconds_left) == (2, 2, None)
 
 
-def test_the_best_accuracy_is_kept_when_a_later_one_is_worse() -> None:
+def test_the_best_accuracy_outlasts_a_worse_one() -> None:
     evaluation = {"kind": "evaluation", "step": 5, "epoch": 1.0, "top1": 0.8, "top5": 0.9, "loss": 1.0}
-    found = status_of(START, evaluation, {**evaluation, "step": 6, "top1": 0.7})
-    assert (found.evaluation["top1"], found.best_top1) == (0.7, 0.8)  # type: ignore[index]
+    status = status_of(START, evaluation, {**evaluation, "step": 6, "top1": 0.7})
+    assert (status.evaluation["top1"], status.best_top1) == (0.7, 0.8)  # type: ignore[index]
 
 
 @pytest.mark.parametrize(
@@ -133,9 +133,9 @@ def test_the_best_accuracy_is_kept_when_a_later_one_is_worse() -> None:
 )
 def test_how_a_training_ends(event: str, state: str) -> None:
     end = {"kind": "event", "event": event, "step": 4, "images": 10, "seconds": 1.0, "processes": 2}
-    found = status_of(START, STEP, end)
-    assert found.state == state
-    assert found.images_per_second is None  # nothing is trained any more
+    status = status_of(START, STEP, end)
+    assert status.state == state
+    assert status.images_per_second is None  # nothing is trained any more
 
 
 def test_goodput_is_known_of_a_run_that_serves_no_metrics_any_more(
@@ -148,11 +148,11 @@ def test_goodput_is_known_of_a_run_that_serves_no_metrics_any_more(
 
 
 def test_metrics_come_to_figures_of_each_rank() -> None:
-    found = read_run_stats({"pod-a": exposition({0: 400.0}), "pod-b": exposition({1: 200.0})})
-    assert [found.ranks[rank].images_per_second for rank in (0, 1)] == [40.0, 20.0]
-    assert found.ranks[1].pod == "pod-b"
-    assert (found.ranks[0].memory_bytes, found.ranks[0].queued_batches, found.ranks[0].bad_records) == (2**20, 3, 1)
-    assert goodput_fraction(found.wall_seconds) == 0.75
+    status = read_run_stats({"pod-a": exposition({0: 400.0}), "pod-b": exposition({1: 200.0})})
+    assert [status.ranks[rank].images_per_second for rank in (0, 1)] == [40.0, 20.0]
+    assert status.ranks[1].pod == "pod-b"
+    assert (status.ranks[0].memory_bytes, status.ranks[0].queued_batches, status.ranks[0].bad_records) == (2**20, 3, 1)
+    assert goodput_fraction(status.wall_seconds) == 0.75
 
 
 def test_why_a_run_that_is_held_shows_no_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -180,8 +180,8 @@ def test_figures_over_the_time_between_two_looks() -> None:
 
 @pytest.mark.parametrize("text", ["", "not metrics {", 'podscale_train_images_total{rank="x"} 1\n'])
 def test_texts_that_are_no_metrics_tell_nothing(text: str) -> None:
-    found = read_run_stats({"": text})
-    assert (found.ranks, goodput_fraction(found.wall_seconds)) == ({}, None)
+    status = read_run_stats({"": text})
+    assert (status.ranks, goodput_fraction(status.wall_seconds)) == ({}, None)
 
 
 def test_the_picture_says_what_is_known() -> None:
@@ -215,11 +215,11 @@ def test_sparklines(values: list[float], line: str) -> None:
 def test_once_shows_a_run_directory_and_its_endpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = a_run(tmp_path / "runs" / "r")
     with held(run), serving(run, exposition({0: 400.0, 1: 200.0})):
-        found = watched(capsys, str(run))
-        assert (found["step"], found["images_per_second"], found["best_top1"]) == (3, 300.0, 0.5)
-        assert [rank["images_per_second"] for rank in found["rank_figures"]] == [40.0, 20.0]
-        assert found["goodput"]["ratio"] == 0.75
-        assert found["headline"] == ""
+        status = watched(capsys, str(run))
+        assert (status["step"], status["images_per_second"], status["best_top1"]) == (3, 300.0, 0.5)
+        assert [rank["images_per_second"] for rank in status["rank_figures"]] == [40.0, 20.0]
+        assert status["goodput"]["ratio"] == 0.75
+        assert status["headline"] == ""
         assert main(["watch", str(run), "--once"]) == 0
         assert "step 3 of 10" in capsys.readouterr().out
 
@@ -235,7 +235,7 @@ def test_the_newest_run_here_is_meant_where_none_is_named(
     assert new.is_dir()
 
 
-def test_a_run_that_nobody_writes_is_followed_to_its_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_a_writer_is_followed_to_its_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = a_run(tmp_path / "runs" / "r")
     assert main(["watch", str(run)]) == 0  # in a pipe: the lines of the log
     assert "evaluation  step 3" in capsys.readouterr().out
@@ -263,8 +263,8 @@ def test_what_cannot_be_watched(
 
 def test_the_picture_in_the_docs_is_of_this_screen_and_fetches_nothing() -> None:
     """Where a figure or a column is new or gone: tools/watch_picture.py."""
-    kept = (Path(__file__).parents[3] / "docs" / "images" / "watch.svg").read_text(encoding="utf-8")
-    words = set(re.sub("<[^>]*>", " ", kept).replace("&#160;", " ").split())
+    committed = (Path(__file__).parents[3] / "docs" / "images" / "watch.svg").read_text(encoding="utf-8")
+    words = set(re.sub("<[^>]*>", " ", committed).replace("&#160;", " ").split())
     assert {"images/s", "goodput", "checkpoint", "slowest", "compute", "data", "waits", "queue", "memory"} <= words
-    assert "url(http" not in kept.replace('"', "")
-    assert "@font-face" not in kept
+    assert "url(http" not in committed.replace('"', "")
+    assert "@font-face" not in committed

@@ -61,9 +61,9 @@ def server() -> Iterator[Callable[..., str]]:
         made.server_close()
 
 
-def answer_of(place: KfpEndpoint, kind: type[PodscaleError] = InputError, *, got: object = ABSENT) -> PodscaleError:
-    with refused(field=place.host, got=got, kind=kind) as refusal:
-        probe_backend(place)
+def answer_of(endpoint: KfpEndpoint, kind: type[PodscaleError] = InputError, *, got: object = ABSENT) -> PodscaleError:
+    with refused(field=endpoint.host, got=got, kind=kind) as refusal:
+        probe_backend(endpoint)
     return refusal.error
 
 
@@ -85,7 +85,7 @@ def test_nothing_listens(api):
     ("code", "error"),
     [(socket.EAI_NONAME, InputError), (socket.EAI_AGAIN, BackendUnreachable)],
 )
-def test_a_name_that_nobody_knows_is_told_from_name_servers_that_do_not_answer(monkeypatch, code, error):
+def test_an_unknown_name_differs_from_a_name_server_that_does_not_answer(monkeypatch, code, error):
     def resolve(*_: object, **__: object) -> None:
         raise socket.gaierror(code, "try again")
 
@@ -118,7 +118,7 @@ def test_a_backend_that_is_not_well_may_become_so(server):
     answer_of(KfpEndpoint(server(502)), BackendUnreachable, got=502)
 
 
-def test_an_old_kfp_is_told_from_no_kfp(server):
+def test_an_old_kfp_differs_from_no_kfp(server):
     error = answer_of(KfpEndpoint(server(404, "application/json", b"{}", location="/apis/v1beta1/healthz")))
     assert "2.15" in error.hint
 
@@ -127,10 +127,10 @@ def test_a_token_is_read_again_at_every_use(api, tmp_path):
     api.store.token = "second"
     path = tmp_path / "token"
     path.write_text("first\n")
-    place = KfpEndpoint(api.url, token_file=path)
-    assert "the token" in answer_of(place, got=401).problem
+    endpoint = KfpEndpoint(api.url, token_file=path)
+    assert "the token" in answer_of(endpoint, got=401).problem
     path.write_text("second\n")
-    assert probe_backend(place) is False
+    assert probe_backend(endpoint) is False
 
 
 def test_a_token_file_that_is_not_there(api, tmp_path):
@@ -139,9 +139,9 @@ def test_a_token_file_that_is_not_there(api, tmp_path):
 
 
 def test_the_address_comes_from_the_option_then_the_environment_then_the_cluster():
-    given = {"KF_PIPELINES_ENDPOINT": "https://kfp.example.com/pipeline/", "KUBERNETES_SERVICE_HOST": "10.0.0.1"}
-    assert resolve_endpoint("localhost:8888", environment=given).host == "http://localhost:8888"
-    assert resolve_endpoint(None, environment=given).host == "https://kfp.example.com/pipeline"
+    variables = {"KF_PIPELINES_ENDPOINT": "https://kfp.example.com/pipeline/", "KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+    assert resolve_endpoint("localhost:8888", environment=variables).host == "http://localhost:8888"
+    assert resolve_endpoint(None, environment=variables).host == "https://kfp.example.com/pipeline"
     assert resolve_endpoint(None, environment={"KUBERNETES_SERVICE_HOST": "10.0.0.1"}).host == IN_CLUSTER_ADDRESS
     with refused("kubectl port-forward", field="--host", got=ABSENT):
         resolve_endpoint(None, environment={})
@@ -154,10 +154,10 @@ def test_an_address_that_is_none(address):
 
 
 def test_credentials_come_from_the_environment(tmp_path: Path):
-    found = resolve_endpoint(
+    resolved = resolve_endpoint(
         "kfp", environment={"PODSCALE_KFP_TOKEN": "t", "PODSCALE_KFP_COOKIES": "authservice_session=x"}
     )
-    assert (found.host, found.read_token(), found.cookies) == ("https://kfp", "t", "authservice_session=x")
+    assert (resolved.host, resolved.read_token(), resolved.cookies) == ("https://kfp", "t", "authservice_session=x")
     assert resolve_endpoint("kfp", environment={"KF_PIPELINES_SA_TOKEN_PATH": "/t"}).token_file == Path("/t")
     with refused(field="--ca-file", got=str(tmp_path / "absent")):
         resolve_endpoint("kfp", ca_file=tmp_path / "absent", environment={})

@@ -136,8 +136,8 @@ def test_tasks_that_carry_out_a_stage_serve_metrics_to_the_cluster():
     secured = Package("launch.cluster.metrics_tls_secret=tls", "launch.cluster.metrics_token_secret=token")
     sharding = json.loads(variables(secured, "shard")[env.TELEMETRY])
     evaluating = json.loads(secured.tasks["evaluate"]["inputs"]["parameters"]["document"]["runtimeValue"]["constant"])
-    for told in (sharding["telemetry"], evaluating["telemetry"]):
-        served = TelemetrySection.model_validate(told)
+    for section in (sharding["telemetry"], evaluating["telemetry"]):
+        served = TelemetrySection.model_validate(section)
         assert (served.address, served.port) == ("0.0.0.0", METRICS_PORT)
         assert (served.tls_key, served.bearer_token_file) == (
             "/etc/podscale/metrics-tls/tls.key",
@@ -193,17 +193,17 @@ def test_a_launcher_is_small_and_needs_no_accelerator(launched):
     assert "nvidia.com/gpu" in [toleration.get("key") for toleration in evaluate["tolerations"]]
 
 
-def test_every_pod_sees_the_same_volumes_and_runs_as_nobody(launched):
+def test_every_pod_has_the_same_volumes_and_runs_without_root(launched):
     for name in ("pack", *STAGES, "summary"):
-        found = launched.kubernetes(name)
-        assert [(c["constant"], c["mountPath"]) for c in found["pvcMount"]] == [("data", "/workspace")]
-        assert [(s["secretName"], s["mountPath"]) for s in found["secretAsVolume"]] == [("keys", "/keys")]
-        assert [(c["configMapName"], c["mountPath"]) for c in found["configMapAsVolume"]] == [("own", "/own")]
-        memory = {e["mountPath"]: e["sizeLimit"] for e in found["emptyDirMounts"] if e.get("medium") == "Memory"}
+        config_of = launched.kubernetes(name)
+        assert [(c["constant"], c["mountPath"]) for c in config_of["pvcMount"]] == [("data", "/workspace")]
+        assert [(s["secretName"], s["mountPath"]) for s in config_of["secretAsVolume"]] == [("keys", "/keys")]
+        assert [(c["configMapName"], c["mountPath"]) for c in config_of["configMapAsVolume"]] == [("own", "/own")]
+        memory = {e["mountPath"]: e["sizeLimit"] for e in config_of["emptyDirMounts"] if e.get("medium") == "Memory"}
         assert set(memory) == {"/dev/shm"}
-        assert [secret["secretName"] for secret in found["imagePullSecret"]] == ["registry"]
-        assert found["imagePullPolicy"] == "IfNotPresent"
-        assert found["securityContext"] == {"runAsUser": "65532", "runAsGroup": "65532", "runAsNonRoot": True}
+        assert [secret["secretName"] for secret in config_of["imagePullSecret"]] == ["registry"]
+        assert config_of["imagePullPolicy"] == "IfNotPresent"
+        assert config_of["securityContext"] == {"runAsUser": "65532", "runAsGroup": "65532", "runAsNonRoot": True}
     shared = {e["mountPath"]: e["sizeLimit"] for e in launched.kubernetes("evaluate")["emptyDirMounts"]}
     assert shared["/dev/shm"] == "3Gi"
 
@@ -231,7 +231,7 @@ def test_a_volume_that_no_task_of_kfp_can_mount_is_refused(volume):
         Package(f"launch.cluster.volumes=[{{path: /photos, {volume}}}]", *security)
 
 
-def test_the_document_travels_inline_and_whole(local):
+def test_the_complete_document_travels_inline(local):
     constant = local.tasks["train"]["inputs"]["parameters"]["document"]["runtimeValue"]["constant"]
     assert loads(constant).launch.image == "registry/podscale:1"
 
@@ -251,14 +251,14 @@ def test_snapshots_of_an_ensemble_are_collapsed_in_parallel_before_they_are_eval
 
 
 def test_components_declare_typed_artifacts_and_install_nothing():
-    found = {}
+    artifacts = {}
     for name in COMPONENT_FUNCTIONS:
         text = (ROOT / "components" / name / "component.yaml").read_text()
         spec = yaml.safe_load(text)
         outputs = spec["components"][f"comp-{name}"].get("outputDefinitions", {}).get("artifacts", {})
-        found[name] = {key: value["artifactType"]["schemaTitle"] for key, value in outputs.items()}
+        artifacts[name] = {key: value["artifactType"]["schemaTitle"] for key, value in outputs.items()}
         assert "pip install" not in text
-    assert found == {
+    assert artifacts == {
         "pack": {},
         "shard": {"shard_set": "system.Dataset"},
         "train": {"model": "system.Model"},
@@ -281,7 +281,7 @@ def test_every_component_has_a_readme_that_names_its_inputs_and_outputs(name):
                 assert f"`{item}`" in readme
 
 
-def test_a_task_that_would_be_several_pods_is_refused_in_its_own_words() -> None:
+def test_a_task_of_several_pods_is_refused() -> None:
     slice_ = ["launch.hardware=tpu-v5e-4x4", "launch.processes=1", "launch.nodes=1", "train.global_batch=512"]
     config = load(presets.resolve_preset(None), ["run.workspace=/workspace", *slice_])
     with refused("asks for 4", field="launch.hardware", got="tpu-v5e-4x4"):

@@ -46,7 +46,7 @@ def _fresh_compiler() -> Any:
     torch._dynamo.reset()
 
 
-def updates(
+def train_steps(
     network: Callable[[], nn.Module], world: World, side: int, *, mode: Any, backend: Any, ranks: int
 ) -> tuple[list[float], nn.Module]:
     """Three gradient steps on uint8 images through the reducer; the losses, and the network after them."""
@@ -82,11 +82,11 @@ def assert_alike(found: tuple[list[float], nn.Module], want: tuple[list[float], 
 def test_alone_it_is_one_graph_and_with_others_one_a_region(world: World) -> None:
     from torch._dynamo.testing import CompileCounterWithBackend  # here: it takes seconds of all who only collect
 
-    plain = updates(resnet, world, 16, mode="off", backend="inductor", ranks=1)
+    plain = train_steps(resnet, world, 16, mode="off", backend="inductor", ranks=1)
     for ranks, graphs in ((1, 1), (4, 6)):
         torch._dynamo.reset()
         counter = CompileCounterWithBackend("aot_eager")
-        compiled = updates(resnet, world, 16, mode="default", backend=counter, ranks=ranks)
+        compiled = train_steps(resnet, world, 16, mode="default", backend=counter, ranks=ranks)
         assert counter.frame_count == graphs
         assert_alike(compiled, plain)
 
@@ -97,8 +97,8 @@ def test_the_real_compiler(world: World, tmp_path: Any, monkeypatch: Any) -> Non
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr("torch._inductor.config.cpp_cache_precompile_headers", False)  # slower than these few kernels
     monkeypatch.setattr("torch._inductor.config.cpp.vec_isa_ok", True)  # the check compiles a program
-    plain = updates(small, world, 16, mode="off", backend="inductor", ranks=1)
-    compiled = updates(small, world, 16, mode="default", backend="inductor", ranks=1)
+    plain = train_steps(small, world, 16, mode="off", backend="inductor", ranks=1)
+    compiled = train_steps(small, world, 16, mode="default", backend="inductor", ranks=1)
     assert_alike(compiled, plain)
 
 

@@ -6,11 +6,16 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional as F
 
-from podscale.config import InputSection
+from podscale.config import InputSection, loads
+from podscale.config.train import MixSection
 from podscale.data.loaders.base import Batch
-from podscale.pytorch.device_prefetcher import DevicePrefetcher, Normalise
+from podscale.data.rng import derive_key
+from podscale.pytorch.device_prefetcher import BatchMixer, DevicePrefetcher, Normalise, sample_beta
+from podscale.pytorch.train_step import TrainingLoss
 from podscale.pytorch.world import World
+from tests.support.refusals import refused
 
 ALONE = World(0, 1, 0, 1, torch.device("cpu"))
 
@@ -57,3 +62,85 @@ def test_a_loaders_own_tensors_are_not_changed() -> None:
     (found,) = DevicePrefetcher(ALONE)(iter([given]), phase)
     assert Normalise(section, ALONE, channels_last=True)(found.images).shape == (4, 3, 5, 6)
     assert torch.equal(images, before)
+
+
+def mixing(seed: int = 5, rank: int = 0, **section: float) -> BatchMixer:
+    return BatchMixer(MixSection(**section), seed, World(rank, 2, 0, 2, torch.device("cpu")))
+
+
+@pytest.mark.parametrize("alpha", [0.1, 0.5, 1.0])
+def test_draws_are_from_the_beta_distribution(alpha: float) -> None:
+    """Beta(a, a) has mean 1/2 and variance 1 / (4 (2 a + 1))."""
+    draws = np.array([sample_beta(alpha, derive_key(1, number)) for number in range(4000)])
+    assert ((draws >= 0) & (draws <= 1)).all()
+    assert draws.mean() == pytest.approx(0.5, abs=0.03)
+    assert draws.var() == pytest.approx(1 / (4 * (2 * alpha + 1)), rel=0.06)
+
+
+def test_mixup_adds_an_image_and_its_counterpart() -> None:
+    mix, images = mixing(mixup=1.0), torch.randn(5, 3, 8, 6)
+    mix.start_step(3)
+    share = float(mix.mix_weight(8, 6))
+    assert 0 < share < 1
+    want = share * images.numpy() + (1 - share) * images.numpy()[::-1]
+    np.testing.assert_allclose(mix.mix_images(images).numpy(), want, rtol=1e-5, atol=1e-6)
+
+
+def test_cutmix_puts_in_a_rectangle_and_counts_its_pixels() -> None:
+    mix = mixing(cutmix=1.0)
+    images = torch.arange(4.0)[:, None, None, None].expand(4, 3, 20, 30)
+    areas = []
+    for step in range(40):
+        mix.start_step(step)
+        mixed, share = mix.mix_images(images).numpy(), float(mix.mix_weight(20, 30))
+        other = mixed[0, 0] == 3
+        assert ((mixed[0, 0] == 0) | other).all()
+        rows, columns = np.flatnonzero(other.any(1)), np.flatnonzero(other.any(0))
+        assert other.sum() == len(rows) * len(columns), "what was put in is a rectangle"
+        assert share == pytest.approx(1 - other.mean(), abs=1e-6)
+        np.testing.assert_array_equal(mixed[3, 0] == 0, other)
+        areas.append(other.mean())
+    assert min(areas) < 0.1
+    assert max(areas) > 0.5
+
+
+def test_draws_are_keyed_by_seed_step_and_rank() -> None:
+    def drawn(step: int, **changes: int) -> list[float]:
+        mix = mixing(mixup=0.2, cutmix=1.0, **changes)
+        mix.start_step(step)
+        return mix._draw.tolist()
+
+    assert drawn(7) == drawn(7)
+    assert drawn(7) != drawn(8)
+    assert drawn(7) != drawn(7, seed=6)
+    assert drawn(7) != drawn(7, rank=1)
+    ways = [drawn(step)[0] for step in range(60)]
+    assert 15 < sum(ways) < 45, "both ways, each about half of the time"
+
+
+LABELS = torch.tensor([0, 2, 1, 2])
+SOFT = 0.7 * np.eye(3)[[0, 2, 1, 2]] + 0.3 * np.eye(3)[[2, 1, 2, 0]]
+
+
+def test_mixed_targets_give_the_cross_entropy_of_soft_targets() -> None:
+    logits = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+    found = TrainingLoss(0.1)(logits, LABELS, torch.tensor(0.7))
+    smooth = torch.from_numpy(0.9 * SOFT + 0.1 / 3).float()
+    torch.testing.assert_close(found, F.cross_entropy(logits, smooth))
+    torch.testing.assert_close(TrainingLoss(0.1)(logits, LABELS), F.cross_entropy(logits, LABELS, label_smoothing=0.1))
+
+
+@pytest.mark.parametrize(("threshold", "targets"), [(None, 0.9 * SOFT + 0.1 / 3), (0.2, SOFT > 0)])
+def test_binary_cross_entropy_asks_for_each_class(threshold: float | None, targets: np.ndarray) -> None:
+    logits = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+    chances = 1 / (1 + np.exp(-logits.double().numpy()))
+    want = -(targets * np.log(chances) + (1 - targets) * np.log(1 - chances)).mean()
+    found = TrainingLoss(0.1, is_binary=True, threshold=threshold)(logits, LABELS, torch.tensor(0.7))
+    assert float(found) == pytest.approx(want, rel=1e-5)
+
+
+def test_what_does_not_go_together() -> None:
+    with refused("train.loss=binary_cross_entropy", field="train.binary_threshold", got=0.2):
+        loads("train: {binary_threshold: 0.2}")
+    with refused("train.engine=pytorch", field="train.mix"):
+        loads("train: {engine: jax, mix: {mixup: 0.1}}")

@@ -26,7 +26,7 @@ from podscale.pytorch.models import build_model
 from podscale.pytorch.optim import build_optimizer, build_param_shard
 from podscale.pytorch.precision import Precision
 from podscale.pytorch.reducer import BucketedReducer
-from podscale.pytorch.train_step import ForwardBackward, TrainingLoss, TrainStep
+from podscale.pytorch.train_step import ForwardBackward, TrainingLoss, TrainStep, all_finite
 from podscale.pytorch.world import World
 
 ASKS = {"aten._local_scalar_dense.default", "aten.is_nonzero.default", "aten.equal.default", "aten.nonzero.default"}
@@ -95,7 +95,7 @@ def autocast(monkeypatch: Any) -> None:
 @pytest.mark.usefixtures("autocast")
 @pytest.mark.parametrize("optimizer", ["sgd", "lars", "lamb", "nlcg", "neumann"])
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16-pure"])
-def test_an_update_asks_nothing_of_the_device(optimizer: str, precision: str) -> None:
+def test_a_step_asks_nothing_of_the_device(optimizer: str, precision: str) -> None:
     update = step_on(optimizer, precision, ModelSection(name="resnet18", width=4))
     with Watch() as watch:
         update()
@@ -116,3 +116,18 @@ def test_the_watch_sees_what_it_is_for() -> None:
             with pytest.raises((AssertionError, RuntimeError, NotImplementedError)):
                 wrong()
         far + 1.0
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("length", [1, 7, 64, 1000, 100_003])
+def test_one_non_finite_element_anywhere_is_detected(bad: float, length: int) -> None:
+    generator = np.random.default_rng(length)
+    for index in {0, length - 1, *generator.integers(0, length, 10).tolist()}:
+        values = torch.randn(length)
+        assert all_finite([values, torch.zeros(3)])
+        values[index] = bad
+        assert not all_finite([torch.zeros(3), values])
+
+
+def test_large_but_finite_values_are_finite() -> None:
+    assert all_finite([torch.full((1000,), 3e38)])

@@ -54,12 +54,12 @@ def test_a_logarithmic_scale_has_powers_of_ten() -> None:
 def test_decimation_keeps_ends_and_extremes_in_order(values: list[float], spike: int) -> None:
     values[spike % len(values)] = 1e6
     points = [(float(i), value) for i, value in enumerate(values)]
-    kept = decimate(points, MAX_POINTS)
-    assert len(kept) <= MAX_POINTS + 2
-    assert kept[0] == points[0]
-    assert kept[-1] == points[-1]
-    assert {max(values), min(values)} <= {y for _, y in kept}
-    assert [x for x, _ in kept] == sorted({x for x, _ in kept})
+    decimated = decimate(points, MAX_POINTS)
+    assert len(decimated) <= MAX_POINTS + 2
+    assert decimated[0] == points[0]
+    assert decimated[-1] == points[-1]
+    assert {max(values), min(values)} <= {y for _, y in decimated}
+    assert [x for x, _ in decimated] == sorted({x for x, _ in decimated})
 
 
 def test_a_line_goes_through_its_points() -> None:

@@ -65,8 +65,10 @@ def evaluate(run: Path, shards: ShardSet, topk: np.ndarray, confidences: np.ndar
     run.mkdir()
     split = shards.split("validation")
     losses = confidences[:, 0]
-    found = Predictions(split.keys, np.asarray(split.labels, np.int32), topk.astype(np.int32), confidences, losses)
-    write_predictions(run / "predictions.safetensors", found)
+    predictions = Predictions(
+        split.keys, np.asarray(split.labels, np.int32), topk.astype(np.int32), confidences, losses
+    )
+    write_predictions(run / "predictions.safetensors", predictions)
     evaluate_run(run, loads(""), shards)
 
 
@@ -94,12 +96,12 @@ def test_nothing_is_remote_and_nothing_runs(digits_run: DigitsRun, run: Path) ->
 
 def test_mistakes_are_shown_with_their_own_picture(digits_run: DigitsRun, run: Path) -> None:
     page = build_report(run, digits_run.shard_set).read_text()
-    found = read_predictions(digits_run.path / "predictions.safetensors")
+    predictions = read_predictions(digits_run.path / "predictions.safetensors")
     split = ShardSet.open(digits_run.shard_set).split("validation")
-    row = most_confident_mistakes(found, 1)[0]
-    sample = int(np.flatnonzero(split.keys == found.keys[row])[0])
+    row = most_confident_mistakes(predictions, 1)[0]
+    sample = int(np.flatnonzero(split.keys == predictions.keys[row])[0])
     card = page[page.index("<h2>Most confident") :].split('<figure class="card">')[1]
-    assert f"{int(found.keys[row]):016x}" in card
+    assert f"{int(predictions.keys[row]):016x}" in card
     assert split.source(sample).decode() in card
     encoded = re.search(r"base64,([^\"]+)", card)
     assert encoded is not None

@@ -133,5 +133,5 @@ def test_models_are_named_by_run_or_directory(tmp_path: Path) -> None:
     bare.mkdir()
     (bare / "model.json").touch()
     values["evaluate"]["models"] = ["one", str(bare), str(tmp_path / "elsewhere/run")]
-    found = ensemble_members.combined_model_directories(RunConfig.model_validate(values))
-    assert found == [tmp_path / "runs/one/model", bare, tmp_path / "elsewhere/run/model"]
+    directories = ensemble_members.combined_model_directories(RunConfig.model_validate(values))
+    assert directories == [tmp_path / "runs/one/model", bare, tmp_path / "elsewhere/run/model"]

@@ -59,9 +59,9 @@ def test_a_waiting_launch_gets_the_lease_of_one_that_exits(tmp_path: Path, caplo
     with Lease.acquire(path, wait_seconds=60) as lease:
         assert lease.number == 2
     end(process)
-    (told,) = caplog.messages
-    assert told.startswith(f"{tmp_path}: this run is being written by process {process.pid} on ")
-    assert told.endswith("Waiting up to 60 s for its exit")
+    (message,) = caplog.messages
+    assert message.startswith(f"{tmp_path}: this run is being written by process {process.pid} on ")
+    assert message.endswith("Waiting up to 60 s for its exit")
 
 
 def test_the_wait_for_a_lease_ends(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_without_locks_a_living_holder_is_seen_and_a_dead_one_replaced(
     assert Lease.acquire(path).number == 2
 
 
-def test_an_unwritable_place_is_an_input_error(tmp_path: Path) -> None:
+def test_an_unwritable_directory_is_an_input_error(tmp_path: Path) -> None:
     with refused("run.workspace", field=tmp_path / "missing" / ".lease"):
         Lease.acquire(tmp_path / "missing" / ".lease")
 

@@ -23,15 +23,15 @@ def some_predictions(n: int = 100, k: int = 5, seed: int = 0) -> Predictions:
 def test_round_trip_in_key_order(tmp_path: Path) -> None:
     predictions = some_predictions()
     write_predictions(tmp_path / "p.safetensors", predictions)
-    found = read_predictions(tmp_path / "p.safetensors")
-    assert (np.diff(found.keys) > 0).all()
+    restored = read_predictions(tmp_path / "p.safetensors")
+    assert (np.diff(restored.keys) > 0).all()
     row_of = {int(key): row for row, key in enumerate(predictions.keys)}
-    for row, key in enumerate(found.keys):
+    for row, key in enumerate(restored.keys):
         before = row_of[int(key)]
-        assert found.labels[row] == predictions.labels[before]
-        assert found.losses[row] == predictions.losses[before]
-        np.testing.assert_array_equal(found.topk[row], predictions.topk[before])
-        np.testing.assert_array_equal(found.confidences[row], predictions.confidences[before])
+        assert restored.labels[row] == predictions.labels[before]
+        assert restored.losses[row] == predictions.losses[before]
+        np.testing.assert_array_equal(restored.topk[row], predictions.topk[before])
+        np.testing.assert_array_equal(restored.confidences[row], predictions.confidences[before])
 
 
 def test_bytes_do_not_depend_on_the_order_of_arrival(tmp_path: Path) -> None:

@@ -3,13 +3,14 @@
 import errno
 import json
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from podscale.config import RunConfig
-from podscale.errors import ExitCode, InputError
+from podscale.errors import ExitCode, InputError, Preempted
 from podscale.runs import (
     LeaseTaken,
     RunDirectory,
@@ -17,9 +18,12 @@ from podscale.runs import (
     check_not_taken,
     is_held,
     read_outcomes,
+    record_stage,
     stage_outcomes,
     write_outcome,
 )
+from podscale.runs.lease import LeaseLost
+from podscale.util.processes import SigtermReceived, preempt_on_sigterm
 
 
 def model(directory: Path, **description: Any) -> Path:
@@ -127,3 +131,53 @@ def test_a_directory_in_use_is_not_entered(tmp_path: Path) -> None:
         with pytest.raises(LeaseTaken):
             check_not_taken(entered.run.lease)
         entered.run.report.write_text("")
+
+
+def stop() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+    signal.sigpending()  # back in Python, where handlers run
+
+
+def test_a_stop_passes_every_except_exception_and_ends_as_preempted() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    cleaned = []
+
+    def work() -> None:
+        try:
+            try:
+                stop()
+            except Exception:
+                pytest.fail("a broad handler took the request for its own")
+        finally:
+            stop()  # a second request does not cut short what is left to do
+            cleaned.append(True)
+
+    with pytest.raises(Preempted, match="the same command continues"), preempt_on_sigterm():
+        work()
+    assert cleaned
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_stopped_stage_is_recorded_as_preempted(tmp_path: Path) -> None:
+    path = tmp_path / "outcome.json"
+    with pytest.raises(Preempted), preempt_on_sigterm(), record_stage(path, "report"):
+        stop()
+    assert read_outcomes(path)["report"].exit_code == 75
+
+
+def test_who_lost_the_lease_records_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "outcome.json"
+
+    def lost() -> None:
+        raise LeaseLost("another launch")
+
+    with pytest.raises(LeaseLost), record_stage(path, "train", lost):
+        pass
+    with pytest.raises(ValueError, match="its own error"), record_stage(path, "train", lost):
+        raise ValueError("its own error")
+    with pytest.raises(SigtermReceived), record_stage(path, "train", lost):
+        raise SigtermReceived
+    assert read_outcomes(path) == {}
+    with record_stage(path, "train"):
+        pass
+    assert isinstance(read_outcomes(path)["train"], StageOutcome)

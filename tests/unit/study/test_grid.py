@@ -18,18 +18,18 @@ from tests.support.refusals import refused
 RUN = {"train": {"epochs": 10}, "launch": {"processes": 1}}
 
 
-def study(**given: Any) -> StudyDocument:
-    return StudyDocument.model_validate({"name": "s", "run": RUN, "seeds": [1, 2, 3], **given})
+def study(**section: Any) -> StudyDocument:
+    return StudyDocument.model_validate({"name": "s", "run": RUN, "seeds": [1, 2, 3], **section})
 
 
-def swept(at: Any = 0.1, **given: Any) -> StudyDocument:
+def swept(at: Any = 0.1, **section: Any) -> StudyDocument:
     """Two variants at three batches; the first sweeps its rate, the second takes the first's at the smallest."""
     rate = {"at": at, "batch": 64, "rule": "linear", "sweep": {"factors": [0.5, 1, 2], "widen": 2}}
     variants = [
         {"name": "swept", "learning_rate": rate},
         {"name": "ruled", "learning_rate": {"at": "swept", "batch": 64, "rule": "sqrt"}},
     ]
-    return study(**{"variants": variants, "grid": {"train.global_batch": [64, 256, 1024]}, **given})
+    return study(**{"variants": variants, "grid": {"train.global_batch": [64, 256, 1024]}, **section})
 
 
 def record(trial: Trial, top1: float | None, **more: Any) -> TrialRecord:
@@ -65,10 +65,10 @@ class TestDocument:
     @pytest.mark.parametrize("name", presets.study_names())
     def test_every_study_that_comes_along_is_valid(self, name: str) -> None:
         path = presets.resolve_study(name)
-        found = read_study(path, {}, presets.resolve_preset)
-        assert found.name == name
-        assert len(found.seeds) >= 3
-        grid = TrialGrid(found)
+        result = read_study(path, {}, presets.resolve_preset)
+        assert result.name == name
+        assert len(result.seeds) >= 3
+        grid = TrialGrid(result)
         assert len(grid.due_trials(nothing)) >= 3
         head = path.read_text().split("\n\n")[0].splitlines()
         assert all(line.startswith("#") for line in head)
@@ -93,7 +93,7 @@ class TestDocument:
             ("name: s\nrun: digitz\n", "digitz", ABSENT, "digits"),
         ],
     )
-    def test_what_is_wrong_is_told(self, tmp_path: Path, text: str, field: str, got: object, says: str) -> None:
+    def test_invalid_documents_are_refused(self, tmp_path: Path, text: str, field: str, got: object, says: str) -> None:
         path = tmp_path / "s.yaml"
         path.write_text(text)
         with refused(says, field=field, got=got):
@@ -104,13 +104,13 @@ class TestDocument:
         with pytest.raises(ValueError, match="x -> y -> x"):
             study(variants=variants)
 
-    def test_a_cell_that_is_no_valid_run_is_told_before_anything_runs(self) -> None:
+    def test_an_invalid_trial_is_refused_before_anything_runs(self) -> None:
         with refused("train.optimizer.momentum", "study s", field="train.optimizer.momentun"):
             TrialGrid(study(variants=[{"name": "a", "set": {"train.optimizer.momentun": 0.5}}]))
         with refused("study s", field="train.epochs"):
             TrialGrid(study(variants=[{"name": "a", "set": {"train.epochs": 5}}], grid={"train.epochs": [1, 2]}))
 
-    def test_the_run_beside_the_study_and_changes_on_top(self, tmp_path: Path) -> None:
+    def test_the_run_next_to_the_study_with_changes_on_top(self, tmp_path: Path) -> None:
         (tmp_path / "own.yaml").write_text("train: {epochs: 3, optimizer: {name: sgd, momentum: 0.5}}\n")
         path = tmp_path / "s.yaml"
         path.write_text("name: s\nrun: own.yaml\nset: {train.optimizer: {momentum: 0.7}, train.epochs: 4}\n")
@@ -153,14 +153,14 @@ class TestRates:
         assert [trial.rate for trial in grid.due_trials(nothing)] == [expected] * 3
 
     def test_a_table(self) -> None:
-        given = {"table": {64: 0.1, 256: 0.7}}
-        grid = TrialGrid(study(learning_rate=given, grid={"train.global_batch": [64, 256]}))
+        section = {"table": {64: 0.1, 256: 0.7}}
+        grid = TrialGrid(study(learning_rate=section, grid={"train.global_batch": [64, 256]}))
         assert {trial.config.train.global_batch: trial.rate for trial in grid.due_trials(nothing)} == {
             64: 0.1,
             256: 0.7,
         }
         with refused("64, 256", field="learning_rate.table", got=512):
-            TrialGrid(study(learning_rate=given, grid={"train.global_batch": [64, 512]}))
+            TrialGrid(study(learning_rate=section, grid={"train.global_batch": [64, 512]}))
 
     def test_a_sweep_is_widened_towards_its_best_rate(self) -> None:
         grid = TrialGrid(swept())
@@ -193,7 +193,7 @@ class TestRates:
         assert grid.series[0].chosen_rate(known.get) == 0.2
         assert [trial.seed for trial in grid.series[0].seed_trials(0.2)] == [1, 2, 3]
 
-    def test_the_fewest_updates_to_the_target_may_decide(self) -> None:
+    def test_the_fewest_steps_to_the_target_may_decide(self) -> None:
         rate = {"at": 0.1, "sweep": {"factors": [1, 2, 4], "widen": 0}}
         grid = TrialGrid(study(learning_rate=rate, choose="updates", target=0.5))
         ends = {0.1: (40, 0.9), 0.2: (20, 0.6), 0.4: (10, 0.4)}  # the last never reaches the target
@@ -287,19 +287,19 @@ class TestTimeBox:
         grid = TrialGrid(study(grid={"train.global_batch": [64]}))
         first = grid.due_trials(nothing)[0]
         records = {first.key: record(first, 0.9, seconds=1.5, cpu_seconds=3.0)}
-        alone, beside = (
+        single, beside = (
             plan_study(grid, records.get, jobs=jobs, time_box_seconds=None, cores=2).seconds for jobs in (1, 2)
         )
-        assert (alone, beside) == (pytest.approx(2 * 1.5), pytest.approx(2 * 3.0 / 2))
+        assert (single, beside) == (pytest.approx(2 * 1.5), pytest.approx(2 * 3.0 / 2))
 
-    def test_cells_whose_rate_is_not_known_yet_are_counted(self) -> None:
+    def test_trials_of_an_unknown_rate_are_counted(self) -> None:
         made = plan_study(TrialGrid(swept()), nothing, jobs=1, time_box_seconds=None)
         assert len(made.planned_trials) == 3 * 3 + 3 * 2 + 3 * 3  # sweeps, their further seeds, the chains that follow
         assert made.widening == 6
 
 
 class TestRecords:
-    def test_a_record_is_kept_and_dropped(self, tmp_path: Path) -> None:
+    def test_a_record_is_stored_and_dropped(self, tmp_path: Path) -> None:
         trial = TrialGrid(study()).due_trials(nothing)[0]
         made = record(trial, 0.5, curve=(EvaluationPoint(5, 1.0, 0.3, 2.0), EvaluationPoint(10, 2.0, 0.5)))
         RecordStore(str(tmp_path)).add(made)
@@ -313,5 +313,5 @@ class TestRecords:
     )
     def test_the_target_is_reached_between_evaluations(self, target: float, expected: tuple[float, float]) -> None:
         curve = (EvaluationPoint(5, 1.0, 0.3), EvaluationPoint(10, 2.0, 0.5), EvaluationPoint(15, 3.0, 0.45))
-        found = TrialRecord("c", "done", {}, 1, curve=curve).steps_to_target(target)
-        assert found == (pytest.approx(expected) if expected else None)
+        result = TrialRecord("c", "done", {}, 1, curve=curve).steps_to_target(target)
+        assert result == (pytest.approx(expected) if expected else None)

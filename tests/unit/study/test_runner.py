@@ -33,13 +33,13 @@ def test_no_signal_leaves_the_handlers_as_they_were() -> None:
 
 
 def test_outside_the_main_thread_signals_are_not_touched() -> None:
-    before, found = signal.getsignal(signal.SIGTERM), []
+    before, seen = signal.getsignal(signal.SIGTERM), []
 
     def body() -> None:
         with defer_signals():
-            found.append(signal.getsignal(signal.SIGTERM))
+            seen.append(signal.getsignal(signal.SIGTERM))
 
     thread = threading.Thread(target=body)
     thread.start()
     thread.join()
-    assert found == [before]
+    assert seen == [before]

@@ -25,13 +25,13 @@ def serving(tmp_path: Path, **options: object) -> StageTelemetry:
 
 def test_a_plain_endpoint(tmp_path: Path) -> None:
     with serving(tmp_path) as served:
-        found = Endpoint.read(tmp_path / "url")
-        assert found == Endpoint(served.url or "")
-        assert "podscale_build_info" in found.fetch_metrics(SECONDS)
-        assert found.certificate_name(SECONDS) is None
+        endpoint = Endpoint.read(tmp_path / "url")
+        assert endpoint == Endpoint(served.url or "")
+        assert "podscale_build_info" in endpoint.fetch_metrics(SECONDS)
+        assert endpoint.certificate_name(SECONDS) is None
     assert Endpoint.read(tmp_path / "url") is None
     with pytest.raises(OSError, match="refused"):
-        found.fetch_metrics(SECONDS)
+        endpoint.fetch_metrics(SECONDS)
 
 
 @pytest.mark.parametrize(
@@ -46,8 +46,8 @@ def test_a_plain_endpoint(tmp_path: Path) -> None:
 )
 def test_where_it_is(tmp_path: Path, text: str, address: str | None) -> None:
     (tmp_path / "url").write_text(text)
-    found = Endpoint.read(tmp_path / "url")
-    assert (found.address if found else None) == address
+    endpoint = Endpoint.read(tmp_path / "url")
+    assert (endpoint.address if endpoint else None) == address
 
 
 @pytest.mark.parametrize("signed_for", ["127.0.0.1", "node-7.example"])
@@ -58,15 +58,15 @@ def test_the_certificate_itself_is_trusted_whatever_names_it_has(
     monkeypatch.chdir(tmp_path)  # paths of a document count from where its run was started
     with serving(tmp_path, tls_certificate=pair.certificate.name, tls_key=pair.key.name):
         monkeypatch.chdir("/")
-        found = Endpoint.read(tmp_path / "url")
-        assert found is not None
-        assert "podscale_build_info" in found.fetch_metrics(SECONDS)
-        assert found.certificate_name(SECONDS) == (None if signed_for == "127.0.0.1" else signed_for)
-        other = Endpoint(found.url, authority.sign("other").certificate)
+        endpoint = Endpoint.read(tmp_path / "url")
+        assert endpoint is not None
+        assert "podscale_build_info" in endpoint.fetch_metrics(SECONDS)
+        assert endpoint.certificate_name(SECONDS) == (None if signed_for == "127.0.0.1" else signed_for)
+        other = Endpoint(endpoint.url, authority.sign("other").certificate)
         with pytest.raises(EndpointError, match="certificate verify failed"):
             other.fetch_metrics(SECONDS)
         with pytest.raises(EndpointError, match="gone: No such file"):
-            Endpoint(found.url, tmp_path / "gone").fetch_metrics(SECONDS)
+            Endpoint(endpoint.url, tmp_path / "gone").fetch_metrics(SECONDS)
 
 
 def test_a_certificate_with_its_chain(tmp_path: Path, authority: Authority) -> None:
@@ -75,9 +75,9 @@ def test_a_certificate_with_its_chain(tmp_path: Path, authority: Authority) -> N
     chain = tmp_path / "chain.crt"
     chain.write_bytes(pair.certificate.read_bytes() + authority.pair.certificate.read_bytes())
     with serving(tmp_path, tls_certificate=chain, tls_key=pair.key):
-        found = Endpoint.read(tmp_path / "url")
-        assert found is not None
-        assert "podscale_build_info" in found.fetch_metrics(SECONDS)
+        endpoint = Endpoint.read(tmp_path / "url")
+        assert endpoint is not None
+        assert "podscale_build_info" in endpoint.fetch_metrics(SECONDS)
     chain.write_bytes(other.certificate.read_bytes() + authority.pair.certificate.read_bytes())
     with (
         serving(tmp_path, tls_certificate=pair.certificate, tls_key=pair.key) as served,
@@ -89,24 +89,24 @@ def test_a_certificate_with_its_chain(tmp_path: Path, authority: Authority) -> N
 def test_a_token_goes_with_the_request(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("s3cret\n")
     with serving(tmp_path, bearer_token_file=tmp_path / "token"):
-        found = Endpoint.read(tmp_path / "url")
-        assert found is not None
-        assert "podscale_build_info" in found.fetch_metrics(SECONDS)
+        endpoint = Endpoint.read(tmp_path / "url")
+        assert endpoint is not None
+        assert "podscale_build_info" in endpoint.fetch_metrics(SECONDS)
         with pytest.raises(EndpointError, match="answers 401 Unauthorized"):
-            Endpoint(found.url).fetch_metrics(SECONDS)
+            Endpoint(endpoint.url).fetch_metrics(SECONDS)
 
 
 def test_an_endpoint_that_wants_a_certificate(tmp_path: Path, authority: Authority) -> None:
     pair, mine = authority.sign("server"), authority.sign("me")
     options = {"tls_certificate": pair.certificate, "tls_key": pair.key, "tls_client_ca": authority.pair.certificate}
     with serving(tmp_path, **options):
-        found = Endpoint.read(tmp_path / "url")
-        assert found is not None
-        assert "podscale_build_info" in found.fetch_metrics(
+        endpoint = Endpoint.read(tmp_path / "url")
+        assert endpoint is not None
+        assert "podscale_build_info" in endpoint.fetch_metrics(
             SECONDS, ClientCertFiles.from_options(mine.certificate, mine.key)
         )
         with pytest.raises(EndpointError, match="--client-certificate and --client-key"):
-            found.fetch_metrics(SECONDS)
+            endpoint.fetch_metrics(SECONDS)
 
 
 def test_a_clients_files_are_looked_at_first(tmp_path: Path, authority: Authority) -> None:

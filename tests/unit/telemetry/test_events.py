@@ -172,7 +172,7 @@ SECONDS = {"productive": 87.0, "init": 3.0, "redo": 9.6, "data_wait": 0.4, "idle
         ),
     ],
 )
-def test_events_and_evaluations_in_words(record: EventRecord, text: str) -> None:
+def test_events_and_evaluations_as_text(record: EventRecord, text: str) -> None:
     assert format_record({"time": 1, "kind": "event", **record}) == text
 
 

@@ -93,7 +93,7 @@ def test_the_states_of_a_first_launch(clocks: Clocks) -> None:
     assert state.goodput == pytest.approx(4.0 / state.wall_seconds)
 
 
-def test_after_a_kill_the_gap_is_recovery_and_lost_updates_are_redone(clocks: Clocks) -> None:
+def test_after_a_kill_the_gap_is_recovery_and_lost_steps_are_redone(clocks: Clocks) -> None:
     killed = train_launch(clocks, None, 0, 7).state()
     clocks.pass_by(60.0)
     tracker = train_launch(clocks, killed, 5, 4)
@@ -108,7 +108,7 @@ def test_after_a_kill_the_gap_is_recovery_and_lost_updates_are_redone(clocks: Cl
     assert (state.launch, state.wall_seconds) == (2, state.time - state.started_at)
 
 
-def test_evaluations_and_saves_between_repeated_updates_keep_their_name(clocks: Clocks) -> None:
+def test_evaluations_and_saves_between_repeated_steps_keep_their_state(clocks: Clocks) -> None:
     killed = train_launch(clocks, None, 0, 9).state()
     tracker = train_launch(clocks, killed, 0, 3, age=0.0)
     tracker.enter_phase("evaluation")
@@ -174,7 +174,7 @@ def test_a_wall_clock_that_goes_back_between_launches_costs_the_gap_only(clocks:
     assert after_join(state, before.time - 490.0, 14.0, 0).seconds["init"] == before.seconds["init"] + 14.0
 
 
-def test_updates_known_from_the_log_are_redone_too(tmp_path: Path, clocks: Clocks) -> None:
+def test_steps_known_from_the_log_are_redone_too(tmp_path: Path, clocks: Clocks) -> None:
     """A heartbeat may be older than the last steps before a kill."""
     with EventLog(tmp_path / "metrics.jsonl") as log:
         for step in (8, 9, 3):
@@ -278,11 +278,11 @@ def test_keys_of_the_file_outlive_names_in_the_code(clocks: Clocks) -> None:
 def test_a_damaged_heartbeat_is_none(goodput_file: tuple[Path, GoodputTracker], damage: str) -> None:
     path, tracker = goodput_file
     write_goodput_state(path, tracker.state())
-    found = read_goodput_state(path)
-    assert found is not None
+    restored = read_goodput_state(path)
+    assert restored is not None
     path.write_text(damage)
     assert read_goodput_state(path) is None
-    path.write_text(found.to_json().replace('"reached": 0', '"reached": -3'))
+    path.write_text(restored.to_json().replace('"reached": 0', '"reached": -3'))
     assert read_goodput_state(path) is None
     path.write_bytes(b"\xff\xfe")
     assert read_goodput_state(path) is None

@@ -106,7 +106,7 @@ def test_gauges_and_checkpoints(registry: CollectorRegistry) -> None:
     assert value(registry, "train_samples_skipped_total", reason="decode", **first) == 7
 
 
-def test_times_of_a_sampled_update_replace_those_before(registry: CollectorRegistry, metrics: TrainMetrics) -> None:
+def test_times_of_a_sampled_step_replace_the_previous_ones(registry: CollectorRegistry, metrics: TrainMetrics) -> None:
     assert value(registry, "train_sampled_phase_seconds", phase="optimizer") is None
     metrics.set_sampled_phases({"forward_backward": 0.04, "optimizer": 0.002})
     metrics.set_sampled_phases({"forward_backward": 0.05, "optimizer": 0.001})

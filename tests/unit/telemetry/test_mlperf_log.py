@@ -97,8 +97,8 @@ def test_a_run_below_the_target_or_resumed_does_not_comply(tmp_path, caplog) -> 
 
 def test_the_lines_say_what_happened_and_when(tmp_path) -> None:
     write(tmp_path / "log", document(LARS), [0.2, 0.7601])
-    found = lines(tmp_path / "log")
-    keys = [line["key"] for line in found]
+    logged = lines(tmp_path / "log")
+    keys = [line["key"] for line in logged]
     begin = keys.index("init_stop")
     assert set(keys[:begin]) >= {"init_start", "train_samples", "eval_samples", "model_bn_span", "seed"}
     assert keys[begin:] == [
@@ -108,13 +108,13 @@ def test_the_lines_say_what_happened_and_when(tmp_path) -> None:
         *("block_start", "block_stop", "eval_start", "eval_accuracy", "eval_stop"),
         "run_stop",
     ]
-    times = [line["time_ms"] for line in found]
+    times = [line["time_ms"] for line in logged]
     assert times == sorted(times)
-    assert found[-1]["metadata"] == {"status": "success"}
-    accuracy = [line for line in found if line["key"] == "eval_accuracy"][-1]
+    assert logged[-1]["metadata"] == {"status": "success"}
+    accuracy = [line for line in logged if line["key"] == "eval_accuracy"][-1]
     assert accuracy["value"] == 0.7601
     assert accuracy["metadata"] == {"epoch_num": 8.0, "samples_count": 3140 * 3264}
-    blocks = [line["metadata"]["first_epoch_num"] for line in found if line["key"] == "block_start"]
+    blocks = [line["metadata"]["first_epoch_num"] for line in logged if line["key"] == "block_start"]
     assert blocks == [0.0, 4.0]
 
 

@@ -21,42 +21,44 @@ EVEN = RankComparison(2, 21, 20)
 
 
 @pytest.fixture
-def told() -> list[tuple[str, dict[str, Any]]]:
+def events() -> list[tuple[str, dict[str, Any]]]:
     return []
 
 
 @pytest.fixture
-def stragglers(told: list[tuple[str, dict[str, Any]]]) -> StragglerDetector:
-    return StragglerDetector(HOSTS, lambda event, **values: told.append((event, values)))
+def stragglers(events: list[tuple[str, dict[str, Any]]]) -> StragglerDetector:
+    return StragglerDetector(HOSTS, lambda event, **values: events.append((event, values)))
 
 
-def test_a_rank_is_named_once_it_stays_slow_and_again_once_it_is_over(stragglers: StragglerDetector, told: Any) -> None:
-    found = [SLOW] * (CONSECUTIVE_INTERVALS + 4) + [EVEN] * (CONSECUTIVE_INTERVALS + 4)
-    for number, comparison in enumerate(found, start=1):
+def test_a_rank_is_named_once_it_stays_slow_and_again_once_it_is_over(
+    stragglers: StragglerDetector, events: Any
+) -> None:
+    comparisons = [SLOW] * (CONSECUTIVE_INTERVALS + 4) + [EVEN] * (CONSECUTIVE_INTERVALS + 4)
+    for number, comparison in enumerate(comparisons, start=1):
         stragglers.interval_done(10 * number, comparison)
     figures = {"ratio": 2.0, "milliseconds": 40, "fastest_milliseconds": 20}
-    assert told == [
+    assert events == [
         ("straggler", {"step": 10 * CONSECUTIVE_INTERVALS, "rank": 1, "host": "b", **figures}),
         ("straggler_over", {"step": 10 * (2 * CONSECUTIVE_INTERVALS + 4), "rank": 1, "host": "b"}),
     ]
 
 
-def test_who_returns_is_named_again(stragglers: StragglerDetector, told: Any) -> None:
+def test_who_returns_is_named_again(stragglers: StragglerDetector, events: Any) -> None:
     for comparison in ([SLOW] * CONSECUTIVE_INTERVALS + [EVEN] * CONSECUTIVE_INTERVALS) * 2:
         stragglers.interval_done(0, comparison)
-    assert [event for event, _ in told] == ["straggler", "straggler_over"] * 2
+    assert [event for event, _ in events] == ["straggler", "straggler_over"] * 2
 
 
-def test_another_rank_takes_its_place(stragglers: StragglerDetector, told: Any) -> None:
+def test_another_rank_becomes_the_straggler(stragglers: StragglerDetector, events: Any) -> None:
     for comparison in [SLOW] * CONSECUTIVE_INTERVALS + [RankComparison(2, 60, 20)] * CONSECUTIVE_INTERVALS:
         stragglers.interval_done(0, comparison)
-    assert [(event, values["rank"]) for event, values in told] == [
+    assert [(event, values["rank"]) for event, values in events] == [
         ("straggler", 1), ("straggler_over", 1), ("straggler", 2)
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    "found",
+    "comparisons",
     [
         [SLOW] * (CONSECUTIVE_INTERVALS - 1) + [EVEN] + [SLOW] * (CONSECUTIVE_INTERVALS - 1),
         [SLOW, RankComparison(2, 40, 20)] * CONSECUTIVE_INTERVALS,  # always someone else: noise
@@ -65,13 +67,15 @@ def test_another_rank_takes_its_place(stragglers: StragglerDetector, told: Any) 
     ],
     ids=["interrupted", "alternating", "small", "short"],
 )
-def test_noise_names_nobody(stragglers: StragglerDetector, told: Any, found: list[RankComparison]) -> None:
-    for comparison in found:
+def test_noise_names_no_straggler(
+    stragglers: StragglerDetector, events: Any, comparisons: list[RankComparison]
+) -> None:
+    for comparison in comparisons:
         stragglers.interval_done(0, comparison)
-    assert told == []
+    assert events == []
 
 
-def test_the_mean_is_of_the_interval_and_the_total_of_the_life() -> None:
+def test_the_mean_is_of_the_interval_and_the_total_of_the_launch() -> None:
     busy = BusyTime()
     busy.add(9.0)  # the first step: everything is compiled in it
     assert (busy.mean, busy.total) == (0.0, 9.0)
@@ -92,10 +96,10 @@ def test_what_the_device_takes_counts_where_the_host_only_launches() -> None:
     assert busy.mean == 0.5
 
 
-@pytest.mark.parametrize(("log_every", "updates"), [(1, 10), (3, 12), (10, 10), (11, 11), (100, 100)])
-def test_an_interval_ends_with_a_line_of_the_log(log_every: int, updates: int) -> None:
-    assert interval_steps(log_every) == updates
-    assert updates >= MIN_INTERVAL_STEPS
+@pytest.mark.parametrize(("log_every", "steps"), [(1, 10), (3, 12), (10, 10), (11, 11), (100, 100)])
+def test_an_interval_ends_with_a_line_of_the_log(log_every: int, steps: int) -> None:
+    assert interval_steps(log_every) == steps
+    assert steps >= MIN_INTERVAL_STEPS
 
 
 def test_what_is_exported(stragglers: StragglerDetector) -> None:

@@ -25,8 +25,8 @@ TEXT = b"# HELP a b\n" + b"a 1\n" * 20_000
 def many_files() -> Iterator[None]:
     """The clients of these tests are sockets of this process."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 3 * CLIENTS
-    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
+    limit = 3 * CLIENTS
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
     yield
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 

@@ -77,7 +77,7 @@ def test_only_certificates_of_the_authority_may_scrape(authority: Authority, ser
     assert server.scrapes <= 1
 
 
-def test_silent_tls_clients_hold_up_nobody(authority: Authority, serve: Serve) -> None:
+def test_silent_tls_clients_block_no_scrape(authority: Authority, serve: Serve) -> None:
     """With prometheus_client's server one of them is enough."""
     pair = authority.sign("server")
     server = serve(tls_certificate=pair.certificate, tls_key=pair.key)

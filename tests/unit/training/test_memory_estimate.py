@@ -38,7 +38,7 @@ def test_sharding_divides_what_the_optimizer_keeps(changes: dict[str, Any], weig
 
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_shampoos_matrices_are_the_roots_and_a_part_of_the_statistics(ranks: int) -> None:
-    """Against what the rule itself keeps is tests/unit/test_shampoo; here by hand, of one layer."""
+    """Against what the rule itself keeps is tests/unit/pytorch/optim/test_shampoo.py; here by hand, of one layer."""
     train = TrainSection.model_validate({"optimizer": {"name": "shampoo", "shampoo": {"block": 16, "vectors": False}}})
     small = model_spec(ModelSection(name="resnet18", stem="small", width=4), 10)
     names = {p.name: p.shape for p in small.parameters}

@@ -47,9 +47,9 @@ def test_strides_follow_where_they_mean_nothing() -> None:
     view = view_like(flat, 0, filters)
     gradient = torch.randn(8, 4, 1, 1).as_strided((8, 4, 1, 1), (4, 1, 4, 4))
     assert gradient.stride() != view.stride()
-    found = strided_like(gradient, view)
-    assert found.stride() == view.stride()
-    assert found.data_ptr() == gradient.data_ptr()
-    assert torch.equal(found, gradient)
+    strided = strided_like(gradient, view)
+    assert strided.stride() == view.stride()
+    assert strided.data_ptr() == gradient.data_ptr()
+    assert torch.equal(strided, gradient)
     large = torch.randn(8, 4, 3, 3)
     assert strided_like(large, view_like(torch.zeros(288), 0, large.to(memory_format=torch.channels_last))) is large

@@ -198,7 +198,7 @@ def test_a_row_does_not_depend_on_what_else_is_asked_for(samples: int, batch: in
     assert (first - 1) * document.global_batch < epochs * share * samples
 
 
-def test_a_table_of_a_million_updates_takes_no_time() -> None:
+def test_a_table_of_a_million_steps_takes_no_time() -> None:
     document = TrainSection(epochs=90, global_batch=96)
     assert schedules.step_table(document, 1_281_167).shape == (1_201_095, 3)
 
@@ -207,11 +207,11 @@ def test_a_sketch_holds_both_sides_of_every_jump() -> None:
     document = train(name="step", warmup_epochs=5, milestones=(20,)).model_copy(
         update={"phases": (PhaseSection(start=40.03, reset_momentum=True, weight_decay=2e-4),)}
     )
-    epochs, found = schedules.sample_for_plot(document, 25_600, points=10)
-    whole = schedules.hyperparameters_at(document, np.arange(9000), 100.0)
+    epochs, rates = schedules.sample_for_plot(document, 25_600, points=10)
+    every_rate = schedules.hyperparameters_at(document, np.arange(9000), 100.0)
     at = np.rint(epochs * 100).astype(int)
-    assert np.array_equal(found, whole[at])
+    assert np.array_equal(rates, every_rate[at])
     assert {0, 499, 500, 4002, 4003, 4004, 8999} <= set(at.tolist())
-    assert found[at == 4003, 1] == 0
+    assert rates[at == 4003, 1] == 0
     assert (np.diff(epochs) > 0).all()
     assert len(epochs) < 20

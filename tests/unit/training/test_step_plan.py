@@ -22,7 +22,7 @@ def due(rule: Any, steps: int) -> list[int]:
     return [step for step in range(1, steps + 1) if rule(step)]
 
 
-def test_an_epoch_need_not_be_a_whole_number_of_steps() -> None:
+def test_an_epoch_may_be_a_fraction_of_steps() -> None:
     odd = plan(images=40)
     assert (odd.steps_per_epoch, odd.steps) == (2.5, 10)
     assert due(odd.evaluates_after, 10) == [3, 5, 8, 10]
@@ -55,9 +55,9 @@ def test_evaluations_follow_epochs_and_the_last_step(every_epochs: float, steps:
 def test_saves_follow_steps_epochs_snapshots_and_the_last_step(
     checkpoint: dict[str, Any], steps: list[int], between: float
 ) -> None:
-    found = plan(checkpoint=checkpoint)
-    assert due(found.saves_after, 12) == steps
-    assert found.steps_between_saves == between
+    step_plan = plan(checkpoint=checkpoint)
+    assert due(step_plan.saves_after, 12) == steps
+    assert step_plan.steps_between_saves == between
 
 
 def test_a_snapshot_is_of_the_first_step_at_which_its_epoch_is_complete() -> None:

@@ -32,7 +32,7 @@ def test_a_process_ends_as_the_lock_is_given_up(tmp_path):
     assert served.returncode == -signal.SIGKILL
 
 
-def test_a_file_that_nobody_locks_ends_nothing(tmp_path):
+def test_an_unlocked_file_stops_no_process(tmp_path):
     (tmp_path / "lifeline").touch()
     served = servant(tmp_path / "lifeline", 0.5)
     served.communicate(timeout=60)

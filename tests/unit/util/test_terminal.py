@@ -35,7 +35,7 @@ def test_the_line_is_drawn_again_cut_to_the_terminal_and_taken_away(monkeypatch:
     assert pipe.getvalue() == ""
 
 
-def test_colours_are_for_terminals_whose_owner_wants_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_colours_need_a_terminal_and_no_variable_against_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
     assert paint("a", "bold green", Terminal()) == "\x1b[1;32ma\x1b[0m"

@@ -9,13 +9,11 @@ import numpy as np
 import pytest
 
 from podscale.data.decode import BadRecord
-from podscale.data.loaders.build_loader import build_loader
 from podscale.data.loaders.pillow import DecodedCache
 from podscale.data.sampler import build_sampler
 from podscale.data.shard_set import ShardSet
 from podscale.errors import PodscaleError
-from podscale.training.schedules import image_phases
-from tests.support.loading import by_key, document, evaluate, loaders, pil_pixels, train
+from tests.support.loading import by_key, document, evaluate, loaders, open_loader, pil_pixels, train
 from tests.support.refusals import refused
 from tests.support.shard_set import Sample, encode_image, smooth_pixels, varied_samples
 
@@ -36,12 +34,8 @@ def test_bad_records_are_counted_substituted_and_logged_once(loader, make_shard_
     split = ShardSet.open(directory).split("train")
     order = build_sampler(config, split)
     expected = {5: 7, 6: 7, 23: 0}  # the next good one of the same shard, around its end
-    reader = build_loader(
-        config, split, order, phases=image_phases(config, len(split)), ranks=range(1), world_size=1, device="cpu"
-    )
-    with caplog.at_level(logging.WARNING, "podscale.data"):
+    with caplog.at_level(logging.WARNING, "podscale.data"), open_loader(config, split) as reader:
         batches = list(reader.batches(0, 12))
-    reader.close()
     assert reader.bad_records == 6
     assert len(caplog.records) == 3
     rows = np.concatenate([order.global_batch(step).rows for step in range(12)])
@@ -54,7 +48,7 @@ def test_bad_records_are_counted_substituted_and_logged_once(loader, make_shard_
 
 
 @loaders
-def test_a_substitute_looks_as_in_its_own_place(loader, make_shard_set) -> None:
+def test_a_substitute_is_augmented_as_at_its_own_index(loader, make_shard_set) -> None:
     """In one epoch a sample is cropped one way, whether it was asked for or stands in for another."""
     directory = make_shard_set(with_bad_records((5, 6, 23)), shards=2)
     batches = train(document(loader), directory, 0, 6)

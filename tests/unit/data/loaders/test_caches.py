@@ -15,12 +15,10 @@ from pydantic import ValidationError
 from podscale.config.preflight.host import input_cache_bytes
 from podscale.config.run_config import RunConfig
 from podscale.data.loaders import pillow
-from podscale.data.loaders.build_loader import build_loader, open_shard_set
+from podscale.data.loaders.build_loader import open_shard_set
 from podscale.data.memory_cache import MemoryCache
-from podscale.data.sampler import build_sampler
 from podscale.data.shard_set import LocalShardMapper, ShardSet
-from podscale.training.schedules import image_phases
-from tests.support.loading import document, special_images
+from tests.support.loading import document, open_loader, special_images
 from tests.support.polling import until
 from tests.support.refusals import refused
 from tests.support.shard_set import Sample, encode_image, image_size, smooth_pixels, varied_samples
@@ -43,29 +41,18 @@ def mixed(make_shard_set) -> Path:
         Sample(encode_image(smooth_pixels(i, 120 + i, 60), quality=90), i % 4) if i % 3 == 0 else sample
         for i, sample in enumerate(varied_samples(48, 4))
     ]
-    for place, data in zip(range(2, 48, 3), special_images().values(), strict=False):
-        samples[place] = Sample(data, 1)
-    for place, broken in ((6, samples[6].image[:900]), (7, b"nothing"), (30, b"\xff\xd8" + bytes(500))):
-        samples[place] = Sample(broken, samples[place].label, image_size(samples[place].image))
+    for row, data in zip(range(2, 48, 3), special_images().values(), strict=False):
+        samples[row] = Sample(data, 1)
+    for row, broken in ((6, samples[6].image[:900]), (7, b"nothing"), (30, b"\xff\xd8" + bytes(500))):
+        samples[row] = Sample(broken, samples[row].label, image_size(samples[row].image))
     return make_shard_set({"train": samples, "validation": samples[:8]}, shards=4)
 
 
 def train(config: RunConfig, directory: Path, start: int, stop: int, ranks: range = range(1), world: int = 1) -> Any:
     """The batches, and the loader, closed."""
     split = open_shard_set(str(directory), config).split("train")
-    loader = build_loader(
-        config,
-        split,
-        build_sampler(config, split),
-        phases=image_phases(config, len(split)),
-        ranks=ranks,
-        world_size=world,
-        device="cpu",
-    )
-    try:
+    with open_loader(config, split, ranks=ranks, world=world) as loader:
         return list(loader.batches(start, stop)), loader
-    finally:
-        loader.close()
 
 
 def same(left: list[Any], right: list[Any]) -> None:
@@ -122,7 +109,7 @@ class Spy:
         monkeypatch.setattr(pillow, "decode_rows", spy)
 
 
-def test_a_kept_image_is_decoded_once(make_shard_set, monkeypatch) -> None:
+def test_a_cached_image_is_decoded_once(make_shard_set, monkeypatch) -> None:
     spy = Spy(monkeypatch)
     directory = make_shard_set()
     sizes = ShardSet.open(directory).split("train")
@@ -144,7 +131,7 @@ def test_what_does_not_fit_is_decoded_as_far_as_its_crop(make_shard_set, monkeyp
     assert sum(rows < height for rows, height in spy.rows) > 60
 
 
-def test_images_that_are_cut_to_the_same_place_need_memory_once(make_shard_set) -> None:
+def test_uncached_images_share_one_decode_buffer(make_shard_set) -> None:
     """An image that is not kept lies in memory of its thread, which the next one takes over."""
     split = ShardSet.open(make_shard_set()).split("train")
     decoded = pillow.DecodedCache(split)
@@ -182,28 +169,18 @@ def test_a_host_opens_its_own_shards_and_no_other(limit, make_shard_set) -> None
         opened = Opened()
         shards = MemoryCache(opened, limit) if limit else opened
         split = ShardSet.open(directory, shards).split("train")
-        order = build_sampler(config, split)
-        loader = build_loader(
-            config,
-            split,
-            order,
-            phases=image_phases(config, len(split)),
-            ranks=range(host, host + 1),
-            world_size=2,
-            device="cpu",
-        )
-        list(loader.batches(0, 18))
-        if limit:
-            until(lambda opened=opened: len(opened.brought) == 2, 60)
-            assert len(set(opened.brought)) == 2, "each is read once"
-            assert opened.mapped <= set(opened.brought)
-        loader.close()
+        with open_loader(config, split, ranks=range(host, host + 1), world=2) as loader:
+            list(loader.batches(0, 18))
+            if limit:
+                until(lambda opened=opened: len(opened.brought) == 2, 60)
+                assert len(set(opened.brought)) == 2, "each is read once"
+                assert opened.mapped <= set(opened.brought)
         seen.append(opened.mapped | set(opened.brought))
     assert [len(names) for names in seen] == [2, 2]
     assert not seen[0] & seen[1]
 
 
-def test_shards_that_fit_are_kept_and_the_others_stay_where_they_are(make_shard_set) -> None:
+def test_shards_that_fit_are_cached_and_the_others_are_mapped(make_shard_set) -> None:
     directory = make_shard_set(shards=4)
     plain = ShardSet.open(directory)
     sizes = [shard.bytes for shard in plain.manifest.splits["train"].shards]

@@ -6,11 +6,10 @@ import sys
 import numpy as np
 import pytest
 
-from podscale.data.loaders.build_loader import build_loader, is_dali_installed, resolve_loader
+from podscale.data.loaders.build_loader import is_dali_installed, resolve_loader
 from podscale.data.sampler import build_sampler
 from podscale.data.shard_set import ShardSet
-from podscale.training.schedules import image_phases
-from tests.support.loading import by_key, document, evaluate, loaders, needs_dali, train
+from tests.support.loading import by_key, document, evaluate, loaders, needs_dali, open_loader, train
 from tests.support.polling import until
 from tests.support.refusals import refused
 
@@ -113,24 +112,15 @@ def test_synthetic_images_are_keyed_and_keep_the_order(make_shard_set) -> None:
 def test_batches_are_prepared_ahead(make_shard_set) -> None:
     config = document(input={"prefetch": 3})
     split = ShardSet.open(make_shard_set()).split("train")
-    loader = build_loader(
-        config,
-        split,
-        build_sampler(config, split),
-        phases=image_phases(config, len(split)),
-        ranks=range(1),
-        world_size=1,
-        device="cpu",
-    )
-    asked: list[int] = []
-    at = loader._batch_plan.request_at  # type: ignore[attr-defined]
-    loader._batch_plan.request_at = lambda step: (asked.append(step), at(step))[1]  # type: ignore[attr-defined]
-    batches = loader.batches(0, 12)
-    next(batches)
-    assert asked == [0, 1, 2, 3]
-    until(lambda: loader.queued_batches == 3, 60)  # what train_data_queue_depth tells
-    batches.close()  # type: ignore[attr-defined]
-    loader.close()
+    requested: list[int] = []
+    with open_loader(config, split) as loader:
+        at = loader._batch_plan.request_at  # type: ignore[attr-defined]
+        loader._batch_plan.request_at = lambda step: (requested.append(step), at(step))[1]  # type: ignore[attr-defined]
+        batches = loader.batches(0, 12)
+        next(batches)
+        assert requested == [0, 1, 2, 3]
+        until(lambda: loader.queued_batches == 3, 60)  # exported as train_data_queue_depth
+        batches.close()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("loader", ["torchvision", pytest.param("dali", marks=needs_dali)])

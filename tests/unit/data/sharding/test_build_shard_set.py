@@ -70,15 +70,15 @@ def test_a_set_holds_every_image_with_its_label(folder: Path, tmp_path: Path) ->
     assert opened.classes == ["cat", "dog"]
     assert result.manifest == opened.manifest
     assert not result.reused
-    found = {}
-    for name, place in (("train", "train"), ("validation", "val")):
+    images = {}
+    for name, directory in (("train", "train"), ("validation", "val")):
         split = opened.split(name)
         for i in range(len(split)):
             source = split.source(i).decode()
-            found[source] = split.read(i).tobytes()
-            assert source.startswith(f"{place}/{opened.classes[split.labels[i]]}/")
+            images[source] = split.read(i).tobytes()
+            assert source.startswith(f"{directory}/{opened.classes[split.labels[i]]}/")
             assert (split.column("height")[i], split.column("width")[i]) == (48, 60)
-    assert found == {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*.jpg")}
+    assert images == {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*.jpg")}
     assert opened.manifest.splits["train"].class_counts == (15, 15)
     assert len(opened.manifest.splits["train"].shards) > 2
 

@@ -64,19 +64,19 @@ def test_a_build_is_watched(source: Path, tmp_path: Path, workers: int, monkeypa
     result = build(source, tmp_path / "out", heard, workers)
     assert heard.phases == ["plan", "pack", "merge"]
     assert heard.totals == {"train": 30, "validation": 10}
-    last = {split: told[-1] for split, told in heard.so_far.items()}
-    assert {split: (told.images, told.rejects) for split, told in last.items()} == {
+    last = {split: counts[-1] for split, counts in heard.so_far.items()}
+    assert {split: (counts.images, counts.rejects) for split, counts in last.items()} == {
         "train": (30, 2),
         "validation": (10, 1),
     }
     sizes = {split: sum(path.stat().st_size for path in (source / folder).rglob("*.png")) for split, folder in FOLDERS}
-    assert {split: told.bytes_read for split, told in last.items()} == sizes
-    assert {split: told.bytes_written for split, told in last.items()} == {
+    assert {split: counts.bytes_read for split, counts in last.items()} == sizes
+    assert {split: counts.bytes_written for split, counts in last.items()} == {
         "train": sizes["train"] - 8,
         "validation": sizes["validation"],
     }
-    for told in heard.so_far.values():
-        assert told == sorted(told), "counts never fall"
+    for counts in heard.so_far.values():
+        assert counts == sorted(counts), "counts never fall"
     assert len(heard.shards) == result.packed_shards > 2
     reasons: dict[str, int] = {}
     for _, rejects in heard.shards:

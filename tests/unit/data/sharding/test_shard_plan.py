@@ -183,7 +183,7 @@ def test_what_cannot_be_a_data_set_is_refused(
         plan_shards(Fixed(items), DataSection(source="x", **options))
 
 
-def test_changes_are_told_in_words() -> None:
+def test_changes_are_described() -> None:
     data = DataSection(source="x")
     before = plan_shards(Fixed(images(30)), data)
     now = plan_shards(Fixed([*(i._replace(size=1) if n == 4 else i for n, i in enumerate(images(32)[2:]))]), data)

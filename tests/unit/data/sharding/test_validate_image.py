@@ -90,7 +90,7 @@ def test_unusable_images_are_refused(data: bytes, expected: str) -> None:
     assert reason(data) == expected
 
 
-def test_corruption_inside_the_entropy_data_is_found() -> None:
+def test_corruption_inside_the_entropy_data_is_detected() -> None:
     """The reduced decode finds whatever a full strict decode finds."""
     data = encoded(size=(300, 200), quality=92)
     start = data.index(b"\xff\xda") + 20
@@ -110,7 +110,7 @@ def test_corruption_inside_the_entropy_data_is_found() -> None:
     assert found >= 20
 
 
-def test_a_flipped_byte_in_a_png_is_found() -> None:
+def test_a_flipped_byte_in_a_png_is_detected() -> None:
     data = bytearray(encoded("PNG"))
     data[len(data) // 2] ^= 0x40
     assert reason(bytes(data)) == "corrupt"

@@ -237,7 +237,7 @@ class TestTable:
             "memory://far/b.jpg": ("dog", "validation"),
         }
 
-    def test_a_missing_image_is_found_when_read(self, tmp_path: Path) -> None:
+    def test_a_missing_image_is_refused_when_read(self, tmp_path: Path) -> None:
         (tmp_path / "t.csv").write_text("nowhere.jpg,cat\n")
         source = open_source(DataSection(source=str(tmp_path / "t.csv")))
         (item,) = source.items()
@@ -285,9 +285,9 @@ class TestImageNet:
     def test_folders_with_a_label_file(self, tmp_path: Path, name: str, labels: str) -> None:
         self.folders(tmp_path, labels, name)
         found = listed(tmp_path, "imagenet")
-        validation = [place for path, place in sorted(found.items()) if "_val_" in path]
+        validation = [location for path, location in sorted(found.items()) if "_val_" in path]
         assert validation == [(SYNSETS[1], "validation"), (SYNSETS[0], "validation"), (SYNSETS[1], "validation")]
-        assert sum(place == (SYNSETS[0], "train") for place in found.values()) == 2
+        assert sum(location == (SYNSETS[0], "train") for location in found.values()) == 2
 
     def test_the_development_kit(self, tmp_path: Path) -> None:
         from scipy.io import savemat

@@ -84,9 +84,9 @@ VERSIONS = {"jax": "1", "jaxlib": "2", "libtpu": "3"}
 def test_a_topology_has_the_devices_that_the_compiler_describes(
     name: str, slices: int, chips: int, devices: int, gib: int
 ) -> None:
-    found = find_topology(name, slices)
-    assert (found.chip_count, found.device_count, found.device_hbm_bytes) == (chips, devices, gib * GIB)
-    assert 0.9 * found.device_hbm_bytes < found.device_available_bytes < found.device_hbm_bytes
+    report = find_topology(name, slices)
+    assert (report.chip_count, report.device_count, report.device_hbm_bytes) == (chips, devices, gib * GIB)
+    assert 0.9 * report.device_hbm_bytes < report.device_available_bytes < report.device_hbm_bytes
 
 
 @pytest.mark.parametrize(
@@ -133,12 +133,12 @@ def test_the_cost_model_counts_where_it_can_be() -> None:
     )
     for nonsense in (-60.9, 0.0, 0.009, None):
         assert estimate_step_seconds(nonsense, bounds) == (0.050, "roofline")
-    told = step_rates(0.5, 1000, DeviceWork(flops=49.25e12, bytes=0, bytes_sent=0, bytes_between_slices=0), V5E)
-    assert told == {"images_per_second": 2000.0, "peak_share": pytest.approx(0.5)}
+    largest_text = step_rates(0.5, 1000, DeviceWork(flops=49.25e12, bytes=0, bytes_sent=0, bytes_between_slices=0), V5E)
+    assert largest_text == {"images_per_second": 2000.0, "peak_share": pytest.approx(0.5)}
 
 
 @pytest.mark.parametrize(
-    ("message", "found"),
+    ("message", "expected"),
     [
         (
             "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries (24.60G) "
@@ -153,27 +153,27 @@ def test_the_cost_model_counts_where_it_can_be() -> None:
         ("INTERNAL: Mosaic failed to compile", None),
     ],
 )
-def test_what_the_compiler_says_of_memory(message: str, found: OutOfMemory | None) -> None:
-    assert parse_out_of_memory(message) == found
+def test_what_the_compiler_says_of_memory(message: str, expected: OutOfMemory | None) -> None:
+    assert parse_out_of_memory(message) == expected
 
 
-# what is told
+# reports
 
 
 def test_report_of_a_step_that_fits() -> None:
-    found = build_report(REQUEST, CompileResult(FOUND, TEXT, VERSIONS))
-    assert (found["memory"]["available"], found["memory"]["free"]) == (15.75 * GIB, 12.75 * GIB)
-    assert found["bound_seconds"]["compute"] == pytest.approx(0.010)
-    assert (found["step_seconds"], found["step_source"]) == (pytest.approx(0.010), "roofline")
-    assert found["images_per_second"] == pytest.approx(204_800)
-    assert found["collectives"][0]["bytes"] == 4 * 2**20
-    assert json.loads(json.dumps(found)) == found
+    report = build_report(REQUEST, CompileResult(FOUND, TEXT, VERSIONS))
+    assert (report["memory"]["available"], report["memory"]["free"]) == (15.75 * GIB, 12.75 * GIB)
+    assert report["bound_seconds"]["compute"] == pytest.approx(0.010)
+    assert (report["step_seconds"], report["step_source"]) == (pytest.approx(0.010), "roofline")
+    assert report["images_per_second"] == pytest.approx(204_800)
+    assert report["collectives"][0]["bytes"] == 4 * 2**20
+    assert json.loads(json.dumps(report)) == report
     v3 = build_report(replace(REQUEST, topology=find_topology("v3:4x4")), CompileResult(FOUND, TEXT, VERSIONS))
-    assert (v3["cycles"], v3["cycle_seconds"], found["cycle_seconds"]) == (3_760_000, pytest.approx(0.004), None)
+    assert (v3["cycles"], v3["cycle_seconds"], report["cycle_seconds"]) == (3_760_000, pytest.approx(0.004), None)
     assert "3.76 million in the operations by themselves, messages left out (4 ms), 25% of them in copies" in "\n".join(
         format_compile_report(v3)
     )
-    text = "\n".join(format_compile_report(found))
+    text = "\n".join(format_compile_report(report))
     assert "fits: 3.0 GiB of 15.8 GiB that a program may use of a device's 16.0 GiB; arguments" in text
     assert "(the largest bound, because the cost model's -60,900.0 ms cannot be): 204,800 images/s" in text
     assert "all-reduce          all" in text
@@ -182,12 +182,12 @@ def test_report_of_a_step_that_fits() -> None:
 
 def test_report_of_a_step_that_does_not_fit() -> None:
     short = {**FOUND, "fits": False, "memory": {"needed": 18 * GIB, "available": 15 * GIB}}
-    found = build_report(REQUEST, CompileResult(short, "", VERSIONS))
-    assert (found["memory"]["over"], "step_seconds" in found) == (3 * GIB, False)
-    text = "\n".join(format_compile_report(found))
+    report = build_report(REQUEST, CompileResult(short, "", VERSIONS))
+    assert (report["memory"]["over"], "step_seconds" in report) == (3 * GIB, False)
+    text = "\n".join(format_compile_report(report))
     assert "NOT FIT: 18.0 GiB needed of 15.0 GiB that a program may use of a device's 16.0 GiB: 3.0 GiB too" in text
     fits = build_report(with_batch(REQUEST, 64), CompileResult(FOUND, TEXT, VERSIONS))
-    table = format_sweep_report([found, fits], 64)
+    table = format_sweep_report([report, fits], 64)
     assert [line.split()[:2] for line in table[1:3]] == [["64", "1,024"], ["128", "2,048"]]
     assert "Largest that fits: 64 images a device" in table[-1]
     shared = {**fits, "topology": {**fits["topology"], "mesh": {**FOUND["mesh"], "height": 2}}}
@@ -234,8 +234,8 @@ def test_the_largest_batch_by_what_is_known(
 def test_an_estimate_is_a_batch_that_the_document_allows() -> None:
     """Statistics over 256 images: 1,024 for each rank, but not 944."""
     spans = RunConfig.model_validate({"train": {"global_batch": 2048}, "model": {"batch_norm": {"span": 256}}})
-    found = largest_known_batch(replace(REQUEST, config=spans), {128: needing(3)})
-    assert (found["batch"], found["images"]) == (768, 944)
+    report = largest_known_batch(replace(REQUEST, config=spans), {128: needing(3)})
+    assert (report["batch"], report["images"]) == (768, 944)
 
 
 @settings(deadline=None, max_examples=40)
@@ -251,8 +251,8 @@ def test_of_memory_that_grows_evenly_two_batches_tell_the_largest(limit: int, fi
             return {"fits": True, "memory": {"needed": needed, "temporaries": temporaries}}
         return {"fits": False, "memory": {"needed": needed, "available": memory * GIB}}
 
-    found = largest_known_batch(small, {batch: result(batch) for batch in (64, 128)})
-    assert (found["basis"], found["images"]) == ("line", pytest.approx(limit, abs=1))
+    report = largest_known_batch(small, {batch: result(batch) for batch in (64, 128)})
+    assert (report["basis"], report["images"]) == ("line", pytest.approx(limit, abs=1))
     for batch in (8, 1024):
         alone = largest_known_batch(small, {batch: result(batch)})["images"]
         assert min(batch, limit) <= alone + 1
@@ -260,35 +260,39 @@ def test_of_memory_that_grows_evenly_two_batches_tell_the_largest(limit: int, fi
 
 
 def test_the_report_says_how_the_largest_batch_is_known() -> None:
-    found = build_report(REQUEST, CompileResult(FOUND, TEXT, VERSIONS))
-    assert not any(line.startswith("largest") for line in format_compile_report(found))
+    report = build_report(REQUEST, CompileResult(FOUND, TEXT, VERSIONS))
+    assert not any(line.startswith("largest") for line in format_compile_report(report))
 
-    def told(results: dict[int, Any], own: dict[str, Any] = found) -> str:
+    def largest_text(results: dict[int, Any], own: dict[str, Any] = report) -> str:
         text = "\n".join(format_compile_report({**own, "largest": largest_known_batch(REQUEST, results)}))
         return text.partition("\nlargest    ")[2].partition("\nwork")[0].partition("\ncompiled")[0]
 
-    assert told({128: needing(3)}) == (
+    assert largest_text({128: needing(3)}) == (
         "944 images a device, 15,104 in all, an ESTIMATE (exactly: --sweep batch)\n"
         "           memory for about 944 images, by this step alone, whose temporaries are taken to grow evenly; more "
         "may fit, because the compiler recomputes where it runs short"
     )
     assert "           memory for about 1,760 images, by a line through the memory of 128 and 256; more" in (
-        told({128: needing(3), 256: needing(4)})
+        largest_text({128: needing(3), 256: needing(4)})
     )
-    assert told({96: needing(14), 104: needing(15.5, 15)}) == (
+    assert largest_text({96: needing(14), 104: needing(15.5, 15)}) == (
         "96 images a device, 1,536 in all: fits, and 104 do not (both compiled)"
     )
     short = build_report(
         REQUEST, CompileResult({**FOUND, "fits": False, "memory": needing(18, 15)["memory"]}, "", VERSIONS)
     )
-    assert told({128: needing(18, 15)}, short).endswith("whose memory is taken to grow evenly")
-    assert told({4: needing(40, 8)}, short).startswith("no batch that the document allows, an ESTIMATE (exactly: --")
-    assert told({1: needing(17, 15)}, short).startswith("no batch fits: not 1 image a device, the smallest that the")
-    shared = {**found, "topology": {**found["topology"], "mesh": {**FOUND["mesh"], "height": 2, "width": 2}}}
-    assert "944 images for each 4 devices" in told({128: needing(3)}, shared)
+    assert largest_text({128: needing(18, 15)}, short).endswith("whose memory is taken to grow evenly")
+    assert largest_text({4: needing(40, 8)}, short).startswith(
+        "no batch that the document allows, an ESTIMATE (exactly: --"
+    )
+    assert largest_text({1: needing(17, 15)}, short).startswith(
+        "no batch fits: not 1 image a device, the smallest that the"
+    )
+    shared = {**report, "topology": {**report["topology"], "mesh": {**FOUND["mesh"], "height": 2, "width": 2}}}
+    assert "944 images for each 4 devices" in largest_text({128: needing(3)}, shared)
 
 
-# what is kept, and what goes wrong in the child
+# cached results, and failures of the child process
 
 CHILD = """import json, os, pathlib, signal, sys, time, gzip
 folder = pathlib.Path(sys.argv[1])
@@ -332,7 +336,7 @@ def named(name: str) -> CompileRequest:
     return replace(REQUEST, config=REQUEST.config.model_copy(update={"run": run}))
 
 
-def test_a_result_is_kept_and_found_again(child: Path, tmp_path: Path) -> None:
+def test_a_result_is_cached(child: Path, tmp_path: Path) -> None:
     first = compile_aot(REQUEST, tmp_path / "kept", 60.0)
     assert (first.analysis, first.text, first.from_cache) == ({"classes": 1000}, "text of v5e:4x4", False)
     again = compile_aot(named("other-run"), tmp_path / "kept", 60.0)
@@ -439,7 +443,7 @@ def test_wrong_options(arguments: list[str], field: str, says: list[str], capsys
     assert_error(main(["tpu", "compile", "digits", *arguments]), capsys.readouterr().err, *says, field=field)
 
 
-def test_the_command_tells_what_is_kept(
+def test_the_command_reports_cached_results(
     child: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """launch.hardware and launch.cluster.slices stand in for the options; JSON is what the report is made of."""
@@ -456,12 +460,16 @@ def test_the_command_tells_what_is_kept(
     (tmp_path / f"{request.cache_key}.json").write_text(json.dumps({**FOUND, "mesh": mesh}))
     (tmp_path / f"{request.cache_key}.hlo.gz").write_bytes(gzip.compress(TEXT.encode()))
     assert main([*arguments, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["topology"]["name"] == "v5e:4x4 x2"
-    assert (told["classes"], told["batch"], told["from_cache"]) == (10, request.config.train.global_batch // 32, True)
+    largest_text = json.loads(capsys.readouterr().out)
+    assert largest_text["topology"]["name"] == "v5e:4x4 x2"
+    assert (largest_text["classes"], largest_text["batch"], largest_text["from_cache"]) == (
+        10,
+        request.config.train.global_batch // 32,
+        True,
+    )
     assert main(arguments) == 0
     assert "v5e:4x4 x2: 32 chips, 32 devices" in capsys.readouterr().out
-    assert told["largest"]["basis"] == "proportion"
+    assert largest_text["largest"]["basis"] == "proportion"
     larger = with_batch(request, 1024)
     memory = {**FOUND["memory"], "needed": 10 * GIB, "temporaries": 9 * GIB}
     (tmp_path / f"{larger.cache_key}.json").write_text(json.dumps({**FOUND, "mesh": mesh, "memory": memory}))
@@ -517,7 +525,9 @@ def test_devices_that_share_images_are_one_rank() -> None:
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(1, 5000), st.floats(0, 8), st.floats(0.001, 2), st.sampled_from([1, 8, 104, 128, 4096]))
-def test_the_largest_batch_is_found_with_few_compilations(limit: int, fixed: float, each: float, first: int) -> None:
+def test_a_search_for_the_largest_batch_needs_few_compilations(
+    limit: int, fixed: float, each: float, first: int
+) -> None:
     """Memory that grows evenly, up to the steps of 1 % in which a compiler makes other choices."""
     available = fixed + each * limit
     tried: list[int] = []
@@ -536,9 +546,9 @@ def test_the_largest_batch_is_found_with_few_compilations(limit: int, fixed: flo
         with refused("1 image for each of the 16 ranks", field="--sweep", got="batch"):
             find_largest_batch(start, measure)
         return
-    found = find_largest_batch(start, measure)
-    assert found in fitting
-    following = next((batch for batch in allowed if batch > found), None)
+    report = find_largest_batch(start, measure)
+    assert report in fitting
+    following = next((batch for batch in allowed if batch > report), None)
     assert following is None or following not in fitting, "the next one does not fit"
     assert len(tried) == len(set(tried)) <= 14
 
@@ -562,10 +572,10 @@ def test_few_compilations_find_the_end_of_a_memory_that_is_no_line(first: int, n
 def test_the_compiler_decides_what_fits_and_not_the_figures_of_its_message() -> None:
     """Which are rounded: 15.75G needed of 15.75G."""
     fits = {96: 14.0, 104: 14.9}
-    found = find_largest_batch(
+    report = find_largest_batch(
         with_batch(REQUEST, 96), lambda one: FitResult(one.batch in fits, fits.get(one.batch, 15.75), 15.75)
     )
-    assert found == 104
+    assert report == 104
 
 
 def test_a_sweep_without_a_possible_batch() -> None:

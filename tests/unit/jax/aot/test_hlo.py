@@ -22,8 +22,8 @@ KIB = 1024
 
 
 def only(line: str, mesh: dict[str, int]) -> Collective:
-    (found,) = find_collectives(line, mesh)
-    return found
+    (collective,) = find_collectives(line, mesh)
+    return collective
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ ENTRY %main.10_spmd (param: f32[4194304]) -> f32[1050624] {
     ]
 
 
-def test_a_message_that_goes_on_beside_other_work_is_one_message() -> None:
+def test_an_asynchronous_message_is_one_message() -> None:
     """What v5e makes of an all-gather: a start, convolutions that carry it on and name it again, and an end."""
     groups = "channel_id=1, replica_groups={{0,1,2,3},{4,5,6,7}}, dimensions={0}"
     text = f"""
@@ -142,9 +142,9 @@ def test_what_crosses_between_slices_is_a_message_to_the_host() -> None:
         '_xla_megascale_target="{1,2}x{0:15}",_xla_megascale_transfer_type="ALL_REDUCE"}'
     )
     received = line.replace("%send =", "%recv =").replace(" send(", " recv(")
-    found = only(f"{line}\n{received}", TWO_V5E)
-    assert found == Collective("all-reduce", "network", 2, 512 * KIB)
-    assert found.bytes_sent == 512 * KIB
+    collective = only(f"{line}\n{received}", TWO_V5E)
+    assert collective == Collective("all-reduce", "network", 2, 512 * KIB)
+    assert collective.bytes_sent == 512 * KIB
 
 
 def test_axes_of_groups() -> None:

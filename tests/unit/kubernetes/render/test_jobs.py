@@ -18,7 +18,7 @@ TRAINING = ("pytorchjob", "jaxjob", "trainjob", "jobset")
 TPUS = ("launch.hardware=tpu-v5e-4x4", "launch.processes=1", "train.global_batch=512")
 
 
-def told(environment: dict[str, Any], fields: dict[str, str]) -> Rendezvous | None:
+def read_rendezvous(environment: dict[str, Any], fields: dict[str, str]) -> Rendezvous | None:
     """Where a pod meets its peers, given the values that Kubernetes puts in the place of its fields."""
     return Rendezvous.read({name: fields.get(value, value) for name, value in environment.items()})
 
@@ -35,30 +35,34 @@ def test_a_job_is_of_its_kind(backend: str) -> None:
 
 def test_pods_of_a_pytorchjob_meet_without_a_master() -> None:
     """The operator's own part, PET_NNODES and PET_NPROC_PER_NODE, is written down here from its envvar.go."""
-    found = pods("pytorchjob", *TWO)
+    pod = pods("pytorchjob", *TWO)
     operators = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PYTHONUNBUFFERED": "1"}
     for rank in range(2):
         fields = {"metadata.labels['training.kubeflow.org/replica-index']": str(rank)}
-        assert told({**found.environment, **operators}, fields) == Rendezvous(2, rank, "digits-worker-0", 23456)
-    assert {"name": "pytorchjob-port", "containerPort": 23456, "protocol": "TCP"} in found.container["ports"]
+        assert read_rendezvous({**pod.environment, **operators}, fields) == Rendezvous(
+            2, rank, "digits-worker-0", 23456
+        )
+    assert {"name": "pytorchjob-port", "containerPort": 23456, "protocol": "TCP"} in pod.container["ports"]
     assert set(rendered("pytorchjob", *TWO).job["spec"]["pytorchReplicaSpecs"]) == {"Worker"}
 
 
 def test_pods_of_a_jaxjob_meet_by_what_its_operator_tells() -> None:
-    found = pods("jaxjob", *TWO)
+    pod = pods("jaxjob", *TWO)
     operators = {"COORDINATOR_ADDRESS": "digits-worker-0", "COORDINATOR_PORT": "6666", "NUM_PROCESSES": "2"}
-    assert told({**found.environment, **operators, "PROCESS_ID": "1"}, {}) == Rendezvous(2, 1, "digits-worker-0", 6666)
-    assert {"name": "jaxjob-port", "containerPort": 6666, "protocol": "TCP"} in found.container["ports"]
+    assert read_rendezvous({**pod.environment, **operators, "PROCESS_ID": "1"}, {}) == Rendezvous(
+        2, 1, "digits-worker-0", 6666
+    )
+    assert {"name": "jaxjob-port", "containerPort": 6666, "protocol": "TCP"} in pod.container["ports"]
 
 
 def test_pods_of_a_jobset_meet() -> None:
-    found = pods("jobset", *TWO)
+    pod = pods("jobset", *TWO)
     fields = {"metadata.annotations['batch.kubernetes.io/job-completion-index']": "1"}
-    assert told(found.environment, fields) == Rendezvous(2, 1, "digits-node-0-0.digits", 29500)
+    assert read_rendezvous(pod.environment, fields) == Rendezvous(2, 1, "digits-node-0-0.digits", 29500)
 
 
 def test_pods_of_several_slices_have_different_ranks() -> None:
-    found = pods("jobset", *TPUS, "launch.cluster.slices=2")
+    pod = pods("jobset", *TPUS, "launch.cluster.slices=2")
     ranks = set()
     for slice_ in range(2):
         for host in range(4):
@@ -66,15 +70,15 @@ def test_pods_of_several_slices_have_different_ranks() -> None:
                 "metadata.annotations['batch.kubernetes.io/job-completion-index']": str(host),
                 "metadata.labels['jobset.sigs.k8s.io/job-index']": str(slice_),
             }
-            meeting = told(found.environment, fields)
-            assert meeting is not None
-            assert meeting.nodes == 8
-            ranks.add(meeting.node_rank)
+            rendezvous = read_rendezvous(pod.environment, fields)
+            assert rendezvous is not None
+            assert rendezvous.nodes == 8
+            ranks.add(rendezvous.node_rank)
     assert ranks == set(range(8))
 
 
 def test_a_stage_of_one_pod_is_alone_whatever_the_training_has() -> None:
-    assert told(pods("job", *TWO, stage="evaluate").environment, {}) == Rendezvous(1, 0)
+    assert read_rendezvous(pods("job", *TWO, stage="evaluate").environment, {}) == Rendezvous(1, 0)
     assert loads(spec(*TWO, stage="evaluate").document).launch.nodes == 2
 
 
@@ -105,9 +109,9 @@ def test_elastic_jobs_are_the_training_operators() -> None:
     assert (body["elasticPolicy"]["minReplicas"], body["elasticPolicy"]["maxReplicas"]) == (1, 2)
     assert "metrics" not in body["elasticPolicy"], "the operator would scale the job, and its SDK could not read it"
     operators = {"PET_NNODES": "1:2", "PET_RDZV_ENDPOINT": "digits-worker-0:23456"}
-    meeting = told({**pods("pytorchjob", *elastic).environment, **operators}, {})
-    assert meeting is not None
-    assert meeting.node_rank is None
+    rendezvous = read_rendezvous({**pods("pytorchjob", *elastic).environment, **operators}, {})
+    assert rendezvous is not None
+    assert rendezvous.node_rank is None
     for backend in ("jaxjob", "trainjob", "jobset"):
         with refused(JOB_KINDS[backend].kind, field="launch.cluster.min_nodes", got=1):
             rendered(backend, *elastic)

@@ -25,10 +25,10 @@ EVERYTHING = (
 @pytest.mark.parametrize("backend", RENDERERS_BY_KIND)
 @pytest.mark.parametrize("changes", [(), GPU, EVERYTHING], ids=["cpu", "gpu", "everything"])
 def test_pods_are_admitted_where_security_is_restricted(backend: str, changes: tuple[str, ...]) -> None:
-    found = pods(backend, *changes)
-    assert violations(found.spec) == []
-    assert found.spec["automountServiceAccountToken"] is False
-    assert found.container["securityContext"]["readOnlyRootFilesystem"] is True
+    pod = pods(backend, *changes)
+    assert violations(pod.spec) == []
+    assert pod.spec["automountServiceAccountToken"] is False
+    assert pod.container["securityContext"]["readOnlyRootFilesystem"] is True
 
 
 def test_the_check_of_security_is_one() -> None:
@@ -46,33 +46,33 @@ def test_the_check_of_security_is_one() -> None:
 
 
 def test_what_pods_may_write() -> None:
-    found = pods("pytorchjob", "launch.resources.ephemeral_gib=3")
-    mounts = {mount["mountPath"]: mount["name"] for mount in found.container["volumeMounts"]}
+    pod = pods("pytorchjob", "launch.resources.ephemeral_gib=3")
+    mounts = {mount["mountPath"]: mount["name"] for mount in pod.container["volumeMounts"]}
     assert mounts == {"/tmp": "tmp", "/dev/shm": "shm", "/workspace": "workspace"}
-    volumes = {volume.pop("name"): volume for volume in json.loads(json.dumps(found.spec["volumes"]))}
+    volumes = {volume.pop("name"): volume for volume in json.loads(json.dumps(pod.spec["volumes"]))}
     assert volumes == {
         "tmp": {"emptyDir": {"sizeLimit": "3Gi"}},
         "shm": {"emptyDir": {"medium": "Memory", "sizeLimit": "2Gi"}},
         "workspace": {"persistentVolumeClaim": {"claimName": "podscale"}},
     }
-    assert found.environment["HOME"] == "/tmp"
+    assert pod.environment["HOME"] == "/tmp"
 
 
 def test_volumes_of_the_document() -> None:
-    found = pods("pytorchjob", *EVERYTHING)
-    mounts = {mount["mountPath"]: mount for mount in found.container["volumeMounts"]}
+    pod = pods("pytorchjob", *EVERYTHING)
+    mounts = {mount["mountPath"]: mount for mount in pod.container["volumeMounts"]}
     assert mounts["/data"]["readOnly"] is True
     assert mounts["/cache"]["name"] == "cache"
-    by_name = {volume["name"]: volume for volume in found.spec["volumes"]}
+    by_name = {volume["name"]: volume for volume in pod.spec["volumes"]}
     assert set(by_name) == {mount["name"] for mount in mounts.values()}, (
         "every volume is mounted, and every mount is one"
     )
     assert by_name["volume-0"]["csi"]["driver"] == "gcsfuse.csi.storage.gke.io"
     assert by_name["volume-0"]["csi"]["volumeAttributes"]["mountOptions"] == "implicit-dirs,uid=65532,gid=65532"
     assert by_name["volume-4"]["emptyDir"] == {"sizeLimit": "512Mi"}
-    assert found.metadata["annotations"]["gke-gcsfuse/volumes"] == "true"
-    assert found.metadata["annotations"]["note"] == "mine"
-    assert found.metadata["labels"]["team"] == "vision"
+    assert pod.metadata["annotations"]["gke-gcsfuse/volumes"] == "true"
+    assert pod.metadata["annotations"]["note"] == "mine"
+    assert pod.metadata["labels"]["team"] == "vision"
     nfs = pods("pytorchjob", "launch.cluster.security=privileged", "launch.cluster.volumes=[{path: /n, nfs: 'h:/e/x'}]")
     assert nfs.spec["volumes"][-1]["nfs"] == {"server": "h", "path": "/e/x"}
 
@@ -97,7 +97,7 @@ def test_pods_have_time_to_save() -> None:
     assert pods("pytorchjob", "launch.grace_seconds=100.5").spec["terminationGracePeriodSeconds"] >= 101 + 10
 
 
-def test_the_end_is_told_where_kubernetes_looks() -> None:
+def test_the_termination_message_is_where_kubernetes_reads_it() -> None:
     container = pods("pytorchjob").container
     assert pods("pytorchjob").environment["PODSCALE_TERMINATION_LOG"] == container["terminationMessagePath"]
 
@@ -110,9 +110,9 @@ def test_metrics_have_a_named_port() -> None:
 
 
 def test_hardware_has_its_nodes() -> None:
-    found = pods("pytorchjob", *GPU)
-    assert found.spec["nodeSelector"] == {"cloud.google.com/gke-accelerator": "nvidia-l4"}
-    assert {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in found.spec["tolerations"]
+    pod = pods("pytorchjob", *GPU)
+    assert pod.spec["nodeSelector"] == {"cloud.google.com/gke-accelerator": "nvidia-l4"}
+    assert {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in pod.spec["tolerations"]
     tpu = pods("jobset", "launch.hardware=tpu-v6e-2x2", "launch.processes=1")
     assert tpu.spec["nodeSelector"]["cloud.google.com/gke-tpu-topology"] == "2x2"
     assert tpu.container["resources"]["limits"]["google.com/tpu"] == "4"
@@ -147,18 +147,18 @@ def test_options_of_placement(change: str, selector: dict[str, str]) -> None:
 
 def test_further_fields() -> None:
     changes = ("service_account=trainer", "priority_class=high", "runtime_class=gvisor", "image_pull_secrets=[a, b]")
-    found = pods("pytorchjob", *(f"launch.cluster.{change}" for change in changes)).spec
-    assert found["serviceAccountName"] == "trainer"
-    assert found["priorityClassName"] == "high"
-    assert found["runtimeClassName"] == "gvisor"
-    assert found["imagePullSecrets"] == [{"name": "a"}, {"name": "b"}]
+    pod = pods("pytorchjob", *(f"launch.cluster.{change}" for change in changes)).spec
+    assert pod["serviceAccountName"] == "trainer"
+    assert pod["priorityClassName"] == "high"
+    assert pod["runtimeClassName"] == "gvisor"
+    assert pod["imagePullSecrets"] == [{"name": "a"}, {"name": "b"}]
     taint = "launch.cluster.tolerations=[{key: k, operator: Equal, value: v, effect: NoExecute, seconds: 5}]"
-    wanted = {"key": "k", "operator": "Equal", "value": "v", "effect": "NoExecute", "tolerationSeconds": 5}
-    assert wanted in pods("pytorchjob", taint).spec["tolerations"]
+    toleration = {"key": "k", "operator": "Equal", "value": "v", "effect": "NoExecute", "tolerationSeconds": 5}
+    assert toleration in pods("pytorchjob", taint).spec["tolerations"]
 
 
 @pytest.mark.parametrize("backend", ["pytorchjob", "jaxjob", "trainjob", "jobset"])
-def test_kueue_is_told_queue_and_topology(backend: str) -> None:
+def test_kueue_gets_queue_and_topology(backend: str) -> None:
     queued = ("launch.cluster.queue=team", "launch.cluster.topology=required")
     assert rendered(backend, *queued).job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team"
     annotations = pods(backend, *queued).metadata["annotations"]
@@ -177,15 +177,15 @@ def test_kueue_is_told_queue_and_topology(backend: str) -> None:
     ],
 )
 def test_gpudirect(hardware: str, networks: int, daemon: str | None) -> None:
-    found = pods("jobset", f"launch.hardware={hardware}", *DIRECT)
-    assert len(json.loads(found.metadata["annotations"]["networking.gke.io/interfaces"])) == networks
-    assert [one["name"] for one in found.spec.get("initContainers", [])] == ([daemon] if daemon else [])
-    declared = {volume["name"] for volume in found.spec["volumes"]}
+    pod = pods("jobset", f"launch.hardware={hardware}", *DIRECT)
+    assert len(json.loads(pod.metadata["annotations"]["networking.gke.io/interfaces"])) == networks
+    assert [one["name"] for one in pod.spec.get("initContainers", [])] == ([daemon] if daemon else [])
+    declared = {volume["name"] for volume in pod.spec["volumes"]}
     used: set[Any] = set()
-    for container in (*found.spec["containers"], *found.spec.get("initContainers", [])):
+    for container in (*pod.spec["containers"], *pod.spec.get("initContainers", [])):
         used |= {mount["name"] for mount in container["volumeMounts"]}
     assert declared == used
-    assert found.container["command"][-4:-2] == ["podscale", "train"]
+    assert pod.container["command"][-4:-2] == ["podscale", "train"]
     networks_of_ours = "launch.cluster.annotations={networking.gke.io/interfaces: '[]'}"
     other = pods("jobset", f"launch.hardware={hardware}", *DIRECT, networks_of_ours)
     assert other.metadata["annotations"]["networking.gke.io/interfaces"] == "[]"

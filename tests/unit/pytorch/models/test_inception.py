@@ -66,10 +66,10 @@ def test_inception_v3_is_torchvisions() -> None:
     images = torch.randn(2, 3, 299, 299)
     with torch.no_grad():
         assert torch.equal(ours.eval()(images[..., :75, :75]), theirs.eval()(images[..., :75, :75]))
-        found, want = ours.train()(images), theirs.train()(images)
-    assert isinstance(found, InceptionOutputs)
-    torch.testing.assert_close(found.logits, want.logits, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(found.auxiliary, want.aux_logits, rtol=1e-5, atol=1e-5)
+        outputs, want = ours.train()(images), theirs.train()(images)
+    assert isinstance(outputs, InceptionOutputs)
+    torch.testing.assert_close(outputs.logits, want.logits, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(outputs.auxiliary, want.aux_logits, rtol=1e-5, atol=1e-5)
     for name, buffer in ours.named_buffers():
         torch.testing.assert_close(buffer, theirs.get_buffer(name), rtol=1e-5, atol=1e-6)
 

@@ -19,11 +19,11 @@ def test_every_way_is_the_plain_convolution(
     other.load_state_dict(plain.state_dict())
     other.compute = compute
     images = torch.randn(2, 3, *side, dtype=torch.float64).to(memory_format=torch.channels_last)
-    found, want = other(images), plain(images)
-    torch.testing.assert_close(found, want, rtol=1e-13, atol=1e-13)
-    direction = torch.randn_like(want)
-    (found * direction).sum().backward()
-    (want * direction).sum().backward()
+    outputs, expected = other(images), plain(images)
+    torch.testing.assert_close(outputs, expected, rtol=1e-13, atol=1e-13)
+    direction = torch.randn_like(expected)
+    (outputs * direction).sum().backward()
+    (expected * direction).sum().backward()
     torch.testing.assert_close(other.weight.grad, plain.weight.grad, rtol=1e-13, atol=1e-12)
     torch.testing.assert_close(other.bias.grad, plain.bias.grad)
 

@@ -124,7 +124,7 @@ def test_a_direction_is_taken_back_at_a_rate_of_zero_too() -> None:
     assert arrays.weights.isfinite().all()
 
 
-def test_what_is_kept_of_every_weight() -> None:
+def test_optimizer_state_of_every_weight() -> None:
     arrays = FlatArrays(start(), DECAYS)
     assert len(Nlcg(arrays.share(), NlcgSection()).moments) == 3, "r . s_old is for Polak-Ribiere alone"
     assert len(Nlcg(arrays.share(), NlcgSection(beta="polak_ribiere")).moments) == 4

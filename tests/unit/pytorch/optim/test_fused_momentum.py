@@ -32,7 +32,7 @@ def test_fused_momentum_is_the_listed_one() -> None:
 @pytest.mark.parametrize(
     ("kernel", "constants"), [("_norms_kernel", {"of_sum": True}), ("_momentum_kernel", {"nesterov": True})]
 )
-def test_the_kernels_compile_for_a_gpu_and_read_whole_vectors(
+def test_the_kernels_compile_for_a_gpu_and_load_full_vectors(
     kernel: str, constants: dict[str, Any], tmp_path: Path, monkeypatch: Any
 ) -> None:
     """For an H100 or H200 (sm_90), which takes no GPU."""

@@ -52,14 +52,14 @@ def train(rule: str, owned: list[tuple[int, int]], *, rows: bool, own: bool) -> 
 @pytest.mark.parametrize("owned", [[], [(0, 320), (384, 39_680)], [(39_680, 40_480)]])
 @pytest.mark.parametrize("rule", RULES)
 def test_rows_give_the_bits_of_pieces(rule: str, owned: list[tuple[int, int]], own: bool) -> None:
-    want = train(rule, owned, rows=False, own=own)
-    found = train(rule, owned, rows=True, own=own)
-    for left, right in zip(found, want, strict=True):
+    expected = train(rule, owned, rows=False, own=own)
+    result = train(rule, owned, rows=True, own=own)
+    for left, right in zip(result, expected, strict=True):
         if rule in OVER_ALL:
             torch.testing.assert_close(left, right, rtol=1e-5, atol=1e-5)
         else:
             assert torch.equal(left, right)
-    assert want[1].any()
+    assert expected[1].any()
 
 
 def test_every_row_knows_its_segment() -> None:

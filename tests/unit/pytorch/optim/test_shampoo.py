@@ -87,7 +87,7 @@ def test_shampoo_follows_its_oracle(options: dict[str, Any], roots: RootMethod) 
         np.testing.assert_allclose(found[name], value, rtol=2e-5, atol=2e-5, err_msg=name)
 
 
-def test_nothing_is_left_of_what_a_masked_update_was_given() -> None:
+def test_a_masked_step_leaves_no_trace_of_its_gradient() -> None:
     arrays, rule = build(block=8, start_step=1, every_steps=2, graft="rmsprop")
     carry_out(arrays, rule, last=4)  # the next one, number 4, is masked; so is 9, in which roots would be taken
     for number in (4, 9):

@@ -51,8 +51,8 @@ def steps(directory: Path) -> list[int]:
 
 
 def restored_step(directory: Path) -> int | None:
-    found = checkpoints(directory).restore("auto")
-    return None if found is None else found.step
+    restored = checkpoints(directory).restore("auto")
+    return None if restored is None else restored.step
 
 
 def assert_same(left: Snapshot, right: Snapshot) -> None:
@@ -70,9 +70,9 @@ def test_restores_what_was_saved(tmp_path: Path, asynchronous: bool) -> None:
     assert store.restore("auto") is None
     store.save(snapshot(10))
     store.close()
-    found = checkpoints(tmp_path).restore("auto")
-    assert found is not None
-    assert_same(found, snapshot(10))
+    restored = checkpoints(tmp_path).restore("auto")
+    assert restored is not None
+    assert_same(restored, snapshot(10))
 
 
 def test_files_are_plain_safetensors_and_the_manifest_lists_them(tmp_path: Path) -> None:
@@ -192,9 +192,9 @@ def test_falls_back_past_a_damaged_checkpoint_and_says_so(
     damage(tmp_path / "step-2")  # type: ignore[operator]
     events: list[CheckpointReport] = []
     again = checkpoints(tmp_path, keep_last=1, keep_best=1, listener=events.append)
-    found = again.restore("auto")
-    assert found is not None
-    assert_same(found, snapshot(1))
+    restored = again.restore("auto")
+    assert restored is not None
+    assert_same(restored, snapshot(1))
     passed, read = events
     assert isinstance(passed, Skipped)
     assert said in passed.reason
@@ -218,9 +218,9 @@ def test_saving_the_same_step_again_only_adds_the_score(tmp_path: Path) -> None:
     before = (tmp_path / "step-3" / "model.safetensors").stat().st_ino
     store.save(snapshot(3), top1=0.7)
     assert (tmp_path / "step-3" / "model.safetensors").stat().st_ino == before
-    found = checkpoints(tmp_path)
-    assert found.restore("auto") is not None
-    best = found.best()
+    restored = checkpoints(tmp_path)
+    assert restored.restore("auto") is not None
+    best = restored.best()
     assert best is not None
     assert best.top1 == 0.7
 
@@ -248,13 +248,13 @@ def test_starts_from_a_named_directory_until_the_run_has_its_own(tmp_path: Path)
         store.save(snapshot(step))
     own = tmp_path / "own" / "checkpoints"
     for name, expected in [("source", 2), ("source/checkpoints", 2), ("source/checkpoints/step-1", 1)]:
-        found = checkpoints(own).restore(str(tmp_path / name))
-        assert found is not None
-        assert found.step == expected
+        restored = checkpoints(own).restore(str(tmp_path / name))
+        assert restored is not None
+        assert restored.step == expected
     checkpoints(own).save(snapshot(5))
-    found = checkpoints(own).restore(str(source))
-    assert found is not None
-    assert found.step == 5
+    restored = checkpoints(own).restore(str(source))
+    assert restored is not None
+    assert restored.step == 5
 
 
 def test_a_named_checkpoint_that_cannot_be_used_is_an_error(tmp_path: Path) -> None:
@@ -336,7 +336,7 @@ while True:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_killed_at_any_moment_the_newest_complete_one_is_whole(tmp_path: Path, seed: int) -> None:
+def test_after_a_kill_at_any_moment_the_newest_checkpoint_is_complete(tmp_path: Path, seed: int) -> None:
     process = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     for line in process.stdout:
@@ -346,9 +346,9 @@ def test_killed_at_any_moment_the_newest_complete_one_is_whole(tmp_path: Path, s
     process.kill()
     process.wait()
     process.stdout.close()
-    found = checkpoints(tmp_path, RunIdentity({}, "c", "f")).restore("auto")
-    assert found is not None
-    assert found.step >= 1 + seed  # at least the one before the save in flight
-    assert found.meta == {"step": found.step}
-    for array in found.arrays.values():
-        np.testing.assert_array_equal(array, np.full(30_000, found.step, np.float32))
+    restored = checkpoints(tmp_path, RunIdentity({}, "c", "f")).restore("auto")
+    assert restored is not None
+    assert restored.step >= 1 + seed  # at least the one before the save in flight
+    assert restored.meta == {"step": restored.step}
+    for array in restored.arrays.values():
+        np.testing.assert_array_equal(array, np.full(30_000, restored.step, np.float32))

@@ -1,4 +1,4 @@
-"""What trackers that cannot take figures back were given: once each, over launches and redone updates."""
+"""What trackers that cannot take figures back were given: once each, over launches and redone steps."""
 
 import json
 from pathlib import Path
@@ -48,7 +48,7 @@ def test_nothing_is_written_where_nothing_is_new(tmp_path: Path) -> None:
     assert json.loads(path.read_text()) == {"id": "name", "newest": {"step": 1}}
 
 
-def test_names_are_told_apart_and_recognised() -> None:
+def test_names_are_distinct_and_recognised() -> None:
     config = loads("", overrides=["run.id=digits"])
     names = {new_run_name(config) for _ in range(100)}
     assert len(names) == 100

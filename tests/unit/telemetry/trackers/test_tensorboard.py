@@ -70,10 +70,10 @@ def test_a_point_comes_back_as_it_was(step: int, time: float, values: dict[str, 
 def test_values_beyond_float32_are_infinite() -> None:
     written = io.BytesIO()
     EventFile(written, 5.0).scalars(1.0, 1, {"a": 1e300, "b": -1e300, "c": math.nan})
-    found = {value.tag: value.simple_value for value in parsed(written.getvalue())[1].summary.value}
-    assert found["a"] == math.inf
-    assert found["b"] == -math.inf
-    assert math.isnan(found["c"])
+    scalars = {value.tag: value.simple_value for value in parsed(written.getvalue())[1].summary.value}
+    assert scalars["a"] == math.inf
+    assert scalars["b"] == -math.inf
+    assert math.isnan(scalars["c"])
 
 
 def test_tensorboard_shows_the_figures_of_a_run(tmp_path: Path) -> None:
@@ -82,26 +82,26 @@ def test_tensorboard_shows_the_figures_of_a_run(tmp_path: Path) -> None:
         tmp_path / "r" / "tensorboard",
         [launch_record(0), step_record(1), step_record(2, None), evaluation_record(2, 0.25), goodput],
     )
-    found = curves(tmp_path / "r" / "tensorboard")
-    assert found["train/learning_rate"] == [(1, pytest.approx(0.1)), (2, pytest.approx(0.1))]
-    assert found["train/loss"][0] == (1, 1.0)
-    assert math.isnan(found["train/loss"][1][1])
-    assert found["train/epoch"] == [(1, pytest.approx(0.1)), (2, pytest.approx(0.2))]
-    assert found["throughput/images_per_second"] == [(1, 1000.0), (2, 1000.0)]
-    assert found["phases/data_wait"] == [(1, 0.25), (2, 0.25)]
-    assert found["evaluation/top1"] == [(2, 0.25)]
-    assert found["goodput/ratio"] == [(2, 0.5)]
+    scalars = curves(tmp_path / "r" / "tensorboard")
+    assert scalars["train/learning_rate"] == [(1, pytest.approx(0.1)), (2, pytest.approx(0.1))]
+    assert scalars["train/loss"][0] == (1, 1.0)
+    assert math.isnan(scalars["train/loss"][1][1])
+    assert scalars["train/epoch"] == [(1, pytest.approx(0.1)), (2, pytest.approx(0.2))]
+    assert scalars["throughput/images_per_second"] == [(1, 1000.0), (2, 1000.0)]
+    assert scalars["phases/data_wait"] == [(1, 0.25), (2, 0.25)]
+    assert scalars["evaluation/top1"] == [(2, 0.25)]
+    assert scalars["goodput/ratio"] == [(2, 0.5)]
 
 
-def test_updates_that_were_done_again_are_shown_once(tmp_path: Path) -> None:
+def test_repeated_steps_are_shown_once(tmp_path: Path) -> None:
     first = [launch_record(0), *(step_record(step) for step in range(1, 9)), evaluation_record(8, 0.1)]
     again = [launch_record(5), *(step_record(step, 2.0) for step in range(6, 12))]
     track(tmp_path, first, killed=True)
     assert [step for step, _ in curves(tmp_path)["train/loss"]] == list(range(1, 9))
     track(tmp_path, [*first, *again])
-    found = curves(tmp_path)
-    assert found["train/loss"] == [*((step, 1.0) for step in range(1, 6)), *((step, 2.0) for step in range(6, 12))]
-    assert "evaluation/top1" not in found or found["evaluation/top1"] == []  # it was of a step that was lost
+    scalars = curves(tmp_path)
+    assert scalars["train/loss"] == [*((step, 1.0) for step in range(1, 6)), *((step, 2.0) for step in range(6, 12))]
+    assert "evaluation/top1" not in scalars or scalars["evaluation/top1"] == []  # it was of a step that was lost
 
 
 def test_a_launch_within_the_same_supervisor_is_no_different(tmp_path: Path) -> None:
@@ -146,9 +146,9 @@ def test_a_writer_that_was_killed_in_the_middle_of_an_event(tmp_path: Path, left
     (path,) = tmp_path.iterdir()
     path.write_bytes(path.read_bytes()[:left])
     track(tmp_path, [*records, step_record(3)])
-    found = curves(tmp_path)
-    assert found["train/loss"] == [(1, 1.0), (2, 1.0), (3, 1.0)]
-    assert found["evaluation/top1"] == [(1, pytest.approx(0.1))]
+    scalars = curves(tmp_path)
+    assert scalars["train/loss"] == [(1, 1.0), (2, 1.0), (3, 1.0)]
+    assert scalars["evaluation/top1"] == [(1, pytest.approx(0.1))]
 
 
 def test_a_clock_that_went_backwards(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_a_clock_that_went_backwards(tmp_path: Path) -> None:
     assert sorted(path.name.split(".")[3] for path in tmp_path.iterdir()) == ["9999999998", "9999999999"]
 
 
-def test_an_end_of_the_launch_is_told_in_one_line() -> None:
+def test_the_end_of_a_launch_is_one_line() -> None:
     ended = LaunchExit(75, "stopped\non request")
     assert ended.to_line().count(b"\n") == 1
     assert LaunchExit.parse(ended.to_line()) == ended

@@ -45,7 +45,7 @@ class StatusServer:
 
 
 @dataclass
-class Place:
+class TrainJobServer:
     """A pod with the three variables, and the server they name."""
 
     server: StatusServer
@@ -63,7 +63,7 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path, authority: Authority) -> Iterator[Place]:
+def trainjob(tmp_path: Path, authority: Authority) -> Iterator[TrainJobServer]:
     status = StatusServer("")
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -92,7 +92,7 @@ def place(tmp_path: Path, authority: Authority) -> Iterator[Place]:
         "KUBEFLOW_TRAINER_SERVER_CA_CERT": str(authority.pair.certificate),
         "KUBEFLOW_TRAINER_SERVER_TOKEN": str(token),
     }
-    yield Place(status, environment, token)
+    yield TrainJobServer(status, environment, token)
     server.shutdown()
     server.server_close()
 
@@ -103,19 +103,19 @@ def send(tracker: TrainJobStatus, *records: EventRecord) -> None:
     tracker.flush()
 
 
-def test_nothing_is_told_before_the_training_has_begun(place: Place) -> None:
-    tracker = place.tracker()
+def test_nothing_is_reported_before_training_begins(trainjob: TrainJobServer) -> None:
+    tracker = trainjob.tracker()
     send(tracker)
-    assert place.server.bodies == []
+    assert trainjob.server.bodies == []
     send(tracker, launch_record(0))
-    assert place.newest["progressPercentage"] == 0
-    assert "estimatedRemainingSeconds" not in place.newest
+    assert trainjob.newest["progressPercentage"] == 0
+    assert "estimatedRemainingSeconds" not in trainjob.newest
 
 
-def test_how_far_a_training_is(place: Place) -> None:
-    tracker = place.tracker()
+def test_how_far_a_training_is(trainjob: TrainJobServer) -> None:
+    tracker = trainjob.tracker()
     send(tracker, launch_record(0), step_record(10), evaluation_record(10))
-    status = place.newest
+    status = trainjob.newest
     assert (status["progressPercentage"], status["estimatedRemainingSeconds"]) == (20, 40)
     metrics = {metric["name"]: metric["value"] for metric in status["metrics"]}
     assert metrics["train/loss"] == "1"
@@ -124,77 +124,79 @@ def test_how_far_a_training_is(place: Place) -> None:
     age = datetime.now(UTC) - datetime.fromisoformat(status["lastUpdatedTime"])
     assert abs(age.total_seconds()) < 600
     send(tracker, step_record(50, None))
-    assert place.newest["progressPercentage"] == 99, "the model is not written yet"
-    assert {"name": "train/loss", "value": "nan"} in place.newest["metrics"]
+    assert trainjob.newest["progressPercentage"] == 99, "the model is not written yet"
+    assert {"name": "train/loss", "value": "nan"} in trainjob.newest["metrics"]
     tracker.close(LaunchExit(0))
-    assert (place.newest["progressPercentage"], place.newest["estimatedRemainingSeconds"]) == (100, 0)
-    assert place.warnings == []
+    assert (trainjob.newest["progressPercentage"], trainjob.newest["estimatedRemainingSeconds"]) == (100, 0)
+    assert trainjob.warnings == []
 
 
-def test_what_is_told_fits_the_definition_of_a_trainjob(place: Place) -> None:
-    tracker = place.tracker()
+def test_a_report_fits_the_definition_of_a_trainjob(trainjob: TrainJobServer) -> None:
+    tracker = trainjob.tracker()
     send(tracker, launch_record(0), step_record(10, None), evaluation_record(10))
     for number in range(400):
         tracker._values[f"n{number}"] = 1.0
     tracker._values["x" * 65] = 1.0
     tracker.close(LaunchExit(0))
-    assert len(place.newest["metrics"]) == 256
-    for body in place.server.bodies:
+    assert len(trainjob.newest["metrics"]) == 256
+    for body in trainjob.server.bodies:
         crds.validate_status("TrainJob", body)
 
 
-def test_a_run_that_is_continued_or_fails(place: Place) -> None:
-    tracker = place.tracker()
+def test_a_run_that_is_continued_or_fails(trainjob: TrainJobServer) -> None:
+    tracker = trainjob.tracker()
     send(tracker, launch_record(0), step_record(30), launch_record(10, 200.0))
-    assert place.newest["progressPercentage"] == 20
-    assert "estimatedRemainingSeconds" not in place.newest
+    assert trainjob.newest["progressPercentage"] == 20
+    assert "estimatedRemainingSeconds" not in trainjob.newest
     tracker.close(LaunchExit(1, "boom"))
-    assert place.newest["progressPercentage"] == 20
+    assert trainjob.newest["progressPercentage"] == 20
 
 
-def test_a_training_that_reaches_its_target_early_is_done(place: Place) -> None:
-    tracker = place.tracker()
+def test_a_training_that_reaches_its_target_early_is_done(trainjob: TrainJobServer) -> None:
+    tracker = trainjob.tracker()
     send(tracker, launch_record(0), step_record(10))
     tracker.close(LaunchExit(0))
-    assert place.newest["progressPercentage"] == 100
+    assert trainjob.newest["progressPercentage"] == 100
 
 
-def test_the_token_is_read_for_each_request(place: Place) -> None:
-    tracker = place.tracker()
+def test_the_token_is_read_for_each_request(trainjob: TrainJobServer) -> None:
+    tracker = trainjob.tracker()
     send(tracker, launch_record(0))
-    place.server.token = "second"
-    replacement = place.token.with_name("new")
+    trainjob.server.token = "second"
+    replacement = trainjob.token.with_name("new")
     replacement.write_text("second")
-    replacement.replace(place.token)
+    replacement.replace(trainjob.token)
     send(tracker, step_record(1))
-    assert place.server.refused == []
-    assert len(place.server.bodies) == 2
+    assert trainjob.server.refused == []
+    assert len(trainjob.server.bodies) == 2
 
 
-def test_it_is_told_once_an_interval_and_at_the_end(place: Place) -> None:
-    tracker = place.tracker(interval=3600.0)
+def test_progress_is_reported_once_an_interval_and_at_the_end(trainjob: TrainJobServer) -> None:
+    tracker = trainjob.tracker(interval=3600.0)
     send(tracker, launch_record(0), step_record(1))
     send(tracker, step_record(2))
-    assert len(place.server.bodies) == 1
+    assert len(trainjob.server.bodies) == 1
     tracker.close(LaunchExit(0))
-    assert len(place.server.bodies) == 2
+    assert len(trainjob.server.bodies) == 2
 
 
-def break_server(place: Place, tmp_path: Path, problem: str) -> None:
+def break_server(trainjob: TrainJobServer, tmp_path: Path, problem: str) -> None:
     match problem:
         case "other authority":
             (tmp_path / "other").mkdir()
-            place.environment["KUBEFLOW_TRAINER_SERVER_CA_CERT"] = str(Authority(tmp_path / "other").pair.certificate)
+            trainjob.environment["KUBEFLOW_TRAINER_SERVER_CA_CERT"] = str(
+                Authority(tmp_path / "other").pair.certificate
+            )
         case "no token":
-            place.token.unlink()
+            trainjob.token.unlink()
         case "revoked token":
-            place.server.token = "another"
+            trainjob.server.token = "another"
         case "no server":
-            place.environment["KUBEFLOW_TRAINER_SERVER_URL"] = "https://127.0.0.1:9/status"
+            trainjob.environment["KUBEFLOW_TRAINER_SERVER_URL"] = "https://127.0.0.1:9/status"
         case "no TLS":
-            place.environment["KUBEFLOW_TRAINER_SERVER_URL"] = place.server.url.replace("https", "http")
+            trainjob.environment["KUBEFLOW_TRAINER_SERVER_URL"] = trainjob.server.url.replace("https", "http")
         case "newline in token":
-            place.token.write_text("a\r\nX-Evil: b")
+            trainjob.token.write_text("a\r\nX-Evil: b")
 
 
 @pytest.mark.parametrize(
@@ -208,38 +210,38 @@ def break_server(place: Place, tmp_path: Path, problem: str) -> None:
         ("newline in token", "Invalid header value"),
     ],
 )
-def test_an_outage_costs_one_warning(place: Place, tmp_path: Path, problem: str, message: str) -> None:
-    break_server(place, tmp_path, problem)
-    tracker = place.tracker()
+def test_an_outage_costs_one_warning(trainjob: TrainJobServer, tmp_path: Path, problem: str, message: str) -> None:
+    break_server(trainjob, tmp_path, problem)
+    tracker = trainjob.tracker()
     send(tracker, launch_record(0))
     send(tracker, step_record(1))
     tracker.close(LaunchExit(0))
-    (warning,) = place.warnings
+    (warning,) = trainjob.warnings
     assert message in warning
     assert "first" not in warning
-    assert place.server.bodies == []
+    assert trainjob.server.bodies == []
 
 
-def test_it_goes_on_after_an_outage(place: Place) -> None:
-    tracker = place.tracker()
-    place.server.token = "later"
+def test_it_goes_on_after_an_outage(trainjob: TrainJobServer) -> None:
+    tracker = trainjob.tracker()
+    trainjob.server.token = "later"
     send(tracker, launch_record(0))
-    place.server.token = "first"
+    trainjob.server.token = "first"
     send(tracker, step_record(1))
-    assert len(place.server.bodies) == 1
-    assert len(place.warnings) == 1
+    assert len(trainjob.server.bodies) == 1
+    assert len(trainjob.warnings) == 1
 
 
-def test_no_proxy_sees_the_token(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_proxy_sees_the_token(trainjob: TrainJobServer, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("https_proxy", "HTTPS_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
-    send(place.tracker(), launch_record(0))
-    assert len(place.server.bodies) == 1
+    send(trainjob.tracker(), launch_record(0))
+    assert len(trainjob.server.bodies) == 1
 
 
-def test_it_is_wanted_where_all_three_variables_are_set(place: Place) -> None:
+def test_it_is_enabled_when_all_three_variables_are_set(trainjob: TrainJobServer) -> None:
     assert not is_enabled({})
     assert not is_enabled({**os.environ})
-    assert is_enabled(place.environment)
-    for name in place.environment:
-        assert not is_enabled({**place.environment, name: ""})
+    assert is_enabled(trainjob.environment)
+    for name in trainjob.environment:
+        assert not is_enabled({**trainjob.environment, name: ""})

@@ -45,16 +45,16 @@ def training(cluster: FakeCluster) -> FakeCluster:
 
 def watched(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     assert main(["watch", "r1", "--once", "--json"]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
+    status: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return status
 
 
 def test_a_job_is_seen_with_all_its_ranks(training: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
-    found = watched(capsys)
-    assert found["run"] == "PyTorchJob r1 in namespace train"
-    assert (found["step"], found["total_steps"], found["images_per_second"]) == (4, 10, 250.0)
-    assert found["headline"].startswith("running, 2 of 2 pods")
-    ranks = [(rank["pod"], rank["images_per_second"]) for rank in found["rank_figures"]]
+    status = watched(capsys)
+    assert status["run"] == "PyTorchJob r1 in namespace train"
+    assert (status["step"], status["total_steps"], status["images_per_second"]) == (4, 10, 250.0)
+    assert status["headline"].startswith("running, 2 of 2 pods")
+    ranks = [(rank["pod"], rank["images_per_second"]) for rank in status["rank_figures"]]
     assert ranks == [("r1-worker-0", 40.0), ("r1-worker-1", 20.0)]
 
 
@@ -67,9 +67,9 @@ def test_without_the_right_to_reach_pods_the_rest_is_shown(
     training: FakeCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     training.denied.add(("get", "pods/proxy"))
-    found = watched(capsys)
-    assert (found["step"], found["rank_figures"]) == (4, [])
-    assert "pods/proxy" in found["headline"]
+    status = watched(capsys)
+    assert (status["step"], status["rank_figures"]) == (4, [])
+    assert "pods/proxy" in status["headline"]
 
 
 DOCUMENTS = {
@@ -78,16 +78,16 @@ DOCUMENTS = {
 }
 
 
-@pytest.mark.parametrize("wanted", DOCUMENTS)
+@pytest.mark.parametrize("expected", DOCUMENTS)
 def test_pods_that_want_what_the_api_server_does_not_pass_on(
-    training: FakeCluster, capsys: pytest.CaptureFixture[str], wanted: str
+    training: FakeCluster, capsys: pytest.CaptureFixture[str], expected: str
 ) -> None:
-    section, words = DOCUMENTS[wanted]
+    section, words = DOCUMENTS[expected]
     for index in (0, 1):
         training.put("pods", with_document(pod(index), section))
-    found = watched(capsys)
-    assert (found["step"], found["rank_figures"]) == (4, [])
-    assert words in found["headline"]
+    status = watched(capsys)
+    assert (status["step"], status["rank_figures"]) == (4, [])
+    assert words in status["headline"]
 
 
 def test_pods_that_serve_https(training: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:

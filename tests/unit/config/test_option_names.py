@@ -44,8 +44,8 @@ def test_every_option_says_what_it_is(name, info):
 
 def test_every_option_is_in_exactly_one_class():
     config = RunConfig()
-    found = [name for kind in FieldClass for name in field_values(config, kind)]
-    assert sorted(found) == sorted(option_names())
+    names = [name for kind in FieldClass for name in field_values(config, kind)]
+    assert sorted(names) == sorted(option_names())
 
 
 def test_placement_and_display_do_not_change_identity():
@@ -67,7 +67,7 @@ def test_fingerprints_are_stable_for_ever():
     assert data_fingerprint(DataSection(source="a")) != data_fingerprint(DataSection(source="b"))
 
 
-def test_the_whole_data_section_is_of_class_result():
+def test_every_data_option_is_of_class_result():
     """The shard stage is given this section alone, and its cache is keyed by it."""
     assert set(field_values(DataSection(), FieldClass.RESULT)) == set(DataSection.model_fields)
 

@@ -69,13 +69,13 @@ def test_all_stages_need_waiting(cluster: FakeCluster, capsys: pytest.CaptureFix
 
 def test_the_cluster_s_defaults_stand_below_the_document(cluster: FakeCluster) -> None:
     put_defaults(cluster)
-    own = ["--set", "run.id=r1", "--set", "launch.cluster.queue=mine", "--stage", "train", "--no-wait"]
-    assert main(["submit", *own]) == 0
+    options = ["--set", "run.id=r1", "--set", "launch.cluster.queue=mine", "--stage", "train", "--no-wait"]
+    assert main(["submit", *options]) == 0
     assert containers(cluster) == ["cluster/image:1"]
     assert cluster.all("pytorchjobs")[0]["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "mine"
 
 
-def test_a_file_of_defaults_takes_the_place_of_the_cluster_s(cluster: FakeCluster, tmp_path: Path) -> None:
+def test_a_defaults_file_replaces_the_defaults_of_the_cluster(cluster: FakeCluster, tmp_path: Path) -> None:
     put_defaults(cluster)
     file = tmp_path / "defaults.yaml"
     file.write_text("launch: {image: file/image:2}")
@@ -184,7 +184,7 @@ def test_several_nodes_without_an_operator_are_refused_with_what_to_install(
         (("launch.cluster.min_nodes=1",), "PyTorchJob"),
     ],
 )
-def test_a_plain_job_takes_the_place_of_no_slices_and_no_elastic_job(
+def test_a_plain_job_replaces_neither_slices_nor_an_elastic_job(
     api: ClusterClient, cluster: FakeCluster, options: tuple[str, ...], kind: str
 ) -> None:
     for version in ("kubeflow.org/v1", "trainer.kubeflow.org/v1alpha1", "jobset.x-k8s.io/v1alpha2"):
@@ -297,7 +297,7 @@ def test_doctor_finds_defaults_that_cannot_be_used(cluster: FakeCluster, capsys:
     assert findings["API server"]["verdict"] == "ok"
 
 
-def test_stop_leaves_what_has_ended_unless_told(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stop_leaves_what_has_ended_unless_asked(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
     cluster.put("pytorchjobs", job(status={"conditions": [condition("Succeeded")]}))
     evaluation = job("Job", name="r1-evaluate", labels={"podscale.dev/stage": "evaluate"})
     cluster.put("jobs", evaluation)

@@ -41,10 +41,10 @@ def test_help_imports_nothing_heavy():
 
 def test_every_exit_code_is_in_the_help_and_in_the_documentation(capsys):
     main(["--help"])
-    told = capsys.readouterr().out
+    printed = capsys.readouterr().out
     documented = (ROOT / "docs" / "cli.md").read_text()
     for code in [*map(int, ExitCode), 130]:
-        assert re.search(rf"\b{code}\b", told)
+        assert re.search(rf"\b{code}\b", printed)
         assert f"| {code} |" in documented
 
 
@@ -52,9 +52,9 @@ def test_every_command_is_documented():
     from podscale.cli import app
 
     documented = (ROOT / "docs" / "cli.md").read_text()
-    found = list(_names(typer.main.get_command(app)))
-    assert {"run", "doctor", "pipeline schedule", "bench train"} <= set(found)
-    for name in found:
+    commands = list(_names(typer.main.get_command(app)))
+    assert {"run", "doctor", "pipeline schedule", "bench train"} <= set(commands)
+    for name in commands:
         assert f"`podscale {name}" in documented
 
 
@@ -129,15 +129,15 @@ def test_config_draws_the_schedules(capsys, tmp_path, monkeypatch):
 
 def test_config_draws_what_changes(capsys, tmp_path):
     assert main(["config", "digits", "--plot", "--set", "train.phases=[{start: 8, weight_decay: 0.001}]"]) == 0
-    told = capsys.readouterr().out
-    assert "Weight decay\n    0.001 |" in told
-    decay = told.partition("Weight decay\n")[2].splitlines()
+    printed = capsys.readouterr().out
+    assert "Weight decay\n    0.001 |" in printed
+    decay = printed.partition("Weight decay\n")[2].splitlines()
     assert decay[0].count("█") == pytest.approx(decay[7].count("█") / 2, abs=1), "from the middle of the run on"
     nowhere = tmp_path / "no" / "where.svg"
     assert_error(main(["config", "digits", "--svg", str(nowhere)]), capsys.readouterr().err, field=nowhere)
 
 
-def test_a_recipe_is_told_and_written(capsys):
+def test_a_recipe_is_shown_and_written(capsys):
     recipe = ["--set", "train.recipe=mlperf-lars", "--set", "train.global_batch=6000"]
     code = main(["config", "imagefolder", *recipe])
     assert_error(code, capsys.readouterr().err, "train.recipe", "mlperf-lars", "sgd")
@@ -147,7 +147,7 @@ def test_a_recipe_is_told_and_written(capsys):
     assert yaml.safe_load(streams.out)["train"]["recipe_origin"] in streams.err
 
 
-def test_compile_notes_what_a_cluster_would_miss(capsys, tmp_path):
+def test_compile_warns_of_what_a_cluster_would_miss(capsys, tmp_path):
     assert main(["compile", "-o", str(tmp_path / "p.yaml")]) == 0
     assert "note: run.workspace: " in capsys.readouterr().err
     package = next(yaml.safe_load_all((tmp_path / "p.yaml").read_text()))
@@ -162,9 +162,9 @@ def test_presets_are_listed(capsys):
 def test_dry_run_says_what_would_happen_and_leaves_no_trace(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["run", "--dry-run"]) == 0
-    told = capsys.readouterr().out
+    printed = capsys.readouterr().out
     for part in ("2 processes", "701,466 parameters", "epochs of batches of 64", "per process", "train       to do"):
-        assert part in told
+        assert part in printed
     assert list(tmp_path.iterdir()) == []
     assert main(["run", "--dry-run", "--set", "data.source=/no/such"]) == 0
     (problem,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  - ")]

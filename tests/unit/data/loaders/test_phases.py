@@ -3,9 +3,7 @@
 import numpy as np
 import pytest
 
-from podscale.config import loads
 from tests.support.loading import document, loaders, train
-from tests.support.refusals import refused
 
 PHASED = {"phases": [{"start": 1.3, "crop": {"short_side": 0.75, "flip": 0.0}}], "epochs": 4}
 
@@ -13,7 +11,7 @@ PHASED = {"phases": [{"start": 1.3, "crop": {"short_side": 0.75, "flip": 0.0}}],
 @pytest.mark.parametrize("order", [{}, {"order": "blocked", "groups": 2}])
 @loaders
 def test_a_phase_brings_its_crop_in_the_middle_of_an_epoch(loader, order, make_shard_set) -> None:
-    """Of 48 images in batches of 8, epoch 1.3 is step 7.8: updates 0 to 7 are as ever, from 8 on the crop is new."""
+    """Of 48 images in batches of 8, epoch 1.3 is step 7.8: steps 0 to 7 are as ever, from 8 on the crop is new."""
     directory = make_shard_set()
     plain = document(loader, input=order)
     phased = document(loader, input=order, train={"global_batch": 8, **PHASED})
@@ -56,7 +54,7 @@ RESIZED = {"phases": [{"start": 1.3, "image_size": 48}, {"start": 2.0, "crop": {
 
 @loaders
 def test_a_phase_brings_its_size_in_the_middle_of_an_epoch(loader, make_shard_set) -> None:
-    """Updates 0 to 7 are those of a run at 32 px, from 8 on those of one at 48; the next phase keeps the size."""
+    """Steps 0 to 7 are those of a run at 32 px, from 8 on those of one at 48; the next phase keeps the size."""
     directory = make_shard_set()
     resized = document(loader, train={"global_batch": 8, **RESIZED})
     crop = {"train": {"global_batch": 8, "phases": RESIZED["phases"][1:], "epochs": 4}}
@@ -86,19 +84,3 @@ def test_sizes_change_at_the_same_sample_on_all_ranks_and_after_a_resume(loader,
 def test_the_synthetic_loader_changes_its_size(make_shard_set) -> None:
     config = document("synthetic", train={"global_batch": 8, **RESIZED})
     assert [batch.images.shape[1] for batch in train(config, make_shard_set(), 6, 10)] == [32, 32, 48, 48]
-
-
-def test_what_goes_with_several_sizes() -> None:
-    config = loads(DOCUMENT)
-    assert config.training_sizes == (160, 192)
-    assert config.eval_image_size == 192
-    assert loads(DOCUMENT, overrides=["evaluate.image_size=256"]).eval_image_size == 256
-    with refused("train.phases", field="train.cuda_graph"):
-        loads(DOCUMENT, overrides=["train.cuda_graph=true"])
-    with refused("image_size", field="train.phases"):
-        loads(DOCUMENT, overrides=["train.engine=jax"])
-    with refused("31 px", 32, field="model.stem"):
-        loads(DOCUMENT, overrides=["train.phases=[{start: 2, image_size: 31}]"])
-
-
-DOCUMENT = "{input: {image_size: 160}, train: {epochs: 4, phases: [{start: 2, image_size: 192}]}}"

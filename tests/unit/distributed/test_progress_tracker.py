@@ -19,7 +19,7 @@ from podscale.telemetry.registry import MetricRegistry
         ([20.0] * 100 + [0.1] * WINDOW_STEPS, 60.0),  # that is long ago
     ],
 )
-def test_it_is_learned_from_recent_updates(seconds: list[float], limit: float) -> None:
+def test_the_limit_is_learned_from_recent_steps(seconds: list[float], limit: float) -> None:
     learned = HangLimit(60.0, 300.0)
     for value in seconds:
         learned.add(value)

@@ -41,35 +41,35 @@ class TestStatistics:
     def test_a_difference_has_its_interval(self) -> None:
         first, other = [0.60, 0.61, 0.62], [0.65, 0.66, 0.67]
         assert mean_deviation_percent(first) == "61.00 \u00b1 1.00 %"
-        found = mean_difference(first, other)
-        assert found is not None
+        results = mean_difference(first, other)
+        assert results is not None
         pooled = math.sqrt((np.var(first, ddof=1) + np.var(other, ddof=1)) / 2)
-        assert found.value == pytest.approx(np.mean(other) - np.mean(first))
-        assert found.half_width == pytest.approx(2.776 * pooled * math.sqrt(2 / 3), rel=2e-3)
-        assert str(found) == "+5.00 \u00b1 2.27"
+        assert results.value == pytest.approx(np.mean(other) - np.mean(first))
+        assert results.half_width == pytest.approx(2.776 * pooled * math.sqrt(2 / 3), rel=2e-3)
+        assert str(results) == "+5.00 \u00b1 2.27"
         assert str(mean_difference(first, [0.61, 0.63])) == "+1.00 \u00b1 3.35 (within noise)"
         assert mean_difference(first, []) is None
         assert mean_difference([0.5], [0.6]) is not None
 
     @pytest.mark.parametrize(("least", "critical"), [(100.0, 256.0), (37.0, 900.0)])
-    def test_the_critical_batch_is_found_where_it_was_put(self, least: float, critical: float) -> None:
+    def test_the_fit_recovers_the_critical_batch(self, least: float, critical: float) -> None:
         batches = (64, 128, 256, 512, 1024, 2048)
         exact = {batch: least * (1 + critical / batch) for batch in batches}
-        found = critical_batch(exact)
-        assert found.batch == pytest.approx(critical)
-        assert found.least_steps == pytest.approx(least)
-        assert found.least_images == pytest.approx(least * critical)
+        results = critical_batch(exact)
+        assert results.batch == pytest.approx(critical)
+        assert results.least_steps == pytest.approx(least)
+        assert results.least_images == pytest.approx(least * critical)
         for batch, updates in exact.items():  # the equation as McCandlish 2018 writes it
             images = updates * batch
-            assert (updates / found.least_steps - 1) * (images / found.least_images - 1) == pytest.approx(1.0)
+            assert (updates / results.least_steps - 1) * (images / results.least_images - 1) == pytest.approx(1.0)
         noisy = {batch: updates * (1.05 if i % 2 else 0.95) for i, (batch, updates) in enumerate(exact.items())}
-        found = critical_batch(noisy)
+        results = critical_batch(noisy)
         rows = np.array([[1 / s, 1 / b / s] for b, s in noisy.items()])
         by_hand = np.linalg.solve(rows.T @ rows, rows.T @ np.ones(len(rows)))
-        assert found.batch == pytest.approx(by_hand[1] / by_hand[0])
-        assert 0.03 < found.error < 0.07
+        assert results.batch == pytest.approx(by_hand[1] / by_hand[0])
+        assert 0.03 < results.error < 0.07
 
-    def test_data_that_do_not_allow_it_are_told(self) -> None:
+    def test_insufficient_data_are_reported(self) -> None:
         assert critical_batch({64: 100, 128: 50}, [256]).reason == (
             "2 of 3 batches reached the target; a fit needs three"
         )
@@ -84,9 +84,9 @@ class TestStatistics:
         wild = critical_batch({64: 400, 128: 20, 256: 300, 512: 30})
         assert "do not follow the model" in wild.reason
 
-    def test_what_was_measured_is_told_without_a_model(self) -> None:
-        found = critical_batch({64: 800, 128: 400, 256: 205, 512: 150, 1024: 149, 2048: 148})
-        assert (found.linear_to, found.useful_to) == (256, 512)
+    def test_measurements_are_reported_without_a_model(self) -> None:
+        results = critical_batch({64: 800, 128: 400, 256: 205, 512: 150, 1024: 149, 2048: 148})
+        assert (results.linear_to, results.useful_to) == (256, 512)
 
 
 STUDY: dict[str, Any] = {
@@ -105,7 +105,7 @@ TOP1 = {("one", 64): 0.9, ("one", 256): 0.9, ("one", 1024): 0.6, ("two", 64): 0.
 UPDATES = {64: 500, 256: 200, 1024: 125}
 
 
-def found_in(**changes: Any) -> StudyResults:
+def results_of(**changes: Any) -> StudyResults:
     """A study whose first line loses at 1,024 and whose second diverges there with one seed of three."""
     grid = TrialGrid(StudyDocument.model_validate({**STUDY, **changes}))
     records: dict[str, TrialRecord] = {}
@@ -134,61 +134,61 @@ def found_in(**changes: Any) -> StudyResults:
 
 class TestFindings:
     def test_lines_hold_as_far_as_they_hold(self) -> None:
-        found = found_in()
-        assert found.unfinished_trials == 0
-        assert found.lines == ["one", "two"]
-        assert found.holds_up_to("one") == 256
-        assert found.holds_up_to("two") == 256, "a training that diverged is no noise"
+        results = results_of()
+        assert results.unfinished_trials == 0
+        assert results.lines == ["one", "two"]
+        assert results.holds_up_to("one") == 256
+        assert results.holds_up_to("two") == 256, "a training that diverged is no noise"
 
     def test_one_seed_tells_nothing_of_noise(self) -> None:
-        found = found_in(seeds=[1])
-        assert found.holds_up_to("one") is None
-        assert not any("keeps" in line or "noise" in line for line in summary_sentences(found))
+        results = results_of(seeds=[1])
+        assert results.holds_up_to("one") is None
+        assert not any("keeps" in line or "noise" in line for line in summary_sentences(results))
 
     def test_the_critical_batch_counts_what_reached_the_target_with_every_seed(self) -> None:
-        found = found_in()
-        one, two = found.critical_batch("one"), found.critical_batch("two")
+        results = results_of()
+        one, two = results.critical_batch("one"), results.critical_batch("two")
         assert one is not None
         assert two is not None
         assert one.batch == pytest.approx(256.0, rel=0.05)
         assert one.least_steps == pytest.approx(100.0, rel=0.05)
         assert two.reason == "2 of 3 batches reached the target; a fit needs three"
-        assert found_in(target=None).critical_batch("one") is None
+        assert results_of(target=None).critical_batch("one") is None
 
     def test_curves_are_means_over_the_seeds(self) -> None:
-        arm = found_in().groups_of_line("one")[0]
+        arm = results_of().groups_of_line("one")[0]
         assert arm.rate == 0.1
         assert arm.curve() == [(5.0, 0.5, 0.0), (10.0, pytest.approx(0.9), pytest.approx(0.01))]
 
     def test_a_grid_of_two_options_has_a_line_for_each_of_the_other(self) -> None:
         variants = [{"name": "one"}]
         grid = {"train.global_batch": [64, 256, 1024], "model.width": [8, 16]}
-        found = found_in(grid=grid, variants=variants, target=None)
-        assert found.lines == ["width 8", "width 16"]
-        assert found.xs == [64, 256, 1024]
+        results = results_of(grid=grid, variants=variants, target=None)
+        assert results.lines == ["width 8", "width 16"]
+        assert results.xs == [64, 256, 1024]
 
 
 class TestBlocks:
     def test_a_comparison_tells_what_noise_can_explain(self) -> None:
-        found = found_in()
-        made = comparison_table(found, found.groups_at(1024), "batch 1,024")
+        results = results_of()
+        table = comparison_table(results, results.groups_at(1024), "batch 1,024")
         heads = ["", "rate", "steps", "n", "steps to 50.0\u202f%", "epochs"]
-        assert list(made.heads[:6]) == heads
-        one, two = made.rows
+        assert list(table.heads[:6]) == heads
+        one, two = table.rows
         assert one[:7] == ["one", "0.1", "250", "3", "125 \u00b1 0", "5.0 \u00b1 0.0", "60.00 \u00b1 1.00 %"]
         assert two[3] == "2 (1 diverged)"
         assert two[7].startswith("+30.00 \u00b1 ")
         assert "noise" not in two[7]
 
     def test_what_matters_stands_first(self) -> None:
-        glance = list(summary_sentences(found_in()))
+        glance = list(summary_sentences(results_of()))
         assert glance[0] == "Best at batch 1,024: two, 90.00 \u00b1 1.41 % (n = 2)."
         assert glance[1] == "one: 90.00 \u00b1 1.00 % at 64, keeps its accuracy to batch 256."
         assert glance[3].startswith("one: critical batch size 260 (fit")
         assert glance[4].startswith("two: no critical batch size to 50.0")
-        made = list(result_blocks(found_in()))
-        assert isinstance(made[1], BulletBlock)
-        assert [block.name for block in made if isinstance(block, LineBlock)] == [
+        table = list(result_blocks(results_of()))
+        assert isinstance(table[1], BulletBlock)
+        assert [block.name for block in table if isinstance(block, LineBlock)] == [
             "accuracy",
             "epochs",
             "updates",
@@ -196,46 +196,46 @@ class TestBlocks:
         ]
 
     def test_what_has_no_axis_is_drawn_as_rows_of_dots(self, tmp_path: Path) -> None:
-        found = found_in(grid={"train.global_batch": [1024]}, target=None)
-        rows = next(block for block in result_blocks(found) if isinstance(block, DotBlock)).rows
+        results = results_of(grid={"train.global_batch": [1024]}, target=None)
+        rows = next(block for block in result_blocks(results) if isinstance(block, DotBlock)).rows
         assert [(row.name, row.values, row.note) for row in rows] == [
             ("one", pytest.approx([59.0, 60.0, 61.0]), "60.00 \u00b1 1.00 %"),
             ("two", pytest.approx([89.0, 91.0]), "90.00 \u00b1 1.41 %"),
         ]
-        write_results(found, tmp_path, [])
+        write_results(results, tmp_path, [])
         assert (tmp_path / "s-accuracy.svg").read_text().count("<circle") == 5
         assert (tmp_path / "s.html").read_text().count("dot pale") == 5
 
-    def test_many_lines_can_be_told_apart(self) -> None:
+    def test_many_lines_are_distinguishable(self) -> None:
         variants = [{"name": f"v{i}"} for i in range(9)]
-        charts = [block for block in result_blocks(found_in(variants=variants)) if isinstance(block, LineBlock)]
+        charts = [block for block in result_blocks(results_of(variants=variants)) if isinstance(block, LineBlock)]
         for chart in charts:
             assert len({(line.colour, line.dashed) for line in chart.series}) == 9
         assert not any(line.spread for line in charts[-1].series), "nine bands would hide each other"
 
     def test_no_axis_of_accuracy_goes_beyond_all_of_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(TOP1, ("one", 64), 0.995)
-        accuracy = next(block for block in result_blocks(found_in()) if isinstance(block, LineBlock))
+        accuracy = next(block for block in result_blocks(results_of()) if isinstance(block, LineBlock))
         assert accuracy.y.limits == (50, 100)
 
-    def test_lines_are_followed_over_the_whole_range(self) -> None:
-        made = range_table(found_in())
-        assert list(made.heads) == ["", "64", "256", "1,024", "from 64 to 1,024"]
-        assert made.rows[0][1:4] == ["90.00 \u00b1 1.00 %", "90.00 \u00b1 1.00 %", "60.00 \u00b1 1.00 %"]
-        assert made.rows[0][4] == "-30.00 \u00b1 2.27"
+    def test_lines_are_followed_over_the_full_range(self) -> None:
+        table = range_table(results_of())
+        assert list(table.heads) == ["", "64", "256", "1,024", "from 64 to 1,024"]
+        assert table.rows[0][1:4] == ["90.00 \u00b1 1.00 %", "90.00 \u00b1 1.00 %", "60.00 \u00b1 1.00 %"]
+        assert table.rows[0][4] == "-30.00 \u00b1 2.27"
 
     def test_an_unfinished_study_says_so(self) -> None:
         grid = TrialGrid(StudyDocument.model_validate(STUDY))
-        found = study_results(grid, lambda key: None)
-        assert list(summary_sentences(found)) == ["Not finished: 21 trials still to be run."]
-        tables = [block for block in result_blocks(found) if isinstance(block, TableBlock)]
+        results = study_results(grid, lambda key: None)
+        assert list(summary_sentences(results)) == ["Not finished: 21 trials still to be run."]
+        tables = [block for block in result_blocks(results) if isinstance(block, TableBlock)]
         assert tables[0].rows[0][1] == "not chosen yet"
 
 
 class TestPublished:
     def test_files(self, tmp_path: Path) -> None:
-        made = write_results(found_in(), tmp_path, ["Command: `podscale study s`"])
-        assert {path.name for path in made} == {path.name for path in tmp_path.iterdir()}
+        table = write_results(results_of(), tmp_path, ["Command: `podscale study s`"])
+        assert {path.name for path in table} == {path.name for path in tmp_path.iterdir()}
         text = (tmp_path / "s.md").read_text()
         assert text.startswith("# A study\n\nCommand: `podscale study s`  \n")
         for name in ("accuracy", "epochs", "updates", "curves"):
@@ -250,13 +250,13 @@ class TestPublished:
         assert "keeps its accuracy to batch 256" in page
 
     def test_the_command_names_no_folder_of_this_machine(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        kept = "podscale study s.yaml --out results/learning --set 'a.b=[1, 2]'"
-        typed = kept.replace("s.yaml", "/home/me/s.yaml") + " --set data.source=/home/me/photos.tar"
+        command = "podscale study s.yaml --out results/learning --set 'a.b=[1, 2]'"
+        typed = command.replace("s.yaml", "/home/me/s.yaml") + " --set data.source=/home/me/photos.tar"
         monkeypatch.setenv("PODSCALE_COMMAND", typed)
-        assert measurement_conditions()[0] == f"Command: `{kept} --set data.source=photos.tar`"
+        assert measurement_conditions()[0] == f"Command: `{command} --set data.source=photos.tar`"
 
     def test_the_table_for_programs(self) -> None:
-        rows = list(csv.DictReader(io.StringIO(render_csv(found_in()))))
+        rows = list(csv.DictReader(io.StringIO(render_csv(results_of()))))
         assert len(rows) == 21  # two rates at three batches, two more seeds of one of them, three seeds of the other
         row = next(row for row in rows if row["train.optimizer.name"] == "lars" and row["train.global_batch"] == "256")
         assert (row["updates_to_target"], row["epochs_to_target"]) == ("200.0", "5.0")
@@ -265,10 +265,10 @@ class TestPublished:
 class TestMeasuring:
     def test_a_training_is_read_from_its_log(self) -> None:
         trial = TrialGrid(StudyDocument.model_validate(STUDY)).due_trials(lambda key: None)[0]
-        made = build_record(trial, "done", "", history(*LINES), images=100)
-        assert (made.updates, made.top1, made.loss, made.masked, made.images) == (3, 0.6, 1.0, 1, 100)
-        assert made.training_loss == pytest.approx(1.3)
-        assert made.curve == (EvaluationPoint(3, 2.2, 0.6, 1.0),)
+        table = build_record(trial, "done", "", history(*LINES), images=100)
+        assert (table.updates, table.top1, table.loss, table.masked, table.images) == (3, 0.6, 1.0, 1, 100)
+        assert table.training_loss == pytest.approx(1.3)
+        assert table.curve == (EvaluationPoint(3, 2.2, 0.6, 1.0),)
         assert build_record(trial, "diverged", "why", history(*LINES[:4]), images=100).top1 is None
 
     def test_only_divergence_is_a_result(self) -> None:
