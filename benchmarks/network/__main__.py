@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 
-from benchmarks.harness import Options, not_here
+from benchmarks.harness import Options, exit_unavailable
 from benchmarks.network import all_reduce, claims, train_steps
 from benchmarks.network.netns_cluster import clean_up, unavailable_reason
 from benchmarks.network.setting import Setting
@@ -37,7 +37,7 @@ def main() -> None:
         print("\n".join(clean_up()) or "no leftovers")
         return
     if reason := unavailable_reason():
-        not_here(reason)
+        exit_unavailable(reason)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the cluster is removed
     for name in options.parts or PARTS:
         start = time.monotonic()
