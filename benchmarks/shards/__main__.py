@@ -99,8 +99,8 @@ def page(speed: list[str], limits: list[str], description: str, plan: list[str],
         "## Writing shards",
         "",
         f"Original ImageNet JPEGs: {description}. CPU time is user + system, one process, from the page cache, all "
-        "writers in turn. Every podscale row includes the header scan, the xxh3-128 of each image and fsync; strict validation "
-        "decodes all entropy data.",
+        "writers in turn. Every podscale row includes the header scan, the xxh3-128 of each image and fsync; strict "
+        "validation decodes all entropy data.",
         "",
         *speed,
         "",
