@@ -108,14 +108,14 @@ def train(
     shard_set: Annotated[
         str | None, typer.Option(metavar="DIR", help="Shard set for the variants that read real images.")
     ] = None,
-    warmup: Annotated[int, typer.Option(help="Updates before timing begins.", min=5)] = 20,
+    warmup: Annotated[int, typer.Option(help="Steps before timing begins.", min=5)] = 20,
     steps: Annotated[int, typer.Option(help="Updates timed.", min=2)] = 50,
-    parts: Annotated[int, typer.Option(help="Further updates measured part by part.", min=1)] = 5,
+    parts: Annotated[int, typer.Option(help="Further steps measured part by part.", min=1)] = 5,
     time_limit: Annotated[float, typer.Option(help="Seconds for one variant.", min=10)] = 300.0,
     budget: Annotated[float, typer.Option(help="Seconds for all variants.", min=10)] = 86400.0,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for train-<device>.md and .json.")] = Path(),
 ) -> None:
-    """Images/s, parts of an update, share of the device's peak, memory. Started again, it measures what is missing."""
+    """Images/s, parts of a step, share of the device's peak, memory. Started again, it measures what is missing."""
     from podscale import config
     from podscale.bench.sweep import SweepRow, SweepSettings, run_sweep
     from podscale.bench.train_report import format_report, write_report

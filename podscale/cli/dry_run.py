@@ -81,9 +81,9 @@ def _training_row(config: RunConfig, images: int | None) -> str:
     if config.train.phases:
         text += f", other settings from epoch {', '.join(f'{phase.start:g}' for phase in config.train.phases)}"
     if images is None:
-        return f"{text}, updates {UNKNOWN}"
+        return f"{text}, steps {UNKNOWN}"
     steps = schedules.total_steps(config.train, images)
-    return f"{text}: {format_count(steps, 'update')}, {format_count(steps * config.train.global_batch, 'image')}"
+    return f"{text}: {format_count(steps, 'step')}, {format_count(steps * config.train.global_batch, 'image')}"
 
 
 def _evaluation_row(config: RunConfig, images: int | None) -> str:
@@ -124,4 +124,4 @@ def _stage_action(config: RunConfig, stage: str, fresh: bool) -> str:
         return "to do"
     previous = read_outcomes(run.outcome).get("train")
     reason = f" (it ended with exit code {previous.exit_code})" if previous and not previous.is_done else ""
-    return f"to continue from about update {newest}{reason}"
+    return f"to continue from about step {newest}{reason}"

@@ -72,8 +72,8 @@ def find_unsupported_option(config: RunDocument) -> UnsupportedOption | None:
     """Return the first option of a document that the JAX engine does not have; None if it has all."""
     train, reduce = config.train, config.train.all_reduce
     options = {
-        "train.cuda_graph": (train.cuda_graph, "compiles every update into one program anyway", "false"),
-        "train.compile": (train.compile != "off", "compiles every update anyway", "off"),
+        "train.cuda_graph": (train.cuda_graph, "compiles every step into one program anyway", "false"),
+        "train.compile": (train.compile != "off", "compiles every step anyway", "off"),
         "train.channels_last": (not train.channels_last, "computes in NHWC alone", "true"),
         "train.deterministic": (train.deterministic, "has no switch for it", "false"),
         "train.precision": (train.precision not in ("fp32", "bf16"), "computes in fp32 or bf16", "bf16"),

@@ -262,8 +262,8 @@ class LaunchSection(Section):
     )
     hang_seconds: float = placement_field(
         180.0,
-        "Least time without an update that counts as a hang: more where ten times the usual update is more, at most "
-        "launch.timeout_seconds. Never during an evaluation, a checkpoint or the first update.",
+        "Least time without a step that counts as a hang: more where ten times the usual step is more, at most "
+        "launch.timeout_seconds. Never during an evaluation, a checkpoint or the first step.",
         gt=0,
     )
     image: str = placement_field(

@@ -49,7 +49,7 @@ class AlexNetSection(Section):
         True, "Batch norm after each convolution, in the place of its bias (You 2017)."
     )
     pool5_norm: bool = result_field(True, "Batch norm after pool5, before the first linear layer (Jia 2018).")
-    dropout: float = result_field(0.5, "Share of the outputs of fc6 and fc7 that an update leaves out.", ge=0, lt=1)
+    dropout: float = result_field(0.5, "Share of the outputs of fc6 and fc7 that a step leaves out.", ge=0, lt=1)
 
 
 class InceptionSection(Section):
@@ -62,7 +62,7 @@ class InceptionSection(Section):
     auxiliary: float = result_field(
         0.4, "Inception-V3: weight of the auxiliary head's loss, which training adds; 0 = no such head.", ge=0
     )
-    dropout: float = result_field(0.2, "Share of the classifier's inputs that an update leaves out.", ge=0, lt=1)
+    dropout: float = result_field(0.2, "Share of the classifier's inputs that a step leaves out.", ge=0, lt=1)
 
 
 class ModelSection(Section):

@@ -25,22 +25,22 @@ class NeumannSection(Section):
         "Push away from it: beta x number of variables / distance squared; 0 with `alpha` 0: no regulariser.",
         ge=0,
     )
-    gamma: float = result_field(0.99, "Decay of that average at each update.", ge=0, lt=1)
+    gamma: float = result_field(0.99, "Decay of that average at each step.", ge=0, lt=1)
     momentum_start: float = result_field(0.5, "Lowest momentum.", ge=0, lt=1)
     momentum_end: float = result_field(0.9, "Highest momentum.", ge=0, lt=1)
     momentum_time: Literal["updates", "since_reset", "epochs"] = result_field(
         "updates",
-        "What t counts in the momentum 1 - 1 / (1 + t) between those two: updates since the SGD phase, updates since "
+        "What t counts in the momentum 1 - 1 / (1 + t) between those two: steps since the SGD phase, steps since "
         "the last reset, or epochs since the SGD phase (the paper says no more than t).",
     )
     sgd_epochs: float = result_field(5.0, "Plain SGD this long before the method begins.", ge=0)
     reset_epochs: float = result_field(10.0, "First time between two resets of the momentum; doubled after each.", gt=0)
     on_reset: Literal["hold", "move"] = result_field(
         "hold",
-        "`hold`: a reset sets the momentum alone, weights and average stay. `move`: they move, as in other updates.",
+        "`hold`: a reset sets the momentum alone, weights and average stay. `move`: they move, as in other steps.",
     )
     moves_by: Literal["current", "previous"] = result_field(
-        "current", "Momentum by which line 11 moves the weights: of this update (ICLR), or the last (arXiv, as quoted)."
+        "current", "Momentum by which line 11 moves the weights: of this step (ICLR), or the last (arXiv, as quoted)."
     )
 
     @model_validator(mode="after")
@@ -69,8 +69,8 @@ class NlcgSection(Section):
     )
     step: Literal["step", "online", "none"] = result_field(
         "step",
-        "How the loss scales the learning rate. `step`: its running average against that of five updates ago. "
-        "`online`: the loss of every update against its running average. `none`: not at all.",
+        "How the loss scales the learning rate. `step`: its running average against that of five steps ago. "
+        "`online`: the loss of every step against its running average. `none`: not at all.",
     )
     tolerance: float = result_field(
         1.0, "Multiplies the rises of the loss that the table of `step` and `online` names.", gt=0
@@ -81,10 +81,8 @@ class NlcgSection(Section):
     norm_gradient_scale: float = result_field(
         1.0, "Multiplies the gradients of batch norm's scale and shift; the authors' program offers 0.01.", gt=0, le=1
     )
-    restart_every: int = result_field(0, "Updates after which the direction is the steepest again; 0 = never.", ge=0)
-    forget_every: int = result_field(
-        0, "Updates after which the preconditioner is the identity again; 0 = never.", ge=0
-    )
+    restart_every: int = result_field(0, "Steps after which the direction is the steepest again; 0 = never.", ge=0)
+    forget_every: int = result_field(0, "Steps after which the preconditioner is the identity again; 0 = never.", ge=0)
 
 
 class ShampooSection(Section):
@@ -99,8 +97,8 @@ class ShampooSection(Section):
     exponent: int | None = result_field(
         None, "p of the inverse p-th roots; default: twice the dimensions of a block.", ge=1, le=16
     )
-    start_step: int = result_field(1, "First preconditioned update, from 0; those before it follow the graft.", ge=0)
-    every_steps: int = result_field(1, "Updates between two in which inverse roots are taken.", ge=1)
+    start_step: int = result_field(1, "First preconditioned step, from 0; those before it follow the graft.", ge=0)
+    every_steps: int = result_field(1, "Steps between two in which inverse roots are taken.", ge=1)
     graft: Literal["sgd", "adagrad", "rmsprop"] = result_field(
         "sgd", "The rule that says how long the update of each parameter is (Agarwal 2020); Shampoo says whither."
     )
@@ -255,4 +253,4 @@ class EmaSection(Section):
         gt=0,
         lt=1,
     )
-    every_steps: int = result_field(1, "Updates between two steps of that average.", ge=1)
+    every_steps: int = result_field(1, "Steps between two updates of that average.", ge=1)

@@ -41,7 +41,7 @@ class EvaluateSection(Section):
     every_epochs: float = result_field(1.0, "Evaluate during training this often; 0 = only at the end.", ge=0)
     weights: Literal["trained", "ema"] = result_field(
         "trained",
-        "Which weights are the model: those of the last update, or their running average (train.ema). They are what "
+        "Which weights are the model: those of the last step, or their running average (train.ema). They are what "
         "accuracies and `target_top1` are of, and model.safetensors; the others are measured and written beside.",
     )
     models: tuple[str, ...] = result_field(
@@ -66,7 +66,7 @@ class CheckpointSection(Section):
     every_epochs: float = placement_field(
         1.0, "Save this often, in epochs; 0 = only at the end and when stopped.", ge=0
     )
-    every_steps: int = placement_field(0, "Save this often, in updates; 0 = by epochs alone.", ge=0)
+    every_steps: int = placement_field(0, "Save this often, in steps; 0 = by epochs alone.", ge=0)
     keep_last: int = placement_field(2, "Newest checkpoints kept.", ge=1)
     keep_best: int = placement_field(1, "Best checkpoints by validation top-1 kept besides.", ge=0)
     resume: str = placement_field(

@@ -59,7 +59,7 @@ class TelemetrySection(Section):
         pattern="^https?://[^/]",
     )
     log: Literal["auto", "text", "json"] = display_field("auto", "`auto`: text on a terminal, JSON lines elsewhere.")
-    log_every: int = display_field(10, "Updates between two lines of the step log.", ge=1)
+    log_every: int = display_field(10, "Steps between two lines of the step log.", ge=1)
     mlperf_log: bool = display_field(
         False, "Also write mlperf.log in the run directory: lines that MLPerf's tools read. Needs train.target_top1."
     )

@@ -90,8 +90,8 @@ class TrainSection(Section):
         "pytorch", "Training engine: PyTorch on GPUs and CPUs, JAX on TPUs."
     )
     epochs: float = result_field(90.0, "Length of the run in passes over the training split.", gt=0)
-    global_batch: int = result_field(256, "Images per update, over all ranks and accumulation steps.", ge=1)
-    accumulation: int = placement_field(1, "Forward-backward passes per update.", ge=1)
+    global_batch: int = result_field(256, "Images per step, over all ranks and accumulation steps.", ge=1)
+    accumulation: int = placement_field(1, "Forward-backward passes per step.", ge=1)
     target_top1: float | None = result_field(
         None, "End the run with the evaluation that reaches this top-1 accuracy, as a share.", gt=0, lt=1
     )
@@ -127,13 +127,13 @@ class TrainSection(Section):
     precision: Literal["fp32", "bf16", "bf16-pure", "fp16"] = result_field(
         "fp32",
         "Arithmetic of forward and backward. `bf16`, `fp16`: autocast, fp16 with a loss scale. `bf16-pure`: weights of "
-        "convolutions and linear layers in bf16, rounded from fp32 masters after every update.",
+        "convolutions and linear layers in bf16, rounded from fp32 masters after every step.",
     )
     loss_scale: float = result_field(65536.0, "Initial dynamic loss scale of fp16; above 1.", gt=0)
     channels_last: bool = placement_field(True, "Activations in NHWC memory order.")
     steps_per_call: int = placement_field(
         1,
-        "Most updates that the devices carry out in one program, so that dispatching never binds (engine jax); fewer "
+        "Most steps that the devices carry out in one program, so that dispatching never binds (engine jax); fewer "
         "where an evaluation, a checkpoint or a line of the log comes between. On CPUs leave it at 1: XLA computes "
         "convolutions in a loop several times slower there.",
         ge=1,
@@ -154,8 +154,8 @@ class TrainSection(Section):
         )
     )
     cuda_graph: bool = placement_field(
-        False, "Record the whole update once, collectives and optimizer included, and replay it (GPU)."
+        False, "Record the whole step once, collectives and optimizer included, and replay it (GPU)."
     )
     all_reduce: AllReduceSection = AllReduceSection()
-    max_nonfinite: int = result_field(10, "Fail after this many masked non-finite updates in a row.", ge=0)
+    max_nonfinite: int = result_field(10, "Fail after this many masked non-finite steps in a row.", ge=0)
     deterministic: bool = placement_field(False, "Ask the framework for deterministic kernels (GPU).")

@@ -171,7 +171,7 @@ class Supervisor:
 class LaunchHistory:
     """Start and exit cause of each launch of a training, in the run's goodput file.
 
-    Training updates the file in between. Does nothing for other stages, and in a pod that does not hold the lease: if
+    Training steps the file in between. Does nothing for other stages, and in a pod that does not hold the lease: if
     the rendezvous decides which pod leads, rank 0 counts its launch itself.
     """
 

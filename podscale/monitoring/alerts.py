@@ -25,7 +25,7 @@ unless sum by (namespace, run) (increase(podscale_eval_images_total[10m])) > 0
         "5m",
         "critical",
         f"{RUN_TEXT} has trained on no image for 15 minutes.",
-        "Its pods are scraped, so they live, but the last update ended {{ $value | humanizeDuration }} ago: peers that "
+        "Its pods are scraped, so they live, but the last step ended {{ $value | humanizeDuration }} ago: peers that "
         "wait for each other, a blocked loader, or a volume that does not answer.",
     ),
     AlertRule(
@@ -38,7 +38,7 @@ and sum by (namespace, run) (podscale_train_images_total) == 0
         "30m",
         "warning",
         f"{RUN_TEXT} has been up for half an hour and has not trained yet.",
-        "Its ranks started {{ $value | humanizeDuration }} ago and have done no update: they may wait for a peer, for "
+        "Its ranks started {{ $value | humanizeDuration }} ago and have done no step: they may wait for a peer, for "
         "data, or for a compilation.",
     ),
     # Three cases: a target that stopped answering, one that never answered (its pod's label has the run), and a pod
@@ -108,7 +108,7 @@ and run_rank:podscale_train_busy_seconds:rate5m > 0.1
         "warning",
         f"{RANK_TEXT} is slower than the others.",
         'It is busy {{ $value | printf "%.2f" }} times as long as the faster ranks (limit {{ @stragglerRatio@ }}), and '
-        "every update takes as long as its slowest rank.",
+        "every step takes as long as its slowest rank.",
     ),
 )
 # Loss scaling of fp16 settles within the first steps, which may be slow. Both hold times exceed the windows, so that
@@ -124,8 +124,8 @@ max by (namespace, run) (increase(podscale_train_steps_total[10m]))
 """,
         "15m",
         "warning",
-        f"{RUN_TEXT} has updates with a non-finite {{{{ $labels.kind }}}}.",
-        "{{ $value | humanizePercentage }} of the updates of the last 10 minutes had a non-finite {{ $labels.kind }} "
+        f"{RUN_TEXT} has steps with a non-finite {{{{ $labels.kind }}}}.",
+        "{{ $value | humanizePercentage }} of the steps of the last 10 minutes had a non-finite {{ $labels.kind }} "
         "(limit {{ @nonfiniteShare@ | humanizePercentage }}); each was masked and changed no weight.",
     ),
     AlertRule(
@@ -138,8 +138,8 @@ max by (namespace, run) (increase(podscale_train_steps_total[5m]))
 """,
         "10m",
         "critical",
-        f"{RUN_TEXT} masks {{{{ $value | humanizePercentage }}}} of its updates.",
-        "{{ $value | humanizePercentage }} of the updates of the last 5 minutes were not finite and changed no weight "
+        f"{RUN_TEXT} masks {{{{ $value | humanizePercentage }}}} of its steps.",
+        "{{ $value | humanizePercentage }} of the steps of the last 5 minutes were not finite and changed no weight "
         "(limit {{ @skippedStepsShare@ | humanizePercentage }}): chips are busy, and the model learns little.",
     ),
     AlertRule(
@@ -202,7 +202,7 @@ unless max by (namespace, run) (last_over_time(podscale_train_done[10m])) == 1
         "warning",
         f'{RUN_TEXT} was restarted {{{{ $value | printf "%.0f" }}}} times within an hour.',
         '{{ $value | printf "%.0f" }} restarts in the last hour (limit {{ @restartsPerHour@ }}): each costs the start, '
-        "the compilation, and the updates since the newest checkpoint.",
+        "the compilation, and the steps since the newest checkpoint.",
     ),
     # The window of an hour is smooth enough; a longer hold time would start again at every restart. A run that is new
     # or resumed after a pause has half an hour for its start.
@@ -217,7 +217,7 @@ and sum by (namespace, run) (run_state:podscale_train_wall_seconds:delta1h) > @3
         "5m",
         "warning",
         f"{RUN_TEXT} makes progress in {{{{ $value | humanizePercentage }}}} of its time.",
-        "{{ $value | humanizePercentage }} of the last hour went into updates that last (limit "
+        "{{ $value | humanizePercentage }} of the last hour went into steps that last (limit "
         "{{ @goodputShare@ | humanizePercentage }}); the rest went into starts, compilation, waiting for data, "
         "checkpoints, evaluations, or work that was done twice.",
     ),

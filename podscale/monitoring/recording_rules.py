@@ -35,12 +35,12 @@ avg by (namespace, run) (
   )
 )
 """,
-        "Images per second and chip while it updates: without evaluations and checkpoints.",
+        "Images per second and chip while it trains: without evaluations and checkpoints.",
     ),
     RecordingRule(
         "run:podscale_train_steps:rate5m",
         "max by (namespace, run) (rate(podscale_train_steps_total[5m]))",
-        "Updates per second: every rank takes part in each.",
+        "Steps per second: every rank takes part in each.",
     ),
     RecordingRule(
         "run:podscale_train_seconds_left:rate5m",
@@ -49,7 +49,7 @@ max by (namespace, run) (podscale_train_planned_steps - podscale_train_completed
 /
 (run:podscale_train_steps:rate5m > 0)
 """,
-        "Seconds until the last update at the present pace; absent while there is none.",
+        "Seconds until the last step at the present pace; absent while there is none.",
     ),
     RecordingRule(
         "run:podscale_train_flops:rate5m",
@@ -126,7 +126,7 @@ sum by (namespace, run) (run_state:podscale_train_wall_seconds:delta1h{state="pr
 /
 sum by (namespace, run) (run_state:podscale_train_wall_seconds:delta1h)
 """,
-        "Share of the last hour that went into updates that last.",
+        "Share of the last hour that went into steps that last.",
     ),
     RecordingRule(
         "run:podscale_train_goodput:ratio",

@@ -109,13 +109,13 @@ THRESHOLDS = (
     Threshold(
         "nonfiniteShare",
         0.01,
-        "PodscaleNonFiniteSteps: most updates with a non-finite loss or gradient. Loss scaling of fp16 provokes one in "
+        "PodscaleNonFiniteSteps: most steps with a non-finite loss or gradient. Loss scaling of fp16 provokes one in "
         "about two thousand.",
     ),
     Threshold(
         "skippedStepsShare",
         0.1,
-        "PodscaleStepsSkippedHigh: most updates that are masked. Beyond a tenth the schedule of the learning rate is "
+        "PodscaleStepsSkippedHigh: most steps that are masked. Beyond a tenth the schedule of the learning rate is "
         "no longer the one that was asked for.",
     ),
     Threshold(
@@ -126,7 +126,7 @@ THRESHOLDS = (
     Threshold(
         "goodputShare",
         0.7,
-        "PodscaleGoodputLow: least share of an hour that went into updates that last. Start, compilation, evaluations "
+        "PodscaleGoodputLow: least share of an hour that went into steps that last. Start, compilation, evaluations "
         "and checkpoints of a long run take a tenth or less.",
     ),
     Threshold(

@@ -84,9 +84,9 @@ class StudyDocument(Section):
     seeds: tuple[int, ...] = Field((1, 2, 3), min_length=1, description="Each is a run.seed.")
     learning_rate: RateSection | None = Field(None, description="Default: as the run says.")
     choose: Literal["accuracy", "updates"] = Field(
-        "accuracy", description="What a sweep looks for: the best last top-1, or the fewest updates to the target."
+        "accuracy", description="What a sweep looks for: the best last top-1, or the fewest steps to the target."
     )
-    target: float | None = Field(None, description="Top-1 whose epochs and updates are counted.", gt=0, lt=1)
+    target: float | None = Field(None, description="Top-1 whose epochs and steps are counted.", gt=0, lt=1)
     x: str | None = Field(None, description="The grid's option on the horizontal axis; default: its first.")
     time_box_minutes: float | None = Field(None, description="No trial is begun that would end later.", gt=0)
     cell_seconds: float | None = Field(None, description="Guess for a trial until one was measured.", gt=0)

@@ -98,14 +98,14 @@ LAUNCH_CAUSES = (FIRST_LAUNCH, "done", *RESTART_CAUSES)
 METRICS = (
     # throughput
     MetricSpec("train_images", "counter", "every rank", "Images this rank has trained on.", "images"),
-    MetricSpec("train_steps", "counter", "every rank", "Updates this rank has taken part in.", "updates"),
-    MetricSpec("train_step_duration_seconds", "histogram", "every rank", "Wall time of one update.", "seconds"),
+    MetricSpec("train_steps", "counter", "every rank", "Steps this rank has taken part in.", "steps"),
+    MetricSpec("train_step_duration_seconds", "histogram", "every rank", "Wall time of one step.", "seconds"),
     MetricSpec("train_phase_seconds", "counter", "every rank", "Wall time by phase.", "seconds", PHASE_LABEL),
     MetricSpec(
         "train_sampled_phase_seconds",
         "gauge",
         "every rank",
-        "Device time of a phase in the newest sampled update (of a CUDA graph).",
+        "Device time of a phase in the newest sampled step (of a CUDA graph).",
         "seconds",
         {"phase": ()},
     ),
@@ -113,7 +113,7 @@ METRICS = (
         "train_busy_seconds",
         "counter",
         "every rank",
-        "Time in updates before this rank began to wait for others: highest on a straggler.",
+        "Time in steps before this rank began to wait for others: highest on a straggler.",
         "seconds",
     ),
     MetricSpec(
@@ -156,7 +156,7 @@ METRICS = (
         },
     ),
     MetricSpec(
-        "train_last_step_timestamp_seconds", "gauge", "every rank", "When the last update ended.", "seconds since 1970"
+        "train_last_step_timestamp_seconds", "gauge", "every rank", "When the last step ended.", "seconds since 1970"
     ),
     # what is trained
     MetricSpec("train_run_info", "info", "every rank", "What is trained; always 1."),
@@ -164,10 +164,10 @@ METRICS = (
         "train_all_reduce_info", "info", "every rank", "What all_reduce.algorithm: auto measured and chose; always 1."
     ),
     MetricSpec("train_world_size", "gauge", "every rank", "Ranks of the run.", "ranks"),
-    MetricSpec("train_global_batch_size", "gauge", "every rank", "Images per update over all ranks.", "images"),
-    MetricSpec("train_planned_steps", "gauge", "rank 0", "Updates of the whole run.", "updates"),
+    MetricSpec("train_global_batch_size", "gauge", "every rank", "Images per step over all ranks.", "images"),
+    MetricSpec("train_planned_steps", "gauge", "rank 0", "Steps of the whole run.", "steps"),
     MetricSpec(
-        "train_completed_steps", "gauge", "rank 0", "Updates done since the run began, over all restarts.", "updates"
+        "train_completed_steps", "gauge", "rank 0", "Steps done since the run began, over all restarts.", "steps"
     ),
     MetricSpec(
         "train_target_images_per_second",
@@ -176,28 +176,26 @@ METRICS = (
         "Throughput that the run's claim names; absent without one.",
         "images per second",
     ),
-    MetricSpec("train_done", "gauge", "rank 0", "1 once the last update is done, 0 before."),
+    MetricSpec("train_done", "gauge", "rank 0", "1 once the last step is done, 0 before."),
     # numerics
     MetricSpec("train_epoch", "gauge", "rank 0", "Passes over the training split so far.", "epochs"),
-    MetricSpec("train_loss", "gauge", "rank 0", "Training loss of the last logged update."),
-    MetricSpec("train_learning_rate", "gauge", "rank 0", "Learning rate of the last logged update."),
+    MetricSpec("train_loss", "gauge", "rank 0", "Training loss of the last logged step."),
+    MetricSpec("train_learning_rate", "gauge", "rank 0", "Learning rate of the last logged step."),
     MetricSpec(
         "train_grad_norm",
         "gauge",
         "rank 0",
-        "Euclidean norm of the averaged gradient at the last logged update; absent where updates are sharded.",
+        "Euclidean norm of the averaged gradient at the last logged step; absent where updates are sharded.",
     ),
     MetricSpec(
         "train_nonfinite_steps",
         "counter",
         "every rank",
-        "Updates with a non-finite loss or gradient.",
-        "updates",
+        "Steps with a non-finite loss or gradient.",
+        "steps",
         {"kind": ("loss", "grad")},
     ),
-    MetricSpec(
-        "train_steps_skipped", "counter", "every rank", "Updates masked because they were not finite.", "updates"
-    ),
+    MetricSpec("train_steps_skipped", "counter", "every rank", "Steps masked because they were not finite.", "steps"),
     MetricSpec(
         "train_samples_skipped",
         "counter",
@@ -275,7 +273,7 @@ METRICS = (
         "train_hang_limit_seconds",
         "gauge",
         "every rank",
-        "Time without an update after which this rank calls it a hang.",
+        "Time without a step after which this rank calls it a hang.",
         "seconds",
     ),
     # evaluation

@@ -28,7 +28,7 @@ SHOWN_PHASES = {"data_wait": "data", "forward_backward": "compute", "allreduce_w
 
 EVENT_TEXTS = {
     "checkpoint_passed": "checkpoint of step {step} cannot be used: {reason}",
-    "skipped_update": "update {step} skipped: its loss or gradient is not finite; the weights stay as they were",
+    "skipped_update": "step {step} skipped: its loss or gradient is not finite; the weights stay as they were",
     "restart": "restart  {error}  {left} more allowed",
     "preempted": "stopped on request; step {step} is saved",
     "tracker_failed": "the tracker {tracker} has failed, the run goes on without it: {reason}",
@@ -140,7 +140,7 @@ def _start(record: EventRecord) -> list[StyledText]:
         line.append((f"{format_count(record['ranks'], 'process')}{device}", ""))
     if "total_steps" in record:
         batch = f" of {format_count(record['global_batch'], 'image')}" if "global_batch" in record else ""
-        line.append((f"{format_count(record['total_steps'], 'update')}{batch}", ""))
+        line.append((f"{format_count(record['total_steps'], 'step')}{batch}", ""))
     if "parameters" in record:
         line.append((format_count(record["parameters"], "parameter"), ""))
     return line
@@ -168,7 +168,7 @@ def _straggler(record: EventRecord) -> list[StyledText]:
         return [(f"{rank} is no longer the slowest by far", "")]
     return [
         (f"{rank} holds the others up: it is busy {record['ratio']:.2f} times as long as the fastest", ""),
-        (f"{record['milliseconds']} ms an update, the fastest {record['fastest_milliseconds']} ms", ""),
+        (f"{record['milliseconds']} ms a step, the fastest {record['fastest_milliseconds']} ms", ""),
     ]
 
 

@@ -37,7 +37,7 @@ def jobs(cluster: Cluster, namespace: str) -> list[str]:
 
 
 def update(number: int) -> str:
-    """How the log of rank 0 tells of an update."""
+    """How the log of rank 0 tells of a step."""
     return f'"step": {number},'
 
 

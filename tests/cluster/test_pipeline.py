@@ -96,7 +96,7 @@ class Pipeline:
         return [str(pod.metadata.name) for pod in self.cluster.pods(self.namespace, selector)]
 
     def wait_for_steps(self, number: int) -> None:
-        """Returns when the job has logged that many updates."""
+        """Returns when the job has logged that many steps."""
         path = f"/workspace/runs/{self.run_id}/metrics.jsonl"
         counted = f'grep -cs \'"kind": *"step"\' {path}'
         script = f'until [ "$({counted})" -ge {number} ] 2>/dev/null; do sleep 0.5; done'

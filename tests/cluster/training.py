@@ -32,10 +32,10 @@ launch:
   cluster: {workspace_claim: workspace, image_pull_policy: IfNotPresent}
 """
 )
-"""135 updates on two pods, a checkpoint every 20, so that a disturbed run has work to do again. No CPU is asked for:
+"""135 steps on two pods, a checkpoint every 20, so that a disturbed run has work to do again. No CPU is asked for:
 two cores carry the whole cluster."""
 
-# What a run ends with: its final weights, and the losses of all its updates, each update counted once.
+# What a run ends with: its final weights, and the losses of all its updates, each step counted once.
 FINGERPRINT = """
 import hashlib, json, sys
 from safetensors import safe_open
@@ -75,7 +75,7 @@ for pid, own in words.items():
 
 @dataclass(frozen=True)
 class Result:
-    """weights: sha256 of all final tensors; losses: of every update; events: what the run's log tells."""
+    """weights: sha256 of all final tensors; losses: of every step; events: what the run's log tells."""
 
     weights: str
     losses: list[float]
@@ -132,7 +132,7 @@ class Training:
             assert not self.ended(), self.describe()
             return any(step >= number for step in steps(self.log()))
 
-        self._cluster.wait(f"update {number} of {self.spec.name}", reached)
+        self._cluster.wait(f"step {number} of {self.spec.name}", reached)
 
     def kill_ranks(self, pod: int) -> None:
         """kill -9 of the processes that train in that pod."""

@@ -27,7 +27,7 @@ def world() -> Iterator[Any]:
 
 @pytest.fixture
 def document() -> Callable[..., RunConfig]:
-    """document(workspace, **train) -> a small network on 32 px images: 12 updates of 16 images."""
+    """document(workspace, **train) -> a small network on 32 px images: 12 steps of 16 images."""
 
     def make(workspace: Path, *, model: dict[str, Any] | None = None, size: int = 32, **train: Any) -> RunConfig:
         return RunConfig.model_validate(
@@ -54,7 +54,7 @@ def document() -> Callable[..., RunConfig]:
 def train_here() -> TrainHere:
     """train_here(world, config, shards, watch) -> all tensors of the state at the end of the training.
 
-    `watch(session, step)`, if given, is called before each update.
+    `watch(session, step)`, if given, is called before each step.
     """
     return _train_here
 

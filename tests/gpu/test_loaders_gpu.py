@@ -63,7 +63,7 @@ def run(loader: str, directory: Path, device: str, *, training: bool) -> list[An
 
 @pytest.mark.parametrize("training", [True, False])
 def test_batches_match_the_reference_while_the_gpu_is_busy(loader: str, make_shard_set: Any, training: bool) -> None:
-    """Work in the current stream is what an update is: a loader must neither wait for it nor write into it."""
+    """Work in the current stream is what a step is: a loader must neither wait for it nor write into it."""
     import torch
 
     directory = make_shard_set({"train": varied_samples(40, 4), "validation": varied_samples(8, 4)})

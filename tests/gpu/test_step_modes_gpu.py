@@ -1,4 +1,4 @@
-"""The ways to carry out an update on a CUDA device: one result, and a host that never waits."""
+"""The ways to carry out a step on a CUDA device: one result, and a host that never waits."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,7 +44,7 @@ def no_autotuning(monkeypatch: Any) -> Iterator[None]:
 def test_a_replayed_graph_gives_the_bits_of_ordinary_updates(
     world: Any, make_shard_set: Any, document: Any, train_here: Any, tmp_path: Path, options: Any, precision: str
 ) -> None:
-    """12 updates: 3 of warm-up, then replays; as many ordinary ones beside it."""
+    """12 steps: 3 of warm-up, then replays; as many ordinary ones beside it."""
     shards = make_shard_set()
     states = []
     for graph in (False, True):
@@ -74,7 +74,7 @@ def test_dropout_draws_anew_in_every_replay(
 def test_the_running_average_follows_replayed_updates(
     world: Any, make_shard_set: Any, document: Any, train_here: Any, tmp_path: Path, options: Any
 ) -> None:
-    """The bits of ordinary updates' average, and the recursion of the weights after every second replay."""
+    """The bits of ordinary steps' average, and the recursion of the weights after every second replay."""
     import torch
 
     shards, ema = make_shard_set(), {"decay": 0.8, "every_steps": 2}
@@ -127,7 +127,7 @@ def test_sampled_updates_tell_their_times_and_change_nothing(
 def test_the_host_never_waits_between_updates(
     world: Any, make_shard_set: Any, document: Any, train_here: Any, tmp_path: Path, precision: str, cuda_graph: bool
 ) -> None:
-    """From update 5 to the last but one, every call that makes the host wait for the device is an error."""
+    """From step 5 to the last but one, every call that makes the host wait for the device is an error."""
     import torch
 
     seen = []

@@ -32,7 +32,7 @@ def description(config: RunConfig) -> Any:
 
 
 def beginning(found: dict[str, np.ndarray[Any, Any]]) -> Any:
-    """Records what a session of the PyTorch engine holds before its first update."""
+    """Records what a session of the PyTorch engine holds before its first step."""
 
     def prepare(session: Any) -> None:
         seek = session.step.seek
@@ -77,7 +77,7 @@ def test_the_other_engine_begins_with_it_too(trained: tuple[RunConfig, Path]) ->
     last = ensemble_members.ensemble_members(config)[-1].config
     found: dict[str, Any] = {}
 
-    def prepare(session: Any) -> None:  # no update: compiling one costs more than all else here
+    def prepare(session: Any) -> None:  # no step: compiling one costs more than all else here
         session.batches = lambda: iter(())
         session.finish = lambda: found.update(arrays=session.capture_state().arrays, origin=session.progress.origin)
 

@@ -1,4 +1,4 @@
-"""Between two updates the host hands out work: it brings nothing over but batches and words, and never waits."""
+"""Between two steps the host hands out work: it brings nothing over but batches and words, and never waits."""
 
 import threading
 from collections.abc import Iterator
@@ -67,7 +67,7 @@ class SlowDevices:
 
 
 def test_the_host_waits_for_nothing_that_the_devices_have_not_done(tmp_path: Path) -> None:
-    """With every update in the log: what it says has arrived long ago, as has what the ranks agree on."""
+    """With every step in the log: what it says has arrived long ago, as has what the ranks agree on."""
     shards, devices = make_shard_set(tmp_path / "shards"), SlowDevices()
     config = document(tmp_path, train__epochs=5, telemetry__log_every=1, **AT_THE_END)
     result = train_in_jax(config, shards, 2, devices.slow_down)  # one device alone would compute in the host's thread
@@ -76,7 +76,7 @@ def test_the_host_waits_for_nothing_that_the_devices_have_not_done(tmp_path: Pat
 
 
 def test_updates_bring_over_batches_and_words_alone(tmp_path: Path) -> None:
-    """Four updates a call, or what is left up to a line of the log; with sharded weights.
+    """Four steps a call, or what is left up to a line of the log; with sharded weights.
 
     On CPUs JAX guards what goes to devices and between them; what comes back is no transfer there.
     """

@@ -1,4 +1,4 @@
-"""The training step: on one device as torch trains, on eight as on one, several updates in one program."""
+"""The training step: on one device as torch trains, on eight as on one, several steps in one program."""
 
 import re
 from collections import Counter
@@ -60,7 +60,7 @@ class Trained(NamedTuple):
 
 
 def trained(config: RunConfig, devices: int) -> Trained:
-    """After all updates in one program, through which every device learns the largest of what the ranks say."""
+    """After all steps in one program, through which every device learns the largest of what the ranks say."""
     step = build_train_step(config, mesh_for_config(config, jax.devices()[:devices]), CLASSES)
     said = np.random.default_rng(0).integers(0, 1000, (axis_size(step.mesh, RANKS), STATUS_LENGTH), np.int32)
     given = (
@@ -88,7 +88,7 @@ def trained(config: RunConfig, devices: int) -> Trained:
 
 
 def trained_by_torch(config: RunConfig) -> tuple[dict[str, dict[str, Any]], list[float]]:
-    """The same updates by torch's own loss and optimizer."""
+    """The same steps by torch's own loss and optimizer."""
     parameters, statistics = initialise(config.model, CLASSES, seed=1)
     network = build_torch_model(config.model, CLASSES).train()
     network.load_state_dict({name: torch.from_numpy(a.copy()) for name, a in {**parameters, **statistics}.items()})

@@ -53,7 +53,7 @@ def close(found: dict[str, Any], wanted: dict[str, Any], tolerance: float) -> No
 @pytest.mark.parametrize(
     "train",
     [{"train__optimizer": {"name": "lamb"}}, {"train__optimizer": LARS, "train__accumulation": 2}],
-    ids=["lamb", "lars, two passes an update"],
+    ids=["lamb", "lars, two passes a step"],
 )
 def test_either_engine_continues_what_the_other_has_begun(tmp_path: Path, train: dict[str, Any]) -> None:
     """Weights, moments and their count, running statistics and the place in schedule and sample order, both ways."""
@@ -94,7 +94,7 @@ def stop_before(step: int) -> Callable[[JaxTrainer], None]:
 
 
 def test_a_stopped_run_goes_on_to_the_bit_and_on_other_devices(tmp_path: Path) -> None:
-    """Eight devices with sharded weights, four updates a call at most."""
+    """Eight devices with sharded weights, four steps a call at most."""
     shards = make_shard_set(tmp_path / "shards")
     settings: dict[str, Any] = {
         "train__optimizer": LARS,
@@ -125,7 +125,7 @@ def test_a_stopped_run_goes_on_to_the_bit_and_on_other_devices(tmp_path: Path) -
 
 
 def test_several_updates_a_call_are_the_same_training(tmp_path: Path) -> None:
-    """Calls end where something is due, one program serves every length, and a masked update counts alone."""
+    """Calls end where something is due, one program serves every length, and a masked step counts alone."""
     shards = make_shard_set(tmp_path / "shards")
     lengths: list[int] = []
 
@@ -184,7 +184,7 @@ SHORT = (
 
 
 def failing(program: str, message: str) -> Callable[[JaxTrainer], None]:
-    """Has the updates or the evaluations of a training fail to compile."""
+    """Has the steps or the evaluations of a training fail to compile."""
 
     def fail(*arguments: Any) -> Any:
         raise jax.errors.JaxRuntimeError(message)

@@ -35,7 +35,7 @@ ROOMS = {
     "monitoring": "util config runs telemetry kubernetes",
     "bench": "util config hardware data report",
     "study": "util config runs training evaluation report stages",
-    "components": "util config runs evaluation stages study",
+    "components": "util config data runs evaluation stages study",
     "pipelines": "util config runs kubernetes stages study components",
     "cli": (
         "util config hardware data runs telemetry models training pytorch jax evaluation report kubernetes stages "

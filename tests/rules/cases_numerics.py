@@ -1,4 +1,4 @@
-"""Alerts on what is learned: updates that are not finite or masked, images that cannot be read."""
+"""Alerts on what is learned: steps that are not finite or masked, images that cannot be read."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def nonfinite(line: Line, kind: str = "grad", **where: Any) -> tuple[Series, ...
 NONFINITE_STEPS = alert_cases(
     NONFINITE,
     Case(
-        "one update in twenty from minute 30 on",
+        "one step in twenty from minute 30 on",
         (*nonfinite(Line().hold(30).rise(60, by=5)), of("train_nonfinite_steps", Line().hold(90), kind="loss")),
         at(50, 90, labels=GRAD),
         (29, 40),
@@ -37,7 +37,7 @@ NONFINITE_STEPS = alert_cases(
     ),
     Case("stops by itself", nonfinite(Line().hold(30).rise(20, by=5).hold(40)), at(49, labels=GRAD), (80,)),
     Case(
-        "all ranks count the same updates",
+        "all ranks count the same steps",
         (*nonfinite(Line().hold(30).rise(60, by=0.6)), *nonfinite(Line().hold(30).rise(60, by=0.6), rank=1)),
         silent=(45, 90),
     ),
@@ -107,7 +107,7 @@ STEPS_SKIPPED_HIGH = alert_cases(
     ),
     Case("none", skipped(Line().hold(90)), silent=(45, 90)),
     Case(
-        "no update at all",
+        "no step at all",
         (of("train_steps", Line().hold(60)), of("train_steps_skipped", Line().hold(60))),
         silent=(30, 60),
     ),

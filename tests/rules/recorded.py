@@ -88,7 +88,7 @@ THROUGHPUT = (
     ),
     Recorded(
         "run:podscale_train_steps:rate5m",
-        "ranks take part in the same updates",
+        "ranks take part in the same steps",
         (per_minute("train_steps", 60), per_minute("train_steps", 60, rank=1)),
         {20: ((DIGITS, 1),)},
     ),

@@ -34,7 +34,7 @@ telemetry: {log_every: 1}
 launch: {processes: 2, threads: 1, grace_seconds: 60, timeout_seconds: 120}
 """
 )
-"""67 updates of a tiny network on two processes; a checkpoint every 5, so that a kill finds work to do again."""
+"""67 steps of a tiny network on two processes; a checkpoint every 5, so that a kill finds work to do again."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class Command:
             time.sleep(0.01)
 
     def wait_for_updates(self, run: Path, number: int) -> None:
-        """Returns when this command has logged that many updates in the run directory."""
+        """Returns when this command has logged that many steps in the run directory."""
 
         def done() -> bool:
             lines = [line["kind"] for line in read_records(run / "metrics.jsonl") if line["time"] > self.started]
@@ -143,7 +143,7 @@ def podscale(folder: Path, *arguments: str, variables: Mapping[str, str] | None 
 
 
 def result(run: Path) -> dict[str, np.ndarray[Any, Any]]:
-    """The bits that a run ends with: its final weights and the loss of every update."""
+    """The bits that a run ends with: its final weights and the loss of every step."""
     losses = {
         line["step"]: line["loss"]
         for line in filter_replays(read_records(run / "metrics.jsonl"))

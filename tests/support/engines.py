@@ -21,7 +21,7 @@ Prepare = Callable[[Any], None]
 
 
 def small(workspace: Path, **changes: Any) -> RunConfig:
-    """A small network on 16 px images, 12 updates of 16 images over 48 samples: four epochs.
+    """A small network on 16 px images, 12 steps of 16 images over 48 samples: four epochs.
 
     changes: values by their names in the document, with __ for the dot.
     """

@@ -44,7 +44,7 @@ class FlatArrays:
         return ParamShard(self.segments, owned or whole, self.weights, self.gradients, exchange)
 
     def shares(self, ranks: int) -> list[ParamShard]:
-        """Those of so many ranks that each update an equal part of the same weights, to be stepped `in_turns`."""
+        """Those of so many ranks that each step an equal part of the same weights, to be stepped `in_turns`."""
         length = len(self.weights)
         bounds = [rank * length // ranks // ALIGNMENT_ELEMENTS * ALIGNMENT_ELEMENTS for rank in range(ranks)] + [length]
         meeting = Meeting(ranks)
@@ -99,7 +99,7 @@ class Meeting:
 
 
 def in_turns(steps: Sequence[Callable[[], Tensor]]) -> list[Tensor]:
-    """One update of each rank; where there are several, in threads, since they wait for each other's sums."""
+    """One step of each rank; where there are several, in threads, since they wait for each other's sums."""
     if len(steps) == 1:
         return [steps[0]()]
     with ThreadPoolExecutor(len(steps)) as pool:

@@ -24,7 +24,7 @@ from podscale.training.step_timer import untimed
 DIES_AT = 3
 UPDATES = 1000
 READ = 9
-"""Updates that `reads` reads for."""
+"""Steps that `reads` reads for."""
 
 
 def meets(world: World, whereabouts: ProgressTracker) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def reads(world: World, whereabouts: ProgressTracker) -> dict[str, Any]:
 
 
 def loses(world: World, whereabouts: ProgressTracker) -> None:
-    """Updates with one collective each, in one of which PODSCALE_TEST_VICTIM is hit by PODSCALE_TEST_SIGNAL."""
+    """Steps with one collective each, in one of which PODSCALE_TEST_VICTIM is hit by PODSCALE_TEST_SIGNAL."""
     victim, number = int(os.environ["PODSCALE_TEST_VICTIM"]), int(os.environ["PODSCALE_TEST_SIGNAL"])
     directory, add = Path(os.environ["PODSCALE_RANK_DIR"]), _sum(world)
     for step in range(UPDATES):

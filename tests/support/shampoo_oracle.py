@@ -20,7 +20,7 @@ class Step(NamedTuple):
 
 
 def shampoo_oracle(weights: Arrays, steps: Iterable[Step], decays: Mapping[str, bool], **options: Any) -> Values:
-    """The weights after these updates; options as those of the rule."""
+    """The weights after these steps; options as those of the rule."""
     rules = {name: Parameter(w, **options) for name, w in weights.items()}
     for number, step in enumerate(steps):
         for name, rule in rules.items():

@@ -1,4 +1,4 @@
-"""Two implementations of momentum through the same updates, for a machine with a GPU and one without."""
+"""Two implementations of momentum through the same steps, for a machine with a GPU and one without."""
 
 import json
 from collections.abc import Callable
@@ -32,7 +32,7 @@ def updated(
     shards: int = 1,
     compact: bool = False,
 ) -> list[Tensor]:
-    """Weights and momentum after four updates of random gradients, one of them masked; of the first of `shards`."""
+    """Weights and momentum after four steps of random gradients, one of them masked; of the first of `shards`."""
     layout = plan_buckets(SIZES, 50_000, 32 * shards)
     segments = [
         ParamSlice(str(i), start, size, decays, decays)

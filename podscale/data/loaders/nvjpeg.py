@@ -33,7 +33,7 @@ class NvjpegLoader:
     """Works `prefetch` batches ahead of the one handed over, in as many threads, each with a stream of its own.
 
     One stream for each thread and not for each batch: torch deals out the same 32 in turn, so soon a batch would be
-    decoded on a stream of the training, behind its updates, and memory is kept apart by stream.
+    decoded on a stream of the training, behind its steps, and memory is kept apart by stream.
     """
 
     def __init__(self, batch_plan: BatchPlan, guard: BadRecordGuard, *, prefetch: int, device: str) -> None:

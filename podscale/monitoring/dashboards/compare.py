@@ -65,7 +65,7 @@ LINE_PANELS = [
         field=Field("percentunit", "No peak is known for these devices"),
     ),
     time_series_panel(
-        "Loss", "Of the last logged update.", PanelQuery(max_query("train_loss", BY_RUN)), field=Field("none", NONE)
+        "Loss", "Of the last logged step.", PanelQuery(max_query("train_loss", BY_RUN)), field=Field("none", NONE)
     ),
     time_series_panel(
         "Top-1",

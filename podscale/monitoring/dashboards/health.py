@@ -33,7 +33,7 @@ CHECKPOINT_DURATION = "train_checkpoint_duration_seconds"
 NOW_PANELS = [
     stat_panel(
         "Goodput",
-        "Share of the wall time shown that was spent on updates which were kept.",
+        "Share of the wall time shown that was spent on steps that were kept.",
         PanelQuery(GOODPUT, instant=True),
         field=Field("percentunit", NONE, decimals=1),
         thresholds={None: "red", DEFAULT_THRESHOLDS["goodputShare"]: "orange", 0.9: "green"},
@@ -62,7 +62,7 @@ NOW_PANELS = [
     ),
     stat_panel(
         "Loss",
-        "Training loss of the last logged update.",
+        "Training loss of the last logged step.",
         PanelQuery(max_query("train_loss", BY_RUN)),
         field=Field("none", NONE),
     ),
@@ -73,8 +73,8 @@ NOW_PANELS = [
         field=Field("percentunit", UNMEASURED, decimals=1),
     ),
     stat_panel(
-        "Non-finite updates",
-        "Updates with a non-finite loss or gradient on any rank in the time shown; they are masked.",
+        "Non-finite steps",
+        "Steps with a non-finite loss or gradient on any rank in the time shown; they are masked.",
         PanelQuery(integer_increase_query("train_nonfinite_steps", BY_RUN), instant=True),
         field=Field("none", NONE),
         thresholds={None: "green", 1: "red"},
@@ -96,7 +96,7 @@ TIME_PANELS = [
     ),
     time_series_panel(
         "Goodput",
-        "Share of the last five minutes that was spent on updates that were kept.",
+        "Share of the last five minutes that was spent on steps that were kept.",
         PanelQuery(RECENT_GOODPUT),
         field=Field("percentunit", NONE, max=1),
         alert="PodscaleGoodputLow",
@@ -149,19 +149,19 @@ SAFETY_PANELS = [
 LEARNING_PANELS = [
     time_series_panel(
         "Loss",
-        "Training loss of the last logged update.",
+        "Training loss of the last logged step.",
         PanelQuery(max_query("train_loss", BY_RUN)),
         field=Field("none", NONE),
     ),
     time_series_panel(
         "Learning rate",
-        "Learning rate of the last logged update.",
+        "Learning rate of the last logged step.",
         PanelQuery(max_query("train_learning_rate", BY_RUN)),
         field=Field("none", NONE),
     ),
     time_series_panel(
         "Gradient norm",
-        "Euclidean norm of the averaged gradient at the last logged update.",
+        "Euclidean norm of the averaged gradient at the last logged step.",
         PanelQuery(max_query("train_grad_norm", BY_RUN)),
         field=Field("none", "Not measured in this run"),
     ),
@@ -173,7 +173,7 @@ LEARNING_PANELS = [
         field=Field("percentunit", UNMEASURED, max=1),
     ),
     time_series_panel(
-        "Updates that were not finite",
+        "Steps that were not finite",
         "Updates a second with a non-finite loss or gradient, by kind, and those masked.",
         PanelQuery(rate_query("train_nonfinite_steps", f"{BY_RUN}, kind"), "{{run}} {{kind}}"),
         PanelQuery(rate_query("train_steps_skipped", BY_RUN), "{{run}} masked"),

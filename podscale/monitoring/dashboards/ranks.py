@@ -50,14 +50,14 @@ NOW_PANELS = [
     ).span(6),
     stat_panel(
         "Longest silence",
-        "Time since the last update of the rank that is furthest behind.",
+        "Time since the last step of the rank that is furthest behind.",
         PanelQuery(f"max by ({BY_RUN}) ({SECONDS_SINCE_STEP})"),
         field=Field("s", NONE, decimals=1),
     ).span(6),
 ]
 BUSY_PANELS = [
     heatmap_panel(
-        "Busy time of an update, over that of the fastest rank",
+        "Busy time of a step, over that of the fastest rank",
         "Time before a rank began to wait for others: a straggler is the row that stays red. Images per second cannot"
         " show it, because in synchronous training they are the same on all ranks.",
         PanelQuery(f"({BUSY_FRACTION}) / on ({BY_RUN}) group_left () min by ({BY_RUN}) ({BUSY_FRACTION})", "{{rank}}"),
@@ -65,7 +65,7 @@ BUSY_PANELS = [
         limits=(1, 1.5),
     ),
     time_series_panel(
-        "Busy time of an update",
+        "Busy time of a step",
         "Time before a rank began to wait for others.",
         PanelQuery(BUSY_FRACTION, RANK),
         field=Field("s", NONE),
@@ -95,7 +95,7 @@ STATE_PANELS = [
         field=Field("bytes", NONE),
     ).span(12),
     time_series_panel(
-        "Time since the last update",
+        "Time since the last step",
         "Grows on all ranks alike while they wait for one; dashed: from where on a rank calls it a hang.",
         PanelQuery(SECONDS_SINCE_STEP, RANK),
         PanelQuery(max_query("train_hang_limit_seconds", BY_RUN, ranks=True), "hang limit", dashed=True),

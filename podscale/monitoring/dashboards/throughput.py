@@ -43,8 +43,8 @@ NOW_PANELS = [
         field=Field("percentunit", NO_PEAK, decimals=1),
     ),
     stat_panel(
-        "Median update",
-        "Half of all updates were faster.",
+        "Median step",
+        "Half of all steps were faster.",
         PanelQuery(quantile_query(0.5, "train_step_duration_seconds", BY_RUN)),
         field=Field("s", IDLE),
     ),
@@ -61,13 +61,13 @@ NOW_PANELS = [
     ),
     stat_panel(
         "Done",
-        "Updates done, over all restarts, of those planned.",
+        "Steps done, over all restarts, of those planned.",
         PanelQuery(PROGRESS),
         field=Field("percentunit", IDLE, decimals=0),
     ),
     stat_panel(
         "Time left",
-        "Updates left over the updates per second now; without restarts and evaluations to come.",
+        "Steps left over the steps per second now; without restarts and evaluations to come.",
         PanelQuery(SECONDS_LEFT),
         field=Field("s", "Done, or standing still", decimals=1),
     ),
@@ -88,7 +88,7 @@ SPEED_PANELS = [
         field=Field("count:images/s", IDLE),
     ).span(12),
     time_series_panel(
-        "Duration of an update",
+        "Duration of a step",
         "Quantiles over the chosen ranks, from the histogram's buckets: as fine as those are.",
         *(
             PanelQuery(
@@ -131,7 +131,7 @@ MACHINE_PANELS = [
 BOARD = Dashboard(
     "throughput",
     "Throughput",
-    "How fast runs train, how far they are, and where the time of an update goes.",
+    "How fast runs train, how far they are, and where the time of a step goes.",
     {"Now": NOW_PANELS, "Speed": SPEED_PANELS, "Machine": MACHINE_PANELS},
     ranks=True,
 )

@@ -127,7 +127,7 @@ def _known_stats(frame: ScreenFrame, now: float) -> Iterator[tuple[str, Text]]:
     if status.launches > 1:
         yield "launches", Text(str(status.launches), style="yellow")
     if status.skipped_updates:
-        yield "skipped", Text(format_count(status.skipped_updates, "update"), style="yellow")
+        yield "skipped", Text(format_count(status.skipped_updates, "step"), style="yellow")
     if status.bad_records:
         yield "unreadable", Text(format_count(status.bad_records, "record"), style="yellow")
 

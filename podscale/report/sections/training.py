@@ -13,7 +13,7 @@ from podscale.report.report_data import STAGES, ReportData, describe_exit
 COUNTED_EVENTS = {
     "resumed": "times resumed",
     "checkpoint": "checkpoints",
-    "skipped_update": "updates skipped as non-finite",
+    "skipped_update": "steps skipped as non-finite",
     "bad_record": "records that could not be decoded",
 }
 

@@ -162,7 +162,7 @@ def test_each_host_reads_its_own_shards_and_both_engines_the_same(
         tellers = [ended.answers[host * processes + number] for number in range(processes)]
         for told in tellers:
             assert told["opened"] == [split.shard_names[shard] for shard in sorted(own)]
-        for epoch in range(3):  # an epoch of every group is three updates
+        for epoch in range(3):  # an epoch of every group is three steps
             steps = range(3 * epoch, 3 * epoch + 3)
             seen = [key for told in tellers for step in steps for key in told["keys"][step]]
             assert sorted(seen) == sorted(key for key, shard in shard_of.items() if shard in own)

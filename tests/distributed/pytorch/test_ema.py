@@ -35,7 +35,7 @@ def averaging(workspace: Path, run: str, **changes: Any) -> RunConfig:
 
 
 def recorded(session: PyTorchTrainer, found: dict[int, Values]) -> None:
-    """The weights and statistics at the start and after each update, before the average takes them in."""
+    """The weights and statistics at the start and after each step, before the average takes them in."""
     step, state = session.step, session.state
 
     class Recording:

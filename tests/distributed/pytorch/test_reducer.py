@@ -54,7 +54,7 @@ def one_update(reducer: Any, rank: int, parts: int = 1) -> list[Tensor]:
 
 ALGORITHMS = ("flat", "ring", "tree", "hierarchical", "torus2d", "hybrid", "ddp")
 BUCKETS = [(1, False, 1), (1, True, 3), (10_000, False, 3)]
-"""KiB of a bucket, channels-last, passes of an update."""
+"""KiB of a bucket, channels-last, passes of a step."""
 
 
 def everything(world: World) -> dict[Any, list[Tensor]]:
@@ -117,7 +117,7 @@ def test_the_two_halves_make_the_whole(run_world: Any) -> None:
 
 
 def early_reduction(world: World) -> int:
-    """How many buckets are handed over before the last pass of an update."""
+    """How many buckets are handed over before the last pass of a step."""
     reducer = BucketedReducer(network(), FlatAllReduce(world), world, bucket_mb=1 / 1024)
     submitted: list[Any] = []
     submit = reducer._comm_queue.submit

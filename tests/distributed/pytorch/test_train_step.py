@@ -1,4 +1,4 @@
-"""One update against what a single process computes in float64 for all ranks together."""
+"""One step against what a single process computes in float64 for all ranks together."""
 
 import copy
 from contextlib import nullcontext

@@ -20,7 +20,7 @@ from tests.distributed.training.test_training import (
 )
 
 COLLAPSE = {
-    "start": 2.4,  # update 7.2 of 12, so 8 is the first
+    "start": 2.4,  # step 7.2 of 12, so 8 is the first
     "schedule": {"name": "polynomial", "learning_rate": 0.02},
     "weight_decay": 0.01,
     "reset_momentum": True,

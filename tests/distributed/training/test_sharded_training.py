@@ -42,7 +42,7 @@ def outcome(config: RunConfig, shards: Path, world: World, prepare: Prepare = la
 
 
 def restored(config: RunConfig, shards: Path, world: World) -> dict[str, np.ndarray[Any, Any]]:
-    """What a session holds before its first update."""
+    """What a session holds before its first step."""
     found: dict[str, np.ndarray[Any, Any]] = {}
 
     def look(session: PyTorchTrainer) -> None:

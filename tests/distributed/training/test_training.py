@@ -35,7 +35,7 @@ def run_training(config: RunConfig, shards: Path, world: World, prepare: Prepare
 
 
 def before_every_step(session: PyTorchTrainer, act: Callable[[Any], None]) -> None:
-    """`act(batch)` before each update."""
+    """`act(batch)` before each step."""
     step = session.step
 
     class Disturbed:
@@ -62,7 +62,7 @@ def stop_after(step: int, rank: int) -> Prepare:
 
 
 def keys_of(session: PyTorchTrainer, found: dict[int, list[int]]) -> None:
-    """Records the sample keys of every update."""
+    """Records the sample keys of every step."""
     before_every_step(session, lambda batch: found.update({batch.host_batch.step: batch.host_batch.keys.tolist()}))
 
 

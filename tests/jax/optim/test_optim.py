@@ -169,7 +169,7 @@ def test_lamb_follows_its_oracle(
 
 @pytest.mark.parametrize("beta", [0.999, 0.9, 0.0])
 def test_corrections_keep_their_digits(beta: float) -> None:
-    """In fp32, 1 - 0.999 is 3e-5 from what it should be; before the first update they count as after it."""
+    """In fp32, 1 - 0.999 is 3e-5 from what it should be; before the first step they count as after it."""
     counts = np.array([0, 1, 2, 1000, 10**6])
     first, second = bias_corrections(jnp.float32(counts), jnp.float32(beta), beta)
     exact = 1 / (1 - beta ** np.maximum(counts, 1))

@@ -119,7 +119,7 @@ def _stopped_endpoint(scene: Scene) -> AbstractContextManager[None]:
 def _trains_unseen(scene: Scene, since: float) -> str:
     before = scene.step
     scene.until(lambda: scene.step > before, "it trains on")
-    return f"trains on unseen: update {before} of the run's log was followed by {scene.step} while nobody could scrape"
+    return f"trains on unseen: step {before} of the run's log was followed by {scene.step} while nobody could scrape"
 
 
 @contextmanager
@@ -213,7 +213,7 @@ DRILLS = (
     ),
     Drill(
         "starved loader",
-        "on both ranks every batch takes as long as an update longer to come",
+        "on both ranks every batch takes as long as a step longer to come",
         "`run:podscale_train_data_wait:ratio_5m`",
         f'run:podscale_train_data_wait:ratio_5m{{run="{RUN}"}}',
         (Expected("PodscaleDataStarved", {}, "run_rank:podscale_train_data_wait:ratio_5m"),),
@@ -223,7 +223,7 @@ DRILLS = (
     Drill(
         "NaN on one rank",
         "every fourth gradient of rank 1 is not a number, its loss is one",
-        '`podscale_train_nonfinite_steps_total{kind="grad"}`, share of all updates',
+        '`podscale_train_nonfinite_steps_total{kind="grad"}`, share of all steps',
         f'max(rate(podscale_train_nonfinite_steps_total{{run="{RUN}", kind="grad"}}[8s]))'
         f' / max(rate(podscale_train_steps_total{{run="{RUN}"}}[8s]))',
         (

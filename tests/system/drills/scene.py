@@ -95,7 +95,7 @@ class Scene:
 
     @property
     def step(self) -> int:
-        """Updates done, by the run's log."""
+        """Steps done, by the run's log."""
         return newest_step(self.run / "metrics.jsonl")
 
     def value(self, query: str) -> float | None:

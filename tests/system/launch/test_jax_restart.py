@@ -30,7 +30,7 @@ def command(tmp_path: Path) -> Iterator[Command]:
 def test_a_killed_rank_comes_back_and_a_request_to_stop_saves(command: Command, tmp_path: Path) -> None:
     """Rank 0, with which JAX's own service and the step log go. Its successor compiles nothing again.
 
-    Then the other rank alone is asked, as where one host is about to be taken away: both stop after the same update.
+    Then the other rank alone is asked, as where one host is about to be taken away: both stop after the same step.
     """
     run = tmp_path / "runs" / "small"
     command.wait_for_updates(run, 7)

@@ -195,10 +195,10 @@ def test_a_job_that_never_starts_leaves_its_error(start, tmp_path):
 
 
 def test_the_jobs_own_word_of_its_failure_is_kept(start, tmp_path):
-    runner = start("launch.backend=pytorchjob", train="fail:77:rank 3 was lost in update 7")
+    runner = start("launch.backend=pytorchjob", train="fail:77:rank 3 was lost in step 7")
     assert runner.run() == "FAILED"
     text = summary(tmp_path, runner)
-    assert "rank 3 was lost in update 7" in text
+    assert "rank 3 was lost in step 7" in text
     assert "the pod ended" not in text
 
 
@@ -306,11 +306,11 @@ def test_jobs_that_have_ended_or_are_not_ours_are_left_alone(start, tmp_path, cl
 def test_a_job_that_cannot_be_seen_or_stopped_is_told_beside_the_error(start, tmp_path, cluster, denied, told):
     cluster.put("pytorchjobs", trained_by(tmp_path))
     cluster.denied.add((denied, "pytorchjobs"))
-    runner = start("launch.backend=pytorchjob", job="lost:76:no update for 300 s")
+    runner = start("launch.backend=pytorchjob", job="lost:76:no step for 300 s")
     assert runner.run() == "FAILED"
     assert states(runner)["summary"] == "FAILED"
     text = (tmp_path / "ws/runs/digits/summary.md").read_text()
-    assert "no update for 300 s" in text
+    assert "no step for 300 s" in text
     assert "podscale stop digits" in text
     assert told in text
 

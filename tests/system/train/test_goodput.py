@@ -1,5 +1,5 @@
 """The ledger of a run that is really killed and really stopped: its states add up to the wall time since the first
-launch, the gap is booked, and so are exactly the updates that had to be done again."""
+launch, the gap is booked, and so are exactly the steps that had to be done again."""
 
 import os
 import shutil

@@ -24,7 +24,7 @@ QUICK = {"XLA_FLAGS": QUICK_XLA}
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A workspace with run.yaml: 45 updates."""
+    """A workspace with run.yaml: 45 steps."""
     (tmp_path / "run.yaml").write_text(SMALL_DIGITS.replace("epochs: 3", "epochs: 2"))
     return tmp_path
 

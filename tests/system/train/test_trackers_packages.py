@@ -83,7 +83,7 @@ def document(workspace: Path, *changes: str) -> RunConfig:
 
 
 def write(run: RunDirectory, begins_after: int, last: int) -> None:
-    """What rank 0 logs of a launch; every second update is evaluated, update 2 was not finite."""
+    """What rank 0 logs of a launch; every second update is evaluated, step 2 was not finite."""
     with EventLog(run.metrics) as log:
         log.event("resumed" if begins_after else "start", step=begins_after, total_steps=10)
         for step in range(begins_after + 1, last + 1):
@@ -94,7 +94,7 @@ def write(run: RunDirectory, begins_after: int, last: int) -> None:
 
 
 def over_two_launches(name: str, config: RunConfig, track: Track, arrived: Callable[[int], bool]) -> str:
-    """The first is killed after update 6, the second begins again after update 4 and ends after update 10."""
+    """The first is killed after step 6, the second begins again after step 4 and ends after step 10."""
     run = RunDirectory.for_config(config).create()
     first = track(name, config)
     write(run, 0, 6)
@@ -113,7 +113,7 @@ def sent(config: RunConfig, name: str) -> dict[str, Any]:
 
 
 def losses(config: RunConfig) -> list[EventRecord]:
-    """The first line of each update."""
+    """The first line of each step."""
     lines = [line for line in read_records(RunDirectory.for_config(config).metrics) if line["kind"] == "step"]
     return [next(line for line in lines if line["step"] == step) for step in range(1, 11)]
 

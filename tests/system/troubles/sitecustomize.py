@@ -1,9 +1,9 @@
 """Puts trouble into the training of one rank, or of all, in every process started with this on its path.
 
-TROUBLE is `slow:<rank>`: every batch takes most of an update longer, however long that is on this machine;
+TROUBLE is `slow:<rank>`: every batch takes most of a step longer, however long that is on this machine;
 `stuck:<rank>:<batch>`: this batch never comes; or `files:<folder>`: while there is a file of that name in the folder,
-`starved`: on every rank batches take as long as an update longer; `nonfinite-<rank>`: in every fourth update that rank
-has a gradient that is not a number, and a loss that is one. With files, every update also rests for a moment: such a
+`starved`: on every rank batches take as long as a step longer; `nonfinite-<rank>`: in every fourth update that rank
+has a gradient that is not a number, and a loss that is one. With files, every step also rests for a moment: such a
 training goes on for minutes, and leaves the machine to others.
 """
 

@@ -1,4 +1,4 @@
-"""What a document cannot ask of an update at once: one error, naming the field and what to do."""
+"""What a document cannot ask of a step at once: one error, naming the field and what to do."""
 
 import json
 from typing import Any

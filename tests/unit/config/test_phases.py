@@ -13,7 +13,7 @@ PHASED = {"phases": [{"start": 1.3, "crop": {"short_side": 0.75, "flip": 0.0}}],
 @pytest.mark.parametrize("order", [{}, {"order": "blocked", "groups": 2}])
 @loaders
 def test_a_phase_brings_its_crop_in_the_middle_of_an_epoch(loader, order, make_shard_set) -> None:
-    """Of 48 images in batches of 8, epoch 1.3 is update 7.8: updates 0 to 7 are as ever, from 8 on the crop is new."""
+    """Of 48 images in batches of 8, epoch 1.3 is step 7.8: updates 0 to 7 are as ever, from 8 on the crop is new."""
     directory = make_shard_set()
     plain = document(loader, input=order)
     phased = document(loader, input=order, train={"global_batch": 8, **PHASED})

@@ -1,4 +1,4 @@
-"""The time without an update that is called a hang."""
+"""The time without a step that is called a hang."""
 
 import pytest
 from prometheus_client import CollectorRegistry

@@ -57,7 +57,7 @@ def test_the_evaluation_afterwards_is_no_time_of_the_training() -> None:
 
 def test_throughput_is_images_over_seconds_not_a_mean_of_rates() -> None:
     history = parse_history([step(10, 1, rate=100.0), step(20, 2, rate=300.0)])
-    # 10 updates of 30 images at 100/s are 3 s, and at 300/s 1 s: 600 images in 4 s.
+    # 10 steps of 30 images at 100/s are 3 s, and at 300/s 1 s: 600 images in 4 s.
     assert history.images_per_second(30) == pytest.approx(150.0)
 
 

@@ -189,7 +189,7 @@ def test_the_first_cause_explains_the_others() -> None:
 
 
 def test_an_error_of_many_lines_is_one_line_in_a_state() -> None:
-    pods = [pod(0, state=terminated(1, "loss is not finite\n  at update 12\nlower the rate"), phase="Failed")]
+    pods = [pod(0, state=terminated(1, "loss is not finite\n  at step 12\nlower the rate"), phase="Failed")]
     assert str(job_state.read_job_state(failed("Job"), pods)) == "failed: loss is not finite"
 
 

@@ -28,7 +28,7 @@ STEP = {
 
 @pytest.fixture
 def training(cluster: FakeCluster) -> FakeCluster:
-    """A job of two pods that has told of one update."""
+    """A job of two pods that has told of one step."""
     cluster.put("pytorchjobs", job())
     for index in (0, 1):
         cluster.put("pods", pod(index))

@@ -28,7 +28,7 @@ PHASES = {"data_wait": 1.0, "forward_backward": 6.0, "allreduce_wait": 3.0, "eva
 
 
 def exposition(images: dict[int, float], *, data_wait: float = 2.0) -> str:
-    """As two ranks export it, with `images` of each in 10 seconds of updates."""
+    """As two ranks export it, with `images` of each in 10 seconds of steps."""
     lines = []
     for rank, number in images.items():
         labels = f'run="r",rank="{rank}"'
@@ -49,7 +49,7 @@ def exposition(images: dict[int, float], *, data_wait: float = 2.0) -> str:
 
 
 def a_run(directory: Path, *, steps: int = 3) -> Path:
-    """A run directory of a training that has come as far as `steps` of 10 updates."""
+    """A run directory of a training that has come as far as `steps` of 10 steps."""
     directory.mkdir(parents=True)
     with EventLog(directory / "metrics.jsonl") as log:
         log.event("start", step=0, total_steps=10, ranks=2, global_batch=64, device="cpu")
@@ -114,7 +114,7 @@ def test_records_come_to_a_standing() -> None:
     found = status_of(START, STEP)
     assert (found.state, found.step, found.total_steps, found.images_per_second) == ("training", 4, 10, 250.0)
     assert found.phases == {"data_wait": 0.1, "forward_backward": 0.6, "allreduce_wait": 0.3}
-    assert found.seconds_left == pytest.approx(1.5)  # 4 updates took one second
+    assert found.seconds_left == pytest.approx(1.5)  # 4 steps took one second
 
 
 def test_a_resumed_run_goes_back_and_counts_its_launches() -> None:

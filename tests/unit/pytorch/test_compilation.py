@@ -1,4 +1,4 @@
-"""torch.compile around the network: the same updates as without it, gradients in the reducer's buffer."""
+"""torch.compile around the network: the same steps as without it, gradients in the reducer's buffer."""
 
 import copy
 import shutil

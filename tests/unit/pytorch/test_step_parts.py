@@ -1,4 +1,4 @@
-"""Small parts of an update and of an evaluation."""
+"""Small parts of a step and of an evaluation."""
 
 import numpy as np
 import pytest

@@ -1,6 +1,6 @@
-"""An update on a device that cannot answer: what would make the host wait for a GPU, or hand it a number, fails here.
+"""A step on a device that cannot answer: what would make the host wait for a GPU, or hand it a number, fails here.
 
-Tensors on torch's `meta` device have shapes and no values. Everything that an update does on a GPU runs on them, and
+Tensors on torch's `meta` device have shapes and no values. Everything that a step does on a GPU runs on them, and
 each operation is looked at: none may ask for a value, none may bring one over from the host.
 """
 

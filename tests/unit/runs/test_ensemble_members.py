@@ -61,7 +61,7 @@ def test_the_collapse_is_that_of_the_published_run() -> None:
 
 
 def test_the_preset_of_the_64_nodes_says_the_same_in_phases() -> None:
-    """Learning rates of every update up to the collapse; the preset writes the authors' iterations out as epochs."""
+    """Learning rates of every step up to the collapse; the preset writes the authors' iterations out as epochs."""
     written = load(presets.resolve_preset("codreanu2017-64nodes")).train
     lengths = ["ensemble.cycles=[24.937,11.989,15.186,15.186]", "ensemble.decay_epochs=23.978"]
     warmups = ["ensemble.warmup_epochs=[0,3.197,3.197]", "train.schedule.warmup_epochs=4.987"]

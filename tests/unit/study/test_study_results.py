@@ -273,7 +273,7 @@ class TestMeasuring:
 
     def test_only_divergence_is_a_result(self) -> None:
         assert trial_outcome(0, "", history(*LINES)) == "done"
-        assert trial_outcome(1, f"9 updates in a row {NONFINITE_MESSAGE} (train", history(*LINES[:3])) == "diverged"
+        assert trial_outcome(1, f"9 steps in a row {NONFINITE_MESSAGE} (train", history(*LINES[:3])) == "diverged"
         assert trial_outcome(0, "", history(*LINES[:3], {**LINES[3], "loss": None}, LINES[4])) == "diverged"
         assert trial_outcome(1, "was killed by SIGSEGV", history(*LINES[:3])) is None
         assert trial_outcome(75, "stopped on request", history(*LINES[:3])) is None

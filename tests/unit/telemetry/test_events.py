@@ -100,7 +100,7 @@ def test_a_step_is_one_line_with_the_time_left() -> None:
     seconds = left.update(RECORD)
     assert seconds == pytest.approx(40.0)
     line = format_record(RECORD, seconds)
-    shares = "data 10%  compute 60%  wait 20%"  # of the updates, whatever evaluations took
+    shares = "data 10%  compute 60%  wait 20%"  # of the steps, whatever evaluations took
     assert line == f"step     20  epoch 1.25  loss 0.5000  lr 0.0125      1,234 images/s  0:40 left  {shares}"
     assert format_record(RECORD, total=1500).startswith("step   20/1500  epoch")
     assert "not finite" in format_record({**RECORD, "loss": None})
@@ -137,10 +137,10 @@ SECONDS = {"productive": 87.0, "init": 3.0, "redo": 9.6, "data_wait": 0.4, "idle
     ("record", "text"),
     [
         ({"event": "new_thing", "key": 7, "error": "cut\x1b[31m\noff"}, r"new thing  key 7  error cut\x1b[31m | off"),
-        (START, "start  2 processes on cpu  90 updates of 64 images  701,466 parameters"),
+        (START, "start  2 processes on cpu  90 steps of 64 images  701,466 parameters"),
         (
             {**START, "event": "resumed", "step": 40},
-            "resumed  after step 40  2 processes on cpu  90 updates of 64 images  701,466 parameters",
+            "resumed  after step 40  2 processes on cpu  90 steps of 64 images  701,466 parameters",
         ),
         (
             {"event": "checkpoint", "step": 90, "bytes": 5637328, "seconds": 0.0714},
@@ -158,7 +158,7 @@ SECONDS = {"productive": 87.0, "init": 3.0, "redo": 9.6, "data_wait": 0.4, "idle
         ),
         (
             {**STRAGGLER, "event": "straggler"},
-            "rank 3 on node-b holds the others up: it is busy 1.62 times as long as the fastest  65 ms an update, "
+            "rank 3 on node-b holds the others up: it is busy 1.62 times as long as the fastest  65 ms a step, "
             "the fastest 40 ms",
         ),
         ({**STRAGGLER, "event": "straggler_over"}, "rank 3 on node-b is no longer the slowest by far"),
@@ -177,7 +177,7 @@ def test_events_and_evaluations_in_words(record: EventRecord, text: str) -> None
 
 
 def test_the_beginnings_of_longer_texts() -> None:
-    assert format_record({"kind": "event", "event": "skipped_update", "step": 3}).startswith("update 3 skipped: ")
+    assert format_record({"kind": "event", "event": "skipped_update", "step": 3}).startswith("step 3 skipped: ")
     assert format_record({"kind": "event", "event": "bad_record", "substituted": 1}).startswith("1 record could not be")
 
 

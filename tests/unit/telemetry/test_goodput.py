@@ -100,7 +100,7 @@ def test_after_a_kill_the_gap_is_recovery_and_lost_updates_are_redone(clocks: Cl
     state = tracker.state()
     assert state.seconds["recovery"] == 60.0 - 5.0  # the new pod had been there for 5 s
     assert state.redone_steps == 2
-    assert state.seconds["redo"] == 3.0  # of update 7; the first step of a launch, 6, counts as compile
+    assert state.seconds["redo"] == 3.0  # of step 7; the first step of a launch, 6, counts as compile
     assert state.seconds["compile"] == 2 * 2.0
     assert state.seconds["productive"] == (6 + 2) * 2.0
     assert state.highest_step == state.step == 9
@@ -175,7 +175,7 @@ def test_a_wall_clock_that_goes_back_between_launches_costs_the_gap_only(clocks:
 
 
 def test_updates_known_from_the_log_are_redone_too(tmp_path: Path, clocks: Clocks) -> None:
-    """A heartbeat may be older than the last updates before a kill."""
+    """A heartbeat may be older than the last steps before a kill."""
     with EventLog(tmp_path / "metrics.jsonl") as log:
         for step in (8, 9, 3):
             log.step(step, epoch=0.0, loss=1.0, learning_rate=0.1, images_per_second=1.0, phases={})

@@ -1,4 +1,4 @@
-"""Who is called a straggler: not for one slow update, not for a small difference, and not for ever."""
+"""Who is called a straggler: not for one slow step, not for a small difference, and not for ever."""
 
 from typing import Any
 
@@ -73,7 +73,7 @@ def test_noise_names_nobody(stragglers: StragglerDetector, told: Any, found: lis
 
 def test_the_mean_is_of_the_interval_and_the_total_of_the_life() -> None:
     busy = BusyTime()
-    busy.add(9.0)  # the first update: everything is compiled in it
+    busy.add(9.0)  # the first step: everything is compiled in it
     assert (busy.mean, busy.total) == (0.0, 9.0)
     for seconds in (0.2, 0.4):
         busy.add(seconds)

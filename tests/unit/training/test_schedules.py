@@ -124,7 +124,7 @@ def test_a_phase_changes_what_it_sets_and_nothing_else() -> None:
     assert not np.array_equal(plain[:800, 0], until[:, 0])
     assert (table[:300, 2] == np.float32(1e-4)).all()
     assert (table[300:, 2] == np.float32(2e-4)).all()
-    assert (table[:601, 1] == np.float32(0.9)).all(), "epoch 60.05 is update 600.5, so 601 is the first beyond it"
+    assert (table[:601, 1] == np.float32(0.9)).all(), "epoch 60.05 is step 600.5, so 601 is the first beyond it"
     assert (table[601:, 1] == np.float32(0.8)).all()
     config = RunConfig.model_construct(train=document, input=InputSection(image_size=160))
     assert [(first, size, crop.short_side) for first, size, crop in schedules.image_phases(config, 2560)] == [

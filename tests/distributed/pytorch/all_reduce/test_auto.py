@@ -84,7 +84,7 @@ def test_a_format_for_rows_asks_for_an_algorithm_with_rows(run_world: RunWorld, 
 
 
 class StopAfter(StopRequest):
-    """Asks to stop when it has been looked at so often: once an update."""
+    """Asks to stop when it has been looked at so often: once a step."""
 
     def __init__(self, updates: int) -> None:
         super().__init__()

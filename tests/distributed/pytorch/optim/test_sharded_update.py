@@ -66,7 +66,7 @@ class Update:
         return {kind: {name: t.numpy().copy() for name, t in tensors.items()} for kind, tensors in found.items()}
 
     def step(self, number: int, rank: int, *, bad: int | None = None) -> bool:
-        """One update from random gradients of this rank; `bad` is an element of its own averages that becomes NaN."""
+        """One step from random gradients of this rank; `bad` is an element of its own averages that becomes NaN."""
         generator = torch.Generator().manual_seed(100 * number + rank)
         self.reducer.start_step()
         weighted = [(p * torch.randn(p.shape, generator=generator).to(p.dtype)).sum() for p in self.model.parameters()]
@@ -142,7 +142,7 @@ def dealt_out(world: World) -> list[Any]:
 
 
 def means(number: int, size: int, shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray[Any, Any]]:
-    """The averaged gradients of an update."""
+    """The averaged gradients of a step."""
     generators = [torch.Generator().manual_seed(100 * number + rank) for rank in range(size)]
     return {
         name: torch.stack([torch.randn(shape, generator=g) for g in generators]).mean(0).numpy()

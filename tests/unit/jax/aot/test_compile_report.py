@@ -512,7 +512,7 @@ def test_devices_that_share_images_are_one_rank() -> None:
     shared = replace(REQUEST, config=document(engine="jax", spatial_partitions=(2, 2), global_batch=64))
     assert (shared.ranks, shared.batch) == (4, 16)
     larger = with_batch(shared, 8)
-    assert (larger.config.train.global_batch, larger.steps) == (32, 200), "half the batch, twice the updates"
+    assert (larger.config.train.global_batch, larger.steps) == (32, 200), "half the batch, twice the steps"
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-import timm
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -76,6 +75,8 @@ def test_inception_v3_is_torchvisions() -> None:
 
 
 def test_inception_resnet_v2_is_timms() -> None:
+    import timm  # here: it takes seconds, of every process that only collects this test
+
     torch.manual_seed(0)
     ours = lively(build_model(section("inception_resnet_v2", inception={"dropout": 0.0}), 10))
     theirs = timm.create_model("inception_resnet_v2", num_classes=10)

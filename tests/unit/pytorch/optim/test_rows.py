@@ -1,4 +1,4 @@
-"""Updates in rows, as a GPU takes them: the bits of updates in pieces, in a few operations whatever the model is."""
+"""Updates in rows, as a GPU takes them: the bits of steps in pieces, in a few operations whatever the model is."""
 
 from collections.abc import Callable
 from typing import Any
@@ -37,7 +37,7 @@ def arrays(seed: int) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def train(rule: str, owned: list[tuple[int, int]], *, rows: bool, own: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weights and moments after five updates, one of them masked; `own`: of masters that hold the share alone."""
+    """Weights and moments after five steps, one of them masked; `own`: of masters that hold the share alone."""
     flat = FlatArrays(arrays(0), DECAYS)
     ranges = owned or [(0, len(flat.weights))]
     weights = torch.cat([flat.weights[start:stop] for start, stop in ranges]) if own else flat.weights

@@ -1,4 +1,4 @@
-"""Shampoo's parts against definitions, and the whole rule against a float64 NumPy oracle over 50 updates.
+"""Shampoo's parts against definitions, and the whole rule against a float64 NumPy oracle over 50 steps.
 
 Its dealing out over ranks is tested on real processes in tests/distributed/pytorch/optim/test_sharded_update.py.
 """

@@ -101,7 +101,7 @@ def test_updates_that_were_done_again_are_shown_once(tmp_path: Path) -> None:
     track(tmp_path, [*first, *again])
     found = curves(tmp_path)
     assert found["train/loss"] == [*((step, 1.0) for step in range(1, 6)), *((step, 2.0) for step in range(6, 12))]
-    assert "evaluation/top1" not in found or found["evaluation/top1"] == []  # it was of an update that was lost
+    assert "evaluation/top1" not in found or found["evaluation/top1"] == []  # it was of a step that was lost
 
 
 def test_a_launch_within_the_same_supervisor_is_no_different(tmp_path: Path) -> None:
