@@ -102,9 +102,10 @@ def transfer(directory: str, pause: float) -> list[str]:
 def measure_store(table: TransferTable, split: Split, files: RemoteFiles, rows: Rows) -> None:
     shards, offsets, sizes = (split.column(name) for name in ("shard", "offset", "size"))
 
-    def read_record(row: int) -> object:
+    def read_record(row: int) -> int:
         start = int(offsets[row])
-        return files._read_range(f"train/{split.shard_names[int(shards[row])]}", start, start + int(sizes[row]))
+        name = f"train/{split.shard_names[int(shards[row])]}"
+        return len(files._read_range(name, start, start + int(sizes[row])))
 
     def read_shards() -> None:
         for name in split.shard_names:
