@@ -1,1 +1,1 @@
-"""Benchmarks: each is a module or a package of this one with a `main`, and runs as `python -m benchmarks.NAME`."""
+"""Benchmarks: each is a module or a package with a `main`, and runs as `python -m benchmarks.NAME`."""

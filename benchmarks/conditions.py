@@ -1,4 +1,4 @@
-"""Conditions of a benchmark: the head of every page in benchmarks/results."""
+"""Head of every page in benchmarks/results: command, machine, versions."""
 
 import importlib.metadata
 import os
@@ -13,11 +13,11 @@ from pathlib import Path
 from benchmarks.harness import ROOT
 
 THREADS = ("OMP_NUM_THREADS", "NPROC", "JAX_PLATFORMS")
-"""Variables that change what is measured; those that are set are part of the command."""
+"""Environment variables that change the results; those that are set are part of the command."""
 
 
 def machine() -> str:
-    """Cores, processor model, memory, kernel, and the load of the machine now."""
+    """Return cores, processor model, memory, kernel, and the present load of the machine."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
@@ -28,18 +28,18 @@ def machine() -> str:
 
 
 def versions(packages: Sequence[str]) -> str:
-    """Version of Python and of each package."""
-    found = [f"Python {platform.python_version()}"]
+    """Return the versions of Python and of each package."""
+    texts = [f"Python {platform.python_version()}"]
     for name in packages:
         try:
-            found.append(f"{name} {importlib.metadata.version(name)}")
+            texts.append(f"{name} {importlib.metadata.version(name)}")
         except importlib.metadata.PackageNotFoundError:
-            found.append(f"{name} not installed")
-    return ", ".join(found)
+            texts.append(f"{name} not installed")
+    return ", ".join(texts)
 
 
 def command_line() -> str:
-    """Command of this process, without paths of the machine."""
+    """Return the command of this process, without paths of the machine."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     module = spec.name.removesuffix(".__main__") if spec else f"benchmarks.{Path(sys.argv[0]).stem}"
     variables = [f"{name}={os.environ[name]}" for name in THREADS if name in os.environ]
@@ -47,19 +47,13 @@ def command_line() -> str:
 
 
 def without_folders(argument: str) -> str:
-    """The argument, or the value of `key=value`, as the last part of its path."""
+    """Return an argument, or the value of `key=value`, without the folders of its path."""
     key, equals, value = argument.rpartition("=")
     return f"{key}{equals}{Path(value).name if '/' in value else value}"
 
 
 def head(title: str, packages: Sequence[str], command: str | None = None) -> list[str]:
-    """Title, command, machine, versions and date. Call it before anything is measured.
-
-    Args:
-        title: of the page.
-        packages: whose versions matter.
-        command: how to repeat it; default: the command of this process.
-    """
+    """Return title, command (default: of this process), machine, versions and date. Call it before measuring."""
     return [
         f"# {title}",
         "",
@@ -72,10 +66,9 @@ def head(title: str, packages: Sequence[str], command: str | None = None) -> lis
 
 
 def code_version() -> str:
-    """Git tree of podscale/ beside this file; exits if podscale/ has changes that are not committed."""
-    changed = _git("status", "--porcelain", "--", "podscale")
-    if changed:
-        sys.exit(f"podscale/ has changes that no commit holds, so no record could name its code:\n{changed}")
+    """Return the git tree of podscale/; exit if podscale/ has uncommitted changes."""
+    if changed := _git("status", "--porcelain", "--", "podscale"):
+        sys.exit(f"podscale/ has uncommitted changes, so results cannot name their code:\n{changed}")
     return _git("rev-parse", "HEAD:podscale")
 
 

@@ -1,9 +1,9 @@
-"""Learning on real photographs: the imagenette preset from shards to report, and its curve of accuracy.
+"""Accuracy on real photographs: the imagenette preset from shards to report.
 
     python -m benchmarks.imagenette imagenette224.tar
 
-Runs `podscale run imagenette` in a temporary folder (or in --place; a finished run there is taken as it is). About five
-minutes on two idle cores. The small form trains a narrow network on generated pictures for an epoch.
+Runs `podscale run imagenette` in a temporary folder (or in --place, where a finished run is reused). Takes about five
+minutes on two idle cores. The small form trains a narrow model on generated images for an epoch.
 """
 
 import subprocess
@@ -33,29 +33,29 @@ def main() -> None:
     parser.add_argument("--place", type=Path, help="run in this folder and keep it")
     options = parser.read()
     if options.images is None and not options.small:
-        parser.error("images: say where the archive or folder of imagenette is")
+        parser.error("images: missing. Give the archive or folder of imagenette.")
     lines = head("Imagenette", PACKAGES)
     with tempfile.TemporaryDirectory() as scratch:
-        place = options.place or Path(scratch)
+        folder = options.place or Path(scratch)
         images = options.images or write_archive(Path(scratch, "generated.tar"), images=96)
-        run(place, images.resolve(), SMALL if options.small else ())
-        write_results(options.results, "imagenette.md", [*lines, *describe(place / "runs" / "imagenette")])
+        run(folder, images.resolve(), SMALL if options.small else ())
+        write_results(options.results, "imagenette.md", [*lines, *describe(folder / "runs" / "imagenette")])
 
 
-def run(place: Path, images: Path, changes: Sequence[str]) -> None:
-    """Run the preset in a folder. Args: changes: of its document, as `name=value`."""
-    place.mkdir(parents=True, exist_ok=True)
+def run(folder: Path, images: Path, changes: Sequence[str]) -> None:
+    """Run the preset in a folder, with changes of its document (`name=value`)."""
+    folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "podscale", "run", "imagenette"]
     for change in (f"data.source={images}", *changes):
         command += ["--set", change]
-    subprocess.run(command, cwd=place, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
 
 
 def describe(run: Path) -> list[str]:
-    """Final figures, the curve and the stages of a finished run, as Markdown."""
-    history, found = read_history(run / "metrics.jsonl"), evaluation_json.read_evaluation(run / "evaluation.json")
+    """Return final accuracy, accuracy by epoch, and time by stage of a finished run."""
+    history = read_history(run / "metrics.jsonl")
+    scores = evaluation_json.read_evaluation(run / "evaluation.json").scores
     config = load(RunDirectory(run).config)
-    scores = found.scores
     low, high = scores.top1_interval
     curve = [
         f"| {line['epoch']:.0f} | {line['top1']:.2%} | {line['top5']:.2%} | {line['loss']:.3f} |"

@@ -1,10 +1,10 @@
-"""Images per CPU-second from a shard set to training batches: Podscale's loaders and what else is installed.
+"""Images per CPU-second from a shard set to training batches, by Podscale's loaders and by others.
 
     podscale shard <document> && python -m benchmarks.input SHARD_SET... [--images 2000] [--batch 64] [--size 224]
 
-Every candidate decodes, takes a random resized crop, mirrors half of the images and ends with uint8 [n, 224, 224, 3].
-CPU time is user + system of all threads of the process (getrusage), so other load on the machine matters little; each
-figure is the best of three rounds, after one to warm up.
+Every pipeline decodes, takes a random resized crop, flips half of the images and returns uint8 [n, 224, 224, 3]. CPU
+time is user + system of all threads of the process (getrusage), so other load on the machine matters little. Each value
+is the best of three rounds after a warm-up.
 """
 
 import io
@@ -28,26 +28,26 @@ from podscale.data.shard_set import ShardSet, Split
 from podscale.errors import InputError
 from podscale.training.schedules import image_phases
 
-Stream = Generator[int, None, None]
-"""Images of each batch."""
-Candidate = Callable[[Split, int, int], Stream]
-"""Batches of a split, of so many images of so many pixels."""
+BatchSizes = Generator[int, None, None]
+"""Number of images of each batch."""
+Pipeline = Callable[[Split, int, int], BatchSizes]
+"""Reads batches; arguments: split, images of a batch, side in pixels."""
 ROUNDS = 3
 PACKAGES = ("torch", "torchvision", "nvidia-dali-cuda130", "pillow", "simplejpeg", "numpy", "opencv-python-headless")
 READING = """`input.loader=auto` takes `torchvision` on CPUs, although DALI's CPU pipeline may be cheaper: its resized
-pixels are not PIL's, it exists for Linux x86-64 alone, and a bad record costs it a rebuild. Whoever wants its speed
-says `--set input.loader=dali`. On GPUs `auto` takes DALI. The reference decodes with simplejpeg, whose pixels are
-PIL's to the bit; on small images PIL's resize is most of its cost: there a loader at the physical limit will gain."""
+pixels are not PIL's, it exists for Linux x86-64 only, and a bad record makes it rebuild its pipeline. For its speed,
+set `--set input.loader=dali`. On GPUs `auto` takes DALI. The reference decodes with simplejpeg, whose pixels equal
+PIL's. On small images most of its cost is PIL's resize."""
 
 
-def loader(name: str) -> Candidate:
-    """One of Podscale's own loaders, with one worker."""
+def podscale_loader(name: str) -> Pipeline:
+    """Return the pipeline of one of Podscale's loaders, with one worker."""
 
-    def run(split: Split, batch: int, size: int) -> Stream:
+    def run(split: Split, batch: int, size: int) -> BatchSizes:
         config = RunConfig.model_validate(
             {"input": {"loader": name, "workers": 1, "image_size": size}, "train": {"global_batch": batch}}
         )
-        made = build_loader(
+        loader = build_loader(
             config,
             split,
             build_sampler(config, split),
@@ -57,15 +57,15 @@ def loader(name: str) -> Candidate:
             device="cpu",
         )
         try:
-            yield from (len(b) for b in made.batches(0, 10**9))
+            yield from (len(b) for b in loader.batches(0, 10**9))
         finally:
-            made.close()
+            loader.close()
 
     return run
 
 
-def pil_transforms(split: Split, batch: int, size: int) -> Stream:
-    """The usual training script: PIL decodes, torchvision crops and mirrors PIL images."""
+def pil_transforms(split: Split, batch: int, size: int) -> BatchSizes:
+    """PIL decodes, torchvision crops and flips PIL images, as in the usual training script."""
     from PIL import Image
     from torchvision.transforms import v2
 
@@ -78,8 +78,8 @@ def pil_transforms(split: Split, batch: int, size: int) -> Stream:
         yield batch
 
 
-def tensor_transforms(split: Split, batch: int, size: int) -> Stream:
-    """torchvision's own decoder and its transforms on tensors."""
+def tensor_transforms(split: Split, batch: int, size: int) -> BatchSizes:
+    """torchvision decodes, crops and flips tensors."""
     import torch
     from torchvision.io import ImageReadMode, decode_jpeg
     from torchvision.transforms import v2
@@ -94,8 +94,8 @@ def tensor_transforms(split: Split, batch: int, size: int) -> Stream:
         yield batch
 
 
-def opencv(split: Split, batch: int, size: int) -> Stream:
-    """simplejpeg decodes, OpenCV resizes the crop linearly without antialiasing (other pixels than PIL's)."""
+def opencv(split: Split, batch: int, size: int) -> BatchSizes:
+    """simplejpeg decodes, OpenCV resizes linearly without antialiasing (pixels differ from PIL's)."""
     import cv2
 
     from podscale.config.schedule import CropSection
@@ -114,8 +114,8 @@ def opencv(split: Split, batch: int, size: int) -> Stream:
         yield batch
 
 
-def decoding_alone(split: Split, batch: int, size: int) -> Stream:
-    """The full decode of the reference loader without crop and resize: what no full-decoding loader can exceed."""
+def decode_only(split: Split, batch: int, size: int) -> BatchSizes:
+    """Full decode of the reference loader, without crop and resize: the limit of loaders that decode whole images."""
     for rows in batches(split, batch):
         for row in rows.tolist():
             decode(split.read(row))
@@ -123,33 +123,33 @@ def decoding_alone(split: Split, batch: int, size: int) -> Stream:
 
 
 def batches(split: Split, batch: int) -> Generator[npt.NDArray[np.int64], None, None]:
-    """Rows of endless batches in random order."""
+    """Yield the rows of batches in random order, without end."""
     if len(split) < batch:
         raise InputError(
-            f"a batch of {batch} images is more than the shard set has ({len(split)})", hint="Give --batch."
+            f"--batch: larger than the shard set (got {batch} of {len(split)})", hint="Give a smaller --batch."
         )
     while True:
         rows = np.random.default_rng(0).permutation(len(split))
-        for begin in range(0, len(rows) - batch + 1, batch):
-            yield rows[begin : begin + batch]
+        for start in range(0, len(rows) - batch + 1, batch):
+            yield rows[start : start + batch]
 
 
 REFERENCE = "podscale torchvision (PIL's pixels)"
-CANDIDATES: dict[str, Candidate] = {
-    REFERENCE: loader("torchvision"),
-    "podscale dali (CPU)": loader("dali"),
+PIPELINES: dict[str, Pipeline] = {
+    REFERENCE: podscale_loader("torchvision"),
+    "podscale dali (CPU)": podscale_loader("dali"),
     "PIL + torchvision transforms": pil_transforms,
     "torchvision decode_jpeg + tensor transforms": tensor_transforms,
     "simplejpeg + OpenCV linear": opencv,
-    "(decoding alone, simplejpeg)": decoding_alone,
+    "(decoding alone, simplejpeg)": decode_only,
 }
 
 
-def measure(candidate: Candidate, split: Split, images: int, batch: int, size: int) -> tuple[float, float]:
-    """(images per CPU-second, images per second) of the best round."""
-    stream = candidate(split, batch, size)
+def measure(pipeline: Pipeline, split: Split, images: int, batch: int, size: int) -> tuple[float, float]:
+    """Return images per CPU-second and images per second of the best round."""
+    stream = pipeline(split, batch, size)
     for _ in range(4):
-        next(stream)  # pipelines are filled, pages are read
+        next(stream)  # warms up
     best = (0.0, 0.0)
     for _ in range(ROUNDS):
         cpu, wall, count = cpu_seconds(), time.perf_counter(), 0
@@ -161,14 +161,14 @@ def measure(candidate: Candidate, split: Split, images: int, batch: int, size: i
 
 
 def table(directory: str, images: int, batch: int, size: int) -> list[str]:
-    """The figures of one shard set, as Markdown."""
+    """Return the table of one shard set."""
     split = ShardSet.open(directory).split("train")
     kilobytes = split.column("size").mean() / 1000
     lines = [f"{len(split):,} images of {kilobytes:.1f} kB on average, {size} px:", ""]
     lines += ["| pipeline | images per CPU-second | images/s |", "|---|---:|---:|"]
-    for name, candidate in CANDIDATES.items():
+    for name, pipeline in PIPELINES.items():
         try:
-            per_cpu, per_second = measure(candidate, split, images, batch, size)
+            per_cpu, per_second = measure(pipeline, split, images, batch, size)
         except (ImportError, InputError) as error:
             if name == REFERENCE:
                 raise
@@ -181,12 +181,12 @@ def table(directory: str, images: int, batch: int, size: int) -> list[str]:
 def main() -> None:
     parser = Options(__doc__)
     parser.add_argument("shard_sets", nargs="*", metavar="SHARD_SET")
-    parser.add_size("--images", full=2000, small=12, type=int, help="images measured per candidate")
+    parser.add_size("--images", full=2000, small=12, type=int, help="images of a measurement")
     parser.add_size("--batch", full=64, small=4, type=int)
     parser.add_size("--size", full=224, small=32, type=int)
     options = parser.read()
     if not options.shard_sets and not options.small:
-        parser.error("SHARD_SET: say which shard sets to read")
+        parser.error("SHARD_SET: missing. Give the shard sets to read.")
     lines = head("Input: images per CPU-second", PACKAGES)
     with tempfile.TemporaryDirectory() as scratch:
         for directory in options.shard_sets or [str(make_shards(Path(scratch), images=24))]:

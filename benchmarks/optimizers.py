@@ -1,13 +1,12 @@
-"""One update of ResNet-50's 161 tensors: our rules against a loop over tensors, torch's SGD, and timm where installed.
+"""Time of one optimizer step on ResNet-50's 161 tensors: ours, a loop over tensors, torch's SGD, and timm if installed.
 
     OMP_NUM_THREADS=1 python -m benchmarks.optimizers [--rounds 5] [--steps 3] [--only SGD LARS ...]
 
-Every variant updates its own copy of the weights from gradients that are laid out anew before each step (that is not
-timed). A round is `--steps` steps of every variant in turn, so that a busy moment of the machine meets all; ratios are
-taken within a round. Shampoo, whose update takes seconds, makes one step in each of the last `--slow-rounds` rounds;
-what its roots cost is the difference of two of its variants in a round. On a CPU the time is that of the processor,
-which other work does not lengthen by waiting; on a GPU it is the device's, and ours also runs as a CUDA graph, as a
-whole step would.
+Every variant updates its own copy of the weights, from gradients that are copied before each step (not timed). A round
+is `--steps` steps of every variant in turn, and ratios are taken within a round, so that other load affects all alike.
+Shampoo, whose step takes seconds, makes one step in each of the last `--slow-rounds` rounds; the cost of its roots is
+the difference of two variants. On a CPU the time is CPU time, which other processes lengthen little; on a GPU it is
+device time, and ours also runs as a CUDA graph.
 """
 
 import statistics
@@ -40,40 +39,38 @@ OURS: dict[str, dict[str, Any]] = {
     "NLCG": {"name": "nlcg"},
     "Neumann": {"name": "neumann"},
     "RMSProp": {"name": "rmsprop"},
-    "Shampoo, roots as they are": {"name": "shampoo", "shampoo": {"start_step": 0, "every_steps": 2**20}},
-    "Shampoo, roots in every update": {"name": "shampoo", "shampoo": {"start_step": 0}},
+    "Shampoo, no new roots": {"name": "shampoo", "shampoo": {"start_step": 0, "every_steps": 2**20}},
+    "Shampoo, roots in every step": {"name": "shampoo", "shampoo": {"start_step": 0}},
 }
-NEVER_GRAPHED = ("Shampoo",)
-SLOW = ("Shampoo",)
-KEPT, TAKEN = "Shampoo, roots as they are, ours", "Shampoo, roots in every update, ours"
+SLOW = "Shampoo"
+"""Variants with fewer rounds, and without a CUDA graph."""
+NO_ROOTS, EVERY_STEP = "Shampoo, no new roots, ours", "Shampoo, roots in every step, ours"
 FOREACH = "SGD, torch foreach"
 INTERVAL = 20
-"""Updates over which a row of Shampoo spreads the cost of its roots; what the digits are trained with."""
+"""Steps over which a row of Shampoo spreads the cost of its roots, as in the digits preset."""
 
 
 class Variant(Protocol):
-    """Rule over weights of its own."""
+    """Optimizer with its own weights."""
 
     @property
-    def kept(self) -> int | None:
-        """Bytes kept beside weights and gradients; None if that was not counted."""
+    def state_bytes(self) -> int | None:
+        """Bytes besides weights and gradients; None if unknown."""
         ...
 
     def prepare(self) -> None:
-        """Lay the gradients out anew; not timed."""
+        """Write new gradients; not timed."""
         ...
 
-    def step(self) -> object:
-        """Update the weights once."""
-        ...
+    def step(self) -> object: ...
 
 
-class Ours:
-    """A rule over flat buffers; `shards` > 1 updates that part alone, without the exchange of sums."""
+class PodscaleVariant:
+    """Optimizer over flat buffers; with `shards` > 1 it updates one shard, without the exchange of sums."""
 
     def __init__(self, parameters: Sequence[ParamSpec], options: dict[str, Any], *, shards: int = 1) -> None:
         layout = plan_buckets([p.size for p in parameters], 25 * 2**18, 32 * shards)
-        segments = [
+        slices = [
             ParamSlice(
                 p.name,
                 start,
@@ -89,32 +86,32 @@ class Ours:
         self._gradients = torch.zeros_like(weights)
         self._source = torch.randn_like(weights)
         owned = [(start, start + (stop - start) // shards) for start, stop in layout.bounds]
-        share = ParamShard(segments, owned, weights, self._gradients)
-        self._rule = build_optimizer(OptimizerSection(**options), share, 40.0)
+        shard = ParamShard(slices, owned, weights, self._gradients)
+        self._optimizer = build_optimizer(OptimizerSection(**options), shard, 40.0)
         self._hyper = HyperParams(*torch.tensor([RATE, MOMENTUM, DECAY, 2.0], device=DEVICE).unbind())
         self._finite = torch.tensor(True, device=DEVICE)
-        self._number = 1  # at 0 Shampoo would take roots whatever its interval is
+        self._step = 1  # at 0 Shampoo computes roots whatever its interval is
 
     @property
-    def kept(self) -> int:
-        shaped = self._rule.extra_state_bytes if isinstance(self._rule, ExtraStateOptimizer) else 0
-        return shaped + sum(values.nbytes for values in self._rule.moments.values())
+    def state_bytes(self) -> int:
+        extra = self._optimizer.extra_state_bytes if isinstance(self._optimizer, ExtraStateOptimizer) else 0
+        return extra + sum(values.nbytes for values in self._optimizer.moments.values())
 
     def prepare(self) -> None:
         self._gradients.copy_(self._source)
-        if isinstance(self._rule, StepAware):
-            self._rule.start_step(self._number)
-        self._number += 1
+        if isinstance(self._optimizer, StepAware):
+            self._optimizer.start_step(self._step)
+        self._step += 1
 
     def step(self) -> None:
-        self._rule.step(self._hyper, self._finite)
+        self._optimizer.step(self._hyper, self._finite)
 
 
-class Graphed:
-    """The same as a CUDA graph."""
+class GraphedVariant:
+    """Variant as a CUDA graph."""
 
-    def __init__(self, inner: Ours) -> None:
-        self.prepare, self.kept = inner.prepare, inner.kept
+    def __init__(self, inner: PodscaleVariant) -> None:
+        self.prepare, self.state_bytes = inner.prepare, inner.state_bytes
         for _ in range(2):
             inner.step()
         self._graph = torch.cuda.CUDAGraph()
@@ -125,13 +122,13 @@ class Graphed:
         self._graph.replay()
 
 
-class OfTorch:
-    """A torch optimizer; batch norm and biases are a group without decay."""
+class TorchVariant:
+    """Torch optimizer; batch norm and biases are a group without weight decay."""
 
-    kept = None
+    state_bytes = None
 
     def __init__(
-        self, parameters: Sequence[ParamSpec], rule: Callable[..., torch.optim.Optimizer], **options: Any
+        self, parameters: Sequence[ParamSpec], build: Callable[..., torch.optim.Optimizer], **options: Any
     ) -> None:
         self._weights = [torch.randn(p.shape, device=DEVICE).requires_grad_() for p in parameters]
         self._source = [torch.randn_like(w) for w in self._weights]
@@ -142,18 +139,18 @@ class OfTorch:
             }
             for decays in (True, False)
         ]
-        self._rule = rule(groups, lr=RATE, **options)
+        self._optimizer = build(groups, lr=RATE, **options)
 
     def prepare(self) -> None:
         for weight, gradient in zip(self._weights, self._source, strict=True):
             weight.grad = gradient.clone()
 
     def step(self) -> None:
-        self._rule.step()
+        self._optimizer.step()
 
 
-class Loop(torch.optim.Optimizer):
-    """One tensor after the other, as the formula reads (You 2017, algorithm 1); `ratio` False is SGD."""
+class LoopOptimizer(torch.optim.Optimizer):
+    """LARS, one tensor after the other (You 2017, algorithm 1); without `ratio` SGD."""
 
     def __init__(self, groups: Iterable[dict[str, Any]], lr: float, *, ratio: bool) -> None:
         super().__init__(groups, {"lr": lr})
@@ -163,9 +160,9 @@ class Loop(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]  # no closure, so no loss to return
         for group in self.param_groups:
             for weight in group["params"]:
-                self._move(weight, weight.grad, group["lr"], group["weight_decay"])
+                self._update(weight, weight.grad, group["lr"], group["weight_decay"])
 
-    def _move(self, w: Tensor, g: Tensor, rate: float, decay: float) -> None:
+    def _update(self, w: Tensor, g: Tensor, rate: float, decay: float) -> None:
         state = self.state[w]
         if "momentum" not in state:
             state["momentum"] = torch.zeros_like(w)
@@ -178,90 +175,91 @@ class Loop(torch.optim.Optimizer):
 
 
 def variants(parameters: Sequence[ParamSpec], only: tuple[str, ...]) -> dict[str, Variant]:
-    """Rules to compare, by name. Args: only: of ours, those whose names begin so; empty: all."""
-    found: dict[str, Variant] = {
-        "SGD, loop over tensors": OfTorch(parameters, Loop, ratio=False),
-        FOREACH: OfTorch(parameters, torch.optim.SGD, momentum=MOMENTUM, foreach=True),
-        "SGD, torch fused": OfTorch(parameters, torch.optim.SGD, momentum=MOMENTUM, fused=True),
-        "LARS, loop over tensors": OfTorch(parameters, Loop, ratio=True),
+    """Return the variants by name; `only`: prefixes of Podscale's variants, all if empty."""
+    by_name: dict[str, Variant] = {
+        "SGD, loop over tensors": TorchVariant(parameters, LoopOptimizer, ratio=False),
+        FOREACH: TorchVariant(parameters, torch.optim.SGD, momentum=MOMENTUM, foreach=True),
+        "SGD, torch fused": TorchVariant(parameters, torch.optim.SGD, momentum=MOMENTUM, fused=True),
+        "LARS, loop over tensors": TorchVariant(parameters, LoopOptimizer, ratio=True),
     }
     try:
         import timm.optim as timm
 
-        found["LARS, timm"] = OfTorch(parameters, timm.Lars, momentum=MOMENTUM)
-        found["LAMB, timm"] = OfTorch(parameters, timm.Lamb)
+        by_name["LARS, timm"] = TorchVariant(parameters, timm.Lars, momentum=MOMENTUM)
+        by_name["LAMB, timm"] = TorchVariant(parameters, timm.Lamb)
     except ImportError:
         pass
     for name, options in OURS.items():
         if only and not name.startswith(only):
             continue
-        found[f"{name}, ours"] = Ours(parameters, options)
-        if DEVICE.type == "cuda" and not name.startswith(NEVER_GRAPHED):
-            found[f"{name}, ours, CUDA graph"] = Graphed(Ours(parameters, options))
-    found["LARS, ours, an eighth (sharded)"] = Ours(parameters, OURS["LARS"], shards=8)
-    return found
+        by_name[f"{name}, ours"] = PodscaleVariant(parameters, options)
+        if DEVICE.type == "cuda" and not name.startswith(SLOW):
+            by_name[f"{name}, ours, CUDA graph"] = GraphedVariant(PodscaleVariant(parameters, options))
+    by_name["LARS, ours, an eighth (sharded)"] = PodscaleVariant(parameters, OURS["LARS"], shards=8)
+    return by_name
 
 
 def seconds_of(variant: Variant, steps: int) -> float:
-    """Mean time of a step."""
+    """Return the mean seconds of a step."""
     total = 0.0
     for _ in range(steps):
         variant.prepare()
-        finished()
-        begin = CLOCK()
+        synchronize()
+        start = CLOCK()
         variant.step()
-        finished()
-        total += CLOCK() - begin
+        synchronize()
+        total += CLOCK() - start
     return total / steps
 
 
-def measure(taking_part: dict[str, Variant], rounds: int, steps: int, slow_rounds: int) -> dict[str, list[float]]:
-    """Seconds of a step of every variant, by round; slow variants take part in the last rounds alone."""
-    times: dict[str, list[float]] = {name: [] for name in taking_part}
+def measure(by_name: dict[str, Variant], rounds: int, steps: int, slow_rounds: int) -> dict[str, list[float]]:
+    """Return the seconds of a step of every variant, by round; slow variants run in the last rounds only."""
+    times: dict[str, list[float]] = {name: [] for name in by_name}
     for number in range(rounds + 1):
-        for name, variant in taking_part.items():
+        for name, variant in by_name.items():
             slow = name.startswith(SLOW)
             if slow and number <= rounds - slow_rounds:
                 continue
-            taken = seconds_of(variant, 1 if slow else steps)
-            if number:  # the first round is for caches and allocators to settle
-                times[name].append(taken)
+            seconds = seconds_of(variant, 1 if slow else steps)
+            if number:  # the first round warms up caches and allocators
+                times[name].append(seconds)
     return times | amortised(times)
 
 
 def amortised(times: dict[str, list[float]]) -> dict[str, list[float]]:
-    """Rows of Shampoo that follow from two others: what its roots cost, and an update that takes them sometimes."""
-    kept, taken = times.get(KEPT, []), times.get(TAKEN, [])
-    roots = [every - none for none, every in zip(kept, taken, strict=True)]
+    """Return the cost of Shampoo's roots, and of a step that computes them every INTERVAL steps."""
+    no_roots, every_step = times.get(NO_ROOTS, []), times.get(EVERY_STEP, [])
+    roots = [every - none for none, every in zip(no_roots, every_step, strict=True)]
     if not roots:
         return {}
     return {
-        f"Shampoo, roots every {INTERVAL} updates, ours": [
-            none + own / INTERVAL for none, own in zip(kept, roots, strict=True)
+        f"Shampoo, roots every {INTERVAL} steps, ours": [
+            none + root / INTERVAL for none, root in zip(no_roots, roots, strict=True)
         ],
         "(Shampoo's roots alone)": roots,
     }
 
 
-def finished() -> None:
+def synchronize() -> None:
     if DEVICE.type == "cuda":
         torch.cuda.synchronize()
 
 
-def table(times: dict[str, list[float]], kept: dict[str, int | None]) -> list[str]:
-    """Row of every variant that took part; ratios are of the same rounds."""
+def table(times: dict[str, list[float]], state_bytes: dict[str, int | None]) -> list[str]:
+    """Return a row of every measured variant, with ratios within the same rounds."""
     lines = [
-        "| update | ms | x its loop over tensors | x torch's foreach SGD | keeps, MB |",
+        "| optimizer | ms | x its loop over tensors | x torch's foreach SGD | state, MB |",
         "|---|---:|---:|---:|---:|",
     ]
-    for name, own in times.items():
-        if not own:
+    for name, seconds in times.items():
+        if not seconds:
             continue
-        loop = times.get(f"{name.partition(',')[0]}, loop over tensors")  # there is none of LAMB
-        against = [f"{median_ratio(own, other[-len(own) :]):.2f}" if other else "" for other in (loop, times[FOREACH])]
-        size = kept.get(name)
+        loop = times.get(f"{name.partition(',')[0]}, loop over tensors")  # LAMB has none
+        others = (loop, times[FOREACH])
+        ratios = [f"{median_ratio(seconds, other[-len(seconds) :]):.2f}" if other else "" for other in others]
+        size = state_bytes.get(name)
         megabytes = "" if size is None else f"{size / 1e6:.0f}"
-        lines.append(f"| {name} | {statistics.median(own) * 1e3:.2f} | {' | '.join(against)} | {megabytes} |")
+        lines.append(f"| {name} | {statistics.median(seconds) * 1e3:.2f} | {' | '.join(ratios)} | {megabytes} |")
     return lines
 
 
@@ -270,7 +268,7 @@ def main() -> None:
     parser.add_size("--rounds", full=5, small=1, type=int)
     parser.add_size("--steps", full=3, small=1, type=int, help="steps of a variant in a round")
     parser.add_size("--slow-rounds", full=2, small=1, type=int, help="rounds with Shampoo, the last ones")
-    parser.add_argument("--only", nargs="+", default=[], help="of ours, the variants whose names begin so")
+    parser.add_argument("--only", nargs="+", default=[], help="prefixes of the names of our variants")
     options = parser.read()
     title, model = "ResNet-50", ModelSection(name="resnet50")
     if options.small:
@@ -278,14 +276,14 @@ def main() -> None:
     lines = head(f"Updating {title}'s weights", ["torch", "timm"])
     torch.manual_seed(0)
     parameters = model_spec(model, 1000).parameters
-    taking_part = variants(parameters, tuple(options.only))
-    times = measure(taking_part, options.rounds, options.steps, options.slow_rounds)
-    place = torch.cuda.get_device_name() if DEVICE.type == "cuda" else f"CPU, {torch.get_num_threads()} thread(s)"
+    by_name = variants(parameters, tuple(options.only))
+    times = measure(by_name, options.rounds, options.steps, options.slow_rounds)
+    device = torch.cuda.get_device_name() if DEVICE.type == "cuda" else f"CPU, {torch.get_num_threads()} thread(s)"
     lines += [
-        f"{len(parameters)} tensors, {sum(p.size for p in parameters):,} weights, on {place}; {options.rounds} rounds "
+        f"{len(parameters)} tensors, {sum(p.size for p in parameters):,} weights, on {device}; {options.rounds} rounds "
         f"of {options.steps} steps; {'time of the device' if DEVICE.type == 'cuda' else 'CPU time of the process'}.",
         "",
-        *table(times, {name: variant.kept for name, variant in taking_part.items()}),
+        *table(times, {name: variant.state_bytes for name, variant in by_name.items()}),
     ]
     write_results(options.results, "optimizers-gpu.md" if DEVICE.type == "cuda" else "optimizers.md", lines)
 

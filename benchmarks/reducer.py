@@ -1,11 +1,11 @@
-"""The gradient reducer against torch's DistributedDataParallel: step time and all-reduce time that nothing hides.
+"""Step time and exposed all-reduce time of the gradient reducer, against torch's DistributedDataParallel.
 
     OMP_NUM_THREADS=1 python -m benchmarks.reducer [--rounds 8] [--ranks 2]
 
-Two gloo processes of one thread each. Every variant trains the same network on the same images; a round is `--steps`
-steps of each variant in turn, so that a busy moment of the machine meets all. A step is forward, backward and the wait
-for the averages (no optimizer). Exposed: from the end of backward until the averages are in place; DDP waits inside
-backward, so its exposed time is the step's without reduction taken from the step's with it.
+Two gloo processes of one thread each. Every variant trains the same model on the same images. A round is `--steps`
+steps of each variant in turn, so that other load affects all alike. A step is forward, backward and the wait for the
+averaged gradients, without optimizer. DDP waits inside backward, so the exposed time of a variant is the time of its
+step minus that of a step without reduction.
 """
 
 import statistics
@@ -27,7 +27,7 @@ from podscale.pytorch.world import World
 
 
 class Network(NamedTuple):
-    """Network and batch: model section, classes, images of one rank's batch, their side in pixels."""
+    """Model section, classes, images of one rank's batch, their side in pixels."""
 
     model: dict[str, Any]
     classes: int
@@ -60,53 +60,54 @@ class Times(NamedTuple):
 
 
 class Variant:
-    """One way to train the network."""
+    """Model with one kind of gradient reduction."""
 
     def __init__(self, network: Network, section: dict[str, Any] | None, world: World) -> None:
         torch.manual_seed(0)
         self._model: nn.Module = build_model(ModelSection(**network.model), network.classes).train()
-        parts = AllReduceSection(**(section or {"algorithm": "flat"}))
-        self._reducer: GradientReducer = build_reducer(parts, self._model, world)
+        all_reduce = AllReduceSection(**(section or {"algorithm": "flat"}))
+        self._reducer: GradientReducer = build_reducer(all_reduce, self._model, world)
         self._reduces = section is not None
 
     def step(self, images: Tensor, labels: Tensor) -> Times:
         reducer = self._reducer
-        begin = time.perf_counter()
+        start = time.perf_counter()
         reducer.start_step()
         with no_sync_unless_last(reducer, last=self._reduces):
             loss = nn.functional.cross_entropy(reducer.module(images), labels)
             reducer.backward(loss, last=self._reduces)
-        done = time.perf_counter()
+        backward_end = time.perf_counter()
         if self._reduces:
             reducer.finish()
         end = time.perf_counter()
-        return Times(end - begin, end - done)
+        return Times(end - start, end - backward_end)
 
 
 def measure(world: World, network: Network, rounds: int, steps: int) -> dict[str, list[Times]]:
-    """Each round's mean times of every variant, on one rank."""
+    """Return the mean times of every round, by variant, on this rank."""
     variants = {name: Variant(network, section, world) for name, section in VARIANTS.items()}
     images = torch.randn(network.batch, 3, network.side, network.side)
     labels = torch.randint(0, network.classes, (network.batch,))
-    found: dict[str, list[Times]] = {name: [] for name in variants}
+    by_variant: dict[str, list[Times]] = {name: [] for name in variants}
     for number in range(rounds + 1):
         for name, variant in variants.items():
             world.barrier()
             times = [variant.step(images, labels) for _ in range(steps)]
-            if number:  # the first round is for torch to settle: DDP lays out its buckets again
-                found[name].append(Times(*(statistics.mean(part) for part in zip(*times, strict=True))))
-    return found
+            if number:  # the first round warms up: DDP rebuilds its buckets
+                by_variant[name].append(Times(*(statistics.mean(values) for values in zip(*times, strict=True))))
+    return by_variant
 
 
-def table(found: dict[str, list[Times]]) -> list[str]:
-    """Medians over the rounds; ratios are taken within each round."""
-    lines = ["| variant | ms a step | x DDP | wait after backward, ms | all-reduce in all that shows, ms |"]
+def table(variants: dict[str, list[Times]]) -> list[str]:
+    """Return medians over the rounds; ratios are taken within each round."""
+    lines = ["| variant | ms a step | x DDP | wait after backward, ms | exposed all-reduce, ms |"]
     lines.append("|---|---:|---:|---:|---:|")
-    for name, times in found.items():
-        ratio = median_ratio([own.step for own in times], [ddp.step for ddp in found["DDP"]])
-        shown = statistics.median(own.step - bare.step for own, bare in zip(times, found["no reduction"], strict=True))
-        step, wait = (statistics.median(part) * 1e3 for part in zip(*times, strict=True))
-        lines.append(f"| {name} | {step:.1f} | {ratio:.3f} | {wait:.1f} | {shown * 1e3:.1f} |")
+    for name, times in variants.items():
+        ratio = median_ratio([variant.step for variant in times], [ddp.step for ddp in variants["DDP"]])
+        pairs = zip(times, variants["no reduction"], strict=True)
+        exposed = statistics.median(variant.step - baseline.step for variant, baseline in pairs)
+        step, wait = (statistics.median(values) * 1e3 for values in zip(*times, strict=True))
+        lines.append(f"| {name} | {step:.1f} | {ratio:.3f} | {wait:.1f} | {exposed * 1e3:.1f} |")
     return lines
 
 
@@ -119,8 +120,8 @@ def main() -> None:
     lines = head("Averaging gradients", ["torch", "numpy"])
     lines.append(f"{options.ranks} processes of one thread, {options.rounds} rounds of {options.steps} steps; rank 0.")
     for name, network in (SMALL_NETWORKS if options.small else NETWORKS).items():
-        found = run_world(options.ranks, measure, network, options.rounds, options.steps)[0]
-        lines += ["", f"## {name}", "", *table(found)]
+        times = run_world(options.ranks, measure, network, options.rounds, options.steps)[0]
+        lines += ["", f"## {name}", "", *table(times)]
     write_results(options.results, "reducer.md", lines)
 
 

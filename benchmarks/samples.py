@@ -1,4 +1,4 @@
-"""Generated photographs for the small forms: JPEGs of noise in an archive, and a shard set of them."""
+"""Synthetic photographs for the small forms: JPEGs of noise in an archive, and a shard set of them."""
 
 import io
 import tarfile
@@ -12,7 +12,7 @@ from podscale.stages import local
 
 
 def write_archive(path: Path, *, images: int, classes: int = 2, side: int = 96) -> Path:
-    """Write an archive of JPEGs, a folder and a synset for each class."""
+    """Write an archive of JPEGs with a folder, named like a synset, for each class."""
     generator = np.random.default_rng(0)
     with tarfile.open(path, "w") as archive:
         for number in range(images):
@@ -28,8 +28,8 @@ def write_archive(path: Path, *, images: int, classes: int = 2, side: int = 96) 
 
 
 def make_shards(folder: Path, *, images: int) -> Path:
-    """Pack generated photographs; returns the shard set's directory."""
+    """Pack synthetic photographs; return the shard set's directory."""
     data = DataSection(source=str(write_archive(folder / "samples.tar", images=images)))
-    made = local.shard(data, str(folder))
-    assert made is not None, "all parts at once"
-    return Path(made.location)
+    sharded = local.shard(data, str(folder))
+    assert sharded is not None, "all parts at once"
+    return Path(sharded.location)

@@ -2,12 +2,12 @@
 
     python -m benchmarks.tpu_compile [ROW ...] [--list]
 
-Nothing runs on a TPU. Needs libtpu beside jax (requirements/tpu.txt); a row takes a core for several minutes. Without
-rows it makes those that tpu-compile.json among the results does not hold yet; a named row is made anew, which takes no
-time while `podscale tpu compile` still has its result (same sources, same versions). A row that fails is kept with its
-reason. If MLPerf's logs tell how long the same step took on the same chips, that stands beside the estimate. The
-section about a sweep is of tpu-sweep.json, which is the output of the command that it shows. The small form compiles a
-tiny network (or nothing, without libtpu) and writes the committed rows again.
+Nothing runs on a TPU. Needs libtpu and jax (requirements/tpu.txt); a row takes several minutes of a core. Without ROW,
+compiles the rows that results/tpu-compile.json lacks. A named row is compiled again, unless `podscale tpu compile` has
+its result in the cache. A failed row is recorded with its reason. If MLPerf's logs have the time of the same step on
+the same chips, the page compares it with the estimate. The section about a sweep is made from tpu-sweep.json, the
+output of the command that it shows. The small form compiles a tiny model (or nothing, without libtpu) and renders the
+committed rows.
 """
 
 import importlib.util
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.conditions import head
-from benchmarks.harness import RESULTS, Options, not_here, write_results
+from benchmarks.harness import RESULTS, Options, exit_unavailable, write_results
 from podscale import config
 from podscale.cli.tpu import build_compile_request
 from podscale.errors import InputError, PodscaleError
@@ -34,23 +34,23 @@ from podscale.util.formatting import format_bytes
 
 RECORDS, PAGE, SWEPT = "tpu-compile.json", "tpu-compile.md", "tpu-sweep.json"
 SWEEP = "podscale tpu compile tpu-v5e-16 --sweep batch --json"
-LIMIT = 5400.0
-"""Seconds of one compilation."""
+TIMEOUT = 5400.0
+"""Timeout of one compilation, seconds."""
 MLPERF = "kumar2019-32k"
 PLAIN = ("train.weight_update=replicated", "train.all_reduce.algorithm=flat")
-EIGHT = (
+EIGHT_IMAGES = (
     *("train.engine=jax", "input.loader=auto", "train.global_batch=8", "model.batch_norm.span=8"),
-    *("train.epochs=1", "train.schedule.warmup_epochs=0"),  # the schedule of many tiny updates would take memory
+    *("train.epochs=1", "train.schedule.warmup_epochs=0"),  # the schedule of many tiny steps would take memory
 )
-"""Images in all: as few as devices, or fewer."""
+"""Global batch of as many images as devices, or fewer."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A preset with changes on a topology.
+    """Preset with changes on a topology.
 
-    measured: ms a step there, by Google's own logs and with the share of the evaluations every four epochs
-    (mlcommons/training_results).
+    Args:
+        measured: ms of a step by Google's logs (mlcommons/training_results), which include a share of the evaluations.
     """
 
     name: str
@@ -77,19 +77,19 @@ ROWS = (
     Row("v3-64", "v3:8x8", ("train.global_batch=16384",), measured=130.9),
     Row("v3-256", "v3:16x16", ("model.batch_norm.span=64",), measured=78.7),
     Row("v5e-2x256", "v5e:16x16 x2", ("train.global_batch=65536",)),
-    Row("v5e-8-images", "v5e:2x4", EIGHT),
-    Row("v5e-8-images-cut", "v5e:4x4", (*EIGHT, "train.spatial_partitions=[2,1]")),
+    Row("v5e-8-images", "v5e:2x4", EIGHT_IMAGES),
+    Row("v5e-8-images-cut", "v5e:4x4", (*EIGHT_IMAGES, "train.spatial_partitions=[2,1]")),
 )
-"""In the order of their worth. v4's step: 32,768 images at 7,836,543 images/s, evaluations included."""
+"""Rows, the most useful first. v4's step: 32,768 images at 7,836,543 images/s, evaluations included."""
 
 
-TINY = Row("tiny", "v5e:2x4", (*EIGHT, "model.name=resnet18", "model.width=4", "input.image_size=32"))
+TINY = Row("tiny", "v5e:2x4", (*EIGHT_IMAGES, "model.name=resnet18", "model.width=4", "input.image_size=32"))
 """Row of the small form."""
 
 
 @dataclass
-class Made:
-    """Outcome of a row."""
+class RowResult:
+    """Result of a row; a record of tpu-compile.json."""
 
     name: str
     date: str
@@ -100,7 +100,7 @@ class Made:
     found: dict[str, Any] | None = None
     reason: str = ""
     note: str = ""
-    """Written by hand for a row that the present sources would not give."""
+    """Written by hand, for a row that the present sources would not reproduce."""
 
 
 def main() -> None:
@@ -113,67 +113,67 @@ def main() -> None:
         return
     rows = (*ROWS, TINY) if options.small else ROWS
     if unknown := set(options.rows) - {row.name for row in rows}:
-        parser.error(f"no row is called {', '.join(sorted(unknown))}; see --list")
+        parser.error(f"ROW: unknown row (got {', '.join(sorted(unknown))}). See --list.")
     if options.small:
         copy_records(options.results)
-    made = read(options.results / RECORDS)
-    missing = [row.name for row in rows if row.name not in made or made[row.name].found is None]
-    wanted = options.rows or ([TINY.name] if options.small else missing)
-    if wanted and importlib.util.find_spec("libtpu") is None:
+    results = read_results(options.results / RECORDS)
+    missing = [row.name for row in rows if row.name not in results or results[row.name].found is None]
+    to_compile = options.rows or ([TINY.name] if options.small else missing)
+    if to_compile and importlib.util.find_spec("libtpu") is None:
         if not options.small:
-            not_here("compiling for TPUs needs libtpu beside jax (requirements/tpu.txt)")
-        print("nothing is compiled: libtpu is not installed")
-        wanted = []
+            exit_unavailable("compiling for TPUs needs libtpu (requirements/tpu.txt)")
+        print("nothing compiled: libtpu is not installed")
+        to_compile = []
     for row in rows:
-        if row.name in wanted:
-            made[row.name] = make(row)
-            write_json(options.results / RECORDS, [asdict(made[one.name]) for one in rows if one.name in made])
-    kept = [made[row.name] for row in rows if row.name in made]
+        if row.name in to_compile:
+            results[row.name] = compile_row(row)
+            write_json(options.results / RECORDS, [asdict(results[r.name]) for r in rows if r.name in results])
+    known = [results[row.name] for row in rows if row.name in results]
     swept = options.results / SWEPT
-    swept_lines = sweep(json.loads(swept.read_text(encoding="utf-8"))) if swept.exists() else []
-    write_results(options.results, PAGE, [*introduction(), *table(kept), "", *reading(kept), *swept_lines])
+    sweep = sweep_section(json.loads(swept.read_text(encoding="utf-8"))) if swept.exists() else []
+    write_results(options.results, PAGE, [*introduction(), *table(known), "", *discussion(known), *sweep])
 
 
 def copy_records(folder: Path) -> None:
-    """Copy the committed records, so that the small form has all kinds of rows to write."""
+    """Copy the committed records, so that the small form renders all kinds of rows."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in (RECORDS, SWEPT):
         shutil.copy(RESULTS / name, folder / name)
 
 
-def read(path: Path) -> dict[str, Made]:
-    """The rows made before, by name."""
+def read_results(path: Path) -> dict[str, RowResult]:
+    """Return the recorded results by name."""
     if not path.exists():
         return {}
-    return {row["name"]: Made(**row) for row in json.loads(path.read_text(encoding="utf-8"))}
+    return {row["name"]: RowResult(**row) for row in json.loads(path.read_text(encoding="utf-8"))}
 
 
-def make(row: Row) -> Made:
-    """Compile the step of a row, or keep the reason why that failed."""
-    made = Made(row.name, time.strftime("%Y-%m-%d"), list(row.changes), row.preset, row.measured, row.topology)
+def compile_row(row: Row) -> RowResult:
+    """Compile the step of a row; a failure is recorded with its reason."""
+    result = RowResult(row.name, time.strftime("%Y-%m-%d"), list(row.changes), row.preset, row.measured, row.topology)
     layout, _, slices = row.topology.partition(" x")
     document = config.load(presets.resolve_preset(row.preset), ["launch.processes=0", "launch.nodes=1", *row.changes])
     request = build_compile_request(document, find_topology(layout, int(slices or 1)))
     try:
-        made.found = build_report(request, compile_aot(request, default_cache(), LIMIT))
+        result.found = build_report(request, compile_aot(request, default_cache(), TIMEOUT))
     except (InputError, PodscaleError) as error:
-        made.reason = str(error)
-    return made
+        result.reason = str(error)
+    return result
 
 
 def introduction() -> list[str]:
-    """Title, conditions of the newest row, and what the columns mean."""
+    """Return title, conditions of the newest row, and meaning of the columns."""
     return [
         *head("Training steps, compiled for TPUs", ["jax", "jaxlib", "libtpu"], "python -m benchmarks.tpu_compile"),
-        "**Compiled, not run.** Each row is ResNet-50's whole training step (bf16, LARS, label smoothing), compiled by",
-        "the real TPU compiler for the chips named, on a machine without a TPU. Memory is that of one device (a core,",
-        "or a chip where its cores work as one), of what a program may use there. The bounds are times by the chip's",
-        "peaks: for its arithmetic, for the bytes that its operations read and write as if nothing stayed on the chip",
-        "between them (where much stays there, a step may be faster), for what it sends over all its links at once.",
-        "The estimate is the compiler's own cost model, or the largest bound where that model's answer cannot be.",
-        "Cycles are what the compiler schedules by, operation by operation, without messages, and the share that only",
-        "copies arrays into another layout; in ms where the clock of the chip is published. MLPerf's times are those",
-        "of Google's own code on the same chips at the same batch, a share of the evaluations included.",
+        "**Compiled, not run.** Each row is the training step of ResNet-50 (bf16, LARS, label smoothing), compiled by",
+        "the real TPU compiler for the given chips, on a machine without a TPU. Memory: of one device (a core, or a",
+        "chip if its cores work as one), of the memory available to a program. Bounds: times at the chip's peak",
+        "rates, for arithmetic, for the bytes that operations read and write as if none stayed on the chip between",
+        "them (a step can be faster if many do), and for the bytes sent over all links at once. Estimate: the",
+        "compiler's cost model, or the largest bound if the model's value is impossible. Cycles: the compiler's",
+        "schedule, operation by operation, without messages, and the share that copies arrays into another layout; in",
+        "ms if the chip's clock is published. MLPerf: times of Google's code on the same chips at the same batch,",
+        "including a share of the evaluations.",
         "",
     ]
 
@@ -186,122 +186,120 @@ HEADER = (
 RULE = "|---|---|---:|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|"
 
 
-def table(made: Sequence[Made]) -> list[str]:
-    """The rows that were compiled, then those that were not."""
-    lines = [HEADER, RULE, *(line(row) for row in made if row.found)]
-    if failed := [row for row in made if not row.found]:
+def table(results: Sequence[RowResult]) -> list[str]:
+    """Return the compiled rows, then the failed ones."""
+    lines = [HEADER, RULE, *(table_row(row) for row in results if row.found)]
+    if failed := [row for row in results if not row.found]:
         lines += ["", "Not compiled:", "", "| row | topology | reason |", "|---|---|---|"]
         lines += [f"| {row.name} | {row.topology} | {row.reason.replace('|', '/')} |" for row in failed]
     return lines
 
 
-def line(row: Made) -> str:
-    """A row that was compiled."""
-    found = row.found
-    assert found is not None
-    memory, mesh = found["memory"], found["topology"]["mesh"]
+def table_row(row: RowResult) -> str:
+    report = row.found
+    assert report is not None
+    memory, mesh = report["memory"], report["topology"]["mesh"]
     group = mesh["group_column"] * mesh["group_row"]
     sharers = mesh.get("height", 1) * mesh.get("width", 1)
     cells = [
         f"`{row.name}`{' (1)' if row.note else ''}",
         row.topology,
-        f"{found['topology']['devices']:,}",
-        f"{found['batch']} for {sharers}" if sharers > 1 else str(found["batch"]),
-        f"{found['all_reduce']}, {found['weight_update']}, {group * found['batch']} images",
-        f"{format_bytes(memory['needed'])} of {format_bytes(available(found))}",
+        f"{report['topology']['devices']:,}",
+        f"{report['batch']} for {sharers}" if sharers > 1 else str(report["batch"]),
+        f"{report['all_reduce']}, {report['weight_update']}, {group * report['batch']} images",
+        f"{format_bytes(memory['needed'])} of {format_bytes(available(report))}",
     ]
-    if not found["fits"]:
+    if not report["fits"]:
         return f"| {' | '.join([*cells, 'does not fit', *[''] * 7])} |"
-    bounds = found["bound_seconds"]
-    estimate = f"{found['step_seconds'] * 1e3:.1f} ms{bounded(found)}"
+    bounds = report["bound_seconds"]
+    estimate = f"{report['step_seconds'] * 1e3:.1f} ms{bound_mark(report)}"
     cells += [
         ", ".join(f"{bounds[name] * 1e3:.1f}" for name in ("compute", "memory", "links")) + " ms",
-        cycles(found),
-        f"{found['cost_model_seconds'] * 1e3:,.1f} ms",
+        cycles(report),
+        f"{report['cost_model_seconds'] * 1e3:,.1f} ms",
         estimate,
-        f"{found['images_per_second']:,.0f}",
+        f"{report['images_per_second']:,.0f}",
         f"{row.measured:.1f} ms" if row.measured else "",
-        f"{found['step_seconds'] * 1e3 / row.measured:.2f}" if row.measured else "",
-        f"{found['compile_seconds']:.0f} s, {found['cpu_seconds']:.0f} s of a core",
+        f"{report['step_seconds'] * 1e3 / row.measured:.2f}" if row.measured else "",
+        f"{report['compile_seconds']:.0f} s, {report['cpu_seconds']:.0f} s of a core",
     ]
     return f"| {' | '.join(cells)} |"
 
 
-def available(found: dict[str, Any]) -> float:
-    """Bytes of a device that a program may use; rows that were made before it was recorded lack it."""
-    layout, _, _ = found["topology"]["name"].partition(" x")
-    return float(found["memory"].get("available", find_topology(layout).device_available_bytes))
+def available(report: dict[str, Any]) -> float:
+    """Return the bytes of a device that a program may use; old records lack them."""
+    layout, _, _ = report["topology"]["name"].partition(" x")
+    return float(report["memory"].get("available", find_topology(layout).device_available_bytes))
 
 
-def bounded(found: dict[str, Any]) -> str:
-    """Marks an estimate that is a bound."""
-    return " (bound)" if found["step_source"] == "roofline" else ""
+def bound_mark(report: dict[str, Any]) -> str:
+    """Return the mark of an estimate that is a bound."""
+    return " (bound)" if report["step_source"] == "roofline" else ""
 
 
-def cycles(found: dict[str, Any]) -> str:
-    """Cycles in ms or millions, and the share of copies."""
-    seconds, total = found["cycle_seconds"], found["cycles"]
+def cycles(report: dict[str, Any]) -> str:
+    """Return the cycles in ms or millions, and the share of copies."""
+    seconds, total = report["cycle_seconds"], report["cycles"]
     cost = f"{seconds * 1e3:.1f} ms" if seconds else f"{total / 1e6:.1f} M"
-    return f"{cost}, {found['copy_cycles'] / total:.0%}"
+    return f"{cost}, {report['copy_cycles'] / total:.0%}"
 
 
-def reading(made: Sequence[Made]) -> list[str]:
-    """Worth of the estimates, and the messages of a step."""
-    lines = [f"(1) `{row.name}`: {row.note}.\n" for row in made if row.note]
+def discussion(results: Sequence[RowResult]) -> list[str]:
+    """Return the accuracy of the estimates, and the messages of a step."""
+    lines = [f"(1) `{row.name}`: {row.note}.\n" for row in results if row.note]
     ratios = [
         row.found["step_seconds"] * 1e3 / row.measured
-        for row in made
+        for row in results
         if row.measured and row.found and row.found["fits"] and not row.note
     ]
     if ratios:
         lines += [
-            f"Of {len(ratios)} step(s) of a size that MLPerf's logs have, the estimate is {min(ratios):.2f} to "
-            f"{max(ratios):.2f} of the measured time. Another program",
-            "did those steps, and an estimate knows nothing of input, of waiting for other devices, and little of the",
-            "time that messages take; it counts buffers that are updated in place as if they were read and written",
-            "whole (docs/tpu.md).",
+            f"Of {len(ratios)} step(s) of a size in MLPerf's logs, the estimate is {min(ratios):.2f} to "
+            f"{max(ratios):.2f} of the measured time. Those steps are of another",
+            "program, and an estimate ignores input, waiting for other devices, and most of the time of messages; it",
+            "counts buffers that are updated in place as if they were read and written as a whole (docs/tpu.md).",
             "",
         ]
-    return [*lines, *messages(made)]
+    return [*lines, *messages(results)]
 
 
-def messages(made: Sequence[Made]) -> list[str]:
-    """Table of the messages of one step."""
+def messages(results: Sequence[RowResult]) -> list[str]:
+    """Return the table of the messages of one step."""
     lines = [
-        "What the compiler made of the messages of one step, sizes of whole arrays:",
+        "Messages of one step as compiled, with the sizes of global arrays:",
         "",
         "| row | collective | along | devices | messages | size | sent by a device |",
         "|---|---|---|---:|---:|---:|---:|",
     ]
-    for row in made:
+    for row in results:
         if row.found and row.found["fits"]:
             lines += [
-                f"| `{row.name}` | {one['kind']} | {one['axes']} | {one['members']} | {one['messages']} "
-                f"| {format_bytes(one['bytes'])} | {format_bytes(one['sent'])} |"
-                for one in row.found["collectives"]
+                f"| `{row.name}` | {c['kind']} | {c['axes']} | {c['members']} | {c['messages']} "
+                f"| {format_bytes(c['bytes'])} | {format_bytes(c['sent'])} |"
+                for c in row.found["collectives"]
             ]
     return lines
 
 
-def sweep(record: dict[str, Any]) -> list[str]:
-    """The batches that a sweep tried, and what an estimate from each alone would have said of the largest."""
+def sweep_section(record: dict[str, Any]) -> list[str]:
+    """Return the batches of a sweep, and the largest batch that each of them predicts."""
     tried = sorted(record["tried"], key=lambda row: int(row["batch"]))
     first, largest = tried[0], record["largest"]
     minutes = sum(row["compile_seconds"] + row["trace_seconds"] for row in tried) / 60
-    worked = sum(row["cpu_seconds"] for row in tried) / 60
+    cpu_minutes = sum(row["cpu_seconds"] for row in tried) / 60
     lines = [
         "",
         "## The largest batch",
         "",
         f"`{SWEEP}` ({SWEPT}), {first['model']} on {first['topology']['name']}, {first['weight_update']} update: "
-        f"{len(tried)} compilations in {minutes:.0f} minutes, {worked:.0f} of a core.",
+        f"{len(tried)} compilations in {minutes:.0f} minutes, {cpu_minutes:.0f} of a core.",
         f"Largest that fits: {largest['batch']} images a device, {largest['global_batch']:,} in all. The last column "
-        "is what the plain command says",
-        "of how many images the memory would hold, from that compilation alone; the document allows some numbers only.",
-        "Where operations for an image rise, the compiler recomputes what memory does not hold.",
+        "is the number of",
+        "images that the memory would hold, estimated from that compilation; the document allows some numbers only.",
+        "If operations for an image rise, the compiler recomputes values that do not fit into memory.",
         "",
         "| images each | in all | memory | operations for an image | estimate of a step | images/s | compiled in "
-        "| held, by this one alone |",
+        "| predicted largest |",
         "|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for row in tried:
@@ -312,7 +310,7 @@ def sweep(record: dict[str, Any]) -> list[str]:
             f"{format_bytes(memory['needed'])} of {format_bytes(available(row))}"
             + ("" if row["fits"] else f", {format_bytes(memory['over'])} too much"),
             f"{row['flops'] / row['batch'] / 1e9:.1f} GFLOP" if row["fits"] else "does not fit",
-            f"{row['step_seconds'] * 1e3:.1f} ms{bounded(row)}" if row["fits"] else "",
+            f"{row['step_seconds'] * 1e3:.1f} ms{bound_mark(row)}" if row["fits"] else "",
             f"{row['images_per_second']:,.0f}" if row["fits"] else "",
             f"{row['compile_seconds']:.0f} s, {row['cpu_seconds']:.0f} s of a core",
             f"{int(batch_within_memory([memory], [row['batch']], available(row)))}",

@@ -1,4 +1,4 @@
-"""Processes of a benchmark: a world of ranks for the engine, and answers from any processes."""
+"""Processes of a benchmark: ranks joined by gloo, and results sent through pipes."""
 
 import multiprocessing
 import os
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 PRELOADED = ["podscale.pytorch.trainer"]
-"""Imported once by the server that the ranks are forked from: importing torch takes longer than some measurements."""
+"""Modules that the fork server imports once, since importing torch takes longer than some measurements."""
 
 
 def process_context() -> ForkServerContext:
-    """Context of fresh processes that have torch imported already."""
+    """Return a context of new processes with torch already imported."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     return context
@@ -28,9 +28,9 @@ def process_context() -> ForkServerContext:
 def run_world(
     size: int, body: "Callable[Concatenate[World, P], T]", *arguments: P.args, **options: P.kwargs
 ) -> list[T]:
-    """Return what `body(world, *arguments)` returns on each of `size` fresh gloo processes.
+    """Return the result of `body(world, *arguments)` on each of `size` new gloo processes.
 
-    Raises RuntimeError as soon as a rank fails or exits, and then kills the others.
+    Raises RuntimeError as soon as a rank fails or exits, and kills the others.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -43,7 +43,7 @@ def run_world(
     ]
     for rank, (_, writer) in zip(ranks, pipes, strict=True):
         rank.start()
-        writer.close()  # so that the end of a process ends its pipe
+        writer.close()  # so that the exit of a process closes its pipe
     try:
         answers = receive_answers([reader for reader, _ in pipes])
         for rank in ranks:
@@ -56,10 +56,9 @@ def run_world(
 
 
 def receive_answers(readers: Sequence[Connection], seconds: float | None = None) -> list[Any]:
-    """Return the answers that processes sent with `send_answer`, in the order of their pipes.
+    """Return what processes sent with `send_answer`, in the order of their pipes.
 
-    Raises RuntimeError for the first process that failed or exited, TimeoutError after so many seconds without any
-    answer.
+    Raises RuntimeError for the first process that failed or exited, TimeoutError after `seconds` without any answer.
     """
     answers: dict[Connection, Any] = {}
     while len(answers) < len(readers):
@@ -70,16 +69,16 @@ def receive_answers(readers: Sequence[Connection], seconds: float | None = None)
             assert isinstance(reader, Connection)
             number = readers.index(reader)
             try:
-                good, answers[reader] = reader.recv()
+                succeeded, answers[reader] = reader.recv()
             except EOFError:
                 raise RuntimeError(f"process {number} exited without an answer") from None
-            if not good:
+            if not succeeded:
                 raise RuntimeError(f"process {number}: {answers[reader]}")
     return [answers[reader] for reader in readers]
 
 
 def send_answer(pipe: Connection, body: Callable[[], object]) -> None:
-    """Send what `body` returns, or the traceback of what it raises."""
+    """Send the result of `body`, or the traceback of its exception."""
     try:
         answer = (True, body())
     except BaseException:
@@ -88,7 +87,7 @@ def send_answer(pipe: Connection, body: Callable[[], object]) -> None:
 
 
 def set_rank(rank: int, size: int, local_rank: int, local_size: int, address: str, port: int) -> None:
-    """Set the variables by which a rank joins its world, as torchrun does."""
+    """Set the environment variables of a rank, as torchrun does."""
     os.environ.update(
         RANK=str(rank),
         WORLD_SIZE=str(size),

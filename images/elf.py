@@ -1,4 +1,4 @@
-"""Makes a shared library smaller by what a process never reads of it (ELF, 64 bit, little endian).
+"""Remove the parts of a shared library that no process reads (ELF, 64 bit, little endian).
 
 System V ABI, chapters 4 and 5; the fields keep the names they have there.
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 MAGIC = b"\x7fELF\x02\x01"
-"""Of an ELF file of 64 bit, little endian."""
+"""First bytes of an ELF file, 64 bit, little endian."""
 PT_LOAD = 1
 PT_NOTE = 4
 PT_GNU_PROPERTY = 0x6474E553
@@ -70,16 +70,16 @@ class Segment:
 
 
 def shrink(path: Path, unused: str = "", at_least: int = 1) -> int:
-    """Cuts a file (see `cut`), where that gains so many bytes; returns what it gained, 0 where the file stays."""
+    """Cut a file (see `cut`) if that removes at least so many bytes; return the bytes removed."""
     with path.open("rb") as file:
         if file.read(len(MAGIC)) != MAGIC:
             return 0
-    whole = path.read_bytes()
-    smaller = cut(whole, unused)
-    gain = len(whole) - len(smaller)
+    image = path.read_bytes()
+    smaller = cut(image, unused)
+    gain = len(image) - len(smaller)
     if gain < at_least:
         return 0
-    # A new file under the name: installers link one file into many environments, and those keep theirs.
+    # Replace the file instead of writing to it: installers hard-link one file into many environments.
     part = path.with_name(f"{path.name}.part")
     part.write_bytes(smaller)
     part.chmod(path.stat().st_mode)
@@ -88,10 +88,10 @@ def shrink(path: Path, unused: str = "", at_least: int = 1) -> int:
 
 
 def cut(image: bytes, unused: str = "") -> bytes:
-    """The library without section `unused`, without symbol tables for debuggers and without section headers.
+    """Return the library without section `unused`, symbol tables for debuggers, and section headers.
 
-    Whole pages go, so that segments keep their addresses and their alignment in the file. Where `unused` was, the
-    segment ends early and the loader maps zeros, as for .bss; what follows it becomes a segment of its own.
+    Only whole pages are removed, so that segments keep their addresses and their alignment in the file. The segment of
+    `unused` is split: the first part ends in zeros that the loader maps, as for .bss, and the second follows.
     """
     header = Header(*HEADER.unpack_from(image))
     segments = [
@@ -99,17 +99,17 @@ def cut(image: bytes, unused: str = "") -> bytes:
     ]
     page = max((segment.p_align for segment in segments if segment.p_type == PT_LOAD), default=1)
     sections = dict(_sections(image, header))
-    unwanted = _inside(sections.get(unused, (0, 0)), page)
-    segments = [part for segment in segments for part in _split(segment, unwanted)]
+    hole = _whole_pages(sections.get(unused, (0, 0)), page)
+    segments = [part for segment in segments for part in _split(segment, hole)]
     holes = list(_unloaded(segments, page))
-    if len(segments) > header.e_phnum:  # the table grows by what is left of the room behind it, else by the notes'
+    if len(segments) > header.e_phnum:  # the table grows into the gap behind it, else replaces the notes
         room = min(start for start, _ in sections.values()) - header.e_phoff
         if len(segments) * SEGMENT.size > room:
             segments = [segment for segment in segments if segment.p_type not in (PT_NOTE, PT_GNU_PROPERTY)]
         if len(segments) * SEGMENT.size > room:
-            raise ValueError("there is no room for another program header")
+            raise ValueError("no space for another program header")
     small = bytearray(_without(image, holes, max(segment.p_end for segment in segments)))
-    table = header.e_phoff - _gone(header.e_phoff, holes)
+    table = header.e_phoff - _removed_before(header.e_phoff, holes)
     HEADER.pack_into(
         small, 0, *header._replace(e_phoff=table, e_phnum=len(segments), e_shoff=0, e_shnum=0, e_shstrndx=0)
     )
@@ -120,7 +120,7 @@ def cut(image: bytes, unused: str = "") -> bytes:
 
 
 def _sections(image: bytes, header: Header) -> Iterator[tuple[str, Range]]:
-    """Names and places of the sections that take room in the file."""
+    """Yield the names and file ranges of the sections that have content."""
     table = [SECTION.unpack_from(image, header.e_shoff + number * SECTION.size) for number in range(header.e_shnum)]
     for sh_name, sh_type, _, _, sh_offset, sh_size, *_ in table:
         if sh_type != SHT_NOBITS and sh_size:
@@ -128,14 +128,14 @@ def _sections(image: bytes, header: Header) -> Iterator[tuple[str, Range]]:
             yield image[start : image.index(b"\0", start)].decode(), (sh_offset, sh_offset + sh_size)
 
 
-def _inside(place: Range, page: int) -> Range:
-    """The whole pages of a place in the file; start = end where there is none."""
-    start = -(-place[0] // page) * page
-    return start, max(start, place[1] // page * page)
+def _whole_pages(part: Range, page: int) -> Range:
+    """Return the whole pages of a range; start = end if there are none."""
+    start = -(-part[0] // page) * page
+    return start, max(start, part[1] // page * page)
 
 
 def _split(segment: Segment, hole: Range) -> list[Segment]:
-    """A loaded segment that spans the hole becomes two: one that ends in zeros, and what comes after them."""
+    """Split a loaded segment that spans the hole in two: one that ends in zeros, and the rest."""
     start, end = hole
     if segment.p_type != PT_LOAD or not segment.p_offset < start < end < segment.p_end:
         return [segment]
@@ -154,24 +154,24 @@ def _split(segment: Segment, hole: Range) -> list[Segment]:
 
 
 def _unloaded(segments: Sequence[Segment], page: int) -> Iterator[Range]:
-    """Whole pages between loaded segments."""
+    """Yield the whole pages between loaded segments."""
     loaded = sorted((segment.p_offset, segment.p_end) for segment in segments if segment.p_type == PT_LOAD)
     for (_, end), (start, _) in pairwise(loaded):
-        between = _inside((end, start), page)
+        between = _whole_pages((end, start), page)
         if between[0] < between[1]:
             yield between
 
 
 def _without(image: bytes, holes: Sequence[Range], end: int) -> bytes:
-    """The image up to `end`, holes left out."""
+    """Return the image up to `end`, without the holes."""
     edges = [0, *(edge for hole in holes for edge in hole), end]
     return b"".join(image[start:stop] for start, stop in zip(edges[::2], edges[1::2], strict=True))
 
 
 def _moved(segment: Segment, holes: Sequence[Range]) -> Segment:
-    return replace(segment, p_offset=segment.p_offset - _gone(segment.p_offset, holes))
+    return replace(segment, p_offset=segment.p_offset - _removed_before(segment.p_offset, holes))
 
 
-def _gone(offset: int, holes: Sequence[Range]) -> int:
-    """How much nearer to the start an offset in the file has come."""
+def _removed_before(offset: int, holes: Sequence[Range]) -> int:
+    """Return the bytes removed before an offset."""
     return sum(end - start for start, end in holes if end <= offset)

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Prints what an image holds as SPDX 2.3 JSON: Debian's packages and Python's, with versions and package URLs.
+"""Print the Debian and Python packages of an image as SPDX 2.3 JSON, with versions and package URLs.
 
 usage: sbom.py --name IMAGE --dpkg-status FILE ENVIRONMENT...
 
-Reads Debian's package database and the metadata of Python environments, and nothing else, so that the same packages
-give the same bytes. https://spdx.github.io/spdx-spec/v2.3, https://github.com/package-url/purl-spec
+Reads only Debian's package database and the metadata of Python environments, so the same packages give the same bytes.
+ https://spdx.github.io/spdx-spec/v2.3, https://github.com/package-url/purl-spec
 """
 
 import argparse
@@ -24,7 +24,7 @@ SPDX_LICENSE = re.compile(r"[A-Za-z0-9.+-]+( (AND|OR|WITH) [A-Za-z0-9.+-]+)*")
 
 
 class Package(NamedTuple):
-    """One installed package; license: an SPDX expression, or "" where the package gives none."""
+    """Installed package; license: an SPDX expression, or "" if it has none."""
 
     name: str
     version: str
@@ -33,7 +33,7 @@ class Package(NamedTuple):
 
 
 def debian_packages(status: str, distribution: str = "debian") -> Iterator[Package]:
-    """The installed packages of a dpkg status file."""
+    """Yield the installed packages of a dpkg status file."""
     for paragraph in status.split("\n\n"):
         fields = Parser().parsestr(paragraph)
         if "installed" in fields.get("Status", "").split():
@@ -43,22 +43,22 @@ def debian_packages(status: str, distribution: str = "debian") -> Iterator[Packa
 
 
 def python_packages(environment: Path) -> Iterator[Package]:
-    """The distributions installed in a virtual environment, or in what was installed for one under another root."""
+    """Yield the distributions of a virtual environment, which may be under another root."""
     for site in sorted(environment.glob("lib/python3.*/site-packages")):
-        for found in distributions(path=[str(site)]):
-            name = re.sub(r"[-_.]+", "-", found.metadata["Name"]).lower()
-            yield Package(name, found.version, f"pkg:pypi/{name}@{quote(found.version)}", _license(found))
+        for dist in distributions(path=[str(site)]):
+            name = re.sub(r"[-_.]+", "-", dist.metadata["Name"]).lower()
+            yield Package(name, dist.version, f"pkg:pypi/{name}@{quote(dist.version)}", _license(dist))
 
 
-def _license(found: Distribution) -> str:
-    """PEP 639's expression; the older free text only where it reads as one identifier."""
-    fields = [name for name in ("License-Expression", "License") if name in found.metadata]
-    text = next((found.metadata[name] for name in fields if found.metadata[name]), "")
+def _license(dist: Distribution) -> str:
+    """Return PEP 639's expression, or the older free text if it is an identifier."""
+    fields = [name for name in ("License-Expression", "License") if name in dist.metadata]
+    text = next((dist.metadata[name] for name in fields if dist.metadata[name]), "")
     return text if SPDX_LICENSE.fullmatch(text) and text.upper() != "UNKNOWN" else ""
 
 
 def document(name: str, packages: Iterable[Package], created: datetime) -> dict[str, Any]:
-    """The SPDX document of an image."""
+    """Return the SPDX document of an image."""
     entries = [_entry(number, package) for number, package in enumerate(sorted(set(packages)), start=1)]
     digest = hashlib.sha256(json.dumps(entries).encode()).hexdigest()
     image = {

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Takes out of installed packages what no process of an image reads, and tells how much that was.
+"""Remove files of installed packages that no process of an image reads, and print their size.
 
 usage: slim.py SITE_PACKAGES
 
-- files and folders of UNREAD: what compilers, profilers and other devices need;
+- files and folders of UNREAD, for compilers, profilers and other devices;
 - tests, static libraries, type stubs, and extension modules for other versions of Python;
 - the symbol tables for debuggers of shared libraries (see elf.py): half of the size of some.
 
-Nothing that another file is linked to goes: tests/images/test_linked_libraries.py looks at every library of an image.
+Libraries that others are linked to stay: tests/images/test_libraries.py checks every library of an image.
 """
 
 import re
@@ -39,40 +39,42 @@ UNREAD = (
     # NVSHMEM inside of Triton kernels; libtorch_nvshmem.so is linked to the host's library, which stays.
     "nvidia/nvshmem/lib/*.bc",
 )
-"""Patterns below site-packages; a package that is not there, or no longer has them, is no error."""
+"""Patterns below site-packages; missing files are no error."""
 FOLDERS = ("test", "tests")
 FILES = ("*.a", "*.pxd", "*.pyi")
 OTHER_PYTHON = re.compile(r"\.cpython-\d+t?-")
-SYMBOLS_WORTH = 500_000
-"""Bytes that cutting must gain: small libraries stay as they were published."""
+MIN_GAIN = 500_000
+"""Bytes that cutting must remove; small libraries stay as published."""
 
 
 def main(site: Path) -> int:
-    """Slims a site-packages folder in place; 2 where there is none."""
+    """Slim a site-packages folder in place; return the exit status."""
     if not site.is_dir():
         print(f"{site} is not there: install the packages first", file=sys.stderr)
         return 2
     removed = sum(_remove(path) for path in sorted(unread(site)))
-    libraries = [path for path in sorted(site.rglob("*.so*")) if _is_file(path) and path.stat().st_size > SYMBOLS_WORTH]
-    cut = sum(elf.shrink(path, at_least=SYMBOLS_WORTH) for path in libraries)
+    libraries = [path for path in sorted(site.rglob("*.so*")) if _is_file(path) and path.stat().st_size > MIN_GAIN]
+    cut = sum(elf.shrink(path, at_least=MIN_GAIN) for path in libraries)
     print(f"removed {removed / 1e6:.0f} MB that nothing reads and {cut / 1e6:.0f} MB of symbol tables")
     return 0
 
 
 def unread(site: Path) -> Iterator[Path]:
-    """What goes as a whole; a folder may be named beside files inside of it."""
+    """Yield the files and folders to remove; a folder and files inside of it may both occur."""
     for pattern in UNREAD:
         yield from site.glob(pattern)
     for name in FOLDERS:
         yield from (path for path in site.rglob(name) if path.is_dir())
     for pattern in FILES:
         yield from filter(_is_file, site.rglob(pattern))
-    own = str(sysconfig.get_config_var("EXT_SUFFIX"))
-    yield from (path for path in site.rglob("*.so") if OTHER_PYTHON.search(path.name) and not path.name.endswith(own))
+    suffix = str(sysconfig.get_config_var("EXT_SUFFIX"))
+    yield from (
+        path for path in site.rglob("*.so") if OTHER_PYTHON.search(path.name) and not path.name.endswith(suffix)
+    )
 
 
 def _remove(path: Path) -> int:
-    """Removes a file or folder, unless it went with another; bytes."""
+    """Remove a file or folder, unless it was removed with another; return its bytes."""
     if not path.exists() and not path.is_symlink():
         return 0
     files = path.rglob("*") if path.is_dir() and not path.is_symlink() else (path,)

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Makes a CPU build out of the published PyTorch wheel for CUDA, at an eighth of the size with its dependencies.
+"""Turn the published PyTorch wheel for CUDA into a CPU build, at an eighth of the size with its dependencies.
 
-For machines that reach one package index only, whose PyTorch is the build for CUDA. With CPU_INDEX (see build.sh) the
-image holds PyTorch's own build for CPUs, and this file changes nothing in it but symbol tables.
+For machines that reach only one package index, whose PyTorch is the build for CUDA. With CPU_INDEX (see build.sh) the
+image has PyTorch's CPU build, of which this removes only symbol tables.
 
 usage: slim_torch.py SITE_PACKAGES
 
-torch must be installed there without its dependencies (pip --no-deps). Nothing that runs on a CPU is changed:
+torch must be installed there without its dependencies (pip --no-deps). Code for CPUs stays:
 
 - the device code of PyTorch's CUDA library is cut out of the file (see elf.py), with the symbol tables for debuggers;
 - libraries that are only loaded once a GPU is used are removed;
-- the CUDA libraries that PyTorch's are linked to become stubs, whose functions answer cudaErrorNoDevice as the real
+- the CUDA libraries that PyTorch's are linked to become stubs, whose functions return cudaErrorNoDevice, as the real
   ones do on a machine without a GPU.
 
 Needs gcc and binutils.
@@ -33,15 +33,15 @@ CUDA_FUNCTION = re.compile(r"_?(cu|nccl|nv)")
 NO_DEVICE = 100
 """cudaErrorNoDevice and CUDA_ERROR_NO_DEVICE, https://docs.nvidia.com/cuda/cuda-runtime-api, cudaError."""
 DEVICE_CODE = ".nv_fatbin"
-"""Section that nvcc's programs keep the code for GPUs in."""
+"""Section with the GPU code of nvcc's programs."""
 
 Stubs = dict[str, dict[str, set[str]]]
-"""soname -> symbol version ("" where there is none) -> symbols."""
+"""soname -> symbol version, or "" -> symbols."""
 
 
 @dataclass(frozen=True)
 class Library:
-    """The dynamic section of one shared library; undefined symbols are written name@version, or name alone."""
+    """Dynamic section of a shared library; undefined symbols are written name@version, or name alone."""
 
     name: str
     needed: tuple[str, ...]
@@ -52,7 +52,7 @@ class Library:
 
 
 def main(site: Path) -> int:
-    """Slims torch in place and tells what was done; 2 where there is none."""
+    """Slim torch in place, print the changes, and return the exit status."""
     folder = site / "torch" / "lib"
     if not folder.is_dir():
         print(f"{folder} is not there: install torch into {site} first", file=sys.stderr)
@@ -69,13 +69,13 @@ def main(site: Path) -> int:
 
 
 def plan(libraries: Iterable[Library]) -> Stubs:
-    """The stubs that the libraries need: for each missing CUDA library, the symbols that are expected from it.
+    """Return the stubs that the libraries need: the expected symbols of each missing CUDA library.
 
-    A symbol without a version is CUDA's by its name, and may be in any of them: the loader looks through all.
+    A symbol without a version belongs to CUDA by its name, and can be in any stub, since the loader searches all.
     """
     libraries = list(libraries)
-    here = {library.name for library in libraries}
-    missing = {name for library in libraries for name in library.needed if CUDA_LIBRARY.match(name)} - here
+    present = {library.name for library in libraries}
+    missing = {name for library in libraries for name in library.needed if CUDA_LIBRARY.match(name)} - present
     stubs: Stubs = {name: defaultdict(set) for name in missing}
     defined = frozenset().union(*(library.defined for library in libraries))
     for library in libraries:
@@ -88,7 +88,7 @@ def plan(libraries: Iterable[Library]) -> Stubs:
 
 
 def read(path: Path) -> Library:
-    """The dynamic section of a shared library, by nm and readelf."""
+    """Return the dynamic section of a shared library, by nm and readelf."""
     versions: dict[str, str] = {}
     for part in _output("readelf", "-VW", path).split("File: ")[1:]:
         soname = part.split()[0]
@@ -103,7 +103,7 @@ def read(path: Path) -> Library:
 
 
 def build(soname: str, versions: dict[str, set[str]], folder: Path) -> None:
-    """Compiles a stub library; its symbols carry the versions that the other libraries ask for."""
+    """Compile a stub library, whose symbols have the versions that other libraries require."""
     functions = sorted(set().union(*versions.values()))
     source = "".join(f"int {name}(void) {{ return {NO_DEVICE}; }}\n" for name in functions)
     named = {version: names for version, names in sorted(versions.items()) if version}

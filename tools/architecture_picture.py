@@ -48,7 +48,7 @@ PURPOSES = {
 """Purpose of each room: for its box in the picture, and for its row in the table."""
 
 Node = tuple[str, int]
-"""A room and a layer. In a layer below the room's own it is a bend of an arrow, named after the arrow."""
+"""Room and layer, or a bend of an arrow (named after the arrow) and layer."""
 Graph = dict[str, set[str]]
 
 BOX_WIDTH, BOX_HEIGHT, BEND_WIDTH, GAP, LAYER_HEIGHT, MARGIN, HEAD_LENGTH = 132, 44, 10, 22, 84, 24, 6
@@ -68,12 +68,12 @@ STYLE = """
 
 def imports_of_rooms() -> Graph:
     """Return the rooms that the modules of each room import."""
-    found: Graph = {room: set() for room in ROOMS}
+    graph: Graph = {room: set() for room in ROOMS}
     for module, imported in IMPORTS.items():
         others = {room_of(name) for name in imported if name}
-        if room_of(module) in found:
-            found[room_of(module)] |= (others & ROOMS.keys()) - {room_of(module)}
-    return found
+        if room_of(module) in graph:
+            graph[room_of(module)] |= (others & ROOMS.keys()) - {room_of(module)}
+    return graph
 
 
 def reduce_transitively(graph: Graph) -> Graph:
@@ -107,7 +107,7 @@ def width(node: Node) -> int:
     return BOX_WIDTH if node[0] in ROOMS else BEND_WIDTH
 
 
-def place(paths: list[list[Node]], layers: dict[str, int]) -> dict[Node, float]:
+def assign_x(paths: list[list[Node]], layers: dict[str, int]) -> dict[Node, float]:
     """Return the x of each node's centre: near the mean of its neighbours, without an overlap in a layer."""
     rows: dict[int, list[Node]] = defaultdict(list)
     for node in dict.fromkeys([*((room, layer) for room, layer in layers.items()), *(n for p in paths for n in p)]):
@@ -121,18 +121,18 @@ def place(paths: list[list[Node]], layers: dict[str, int]) -> dict[Node, float]:
     for sweep in range(SWEEPS):
         step = 1 if sweep % 2 else -1
         for layer in sorted(rows, reverse=step < 0):
-            _spread(rows[layer], x, lambda node: _wanted(node, neighbours[node], x))
+            _spread(rows[layer], x, lambda node: _target(node, neighbours[node], x))
     left = min(x[node] - width(node) / 2 for node in x)
     return {node: round(value - left + MARGIN, 1) for node, value in x.items()}
 
 
-def _wanted(node: Node, others: list[Node], x: dict[Node, float]) -> float:
+def _target(node: Node, others: list[Node], x: dict[Node, float]) -> float:
     return fmean(x[other] for other in others) if others else x[node]
 
 
-def _spread(row: list[Node], x: dict[Node, float], wanted: Callable[[Node], float]) -> None:
-    """Sort a layer by its wanted places and move overlapping nodes apart, around their common mean."""
-    targets = {node: wanted(node) for node in row}
+def _spread(row: list[Node], x: dict[Node, float], target: Callable[[Node], float]) -> None:
+    """Sort a layer by the targets of its nodes and move overlapping nodes apart, around their common mean."""
+    targets = {node: target(node) for node in row}
     row.sort(key=lambda node: (targets[node], node))
     groups: list[tuple[list[Node], list[float]]] = []
     for node in row:
@@ -167,12 +167,12 @@ def draw_arrow(path: list[Node], x: dict[Node, float], y: Callable[[int], float]
         (end[0], end[1] - half - HEAD_LENGTH, end[1] - half - HEAD_LENGTH),
     ]
     x0, y0 = start[0], start[1] + half
-    words = [f"M{x0:g} {y0:g}"]
+    commands = [f"M{x0:g} {y0:g}"]
     for x1, y1, lower in stops:  # straight down beside the boxes of a layer
         middle = (y0 + y1) / 2
-        words.append(f"C{x0:g} {middle:g} {x1:g} {middle:g} {x1:g} {y1:g}" + (f"V{lower:g}" if lower > y1 else ""))
+        commands.append(f"C{x0:g} {middle:g} {x1:g} {middle:g} {x1:g} {y1:g}" + (f"V{lower:g}" if lower > y1 else ""))
         x0, y0 = x1, lower
-    return f'  <path class="arrow" marker-end="url(#head)" d="{" ".join(words)}"/>'
+    return f'  <path class="arrow" marker-end="url(#head)" d="{" ".join(commands)}"/>'
 
 
 def draw_box(room: str, x: float, y: float) -> list[str]:
@@ -188,7 +188,7 @@ def render_picture() -> str:
     graph = reduce_transitively(imports_of_rooms())
     layers = layers_of(graph)
     paths = route(graph, layers)
-    x = place(paths, layers)
+    x = assign_x(paths, layers)
     highest = max(layers.values())
 
     def y(layer: int) -> float:
@@ -215,7 +215,7 @@ def render_picture() -> str:
 
 
 def render_table() -> str:
-    """Return the rooms, highest first, with their purpose and what they may import."""
+    """Return the rooms, highest first, with their purpose and allowed imports."""
     rows = [f"| `{room}` | {PURPOSES[room][1]} | {_names(ROOMS[room].split())} |" for room in reversed(ROOMS)]
     return "\n".join(["| room, highest first | purpose | may import |", "|---|---|---|", *rows, ""])
 
@@ -225,7 +225,7 @@ def _names(rooms: Iterable[str]) -> str:
 
 
 def render_page(page: str) -> str:
-    """Return the page with its table replaced by today's."""
+    """Return the page with a new table."""
     head, _, rest = page.partition(BEGIN)
     return f"{head}{BEGIN}\n{render_table()}\n{END}{rest.partition(END)[2]}"
 

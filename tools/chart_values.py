@@ -1,8 +1,8 @@
 """Write the chart's values.schema.json and the table of its README from values.yaml: `python tools/chart_values.py`.
 
-values.yaml is the one source: a comment whose first line begins with `--` describes the value below it, `@schema`
-adds to the JSON schema that its default implies, and `@model a.b` takes the schema of that option of the run document
-(`@model` alone: of a whole one). A comment without `--` describes the section below it.
+The source is values.yaml. A comment whose first line begins with `--` describes the value below it, `@schema` adds to
+the JSON schema that its default implies, and `@model a.b` takes the schema of that option of the run document
+(`@model`: of the document). A comment without `--` describes the section below it.
 """
 
 import json
@@ -26,7 +26,7 @@ _TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", list:
 
 @dataclass
 class Comment:
-    """The comment above a key."""
+    """Comment above a key."""
 
     text: list[str] = field(default_factory=list)
     schema: dict[str, Any] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class Comment:
 
 @dataclass(frozen=True)
 class Value:
-    """One key of values.yaml, a section where its comment has no `--`."""
+    """Key of values.yaml; a section if its comment has no `--`."""
 
     path: tuple[str, ...]
     default: Any
@@ -65,26 +65,28 @@ class Value:
 
 
 def read(text: str) -> list[Value]:
-    """Every key with its comment, in the order of the file. Raises ValueError for a key that nothing describes."""
-    tree, values, above = yaml.safe_load(text), list[Value](), Comment()
+    """Return every key with its comment, in the order of the file. Raises ValueError for a key without description."""
+    tree, values, comment = yaml.safe_load(text), list[Value](), Comment()
     path: list[tuple[int, str]] = []
-    leaf: int | None = None  # indentation of the described key whose own lines are being passed
+    leaf: int | None = None  # indentation of the described key whose lines are skipped
     for line in text.splitlines():
         indent = len(line) - len(line.lstrip())
         if leaf is not None and line.strip() and (indent > leaf or line.lstrip().startswith("- ")):
             continue
         if line.lstrip().startswith("# "):
-            above.add(line.lstrip().removeprefix("# "))
+            comment.add(line.lstrip().removeprefix("# "))
         elif key := _KEY.match(line):
             path = [(depth, name) for depth, name in path if depth < indent] + [(indent, key[2])]
             names = tuple(name for _, name in path)
-            values.append(Value(names, _at(tree, names), above))
+            values.append(Value(names, _at(tree, names), comment))
             leaf = None if values[-1].section else indent
-            if leaf is not None and not above.described:
-                raise ValueError(f"values.yaml: nothing describes {'.'.join(names)}; write a comment `# -- ...` above")
-            above = Comment()
+            if leaf is not None and not comment.described:
+                raise ValueError(
+                    f"values.yaml: no description of {'.'.join(names)}. Write a comment `# -- ...` above it."
+                )
+            comment = Comment()
         else:
-            above = Comment()
+            comment = Comment()
     return values
 
 
@@ -95,8 +97,8 @@ def _at(tree: Any, path: tuple[str, ...]) -> Any:
 
 
 def schema(values: list[Value]) -> dict[str, Any]:
-    """The JSON schema of the values; keys that do not exist are refused."""
-    document = _bare(RunConfig.model_json_schema())
+    """Return the JSON schema of the values, which rejects unknown keys."""
+    document = _strip(RunConfig.model_json_schema())
     definitions = {**document.pop("$defs"), "RunConfig": document}
     root = _object("")
     root["properties"]["global"] = {"type": "object", "description": "What charts share; Podscale's reads none of it."}
@@ -124,35 +126,31 @@ def _leaf(value: Value, definitions: dict[str, Any]) -> dict[str, Any]:
 
 
 def _option(name: str, definitions: dict[str, Any]) -> dict[str, Any]:
-    found = definitions["RunConfig"]
+    option = definitions["RunConfig"]
     for part in name.split("."):
-        found = found["properties"][part]
-        if "$ref" in found:
-            found = definitions[found["$ref"].removeprefix("#/$defs/")]
-    return dict(found)
+        option = option["properties"][part]
+        if "$ref" in option:
+            option = definitions[option["$ref"].removeprefix("#/$defs/")]
+    return dict(option)
 
 
-def _bare(node: Any) -> Any:
-    """A schema without what only documents it twice: titles, defaults and classes of options."""
+def _strip(node: Any) -> Any:
+    """Return a schema without titles, defaults and classes of options, which are documented elsewhere."""
     if isinstance(node, list):
-        return [_bare(item) for item in node]
+        return [_strip(item) for item in node]
     if not isinstance(node, dict):
         return node
-    kept = {}
+    stripped = {}
     for key, inner in node.items():
         if key in ("properties", "$defs"):
-            kept[key] = {name: _bare(item) for name, item in inner.items()}
+            stripped[key] = {name: _strip(item) for name, item in inner.items()}
         elif key not in ("title", "default", "x-class"):
-            kept[key] = _bare(inner)
-    return kept
-
-
-def table(values: list[Value]) -> str:
-    """The reference of the values, a table for each section."""
-    return "\n".join(_lines(values))
+            stripped[key] = _strip(inner)
+    return stripped
 
 
 def _lines(values: list[Value]) -> Iterator[str]:
+    """Yield the lines of the reference, a table for each section."""
     head = ["", "| value | default | meaning |", "|---|---|---|"]
     yield from head[1:]
     section = ""
@@ -170,14 +168,14 @@ def _section_text(section: str, values: list[Value]) -> list[str]:
 
 
 def readme(values: list[Value], page: str) -> str:
-    """The page with the table between its two marks put anew."""
+    """Return the page with a new table between its two marks."""
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{table(values)}\n{END}{after}"
+    return f"{before}{BEGIN}\n{chr(10).join(_lines(values))}\n{END}{after}"
 
 
 def render() -> dict[Path, str]:
-    """Every generated file and its content."""
+    """Return every generated file and its content."""
     values = read(VALUES.read_text(encoding="utf-8"))
     return {
         SCHEMA: json.dumps(schema(values), indent=2) + "\n",

@@ -25,7 +25,7 @@ def row(variable: Variable) -> str:
 
 
 def render() -> str:
-    """Return the whole page."""
+    """Return the page."""
     return HEAD + "".join(map(row, VARIABLES))
 
 

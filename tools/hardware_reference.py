@@ -68,7 +68,7 @@ cluster must have these networks besides its own; if they are called otherwise, 
 
 
 def render() -> str:
-    """The whole page."""
+    """Return the page."""
     gpus = [_gpu(kind.name, kind.gke_label, machine, kind.gpudirect) for kind in GPU_KINDS for machine in kind.machines]
     tpus = [
         f"| `{kind.name}-TOPOLOGY` | `{kind.gke_label}` | {_machines(kind)} | {kind.topology_rule} |"
@@ -86,10 +86,11 @@ def _machines(kind: TpuKind) -> str:
 
 
 def _gpu(name: str, label: str, machine: GpuMachine, direct: str | None) -> str:
-    written = f"{name} x{machine.gpus}"
-    how = (direct or "").upper() if find_hardware(written).gpudirect else ""
+    hardware = f"{name} x{machine.gpus}"
+    gpudirect = (direct or "").upper() if find_hardware(hardware).gpudirect else ""
     ssd = f"{machine.local_ssd_gib:,}" if machine.local_ssd_gib else ""
-    return f"| `{written}` | `{label}` | {machine.name} | {machine.cpus} | {machine.memory_gib:,g} | {ssd} | {how} |"
+    sizes = f"{machine.cpus} | {machine.memory_gib:,g} | {ssd}"
+    return f"| `{hardware}` | `{label}` | {machine.name} | {sizes} | {gpudirect} |"
 
 
 if __name__ == "__main__":

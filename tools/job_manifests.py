@@ -1,8 +1,8 @@
-"""Write manifests/jobs/: what `podscale render` prints for the presets, for every kind of job, and for the hardware.
+"""Write manifests/jobs/: output of `podscale render` for the presets, every kind of job, and the hardware.
 
     python tools/job_manifests.py
 
-Each file begins with the command that prints it. A test keeps them true.
+Each file begins with its command. A test compares them with the present output.
 """
 
 import shlex
@@ -17,18 +17,18 @@ from podscale.pipelines import presets
 
 TARGET = Path(__file__).resolve().parent.parent / "manifests" / "jobs"
 VOLUME = ("run.workspace=/workspace", "launch.cluster.workspace_claim=podscale-workspace")
-"""Every run needs a volume; the chart makes one of this name."""
-WHOLE = ("launch.nodes=2", "launch.processes=8")
-DIRECT = (*WHOLE, "launch.cluster.network=gpudirect")
+"""Volume of every run, as created by the chart."""
+FULL_MACHINES = ("launch.nodes=2", "launch.processes=8")
+DIRECT = (*FULL_MACHINES, "launch.cluster.network=gpudirect")
 JAX = ("train.engine=jax", "launch.image=podscale-tpu:latest")
 GPU = ("launch.image=podscale-gpu:latest",)
 ONE_RANK = ("launch.processes=1", "launch.nodes=1", "launch.resources.cpus=0", "launch.resources.memory_gib=0")
-"""What a preset for machines with eight GPUs needs on TPUs: their number of machines follows from the slice."""
+"""Changes to a preset for machines with eight GPUs: on TPUs the number of machines follows from the slice."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One file: a preset, how it is carried out, and changed options."""
+    """File of manifests/jobs/: preset, backend and changed options."""
 
     file: str
     preset: str
@@ -38,57 +38,55 @@ class Case:
 
     @property
     def command(self) -> str:
-        """Command that a person types for it."""
         options = [option for change in (*VOLUME, *self.changes) for option in ("--set", change)]
         stage = ["--stage", self.stage] if self.stage != "train" else []
         return shlex.join(["podscale", "render", self.preset, "--backend", self.backend, *stage, *options])
 
     def render(self) -> str:
-        """The file's content."""
         document = config.load(presets.resolve_preset(self.preset), (*VOLUME, *self.changes))
         return f"# {self.command}\n{to_yaml(render_stages(document, parse_stages(self.stage), self.backend))}"
 
 
 def cases() -> list[Case]:
-    """Every file of manifests/jobs/."""
+    """Return every file of manifests/jobs/."""
     two = ("launch.nodes=2", "launch.processes=1")
-    found = [_of_preset(name) for name in presets.preset_names() if name != "digits"]
-    found += [Case(f"digits.{kind}.yaml", "digits", kind, two) for kind in ("pytorchjob", "trainjob", "jobset")]
-    found.append(Case("digits.jaxjob.yaml", "digits", "jaxjob", (*two, *JAX)))
-    found.append(Case("digits.jax.jobset.yaml", "digits", "jobset", (*two, *JAX)))
-    found += [Case(f"digits.{stage}.yaml", "digits", "job", two, stage) for stage in ("shard", "evaluate", "report")]
-    found.append(Case("digits.elastic.yaml", "digits", "pytorchjob", ("launch.nodes=2", "launch.cluster.min_nodes=1")))
-    found += _gpus() + _tpus()
-    return found
+    cases = [_preset_case(name) for name in presets.preset_names() if name != "digits"]
+    cases += [Case(f"digits.{kind}.yaml", "digits", kind, two) for kind in ("pytorchjob", "trainjob", "jobset")]
+    cases.append(Case("digits.jaxjob.yaml", "digits", "jaxjob", (*two, *JAX)))
+    cases.append(Case("digits.jax.jobset.yaml", "digits", "jobset", (*two, *JAX)))
+    cases += [Case(f"digits.{stage}.yaml", "digits", "job", two, stage) for stage in ("shard", "evaluate", "report")]
+    cases.append(Case("digits.elastic.yaml", "digits", "pytorchjob", ("launch.nodes=2", "launch.cluster.min_nodes=1")))
+    cases += _gpus() + _tpus()
+    return cases
 
 
-def _of_preset(name: str) -> Case:
-    """A preset as it is: a JobSet on TPUs, else a PyTorchJob."""
+def _preset_case(name: str) -> Case:
+    """Return the case of a preset without changes: a JobSet on TPUs, else a PyTorchJob."""
     engine = config.load(presets.resolve_preset(name)).train.engine
     kind = "jobset" if engine == "jax" else "pytorchjob"
     return Case(f"{name}.{kind}.yaml", name, kind)
 
 
 def _gpus() -> list[Case]:
-    """One preset on the GPUs of GKE, with what goes with each."""
+    """Return cases of a preset on the GPUs of GKE, with their networks and queues."""
     l4 = ("launch.hardware=nvidia-l4", "launch.nodes=8", "launch.cluster.spot=true", "launch.cluster.local_ssd=true")
     queued = ("launch.cluster.queue=training", "launch.cluster.topology=preferred")
-    chosen = {
+    changes_of = {
         "nvidia-l4.trainjob": (*l4, *ONE_RANK[:1], *ONE_RANK[2:]),
         "nvidia-h100-80gb.tcpx.jobset": ("launch.hardware=nvidia-h100-80gb x8", *DIRECT),
         "nvidia-h100-mega-80gb.tcpxo.jobset": ("launch.hardware=nvidia-h100-mega-80gb x8", *DIRECT),
         "nvidia-h200-141gb.rdma.jobset": ("launch.hardware=nvidia-h200-141gb x8", *DIRECT),
-        "nvidia-b200.queued.jobset": ("launch.hardware=nvidia-b200 x8", *WHOLE, *queued),
+        "nvidia-b200.queued.jobset": ("launch.hardware=nvidia-b200 x8", *FULL_MACHINES, *queued),
     }
     return [
         Case(f"hardware/{name}.yaml", "mlperf-8xh100", name.rpartition(".")[2], (*changes, *GPU))
-        for name, changes in chosen.items()
+        for name, changes in changes_of.items()
     ]
 
 
 def _tpus() -> list[Case]:
-    """TPU slices of one and of several machines, and several slices."""
-    chosen = {
+    """Return cases of TPU slices of one and of several machines, and of several slices."""
+    changes_of = {
         "tpu-v5e-2x2.jobset": ("launch.hardware=tpu-v5e-2x2",),
         "tpu-v5e-4x4.trainjob": ("launch.hardware=tpu-v5e-4x4",),
         "tpu-v6e-8x8.jobset": ("launch.hardware=tpu-v6e-8x8",),
@@ -101,7 +99,7 @@ def _tpus() -> list[Case]:
             name.rpartition(".")[2],
             (*changes, *ONE_RANK, *JAX, "input.loader=auto"),
         )
-        for name, changes in chosen.items()
+        for name, changes in changes_of.items()
     ]
 
 

@@ -95,7 +95,7 @@ COLUMNS = "| series | type | unit | labels | meaning | panels | rules |\n|---|--
 
 @dataclass(frozen=True)
 class Rule:
-    """An alert or a recorded series, and the names its expression speaks of."""
+    """Alert or recorded series, and the words of its expression."""
 
     name: str
     names: frozenset[str]
@@ -103,7 +103,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Panel:
-    """A panel of a dashboard, and the names its queries speak of; the board's title without the part all share."""
+    """Panel of a dashboard, and the words of its queries; the board's title is without its common prefix."""
 
     dashboard: str
     title: str
@@ -114,7 +114,7 @@ class Panel:
 
 
 def render() -> str:
-    """The whole page."""
+    """Return the page."""
     rules, panels = list(read_rules()), list(read_panels())
     parts = [HEAD]
     for exporter, (title, text) in EXPORTERS.items():
@@ -125,12 +125,12 @@ def render() -> str:
 
 
 def row(entry: MetricSpec, rules: list[Rule], panels: list[Panel]) -> str:
-    """One metric as a row of its table."""
+    """Return the row of a metric."""
     mentioned = {entry.series} | {entry.series + suffix for suffix in SUFFIXES.get(entry.kind, ())}
     using: list[Rule] = []
     while recording_rules := [rule for rule in rules if rule.names & mentioned and rule not in using]:
         using += recording_rules
-        mentioned |= {rule.name for rule in recording_rules}  # what is recorded stands for what it was recorded from
+        mentioned |= {rule.name for rule in recording_rules}  # a recorded series also counts as its source
     shown = [panel for panel in panels if panel.names & mentioned]
     cells = (
         f"`{entry.series}`",
@@ -145,7 +145,7 @@ def row(entry: MetricSpec, rules: list[Rule], panels: list[Panel]) -> str:
 
 
 def read_rules(directory: Path = RULES) -> Iterator[Rule]:
-    """The rules of the chart, in their order."""
+    """Yield the rules of the chart, in order."""
     for path in sorted(directory.glob("*.yaml")):
         for group in yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]:
             for rule in group["rules"]:
@@ -153,22 +153,22 @@ def read_rules(directory: Path = RULES) -> Iterator[Rule]:
 
 
 def read_panels(directory: Path = DASHBOARDS) -> Iterator[Panel]:
-    """The panels of the dashboards that ask for something, in their order."""
+    """Yield the panels of the dashboards that have a query, in order."""
     for path in sorted(directory.glob("*.json")):
         board = json.loads(path.read_text(encoding="utf-8"))
         for panel in _flat(board.get("panels", [])):
-            asked = " ".join(target.get("expr", "") for target in panel.get("targets", []))
-            if asked:
-                yield Panel(board["title"].removeprefix("Podscale / "), panel["title"], names_in(asked))
+            queries = " ".join(target.get("expr", "") for target in panel.get("targets", []))
+            if queries:
+                yield Panel(board["title"].removeprefix("Podscale / "), panel["title"], names_in(queries))
 
 
 def names_in(expression: str) -> frozenset[str]:
-    """All words of an expression, names of series among them."""
+    """Return all words of an expression, which include the names of its series."""
     return frozenset(WORD.findall(expression))
 
 
 def _flat(panels: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Panels, with those that a collapsed row holds in its place."""
+    """Yield panels, and those of collapsed rows."""
     for panel in panels:
         yield panel
         yield from _flat(panel.get("panels", []))

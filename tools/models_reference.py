@@ -1,9 +1,4 @@
-"""Write the table of docs/models.md from the catalogue.
-
-tests/unit/models/test_spec.py fails when it has drifted.
-
-Usage: python tools/models_reference.py
-"""
+"""Write the table of docs/models.md from the catalogue: `python tools/models_reference.py`."""
 
 from pathlib import Path
 
@@ -33,7 +28,7 @@ SOURCES = {
 
 
 def setting(name: str) -> tuple[int, int]:
-    """Side of the images in pixels, and classes, for which a network was published."""
+    """Return the side of the images in pixels, and the classes, for which a model was published."""
     return CIFAR if name in resnet.CIFAR_BLOCKS else INCEPTION if name in inception.INCEPTION_NAMES else IMAGENET
 
 
@@ -45,14 +40,14 @@ def row(name: str) -> str:
 
 
 def table() -> str:
-    """The table of all networks in the catalogue."""
+    """Return the table of all models in the catalogue."""
     columns = "| model.name | parameters | image, px | forward, GFLOP | training, GFLOP | source |"
     head = columns + "\n|---|---|---|---|---|---|\n"
     return head + "".join(map(row, SOURCES))
 
 
 def page(text: str) -> str:
-    """The page with the table as it is to be."""
+    """Return the page with a new table."""
     before, _, rest = text.partition(BEGIN)
     return before + BEGIN + table() + END + rest.partition(END)[2]
 

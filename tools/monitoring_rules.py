@@ -1,7 +1,7 @@
 """Write the rules into chart, manifests and the index of the runbooks: `python tools/monitoring_rules.py`.
 
-The one source is podscale/monitoring/. A test keeps the files true; values.schema.json and the chart's README follow
-from values.yaml by `make chart`, which runs this first.
+The source is podscale/monitoring/. `make chart` runs this, and then writes values.schema.json and the chart's README
+from values.yaml.
 """
 
 import textwrap
@@ -30,7 +30,7 @@ OPEN = "# Every @name@ is a value below metrics.thresholds, or metrics.runbooks.
 
 
 def thresholds() -> str:
-    """The section of values.yaml."""
+    """Return the section of values.yaml."""
     lines = ["  # Limits of the alerts.", "  thresholds:"]
     for threshold in THRESHOLDS:
         lines += [f"    {line}" for line in textwrap.wrap(f"# -- {threshold.meaning}", 110, subsequent_indent="# ")]
@@ -42,16 +42,16 @@ def thresholds() -> str:
 
 
 def values(text: str) -> str:
-    """values.yaml with that section put anew between its two marks."""
+    """Return values.yaml with a new section between its two marks."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n{thresholds()}\n{END}{after}"
 
 
 def index(page: str) -> str:
-    """The page with the tables of all rules put anew below its mark."""
-    alerts = [f"| [{one.name}]({one.runbook}) | {one.severity} | {one.hold_for} |" for one in ALERT_RULES]
-    recordings = [f"| `{one.name}` | {one.meaning} |" for one in RECORDING_RULES]
+    """Return the page with new tables of all rules below its mark."""
+    alerts = [f"| [{rule.name}]({rule.runbook}) | {rule.severity} | {rule.hold_for} |" for rule in ALERT_RULES]
+    recordings = [f"| `{rule.name}` | {rule.meaning} |" for rule in RECORDING_RULES]
     before, mark, _ = page.partition(MARK)
     tables = ["", "## Alerts", "", "| alert | severity | after |", "|---|---|---|", *alerts]
     tables += ["", "## Recorded series", "", "| series | meaning |", "|---|---|", *recordings]
@@ -59,28 +59,24 @@ def index(page: str) -> str:
 
 
 def render() -> dict[Path, str]:
-    """Every generated file and its content."""
+    """Return every generated file and its content."""
     file = CHART / "values.yaml"
-    found = {
+    files = {
         CHART / "rules" / "podscale.yaml": GENERATED + OPEN + to_yaml([rule_template()]),
         file: values(file.read_text(encoding="utf-8")),
         RUNBOOKS: index(RUNBOOKS.read_text(encoding="utf-8")),
     }
-    for component, objects in (("prometheus-operator", prometheus_rule), ("google-prometheus", google_rules)):
-        made = objects(RuleSettings())
-        made["metadata"] = {
+    for component, build in (("prometheus-operator", prometheus_rule), ("google-prometheus", google_rules)):
+        rules = build(RuleSettings())
+        rules["metadata"] = {
             "name": "podscale",
             "namespace": "podscale",
             "labels": {"app.kubernetes.io/name": "podscale", "app.kubernetes.io/managed-by": "kustomize"},
         }
-        found[COMPONENTS / component / "rules.yaml"] = GENERATED + to_yaml([made])
-    return found
-
-
-def main() -> None:
-    for path, content in render().items():
-        path.write_text(content, encoding="utf-8")
+        files[COMPONENTS / component / "rules.yaml"] = GENERATED + to_yaml([rules])
+    return files
 
 
 if __name__ == "__main__":
-    main()
+    for path, content in render().items():
+        path.write_text(content, encoding="utf-8")

@@ -25,7 +25,7 @@ be continued with others; `display` options change only what is shown.
 
 
 def render() -> str:
-    """The whole page."""
+    """Return the page."""
     sections = [_section(name, info) for name, info in RunConfig.model_fields.items()]
     return "\n".join([HEAD, *sections])
 
@@ -47,7 +47,7 @@ def _table(prefix: str, model: type[BaseModel]) -> list[str]:
 
 
 def _entry(info: FieldInfo) -> type[BaseModel] | None:
-    """The section of which a list of sections is made."""
+    """Return the section type of a list of sections."""
     return section_of(info.annotation) if get_origin(info.annotation) is tuple else None
 
 

@@ -2,7 +2,7 @@
 
     python tools/report_picture.py runs/digits
 
-Needs Chromium on the PATH. The picture is of a real run: nothing is drawn here that the report does not show.
+Needs Chromium on the PATH. The picture is a screenshot of a real report.
 """
 
 import argparse
@@ -22,7 +22,7 @@ def draw(report: Path, target: Path) -> None:
     """Take a screenshot of the top of `report` and reduce it to 128 colours."""
     browser = shutil.which("chromium") or shutil.which("chromium-browser")
     if browser is None:
-        sys.exit("Chromium is needed: install the package chromium")
+        sys.exit("Chromium is missing. Install the package chromium.")
     with tempfile.TemporaryDirectory() as scratch:
         picture = Path(scratch) / "report.png"
         command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run"]

@@ -1,8 +1,8 @@
-"""Keep the display of `podscale watch` as docs/images/watch.svg, for the README.
+"""Save the display of `podscale watch` as docs/images/watch.svg, for the README.
 
     podscale run digits --set run.id=digits-b64 & python tools/watch_picture.py runs/digits-b64
 
-The picture is of a real run that is under way: it is watched until the share of its updates that `--share` names.
+The picture is of a real run, after the share of its steps that `--share` gives.
 """
 
 import argparse
@@ -24,28 +24,28 @@ WIDTH = 112
 FONTS = "ui-monospace, Menlo, Consolas, DejaVu Sans Mono, monospace"
 
 
-def keep(run: Path, share: float, target: Path) -> None:
-    """Watches the run, and writes the picture of that moment."""
+def save_picture(run: Path, share: float, target: Path) -> None:
+    """Watch the run until it has made a share of its steps, and save the picture."""
     watched = WatchedRun(DirectorySource(RunDirectory(run)))
-    while not _far_enough(watched, share):
+    while not _is_due(watched, share):
         if watched.source.has_ended():
-            raise SystemExit(f"{run}: nobody trains it, and it has not come as far as --share {share}")
+            raise SystemExit(f"{run}: the run ended before --share {share}")
         time.sleep(INTERVAL_SECONDS)
         watched.poll()
     console = Console(file=io.StringIO(), record=True, width=WIDTH, force_terminal=True, color_system="truecolor")
     console.print(watched.render())
-    console.save_svg(str(target), title=f"podscale watch {run}", theme=MONOKAI, code_format=_offline())
+    console.save_svg(str(target), title=f"podscale watch {run}", theme=MONOKAI, code_format=_offline_template())
 
 
-def _far_enough(watched: WatchedRun, share: float) -> bool:
-    """With figures of ranks and an accuracy, which come a moment after the steps."""
+def _is_due(watched: WatchedRun, share: float) -> bool:
+    """Return True if enough steps are done, and metrics of ranks and an accuracy are available."""
     status = watched.status
     complete = bool(watched.stats.ranks) and status.evaluation is not None and status.state == "training"
     return complete and status.step >= share * (status.total_steps or float("inf"))
 
 
-def _offline() -> str:
-    """rich's page, with fonts of the reader's machine: pictures fetch nothing."""
+def _offline_template() -> str:
+    """Return rich's SVG template with local fonts, so that the picture downloads nothing."""
     text = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.S)
     return text.replace("Fira Code, monospace", FONTS).replace("font-family: arial", f"font-family: {FONTS}")
 
@@ -53,9 +53,9 @@ def _offline() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, help="run directory")
-    parser.add_argument("--share", type=float, default=0.6, help="of its updates, before the picture is taken")
+    parser.add_argument("--share", type=float, default=0.6, help="fraction of the steps before the picture")
     arguments = parser.parse_args()
-    keep(arguments.run, arguments.share, TARGET)
+    save_picture(arguments.run, arguments.share, TARGET)
     print(TARGET)
 
 

@@ -3,10 +3,9 @@
     OMP_NUM_THREADS=1 python -m benchmarks.ensemble --work FOLDER                         the digits, twice
     OMP_NUM_THREADS=1 python -m benchmarks.ensemble photographs --source imagenette224.tar --work FOLDER
 
-For each seed one run in cycles is trained, the collapses of its snapshots, runs as long as all of them together, and as
-many short ones as members; then each side is evaluated. These are ordinary runs in FOLDER, and what is finished is not
-done again: a stopped command goes on where it was. At the end results/learning/ensemble.md is written from all that is
-complete in FOLDER.
+For each seed this trains a run in cycles, the collapses of its snapshots, runs as long as all of them together, and as
+many short runs as members, and evaluates them. They are ordinary runs in FOLDER, and a stopped command resumes. At the
+end it writes results/learning/ensemble.md from all complete seeds in FOLDER.
 """
 
 import argparse
@@ -17,87 +16,85 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.conditions import code_version, head
-from benchmarks.ensemble.cases import FAMILIES, TINY, Comparison, Family, comparison
-from benchmarks.ensemble.engine import run_comparison
-from benchmarks.ensemble.picture import picture
-from benchmarks.ensemble.rows import APART_WEIGHTS, Row, differences, rows
-from benchmarks.ensemble.table import introduction, section
+from benchmarks.ensemble.cases import TASKS, TINY, Comparison, Task, build_comparison
+from benchmarks.ensemble.page import introduction, picture, section
+from benchmarks.ensemble.results import RESTART_WEIGHTS, Row, differences, rows
+from benchmarks.ensemble.training import run_comparison
 from benchmarks.harness import Options, write_results
 from podscale.evaluation import evaluation_json
 from podscale.runs import RunDirectory
 
 
-def rows_of_seed(sides: Comparison) -> dict[str, Row] | None:
-    """Figures of a seed; None if it is not complete."""
-    if any(not RunDirectory.for_config(config).evaluation.exists() for config in sides.evaluated):
+def read_rows(comparison: Comparison) -> dict[str, Row] | None:
+    """Return the rows of a seed; None if it is not complete."""
+    paths = [RunDirectory.for_config(config).evaluation for config in comparison.evaluated]
+    if not all(path.exists() for path in paths):
         return None
-    together = [
-        evaluation_json.read_evaluation(RunDirectory.for_config(config).evaluation).ensemble
-        for config in sides.evaluated
-    ]
-    members, apart, singles = (config for config in together if config is not None)
-    return rows(members, apart, singles)
+    scores = [evaluation_json.read_evaluation(path).ensemble for path in paths]
+    members, restarts, singles = (ensemble for ensemble in scores if ensemble is not None)
+    return rows(members, restarts, singles)
 
 
-def family_page(family: Family, seeds: Sequence[int], workspace: Path, source: str) -> tuple[list[str], dict[str, str]]:
-    """Part of the page about a family, and its picture by file name; both empty if no seed is complete."""
-    sides = [comparison(family, seed, workspace, source) for seed in seeds]
-    rows_by_seed = [metrics for config in sides if (metrics := rows_of_seed(config)) is not None]
+def task_section(task: Task, seeds: Sequence[int], workspace: Path, source: str) -> tuple[list[str], dict[str, str]]:
+    """Return the section of a task, and its picture by file name; both empty if no seed is complete."""
+    comparisons = [build_comparison(task, seed, workspace, source) for seed in seeds]
+    rows_by_seed = [seed_rows for comparison in comparisons if (seed_rows := read_rows(comparison)) is not None]
     if not rows_by_seed:
         return [], {}
-    name = f"ensemble-{family.name}.svg"
+    name = f"ensemble-{task.name}.svg"
     # Weights averaged over unrelated runs are at chance, far off the scale.
-    drawn = {row: values for row, values in differences(rows_by_seed).items() if row != APART_WEIGHTS}
-    return section(family, sides[0], rows_by_seed, name), {name: picture(family.title, drawn)}
+    drawn = {row: values for row, values in differences(rows_by_seed).items() if row != RESTART_WEIGHTS}
+    return section(task, comparisons[0], rows_by_seed, name), {name: picture(task.title, drawn)}
 
 
 def main() -> None:
     parser = Options(__doc__)
-    parser.add_size("families", full=["digits", "few-digits"], small=["tiny"], nargs="*", help=", ".join(FAMILIES))
+    parser.add_size(
+        "tasks", metavar="TASK", full=["digits", "few-digits"], small=["tiny"], nargs="*", help=", ".join(TASKS)
+    )
     parser.add_argument("--source", help="archive of the photographs")
     parser.add_argument("--work", type=Path, help="folder of shards and runs")
     parser.add_size("--seeds", full=5, small=1, type=int)
-    parser.add_argument("--write", action="store_true", help="train nothing: write what is complete")
+    parser.add_argument("--write", action="store_true", help="train nothing, write the page from complete seeds")
     options = parser.read()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    families = {TINY.name: TINY} if options.small else FAMILIES
-    if unknown := [name for name in options.families if name not in families]:
-        parser.error(f"families: no such family (got {unknown[0]}). There are {', '.join(families)}.")
-    if options.source is None and any(families[name].source is None for name in options.families):
-        parser.error("--source: say where the photographs are")
+    tasks = {TINY.name: TINY} if options.small else TASKS
+    if unknown := [name for name in options.tasks if name not in tasks]:
+        parser.error(f"TASK: unknown task (got {unknown[0]}). Choose from {', '.join(tasks)}.")
+    if options.source is None and any(tasks[name].source is None for name in options.tasks):
+        parser.error("--source: missing for photographs. Give their archive.")
     if options.work is None and not options.small:
-        parser.error("--work: name a folder for shards and runs; a stopped command resumes from it")
-    family_names = " ".join(options.families)
-    command = f"OMP_NUM_THREADS=1 python -m benchmarks.ensemble {family_names} --seeds {options.seeds} --work FOLDER"
+        parser.error("--work: missing. Give a folder for shards and runs; a stopped command resumes from it.")
+    names = " ".join(options.tasks)
+    command = f"OMP_NUM_THREADS=1 python -m benchmarks.ensemble {names} --seeds {options.seeds} --work FOLDER"
     if options.source is not None:
         command += f" --source {Path(options.source).name}"
     lines = [*head("A collapsed ensemble at equal epochs", ("torch", "numpy"), command), *introduction()]
     with tempfile.TemporaryDirectory() as scratch:
         work = (options.work or Path(scratch)).resolve()
         code = "small" if options.small else code_version()[:12]
-        workspaces = {name: work / f"{name}-{code}" for name in families}
+        workspaces = {name: work / f"{name}-{code}" for name in tasks}
         if not options.write:
-            train_all(options, families, workspaces)
+            train_all(options, tasks, workspaces)
         parts, pictures = list[str](), dict[str, str]()
-        for name, family in families.items():
-            source = family.source or options.source or "photographs"
-            part, drawn = family_page(family, range(1, options.seeds + 1), workspaces[name], source)
+        for name, task in tasks.items():
+            source = task.source or options.source or "photographs"
+            part, drawn = task_section(task, range(1, options.seeds + 1), workspaces[name], source)
             parts += part
             pictures |= drawn
     if not parts:
-        parser.exit(1, f"nothing is complete in {work}, so nothing is written\n")
+        parser.exit(1, f"no page written: {work} has no complete seed\n")
     write_results(options.results / "learning", "ensemble.md", [*lines, *parts], pictures)
 
 
-def train_all(options: argparse.Namespace, families: Mapping[str, Family], workspaces: Mapping[str, Path]) -> None:
-    """Train and evaluate what is not finished: a seed of every family before the next seed."""
+def train_all(options: argparse.Namespace, tasks: Mapping[str, Task], workspaces: Mapping[str, Path]) -> None:
+    """Train and evaluate the unfinished runs, a seed of every task before the next seed."""
     for seed in range(1, options.seeds + 1):
-        for name in options.families:
-            family = families[name]
-            started = time.process_time()
-            done = run_comparison(comparison(family, seed, workspaces[name], family.source or options.source))
-            used = f"{time.process_time() - started:.0f} s of CPU: {', '.join(done)}" if done else "finished before"
-            print(f"{name}, seed {seed}, {used}", flush=True)
+        for name in options.tasks:
+            source, start = tasks[name].source or options.source, time.process_time()
+            done = run_comparison(build_comparison(tasks[name], seed, workspaces[name], source))
+            status = f"{time.process_time() - start:.0f} s of CPU: {', '.join(done)}" if done else "already complete"
+            print(f"{name}, seed {seed}, {status}", flush=True)
 
 
 if __name__ == "__main__":

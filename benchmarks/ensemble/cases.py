@@ -1,4 +1,4 @@
-"""Families of images, and for each seed the runs of every side, as run documents."""
+"""Tasks, and the run documents of all runs that are compared with one seed."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +11,9 @@ from podscale.config.ensemble import collapse_schedule
 from podscale.runs import ensemble_members
 
 SEEDS_APART = 100
-"""Between the seeds of two comparisons; inside one, members and restarts have their own."""
+"""Distance between the seeds of two comparisons; members and restarts have seeds in between."""
 COMMON: dict[str, Any] = {
-    "train.ema.decay": 0.95,  # over about an epoch; it changes nothing in the weights that are trained
+    "train.ema.decay": 0.95,  # over about an epoch; does not change the trained weights
     "evaluate.every_epochs": 0,
     "checkpoint.every_epochs": 0,
     "telemetry": {"enabled": False, "log_every": 1000},
@@ -22,11 +22,12 @@ COMMON: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
-class Family:
-    """Images and the document that trains on them in cycles.
+class Task:
+    """Images, and the run document that trains on them in cycles.
 
-    source: of the images; None: given on the command line.
-    about: what a reader should know of the task, one paragraph.
+    Args:
+        about: paragraph about the task for the page.
+        source: source of the images; None: from the command line.
     """
 
     name: str
@@ -44,38 +45,38 @@ FEW = SMALL | {
     "train.global_batch": 32,
     "train.schedule.learning_rate": 0.05,
 }
-FAMILIES = {
-    family.name: family
-    for family in (
-        Family(
+TASKS = {
+    task.name: task
+    for task in (
+        Task(
             "preset",
             "Handwritten digits, the preset as it is",
-            "`digits-ensemble`: 1,438 images to train on, 359 to be judged by, so that one image is 0.28 points.",
+            "`digits-ensemble`: 1,438 images to train on, 359 to validate on, so one image is 0.28 points.",
             "digits",
             DIGITS,
             {},
         ),
-        Family(
+        Task(
             "digits",
             "Handwritten digits at 8 px, ResNet-18 of width 8",
-            "`digits-ensemble` with `input.image_size: 8` and `model.width: 8`, which is quicker: 1,438 images to "
-            "train on, 359 to be judged by, so that one image is 0.28 points.",
+            "`digits-ensemble` with `input.image_size: 8` and `model.width: 8`, which is faster: 1,438 images to "
+            "train on, 359 to validate on, so one image is 0.28 points.",
             "digits",
             DIGITS,
             SMALL,
         ),
-        Family(
+        Task(
             "few-digits",
             "Handwritten digits at 8 px, a fifth of them to train on",
             "`digits-ensemble` with `input.image_size: 8`, `model.width: 8` and `data.validation_fraction: 0.8`: "
-            "359 images to train on, 1,438 to be judged by, so that one image is 0.07 points and there is "
-            "something left to gain. `train.global_batch: 32`, so that updates are not as much fewer as images "
-            "are, and the learning rate by the linear rule.",
+            "359 images to train on, 1,438 to validate on, so one image is 0.07 points and there "
+            "is more to gain. `train.global_batch: 32`, so that there are more steps, and the learning rate by the "
+            "linear rule.",
             "digits",
             DIGITS,
             FEW,
         ),
-        Family(
+        Task(
             "few-digits-long",
             "Handwritten digits at 8 px, a fifth of them, four times as long",
             "`few-digits` with cycles of 24, 16 and 16 epochs, collapses of 8, and warm-ups four times as long.",
@@ -87,7 +88,7 @@ FAMILIES = {
                 "train.schedule.warmup_epochs": 8,
             },
         ),
-        Family(
+        Task(
             "photographs",
             "Imagenette's photographs at 32 px",
             "The document that the studies on photographs vary (`pipelines/studies/base/photographs.yaml`) in the "
@@ -107,10 +108,10 @@ FAMILIES = {
     )
 }
 
-TINY = Family(
+TINY = Task(
     "tiny",
     "Handwritten digits at 8 px, for the small form",
-    "Half an epoch where others take six; its figures mean nothing.",
+    "Half an epoch where others take six; its results mean nothing.",
     "digits",
     DIGITS,
     SMALL
@@ -125,18 +126,22 @@ TINY = Family(
 
 @dataclass(frozen=True)
 class Comparison:
-    """The runs of one seed; all sides take the same epochs.
+    """Runs of one seed; all alternatives train for the same epochs.
 
-    cycles: whose snapshots the members collapse, and which evaluates them together. single: one run of that length.
-    ending: the same, its last epochs the collapse of the members. restarts: independent runs, as many as members.
-    apart: evaluates the restarts together; singles: evaluates single, ending and cycles, each by itself.
+    Args:
+        cycles: run in cycles, whose snapshots the members collapse. It evaluates the members as an ensemble.
+        single: one run of the same length.
+        ending: the same, with the collapse of a member as its last epochs.
+        restarts: independent runs, as many as members.
+        restart_ensemble: evaluation of the restarts as an ensemble.
+        singles: evaluation of single, ending and cycles, each by itself.
     """
 
     cycles: RunConfig
     single: RunConfig
     ending: RunConfig
     restarts: tuple[RunConfig, ...]
-    apart: RunConfig
+    restart_ensemble: RunConfig
     singles: RunConfig
 
     @property
@@ -150,29 +155,31 @@ class Comparison:
 
     @property
     def evaluated(self) -> tuple[RunConfig, ...]:
-        return (self.cycles, self.apart, self.singles)
+        return (self.cycles, self.restart_ensemble, self.singles)
 
     @property
     def epochs(self) -> float:
-        """Trained by each side in all."""
+        """Epochs of each alternative in all."""
         return self.single.train.epochs
 
 
-def comparison(family: Family, seed: int, workspace: Path, source: str) -> Comparison:
-    """All runs of a seed in this workspace. source: of the images."""
+def build_comparison(task: Task, seed: int, workspace: Path, source: str) -> Comparison:
+    """Return the runs of a seed in a workspace."""
 
     def document(name: str, seed_of_run: int, **settings: Any) -> RunConfig:
-        given = {**COMMON, **family.settings, "data.source": source, "run.workspace": str(workspace)}
-        named = {"run.id": f"{name}-{seed}", "run.seed": seed_of_run}
-        changes = {key.replace("__", "."): value for key, value in settings.items()}
-        return load(family.document, [*format_overrides(given), *format_overrides(named), *format_overrides(changes)])
+        overrides = {
+            **{**COMMON, **task.settings, "data.source": source, "run.workspace": str(workspace)},
+            **{"run.id": f"{name}-{seed}", "run.seed": seed_of_run},
+            **{key.replace("__", "."): value for key, value in settings.items()},
+        }
+        return load(task.document, format_overrides(overrides))
 
     first = seed * SEEDS_APART
     cycles = document("cycles", first)
     section, schedule = cycles.ensemble, cycles.train.schedule
     count = len(section.member_cycles)
     epochs = cycles.train.epochs + count * section.collapse.epochs
-    alone: dict[str, Any] = {"ensemble__cycles": [], "train__epochs": epochs}
+    long: dict[str, Any] = {"ensemble__cycles": [], "train__epochs": epochs}
     collapse = {
         "start": epochs - section.collapse.epochs,
         "schedule": collapse_schedule(section, 0, schedule).model_dump(mode="json"),
@@ -182,13 +189,13 @@ def comparison(family: Family, seed: int, workspace: Path, source: str) -> Compa
     }
     shorter = {"train__epochs": epochs / count, "train__schedule__warmup_epochs": schedule.warmup_epochs / count}
     restarts = tuple(
-        document(f"restart{number}", first + SEEDS_APART // 2 + number, **alone | shorter) for number in range(count)
+        document(f"restart{number}", first + SEEDS_APART // 2 + number, **long | shorter) for number in range(count)
     )
-    single, ending = document("single", first, **alone), document("ending", first, **alone, train__phases=[collapse])
+    single, ending = document("single", first, **long), document("ending", first, **long, train__phases=[collapse])
 
-    def together(name: str, runs: tuple[RunConfig, ...]) -> RunConfig:
-        return document(name, first, **alone, evaluate__models=[run.run.id for run in runs])
+    def evaluation(name: str, runs: tuple[RunConfig, ...]) -> RunConfig:
+        return document(name, first, **long, evaluate__models=[run.run.id for run in runs])
 
     return Comparison(
-        cycles, single, ending, restarts, together("apart", restarts), together("singles", (single, ending, cycles))
+        cycles, single, ending, restarts, evaluation("apart", restarts), evaluation("singles", (single, ending, cycles))
     )

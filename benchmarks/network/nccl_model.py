@@ -1,7 +1,7 @@
-"""NCCL's own cost model of ring and tree: what it chooses by, not a measurement.
+"""Cost model by which NCCL chooses between ring and tree; not a measurement.
 
-Formulas and latencies of NVIDIA/nccl 2.30.7, src/graph/tuning.cc; the tree's correction by message size as that file
-had it in 2.8 (the sizes from 256 MB on are newer).
+Formulas and latencies of NVIDIA/nccl 2.30.7, src/graph/tuning.cc. The correction of the tree by message size is that
+of 2.8 (the sizes from 256 MB on are newer).
 """
 
 from collections.abc import Mapping, Sequence

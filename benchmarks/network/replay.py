@@ -1,11 +1,12 @@
-"""A training step without its arithmetic: real parameters, real autograd, real reducers; computing is waited for.
+"""Training step without its arithmetic: real parameters, autograd and reducers; computation is replaced by waiting.
 
-Two cores cannot compute for eight ranks. So one step of the real network is measured alone on one core: when, after
-backward began, each parameter's gradient was there. A replayed step waits as long, in autograd's own order, and hands
-over gradients of the same shapes at the same moments; hooks, buckets, collectives and links are the real ones.
+Two cores cannot compute for eight ranks, so one step of the real model is measured on one core: the time of each
+parameter's gradient after the start of backward. A replayed step delivers gradients of the same shapes at the same
+times, in autograd's order. Hooks, buckets, collectives and links are the real ones.
 """
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,15 +18,26 @@ from podscale.pytorch.models import build_model
 
 
 @dataclass(frozen=True)
-class Trace:
-    """A measured step. ready: seconds from the start of backward to each parameter's gradient, in the order of
-    `shapes`, which is the model's. forward, update: seconds of the rest.
+class StepTrace:
+    """Measured training step.
+
+    Args:
+        shapes: shapes of the parameters, in the order of the model.
+        ready: seconds from the start of backward to each parameter's gradient.
+        forward: seconds of the forward pass.
+        optimizer: seconds of the optimizer's step.
     """
 
     shapes: tuple[torch.Size, ...]
     ready: tuple[float, ...]
-    forward: float
-    update: float
+    forward: float = 0.0
+    optimizer: float = 0.0
+
+    @classmethod
+    def untimed(cls, shapes: Iterable[torch.Size]) -> "StepTrace":
+        """Return a step of these gradients without waiting."""
+        shapes = tuple(shapes)
+        return cls(shapes, (0.0,) * len(shapes))
 
     @property
     def backward(self) -> float:
@@ -33,21 +45,16 @@ class Trace:
 
     @property
     def step(self) -> float:
-        return self.forward + self.backward + self.update
+        return self.forward + self.backward + self.optimizer
 
     @property
     def bytes(self) -> int:
-        """Of the gradients, in fp32."""
+        """Bytes of the fp32 gradients."""
         return 4 * sum(shape.numel() for shape in self.shapes)
 
-    def stretched(self, factor: float) -> "Trace":
-        """The same step on a processor 1/factor as fast."""
-        ready = tuple(seconds * factor for seconds in self.ready)
-        return Trace(self.shapes, ready, self.forward * factor, self.update * factor)
 
-
-def record(model: ModelSection, classes: int, side: int, batch: int, rounds: int = 3) -> Trace:
-    """The fastest of a few steps of a real network on this process's threads: forward, backward, SGD with momentum."""
+def record_step(model: ModelSection, classes: int, side: int, batch: int, rounds: int = 3) -> StepTrace:
+    """Measure a step of the real model with SGD and momentum, in this process; return the fastest of some rounds."""
     torch.manual_seed(0)
     network = build_model(model, classes).train()
     parameters = list(network.parameters())
@@ -59,71 +66,66 @@ def record(model: ModelSection, classes: int, side: int, batch: int, rounds: int
     traces = []
     for _ in range(rounds + 1):
         optimizer.zero_grad(set_to_none=False)
-        begin = time.perf_counter()
+        start = time.perf_counter()
         loss = nn.functional.cross_entropy(network(images), labels)
-        turned = time.perf_counter()
+        forward_end = time.perf_counter()
         loss.backward()
-        back = time.perf_counter()
+        backward_end = time.perf_counter()
         optimizer.step()
-        done = time.perf_counter()
-        ready = tuple(times[parameter] - turned for parameter in parameters)
-        traces.append(Trace(tuple(p.shape for p in parameters), ready, turned - begin, done - back))
+        step_end = time.perf_counter()
+        ready = tuple(times[parameter] - forward_end for parameter in parameters)
+        shapes = tuple(p.shape for p in parameters)
+        traces.append(StepTrace(shapes, ready, forward_end - start, step_end - backward_end))
     return min(traces[1:], key=lambda trace: trace.step)
 
 
-class _Clock:
-    """Waits until so many seconds after backward began."""
+class _BackwardClock:
+    """Time since the start of a backward pass."""
 
     start: float | None = None
 
-    def until(self, seconds: float) -> None:
+    def sleep_until(self, seconds: float) -> None:
         if self.start is None:
             self.start = time.perf_counter()
-        left = self.start + seconds - time.perf_counter()
-        if left > 0:
-            time.sleep(left)
+        time.sleep(max(0.0, self.start + seconds - time.perf_counter()))
 
 
-class _Gradient(torch.autograd.Function):
-    """Passes its input on; in backward, waits and gives a parameter its gradient."""
+class _DeliverGradient(torch.autograd.Function):
+    """Identity whose backward waits until `at` and then gives a parameter its gradient."""
 
     @staticmethod
-    def forward(ctx: Any, through: Tensor, parameter: Tensor, gradient: Tensor, clock: _Clock, at: float) -> Tensor:
+    def forward(
+        ctx: Any, value: Tensor, parameter: Tensor, gradient: Tensor, clock: _BackwardClock, at: float
+    ) -> Tensor:
         ctx.gradient, ctx.clock, ctx.at = gradient, clock, at
-        return through.clone()
+        return value.clone()
 
     @staticmethod
-    def backward(ctx: Any, *above: Tensor) -> tuple[Tensor | None, ...]:
-        ctx.clock.until(ctx.at)
-        return above[0], ctx.gradient, None, None, None
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        ctx.clock.sleep_until(ctx.at)
+        return upstream[0], ctx.gradient, None, None, None
 
 
-class Replay(nn.Module):
-    """Stands in for a network: forward waits, backward delivers gradients, all of `value`, at the trace's times."""
+class ReplayedModel(nn.Module):
+    """Model whose forward waits and whose backward delivers gradients, all of `value`, at the times of a trace."""
 
-    def __init__(self, trace: Trace, value: float) -> None:
+    def __init__(self, trace: StepTrace, value: float) -> None:
         super().__init__()
-        self._trace = trace
-        self.hurry = False
-        """Wait for nothing and deliver all gradients at once."""
+        self.trace = trace
         self.tensors = nn.ParameterList(torch.empty(shape) for shape in trace.shapes)  # never read, so never in memory
         largest = max(shape.numel() for shape in trace.shapes)
-        filled = torch.full((largest,), value)  # one for all: eight ranks of AlexNet would not fit otherwise
+        filled = torch.full((largest,), value)  # shared: eight ranks of AlexNet would not fit otherwise
         self._gradients = [filled[: shape.numel()].view(shape) for shape in trace.shapes]
 
-    def forward(self, through: Tensor) -> Tensor:
-        trace = self._trace.stretched(0.0) if self.hurry else self._trace
-        time.sleep(trace.forward)
-        clock = _Clock()
-        for parameter, gradient, at in zip(self.tensors, self._gradients, trace.ready, strict=True):
-            through = _Gradient.apply(through, parameter, gradient, clock, at)
-        return through
+    def forward(self, value: Tensor) -> Tensor:
+        time.sleep(self.trace.forward)
+        clock = _BackwardClock()
+        for parameter, gradient, at in zip(self.tensors, self._gradients, self.trace.ready, strict=True):
+            value = _DeliverGradient.apply(value, parameter, gradient, clock, at)
+        return value
 
 
-def pieces(size: int, largest: int = 2**19) -> Trace:
-    """A trace without times whose `size` bytes of gradients come in tensors of at most `largest` elements."""
-    elements, shapes = size // 4, []
-    while elements:
-        shapes.append(torch.Size([min(elements, largest)]))
-        elements -= shapes[-1].numel()
-    return Trace(tuple(shapes), (0.0,) * len(shapes), 0.0, 0.0)
+def split_gradients(size: int, largest: int = 2**19) -> StepTrace:
+    """Return an untimed step with `size` bytes of gradients, in tensors of at most `largest` elements."""
+    full, rest = divmod(size // 4, largest)
+    return StepTrace.untimed(torch.Size([length]) for length in [largest] * full + [rest] * (rest > 0))

@@ -1,1 +1,1 @@
-"""The two engines from the same weights over the same batches."""
+"""Losses and accuracy of the two engines from the same weights over the same batches."""

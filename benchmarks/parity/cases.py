@@ -1,4 +1,4 @@
-"""Families of images, cases, and the batches and weights that both engines begin with."""
+"""Tasks and cases to compare, and the batches and first weights of both engines."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +21,8 @@ Values = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Family:
-    """Images, and the network that trains on them. source: of the images; None: given on the command line."""
+class Task:
+    """Images, and the model that trains on them. `source` of the images; None: from the command line."""
 
     name: str
     title: str
@@ -30,8 +30,8 @@ class Family:
     settings: dict[str, Any]
 
 
-FAMILIES = {
-    "digits": Family(
+TASKS = {
+    "digits": Task(
         "digits",
         "handwritten digits at 8 px, ResNet-18 of width 8",
         "digits",
@@ -40,18 +40,18 @@ FAMILIES = {
             "model": {"name": "resnet18", "stem": "small", "width": 8},
         },
     ),
-    "photographs": Family(
+    "photographs": Task(
         "photographs",
         "Imagenette's photographs at 64 px, ResNet-18 of width 16",
         None,
         {"input": {"image_size": 64}, "model": {"name": "resnet18", "width": 16}},
     ),
 }
-TINY = Family(
+TINY = Task(
     "tiny",
     "handwritten digits at 8 px, for the small form",
     "digits",
-    FAMILIES["digits"].settings | {"model": {"name": "resnet18", "stem": "small", "width": 4}},
+    TASKS["digits"].settings | {"model": {"name": "resnet18", "stem": "small", "width": 4}},
 )
 RULES: dict[str, tuple[dict[str, Any], float]] = {
     "sgd": ({"name": "sgd", "weight_decay": 5e-4}, 0.1),
@@ -62,7 +62,7 @@ RULES: dict[str, tuple[dict[str, Any], float]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """An optimizer, ranks that share batch statistics, and whether the update is sharded."""
+    """Optimizer, ranks that share batch statistics, and form of the weight update."""
 
     rule: str
     group: int
@@ -77,10 +77,13 @@ CASES = [Case(rule, group, sharded) for rule in RULES for group in (1, 4) for sh
 
 
 @dataclass(frozen=True)
-class Data:
-    """Input of both engines: batches [updates, n, ...] in the order of the ranks, and the validation split.
+class ParityInput:
+    """Input of both engines.
 
-    samples: images of the training split. weights: an exported model's file, the network before the first update.
+    Args:
+        images: uint8 [steps, batch, ...], in the order of the ranks.
+        samples: images of the training split.
+        weights: file of the model before the first step.
     """
 
     classes: int
@@ -93,20 +96,20 @@ class Data:
 
 
 @dataclass(frozen=True)
-class Trained:
-    """The loss of every update, and accuracy on the validation split after the last."""
+class TrainingResult:
+    """Loss of every step, and accuracy on the validation split after the last."""
 
     losses: list[float]
     top1: float
 
 
-def document(family: Family, case: Case, seed: int, work: Path, source: str, engine: str, epochs: float) -> RunConfig:
-    """The same run for both engines, on four ranks in two rows."""
+def document(task: Task, case: Case, seed: int, work: Path, source: str, engine: str, epochs: float) -> RunConfig:
+    """Return the run document of a case, on four ranks in two rows."""
     optimizer, rate = RULES[case.rule]
-    model = {**family.settings["model"], "batch_norm": {"group": case.group}}
+    model = {**task.settings["model"], "batch_norm": {"group": case.group}}
     return RunConfig.model_validate(
         {
-            **family.settings,
+            **task.settings,
             "run": {"seed": seed, "workspace": str(work)},
             "data": {"source": source},
             "model": model,
@@ -123,36 +126,38 @@ def document(family: Family, case: Case, seed: int, work: Path, source: str, eng
     )
 
 
-def shard_set_of(config: RunConfig) -> ShardSet:
-    """The images as a shard set, packed if it is missing."""
+def open_or_pack(config: RunConfig) -> ShardSet:
+    """Return the shard set of the images, packed if it is missing."""
     local.shard(config.data, config.run.workspace)
     return ShardSet.open(Path(dataset_directory(config.run.workspace, config.data)))
 
 
-def prepare(config: RunConfig, shard_set: ShardSet, updates: int, weights: Path) -> Data:
-    """Read the first batches of a run by its own loader and sample order, and draw the network's first weights."""
+def prepare_input(config: RunConfig, shard_set: ShardSet, steps: int, weights: Path) -> ParityInput:
+    """Read the first batches of a run by its own loader and sampler, and initialise the weights."""
     from podscale.jax.models import initialise
 
     training, validation = shard_set.split("train"), shard_set.split("validation")
     ranks = range(RANKS)
     order, phases = build_sampler(config, training), image_phases(config, len(training))
     loader = build_loader(config, training, order, phases=phases, ranks=ranks, world_size=RANKS, device="cpu")
-    with_labels = [(batch.images, batch.labels) for batch in loader.batches(0, updates)]
+    batches = [(batch.images, batch.labels) for batch in loader.batches(0, steps)]
     loader.close()
-    judge = build_evaluation_loader(config, validation, ranks=ranks, world_size=RANKS, device="cpu")
-    steps = -(-len(validation) // (RANKS * config.evaluate.batch))
-    judged = [(batch.images, batch.labels, batch.weights > 0) for batch in judge.batches(0, steps)]
-    judge.close()
+    validation_loader = build_evaluation_loader(config, validation, ranks=ranks, world_size=RANKS, device="cpu")
+    validation_steps = -(-len(validation) // (RANKS * config.evaluate.batch))
+    validated = [
+        (batch.images, batch.labels, batch.weights > 0) for batch in validation_loader.batches(0, validation_steps)
+    ]
+    validation_loader.close()
     classes = len(shard_set.classes)
     parameters, statistics = initialise(config.model, classes, config.run.seed)
     weights.parent.mkdir(parents=True, exist_ok=True)
     save_file({**parameters, **statistics}, weights)
-    return Data(
+    return ParityInput(
         classes,
-        np.stack([np.asarray(images) for images, _ in with_labels]),
-        np.stack([labels for _, labels in with_labels]),
-        np.concatenate([np.asarray(images)[real] for images, _, real in judged]),
-        np.concatenate([labels[real] for _, labels, real in judged]),
+        np.stack([np.asarray(images) for images, _ in batches]),
+        np.stack([labels for _, labels in batches]),
+        np.concatenate([np.asarray(images)[real] for images, _, real in validated]),
+        np.concatenate([labels[real] for _, labels, real in validated]),
         len(training),
         weights,
     )

@@ -1,4 +1,4 @@
-"""One training by each engine: the same weights, batches and schedule, on four ranks of their own kind."""
+"""Training by each engine on four ranks, with the same weights, batches and schedule."""
 
 import multiprocessing
 import os
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.parity.cases import RANKS, Data, Trained
+from benchmarks.parity.cases import RANKS, ParityInput, TrainingResult
 from benchmarks.world import receive_answers, run_world, send_answer
 from podscale import models
 from podscale.config import RunConfig
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from podscale.pytorch.world import World
 
 
-def by_torch(config: RunConfig, inputs: list[Data]) -> list[Trained]:
-    """The PyTorch engine on four gloo processes: one training for each of the data."""
+def train_with_torch(config: RunConfig, inputs: list[ParityInput]) -> list[TrainingResult]:
+    """Train once for each input with the PyTorch engine on four gloo processes."""
     return run_world(RANKS, _torch_rank, config, inputs)[0]
 
 
-def _torch_rank(world: "World", config: RunConfig, inputs: list[Data]) -> list[Trained]:
+def _torch_rank(world: "World", config: RunConfig, inputs: list[ParityInput]) -> list[TrainingResult]:
     return [_train_torch(world, config, data) for data in inputs]
 
 
-def _train_torch(world: "World", config: RunConfig, data: Data) -> Trained:
+def _train_torch(world: "World", config: RunConfig, data: ParityInput) -> TrainingResult:
     import torch
 
     from podscale.data.loaders.base import Batch
@@ -43,22 +43,22 @@ def _train_torch(world: "World", config: RunConfig, data: Data) -> Trained:
     normalise = Normalise(config.input, world, channels_last=config.train.channels_last)
     losses = []
     for number, (images, labels) in enumerate(zip(data.images, data.labels, strict=True)):
-        own = slice(world.rank * len(labels) // world.size, (world.rank + 1) * len(labels) // world.size)
-        source = Batch(images[own], labels[own], np.zeros(0, np.uint64), np.zeros(0, np.float32), number)
-        batch = DeviceBatch(torch.from_numpy(images[own]), torch.from_numpy(labels[own]), source)
+        rank_slice = slice(world.rank * len(labels) // world.size, (world.rank + 1) * len(labels) // world.size)
+        source = Batch(images[rank_slice], labels[rank_slice], np.zeros(0, np.uint64), np.zeros(0, np.float32), number)
+        batch = DeviceBatch(torch.from_numpy(images[rank_slice]), torch.from_numpy(labels[rank_slice]), source)
         losses.append(step(batch, untimed).loss.item())
     network.eval()
     with torch.no_grad():
-        answers = network(normalise(torch.from_numpy(data.validation_images))).argmax(1).numpy()
-    return Trained(losses, float((answers == data.validation_labels).mean()))
+        predictions = network(normalise(torch.from_numpy(data.validation_images))).argmax(1).numpy()
+    return TrainingResult(losses, float((predictions == data.validation_labels).mean()))
 
 
-def by_jax(config: RunConfig, inputs: list[Data]) -> list[Trained]:
-    """The JAX engine on four simulated devices of a process of its own."""
+def train_with_jax(config: RunConfig, inputs: list[ParityInput]) -> list[TrainingResult]:
+    """Train once for each input with the JAX engine on four simulated devices of a new process."""
     return _run_process(partial(_train_jax, config, inputs))
 
 
-def _train_jax(config: RunConfig, inputs: list[Data]) -> list[Trained]:
+def _train_jax(config: RunConfig, inputs: list[ParityInput]) -> list[TrainingResult]:
     import jax
 
     from podscale.jax.device_prefetcher import normalise
@@ -73,29 +73,29 @@ def _train_jax(config: RunConfig, inputs: list[Data]) -> list[Trained]:
     apply = build_model(config.model)
 
     @jax.jit
-    def answers(parameters: Any, statistics: Any, images: Any) -> Any:
+    def predict(parameters: Any, statistics: Any, images: Any) -> Any:
         return apply(parameters, statistics, normalise(images, config.input), train=False)[0].argmax(1)
 
-    found = []
+    results = []
     for data in inputs:
         state, losses = step.init_state(*load_weights_file(spec, data.weights)), []
         schedule = schedules.step_table(config.train, data.samples)
         for images, labels in zip(data.images, data.labels, strict=True):
             state, metrics = step.run_steps(state, step.put_batches(images[None], labels[None]), schedule)
             losses.append(float(metrics.loss[0]))
-        trained = {name: np.asarray(array) for name, array in step.layout.unpack(state.weights).items()}
+        parameters = {name: np.asarray(array) for name, array in step.layout.unpack(state.weights).items()}
         statistics = {name: np.asarray(array) for name, array in state.statistics.items()}
-        right = np.asarray(answers(trained, statistics, data.validation_images)) == data.validation_labels
-        found.append(Trained(losses, float(right.mean())))
-    return found
+        correct = np.asarray(predict(parameters, statistics, data.validation_images)) == data.validation_labels
+        results.append(TrainingResult(losses, float(correct.mean())))
+    return results
 
 
-def _run_process(body: Callable[[], list[Trained]]) -> list[Trained]:
-    """Run `body` in a fresh process with simulated devices, which must be there before jax is imported."""
+def _run_process(body: Callable[[], list[TrainingResult]]) -> list[TrainingResult]:
+    """Run `body` in a new process with simulated devices, which are set before jax is imported."""
     context = multiprocessing.get_context("spawn")
     reader, writer = context.Pipe(duplex=False)
     process = context.Process(target=send_answer, args=(writer, body))
-    before = dict(os.environ)
+    environment = dict(os.environ)
     os.environ |= {
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={RANKS} "
@@ -106,14 +106,14 @@ def _run_process(body: Callable[[], list[Trained]]) -> list[Trained]:
         process.start()
     finally:
         os.environ.clear()
-        os.environ.update(before)
+        os.environ.update(environment)
     writer.close()
     try:
-        (trained,) = receive_answers([reader])
-        return list(trained)
+        (results,) = receive_answers([reader])
+        return list(results)
     finally:
         process.join(30)
         process.kill()
 
 
-ENGINES = {"pytorch": by_torch, "jax": by_jax}
+ENGINES = {"pytorch": train_with_torch, "jax": train_with_jax}

@@ -1,4 +1,4 @@
-"""Cost of large plans and memory of packing, each in a fresh process."""
+"""Cost of large plans and memory of packing, each in a new process."""
 
 import shutil
 import subprocess
@@ -8,8 +8,7 @@ from pathlib import Path
 
 from benchmarks.harness import ROOT
 from benchmarks.measure import cpu_seconds
-from benchmarks.shards.sources import Originals, Synthetic, entries
-from benchmarks.shards.writers import podscale_writer
+from benchmarks.shards.writers import Originals, Synthetic, entries, podscale_writer
 from podscale.config.data import DataSection
 from podscale.data.sharding.shard_plan import plan_shards
 
@@ -17,19 +16,19 @@ PACKED_SHARD_BYTES = 64 * 2**20
 
 
 def peak_kilobytes() -> int:
-    """Largest resident size of this process (getrusage would count that of the process that started it)."""
+    """Return the peak resident size of this process (getrusage would include that of its parent)."""
     return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])
 
 
-def in_fresh_process(function: str, *arguments: object) -> list[str]:
-    """Words that a function of this module prints in a process of its own. Raises CalledProcessError if it fails."""
+def run_in_process(function: str, *arguments: object) -> list[str]:
+    """Run a function of this module in a new process; return the words that it prints."""
     script = f"import sys; from benchmarks.shards import costs; costs.{function}(*sys.argv[1:])"
     command = [sys.executable, "-c", script, *map(str, arguments)]
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT).stdout.split()
 
 
 def print_plan(images: str, path: str) -> None:
-    """Plan a synthetic listing, write the plan, and print memory before and at the peak, kB."""
+    """Plan a synthetic listing, write the plan, and print the peak memory of imports and in all, kB."""
     base = peak_kilobytes()
     plan = plan_shards(Synthetic(int(images)), DataSection(source="synthetic"))
     plan.write(Path(path))
@@ -37,7 +36,7 @@ def print_plan(images: str, path: str) -> None:
 
 
 def print_packing(archive: str, repeat: str, out: str) -> None:
-    """Pack an archive, and print the peak of memory in kB, shards and images."""
+    """Pack an archive, and print peak memory in kB, shards and images."""
     source = Originals(Path(archive), int(repeat) + 1)
     data = DataSection(source="x", shard_bytes=PACKED_SHARD_BYTES)
     plan = plan_shards(source, data)
@@ -47,26 +46,26 @@ def print_packing(archive: str, repeat: str, out: str) -> None:
 
 
 def plan_cost(count: int, scratch: Path) -> list[str]:
-    """Table of wall seconds, CPU seconds, peak memory and file size of a plan of a tenth of `count`, and of `count`."""
+    """Return the table of time, peak memory and file size of plans of `count` / 10 and of `count` images."""
     lines = [
-        "| images | wall s | CPU s | peak memory MB (of it imports) | plan file MB |",
+        "| images | wall s | CPU s | peak memory MB (imports) | plan file MB |",
         "|---:|---:|---:|---:|---:|",
     ]
     for images in (count // 10, count):
         path = scratch / "plan"
-        begin, before = time.monotonic(), cpu_seconds(children=True)
-        base, peak = map(int, in_fresh_process("print_plan", images, path))
-        wall, cpu = time.monotonic() - begin, cpu_seconds(children=True) - before
+        start, cpu_start = time.monotonic(), cpu_seconds(children=True)
+        base, peak = map(int, run_in_process("print_plan", images, path))
+        wall, cpu = time.monotonic() - start, cpu_seconds(children=True) - cpu_start
         size = path.stat().st_size / 1e6
         lines.append(f"| {images:,} | {wall:.1f} | {cpu:.1f} | {peak / 1e3:.0f} ({base / 1e3:.0f}) | {size:.0f} |")
     return lines
 
 
 def pack_memory(archive: Path, repeats: tuple[int, ...], scratch: Path) -> list[str]:
-    """Table of the peak memory of planning and packing more and more images."""
+    """Return the table of the peak memory of planning and packing, by number of images."""
     lines = ["| images packed | shards | peak memory MB |", "|---:|---:|---:|"]
     for repeat in repeats:
-        peak, shards, images = map(int, in_fresh_process("print_packing", archive, repeat, scratch / "packed"))
+        peak, shards, images = map(int, run_in_process("print_packing", archive, repeat, scratch / "packed"))
         shutil.rmtree(scratch / "packed")
         lines.append(f"| {images:,} | {shards} | {peak / 1e3:.0f} |")
     return lines

@@ -1,9 +1,9 @@
-"""Cost of telemetry and checkpoints in a real training: the digits on two processes, and a ResNet-50's state.
+"""Cost of telemetry and checkpoints in a real training: the digits on two processes, and the state of a ResNet-50.
 
     OMP_NUM_THREADS=1 python -m benchmarks.telemetry [--parts telemetry abuse checkpoints]
 
-Parts: overhead.py (telemetry), abuse.py, saves.py (checkpoints). A few epochs are timed first; the lengths of the
-trainings that are measured follow from that, so that a faster machine makes more steps and not fewer slots.
+Parts: overhead.py (telemetry), abuse.py, saves.py (checkpoints). A few epochs are timed first, and the lengths of the
+measured trainings follow from their step time.
 """
 
 import tempfile
@@ -29,8 +29,8 @@ PARTS = {
 
 def main() -> None:
     parser = Options(__doc__)
-    parser.add_size("--pairs", full=200, small=3, type=int, help="blocks of steps with telemetry, and as many without")
-    parser.add_size("--block", full=0.25, small=0.02, type=float, help="seconds of a block, about")
+    parser.add_size("--pairs", full=200, small=3, type=int, help="blocks of steps with telemetry, and without")
+    parser.add_size("--block", full=0.25, small=0.02, type=float, help="approximate seconds of a block")
     parser.add_size("--rounds", full=18, small=2, type=int, help="slots of each kind: quiet, bystander, run")
     parser.add_size("--slot", full=5.0, small=0.2, type=float, help="seconds of a slot")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="what to measure")
@@ -38,35 +38,35 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         workspace = Path(name)
         document = digits(workspace, small=options.small)
-        made = local.shard(RunConfig.model_validate(document).data, str(workspace))
-        assert made is not None, "all parts at once"
+        sharded = local.shard(RunConfig.model_validate(document).data, str(workspace))
+        assert sharded is not None, "all parts at once"
         pace = None
         for part, (page, title) in PARTS.items():
             if part not in options.parts:
                 continue
             lines = head(title, PACKAGES)
             if part == "checkpoints":
-                lines += saves.table(document, made.location, small=options.small)
+                lines += saves.table(document, sharded.location, small=options.small)
             else:
                 config = RunConfig.model_validate({**document, "run": {**document["run"], "id": part}})
-                pace = pace or measure_pace(config, made.location)
-                scratch = workspace / part
-                scratch.mkdir()
-                lines += measure(part, config, made.location, scratch, pace, options)
+                pace = pace or measure_pace(config, sharded.location)
+                lines += measure(part, config, sharded.location, pace, options)
             write_results(options.results, page, lines)
 
 
-def measure(part: str, config: RunConfig, place: str, scratch: Path, pace: Pace, options: Namespace) -> list[str]:
-    """Table of a part; its lengths follow from the pace."""
+def measure(part: str, config: RunConfig, shard_set: str, pace: Pace, options: Namespace) -> list[str]:
+    """Return the table of a part, with blocks and slots of at least a few steps."""
+    scratch = Path(config.run.workspace, part)
+    scratch.mkdir()
     if part == "telemetry":
-        block = max(2, round(options.block / pace.step))
-        return overhead.table(config, place, scratch, options.pairs, block, pace)
-    slot = max(options.slot, 4 * abuse.STEPS * pace.step)
-    return abuse.table(config, place, scratch, abuse.Limits(options.rounds, slot), pace, small=options.small)
+        block = max(2, round(options.block / pace.step_seconds))
+        return overhead.table(config, shard_set, scratch, options.pairs, block, pace)
+    slot = max(options.slot, 4 * abuse.STEPS * pace.step_seconds)
+    return abuse.table(config, shard_set, scratch, abuse.Schedule(options.rounds, slot), pace, small=options.small)
 
 
 def digits(workspace: Path, *, small: bool) -> dict[str, Any]:
-    """Run document of the training that is measured."""
+    """Return the run document of the measured training."""
     return {
         "run": {"id": "telemetry", "workspace": str(workspace)},
         "data": {"source": "digits"},

@@ -1,13 +1,13 @@
-"""Cost of hostile clients to a real training: part `abuse` of this benchmark.
+"""Part `abuse`: CPU time that hostile clients of the metrics endpoint cost a real training.
 
-One training on two processes, served as a run is. In two of three slots of some seconds another process keeps idle
-connections open, sends requests a byte at a time, sends headers without end, and scrapes fast; a scraper of ours comes
-once a second all the time. The figure is the CPU time of a step, compared between neighbouring slots, because wall time
-on a busy machine says more about the machine.
+A training on two processes serves its metrics as every run does. Time is divided into slots of some seconds. In two of
+three slots an attacker keeps idle connections open, sends requests byte by byte, sends headers without end, and scrapes
+fast. A regular scraper runs once a second. The result is the CPU time of a step, compared between neighbouring slots,
+because wall time depends on other load of the machine.
 
-An attacker needs a processor, and so does the server; if they share cores and caches with the ranks, the ranks' steps
-take longer whatever is attacked. So one of the two slots goes to a bystander: the same server, in a process that has
-nothing to do with the training. The endpoint is to blame for what abuse of the run costs beyond that.
+The attacker and the server share cores and caches with the ranks, which slows their steps whatever is attacked. So one
+of the two slots attacks a bystander: the same server, in a process apart from the training. The cost of the endpoint is
+the difference between the two.
 """
 
 import resource
@@ -26,7 +26,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from benchmarks.measure import median_interval
-from benchmarks.telemetry.training import Moment, Pace, Recorder, lengthened, run_training
+from benchmarks.telemetry.training import Pace, StepEnd, StepRecorder, run_training, with_epochs
 from benchmarks.world import process_context, run_world
 from podscale.config import RunConfig
 from podscale.distributed.step_status import StopRequest
@@ -36,13 +36,13 @@ from podscale.telemetry.registry import MergedMetrics, SnapshotWriter, snapshot_
 from podscale.telemetry.server import MetricsServer
 
 QUIET, BYSTANDER, RUN = range(3)
-"""Target of a slot; slots come in this order."""
+"""Targets of the slots, in their order."""
 STEPS = 3
-"""Steps of a slot that counts, at least."""
+"""Steps of a slot at least, for it to count."""
 
 
 @dataclass(frozen=True)
-class Force:
+class Attack:
     """Strength of an attack: idle connections, slow ones, scrapes a second."""
 
     idle: int = 1000
@@ -51,81 +51,81 @@ class Force:
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Length of the measurement: rounds of three slots, and seconds of a slot."""
+class Schedule:
+    """Number of rounds of three slots, and seconds of a slot."""
 
     rounds: int
     slot: float
 
 
-def target(moment: float, slot: float) -> int:
-    """Target of the attack at that time."""
-    return int(moment / slot) % 3
+def target(now: float, slot: float) -> int:
+    """Return the target of the attack at a time."""
+    return int(now / slot) % 3
 
 
-def recorded_training(world: World, document: str, place: str, directory: str, limits: Limits) -> list[Moment]:
-    """Train the document with all telemetry until there are enough slots; returns a moment for each step."""
+def train_recorded(world: World, document: str, shard_set: str, directory: str, schedule: Schedule) -> list[StepEnd]:
+    """Train with all telemetry until there are enough rounds; return the end of each step."""
     config, stop = RunConfig.model_validate_json(document), StopRequest()
     registry = CollectorRegistry()
 
-    def enough(moments: list[Moment]) -> bool:
-        crossed = len(moments) > 1 and int(moments[-1].time / limits.slot) > int(moments[-2].time / limits.slot)
-        # one more than asked for, because the other rank may lack a step of a slot
-        return crossed and len(whole_rounds(per_slot(moments, limits.slot))) > limits.rounds
+    def enough(ends: list[StepEnd]) -> bool:
+        crossed = len(ends) > 1 and int(ends[-1].time / schedule.slot) > int(ends[-2].time / schedule.slot)
+        # one more round than requested, because the other rank may have fewer steps in a slot
+        return crossed and len(complete_rounds(per_slot(ends, schedule.slot))) > schedule.rounds
 
-    recorder = Recorder(TrainMetrics(registry, rank=world.rank, run=config.run.id), stop, enough)
+    recorder = StepRecorder(TrainMetrics(registry, rank=world.rank, run=config.run.id), stop, enough)
     with SnapshotWriter(registry, snapshot_path(Path(directory), world.rank)):
-        run_training(world, config, place, recorder, stop=stop)
-    return recorder.moments
+        run_training(world, config, shard_set, recorder, stop=stop)
+    return recorder.step_ends
 
 
-def attack(ports: tuple[int, int], slot: float, force: Force, over: Event, counts: "SynchronizedArray[int]") -> None:
-    """Attack bystander and run in turn until it is over.
+def run_attacker(
+    ports: tuple[int, int], slot: float, attack: Attack, stop: Event, counts: "SynchronizedArray[int]"
+) -> None:
+    """Attack bystander and run in turn.
 
     Args:
-        ports: of bystander and run.
-        slot: seconds.
-        force: of the attack.
-        over: set at the end.
-        counts: our own scrapes of the run, asked and answered, by target.
+        ports: ports of bystander and run.
+        slot: seconds of a slot.
+        counts: regular scrapes of the run, requested and answered, by target.
     """
     clients: list[socket.socket] = []
-    due, before = time.time(), QUIET
-    while not over.is_set():
+    due, previous = time.time(), QUIET
+    while not stop.is_set():
         now = time.time()
-        attacked = target(now, slot)
+        current = target(now, slot)
         if now >= due:
             due = now + 1
-            counts[2 * attacked] += 1
-            counts[2 * attacked + 1] += _scrape(ports[-1])
-        if attacked != before:
+            counts[2 * current] += 1
+            counts[2 * current + 1] += _scrape(ports[-1])
+        if current != previous:
             _close(clients)
-            before = attacked
-        if attacked == QUIET:
+            previous = current
+        if current == QUIET:
             time.sleep(0.05)
         else:
-            _harass(ports[attacked - 1], force, clients)
+            _attack(ports[current - 1], attack, clients)
     _close(clients)
 
 
-def _harass(port: int, force: Force, clients: list[socket.socket]) -> None:
-    """A tenth of a second of everything."""
-    begin = time.time()
+def _attack(port: int, attack: Attack, clients: list[socket.socket]) -> None:
+    """Attack in all ways for a tenth of a second."""
+    start = time.time()
     with suppress(OSError):
-        for _ in range(min(100, force.idle + force.slow - len(clients))):
+        for _ in range(min(100, attack.idle + attack.slow - len(clients))):
             clients.append(socket.create_connection(("127.0.0.1", port), timeout=5))
             clients[-1].setblocking(False)
-        for client in clients[-force.slow :]:
+        for client in clients[-attack.slow :]:
             with suppress(OSError):
                 client.send(b"G")
         with socket.create_connection(("127.0.0.1", port), timeout=5) as client:
             client.sendall(b"GET /metrics HTTP/1.1\r\n" + b"A: b\r\n" * 20_000)
-    for _ in range(force.scrapes // 10):
+    for _ in range(attack.scrapes // 10):
         _scrape(port)
-    for client in clients[: len(clients) // 10]:  # those that were hung up on come again
+    for client in clients[: len(clients) // 10]:  # reconnect after the server closed them
         client.close()
     del clients[: len(clients) // 10]
-    time.sleep(max(0.0, begin + 0.1 - time.time()))
+    time.sleep(max(0.0, start + 0.1 - time.time()))
 
 
 def _scrape(port: int) -> bool:
@@ -143,7 +143,7 @@ def _close(clients: list[socket.socket]) -> None:
 
 
 def raise_file_limit(needed: int) -> None:
-    """Allow this process and its children so many open files; the usual 1,024 are too few for the attack."""
+    """Raise the limit of open files of this process and its children; the usual 1,024 are too few for the attack."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < needed:
         raise SystemExit(f"the attack needs {needed:,} open files (got {hard:,}). Raise the hard limit: ulimit -Hn")
@@ -151,71 +151,63 @@ def raise_file_limit(needed: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
-def bystand(directory: str, port: "Synchronized[int]", over: Event) -> None:
-    """Serve snapshots of ranks that no longer change, until it is over."""
+def run_bystander(directory: str, port: "Synchronized[int]", stop: Event) -> None:
+    """Serve snapshots that no longer change."""
     server = MetricsServer("127.0.0.1", 0, MergedMetrics(Path(directory), CollectorRegistry())).start()
     port.value = server.port
-    over.wait()
+    stop.wait()
     server.close()
 
 
 @contextmanager
-def attacked(port: int, bystander: Path, slot: float, force: Force) -> Iterator["SynchronizedArray[int]"]:
-    """Attack from another process for the time of the block; gives the counts of our scrapes, by target."""
-    raise_file_limit(2 * (force.idle + force.slow) + 100)
+def attacked(port: int, bystander: Path, slot: float, attack: Attack) -> Iterator["SynchronizedArray[int]"]:
+    """Attack from another process during the block; yield the counts of regular scrapes, by target."""
+    raise_file_limit(2 * (attack.idle + attack.slow) + 100)
     context = process_context()
-    over, counts, other = context.Event(), context.Array("i", 6), context.Value("i", 0)
-    server = context.Process(target=bystand, args=(str(bystander), other, over))
+    stop, counts, bystander_port = context.Event(), context.Array("i", 6), context.Value("i", 0)
+    server = context.Process(target=run_bystander, args=(str(bystander), bystander_port, stop))
     server.start()
-    while not other.value:
+    while not bystander_port.value:
         if not server.is_alive():
             raise RuntimeError("the bystander did not start")
         time.sleep(0.05)
-    attacker = context.Process(target=attack, args=((other.value, port), slot, force, over, counts))
+    ports = bystander_port.value, port
+    attacker = context.Process(target=run_attacker, args=(ports, slot, attack, stop, counts))
     attacker.start()
     try:
         yield counts
     finally:
-        over.set()
+        stop.set()
         for process in (attacker, server):
             process.join(30)
             process.kill()
 
 
-def per_slot(moments: Sequence[Moment], slot: float) -> dict[int, tuple[float, float]]:
-    """CPU and wall milliseconds of a step by number of the slot, for slots with enough steps."""
-    found: dict[int, list[Moment]] = {}
-    for moment in moments:
-        found.setdefault(int(moment.time / slot), []).append(moment)
-    return {
-        number: _milliseconds(ends[0], ends[-1], len(ends) - 1) for number, ends in found.items() if len(ends) >= STEPS
-    }
+def per_slot(step_ends: Sequence[StepEnd], slot: float) -> dict[int, tuple[float, float]]:
+    """Return CPU and wall milliseconds of a step by number of the slot, for slots with enough steps."""
+    slots: dict[int, list[StepEnd]] = {}
+    for end in step_ends:
+        slots.setdefault(int(end.time / slot), []).append(end)
+    return {number: _milliseconds(ends) for number, ends in slots.items() if len(ends) >= STEPS}
 
 
-def _milliseconds(first: Moment, last: Moment, steps: int) -> tuple[float, float]:
-    """CPU and wall milliseconds of a step between two moments."""
+def _milliseconds(ends: Sequence[StepEnd]) -> tuple[float, float]:
+    first, last, steps = ends[0], ends[-1], len(ends) - 1
     return (last.cpu - first.cpu) / steps * 1e3, (last.time - first.time) / steps * 1e3
 
 
-def whole_rounds(slots: dict[int, tuple[float, float]]) -> list[list[tuple[float, float]]]:
-    """Slots in threes: quiet, bystander, run."""
+def complete_rounds(slots: dict[int, tuple[float, float]]) -> list[list[tuple[float, float]]]:
+    """Return the slots in threes: quiet, bystander, run."""
     return [[slots[n + k] for k in range(3)] for n in slots if n % 3 == QUIET and {n + 1, n + 2} <= slots.keys()]
 
 
-def table(config: RunConfig, place: str, scratch: Path, limits: Limits, pace: Pace, *, small: bool) -> list[str]:
-    """Table of the cost of abuse.
-
-    Args:
-        config: run document; the training ends when there are enough slots.
-        place: directory of the shard set.
-        scratch: folder of the ranks' snapshots.
-        limits: rounds and slots.
-        pace: of this machine.
-        small: a weak attack.
-    """
-    force = Force(20, 5, 20) if small else Force()
-    longest = 4 * 3 * (limits.rounds + 2) * limits.slot  # seconds; a stop comes long before
-    config = lengthened(config, pace.epochs(longest / pace.step))
+def table(
+    config: RunConfig, shard_set: str, scratch: Path, schedule: Schedule, pace: Pace, *, small: bool
+) -> list[str]:
+    """Return the table of the cost of abuse; the small form is a weak attack. `scratch`: folder of the snapshots."""
+    attack = Attack(20, 5, 20) if small else Attack()
+    longest = 4 * 3 * (schedule.rounds + 2) * schedule.slot  # seconds; training is stopped long before
+    config = with_epochs(config, pace.epochs(longest / pace.step_seconds))
     bystander = scratch / "bystander"
     bystander.mkdir()
     for rank in range(2):
@@ -224,43 +216,43 @@ def table(config: RunConfig, place: str, scratch: Path, limits: Limits, pace: Pa
         SnapshotWriter(registry, snapshot_path(bystander, rank)).close()
     server = MetricsServer("127.0.0.1", 0, MergedMetrics(scratch, CollectorRegistry())).start()
     try:
-        with attacked(server.port, bystander, limits.slot, force) as counts:
-            before, begin = time.process_time(), time.perf_counter()
-            ranks = run_world(2, recorded_training, config.model_dump_json(), place, str(scratch), limits)
-            serving = (time.process_time() - before) / (time.perf_counter() - begin)
-            asked, answered = counts[::2], counts[1::2]
+        with attacked(server.port, bystander, schedule.slot, attack) as counts:
+            cpu_start, start = time.process_time(), time.perf_counter()
+            ranks = run_world(2, train_recorded, config.model_dump_json(), shard_set, str(scratch), schedule)
+            serving = (time.process_time() - cpu_start) / (time.perf_counter() - start)
+            requested, answered = counts[::2], counts[1::2]
     finally:
         server.close()
     return [
-        f"The attacker keeps {force.idle:,} idle connections open and {force.slow:,} slow ones, and scrapes "
-        f"{force.scrapes} times a second; slots of {limits.slot:g} s.",
+        f"The attacker keeps {attack.idle:,} idle connections open and {attack.slow:,} slow ones, and scrapes "
+        f"{attack.scrapes} times a second; slots of {schedule.slot:g} s.",
         "",
         "| rank | CPU ms a step: quiet | bystander attacked | run attacked "
         "| run / bystander, median (95 % of resamples) | bystander / quiet, median | slots of each "
         "| wall ms: quiet | bystander | run |",
         "|---|---:|---:|---:|---|---:|---:|---:|---:|---:|",
-        *(row(rank, whole_rounds(per_slot(moments, limits.slot))) for rank, moments in enumerate(ranks)),
+        *(row(rank, complete_rounds(per_slot(ends, schedule.slot))) for rank, ends in enumerate(ranks)),
         "",
-        f"Of our own scrapes of the run, one a second, {answered[QUIET]} of {asked[QUIET]} were answered in quiet, "
-        f"{answered[BYSTANDER]} of {asked[BYSTANDER]} while the bystander was attacked, and {answered[RUN]} of "
-        f"{asked[RUN]} while the run itself was; {server.scrapes} scrapes of the run were answered in all and "
-        f"{server.shed_connections} connections hung up on. Serving took {serving:.1%} of one core on average over all "
-        "slots, in the process of the supervisor.",
+        f"Of the regular scrapes, one a second, {answered[QUIET]} of {requested[QUIET]} were answered in quiet slots, "
+        f"{answered[BYSTANDER]} of {requested[BYSTANDER]} while the bystander was attacked, and {answered[RUN]} of "
+        f"{requested[RUN]} while the run was. In all, the run answered {server.scrapes} scrapes and closed "
+        f"{server.shed_connections} connections. Serving took {serving:.1%} of one core on average over all slots, in "
+        "the process of the supervisor.",
     ]
 
 
 def row(rank: int, rounds: list[list[tuple[float, float]]]) -> str:
-    """Row of a rank. Args: rounds: CPU and wall ms of a step in quiet, with the bystander and the run attacked."""
+    """Return the row of a rank; `rounds`: CPU and wall ms of a step for each target."""
     if len(rounds) < 2:
         raise SystemExit(
             f"rank {rank}: too few slots with {STEPS} steps (got {len(rounds)} rounds). Give a longer --slot."
         )
-    cpu, wall = ([statistics.median(found[k][column] for found in rounds) for k in range(3)] for column in (0, 1))
-    ratios = [found[RUN][0] / found[BYSTANDER][0] for found in rounds]
-    beside = statistics.median(found[BYSTANDER][0] / found[QUIET][0] for found in rounds)
+    cpu, wall = ([statistics.median(slots[k][column] for slots in rounds) for k in range(3)] for column in (0, 1))
+    ratios = [slots[RUN][0] / slots[BYSTANDER][0] for slots in rounds]
+    bystander = statistics.median(slots[BYSTANDER][0] / slots[QUIET][0] for slots in rounds)
     low, high = median_interval(ratios)
     return (
         f"| {rank} | {cpu[QUIET]:.1f} | {cpu[BYSTANDER]:.1f} | {cpu[RUN]:.1f} "
         f"| {statistics.median(ratios) - 1:+.2%} ({low - 1:+.2%} to {high - 1:+.2%}) "
-        f"| {beside - 1:+.1%} | {len(rounds)} | {wall[QUIET]:.0f} | {wall[BYSTANDER]:.0f} | {wall[RUN]:.0f} |"
+        f"| {bystander - 1:+.1%} | {len(rounds)} | {wall[QUIET]:.0f} | {wall[BYSTANDER]:.0f} | {wall[RUN]:.0f} |"
     )

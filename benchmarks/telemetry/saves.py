@@ -1,7 +1,7 @@
-"""Cost of saves in a real training: part `checkpoints` of this benchmark.
+"""Part `checkpoints`: time that a save blocks the training loop, asynchronous and synchronous.
 
-Seconds that a save holds the training loop (draining control words, copying the state, handing it over, or waiting for
-the writer of the save before), asynchronous and not, against the interval between saves.
+A save drains step statuses, copies the state, and hands it to the writer or waits for the writer's previous save. The
+time is compared with the interval between saves.
 """
 
 import statistics
@@ -24,41 +24,35 @@ from podscale.training.training_logger import TrainingLogger
 RESNET50 = {"name": "resnet50", "stem": "small"}
 
 
-def saving_training(world: World, document: str, place: str) -> tuple[list[float], float, int]:
-    """Train the document with saves; returns seconds each save held the loop, seconds of training, bytes of a save."""
-    held: list[float] = []
+def train_with_saves(world: World, document: str, shard_set: str) -> tuple[list[float], float, int]:
+    """Train; return the seconds that each save blocked the loop, the seconds of training, and the bytes of a save."""
+    blocked: list[float] = []
     reports: list[CheckpointReport] = []
 
-    class Holding(StepTimer):
+    class SaveTimer(StepTimer):
         def phase(self, name: str) -> AbstractContextManager[None]:
-            return timed(held) if name == "checkpoint" else nullcontext()
+            return timed(blocked) if name == "checkpoint" else nullcontext()
 
-    monitor = TrainingLogger(Holding(TrainMetrics(CollectorRegistry(), rank=0, run="saves", info={}), log_every=10))
+    logger = TrainingLogger(SaveTimer(TrainMetrics(CollectorRegistry(), rank=0, run="saves", info={}), log_every=10))
     config = RunConfig.model_validate_json(document)
-    seconds = run_training(world, config, place, monitor, listener=reports.append)
+    seconds = run_training(world, config, shard_set, logger, listener=reports.append)
     sizes = [report.bytes for report in reports if isinstance(report, Saved)]
-    return held, seconds, max(sizes, default=0)
+    return blocked, seconds, max(sizes, default=0)
 
 
 @contextmanager
-def timed(into: list[float]) -> Iterator[None]:
+def timed(seconds: list[float]) -> Iterator[None]:
     """Append the seconds of the block."""
-    begin = time.perf_counter()
+    start = time.perf_counter()
     yield
-    into.append(time.perf_counter() - begin)
+    seconds.append(time.perf_counter() - start)
 
 
-def table(document: dict[str, Any], place: str, *, small: bool) -> list[str]:
-    """Table of the cost of saves.
-
-    Args:
-        document: run document of the digits.
-        place: directory of the shard set.
-        small: two saves of the digits' network alone.
-    """
+def table(document: dict[str, Any], shard_set: str, *, small: bool) -> list[str]:
+    """Return the table of the time of saves. The small form measures two saves of the digits' model only."""
     lines = [
-        "| state | writer | MB | saves | loop held by a save, ms (median, most) | one save an epoch of ImageNet, 3 min "
-        "| share here (interval) |",
+        "| state | writer | MB | saves | loop blocked by a save, ms (median, maximum) "
+        "| one save an epoch of ImageNet, 3 min | share here (interval) |",
         "|---|---|---:|---:|---:|---:|---:|",
     ]
     train = document["train"]
@@ -75,20 +69,19 @@ def table(document: dict[str, Any], place: str, *, small: bool) -> list[str]:
     }
     for name, changes in list(states.items())[: 1 if small else None]:
         for asynchronous in (True, False):
-            run = {**document["run"], "id": f"{'beside' if asynchronous else 'inline'}-{len(lines)}"}
+            writer = "asynchronous" if asynchronous else "synchronous"
+            run = {**document["run"], "id": f"{writer}-{len(lines)}"}
             checkpoint = {**changes["checkpoint"], "keep_last": 2, "keep_best": 0, "asynchronous": asynchronous}
             config = RunConfig.model_validate({**document, **changes, "run": run, "checkpoint": checkpoint})
-            held, seconds, size = run_world(2, saving_training, config.model_dump_json(), place)[0]
-            if not held or not size:
-                raise SystemExit(f"{name}: nothing was saved, so there is nothing to tell")
-            writer = "asynchronous" if asynchronous else "synchronous"
-            lines.append(f"| {name} | {writer} | {size / 1e6:.0f} | {len(held)} | {_shares(held, seconds)} |")
+            blocked, seconds, size = run_world(2, train_with_saves, config.model_dump_json(), shard_set)[0]
+            if not blocked or not size:
+                raise SystemExit(f"{name}: no checkpoint was saved")
+            lines.append(f"| {name} | {writer} | {size / 1e6:.0f} | {len(blocked)} | {_shares(blocked, seconds)} |")
     return lines
 
 
-def _shares(held: list[float], seconds: float) -> str:
-    """Cells on how long the loop was held, in ms and as a fraction of two intervals."""
-    middle, interval = statistics.median(held), seconds / len(held)
-    return (
-        f"{middle * 1e3:.1f}, {max(held) * 1e3:.1f} | {middle / 180:.3%} | {middle / interval:.2%} ({interval:.1f} s)"
-    )
+def _shares(blocked: list[float], seconds: float) -> str:
+    """Return the cells on the time that the loop was blocked, in ms and as a fraction of two intervals."""
+    median, interval = statistics.median(blocked), seconds / len(blocked)
+    maximum = max(blocked) * 1e3
+    return f"{median * 1e3:.1f}, {maximum:.1f} | {median / 180:.3%} | {median / interval:.2%} ({interval:.1f} s)"

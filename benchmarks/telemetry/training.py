@@ -1,4 +1,4 @@
-"""One training in the ranks of a benchmark, and the pace of this machine at it."""
+"""Training in the ranks of a benchmark, and the step time of this machine."""
 
 import statistics
 import time
@@ -25,8 +25,8 @@ from podscale.training.training_logger import TrainingLogger
 from podscale.training.worker_stages import open_checkpoint_store
 
 
-class Moment(NamedTuple):
-    """End of a step: seconds since 1970, and CPU seconds of the rank's process until then."""
+class StepEnd(NamedTuple):
+    """End of a step: seconds since 1970, and CPU seconds of the rank's process."""
 
     time: float
     cpu: float
@@ -35,81 +35,75 @@ class Moment(NamedTuple):
 class Pace(NamedTuple):
     """Seconds of a step on this machine, and steps of an epoch."""
 
-    step: float
-    steps: float
+    step_seconds: float
+    epoch_steps: float
 
     def epochs(self, steps: float) -> float:
-        """Epochs of so many steps, and one more step for rounding."""
-        return (steps + 1) / self.steps
+        """Return the epochs that hold a number of steps, and one more for rounding."""
+        return (steps + 1) / self.epoch_steps
 
 
-class Recorder(TrainingLogger):
-    """A monitor that records when steps end, and asks for a stop when `enough(moments)` is true."""
+class StepRecorder(TrainingLogger):
+    """Training logger that records the end of each step, and requests a stop when `enough(step_ends)` is true."""
 
     def __init__(
-        self, metrics: TrainMetrics, stop: StopRequest, enough: Callable[[list[Moment]], bool] | None = None
+        self, metrics: TrainMetrics, stop: StopRequest, enough: Callable[[list[StepEnd]], bool] | None = None
     ) -> None:
         super().__init__(StepTimer(metrics, log_every=10))
-        self.moments: list[Moment] = []
+        self.step_ends: list[StepEnd] = []
         self._stop, self._enough = stop, enough
 
     def step_done(self, step: int, images: int, bad_records: int, *, steps: int = 1) -> None:
         super().step_done(step, images, bad_records, steps=steps)
-        self.moments.append(Moment(time.time(), time.process_time()))
-        if self._enough is not None and self._enough(self.moments):
+        self.step_ends.append(StepEnd(time.time(), time.process_time()))
+        if self._enough is not None and self._enough(self.step_ends):
             self._stop.requested = True
 
 
 def run_training(
     world: World,
     config: RunConfig,
-    place: str,
-    monitor: TrainingLogger,
+    shard_set_directory: str,
+    logger: TrainingLogger,
     *,
     stop: StopRequest | None = None,
     listener: Callable[[CheckpointReport], None] | None = None,
 ) -> float:
-    """Train the document on this rank, until its end or a stop request; returns the seconds it took.
+    """Train on this rank until the last step or a stop request; return the seconds that took.
 
-    Args:
-        world: of the ranks.
-        config: run document.
-        place: directory of the shard set.
-        monitor: told of every step.
-        stop: request to stop, agreed by the ranks.
-        listener: told of every save.
+    `listener` receives the report of every checkpoint.
     """
-    run, shard_set = RunDirectory.for_config(config), ShardSet.open(Path(place))
+    run, shard_set = RunDirectory.for_config(config), ShardSet.open(Path(shard_set_directory))
     store = open_checkpoint_store(config, run, shard_set, listener=listener)
-    session = build_trainer(config, world, shard_set, store, monitor, stop or StopRequest())
-    begin = time.perf_counter()
+    trainer = build_trainer(config, world, shard_set, store, logger, stop or StopRequest())
+    start = time.perf_counter()
     with suppress(Preempted):
-        session.train()
-    seconds = time.perf_counter() - begin
-    session.close()
+        trainer.train()
+    seconds = time.perf_counter() - start
+    trainer.close()
     return seconds
 
 
-def measure_pace(config: RunConfig, place: str) -> Pace:
-    """Train a few epochs and return the median step of the second half."""
+def measure_pace(config: RunConfig, shard_set: str) -> Pace:
+    """Train a few epochs and return the median step time of the second half."""
     document = config.model_dump(mode="json")
     document["run"]["id"] = "pace"
-    images = len(ShardSet.open(Path(place)).split("train"))
-    moments = run_world(2, _train_timed, RunConfig.model_validate(document).model_dump_json(), place)[0]
-    later = moments[len(moments) // 2 :]
+    images = len(ShardSet.open(Path(shard_set)).split("train"))
+    step_ends = run_world(2, _train_timed, RunConfig.model_validate(document).model_dump_json(), shard_set)[0]
+    later = step_ends[len(step_ends) // 2 :]
     step = statistics.median(second.time - first.time for first, second in pairwise(later))
     return Pace(step, images / config.train.global_batch)
 
 
-def _train_timed(world: World, document: str, place: str) -> list[Moment]:
+def _train_timed(world: World, document: str, shard_set: str) -> list[StepEnd]:
     config, stop = RunConfig.model_validate_json(document), StopRequest()
-    recorder = Recorder(TrainMetrics(CollectorRegistry(), rank=world.rank, run=config.run.id), stop)
-    run_training(world, config, place, recorder, stop=stop)
-    return recorder.moments
+    recorder = StepRecorder(TrainMetrics(CollectorRegistry(), rank=world.rank, run=config.run.id), stop)
+    run_training(world, config, shard_set, recorder, stop=stop)
+    return recorder.step_ends
 
 
-def lengthened(config: RunConfig, epochs: float) -> RunConfig:
-    """The same document with so many epochs."""
+def with_epochs(config: RunConfig, epochs: float) -> RunConfig:
+    """Return a copy of the run document with another number of epochs."""
     document: dict[str, Any] = config.model_dump(mode="json")
     document["train"]["epochs"] = epochs
     return RunConfig.model_validate(document)

@@ -1,4 +1,4 @@
-"""Every benchmark in its small form, and every committed result with the command that prints it."""
+"""Small form of every benchmark, and the command of every committed page of results."""
 
 import hashlib
 import os
@@ -13,33 +13,33 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.harness import NOT_HERE, RESULTS, ROOT, Options
+from benchmarks.harness import RESULTS, ROOT, UNAVAILABLE, Options
 from tests.support.xla import QUICK_XLA
 
 BENCHMARKS = ROOT / "benchmarks"
 HELPERS = {"__init__", "conditions", "harness", "measure", "samples", "world"}
-"""Modules that benchmarks share; every other module or package is a benchmark."""
+"""Modules that benchmarks share; all others are benchmarks."""
 OTHER_DATA = {"parity-digits.md", "parity-photographs.md"}
-"""Pages whose name is that of their data, of which the small form has its own."""
+"""Pages named after their data; the small form has other data."""
 ENVIRONMENT = {
     "XLA_FLAGS": QUICK_XLA,
     "TORCH_CPP_LOG_LEVEL": "ERROR",
 }
 SECONDS = 240
-"""Limit of one small form on a busy machine; alone it takes some seconds."""
-Finished = tuple[subprocess.CompletedProcess[str], Path]
-"""A small form that has ended, and the folder it wrote to."""
+"""Timeout of one small form, for a busy machine; on an idle one it takes some seconds."""
+SmallRun = tuple[subprocess.CompletedProcess[str], Path]
+"""Finished small form, and the folder of its pages."""
 
 
 def names() -> list[str]:
-    """Every benchmark: each module and package of benchmarks/ that is no helper."""
+    """Return the modules and packages of benchmarks/ that are no helpers."""
     modules = {path.stem for path in BENCHMARKS.glob("*.py")}
     packages = {path.parent.name for path in BENCHMARKS.glob("*/__init__.py")}
     return sorted((modules | packages) - HELPERS)
 
 
 def main_file(name: str) -> Path:
-    """File that `python -m benchmarks.NAME` runs."""
+    """Return the file that `python -m benchmarks.NAME` runs."""
     module = BENCHMARKS / f"{name}.py"
     return module if module.exists() else BENCHMARKS / name / "__main__.py"
 
@@ -49,9 +49,9 @@ def pages() -> list[Path]:
 
 
 def command_of(page: Path) -> str:
-    """Command in the head of a page of results; empty if there is none."""
-    found = re.search(r"^Command: `(.+)`", page.read_text(encoding="utf-8"), re.MULTILINE)
-    return found[1] if found else ""
+    """Return the command in the head of a page of results; empty if there is none."""
+    match = re.search(r"^Command: `(.+)`", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return match[1] if match else ""
 
 
 def results_digest() -> str:
@@ -67,8 +67,8 @@ COMMITTED = results_digest()
 @pytest.fixture(scope="module")
 def small_forms(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[str, Future[Finished]]]:
-    """The small forms of the benchmarks that were chosen, two at a time, since each idles while ranks start."""
+) -> Iterator[dict[str, Future[SmallRun]]]:
+    """Run the selected small forms, two at a time, since each idles while its ranks start."""
     chosen = [item.callspec.params["name"] for item in request.session.items if _is_small_form(item)]
     folders = {name: tmp_path_factory.mktemp(name) for name in chosen}
     with ThreadPoolExecutor(2) as pool:
@@ -84,26 +84,26 @@ def _is_small_form(item: pytest.Item) -> bool:
 
 @pytest.mark.timeout(2 * SECONDS)
 @pytest.mark.parametrize("name", names())
-def test_small_form_runs_and_writes_all_pages(name: str, small_forms: dict[str, Future[Finished]]) -> None:
-    done, folder = small_forms[name].result()
-    if done.returncode == NOT_HERE:
-        pytest.skip(done.stderr.strip().splitlines()[-1])
-    assert done.returncode == 0, done.stderr[-4000:]
+def test_small_form_runs_and_writes_all_pages(name: str, small_forms: dict[str, Future[SmallRun]]) -> None:
+    process, folder = small_forms[name].result()
+    if process.returncode == UNAVAILABLE:
+        pytest.skip(process.stderr.strip().splitlines()[-1])
+    assert process.returncode == 0, process.stderr[-4000:]
     written = {str(path.relative_to(folder)): path for path in folder.rglob("*.md")}
     assert written
     for path in written.values():
         assert f"python -m benchmarks.{name}" in command_of(path), f"{path.name} does not name its command"
         text = path.read_text(encoding="utf-8")
-        assert not re.search(r"\bnan\b", text), f"{path.name} has figures that are no numbers"
+        assert not re.search(r"\bnan\b", text), f"{path.name} has a value that is not a number"
         for picture in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", text):
             assert "<svg" in (path.parent / picture).read_text(encoding="utf-8")
-    own = {str(page.relative_to(RESULTS)) for page in pages() if f"benchmarks.{name}" in command_of(page).split()}
-    assert own - OTHER_DATA <= set(written), "the small form leaves out pages that are committed"
+    committed = {str(page.relative_to(RESULTS)) for page in pages() if f"benchmarks.{name}" in command_of(page).split()}
+    assert committed - OTHER_DATA <= set(written), "the small form does not write all committed pages"
     assert results_digest() == COMMITTED, "a small form changed committed results"
 
 
-def run(name: str, folder: Path) -> Finished:
-    """Run a small form; if it takes too long it is killed with all that it started."""
+def run(name: str, folder: Path) -> SmallRun:
+    """Run a small form; stop it and its processes after the timeout."""
     command = [sys.executable, "-m", f"benchmarks.{name}", "--small", "--results", str(folder)]
     process = subprocess.Popen(
         command,
@@ -117,7 +117,7 @@ def run(name: str, folder: Path) -> Finished:
     try:
         out, err = process.communicate(timeout=SECONDS)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGTERM)  # so that a lab is taken down
+        os.killpg(process.pid, signal.SIGTERM)  # so that it removes its network namespaces
         out, err = process.communicate(timeout=30)
     return subprocess.CompletedProcess(command, process.returncode, out, err), folder
 
@@ -146,10 +146,10 @@ def test_committed_page_names_a_command_that_exists(page: Path) -> None:
         commands = re.findall(r"`(podscale study [^`]+)`", page.read_text(encoding="utf-8"))
     else:
         commands = [command_of(page)]
-    assert all(commands), "a page of results begins with `Command: ...`"
+    assert all(commands), "a page of results starts with `Command: ...`"
     assert commands
     for command in commands:
-        assert lacking(command) == ""
+        assert unknown_part(command) == ""
 
 
 @pytest.mark.parametrize(
@@ -164,11 +164,11 @@ def test_committed_page_names_a_command_that_exists(page: Path) -> None:
     ],
 )
 def test_a_command_that_does_not_exist_is_found(command: str, part: str) -> None:
-    assert part in lacking(command)
+    assert part in unknown_part(command)
 
 
-def lacking(command: str) -> str:
-    """First part of a command that does not exist; empty if all of it does."""
+def unknown_part(command: str) -> str:
+    """Return the first part of a command that does not exist; empty if all parts exist."""
     words = [word for word in shlex.split(command) if not re.fullmatch(r"[A-Z_]+=.*", word)]
     options = [word for word in words if word.startswith("--")]
     if words[:2] == ["python", "-m"] and words[2].startswith("benchmarks."):
@@ -179,7 +179,7 @@ def lacking(command: str) -> str:
         return next((option for option in options if f'"{option}"' not in known), "")
     if words[:2] != ["podscale", "study"]:
         return command
-    return next((option for option in options if option not in study_options()), "") or lacking_study(words[2])
+    return next((option for option in options if option not in study_options()), "") or unknown_study(words[2])
 
 
 def study_options() -> set[str]:
@@ -191,7 +191,7 @@ def study_options() -> set[str]:
     return {option for parameter in study.params for option in parameter.opts}
 
 
-def lacking_study(name: str) -> str:
+def unknown_study(name: str) -> str:
     return "" if (ROOT / "pipelines" / "studies" / f"{name}.yaml").exists() else name
 
 

@@ -1,26 +1,26 @@
-"""What benchmarks/ensemble compares, and what it makes of the figures; its trainings are not run here."""
+"""Runs and tables of benchmarks/ensemble, without its training."""
 
 from pathlib import Path
 
 import pytest
 
-from benchmarks.ensemble.cases import FAMILIES, Family, comparison
-from benchmarks.ensemble.picture import picture
-from benchmarks.ensemble.rows import BEST, LONG, MEAN, RESTARTS, TOGETHER, Row, Spread, differences, points, rows
-from benchmarks.ensemble.table import section
+from benchmarks.ensemble.cases import TASKS, Task, build_comparison
+from benchmarks.ensemble.page import picture, section
+from benchmarks.ensemble.results import BEST, ENSEMBLE, LONG, MEAN, RESTARTS, Row, differences, points, rows
+from benchmarks.measure import MeanInterval
 from podscale.evaluation.ensemble_scores import Combination, EnsembleScores, ScoreSummary, SingleModel
 from podscale.runs.predictions import COMBINE_METHODS
 from podscale.training.schedules import step_table
 
 
-def answered(top1: float, passes: int = 1) -> ScoreSummary:
+def scores(top1: float, passes: int = 1) -> ScoreSummary:
     return ScoreSummary(
         top1=top1, top1_interval=(0, 1), top5=1.0, loss=2 * (1 - top1), passes=passes, images_per_second=None
     )
 
 
-def evaluated(shares: list[float], together: float) -> EnsembleScores:
-    """An evaluation of models with these accuracies, the combination of all ways having one."""
+def evaluated(member_top1: list[float], ensemble_top1: float) -> EnsembleScores:
+    """Return an evaluation of models with these accuracies."""
     members = [
         SingleModel(
             name="m",
@@ -31,56 +31,56 @@ def evaluated(shares: list[float], together: float) -> EnsembleScores:
             started_epoch=None,
             epochs_before=0.0,
             epochs=2.0,
-            answered=answered(share),
+            answered=scores(top1),
             average=None,
         )
-        for share in shares
+        for top1 in member_top1
     ]
     combined = [
-        Combination(way=way, answered=answered(together, 2), statistics_seconds=None) for way in COMBINE_METHODS
+        Combination(way=way, answered=scores(ensemble_top1, 2), statistics_seconds=None) for way in COMBINE_METHODS
     ]
     return EnsembleScores(
         combine="probabilities", members=members, combined=combined, disagreement=[], epochs=4.0, baseline=None
     )
 
 
-def seed(long: float, members: list[float], together: float) -> dict[str, Row]:
+def seed(long: float, members: list[float], ensemble: float) -> dict[str, Row]:
     singles = evaluated([long, 0.5, 0.5], 0.5)
-    return rows(evaluated(members, together), evaluated([0.4, 0.6], 0.55), singles)
+    return rows(evaluated(members, ensemble), evaluated([0.4, 0.6], 0.55), singles)
 
 
-@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
-def test_all_sides_take_the_same_epochs(family: Family) -> None:
-    sides = comparison(family, 3, Path("/work"), family.source or "photographs.tar")
-    in_cycles = sides.cycles.train.epochs + sum(member.train.epochs for member in sides.members)
-    restarted = sum(restart.train.epochs for restart in sides.restarts)
-    assert len(sides.members) == len(sides.restarts) == 3
-    assert in_cycles == sides.ending.train.epochs == sides.single.train.epochs == pytest.approx(restarted)
-    seeds = [config.run.seed for config in (*sides.members, *sides.restarts, sides.single)]
+@pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
+def test_all_alternatives_train_for_the_same_epochs(task: Task) -> None:
+    runs = build_comparison(task, 3, Path("/work"), task.source or "photographs.tar")
+    in_cycles = runs.cycles.train.epochs + sum(member.train.epochs for member in runs.members)
+    restarted = sum(restart.train.epochs for restart in runs.restarts)
+    assert len(runs.members) == len(runs.restarts) == 3
+    assert in_cycles == runs.ending.train.epochs == runs.single.train.epochs == pytest.approx(restarted)
+    seeds = [config.run.seed for config in (*runs.members, *runs.restarts, runs.single)]
     assert len(set(seeds)) == len(seeds)
-    assert len({config.run.id for config in sides.trained}) == len(sides.trained)
-    others = comparison(family, 4, Path("/work"), "x").trained
-    assert not {config.run.seed for config in sides.trained} & {config.run.seed for config in others}
+    assert len({config.run.id for config in runs.trained}) == len(runs.trained)
+    others = build_comparison(task, 4, Path("/work"), "x").trained
+    assert not {config.run.seed for config in runs.trained} & {config.run.seed for config in others}
 
 
 def test_one_long_run_ends_as_a_member_does() -> None:
-    """Rates of the last two epochs, with the peak of the first cycle; before, the decay has come to its end."""
-    sides = comparison(FAMILIES["digits"], 1, Path("/work"), "digits")
-    member, ending = (step_table(config.train, 1438)[:, 0] for config in (sides.members[0], sides.ending))
+    """The last two epochs have the rates of a member, after a decay to almost zero."""
+    runs = build_comparison(TASKS["digits"], 1, Path("/work"), "digits")
+    member, ending = (step_table(config.train, 1438)[:, 0] for config in (runs.members[0], runs.ending))
     assert ending[-len(member) :] == pytest.approx(member, rel=0.05)
     assert ending[-len(member) - 1] < 1e-3 * ending.max()
 
 
 def test_differences_are_those_of_the_same_seed() -> None:
-    seen = [seed(0.8, [0.7, 0.9], 0.9), seed(0.6, [0.6, 0.5], 0.8)]
-    assert [one[BEST].top1 for one in seen] == [0.9, 0.6]
-    assert [one[MEAN].top1 for one in seen] == pytest.approx([0.8, 0.55])
-    found = differences(seen)
-    assert LONG not in found
-    assert found[TOGETHER] == pytest.approx([10, 20])
-    spread = Spread.of(found[TOGETHER])
-    assert (spread.mean, spread.half) == (pytest.approx(15), pytest.approx(12.71 * 50**0.5 / 2**0.5))
-    assert (seen[0][TOGETHER].passes, seen[0][RESTARTS].epochs, points(seen[0][LONG])) == (2, 4.0, 80.0)
+    by_seed = [seed(0.8, [0.7, 0.9], 0.9), seed(0.6, [0.6, 0.5], 0.8)]
+    assert [rows[BEST].top1 for rows in by_seed] == [0.9, 0.6]
+    assert [rows[MEAN].top1 for rows in by_seed] == pytest.approx([0.8, 0.55])
+    gains = differences(by_seed)
+    assert LONG not in gains
+    assert gains[ENSEMBLE] == pytest.approx([10, 20])
+    interval = MeanInterval.of(gains[ENSEMBLE])
+    assert (interval.mean, interval.half) == (pytest.approx(15), pytest.approx(12.71 * 50**0.5 / 2**0.5))
+    assert (by_seed[0][ENSEMBLE].passes, by_seed[0][RESTARTS].epochs, points(by_seed[0][LONG])) == (2, 4.0, 80.0)
 
 
 @pytest.mark.parametrize(
@@ -91,12 +91,12 @@ def test_differences_are_those_of_the_same_seed() -> None:
         ([-0.02, -0.021, -0.022], "The opposite appears"),
     ],
 )
-def test_the_page_says_what_the_differences_decide(gains: list[float], words: str) -> None:
-    seen = [seed(0.8, [0.7, 0.8], 0.8 + gain) for gain in gains]
-    family = FAMILIES["digits"]
-    page = "\n".join(section(family, comparison(family, 1, Path("/work"), "digits"), seen, "p.svg"))
+def test_the_page_states_the_conclusion_of_the_differences(gains: list[float], words: str) -> None:
+    by_seed = [seed(0.8, [0.7, 0.8], 0.8 + gain) for gain in gains]
+    task = TASKS["digits"]
+    page = "\n".join(section(task, build_comparison(task, 1, Path("/work"), "digits"), by_seed, "p.svg"))
     assert words in page
     assert "n = 3" in page
-    assert f"| {TOGETHER} | 4 | 2 |" in page
-    drawn = picture("title", differences(seen))
-    assert drawn.count('class="fill quiet"') == 3 * (len(seen[0]) - 1)
+    assert f"| {ENSEMBLE} | 4 | 2 |" in page
+    drawn = picture("title", differences(by_seed))
+    assert drawn.count('class="fill quiet"') == 3 * (len(by_seed[0]) - 1)

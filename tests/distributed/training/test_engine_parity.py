@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.parity.__main__ import Records, train_due
-from benchmarks.parity.cases import FAMILIES, Case
+from benchmarks.parity.__main__ import ResultStore, train_missing
+from benchmarks.parity.cases import TASKS, Case
 from benchmarks.parity.engines import ENGINES
-from benchmarks.parity.table import WITHIN, apart, table
+from benchmarks.parity.table import TOLERANCE, relative_differences, table
 from tests.support.xla import QUICK_XLA
 
 STEPS = 6
@@ -20,18 +20,18 @@ STEPS = 6
 @pytest.mark.parametrize("case", [Case("sgd", 1, sharded=False), Case("lars", 4, sharded=True)], ids=lambda c: c.name)
 def test_losses_of_the_first_updates_agree(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XLA_FLAGS", QUICK_XLA)
-    records = Records(tmp_path, "digits", STEPS, "code")
+    store = ResultStore(tmp_path, "digits", STEPS, "code")
 
     def train() -> None:
-        train_due(FAMILIES["digits"], [case], 1, STEPS, tmp_path, "digits", records)
+        train_missing(TASKS["digits"], [case], 1, STEPS, tmp_path, "digits", store)
 
     train()
-    torchs, jaxs = (records.get(case, engine, 0) for engine in ENGINES)
+    torchs, jaxs = (store.get(case, engine, 0) for engine in ENGINES)
     assert torchs is not None
     assert jaxs is not None
     assert len(torchs.losses) == STEPS
     assert len(set(torchs.losses)) == STEPS
-    assert max(apart(torchs, jaxs)) < WITHIN
+    assert max(relative_differences(torchs, jaxs)) < TOLERANCE
     assert jaxs.top1 == pytest.approx(torchs.top1, abs=0.02)
     assert any(f"| {case.group} |" in line for line in table({case: {"pytorch": [torchs], "jax": [jaxs]}}))
 

@@ -1,4 +1,4 @@
-"""The network lab of the benchmarks: traffic really passes the shaped links, and nothing is left behind.
+"""Emulated cluster of the network benchmark: traffic really passes the shaped links, and nothing is left behind.
 
 Needs root and the tools of iproute2; skips otherwise.
 """
@@ -14,18 +14,25 @@ from typing import Any
 
 import pytest
 
-from benchmarks.network.lab import NAMESPACES, PREFIX, Lab, Shape, clean_up, lab, obstacle
-from benchmarks.network.meter import measure
-from benchmarks.network.ranks import run_ranks
+from benchmarks.network.measurement import measure, run_ranks
+from benchmarks.network.netns_cluster import (
+    NAMESPACES,
+    PREFIX,
+    ClusterShape,
+    NetnsCluster,
+    clean_up,
+    netns_cluster,
+    unavailable_reason,
+)
 from podscale.pytorch.world import World
 
 MB = 10**6
-SHAPE = Shape(2, 2, 400 * MB, 40 * MB)
+SHAPE = ClusterShape(2, 2, 400 * MB, 40 * MB)
 
 
 @pytest.fixture(autouse=True)
-def _needs_a_lab() -> Iterator[None]:
-    if reason := obstacle():
+def _needs_namespaces() -> Iterator[None]:
+    if reason := unavailable_reason():
         pytest.skip(reason)
     yield
     assert mine(os.getpid()) == []
@@ -35,7 +42,7 @@ def mine(pid: int) -> list[str]:
     return sorted(path.name for path in NAMESPACES.glob(f"{PREFIX}{pid}-*"))
 
 
-def reduce_on_both_axes(world: World, built: Lab) -> dict[str, Any]:
+def reduce_on_both_axes(world: World, cluster: NetnsCluster) -> dict[str, Any]:
     """4 MB in the node, then across."""
     import torch
     from torch import distributed as dist
@@ -46,15 +53,15 @@ def reduce_on_both_axes(world: World, built: Lab) -> dict[str, Any]:
     results = {}
     for name, axis in (("row", mesh.row), ("column", mesh.column)):
         dist.all_reduce(torch.zeros(8), group=axis.group)  # connections
-        results[name] = measure(world, built, lambda axis=axis: dist.all_reduce(data, group=axis.group), 1)
+        results[name] = measure(world, cluster, lambda axis=axis: dist.all_reduce(data, group=axis.group), 1)
     results["mean"] = float(data[-1]) / world.size
     return results
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.002])
 def test_traffic_between_nodes_passes_the_slow_link(delay: float) -> None:
-    with lab(Shape(2, 2, SHAPE.rank_rate, SHAPE.node_rate, delay)) as built:
-        results = run_ranks(built, reduce_on_both_axes, built, seconds=120.0)[0]
+    with netns_cluster(ClusterShape(2, 2, SHAPE.rank_rate, SHAPE.node_rate, delay)) as cluster:
+        results = run_ranks(cluster, reduce_on_both_axes, cluster, seconds=120.0)[0]
         assert len(mine(os.getpid())) == 1 + 2 + 4
     assert results["mean"] == 1.5
     row, column = results["row"], results["column"]
@@ -71,16 +78,16 @@ def test_a_failing_rank_ends_the_others_and_the_lab() -> None:
             raise ValueError("of all things")
         world.barrier()
 
-    with pytest.raises(RuntimeError, match="of all things"), lab(SHAPE) as built:
-        run_ranks(built, body)
+    with pytest.raises(RuntimeError, match="of all things"), netns_cluster(SHAPE) as cluster:
+        run_ranks(cluster, body)
 
 
 PROGRAM = """
 import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs have it ignored
-from benchmarks.network.lab import Shape, lab
-with lab(Shape(2, 1, 1e8, 1e7, 0.001)) as built:
-    print(built.namespaces[0], flush=True)
+from benchmarks.network.netns_cluster import ClusterShape, netns_cluster
+with netns_cluster(ClusterShape(2, 1, 1e8, 1e7, 0.001)) as cluster:
+    print(cluster.namespaces[0], flush=True)
     time.sleep(60)
 """
 
@@ -99,7 +106,7 @@ def test_what_a_killed_owner_left_is_removed_by_the_next() -> None:
     assert mine(owner.pid) == leftovers
     assert clean_up() == leftovers
     assert mine(owner.pid) == []
-    assert len(wires) == 2, "one process for each node's wire"
+    assert len(wires) == 2, "one process for each delayed node link"
     assert _soon(lambda: not any(Path(f"/proc/{pid}/stat").exists() for pid in wires))
 
 

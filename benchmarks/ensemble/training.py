@@ -1,4 +1,4 @@
-"""Trainings and evaluations of a comparison, one after the other in this process: most are shorter than its start."""
+"""Training and evaluation of a comparison in this process, since most runs take less time than starting one."""
 
 from contextlib import redirect_stdout
 from io import TextIOWrapper
@@ -21,12 +21,12 @@ from podscale.runs.ensemble_members import MODEL_JSON
 from podscale.stages import local
 
 
-def run_comparison(sides: Comparison) -> list[str]:
-    """Train and evaluate the unfinished runs; returns their names."""
-    sharded = local.shard(sides.cycles.data, sides.cycles.run.workspace)
+def run_comparison(comparison: Comparison) -> list[str]:
+    """Train and evaluate the unfinished runs; return their names."""
+    sharded = local.shard(comparison.cycles.data, comparison.cycles.run.workspace)
     assert sharded is not None, "all parts at once"
-    to_train = [config for config in sides.trained if not (RunDirectory.for_config(config).model / MODEL_JSON).exists()]
-    to_evaluate = [config for config in sides.evaluated if not RunDirectory.for_config(config).evaluation.exists()]
+    to_train = [c for c in comparison.trained if not (RunDirectory.for_config(c).model / MODEL_JSON).exists()]
+    to_evaluate = [c for c in comparison.evaluated if not RunDirectory.for_config(c).evaluation.exists()]
     if not to_train and not to_evaluate:
         return []
     torch.set_num_threads(1)
@@ -53,7 +53,7 @@ def _evaluate(worker_env: WorkerEnv, world: World, shard_set: ShardSet) -> None:
 
 
 def _worker_env(config: RunConfig, stage: str, shard_set: str) -> WorkerEnv:
-    """As the only rank of the stage, with the document in the run directory."""
+    """Return the environment of the only rank of a stage."""
     run = stage_outcomes.prepare_run_directory(config)
     ranks = run.path / "ranks"
     ranks.mkdir(exist_ok=True)
@@ -61,5 +61,5 @@ def _worker_env(config: RunConfig, stage: str, shard_set: str) -> WorkerEnv:
 
 
 def _log(config: RunConfig) -> redirect_stdout[TextIOWrapper]:
-    """Redirect the output of a stage to a file beside the run, as a supervisor does."""
+    """Redirect the output of a stage to a file of the run, as a supervisor does."""
     return redirect_stdout((RunDirectory.for_config(config).path / "output.log").open("a"))

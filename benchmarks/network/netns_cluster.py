@@ -1,15 +1,15 @@
-"""Nodes and links of a small cluster on one machine: Linux network namespaces joined by shaped virtual cables.
+"""Emulated cluster on one machine: Linux network namespaces joined by rate-limited virtual links.
 
-Every rank lives in a namespace of its own, with one network card `eth0`. The ranks of a node meet at that node's bridge
-(what NVLink or PCIe is to a real node), the nodes at a core bridge, each behind one uplink (its network card):
+Every rank runs in its own namespace with one network card `eth0`. A bridge joins the ranks of a node (as NVLink or PCIe
+does in a real node). A core bridge joins the nodes, each behind one uplink (its network card):
 
     rank eth0 ==rank link==> node bridge ==node link==> core bridge <== node link == node bridge <== ...
 
-Both directions of both kinds of link are limited by `tc tbf`. Queues are longer than the TCP windows, so that
-nothing is ever dropped. A node link may be a `wire` that holds every frame back for a while (see wire.py).
+`tc tbf` limits both directions of both kinds of link. Queues are longer than the TCP windows, so no packet is dropped.
+A node link can be a `DelayLink`, which delays every frame.
 
-Everything of a lab carries its owner's process id and start time in its names. A lab cleans up when its block ends
-and when the process exits; what a killed process left is removed by the next lab, or by `clean_up`.
+Namespaces are named after the process id and the start time of their owner. A cluster is removed when its block ends or
+the process exits; the next cluster, or `clean_up`, removes those of killed processes.
 """
 
 import atexit
@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.network.wire import Wire
+from benchmarks.network.delay_link import DelayLink
 
 PREFIX = "podscale-lab-"
 NAMESPACES = Path("/run/netns")
@@ -30,18 +30,21 @@ QUEUE_BYTES = 32 * 2**20
 FRAME_BYTES = 2**15
 """Largest frame that TCP segmentation offload makes (otherwise 64 KiB)."""
 BURST_BYTES = FRAME_BYTES + 2**12
-"""What a link may send at once after a pause, one frame with its headers: more would make small messages free."""
+"""Bytes that a link sends at once after a pause: one frame with its headers. More would make small messages free."""
 WINDOW_BYTES = 2**20
 MTU = 9000
-"""As usual between the nodes of a training cluster; headers take 0.9 % of a link."""
+"""Bytes of a packet, as usual between the nodes of a training cluster; headers take 0.9 % of a link."""
 
 
 @dataclass(frozen=True)
-class Shape:
-    """A cluster: nodes, ranks in each, and its links.
+class ClusterShape:
+    """Nodes and links of a cluster.
 
-    rank_rate, node_rate: bytes/s of each rank's link and of each node's, in each direction.
-    node_delay: seconds that a node's link adds one way (from node to node a frame passes two of them).
+    Args:
+        ranks: ranks of each node.
+        rank_rate: bytes/s of each rank's link, in each direction.
+        node_rate: bytes/s of each node's link, in each direction.
+        node_delay: one-way delay of a node's link, seconds; a frame from node to node passes two of them.
     """
 
     nodes: int
@@ -52,7 +55,6 @@ class Shape:
 
     @property
     def size(self) -> int:
-        """Ranks in all."""
         return self.nodes * self.ranks
 
     @property
@@ -67,21 +69,21 @@ class Shape:
         )
 
 
-class Lab:
-    """A running cluster. `namespaces[r]` is rank r's, `addresses[r]` its IPv4 address; ranks fill node after node."""
+class NetnsCluster:
+    """Emulated cluster. `namespaces[r]` and `addresses[r]` (IPv4) belong to rank r; ranks fill node after node."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: ClusterShape) -> None:
         self.shape = shape
         self._name = f"{PREFIX}{os.getpid()}-{_start_time(os.getpid())}-"
         self._core = f"{self._name}core"
         self._nodes = [f"{self._name}n{node}" for node in range(shape.nodes)]
-        places = [(node, place) for node in range(shape.nodes) for place in range(shape.ranks)]
-        self.namespaces = [f"{self._nodes[node]}r{place}" for node, place in places]
-        self.addresses = [f"10.77.{node}.{place + 1}" for node, place in places]
-        self._wires: list[Wire] = []
+        ranks = [divmod(rank, shape.ranks) for rank in range(shape.size)]
+        self.namespaces = [f"{self._nodes[node]}r{local_rank}" for node, local_rank in ranks]
+        self.addresses = [f"10.77.{node}.{local_rank + 1}" for node, local_rank in ranks]
+        self._delay_links: list[DelayLink] = []
 
     def build(self) -> None:
-        """Make namespaces, bridges and links. Needs root."""
+        """Create namespaces, bridges and links. Needs root."""
         _batch([f"netns add {name}" for name in (self._core, *self._nodes, *self.namespaces)])
         for name in self.namespaces:
             _run("ip", "netns", "exec", name, "sysctl", "-qw", *_TCP)
@@ -95,7 +97,7 @@ class Lab:
     def _uplink(self, node: str, port: str) -> None:
         shape = self.shape
         if shape.node_delay:
-            self._wires.append(Wire((node, "uplink"), (self._core, port), shape.node_delay))
+            self._delay_links.append(DelayLink((node, "uplink"), (self._core, port), shape.node_delay))
         else:
             _batch([f"link add uplink netns {node} type veth peer name {port} netns {self._core}"])
         for namespace, device in ((node, "uplink"), (self._core, port)):
@@ -118,55 +120,52 @@ class Lab:
         _limit(name, "eth0", self.shape.rank_rate)
 
     def node_bytes(self) -> int:
-        """Bytes that the nodes have sent over their links so far, all nodes together."""
+        """Return the bytes that all nodes together have sent over their links."""
         return sum(_sent(node, "uplink") for node in self._nodes)
 
     def rank_bytes(self) -> int:
-        """Bytes that the ranks have sent over their links so far, all ranks together."""
+        """Return the bytes that all ranks together have sent over their links."""
         return sum(_sent(name, "eth0") for name in self.namespaces)
 
     def remove(self) -> None:
-        """Kill the processes in the namespaces, and remove everything."""
-        for wire in self._wires:
-            wire.close()
+        """Kill the processes in the namespaces, and remove all namespaces and devices."""
+        for link in self._delay_links:
+            link.close()
         _remove([name for name in _existing() if name.startswith(self._name)])
 
 
 _TCP = (
-    "net.ipv4.tcp_congestion_control=reno",  # a machine may have set one that paces by itself: another shaper
+    "net.ipv4.tcp_congestion_control=reno",  # others pace by themselves, which is another shaper
     f"net.ipv4.tcp_rmem=4096 262144 {WINDOW_BYTES}",
     f"net.ipv4.tcp_wmem=4096 262144 {WINDOW_BYTES}",
-    "net.ipv4.tcp_slow_start_after_idle=0",  # nodes of a cluster talk all the time; here they pause between rounds
+    "net.ipv4.tcp_slow_start_after_idle=0",  # in a real cluster links are not idle between rounds
 )
 
 
 @contextmanager
-def lab(shape: Shape) -> Iterator[Lab]:
-    """A cluster of this shape for the time of the block; leftovers of killed owners are removed first.
-
-    Raises PermissionError without root.
-    """
+def netns_cluster(shape: ClusterShape) -> Iterator[NetnsCluster]:
+    """Create a cluster for the time of the block, after `clean_up`. Raises PermissionError without root."""
     if os.geteuid() != 0:
         raise PermissionError("network namespaces need root: start this as root, or in a privileged container")
     clean_up()
-    built = Lab(shape)
-    atexit.register(built.remove)
+    cluster = NetnsCluster(shape)
+    atexit.register(cluster.remove)
     try:
-        built.build()
-        yield built
+        cluster.build()
+        yield cluster
     finally:
-        built.remove()
-        atexit.unregister(built.remove)
+        cluster.remove()
+        atexit.unregister(cluster.remove)
 
 
-def obstacle() -> str:
-    """Reason why there can be no lab on this machine; empty if there can."""
+def unavailable_reason() -> str:
+    """Return why this machine cannot emulate a cluster; empty if it can."""
     if os.geteuid() != 0:
         return "network namespaces need root: start this with sudo, or in a privileged container"
     if missing := [tool for tool in ("ip", "tc", "sysctl") if shutil.which(tool) is None]:
-        return f"the lab needs {', '.join(missing)} (iproute2, procps)"
+        return f"an emulated cluster needs {', '.join(missing)} (iproute2, procps)"
     if not Path("/dev/net/tun").exists():
-        return "the lab's delays need /dev/net/tun"
+        return "delayed links need /dev/net/tun"
     name = f"{PREFIX}0-0-trial"
     try:
         _batch([f"netns add {name}"])
@@ -179,7 +178,7 @@ def obstacle() -> str:
 
 
 def clean_up() -> list[str]:
-    """Remove the namespaces of labs whose owner has exited; returns their names."""
+    """Remove the namespaces of clusters whose owner has exited; return their names."""
     leftovers = [name for name in _existing() if not _is_owner_running(name)]
     _remove(leftovers)
     return leftovers
@@ -195,7 +194,7 @@ def _is_owner_running(namespace: str) -> bool:
 
 
 def _start_time(pid: int) -> str | None:
-    """Start of a process in ticks since boot; with its id it names the process even after ids were reused."""
+    """Return the start of a process in clock ticks since boot, which tells it from a later one with the same id."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except FileNotFoundError:
@@ -203,7 +202,7 @@ def _start_time(pid: int) -> str | None:
 
 
 def _remove(namespaces: Sequence[str]) -> None:
-    """Kill the processes in the namespaces, and delete these with their devices."""
+    """Kill the processes in the namespaces, and delete the namespaces with their devices."""
     for name in namespaces:
         pids = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True).stdout.split()
         for pid in map(int, pids):
@@ -221,8 +220,7 @@ def _limit(namespace: str, device: str, rate: float) -> None:
 
 
 def _sent(namespace: str, device: str) -> int:
-    read = _run("ip", "netns", "exec", namespace, "cat", f"/sys/class/net/{device}/statistics/tx_bytes")
-    return int(read)
+    return int(_run("ip", "netns", "exec", namespace, "cat", f"/sys/class/net/{device}/statistics/tx_bytes"))
 
 
 def _batch(commands: Sequence[str], namespace: str | None = None) -> None:
@@ -231,7 +229,7 @@ def _batch(commands: Sequence[str], namespace: str | None = None) -> None:
 
 
 def _run(*command: str, stdin: str = "") -> str:
-    done = subprocess.run(command, input=stdin, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}\n{stdin}")
-    return done.stdout
+    result = subprocess.run(command, input=stdin, capture_output=True, text=True)
+    if result.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {result.stderr.strip()}\n{stdin}")
+    return result.stdout
