@@ -135,7 +135,7 @@ def evaluate_run(
 ) -> Evaluation:
     """Score <run>/predictions.safetensors and write <run>/evaluation.json.
 
-    Throughput comes from the event `evaluated` in metrics.jsonl.
+    Evaluation throughput comes from the event `evaluated` in metrics.jsonl.
 
     Raises:
         InputError: Predictions are missing, or do not cover each sample of the split exactly once.

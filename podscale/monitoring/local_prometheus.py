@@ -63,7 +63,7 @@ class FiringAlert:
 class PrometheusDirectory:
     """Directory below the runs with lock, rules, configuration and samples; it remains after the exit.
 
-    `client` is for endpoints that require a certificate. Raises InputError if the directory is not writable or locked.
+    `client` is for endpoints that require a certificate. Raises InputError if it is locked or not writable.
     """
 
     def __init__(
@@ -222,7 +222,7 @@ def find_endpoints(runs: Path) -> list[Endpoint]:
 def build_targets(
     endpoints: Iterable[Endpoint], known: Iterable[ScrapeTarget], client: ClientCertFiles | None
 ) -> list[ScrapeTarget]:
-    """Return scrape targets for the endpoints that answer.
+    """Return scrape targets for the endpoints, without TLS endpoints that do not answer yet.
 
     Args:
         known: Targets of the previous call, which are reused.
@@ -243,7 +243,7 @@ def build_targets(
 
 
 def _scrape_config(target: ScrapeTarget, client: ClientCertFiles | None) -> dict[str, Any]:
-    """Return the scrape job of one endpoint, because Prometheus sets TLS and credentials per job."""
+    """Return the scrape job of one endpoint; Prometheus sets TLS and credentials per job, not per target."""
     endpoint = target.endpoint
     config: dict[str, Any] = {
         "job_name": f"{JOB_NAME} {endpoint.url}",

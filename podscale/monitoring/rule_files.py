@@ -1,6 +1,6 @@
 """Rule files: all rules in their groups, rendered for Prometheus or an operator.
 
-Drills divide every duration (ranges, offsets, hold times) by one factor, to see each alert in less than its time.
+Drills divide every duration (ranges, offsets, hold times) by one factor, so that alerts fire sooner.
 """
 
 import math

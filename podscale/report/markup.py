@@ -1,4 +1,4 @@
-"""HTML markup and number formats of the report; the only module that escapes values."""
+"""HTML markup and number formats of the report; the only module that escapes HTML."""
 
 import math
 from collections.abc import Mapping

@@ -31,7 +31,7 @@ class MissingPart:
 
 @dataclass
 class ReportData:
-    """Data of one report; parts that are None or empty are listed in `missing`."""
+    """Data of one report; missing parts are None or empty (see `missing`)."""
 
     run: RunDirectory
     config: RunConfig | None = None

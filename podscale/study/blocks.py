@@ -85,7 +85,7 @@ class TableBlock(ResultBlock):
 
 @dataclass(frozen=True)
 class ChartBlock(ResultBlock):
-    """Chart in a file <study>-<name>.svg."""
+    """Chart; `name` is the suffix of its file name."""
 
     name: str
     title: str

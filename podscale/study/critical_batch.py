@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 LINEAR_SLOPE, USELESS_SLOPE = 0.8, 0.2
-"""Slopes of log steps against log batch: scaling is linear from the first on, and useless up to the second."""
+"""Slopes of log steps against log batch: linear at or above the first, useless at or below the second."""
 FIT_ERROR = 0.25
 """Largest relative root-mean-square error of a usable fit."""
 
@@ -18,7 +18,7 @@ class CriticalBatch:
     """Critical batch size of one line of a study.
 
     Args:
-        batch: B_crit, which has half of the possible saving in steps; None if there is no fit.
+        batch: B_crit of the fit; None if there is no fit.
         least_steps: Limit of the steps for large batches.
         least_images: Limit of the images for small batches.
         error: Relative root-mean-square error of the fit.

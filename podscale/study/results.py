@@ -68,7 +68,7 @@ class ResultGroup:
 
 @dataclass(frozen=True)
 class StudyResults:
-    """All result groups of a study, in the order of the document; `unfinished_trials` is a number."""
+    """All result groups of a study, in the order of the document, and the number of trials left to run."""
 
     study: StudyDocument
     groups: Sequence[ResultGroup]

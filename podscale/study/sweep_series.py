@@ -1,6 +1,6 @@
 """Sweep series of a study, one variant at one grid point: the rates of its sweep, then every seed at the chosen rate.
 
-All results depend only on the document and the records so far.
+Everything here depends only on the document and the records so far.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -61,7 +61,7 @@ class Trial(PlannedTrial):
 
 @dataclass(frozen=True)
 class SweepSeries:
-    """One variant at one point of the grid; its learning rate follows from that of `depends_on`."""
+    """One variant at one point of the grid; its learning rate follows from that of `depends_on`, if set."""
 
     study: StudyDocument
     variant: Variant

@@ -1,6 +1,6 @@
 """Catalogue of all metrics: name, type, labels, exporter and meaning.
 
-Exporters create their families from these entries only. A test compares docs/metrics.md, rules and dashboards with it.
+Exporters create their families from these entries only. Tests compare docs/metrics.md, rules and dashboards with it.
 """
 
 from collections.abc import Callable, Mapping
@@ -57,7 +57,7 @@ class MetricSpec:
         return FAMILIES[self.kind](f"{PREFIX}{self.name}", self.meaning, labels=self.labels)
 
     def info(self, labels: Mapping[str, str]) -> Metric:
-        """Return the info's family with its one sample; `labels` are those beyond the common ones."""
+        """Return the info's family with its one sample; `labels` include the common ones."""
         assert self.kind == "info"
         family = GaugeMetricFamily(f"{PREFIX}{self.name}", self.meaning, labels=[*labels])
         family.add_metric([*labels.values()], 1)

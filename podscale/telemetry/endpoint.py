@@ -17,7 +17,7 @@ LOOPBACK_ADDRESSES = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
 
 
 class EndpointError(Exception):
-    """The endpoint refused the reader, or the TLS handshake failed; the text says what to do."""
+    """The endpoint refused the reader, the TLS handshake failed, or a credential file is not readable."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class ClientCertFiles:
 
     @classmethod
     def from_options(cls, certificate: Path | None, key: Path | None) -> "ClientCertFiles | None":
-        """Return the two files; None without both. Raises InputError if one is missing or invalid."""
+        """Return the two files; None if neither is given. Raises InputError if one is missing or invalid."""
         if certificate is None and key is None:
             return None
         if certificate is None or key is None:

@@ -1,7 +1,7 @@
 """Common parts of the dashboards: PromQL helpers, variables, links, annotations and rows.
 
 Metric names come from the catalogue. Every selector uses the variables, which match by regular expression: `.*` for all
-namespaces also matches series without that label, as of a Prometheus beside a local run. No query needs the recording
+namespaces also matches series without that label, as from a Prometheus beside a local run. No query needs recording
 rules.
 """
 
