@@ -1,1 +1,1 @@
-"""Benchmarks behind `podscale bench`. No run uses them."""
+"""Benchmarks of `podscale bench`; runs do not use them."""

@@ -23,12 +23,7 @@ BENCHMARK_MODULE = "podscale.pytorch.link_benchmark"
 def run_link_benchmark(job: Mapping[str, Any], ranks: int, time_limit: float) -> dict[str, Any]:
     """Run the benchmark with `ranks` processes on this machine and return its results.
 
-    Args:
-        job: parameters of the measurement, JSON-serialisable.
-        time_limit: seconds.
-
-    Raises:
-        PodscaleError: a rank failed or the time limit passed.
+    `job` is JSON-serialisable, `time_limit` in seconds. Raises PodscaleError if a rank failed or the limit passed.
     """
     with tempfile.TemporaryDirectory() as name:
         task, result = Path(name, "job.json"), Path(name, "result.json")
@@ -49,7 +44,7 @@ def run_link_benchmark(job: Mapping[str, Any], ranks: int, time_limit: float) ->
 
 
 def parse_sizes(text: str) -> list[int]:
-    """Parse sizes such as `64K,1M,100M` into bytes (K, M, G are powers of 1024). Raises InputError."""
+    """Parse sizes such as `64K,1M,100M` into bytes; K, M and G are powers of 1024. Raises InputError."""
     units = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
     sizes = []
     for word in text.upper().split(","):
@@ -110,7 +105,7 @@ def percentile(ordered: Sequence[float], fraction: float) -> float:
 
 
 def bandwidth_chart(results: Mapping[str, Any]) -> str:
-    """Draw bus bandwidth by size; return the text of an SVG file."""
+    """Draw bus bandwidth by size as the text of an SVG file."""
     factor = 2 * (results["ranks"] - 1) / results["ranks"]
     smallest = min(timing["bytes"] for timing in results["whole"])
     points: dict[str, list[tuple[float, float]]] = {}

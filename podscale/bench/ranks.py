@@ -13,7 +13,7 @@ from pathlib import Path
 from podscale.util import host_info
 
 EXIT_GRACE_SECONDS = 2.0
-"""Grace time for the other ranks to report an error once a rank has failed, seconds."""
+"""Time for other ranks to report an error after one has failed, seconds."""
 
 
 def run_workers(
@@ -21,13 +21,12 @@ def run_workers(
 ) -> list[int | None]:
     """Run `python -m module arguments` on every rank until all exit, one fails or the time limit passes.
 
-    Args:
-        limit: time limit, seconds.
-        threads: CPU threads of a rank; 0 is its share of the cores.
-        log: file for the output; default: this process's output.
+    Returns the exit code of each rank, None for a rank that was killed.
 
-    Returns:
-        Exit code of each rank; None for a rank that was killed.
+    Args:
+        limit: Time limit, seconds.
+        threads: CPU threads of a rank; 0 for its share of the cores.
+        log: File for the output; default: this process's output.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -59,8 +58,7 @@ def run_workers(
 def worker_environment(rank: int, ranks: int, port: int, threads: int = 0) -> dict[str, str]:
     """Return this process's environment variables plus torchrun's.
 
-    Ranks that share a GPU get different NCCL_HOSTIDs, because NCCL allows one rank per device and host. They then
-    communicate through sockets.
+    Ranks that share a GPU get different NCCL_HOSTIDs and use sockets, because NCCL allows one rank per device and host.
     """
     gpus = host_info.visible_gpus()
     variables = {

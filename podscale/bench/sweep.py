@@ -1,7 +1,7 @@
 """Throughput sweeps of `podscale bench train`: variants of one document, measured in separate processes.
 
-A variant that runs out of memory, does not compile or hangs becomes a row with its reason, and the sweep continues.
-Results are written to a JSON file after every variant; a restarted sweep measures only what is missing.
+A variant that runs out of memory, does not compile or hangs becomes a row with its reason. Results are written to a
+JSON file after every variant; a restarted sweep measures only what is missing.
 """
 
 import json
@@ -23,9 +23,9 @@ from podscale.util.files import write_json
 
 BENCHMARK_MODULE = "podscale.pytorch.throughput_benchmark"
 SYNTHETIC_BATCHES = 4
-"""Batches in the synthetic training split, which keeps its index small."""
+"""Batches in the synthetic training split; few keep its index small."""
 MIN_SECONDS_LEFT = 10.0
-"""Least time left in the sweep's budget to start another variant, seconds."""
+"""Least time left in the sweep's budget to start a variant, seconds."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,12 @@ class SweepSettings:
     """Settings of a sweep.
 
     Args:
-        warmup: training steps before the measurement.
-        steps: training steps of the throughput measurement.
-        parts: training steps of the per-phase measurement.
-        time_limit: of one variant, seconds.
-        budget: of all variants, seconds.
-        shard_set: location of the real images.
+        warmup: Training steps before the measurement.
+        steps: Training steps of the throughput measurement.
+        parts: Training steps of the per-phase measurement.
+        time_limit: Seconds of one variant.
+        budget: Seconds of all variants.
+        shard_set: Location of the real images.
     """
 
     warmup: int = 20
@@ -54,10 +54,10 @@ class SweepRow:
     """Result of one variant. Fields are keys of the results file.
 
     Args:
-        key: settings that identify the measurement, see row_key.
-        found: measured values; None if the variant failed.
-        reason: cause of the failure.
-        seconds: wall time of the variant.
+        key: Settings that identify the measurement (see `row_key`).
+        found: Measured values; None if the variant failed.
+        reason: Cause of the failure.
+        seconds: Wall time of the variant.
     """
 
     name: str
@@ -80,14 +80,9 @@ RowCallback = Callable[[SweepRow, list[SweepRow]], None]
 def run_sweep(
     base: BaseDocument, variants: Sequence[BenchVariant], settings: SweepSettings, results: Path, on_row: RowCallback
 ) -> list[SweepRow]:
-    """Measure each variant that `results` does not hold yet; return the rows of all variants in order.
+    """Measure each variant that the file `results` lacks; return the rows of all variants in order.
 
-    Args:
-        results: JSON file of the rows.
-        on_row: called with each row and all rows so far.
-
-    Raises:
-        InputError: the document of a variant is not valid; raised before the first measurement.
+    `on_row` gets each row and all rows so far. Raises InputError before the first measurement if a document is invalid.
     """
     documents = [variant_document(base, variant, settings) for variant in variants]
     earlier = [row for row in read_rows(results) if row.found]
@@ -107,7 +102,7 @@ def run_sweep(
 
 
 def read_rows(results: Path) -> list[SweepRow]:
-    """Read the rows of an earlier sweep; empty if the file does not exist. Raises InputError for any other file."""
+    """Read the rows of an earlier sweep; empty without the file. Raises InputError for an invalid file."""
     if not results.exists():
         return []
     try:
@@ -154,7 +149,7 @@ def row_key(config: RunConfig, variant: BenchVariant, settings: SweepSettings) -
 def _measure(
     row: SweepRow, config: RunConfig, variant: BenchVariant, settings: SweepSettings, seconds_left: float
 ) -> None:
-    """Measure a variant in processes of its own and fill its row."""
+    """Measure a variant in separate processes and fill its row."""
     if seconds_left < MIN_SECONDS_LEFT:
         row.reason = "not measured: the time of the sweep was over"
         return

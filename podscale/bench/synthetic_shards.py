@@ -1,4 +1,4 @@
-"""Synthetic shard set: an index like ImageNet's without image bytes, for benchmarks of everything but the decoding."""
+"""Synthetic shard set: an index like ImageNet's without image bytes, for benchmarks of everything but decoding."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ WIDTH, HEIGHT = 500, 375
 
 
 def write_synthetic_shard_set(directory: Path, *, images: int, classes: int = 1000) -> Path:
-    """Write a shard set index with `images` training rows and no records; only the synthetic loader can use it."""
+    """Write the index of `images` training images without records; only the synthetic loader can use it."""
     directory.mkdir(parents=True, exist_ok=True)
     names = [f"class-{number:04d}" for number in range(classes)]
     write_json(directory / "classes.json", names)

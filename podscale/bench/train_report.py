@@ -12,9 +12,9 @@ from podscale.util.files import write_atomically
 from podscale.util.formatting import format_bytes
 
 REFERENCE_RATE = ("H200", 7960.0)
-"""NVIDIA's MXNet submission to MLPerf Training v4.0: 8 x H200, 400 images each, communication included."""
+"""Images/s per GPU of NVIDIA's MXNet entry in MLPerf Training v4.0: 8 x H200, 400 images each, with communication."""
 MILESTONES = (5500, 6500, 8000, 9000)
-"""Goals of this project on one H200, images/s."""
+"""Goals on one H200, images/s."""
 REAL_FRACTION = 0.98
 """Goal for real images, as a fraction of the synthetic rate."""
 
@@ -26,7 +26,6 @@ TABLE_RULE = "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|"
 
 
 def write_report(path: Path, command: str, rows: Sequence[SweepRow]) -> None:
-    """Write the Markdown file of a sweep."""
     write_atomically(path, "\n".join([*format_report(command, rows), ""]))
 
 

@@ -12,12 +12,12 @@ from podscale.errors import InputError
 
 @dataclass(frozen=True)
 class BenchVariant:
-    """One variant of a sweep.
+    """Variant of a sweep.
 
     Args:
-        changes: options that differ from the base document, by dotted name.
-        batch: images per rank; default: the document's.
-        real_images: read the sweep's shard set instead of synthetic images.
+        changes: Options that differ from the base document, by dotted name.
+        batch: Images per rank; default: the document's.
+        real_images: Read the sweep's shard set instead of synthetic images.
     """
 
     name: str
@@ -58,7 +58,7 @@ GPU_VARIANTS = (
         real_images=True,
     ),
 )
-"""ResNet-50 on one GPU, the most informative variants first, so that an interrupted sweep is still useful."""
+"""ResNet-50 on one GPU; the most informative variants come first, in case the sweep is interrupted."""
 
 CPU_VARIANTS = (
     BenchVariant("fp32", FP32, 8),
@@ -72,7 +72,7 @@ SWEEPS: Mapping[str, Sequence[BenchVariant]] = {"gpu": GPU_VARIANTS, "cpu": CPU_
 
 
 def named_sweep(name: str, *, real_images: bool) -> list[BenchVariant]:
-    """Return the variants of a sweep; those with real images only if `real_images`. Raises InputError if unknown."""
+    """Return the variants of a sweep, those of real images only if `real_images`. Raises InputError if unknown."""
     if name not in SWEEPS:
         hint = f"There are {', '.join(SWEEPS)}; make others with --vary a.b=x,y"
         raise InputError("unknown sweep", field="--sweep", got=name, hint=hint)
@@ -80,7 +80,7 @@ def named_sweep(name: str, *, real_images: bool) -> list[BenchVariant]:
 
 
 def variant_grid(settings: Sequence[str], *, real_images: bool) -> list[BenchVariant]:
-    """Return every combination of `a.b=x,y` settings; `batch=` is images per rank. Default: the base document."""
+    """Return every combination of `a.b=x,y` settings (`batch` is images per rank); by default the base document."""
     options = []
     for setting in settings:
         name, _, values = setting.partition("=")

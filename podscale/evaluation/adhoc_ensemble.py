@@ -15,11 +15,10 @@ from podscale.runs.model_files import read_model
 def adhoc_ensemble_document(names: Sequence[str], changes: Sequence[str], shard_set: str | None) -> RunConfig:
     """Build the run document of an ensemble from directories of runs or models.
 
-    Its workspace and options are those of the first model's run. For a model outside of a run directory they come from
-    model.json, and the shard set is required.
+    Workspace and options are those of the first model's run. Outside of a run directory, they are in model.json.
 
     Raises:
-        InputError: fewer than two models, or a model outside of a run directory without a shard set.
+        InputError: Fewer than two models, or the first is outside of a run directory and `shard_set` is None.
     """
     if len(names) < 2:
         raise InputError(

@@ -1,4 +1,4 @@
-"""Ensemble section of evaluation.json: scores of each member, their disagreement, and each way of combining them.
+"""Ensemble section of evaluation.json: scores of each member and each combination, and the members' disagreement.
 
 Class docstrings and field descriptions are part of the committed JSON schema.
 """
@@ -81,7 +81,6 @@ class EnsembleScores(SchemaBase):
 
 
 def build_ensemble_scores(config: RunConfig, models: EvaluatedModels, directory: Path) -> EnsembleScores:
-    """Build the ensemble section from the predictions in `directory`."""
     passes = read_passes(directory)
     # The other combinations are derived from the members' predictions without a pass.
     derived = [way for way in COMBINE_METHODS if way != "weights" and pass_predictions_path(directory, way).exists()]
@@ -111,11 +110,7 @@ def build_ensemble_scores(config: RunConfig, models: EvaluatedModels, directory:
 
 
 def pairwise_disagreement(predictions: Sequence[Predictions]) -> list[list[float]]:
-    """Return, for every pair, the fraction of samples whose most probable classes differ.
-
-    Args:
-        predictions: of the same samples each.
-    """
+    """Return the fraction of samples whose top-1 classes differ, by pair; all predictions are of the same samples."""
     firsts = [member.sorted_by_key().topk[:, 0] for member in predictions]
     return [[float(np.mean(a != b)) for b in firsts] for a in firsts]
 
@@ -123,8 +118,7 @@ def pairwise_disagreement(predictions: Sequence[Predictions]) -> list[list[float
 def total_epochs(members: Sequence[EvaluatedModel]) -> float:
     """Return the epochs that went into these models: their own, and those of the runs they started from.
 
-    A run that several members started from counts once, up to the last snapshot used. Epochs after that snapshot do
-    not count, because no member contains them.
+    A run that several members started from counts once, up to the last snapshot used.
     """
     shared: dict[str, float] = {}
     for member in members:

@@ -1,4 +1,4 @@
-"""Document evaluation.json: scores, data identity, throughput, and the comparison with the run's claim.
+"""evaluation.json: scores, data identity, throughput, and the comparison with the run's claim.
 
 Its JSON schema is generated from these models, docstrings included, and committed as evaluation.schema.json.
 """
@@ -25,9 +25,8 @@ from podscale.util.formatting import printable
 
 SCHEMA_VERSION = 1
 MATRIX_CLASSES = 20
-"""Largest number of classes with a full confusion matrix; with more, only the most confused pairs are written."""
+"""Most classes with a full confusion matrix; with more, only the most confused pairs are written."""
 CONFUSED_PAIRS = 200
-"""Largest number of confused pairs written."""
 
 
 class EvaluationIdentity(SchemaBase):
@@ -136,10 +135,10 @@ def evaluate_run(
 ) -> Evaluation:
     """Score <run>/predictions.safetensors and write <run>/evaluation.json.
 
-    Throughput comes from metrics.jsonl, where the engine logs the event `evaluated` with images, seconds and processes.
+    Evaluation throughput comes from the event `evaluated` in metrics.jsonl.
 
     Raises:
-        InputError: predictions are missing, or do not cover each sample of the split exactly once.
+        InputError: Predictions are missing, or do not cover each sample of the split exactly once.
     """
     run = RunDirectory(run_directory)
     predictions = read_predictions(run.predictions)
@@ -186,11 +185,7 @@ def build_evaluation(
     throughput: Throughput,
     ensemble: EnsembleScores | None = None,
 ) -> Evaluation:
-    """Build the evaluation document of these scores.
-
-    Args:
-        classes: class names in index order.
-    """
+    """Build evaluation.json from the scores; `classes` are class names in index order."""
     few_classes = scores.classes <= MATRIX_CLASSES
     return Evaluation(
         identity=identity,
@@ -230,9 +225,9 @@ def compare_claim(
     """Compare the document's claim with the achieved values.
 
     Args:
-        top1: fraction, 0 to 1; None if unknown.
-        training_seconds: over all launches; None if unknown.
-        images_per_second: of training; None if unknown.
+        top1: Fraction, 0 to 1; None if unknown.
+        training_seconds: Seconds over all launches; None if unknown.
+        images_per_second: Training throughput; None if unknown.
     """
     claim = config.claim
     minutes = None if training_seconds is None else training_seconds / 60
@@ -246,7 +241,7 @@ def compare_claim(
 
 
 def build_throughput(config: RunConfig, history: RunHistory) -> Throughput:
-    """Return the throughput of the training steps and of the newest evaluation (input included)."""
+    """Return the throughput of the training and of the newest evaluation, input included."""
     event = history.newest("evaluated") or {}
     seconds, images = finite_number(event.get("seconds")), finite_number(event.get("images"))
     return Throughput(
@@ -259,12 +254,11 @@ def build_throughput(config: RunConfig, history: RunHistory) -> Throughput:
 
 
 def write_evaluation(path: Path, evaluation: Evaluation) -> None:
-    """Write evaluation.json atomically."""
     write_atomically(path, evaluation.model_dump_json(indent=1, by_alias=True) + "\n")
 
 
 def read_evaluation(path: Path) -> Evaluation:
-    """Read the evaluation at `path`. Raises InputError if it is missing or damaged."""
+    """Read evaluation.json. Raises InputError if it is missing or damaged."""
     try:
         return Evaluation.model_validate_json(path.read_bytes())
     except FileNotFoundError as error:
@@ -276,12 +270,12 @@ def read_evaluation(path: Path) -> Evaluation:
 
 
 def evaluation_schema() -> dict[str, Any]:
-    """Return the JSON schema of evaluation.json, which is committed beside this module."""
+    """Return the JSON schema, which is committed beside this module."""
     return Evaluation.model_json_schema()
 
 
 def kfp_metrics(evaluation: Evaluation) -> dict[str, float]:
-    """Return the values of a pipeline's Metrics artifact: a flat dict of floats, without unknown ones."""
+    """Return the values of a KFP Metrics artifact, without unknown ones."""
     scores, throughput = evaluation.scores, evaluation.throughput
     candidates = {
         "top1": scores.top1,
@@ -299,7 +293,7 @@ def kfp_metrics(evaluation: Evaluation) -> dict[str, float]:
 
 
 def confusion_for_kfp(evaluation: Evaluation) -> tuple[list[str], list[list[int]]] | None:
-    """Return class names and matrix for a ClassificationMetrics artifact; None above 20 classes, its limit."""
+    """Return class names and matrix for a KFP ClassificationMetrics artifact; None above MATRIX_CLASSES classes."""
     if evaluation.confusion_matrix is None:
         return None
     return [entry.name for entry in evaluation.per_class], evaluation.confusion_matrix

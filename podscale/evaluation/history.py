@@ -8,7 +8,7 @@ from typing import Any
 from podscale.telemetry.events import EventRecord, ReplayFilter, parse_record
 
 MAX_STEP_RECORDS = 4096
-"""Least number of step records kept of a longer run, more than a curve has pixels."""
+"""Fewest step records kept of a longer run, more than a curve has pixels."""
 
 
 @dataclass(frozen=True)
@@ -16,12 +16,12 @@ class RunHistory:
     """Log of a run.
 
     Args:
-        steps: "step" records by rising step; if a restart repeated steps, the newer record counts.
+        steps: "step" records by rising step; the newer record of a repeated step.
         evaluations: "evaluation" records, likewise.
-        events: all "event" records in the order of the file.
-        phases: seconds by phase over all launches, repeated steps included.
-        seconds: wall time from the first to the last record of each launch, summed.
-        damaged: number of lines that are not JSON objects, usually the last one of a killed writer.
+        events: All "event" records in the order of the file.
+        phases: Seconds by phase over all launches, repeated steps included.
+        seconds: Wall time from the first to the last record of each launch, summed.
+        damaged: Number of lines that are no valid record, usually the last one of a killed writer.
     """
 
     steps: list[EventRecord] = field(default_factory=list)
@@ -35,7 +35,7 @@ class RunHistory:
         return bool(self.steps or self.evaluations or self.events)
 
     def images_per_second(self, global_batch: int) -> float | None:
-        """Return the throughput over all logged steps, images/s; None without any."""
+        """Return the throughput over all logged steps; None without any."""
         images, seconds, previous = 0.0, 0.0, 0
         for record in self.steps:
             rate, step = finite_number(record.get("images_per_second")), int(record["step"])
@@ -46,16 +46,14 @@ class RunHistory:
         return images / seconds if seconds else None
 
     def newest(self, event: str) -> EventRecord | None:
-        """Return the last event of this name, or None."""
         return next((record for record in reversed(self.events) if record.get("event") == event), None)
 
     def count(self, event: str) -> int:
-        """Return the number of events of this name."""
         return sum(record.get("event") == event for record in self.events)
 
 
 def read_history(path: Path) -> RunHistory:
-    """Read the history from metrics.jsonl; empty if there is no such file. Damaged lines are counted."""
+    """Read the history from metrics.jsonl; empty if the file cannot be read."""
     try:
         with path.open("rb") as file:
             return parse_history(file)
@@ -64,7 +62,6 @@ def read_history(path: Path) -> RunHistory:
 
 
 def parse_history(lines: Iterable[bytes]) -> RunHistory:
-    """Build the history from lines of metrics.jsonl."""
     reader = _HistoryReader()
     for line in lines:
         reader.add_line(line)
@@ -72,14 +69,14 @@ def parse_history(lines: Iterable[bytes]) -> RunHistory:
 
 
 def finite_number(value: Any) -> float | None:
-    """Return `value` as a finite float, or None (a diverged run logs NaN, which JSON may carry as a word)."""
+    """Return `value` as a finite float; None for NaN, infinity and other types."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if abs(value) < float("inf") else None
 
 
 class _HistoryReader:
-    """Builds a history record by record, in memory that does not grow with the length of the run."""
+    """Reader that builds a history, in memory that does not grow with the length of the run."""
 
     def __init__(self) -> None:
         self._run = ReplayFilter()
@@ -117,7 +114,7 @@ class _HistoryReader:
 
 
 def _thin(records: list[EventRecord]) -> list[EventRecord]:
-    """Merge pairs of step records; the merged rate covers the steps of both, so that throughput stays exact."""
+    """Merge pairs of step records; a merged rate covers the steps of both, so that throughput stays exact."""
     merged: list[EventRecord] = []
     previous_step, first = 0, None
     for record in records:
@@ -132,7 +129,7 @@ def _thin(records: list[EventRecord]) -> list[EventRecord]:
 
 
 def _merge_steps(previous_step: int, first: EventRecord, second: EventRecord) -> EventRecord:
-    """Merge two neighbouring step records; `previous_step` is the step of the record before them."""
+    """Merge two neighbouring step records; `previous_step` is the step before them."""
     rates = [finite_number(record.get("images_per_second")) for record in (first, second)]
     steps = [first["step"] - previous_step, second["step"] - first["step"]]
     known = [(count, rate) for count, rate in zip(steps, rates, strict=True) if rate and count > 0]
@@ -143,7 +140,7 @@ def _merge_steps(previous_step: int, first: EventRecord, second: EventRecord) ->
 
 
 class _LaunchClock:
-    """Wall time of all launches; a launch begins with a "start" or "resumed" event, or with both together."""
+    """Wall time of all launches; a launch begins with the event "start" or "resumed", or with both."""
 
     def __init__(self) -> None:
         self._total = 0.0

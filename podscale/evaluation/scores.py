@@ -18,9 +18,9 @@ class PerClassScores:
     """Scores of each class.
 
     Args:
-        support: samples of the class, int64 [classes].
-        predicted: samples predicted as the class, int64 [classes].
-        correct: samples of the class predicted as it, int64 [classes].
+        support: Samples of the class, int64 [classes].
+        predicted: Samples predicted as the class, int64 [classes].
+        correct: Samples of the class predicted as it, int64 [classes].
     """
 
     support: npt.NDArray[np.int64]
@@ -29,7 +29,7 @@ class PerClassScores:
 
     @property
     def accuracy(self) -> npt.NDArray[np.float64]:
-        """Recall of each class, correct / support; NaN if it has no samples."""
+        """Recall of each class, correct / support; NaN without samples."""
         return _ratio_or_nan(self.correct, self.support)
 
     @property
@@ -43,10 +43,9 @@ class ConfusionCounts:
     """Sparse confusion matrix: the pairs that occur, ordered by label, then prediction.
 
     Args:
-        classes: number of classes.
-        label: true class, int32 [m].
-        predicted: predicted class, int32 [m].
-        count: samples of the pair, int64 [m].
+        label: True class, int32 [m].
+        predicted: Predicted class, int32 [m].
+        count: Samples of the pair, int64 [m].
     """
 
     classes: int
@@ -55,7 +54,7 @@ class ConfusionCounts:
     count: npt.NDArray[np.int64]
 
     def matrix(self) -> npt.NDArray[np.int64]:
-        """Return the dense matrix, int64 [classes, classes]: rows are true classes, columns predictions."""
+        """Return the dense matrix, int64 [classes, classes]; rows are true classes, columns predictions."""
         dense = np.zeros((self.classes, self.classes), dtype=np.int64)
         dense[self.label, self.predicted] = self.count
         return dense
@@ -69,15 +68,13 @@ class ConfusionCounts:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Calibration in bins of equal width over the top-1 confidence, bin m being ((m - 1) / M, m / M].
-
-    See Guo et al. 2017, section 3.
+    """Calibration in M equal-width bins over top-1 confidence, ((m - 1) / M, m / M] (Guo et al. 2017, section 3).
 
     Args:
-        count: samples of each bin, int64 [M].
-        confidence: mean confidence of each bin, float64 [M]; NaN if it is empty.
-        accuracy: accuracy of each bin, float64 [M]; NaN if it is empty.
-        ece: expected calibration error, sum over bins of count / n * |accuracy - confidence| (equations 3 and 5).
+        count: Samples of each bin, int64 [M].
+        confidence: Mean confidence of each bin, float64 [M]; NaN if it is empty.
+        accuracy: Accuracy of each bin, float64 [M]; NaN if it is empty.
+        ece: Expected calibration error, sum over bins of count / n * |accuracy - confidence| (equations 3 and 5).
     """
 
     count: npt.NDArray[np.int64]
@@ -96,14 +93,14 @@ class Scores:
     """Scores of a model on one split.
 
     Args:
-        count: number of samples.
-        classes: number of classes.
-        top1: fraction of samples, 0 to 1.
+        count: Number of samples.
+        classes: Number of classes.
+        top1: Fraction of samples, 0 to 1.
         top1_interval: 95 % Wilson score interval of top1 (Wilson 1927).
-        top5: fraction of samples whose label is among the `top5_k` most probable classes.
+        top5: Fraction of samples whose label is among the `top5_k` most probable classes.
         top5_k: 5, or the number of classes if that is less.
-        loss: mean cross-entropy, nats.
-        balanced_accuracy: mean accuracy over classes that have samples.
+        loss: Mean cross-entropy, nats.
+        balanced_accuracy: Mean accuracy over classes that have samples.
     """
 
     count: int
@@ -120,10 +117,10 @@ class Scores:
 
 
 def compute_scores(predictions: Predictions, classes: int) -> Scores:
-    """Compute the scores of `predictions` over `classes` classes.
+    """Compute the scores over `classes` classes.
 
     Raises:
-        InputError: there are no predictions, or they belong to another class map.
+        InputError: There are no predictions, or they belong to another class map.
     """
     _check_classes(predictions, classes)
     n = len(predictions)
@@ -152,11 +149,7 @@ def compute_scores(predictions: Predictions, classes: int) -> Scores:
 
 
 def wilson_interval(correct: int, n: int, z: float = 1.959963984540054) -> tuple[float, float]:
-    """Return the Wilson score interval of the fraction correct / n (Wilson 1927).
-
-    Args:
-        z: normal quantile; default: that of a 95 % interval.
-    """
+    """Return the Wilson score interval of correct / n (Wilson 1927); `z` is the normal quantile, by default of 95 %."""
     fraction = correct / n
     center = fraction + z * z / (2 * n)
     half_width = z * math.sqrt(fraction * (1 - fraction) / n + z * z / (4 * n * n))
@@ -165,12 +158,12 @@ def wilson_interval(correct: int, n: int, z: float = 1.959963984540054) -> tuple
 
 
 def bin_edges(bins: int) -> npt.NDArray[np.float64]:
-    """Return the edges of `bins` bins of equal width over [0, 1], float64 [bins + 1]."""
+    """Return the edges of equal-width bins over [0, 1], float64 [bins + 1]."""
     return np.arange(bins + 1, dtype=np.float64) / bins
 
 
 def most_confident_mistakes(predictions: Predictions, limit: int) -> npt.NDArray[np.int64]:
-    """Return the row numbers of wrong predictions, most confident first, ties by key."""
+    """Return the rows of wrong predictions, most confident first, ties by key."""
     wrong = np.flatnonzero(predictions.topk[:, 0] != predictions.labels)
     order = np.lexsort((predictions.keys[wrong], -predictions.confidences[wrong, 0].astype(np.float64)))
     return wrong[order][:limit]
@@ -212,11 +205,11 @@ def _compute_calibration(
     count = np.bincount(bin_of, minlength=bins)
     correct = np.bincount(bin_of, weights=is_correct, minlength=bins)
     confidence_sum = np.bincount(bin_of, weights=confidence, minlength=bins)
-    ece = float(np.abs(correct - confidence_sum).sum() / len(confidence))  # the bin's count cancels
+    ece = float(np.abs(correct - confidence_sum).sum() / len(confidence))  # the bin's count cancels out
     return Calibration(count, _ratio_or_nan(confidence_sum, count), _ratio_or_nan(correct, count), ece)
 
 
 def _ratio_or_nan(part: npt.NDArray[np.generic], total: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """Return part / total, NaN where total is 0."""
+    """Return part / total, or NaN if total is 0."""
     with np.errstate(invalid="ignore"):
         return np.asarray(part, dtype=np.float64) / np.where(total == 0, np.nan, total)

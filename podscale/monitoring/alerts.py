@@ -1,8 +1,8 @@
 """Alert rules, each with a page in docs/runbooks/ and cases in tests/rules/.
 
-An alert must not fire for a run that has finished (its series are gone, or `podscale_train_done` is 1), that evaluates
-or is still starting, or because a pod restarted. Expressions therefore use the current state of the run, and hold times
-exceed the windows that a start distorts.
+No alert may fire because a pod restarted, or for a run that has finished (its series are gone, or `podscale_train_done`
+is 1), evaluates or still starts. Expressions therefore use the current state of the run, and hold times exceed the
+windows that a start distorts.
 """
 
 from podscale.monitoring.rule_types import AlertRule
@@ -42,7 +42,7 @@ and sum by (namespace, run) (podscale_train_images_total) == 0
         "data, or for a compilation.",
     ),
     # Three cases: a target that stopped answering, one that never answered (its pod's label has the run), and a pod
-    # that runs according to kube-state-metrics but is no target any more.
+    # that kube-state-metrics reports as running but that is not a target.
     AlertRule(
         "PodscaleMetricsAbsent",
         """
@@ -181,7 +181,7 @@ run:podscale_train_checkpoint_age:seconds
         'Checkpoints not written in the last 30 minutes: {{ $value | printf "%.0f" }}, for the reason '
         '"{{ $labels.reason }}". The newest complete checkpoint is kept; the run ends when the next one is due.',
     ),
-    # Rank 0 exports restarts once it trains. The supervisor exports launches before that, also of ranks that die during
+    # Rank 0 exports restarts once it trains. The supervisor exports launches earlier, also of ranks that fail during
     # their start. Range vectors include runs that have ended, hence the limit of ten minutes for a restart.
     AlertRule(
         "PodscaleRestartLoop",
@@ -204,8 +204,8 @@ unless max by (namespace, run) (last_over_time(podscale_train_done[10m])) == 1
         '{{ $value | printf "%.0f" }} restarts in the last hour (limit {{ @restartsPerHour@ }}): each costs the start, '
         "the compilation, and the steps since the newest checkpoint.",
     ),
-    # The window of an hour is smooth enough; a longer hold time would start again at every restart. A run that is new
-    # or resumed after a pause has half an hour for its start.
+    # The window of an hour is smooth enough; a longer hold time would begin again at every restart. A run that is new
+    # or resumed after a pause has half an hour to start.
     AlertRule(
         "PodscaleGoodputLow",
         f"""
@@ -261,7 +261,7 @@ max by (namespace, run) (
         "One of its pods exports {{ $value }} series (limit {{ @seriesPerTarget@ }}): more than Prometheus was sized "
         "for, most likely a label with values that nobody bounded.",
     ),
-    # 13, 31, 43 and 45 come from the program or its exit. A code that does not change is of an earlier user of the GPU.
+    # 13, 31, 43 and 45 come from the program or its exit. An unchanged code is that of an earlier user of the GPU.
     AlertRule(
         "PodscaleGPUXid",
         """

@@ -31,7 +31,7 @@ RETENTION = "30d"
 START_TIMEOUT_SECONDS = 60.0
 QUERY_TIMEOUT_SECONDS = 5.0
 CERTIFICATE_TIMEOUT_SECONDS = 2.0
-"""Time limit for an endpoint to show its certificate."""
+"""Time limit for reading an endpoint's certificate."""
 DEFAULT_SETTINGS = RuleSettings()
 
 
@@ -48,11 +48,7 @@ DEFAULT_INTERVALS = ScrapeIntervals()
 
 @dataclass(frozen=True)
 class ScrapeTarget:
-    """One endpoint to scrape.
-
-    Args:
-        certificate_name: name in the endpoint's certificate, which Prometheus verifies; None: its address.
-    """
+    """Endpoint to scrape. Prometheus verifies `certificate_name` in its certificate, or its address if that is None."""
 
     endpoint: Endpoint
     certificate_name: str | None = None
@@ -60,19 +56,14 @@ class ScrapeTarget:
 
 @dataclass(frozen=True)
 class FiringAlert:
-    """A firing alert."""
-
     name: str
     summary: str
 
 
 class PrometheusDirectory:
-    """Directory below the runs with lock, rules, configuration and samples, which are kept after the exit.
+    """Directory below the runs with lock, rules, configuration and samples; it remains after the exit.
 
-    Raises InputError if it cannot be written or another Prometheus holds the lock.
-
-    Args:
-        client: client certificate for endpoints that require one.
+    `client` is for endpoints that require a certificate. Raises InputError if it is locked or not writable.
     """
 
     def __init__(
@@ -95,7 +86,7 @@ class PrometheusDirectory:
             raise InputError(problem, field=str(self.path), hint="Choose another folder of runs.") from error
 
     def write_configuration(self, targets: Iterable[ScrapeTarget]) -> None:
-        """Write the configuration, which Prometheus reads at its start and at SIGHUP."""
+        """Write the configuration, which Prometheus reads when it starts and at SIGHUP."""
         configuration = {
             "global": {
                 "scrape_interval": f"{self._intervals.scrape_seconds}s",
@@ -107,18 +98,16 @@ class PrometheusDirectory:
         write_atomically(self.path / "prometheus.yml", yaml.safe_dump(configuration, sort_keys=False))
 
     def last_error(self) -> str:
-        """Return the last error in Prometheus' log."""
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
         errors = [line for line in lines if "err=" in line or "rror" in line]
         return (errors or lines or ["its log is empty"])[-1]
 
     def close(self) -> None:
-        """Release the lock."""
         os.close(self._lock)
 
 
 class LocalPrometheus:
-    """A running Prometheus that scrapes the targets of `update_targets`; created by `run_prometheus`."""
+    """Running Prometheus that scrapes the targets of `update_targets`; created by `run_prometheus`."""
 
     def __init__(self, runs: Path, directory: PrometheusDirectory, url: str, child: "subprocess.Popen[bytes]") -> None:
         self.url = url
@@ -126,7 +115,7 @@ class LocalPrometheus:
         self._targets: list[ScrapeTarget] = []
 
     def update_targets(self) -> list[str]:
-        """Find the endpoints of runs, configure Prometheus to scrape them, and return their addresses."""
+        """Find the endpoints of runs, make Prometheus scrape them, and return their addresses."""
         targets = build_targets(find_endpoints(self._runs), self._targets, self._directory.client)
         if targets != self._targets:
             self._directory.write_configuration(targets)
@@ -140,17 +129,17 @@ class LocalPrometheus:
         return [FiringAlert(alert["labels"]["alertname"], alert["annotations"].get("summary", "")) for alert in firing]
 
     def scrape_errors(self) -> dict[str, str]:
-        """Return the error of the last failed scrape by address. Raises OSError if Prometheus does not answer."""
+        """Return the last error by address of failing targets. Raises OSError if Prometheus does not answer."""
         down = [target for target in self._query("targets?state=active")["activeTargets"] if target["health"] == "down"]
         return {target["labels"]["instance"]: target["lastError"] for target in down}
 
     def raise_if_exited(self) -> None:
-        """Raise PodscaleError with Prometheus' last error if it has exited."""
+        """Raise PodscaleError with the last error of the log if Prometheus has exited."""
         if (code := self._child.poll()) is not None:
             raise PodscaleError(f"exited: {self._directory.last_error()}", field=PROGRAM, got=code)
 
     def wait_until_ready(self) -> None:
-        """Wait until Prometheus answers. Raises PodscaleError if it exits or the timeout passes."""
+        """Wait until Prometheus answers. Raises PodscaleError if it exits or does not answer in time."""
         deadline = time.monotonic() + START_TIMEOUT_SECONDS
         while not self._is_ready():
             self.raise_if_exited()
@@ -180,15 +169,14 @@ def run_prometheus(
     settings: RuleSettings = DEFAULT_SETTINGS,
     intervals: ScrapeIntervals = DEFAULT_INTERVALS,
 ) -> Iterator[LocalPrometheus]:
-    """Run Prometheus for the runs below `runs` inside the context; its samples are kept afterwards.
+    """Run Prometheus inside the context for the runs below `runs`; its samples remain afterwards.
 
     Args:
-        port: on 127.0.0.1; 0 is any free one.
-        client: client certificate for endpoints that require one.
-        settings: of the rules.
+        port: Port on 127.0.0.1; 0 for any free one.
+        client: Client certificate for endpoints that require one.
 
     Raises:
-        InputError: the program is missing, the port is in use, or another Prometheus serves the same runs.
+        InputError: The program is missing, the port is in use, or another Prometheus serves the same runs.
     """
     program = shutil.which(PROGRAM)
     if program is None:
@@ -226,7 +214,7 @@ def run_prometheus(
 
 
 def find_endpoints(runs: Path) -> list[Endpoint]:
-    """Return the endpoints served now by runs below a directory, or by the directory if it is a run."""
+    """Return the endpoints served now by `runs` itself and by the runs in it."""
     directories = [RunDirectory(runs), *(RunDirectory(path) for path in sorted(runs.glob("*")))]
     return [endpoint for run in directories if (endpoint := Endpoint.read(run.endpoint)) is not None]
 
@@ -234,11 +222,11 @@ def find_endpoints(runs: Path) -> list[Endpoint]:
 def build_targets(
     endpoints: Iterable[Endpoint], known: Iterable[ScrapeTarget], client: ClientCertFiles | None
 ) -> list[ScrapeTarget]:
-    """Return scrape targets for the endpoints; one that does not answer yet is left out.
+    """Return scrape targets for the endpoints, without TLS endpoints that do not answer yet.
 
     Args:
-        known: targets of the previous call, which are reused.
-        client: client certificate for endpoints that require one.
+        known: Targets of the previous call, which are reused.
+        client: Client certificate for endpoints that require one.
     """
     by_endpoint = {target.endpoint: target for target in known}
     targets = []
@@ -284,7 +272,7 @@ def _open_lock(path: Path) -> int:
 
 
 def _check_port(port: int) -> int:
-    """Return the port, or any free one for 0. Raises InputError if it is in use."""
+    """Return the port, or a free one for 0. Raises InputError if it is in use."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

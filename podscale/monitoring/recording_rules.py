@@ -1,7 +1,7 @@
 """Recording rules by run, rank and volume, for alerts, dashboards and queries.
 
-A rate over five minutes is too low while its series is younger than that, after every start. A restarted pod has a new
-address and therefore a new series, so counters over all launches are first aggregated as a maximum by run.
+A rate over five minutes is too low in the first five minutes of its series. A restarted pod has new series, so counters
+over all launches are first aggregated as a maximum by run.
 """
 
 from podscale.monitoring.rule_types import RecordingRule

@@ -1,7 +1,6 @@
 """Rule files: all rules in their groups, rendered for Prometheus or an operator.
 
-Drills divide every duration of the rules (ranges, offsets, hold times) by one factor, because they cannot wait a
-quarter of an hour for each alert. Thresholds, series and joins stay the same.
+Drills divide every duration (ranges, offsets, hold times) by one factor, so that alerts fire sooner.
 """
 
 import math
@@ -34,7 +33,7 @@ RULE_GROUPS = (
 RECORDING_RULES = tuple(rule for group in RULE_GROUPS for rule in group.rules if isinstance(rule, RecordingRule))
 ALERT_RULES = tuple(rule for group in RULE_GROUPS for rule in group.rules if isinstance(rule, AlertRule))
 RUNBOOKS_DIRECTORY = "docs/runbooks/"
-"""Directory of the runbooks in this repository; a site that serves them sets its own address."""
+"""Runbooks in this repository; a site that serves them sets its own address."""
 FillTokens = Callable[[str], str]
 
 _UNITS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -44,21 +43,21 @@ _IN_SECONDS = re.compile(r"@(\d+[a-z]+)@")
 
 
 def parse_milliseconds(duration: str) -> int:
-    """Parse a duration of Prometheus with one unit, such as 5m."""
+    """Parse a Prometheus duration with one unit, such as 5m."""
     match = _DURATION.fullmatch(duration)
     assert match is not None, duration
     return int(match[1]) * _UNITS[match[2]]
 
 
 def shorten_duration(duration: str, times: float) -> str:
-    """Divide the duration by `times`, in the largest unit that divides the result: 5m by 40 is 7500ms."""
+    """Divide the duration by `times`, in the largest unit that keeps it whole: 5m by 40 is 7500ms."""
     length = round(parse_milliseconds(duration) / times)
     unit = next(unit for unit in reversed(_UNITS) if length % _UNITS[unit] == 0) if length else "s"
     return f"{length // _UNITS[unit]}{unit}"
 
 
 def shorten_expression(expr: str, times: float = 1) -> str:
-    """Divide every range, offset and `@1h@` (a duration as a number of seconds) in PromQL by `times`."""
+    """Divide every range, offset and `@1h@` (a duration in seconds) in PromQL by `times`."""
     shorter = _RANGE_OR_OFFSET.sub(lambda match: shorten_duration(match[0], times), expr)
     return _IN_SECONDS.sub(lambda match: f"{parse_milliseconds(match[1]) / times / 1000:.10g}", shorter)
 
@@ -73,9 +72,9 @@ class RuleSettings:
     """Site-specific settings of the rules. Raises InputError for an unknown name or `shorten` below 1.
 
     Args:
-        runbooks: address of the runbooks.
-        excluded_alerts: names of alerts to omit.
-        shorten: divisor of every range, offset and hold time, for drills. Texts keep the original times.
+        runbooks: Address of the runbooks.
+        excluded_alerts: Alerts to omit.
+        shorten: Divisor of every range, offset and hold time, for drills. Texts keep the original times.
     """
 
     thresholds: Mapping[str, float] = field(default_factory=dict)
@@ -90,13 +89,13 @@ class RuleSettings:
         _check_known("alert", self.excluded_alerts, [alert.name for alert in ALERT_RULES])
 
     def values(self) -> dict[str, str]:
-        """Return the replacements by the name between `@`."""
+        """Return the replacement of each `@name@`."""
         numbers = {name: format_number(number) for name, number in {**DEFAULT_THRESHOLDS, **self.thresholds}.items()}
         return {**numbers, "runbooks": self.runbooks.removesuffix("/") + "/"}
 
 
 def rule_file(settings: RuleSettings) -> dict[str, Any]:
-    """Return the content of a file of Prometheus' `rule_files`."""
+    """Return the content of a Prometheus rule file."""
     values = settings.values()
     groups = [
         _render_group(group, settings.excluded_alerts, lambda text: fill_tokens(text, values), settings.shorten)
@@ -106,19 +105,19 @@ def rule_file(settings: RuleSettings) -> dict[str, Any]:
 
 
 def rule_template() -> dict[str, Any]:
-    """Return the rule file with every `@name@` unreplaced; the chart fills them in from its values."""
+    """Return the rule file with every `@name@`, which the chart replaces by its values."""
     return {"groups": [_render_group(group, frozenset(), lambda text: text) for group in RULE_GROUPS]}
 
 
 def prometheus_rule(settings: RuleSettings) -> dict[str, Any]:
-    """Return the PrometheusRule object of the Prometheus operator."""
+    """Return the rules as PrometheusRule of the Prometheus operator."""
     metadata = {"name": "podscale", "labels": {"app.kubernetes.io/name": "podscale"}}
     kind = {"apiVersion": "monitoring.coreos.com/v1", "kind": "PrometheusRule"}
     return {**kind, "metadata": metadata, "spec": rule_file(settings)}
 
 
 def google_rules(settings: RuleSettings) -> dict[str, Any]:
-    """Return the Rules object of Google's managed Prometheus, which covers its own namespace only."""
+    """Return the rules as Rules of Google's managed Prometheus, which apply to their own namespace only."""
     return {**prometheus_rule(settings), "apiVersion": "monitoring.googleapis.com/v1", "kind": "Rules"}
 
 
@@ -130,7 +129,7 @@ FORMATS: Mapping[str, Callable[[RuleSettings], dict[str, Any]]] = {
 
 
 def format_number(number: float) -> str:
-    """Format a number for PromQL, YAML and Helm: 2, 0.001."""
+    """Format a number for PromQL, YAML and Helm, such as 2 or 0.001."""
     return str(int(number)) if number == int(number) else repr(float(number))
 
 

@@ -1,10 +1,10 @@
 """Types of recording and alert rules, and the thresholds of the alerts with their reasons.
 
-Texts contain `@name@` for a threshold or the runbooks' address; expressions contain `@1h@` for that duration as a
-number of seconds. `podscale rules export --threshold` and the chart set thresholds.
+In texts, `@name@` is a threshold or the runbooks' address. In expressions, `@1h@` is that duration in seconds.
+`podscale rules export --threshold` and the chart set thresholds.
 
-All rules work on Prometheus 2.42, the oldest supported one (Debian 12). Every rule is grouped by namespace and run, so
-that runs do not mix; outside Kubernetes the namespace is empty, which PromQL treats as absent.
+All rules work on Prometheus 2.42 (Debian 12), the oldest supported version. Every rule is grouped by namespace and run,
+so that runs do not mix. Outside Kubernetes the namespace is empty, which PromQL treats as absent.
 """
 
 import re
@@ -19,13 +19,7 @@ _TOKEN = re.compile(r"@([a-zA-Z]\w*)@")
 
 @dataclass(frozen=True)
 class RecordingRule:
-    """A precomputed series for alerts, dashboards and queries.
-
-    Args:
-        name: `level:podscale_what:operation`.
-        expr: PromQL.
-        meaning: description with unit.
-    """
+    """Precomputed series, named `level:podscale_what:operation`; `meaning` describes it, with its unit."""
 
     name: str
     expr: str
@@ -34,12 +28,7 @@ class RecordingRule:
 
 @dataclass(frozen=True)
 class AlertRule:
-    """A condition that needs an operator.
-
-    Args:
-        expr: PromQL.
-        hold_for: time for which the condition must hold (Prometheus' `for`).
-    """
+    """Condition that needs an operator; `hold_for` is Prometheus' `for`."""
 
     name: str
     expr: str
@@ -50,13 +39,13 @@ class AlertRule:
 
     @property
     def runbook(self) -> str:
-        """File name of its page in docs/runbooks/."""
+        """File name in docs/runbooks/."""
         return f"{self.name}.md"
 
 
 @dataclass(frozen=True)
 class Threshold:
-    """A site-specific limit of an alert; also a value of this name in the chart."""
+    """Site-specific limit of an alert; the chart has a value of the same name."""
 
     name: str
     default: float
@@ -65,7 +54,7 @@ class Threshold:
 
 @dataclass(frozen=True)
 class RuleGroup:
-    """Rules that are evaluated together, in this order."""
+    """Rules that are evaluated together, in order."""
 
     name: str
     rules: tuple[RecordingRule | AlertRule, ...]
@@ -77,7 +66,6 @@ def fill_tokens(text: str, values: Mapping[str, str]) -> str:
 
 
 def find_tokens(text: str) -> set[str]:
-    """Return the names between `@` in a text."""
     return set(_TOKEN.findall(text))
 
 

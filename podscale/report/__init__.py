@@ -11,10 +11,7 @@ __all__ = ["ReportData", "build_report", "describe_exit", "read_report_data"]
 
 
 def build_report(run_directory: Path, shard_set: ShardSet | Path | str | None) -> Path:
-    """Write <run>/report.html and return its path.
-
-    Missing parts (a run that failed early has no scores) are listed in the report with the reason.
-    """
+    """Write <run>/report.html, which lists missing parts with the reason, and return its path."""
     data = read_report_data(Path(run_directory), shard_set)
     write_atomically(data.run.report, render_page(data))
     return data.run.report

@@ -1,7 +1,4 @@
-"""HTML markup and number formats of the report; every value is escaped here and nowhere else.
-
-Numbers have few digits, narrow spaces between thousands, and a unit.
-"""
+"""HTML markup and number formats of the report; the only module that escapes HTML."""
 
 import math
 from collections.abc import Mapping
@@ -12,14 +9,11 @@ from podscale.util.formatting import printable
 
 
 class Markup(str):
-    """Text that is HTML or SVG already; any other text is escaped when it becomes part of a tag."""
+    """HTML or SVG text; any other text is escaped when it becomes part of a tag."""
 
 
 def tag(name: str, /, *children: Any, **attributes: Any) -> Markup:
-    """Return one element. `class_` is class, `stroke_width` is stroke-width; None omits an attribute.
-
-    Floats are written with two decimals, a hundredth of a pixel.
-    """
+    """Return one element; `class_` is class, `stroke_width` is stroke-width, and None omits an attribute."""
     written = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escape(_format_attribute(value))}"'
         for key, value in attributes.items()
@@ -29,12 +23,12 @@ def tag(name: str, /, *children: Any, **attributes: Any) -> Markup:
 
 
 def void_tag(name: str, /, **attributes: Any) -> Markup:
-    """Return an element without content or end tag: img, meta, br."""
+    """Return an element without content or end tag, such as img, meta or br."""
     return Markup(tag(name, **attributes).removesuffix(f"</{name}>"))
 
 
 def join_markup(*children: Any) -> Markup:
-    """Concatenate the children; plain strings are escaped, lists and generators are flattened."""
+    """Concatenate the children; plain strings are escaped, iterables are flattened."""
     return Markup("".join(_escape_child(child) for child in children))
 
 
@@ -57,7 +51,7 @@ def _format_attribute(value: Any) -> str:
 
 
 MISSING_TEXT = "\u2013"
-"""En dash, for a missing value."""
+"""En dash."""
 
 
 def format_percent(share: float | None, digits: int = 1) -> str:
@@ -98,7 +92,6 @@ def format_seconds(seconds: float | None) -> str:
 
 
 def format_size(number: float | None) -> str:
-    """Format bytes in decimal units."""
     if number is None:
         return MISSING_TEXT
     for unit in ("B", "kB", "MB", "GB"):
@@ -122,17 +115,17 @@ def format_short(value: float) -> str:
 
 
 def section_tag(title: str, *children: Any) -> Markup:
-    """Return a section of the page; its anchor is its title."""
+    """Return a section of the page, with an anchor made from its title."""
     return tag("section", tag("h2", title), children, id=title.lower().replace(" ", "-"))
 
 
 def panel(title: str, *body: Any, caption: Any = None) -> Markup:
-    """Return a titled figure; `caption` stands beside the title."""
+    """Return a titled figure with a caption beside the title."""
     return tag("figure", tag("figcaption", tag("b", title), caption), body, class_="panel")
 
 
 def chart_figure(title: str, width: float, height: float, *drawing: Any, caption: Any = None) -> Markup:
-    """Return a titled figure with an SVG drawing of this size in drawing units."""
+    """Return a titled figure with an SVG drawing; sizes are in drawing units."""
     view_box = f"0 0 {width:.0f} {height:.0f}"
     return panel(
         title, tag("svg", drawing, viewBox=view_box, role="img", aria_label=title, class_="chart"), caption=caption

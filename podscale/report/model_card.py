@@ -14,7 +14,7 @@ WEAKEST_CLASSES = 5
 
 
 def write_model_card(run_directory: Path, shard_set: ShardSet | Path | str | None) -> Path:
-    """Write <run>/model/README.md and return its path; the directory must exist."""
+    """Write <run>/model/README.md, in an existing directory, and return its path."""
     data = read_report_data(Path(run_directory), shard_set)
     path = data.run.model / "README.md"
     write_atomically(path, model_card(data))
@@ -22,13 +22,13 @@ def write_model_card(run_directory: Path, shard_set: ShardSet | Path | str | Non
 
 
 def model_card(data: ReportData) -> str:
-    """Render the card as Markdown; text from data (class names, paths) is escaped."""
+    """Render the card as Markdown, with escaped class names and paths."""
     sections = (_header_section, _scores_section, _limits_section, _data_section, _recipe_section, _usage_section)
     return "\n\n".join(text for section in sections if (text := section(data))) + "\n"
 
 
 def escape_markdown(value: object) -> str:
-    """Escape text for Markdown, on one line."""
+    """Escape text for one line of Markdown."""
     shown = printable(str(value)).replace("\n", "\\n")
     return "".join(f"\\{c}" if c in "\\`*_[]<>#|~$&" else c for c in shown)
 
@@ -67,7 +67,7 @@ def _scores_section(data: ReportData) -> str:
 
 
 def _claim_rows(claim: Claim) -> list[tuple[str, str]]:
-    """Return rows with the claims of the published run; the last row names hardware and source."""
+    """Return rows with the published run's claims, then its hardware and source."""
     top1, minutes, rate = claim.top1.claimed, claim.minutes.claimed, claim.images_per_second.claimed
     rows = [] if top1 is None else [("top-1 claimed by the published run", markup.format_percent(top1, 2))]
     rows += [] if minutes is None else [("training time claimed", markup.format_seconds(60 * minutes))]

@@ -1,4 +1,4 @@
-"""Page report.html: all sections on one self-contained page, without scripts or remote assets."""
+"""report.html: all sections on one self-contained page, without scripts or remote assets."""
 
 from importlib import resources
 from typing import Any
@@ -9,11 +9,10 @@ from podscale.report.report_data import ReportData
 from podscale.version import VERSION
 
 CONTENT_SECURITY_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
-"""Policy that blocks scripts and remote content, so that a missing escape cannot fetch or run anything."""
+"""Blocks scripts and remote content, so that a missing escape cannot fetch or run anything."""
 
 
 def render_page(data: ReportData) -> str:
-    """Render the report as an HTML document."""
     body = [section(data) for section in sections.SECTIONS]
     return render_framed_page(
         f"{data.name}: Podscale report", body, "Everything on this page was read from the run directory."
@@ -21,13 +20,7 @@ def render_page(data: ReportData) -> str:
 
 
 def render_framed_page(title: str, body: Any, origin: str) -> str:
-    """Render an HTML document in the style of reports.
-
-    Args:
-        title: of the document.
-        body: markup of the content.
-        origin: sentence for the footer.
-    """
+    """Render an HTML document in the style of reports; `origin` is a sentence for the footer."""
     style = Markup((resources.files(__package__) / "style.css").read_text(encoding="utf-8"))
     head = tag(
         "head",

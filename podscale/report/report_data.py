@@ -1,4 +1,4 @@
-"""Data of the report, read from the run directory and the shard set; missing parts are listed with the reason."""
+"""Data of the report, read from the run directory and the shard set."""
 
 import json
 from collections.abc import Callable
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class MissingPart:
-    """A part that the report cannot show, with the reason."""
+    """Part that the report cannot show, with the reason."""
 
     part: str
     reason: str
@@ -52,7 +52,6 @@ class ReportData:
 
     @property
     def failed_stage(self) -> StageOutcome | None:
-        """Outcome of the first failed stage, or None."""
         return next((self.outcomes[s] for s in STAGES if s in self.outcomes and not self.outcomes[s].is_done), None)
 
     @property
@@ -63,7 +62,7 @@ class ReportData:
 
 
 def read_report_data(run_directory: Path, shard_set: ShardSet | Path | str | None) -> ReportData:
-    """Read all parts of the run; missing or damaged parts are no error."""
+    """Read all parts of the run; missing or damaged parts raise no error."""
     run = RunDirectory(run_directory)
     data = ReportData(run, outcomes=read_outcomes(run.outcome), history=read_history(run.metrics))
     document = "the run document"
@@ -82,7 +81,7 @@ def read_report_data(run_directory: Path, shard_set: ShardSet | Path | str | Non
 
 
 def read_rejects(directory: Path, limit: int) -> list[dict[str, Any]]:
-    """Read the first `limit` rejected images of a shard set, as recorded by the shard stage."""
+    """Read at most `limit` rejected images, as recorded by the shard stage."""
     try:
         with (directory / "rejects.jsonl").open("rb") as file:
             lines = list(islice(file, limit))
@@ -93,7 +92,6 @@ def read_rejects(directory: Path, limit: int) -> list[dict[str, Any]]:
 
 
 def describe_exit(outcome: StageOutcome) -> str:
-    """Describe the outcome of a stage."""
     if outcome.is_done:
         return "done before" if outcome.reused else "done"
     words = {
@@ -120,7 +118,7 @@ def _open_shards(data: ReportData, shard_set: ShardSet | Path | str | None) -> S
 
 
 def _drop_mismatched(data: ReportData) -> None:
-    """Drop scores and predictions of another class map, which would be shown under wrong class names."""
+    """Drop scores and predictions of another class map, which would have wrong class names."""
     manifest = data.shards.manifest if data.shards else None
     if data.evaluation and manifest and data.evaluation.identity.classes_sha256 != manifest.classes_sha256:
         reason = "evaluation.json belongs to another class map than the shard set; evaluate again"
@@ -139,7 +137,7 @@ def _read_part(data: ReportData, part: str, stage: str, path: Path, read: Callab
 
 
 def _add_missing(data: ReportData, part: str, stage: str, problem: str) -> None:
-    """Add a missing part; a failure of the stage that makes it, or of an earlier one, explains it better."""
+    """Add a missing part; the reason is the failed stage that should have made it, or an earlier one, if any."""
     for name in STAGES[: STAGES.index(stage) + 1]:
         outcome = data.outcomes.get(name)
         if outcome is not None and not outcome.is_done:

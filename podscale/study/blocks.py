@@ -12,7 +12,7 @@ from podscale.report.markup import tag
 
 
 class ResultBlock(ABC):
-    """One block."""
+    """One block of a results page."""
 
     @abstractmethod
     def markdown(self, study: str) -> Iterator[str]:
@@ -25,8 +25,6 @@ class ResultBlock(ABC):
 
 @dataclass(frozen=True)
 class TextBlock(ResultBlock):
-    """Paragraphs."""
-
     text: str
 
     def markdown(self, study: str) -> Iterator[str]:
@@ -38,8 +36,6 @@ class TextBlock(ResultBlock):
 
 @dataclass(frozen=True)
 class BulletBlock(ResultBlock):
-    """A bullet list, such as the summary at the top."""
-
     items: Sequence[str]
 
     def markdown(self, study: str) -> Iterator[str]:
@@ -51,11 +47,11 @@ class BulletBlock(ResultBlock):
 
 @dataclass(frozen=True)
 class TableBlock(ResultBlock):
-    """A table of text cells.
+    """Table of text cells.
 
     Args:
-        text_columns: number of leading columns that hold text; the others hold numbers.
-        is_collapsed: shown on demand only.
+        text_columns: Number of leading columns that hold text; the others hold numbers.
+        is_collapsed: Shown on demand only.
     """
 
     heads: Sequence[str]
@@ -89,11 +85,7 @@ class TableBlock(ResultBlock):
 
 @dataclass(frozen=True)
 class ChartBlock(ResultBlock):
-    """A chart.
-
-    Args:
-        name: suffix of its file name.
-    """
+    """Chart; `name` is the suffix of its file name."""
 
     name: str
     title: str
@@ -108,8 +100,6 @@ class ChartBlock(ResultBlock):
 
 @dataclass(frozen=True)
 class LineBlock(ChartBlock):
-    """A line chart."""
-
     series: Sequence[LineSeries]
     y: YAxis
     x: XAxis = DEFAULT_X
@@ -124,7 +114,7 @@ class LineBlock(ChartBlock):
 
 @dataclass(frozen=True)
 class DotBlock(ChartBlock):
-    """A dot chart of percentages with one row per group."""
+    """Dot chart of percentages with one row per group."""
 
     rows: Sequence[DotRow]
     unit: str

@@ -1,12 +1,11 @@
 """Cost estimate of a study, and the trials that exceed its time box.
 
-A trial is estimated from measured trials of the same workspace: from the one nearest in training steps, preferably of
-the same series. Without measurements the document's `cell_seconds` is the estimate, or there is none.
+The estimate comes from the measured trial that is nearest in training steps, preferably of the same series. Without
+measurements it is the document's `cell_seconds`, if set.
 
-Wall time depends on the load of the machine, CPU time hardly does. A trial's cost is therefore stored in CPU seconds
-and multiplied by the recent ratio of wall to CPU time: the median over the trials of this launch, or over the newest
-records until one has finished. The ratio is never less than the number of cores allows. With GPUs or TPUs wall time is
-used directly.
+Wall time depends on the load of the machine, CPU time hardly does. Costs are therefore CPU seconds times the recent
+ratio of wall to CPU time: the median over the trials of this launch, or over the newest records until one has finished.
+The ratio is at least `jobs` / cores. With GPUs or TPUs wall time is used directly.
 """
 
 import math
@@ -23,7 +22,7 @@ from podscale.study.sweep_series import PlannedTrial, SweepSeries, Trial
 from podscale.util import host_info
 
 RECENT_TRIALS = 5
-"""Number of newest records that give the wall-to-CPU ratio until a trial of this launch has finished."""
+"""Newest records that give the wall-to-CPU ratio until a trial of this launch has finished."""
 
 
 @dataclass(frozen=True)
@@ -31,14 +30,13 @@ class StudyPlan:
     """Trials of the next launch and their estimated time.
 
     Args:
-        planned_trials: trials that fit the time box, in the order in which they run.
-        excluded_trials: trials that do not fit.
-        seconds: estimated wall time of the planned trials with `jobs` at a time; None if unknown.
-        measured: number of measured trials behind the estimate.
-        widening: largest number of trials that sweeps may add if their best rate is at an edge.
+        planned_trials: Trials that fit the time box, in the order in which they run.
+        seconds: Estimated wall time with `jobs` trials at a time; None if unknown.
+        measured: Number of measured trials behind the estimate.
+        widening: Most trials that sweeps may add if their best rate is at an edge.
         counts_by_series: (planned, excluded) trials of each series.
-        wall_cpu_ratio: wall seconds per CPU second; None if not measured.
-        ended: measured trials of this launch.
+        wall_cpu_ratio: Wall seconds per CPU second; None if not measured.
+        ended: Measured trials of this launch.
     """
 
     done_trials: int
@@ -55,7 +53,7 @@ class StudyPlan:
 
 
 class _MeasuredTrial(NamedTuple):
-    """Measured trial: steps are divided by the number of training images."""
+    """Measured trial; `steps` are divided by the number of training images."""
 
     series: str
     epochs: float
@@ -67,10 +65,10 @@ class TrialCosts:
     """Estimated wall time of trials, from the records of measured ones.
 
     Args:
-        guess: estimate in seconds if nothing was measured.
-        jobs: trials at a time.
-        ended: keys of the trials that finished in this launch.
-        cores: CPU cores; default: this machine's; 0 if GPUs or TPUs do the work.
+        guess: Estimate in seconds if nothing was measured.
+        jobs: Trials at a time.
+        ended: Keys of the trials that finished in this launch.
+        cores: CPU cores, 0 if GPUs or TPUs do the work; default: those of this machine.
     """
 
     def __init__(
@@ -127,13 +125,7 @@ def plan_study(
     ended: Collection[str] = (),
     cores: int | None = None,
 ) -> StudyPlan:
-    """Plan the next launch, or the rest of this one.
-
-    Args:
-        series: part of the study to plan; default: all of it.
-        ended: see TrialCosts.
-        cores: see TrialCosts.
-    """
+    """Plan the next launch, or the rest of this one; `series` is the part of the study to plan, by default all."""
     trials = grid.known_trials(get).values()
     costs = TrialCosts(trials, get, grid.study.cell_seconds, jobs=jobs, ended=ended, cores=cores)
     waiting = sorted([*grid.due_trials(get, series), *grid.pending_trials(get, series)], key=lambda trial: trial.order)

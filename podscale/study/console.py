@@ -1,4 +1,4 @@
-"""Run a study from a terminal: its plan, the progress of its trials, and the results."""
+"""Terminal front end of studies: plan, progress of the trials, and results."""
 
 import shutil
 import sys
@@ -26,9 +26,9 @@ class StudyOptions(NamedTuple):
     """Options of `podscale study`.
 
     Args:
-        jobs: trials at a time; 0 for as many as the machine has cores for.
-        time_box_minutes: time limit; None for the study's own.
-        out: folder for a copy of the results.
+        jobs: Trials at a time; 0 to choose by GPUs and cores.
+        time_box_minutes: Time limit; None for the study's own.
+        out: Folder for a copy of the results.
     """
 
     dry_run: bool
@@ -61,7 +61,7 @@ def run_study(study: StudyDocument, options: StudyOptions) -> None:
 
 
 def default_jobs(config: RunConfig) -> int:
-    """Return the trials that this machine runs at a time: one if it has a GPU, else by cores."""
+    """Return the trials to run at a time: one if there is a GPU, else by cores."""
     if host_info.visible_gpus():
         return 1
     cores = (config.launch.processes or host_info.default_processes_per_node()) * (config.launch.threads or 1)
@@ -101,7 +101,7 @@ def _write_results(runner: StudyRunner, out: Path | None) -> None:
 
 
 def describe_plan(study: StudyDocument, plan: StudyPlan) -> str:
-    """Return the plan as text: trials done, to run and left out."""
+    """Return the trials done, to run and left out as text."""
     left = len(plan.planned_trials) + len(plan.excluded_trials)
     lines = [f"study {study.name}: {format_count(plan.done_trials, 'trial')} done, {left} to run"]
     if plan.widening:
@@ -118,7 +118,6 @@ def describe_plan(study: StudyDocument, plan: StudyPlan) -> str:
 
 
 def _excluded_lines(plan: StudyPlan) -> list[str]:
-    """Return the lines about trials that do not fit into the time box."""
     if not plan.excluded_trials:
         return []
     seeds = sorted({trial.seed for trial in plan.excluded_trials if trial.priority})
@@ -141,7 +140,7 @@ def _cost_line(plan: StudyPlan) -> str:
 
 
 class _TrialPrinter:
-    """Print the result of each trial and an estimate of the time left."""
+    """Printer of each trial's result and of the estimated time left."""
 
     def __init__(self, grid: TrialGrid, records: RecordStore, jobs: int, box: float | None) -> None:
         self._grid, self._records, self._jobs = grid, records, jobs

@@ -8,8 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 LINEAR_SLOPE, USELESS_SLOPE = 0.8, 0.2
-"""Slopes of log steps against log batch: at or above the first a larger batch scales linearly, up to the second it
-saves nothing."""
+"""Slopes of log steps against log batch: linear at or above the first, useless at or below the second."""
 FIT_ERROR = 0.25
 """Largest relative root-mean-square error of a usable fit."""
 
@@ -19,13 +18,13 @@ class CriticalBatch:
     """Critical batch size of one line of a study.
 
     Args:
-        batch: B_crit of the fit, at which half of the possible saving is used up; None if there is no fit.
-        least_steps: limit of the steps for very large batches.
-        least_images: limit of the images for very small batches.
-        error: relative root-mean-square error of the fit.
-        linear_to: largest measured batch up to which steps fell nearly in proportion.
-        useful_to: measured batch beyond which steps hardly fell; None if they still did.
-        reason: cause if there is no fit.
+        batch: B_crit of the fit; None if there is no fit.
+        least_steps: Limit of the steps for large batches.
+        least_images: Limit of the images for small batches.
+        error: Relative root-mean-square error of the fit.
+        linear_to: Largest measured batch up to which steps fell nearly in proportion.
+        useful_to: Measured batch beyond which steps hardly fell; None if they still did.
+        reason: Cause if there is no fit.
     """
 
     batch: float | None = None
@@ -42,11 +41,11 @@ def critical_batch(steps: Mapping[int, float], failed: Sequence[int] = ()) -> Cr
 
     Fits (S / S_min - 1) (E / E_min - 1) = 1 with E = S B, which is S = S_min (1 + B_crit / B), B_crit = E_min / S_min
     (McCandlish et al. 2018, "An Empirical Model of Large-Batch Training", section 2.3), by least squares of relative
-    errors. At B_crit, doubling the batch divides the steps by 4/3; steps and images are twice their minimum.
+    errors. At B_crit, steps and images are twice their minimum.
 
     Args:
-        steps: mean steps to the target, by batch.
-        failed: batches that did not reach the target.
+        steps: Mean steps to the target, by batch.
+        failed: Batches that did not reach the target.
     """
     batches = sorted(steps)
     linear, useful = _measured_limits({batch: steps[batch] for batch in batches})
@@ -74,7 +73,7 @@ def critical_batch(steps: Mapping[int, float], failed: Sequence[int] = ()) -> Cr
 
 
 def _measured_limits(steps: Mapping[int, float]) -> tuple[int | None, int | None]:
-    """Return (linear_to, useful_to) from the slopes of log steps against log batch between neighbours."""
+    """Return (linear_to, useful_to) from the slopes between neighbouring batches."""
     batches = list(steps)
     if len(batches) < 2:
         return None, None

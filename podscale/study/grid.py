@@ -59,8 +59,8 @@ class TrialGrid:
     def due_trials(self, get: GetRecord, series: Sequence[SweepSeries] | None = None) -> list[Trial]:
         """Return the known trials without a record, in the order in which to run them.
 
-        Sweeps and first seeds come first, then one seed at a time, the cheapest trial first. A study that is cut short
-        then has a result for every point.
+        Sweeps and first seeds come first, then one seed at a time, the cheapest trial first. Even a study that is cut
+        short then has a result for every point.
         """
         due: dict[str, Trial] = {}
         for sweep in self.series if series is None else series:
@@ -70,7 +70,7 @@ class TrialGrid:
         return sorted(due.values(), key=lambda trial: trial.order)
 
     def known_trials(self, get: GetRecord) -> dict[str, Trial]:
-        """Return every trial known so far by key, with or without a record."""
+        """Return every trial known so far, by key."""
         return {trial.key: trial for series in self.series for trial in series.trials(get)}
 
     def pending_trials(self, get: GetRecord, series: Sequence[SweepSeries] | None = None) -> list[PlannedTrial]:
@@ -78,13 +78,13 @@ class TrialGrid:
         return [trial for sweep in (self.series if series is None else series) for trial in sweep.pending_trials(get)]
 
     def waves(self) -> list[list[SweepSeries]]:
-        """Group the series into waves; the series of one wave depend on earlier waves only."""
+        """Group the series into waves that depend on earlier waves only."""
         depths = range(max(series.depth for series in self.series) + 1)
         return [[series for series in self.series if series.depth == depth] for depth in depths]
 
 
 def _name_trial(error: InputError, trial: str) -> InputError:
-    """Return the error of a trial's document with the name of the trial in front."""
+    """Return the error of a trial's document with the trial as its location."""
     if isinstance(error, InputErrors):
         return InputErrors(error.errors, f"{trial}:")
     return InputError(error.problem, field=error.field, got=error.got, hint=error.hint, location=trial)

@@ -45,11 +45,7 @@ def result_blocks(results: StudyResults) -> Iterator[ResultBlock]:
 
 
 def write_results(results: StudyResults, folder: Path, head: Sequence[str]) -> list[Path]:
-    """Write <name>.md with <name>-*.svg, <name>.html and <name>.csv into the folder; return their paths.
-
-    Args:
-        head: lines below the title that state the measurement conditions.
-    """
+    """Write <name>.md, <name>-*.svg, <name>.html and <name>.csv; `head` are lines below the title. Return the paths."""
     folder.mkdir(parents=True, exist_ok=True)
     name, blocks = results.study.name, list(result_blocks(results))
     files = {
@@ -64,7 +60,7 @@ def write_results(results: StudyResults, folder: Path, head: Sequence[str]) -> l
 
 
 def write_study_results(study: StudyDocument) -> list[Path]:
-    """Write the results of a study into its workspace directory, from the records available."""
+    """Write the results of the records so far into the study's workspace directory."""
     grid = TrialGrid(study)
     records = RecordStore(grid.workspace)
     return write_results(
@@ -86,13 +82,12 @@ def measurement_conditions() -> list[str]:
 
 
 def _strip_paths(text: str) -> str:
-    """Reduce an absolute path in a command-line word to its last component, also after `option=`."""
+    """Reduce an absolute path, also after `option=`, to its last component."""
     option, equals, value = text.rpartition("=")
     return f"{option}{equals}{Path(value).name if value.startswith(('/', '~')) else value}"
 
 
 def render_markdown(results: StudyResults, blocks: Sequence[ResultBlock], head: Sequence[str]) -> str:
-    """Render the results as Markdown for a repository."""
     lines = [f"# {results.study.title or results.study.name}", "", *(f"{line}  " for line in head), ""]
     for block in blocks:
         lines += [*block.markdown(results.study.name), ""]
@@ -100,7 +95,7 @@ def render_markdown(results: StudyResults, blocks: Sequence[ResultBlock], head: 
 
 
 def render_results_page(results: StudyResults, blocks: Sequence[ResultBlock], head: Sequence[str]) -> str:
-    """Render the results as one self-contained HTML page."""
+    """Render the results as a self-contained HTML page."""
     title = results.study.title or results.study.name
     charts = [block.html() for block in blocks if isinstance(block, ChartBlock)]
     before, after = list[Any](), list[Any]()
@@ -120,7 +115,7 @@ def render_results_page(results: StudyResults, blocks: Sequence[ResultBlock], he
 
 
 def render_csv(results: StudyResults) -> str:
-    """Render one CSV row per training."""
+    """Render a CSV row per training."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     options = sorted({name for record in results.records for name in record.settings})

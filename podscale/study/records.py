@@ -16,7 +16,7 @@ TrialOutcome = Literal["done", "diverged"]
 
 @dataclass(frozen=True)
 class EvaluationPoint:
-    """One evaluation of a training; loss is None if it was not finite."""
+    """Evaluation of a training; loss is None if it was not finite."""
 
     step: int
     epoch: float
@@ -29,13 +29,13 @@ class TrialRecord:
     """Result of one trial.
 
     Args:
-        cell: key of the trial.
-        settings: options set by the study, by dotted name.
-        code: commit or version of the code that ran it.
-        training_loss: mean over the last epoch, nats, label smoothing included.
-        updates: training steps.
-        masked: steps skipped because the loss or a gradient was not finite.
-        cpu_seconds: user and system time of all processes; 0 if the trial took more than one launch.
+        cell: Key of the trial.
+        settings: Options set by the study, by dotted name.
+        code: Commit or version of the code that ran it.
+        training_loss: Mean over the last epoch, nats, label smoothing included.
+        updates: Training steps.
+        masked: Steps skipped because the loss or a gradient was not finite.
+        cpu_seconds: User and system time of all processes; 0 if the trial took more than one launch.
         date: UTC, ISO 8601.
     """
 
@@ -74,15 +74,12 @@ class TrialRecord:
 
 
 def trial_key(config: RunConfig) -> str:
-    """Return the name of a trial: a hash of the options that affect its result, valid as run.id.
-
-    Studies that need the same run share it by this key.
-    """
+    """Return a hash of the options that affect the result, valid as run.id, so that studies share equal trials."""
     return f"cell-{fingerprint(result_values(config))}"
 
 
 GetRecord = Callable[[str], TrialRecord | None]
-"""Returns the record of a trial by its key, or None."""
+"""Returns the record of a trial by its key, if there is one."""
 
 
 class RecordStore:
@@ -94,7 +91,6 @@ class RecordStore:
         self._cache: dict[str, TrialRecord] = {}
 
     def study_directory(self, study: str) -> Path:
-        """Return the results directory of a study."""
         return self._studies / "results" / study
 
     def get(self, key: str) -> TrialRecord | None:
@@ -105,7 +101,6 @@ class RecordStore:
         return self._cache.get(key)
 
     def add(self, record: TrialRecord) -> None:
-        """Write the record atomically."""
         self._folder.mkdir(parents=True, exist_ok=True)
         write_json(self._path(record.cell), asdict(record))
         self._cache[record.cell] = record
@@ -120,7 +115,7 @@ class RecordStore:
 
 
 def parse_record(text: str) -> TrialRecord:
-    """Parse a record file; fields of other versions are ignored."""
+    """Parse a record file; ignore the fields of other versions."""
     names = {entry.name for entry in fields(TrialRecord)}
     values = {name: value for name, value in json.loads(text).items() if name in names}
     return TrialRecord(**{**values, "curve": tuple(EvaluationPoint(**point) for point in values.get("curve", ()))})

@@ -11,9 +11,9 @@ from podscale.study.results import ResultGroup, StudyResults
 from podscale.study.seed_statistics import mean_deviation, mean_deviation_percent
 
 COLOURS = 8
-"""Number of colours in the report's palette; further lines repeat them, dashed."""
+"""Colours of the report's palette; further lines repeat them, dashed."""
 MAX_BANDS = 4
-"""Largest number of lines drawn with bands in one chart; more bands would hide each other."""
+"""Most lines with bands in one chart; more bands would hide each other."""
 
 
 def chart_blocks(results: StudyResults) -> Iterator[ChartBlock]:
@@ -29,7 +29,7 @@ def chart_blocks(results: StudyResults) -> Iterator[ChartBlock]:
 
 
 def _axis_charts(results: StudyResults) -> Iterator[ChartBlock]:
-    """Yield last top-1, epochs and steps to the target over the horizontal axis."""
+    """Yield charts of top-1, epochs and steps to the target over the horizontal axis."""
     xs, by = [float(x) for x in results.xs], f"by {results.axis_name}"
     axis = XAxis(results.axis_name, log=min(xs) > 0, ticks=xs)
     if lines := _lines(results, lambda group: [100 * top1 for top1 in group.top1s]):
@@ -51,7 +51,7 @@ def _axis_charts(results: StudyResults) -> Iterator[ChartBlock]:
 def _curve_chart(
     results: StudyResults, curves: Sequence[tuple[ResultGroup, list[tuple[float, float, float]]]]
 ) -> ChartBlock:
-    """Return top-1 over the epochs of each group."""
+    """Return a chart of each group's top-1 over the epochs."""
     x = curves[0][0].x
     has_bands = len(curves) <= MAX_BANDS
     lines = [
@@ -82,13 +82,12 @@ def _lines(results: StudyResults, values: Callable[[ResultGroup], list[float]]) 
 
 
 def _line_style(results: StudyResults, line: str) -> dict[str, Any]:
-    """Return colour and dash of a line."""
     number = results.lines.index(line)
     return {"colour": number % COLOURS + 1, "dashed": number // COLOURS % 2 == 1}
 
 
 def _percent_range(lines: Sequence[LineSeries]) -> tuple[float, float]:
-    """Return the vertical range of percentages with their deviations, clipped to 0 to 100."""
+    """Return the range of the lines with their deviations, clipped to 0 to 100."""
     ends = [
         (y - deviation, y + deviation)
         for line in lines

@@ -11,7 +11,6 @@ from podscale.util.formatting import format_count
 
 
 def summary_sentences(results: StudyResults) -> Iterator[str]:
-    """Yield one sentence per finding."""
     if results.unfinished_trials:
         yield f"Not finished: {format_count(results.unfinished_trials, 'trial')} still to be run."
     last = [group for group in results.last_groups if group.top1s]

@@ -12,7 +12,7 @@ from podscale.study.sweep_series import format_option_value
 
 
 def comparison_table(results: StudyResults, groups: Sequence[ResultGroup], caption: str) -> TableBlock:
-    """Return a table with one row per group: its results over the seeds, and its difference from the first group."""
+    """Return the results of each group over the seeds, and its difference from the first group."""
     target = results.study.target
     heads = ["", "rate", "steps", "n", "top-1, mean and deviation", "from the first", "training loss, nats"]
     if target is not None:
@@ -45,7 +45,7 @@ def _target_cells(group: ResultGroup, target: float) -> list[str]:
 
 
 def range_table(results: StudyResults) -> TableBlock:
-    """Return a table of each line over the horizontal axis, with its change from one end to the other."""
+    """Return each line over the horizontal axis, with its change from one end to the other."""
     xs = results.xs
     rows = []
     for line in results.lines:
@@ -57,7 +57,7 @@ def range_table(results: StudyResults) -> TableBlock:
 
 
 def learning_rate_table(results: StudyResults) -> TableBlock:
-    """Return a table of the learning rates tried, with the mean top-1 of each."""
+    """Return the learning rates tried, with the mean top-1 of each."""
     rows = []
     for group in results.groups:
         rates = [_rate_text(rate, records, best=rate == group.rate) for rate, records in group.sweep_records.items()]
@@ -73,7 +73,7 @@ def _rate_text(rate: float, records: Sequence[TrialRecord], *, best: bool) -> st
 
 
 def trial_table(results: StudyResults) -> TableBlock:
-    """Return a table of every training behind the results, and the code that ran it."""
+    """Return every training behind the results, with the code that ran it."""
     records = sorted(results.records, key=lambda record: record.cell)
     versions = sorted({record.code[:12] for record in records})
     code = "code" if len(versions) == 1 else "several versions of the code:"

@@ -19,11 +19,11 @@ class ResultGroup:
     """Trainings of one line at one grid point: all seeds at the chosen learning rate.
 
     Args:
-        line: name of the line in charts and tables.
-        x: value on the horizontal axis.
-        rate: chosen learning rate; None until it is known.
-        expected: number of trainings that the study requires.
-        sweep_records: records of the sweep, by learning rate.
+        line: Name of the line in charts and tables.
+        x: Value on the horizontal axis.
+        rate: Chosen learning rate; None until it is known.
+        expected: Number of trainings that the study requires.
+        sweep_records: Records of the sweep, by learning rate.
     """
 
     series: SweepSeries
@@ -68,11 +68,7 @@ class ResultGroup:
 
 @dataclass(frozen=True)
 class StudyResults:
-    """All result groups of a study, in the order of the document.
-
-    Args:
-        unfinished_trials: number of trials that remain to be run.
-    """
+    """All result groups of a study, in the order of the document, and the number of trials left to run."""
 
     study: StudyDocument
     groups: Sequence[ResultGroup]
@@ -88,16 +84,14 @@ class StudyResults:
 
     @property
     def last_groups(self) -> list[ResultGroup]:
-        """Groups at the last value of the horizontal axis."""
         return self.groups_at(self.xs[-1]) if self.xs else []
 
     @property
     def axis_name(self) -> str:
-        """Display name of the option on the horizontal axis; "" without a grid."""
+        """Display name of the horizontal axis; "" without a grid."""
         return short_option_name(self.study.axis_option or "")
 
     def axis_label(self, x: Any) -> str:
-        """Return name and value of the option on the horizontal axis."""
         return f"{self.axis_name} {format_option_value(x)}"
 
     def groups_of_line(self, line: str) -> list[ResultGroup]:
@@ -113,14 +107,14 @@ class StudyResults:
 
     @property
     def records(self) -> list[TrialRecord]:
-        """Every record behind these results, once."""
+        """Distinct records behind these results."""
         lists = [records for group in self.groups for records in (group.records, *group.sweep_records.values())]
         return list({record.cell: record for records in lists for record in records}.values())
 
     def critical_batch(self, line: str) -> CriticalBatch | None:
         """Return the critical batch of a line; None if the study has no target or does not vary the batch.
 
-        A batch counts if every finished training reached the target.
+        A batch counts as reaching the target if every finished training did.
         """
         target = self.study.target
         if target is None or self.study.axis_option != BATCH_OPTION or not self.has_numeric_axis:
@@ -152,7 +146,6 @@ class StudyResults:
 
 
 def study_results(grid: TrialGrid, get: GetRecord) -> StudyResults:
-    """Collect the results from the records so far."""
     groups = [_build_group(grid.study, sweep, get) for sweep in grid.series]
     return StudyResults(grid.study, groups, len(grid.due_trials(get)) + len(grid.pending_trials(get)))
 

@@ -1,7 +1,7 @@
 """Runner of a study: starts trials as processes, several at a time, and records each as it finishes.
 
-A trial that diverges is a result. A trial that fails has no record: the study continues without it, reports it at the
-end, and the same command runs it again. A stop request is forwarded; trainings save and resume in the next launch.
+A diverged trial is a result. A failed trial gets no record: the study continues and reports it at the end, and the same
+command runs it again. A stop request is forwarded; the trainings save and resume in the next launch.
 """
 
 import os
@@ -30,7 +30,7 @@ from podscale.util.files import write_atomically
 
 POLL_SECONDS = 0.05
 MAX_CONSECUTIVE_FAILURES = 3
-"""Trials in a row that may fail, other than by diverging, before the study stops: the cause is then not a trial's."""
+"""Trials in a row that may fail, other than by diverging; the cause is then not a single trial's."""
 
 TrialCallback = Callable[[Trial, TrialRecord | None, str], None]
 """Called when a trial ends, with its record, or with None and the error."""
@@ -38,25 +38,23 @@ TrialCallback = Callable[[Trial, TrialRecord | None, str], None]
 
 @dataclass
 class RunningTrial:
-    """A trial whose process is running."""
-
     trial: Trial
     process: "subprocess.Popen[bytes]"
     log: Path
     started: float
     is_fresh: bool
-    """True if it did not resume from an earlier launch: its time is then that of the whole trial."""
+    """True if this launch started it, so that its time is that of the whole trial."""
 
 
 @dataclass
 class StudyRunner:
-    """Run the trials of a study in the workspace of its run document.
+    """Runner of the trials of a study in the workspace of its run document.
 
     Args:
-        jobs: trials at a time.
-        time_box_seconds: wall time by which every trial must be expected to finish in order to start.
-        series: part of the grid to run; default: all of it.
-        keep_runs: keep the run directories of finished trials.
+        jobs: Trials at a time.
+        time_box_seconds: Wall time; a trial starts only if it is expected to finish in it.
+        series: Part of the grid to run; default: all of it.
+        keep_runs: Keep the run directories of finished trials.
     """
 
     grid: TrialGrid
@@ -67,7 +65,7 @@ class StudyRunner:
     keep_runs: bool = False
     on_trial_end: TrialCallback = lambda trial, record, error: None
     failures: dict[str, str] = field(default_factory=dict)
-    """Errors by the name of the trial."""
+    """Errors by name of the trial."""
     ended: set[str] = field(default_factory=set)
     """Keys of the trials that finished in this launch."""
     _running: list[RunningTrial] = field(default_factory=list)
@@ -85,7 +83,7 @@ class StudyRunner:
         """Run due trials until none is left or the time box is full.
 
         Raises:
-            InputError: a trial rejects its input.
+            InputError: A trial rejects its input.
             PodscaleError: MAX_CONSECUTIVE_FAILURES trials in a row failed.
         """
         started = time.monotonic()
@@ -100,7 +98,6 @@ class StudyRunner:
             self._stop_running()
 
     def _next_trials(self, elapsed: float) -> list[Trial]:
-        """Return the trials to start now."""
         busy = {running.trial.key for running in self._running}
         free = self.jobs - len(self._running)
         due = [
@@ -128,14 +125,13 @@ class StudyRunner:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C reaches the whole terminal: this process decides
+                start_new_session=True,  # so that Ctrl-C reaches only this process
             )
         self._running.append(RunningTrial(trial, process, log, time.monotonic(), is_fresh))
 
     def _wait_for_trial(self) -> None:
-        """Wait until a trial has exited, and record it."""
         while True:
-            with defer_signals():  # a trial is reaped, recorded and cleaned up as a whole, or not at all
+            with defer_signals():  # reap, record and clean up a trial without interruption
                 for running in self._running:
                     pid, status, used = os.wait4(running.process.pid, os.WNOHANG)
                     if pid:
@@ -174,7 +170,7 @@ class StudyRunner:
         return None
 
     def _stop_running(self) -> None:
-        """Ask running trials to save and exit; kill those that exceed the grace time."""
+        """Send SIGTERM to the running trials, so that they save; kill those that exceed the grace time."""
         for running in self._running:
             with suppress(ProcessLookupError):
                 running.process.send_signal(signal.SIGTERM)
@@ -188,7 +184,6 @@ class StudyRunner:
 
     @property
     def study_directory(self) -> Path:
-        """Results directory of the study in the workspace."""
         return self.records.study_directory(self.grid.study.name)
 
     def _shard_set(self, config: RunConfig) -> tuple[str, int]:
@@ -203,10 +198,10 @@ class StudyRunner:
 
 @contextmanager
 def defer_signals() -> Iterator[None]:
-    """Hold back SIGTERM and SIGINT until the body is done, then deliver them.
+    """Defer SIGTERM and SIGINT until the body is done.
 
-    The handlers are replaced because a mask covers one thread only: the kernel gives the signal to another thread, and
-    Python then runs the handler in the main thread. Does nothing outside the main thread, where no handler runs.
+    The handlers are replaced because a mask covers one thread only: another thread would get the signal, and Python
+    runs handlers in the main thread. On other threads this does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,6 +1,6 @@
 """Statistics over the seeds of a study: mean, deviation, and the difference of two means with its interval.
 
-Values are fractions from 0 to 1; texts give them in percent and points.
+Values are fractions; texts give them in percent and points.
 """
 
 import math
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 
 T_95 = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26, 10: 2.23, 15: 2.13, 30: 2.04}
-"""Two-sided 95 % quantiles of Student's t by degrees of freedom; others use the next lower entry."""
+"""Two-sided 95 % quantiles of Student's t by degrees of freedom; other degrees use the next lower entry."""
 
 
 def student_95(degrees: int) -> float:
@@ -23,7 +23,6 @@ def mean_deviation(values: Sequence[float]) -> tuple[float, float]:
 
 
 def mean_deviation_percent(values: Sequence[float]) -> str:
-    """Format mean and standard deviation of fractions, in percent."""
     if not values:
         return "none"
     mean, deviation = mean_deviation(values)
@@ -32,11 +31,7 @@ def mean_deviation_percent(values: Sequence[float]) -> str:
 
 @dataclass(frozen=True)
 class MeanDifference:
-    """Difference of two means.
-
-    Args:
-        half_width: of the 95 % interval (Student's t, pooled variance); None for single values.
-    """
+    """Difference of two means; `half_width` is that of the 95 % interval (Student's t, pooled variance), if known."""
 
     value: float
     half_width: float | None

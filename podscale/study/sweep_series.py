@@ -1,6 +1,6 @@
 """Sweep series of a study, one variant at one grid point: the rates of its sweep, then every seed at the chosen rate.
 
-Everything here is a function of the document and the records so far.
+Everything here depends only on the document and the records so far.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,17 +15,17 @@ from podscale.study.document import RATE_OPTION, OptionValues, RateSection, Stud
 from podscale.study.records import GetRecord, TrialRecord
 
 GridPoint = tuple[tuple[str, Any], ...]
-"""A point of the grid: (option, value) in the order of the document."""
+"""Point of the grid: (option, value) in the order of the document."""
 BuildConfig = Callable[[OptionValues, int], RunConfig]
-"""Builds the run document of a trial from its settings and seed."""
+"""Builds a trial's run document from settings and seed."""
 
 
 @dataclass(frozen=True)
 class PlannedTrial:
-    """A trial, possibly with a learning rate that is not known yet; `config` then holds a placeholder rate.
+    """Trial to run; until its learning rate is known, `config` has a placeholder rate.
 
     Args:
-        series: name of the sweep series it belongs to.
+        series: Name of its sweep series.
         priority: 0 runs first; each further seed adds 1.
     """
 
@@ -42,11 +42,7 @@ class PlannedTrial:
 
 @dataclass(frozen=True)
 class Trial(PlannedTrial):
-    """One run of a study.
-
-    Args:
-        settings: options on top of the study's.
-    """
+    """One run of a study; `settings` are its options on top of the study's."""
 
     settings: OptionValues
 
@@ -60,17 +56,12 @@ class Trial(PlannedTrial):
 
     @property
     def name(self) -> str:
-        """Display name: series, learning rate and seed."""
         return f"{self.series}, rate {self.rate:g}, seed {self.seed}"
 
 
 @dataclass(frozen=True)
 class SweepSeries:
-    """One variant at one point of the grid.
-
-    Args:
-        depends_on: series from whose chosen rate this one's is derived; None if there is none.
-    """
+    """One variant at one point of the grid; its learning rate follows from that of `depends_on`, if set."""
 
     study: StudyDocument
     variant: Variant
@@ -127,7 +118,7 @@ class SweepSeries:
                 raise InputError(f"in the grid and in {self.variant.name}", field=name, location=study)
 
     def rate_from_rule(self, get: GetRecord) -> float | None:
-        """Return the rate by rule or table; None if there is no rule or the rate it depends on is not known yet."""
+        """Return the rate by rule or table; None without one, or until the rate it depends on is known."""
         section = self.rate_section
         if section is None:
             return None
@@ -141,7 +132,7 @@ class SweepSeries:
         return round_rate(base * {"none": 1.0, "linear": times, "sqrt": times**0.5}[section.rule])
 
     def sweep_rates(self, get: GetRecord) -> list[float]:
-        """Return the rates to try, rising, as far as the records so far determine them; empty without a sweep."""
+        """Return the rates to try, rising, that follow from the records so far; empty without a sweep."""
         section, centre = self.rate_section, self.rate_from_rule(get)
         if section is None or section.sweep is None or centre is None:
             return []
@@ -172,13 +163,12 @@ class SweepSeries:
             yield from self.seed_trials(chosen)
 
     def sweep_trials(self, rate: float) -> list[Trial]:
-        """Return the trials of one rate of the sweep."""
         assert self.rate_section is not None
         assert self.rate_section.sweep is not None
         return [self._trial(rate, seed, 0) for seed in self.study.seeds[: self.rate_section.sweep.seeds]]
 
     def seed_trials(self, rate: float) -> list[Trial]:
-        """Return the trials of one rate, one per seed."""
+        """Return a trial for each seed."""
         return [self._trial(rate, seed, number) for number, seed in enumerate(self.study.seeds)]
 
     def pending_trials(self, get: GetRecord) -> Iterator[PlannedTrial]:
@@ -210,7 +200,7 @@ class SweepSeries:
         return max(scores, key=lambda rate: scores[rate], default=None)
 
     def _score(self, records: Sequence[TrialRecord]) -> tuple[float, ...]:
-        """Return the sort key: accuracy, then loss; preceded by steps to target if the study chooses by those."""
+        """Return the sort key: accuracy, then loss; before both, steps to target if the study chooses by those."""
         accuracy = fmean(record.top1 or 0.0 for record in records)
         loss = _mean_or_infinity([record.loss for record in records])
         if self.study.choose == "accuracy":
@@ -221,7 +211,6 @@ class SweepSeries:
 
 
 def known_records(trials: Sequence[Trial], get: GetRecord) -> list[TrialRecord]:
-    """Return the records of those trials that have one."""
     return [record for trial in trials if (record := get(trial.key)) is not None]
 
 
@@ -240,6 +229,5 @@ def format_option_value(value: Any) -> str:
 
 
 def _mean_or_infinity(values: Sequence[float | None]) -> float:
-    """Return the mean; infinity if a value is missing."""
     known = [value for value in values if value is not None]
     return fmean(known) if len(known) == len(values) else float("inf")

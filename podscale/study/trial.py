@@ -1,7 +1,7 @@
 """One trial: its process and the record built from its run directory.
 
 `python -m podscale.study.trial DOCUMENT SHARD_SET PARENT` trains as `podscale train` does, with the same exit codes.
-The process exits if PARENT, the study's process, does.
+PARENT is the process ID of the study; the trial exits when the study does.
 """
 
 import json
@@ -39,9 +39,9 @@ def run_trial(arguments: list[str]) -> int:
 
 
 def trial_outcome(exit_code: int, error: str, history: RunHistory) -> TrialOutcome | None:
-    """Return the outcome of a trial; None if it was stopped or failed, so that it runs again.
+    """Return the outcome; None if the trial stopped or failed and must run again.
 
-    A training has diverged if its steps or its last evaluation were not finite.
+    It is `diverged` if the steps or the last evaluation were not finite.
     """
     if exit_code == ExitCode.DONE and history.evaluations:
         return "done" if finite_number(history.evaluations[-1].get("loss")) is not None else "diverged"
@@ -49,11 +49,7 @@ def trial_outcome(exit_code: int, error: str, history: RunHistory) -> TrialOutco
 
 
 def build_record(trial: Trial, ended: TrialOutcome, error: str, history: RunHistory, *, images: int) -> TrialRecord:
-    """Build the record of a finished trial, without its cost.
-
-    Args:
-        images: size of the training split.
-    """
+    """Build the record of a finished trial, without its cost; `images` is the size of the training split."""
     return TrialRecord(
         cell=trial.key,
         ended=ended,

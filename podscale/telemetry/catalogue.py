@@ -1,7 +1,6 @@
 """Catalogue of all metrics: name, type, labels, exporter and meaning.
 
-Exporters create their families from these entries only, so a series outside of the table cannot be exported.
-docs/metrics.md, the rules and the dashboards are checked against it.
+Exporters create their families from these entries only. Tests compare docs/metrics.md, rules and dashboards with it.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,7 +23,7 @@ FAMILIES: Mapping[MetricKind, Callable[..., Metric]] = {
     "gauge": GaugeMetricFamily,
     "histogram": HistogramMetricFamily,
     "summary": SummaryMetricFamily,
-    "info": GaugeMetricFamily,  # the text format knows no infos: a gauge that is always 1
+    "info": GaugeMetricFamily,  # the text format has no infos: a gauge that is always 1
 }
 RANK_LABELS = ("run", "rank")
 POD_LABELS = ("run",)
@@ -32,7 +31,7 @@ POD_LABELS = ("run",)
 
 @dataclass(frozen=True)
 class MetricSpec:
-    """One metric. name: as its family has it, without prefix, and a counter's without `_total`."""
+    """One metric. `name` has no prefix and no `_total`."""
 
     name: str
     kind: MetricKind
@@ -40,7 +39,7 @@ class MetricSpec:
     meaning: str
     unit: str = ""
     own_labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Labels beside `labels`' common ones, each with its values (none listed: an open but bounded set)."""
+    """Labels beyond the common ones, each with its values (an empty tuple is an open but bounded set)."""
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -49,16 +48,16 @@ class MetricSpec:
 
     @property
     def series(self) -> str:
-        """The name in PromQL; of histograms and summaries what the suffixes are added to."""
+        """Name in PromQL, without the suffixes of a histogram or summary."""
         return f"{PREFIX}{self.name}{'_total' if self.kind == 'counter' else ''}"
 
     def family(self) -> Metric:
-        """An empty family; add samples with values for `labels` in their order. An info's labels are its own."""
+        """Return an empty family for samples with the values of `labels`, in their order."""
         assert self.kind != "info", "use info()"
         return FAMILIES[self.kind](f"{PREFIX}{self.name}", self.meaning, labels=self.labels)
 
     def info(self, labels: Mapping[str, str]) -> Metric:
-        """The family of an info with its one sample; `labels` without the common ones is what it says."""
+        """Return the info's family with its one sample; `labels` include the common ones."""
         assert self.kind == "info"
         family = GaugeMetricFamily(f"{PREFIX}{self.name}", self.meaning, labels=[*labels])
         family.add_metric([*labels.values()], 1)
@@ -89,11 +88,11 @@ GOODPUT_STATES = (
     "recovery",
     "idle",
 )
-"""What a run's wall time is spent on; only the first is good for anything."""
+"""States of a run's wall time; only `productive` counts as goodput."""
 RESTART_CAUSES = ("preempted", "lost_rank", "hang", "failed")
 FIRST_LAUNCH = "first"
 LAUNCH_CAUSES = (FIRST_LAUNCH, "done", *RESTART_CAUSES)
-"""How a launch's predecessor ended; `first` has none."""
+"""Causes of a launch: the exit of the previous launch, or `first`."""
 
 METRICS = (
     # throughput
@@ -204,7 +203,7 @@ METRICS = (
         "images",
         {"reason": ("decode",)},
     ),
-    # checkpoints and lives
+    # checkpoints and launches
     MetricSpec(
         "train_checkpoint_duration_seconds",
         "summary",

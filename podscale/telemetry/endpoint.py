@@ -17,7 +17,7 @@ LOOPBACK_ADDRESSES = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
 
 
 class EndpointError(Exception):
-    """An endpoint refuses its metrics to this reader; the text says what to do."""
+    """The endpoint refused the reader, the TLS handshake failed, or a credential file is not readable."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class ClientCertFiles:
 
     @classmethod
     def from_options(cls, certificate: Path | None, key: Path | None) -> "ClientCertFiles | None":
-        """Return the files of the two options; None without them. Raises InputError if one is missing or invalid."""
+        """Return the two files; None if neither is given. Raises InputError if one is missing or invalid."""
         if certificate is None and key is None:
             return None
         if certificate is None or key is None:
@@ -50,11 +50,8 @@ class ClientCertFiles:
 class Endpoint:
     """Metrics endpoint of a stage.
 
-    A reader trusts exactly the certificate in the file, whatever its names, and needs no authority.
-
     Args:
-        url: URL of the metrics.
-        certificate: PEM file of the endpoint's certificate; None for plain HTTP.
+        certificate: PEM file, the only certificate that a reader trusts, whatever names it has; None for plain HTTP.
         token_file: File with the bearer token of requests.
         requires_client_certificate: The endpoint refuses clients without a certificate.
     """
@@ -77,7 +74,6 @@ class Endpoint:
 
     @property
     def address(self) -> str:
-        """Host and port."""
         return urlsplit(self.url).netloc
 
     def write(self, path: Path) -> None:
@@ -89,7 +85,7 @@ class Endpoint:
 
     @classmethod
     def read(cls, path: Path) -> "Endpoint | None":
-        """Read what `write` wrote; None if nothing is served."""
+        """Read what `write` wrote; None without a valid file."""
         try:
             url, *credentials = path.read_text(encoding="utf-8").splitlines()
             host = urlsplit(url).netloc.rpartition(":")[0]
@@ -147,7 +143,7 @@ class Endpoint:
         return names[0].replace("*", "any", 1)
 
     def _context(self, client: ClientCertFiles | None) -> ssl.SSLContext | None:
-        """Return a context that trusts the one certificate; None for plain HTTP."""
+        """Return a context that trusts only the endpoint's certificate; None for plain HTTP."""
         if self.certificate is None:
             return None
         leaf, end, _ = _read_text(self.certificate).partition("-----END CERTIFICATE-----")

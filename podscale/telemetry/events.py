@@ -1,7 +1,4 @@
-"""Event log of a run, metrics.jsonl: one JSON line for each step, evaluation and event; and a tail of growing files.
-
-Rank 0 of every launch appends to it.
-"""
+"""Event log of a run, metrics.jsonl: rank 0 of every launch appends a JSON line for each step, evaluation and event."""
 
 import json
 import logging
@@ -20,10 +17,10 @@ EventRecord = dict[str, Any]
 
 
 class EventLog:
-    """Writer of metrics.jsonl: lines of kind step, evaluation and event, each with `time` in unix seconds.
+    """Writer of metrics.jsonl: records of kind step, evaluation and event, with `time` in unix seconds.
 
-    `fence` raises if a newer launch owns the run; it is called before each line, so it must be cheap. A full disk loses
-    lines and logs one warning, but does not stop the training. Non-finite numbers are written as null.
+    A full disk loses lines and logs one warning. Non-finite numbers are written as null. `fence` is called before each
+    line; it raises if a newer launch owns the run.
     """
 
     def __init__(self, path: Path, fence: Callable[[], None] | None = None) -> None:
@@ -62,11 +59,10 @@ class EventLog:
         self._append("evaluation", step=step, epoch=round(epoch, 4), top1=top1, top5=top5, loss=loss, **more)
 
     def event(self, event: str, **fields: Any) -> None:
-        """Write any other event: start (with step and total_steps), resumed (with step), checkpoint, done..."""
+        """Write any other event, for example start (with step and total_steps), resumed (with step) or checkpoint."""
         self._append("event", event=event, **fields)
 
     def close(self) -> None:
-        """Close the file; safe to call twice."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -90,7 +86,7 @@ class EventLog:
 
 
 def read_records(path: Path) -> Iterator[EventRecord]:
-    """Yield every complete record in order, without incomplete lines of a killed writer; nothing without the file."""
+    """Yield every complete record in order; nothing if the file does not exist."""
     if not path.exists():
         return
     with path.open("rb") as file:
@@ -123,8 +119,8 @@ def parse_record(line: bytes) -> EventRecord | None:
 class ReplayFilter:
     """Filter that keeps the records of an equivalent run without restarts.
 
-    A launch that starts or resumes at step n drops the records of later steps from earlier launches: those steps are
-    repeated. A repeated step or evaluation replaces the earlier one.
+    A launch that starts or resumes at step n drops the records of later steps: it repeats them. A repeated step or
+    evaluation replaces the earlier one.
     """
 
     def __init__(self) -> None:
@@ -140,7 +136,6 @@ class ReplayFilter:
 
 
 def filter_replays(records: Iterable[EventRecord]) -> list[EventRecord]:
-    """Return the records that a `ReplayFilter` keeps."""
     replays = ReplayFilter()
     for record in records:
         replays.add(record)
@@ -148,7 +143,7 @@ def filter_replays(records: Iterable[EventRecord]) -> list[EventRecord]:
 
 
 def _drop_from_step(records: list[EventRecord], kind: str, first: int) -> list[EventRecord]:
-    """Return the records without those of `kind` from step `first` on; usually a check of the newest record."""
+    """Return the records without those of `kind` from step `first` on."""
     newest = next((record for record in reversed(records) if record["kind"] == kind), None)
     if newest is None or newest["step"] < first:
         return records
@@ -174,7 +169,6 @@ class FileTail:
     """Reader of the complete lines appended to a file since the last call; the file may not exist yet.
 
     Args:
-        path: File to read.
         from_start: Also return the lines that are already in the file.
     """
 

@@ -1,9 +1,8 @@
-"""Goodput: fraction of a run's wall time that made progress, over all launches.
+"""Goodput: fraction of a run's wall time that made progress, over all launches (see docs/goodput.md).
 
-Every moment since the first launch belongs to exactly one of `GOODPUT_STATES`, so the states add up to the wall time
-(see docs/goodput.md). Time is measured by a monotonic clock within a launch, and by the wall clock between launches,
-because a pod may restart on another node. A small file beside the checkpoints keeps the state, so that it outlives
-every process of the run.
+Every moment since the first launch belongs to one of `GOODPUT_STATES`, so the states add up to the wall time. The clock
+is monotonic within a launch. Between launches it is the wall clock, because a pod may restart on another node. A small
+file beside the checkpoints keeps the state.
 """
 
 import json
@@ -24,11 +23,11 @@ from podscale.telemetry.registry import MetricSample
 logger = logging.getLogger(__name__)
 
 CLEAN_EXITS = ("done", "preempted")
-"""Exit causes after which the time until the next launch is idle."""
+"""Exit causes that make the time until the next launch idle."""
 DEFAULT_EXIT_CAUSE = "lost_rank"
 """Default cause when no exit was recorded: the pod is gone, and rank 0 with it."""
 INTERVAL_SECONDS = 2.0
-"""Heartbeat interval, seconds. Object stores take about one write a second of one object."""
+"""Heartbeat interval, seconds. Object stores take about one write per second and object."""
 
 _INDEX = {state: index for index, state in enumerate(GOODPUT_STATES)}
 _FILE_KEYS = {
@@ -38,11 +37,11 @@ _FILE_KEYS = {
     "highest_step": "reached",
     "redone_steps": "redone",
 }
-"""Key in the goodput file of each field that has another name there."""
+"""Keys of the goodput file that differ from the field names."""
 
 
 def _states_by_phase(waiting: str, working: str) -> Mapping[str, int]:
-    """Return the state of each phase of a step, from the states of waiting for data and of the rest."""
+    """Return the state of each phase: `waiting` for data_wait, `working` for the other phases of a step."""
     special = {"data_wait": waiting, "checkpoint": "checkpoint_save", "evaluation": "evaluation"}
     return {phase: _INDEX[special.get(phase, working)] for phase in PHASES}
 
@@ -53,7 +52,6 @@ _NEW_STEP = _states_by_phase("data_wait", "productive")
 
 
 def goodput_fraction(seconds: Mapping[str, float]) -> float | None:
-    """Return the fraction of the wall time that made progress; None without wall time."""
     total = sum(seconds.values())
     return seconds.get("productive", 0.0) / total if total > 0 else None
 
@@ -73,8 +71,6 @@ class GoodputState:
         highest_step: Highest step of any launch.
         redone_steps: Steps repeated after a restart.
         cause: One of LAUNCH_CAUSES.
-        seconds: Seconds by state.
-        restarts: Restarts by cause.
     """
 
     time: float
@@ -92,7 +88,7 @@ class GoodputState:
 
     @classmethod
     def parse(cls, text: str) -> "GoodputState | None":
-        """Return the state of a file's text; None if it is invalid or of another version."""
+        """Parse the text of a goodput file; None if it is invalid."""
         fields = {key: name for name, key in _FILE_KEYS.items()}
         try:
             state = cls(**{fields.get(key, key): value for key, value in json.loads(text).items()})
@@ -109,12 +105,10 @@ class GoodputState:
 
     @property
     def wall_seconds(self) -> float:
-        """Seconds since the first launch."""
         return sum(self.seconds.values())
 
     @property
     def goodput(self) -> float:
-        """Fraction of the wall time that made progress; 0 at the start."""
         return goodput_fraction(self.seconds) or 0.0
 
     def summary(self) -> dict[str, Any]:
@@ -132,8 +126,8 @@ class GoodputState:
 def after_launch(previous: GoodputState | None, now: float, age: float) -> GoodputState:
     """Return the state of a new launch.
 
-    The time since the last heartbeat is `idle` if the previous launch exited cleanly, else `recovery`. If the wall
-    clock was set back in between, that time is 0.
+    The time since the last heartbeat is `idle` if the previous launch exited cleanly, else `recovery`. It is 0 if
+    the wall clock was set back.
 
     Args:
         previous: Newest state of the run, None for the first launch.
@@ -162,7 +156,7 @@ def after_join(state: GoodputState | None, now: float, age: float, highest_step:
         state: State that the launcher wrote for this launch; one of an earlier launch starts a new launch.
         now: Wall clock, unix seconds.
         age: Seconds since the launch began.
-        highest_step: Highest step known from elsewhere: a heartbeat may be older than the last step.
+        highest_step: Highest step known from elsewhere, because a heartbeat may be older than the last step.
     """
     if state is None or state.joined or state.exit_cause:
         state = after_launch(state, now, age)
@@ -175,11 +169,9 @@ def after_join(state: GoodputState | None, now: float, age: float, highest_step:
 class GoodputTracker:
     """Time accounting of a launch: one thread enters states, any thread reads.
 
-    A state lasts until the next is entered; a change takes less than a microsecond.
-
     Args:
-        clock: monotonic clock, seconds.
-        wall_clock: unix seconds.
+        clock: Monotonic clock, seconds.
+        wall_clock: Unix seconds.
     """
 
     def __init__(
@@ -193,16 +185,15 @@ class GoodputTracker:
         self._start = clock()
         self._step, self._highest_step, self._redone_steps = initial.step, initial.highest_step, initial.redone_steps
         self._state_of_phase = _FIRST_STEP
-        # Seconds by state, current state and its start; replaced as one tuple, so that a reader on another thread
-        # sees a consistent state.
+        # Seconds by state, current state and its start: one tuple, so that other threads read a consistent state.
         self._current = ([initial.seconds[state] for state in GOODPUT_STATES], _INDEX["init"], self._start)
 
     def enter_phase(self, name: str) -> None:
-        """Enter a phase of telemetry.phases."""
+        """Enter a phase of `telemetry.phases`."""
         self._enter(self._state_of_phase[name])
 
     def enter_restore(self) -> None:
-        """Enter the search and restore of a checkpoint, until `start`."""
+        """Enter the search and restore of a checkpoint, which lasts until `start`."""
         self._enter(_INDEX["checkpoint_restore"])
 
     def start(self, step: int) -> None:
@@ -220,7 +211,6 @@ class GoodputTracker:
         self._state_of_phase = _REDONE_STEP if step < self._highest_step else _NEW_STEP
 
     def state(self, exit_cause: str = "") -> GoodputState:
-        """Return the current state."""
         seconds, now = self._seconds()
         return replace(
             self._initial,
@@ -234,7 +224,6 @@ class GoodputTracker:
         )
 
     def samples(self) -> Iterator[MetricSample]:
-        """Yield the exported metrics."""
         state = self.state()
         yield from (("train_wall_seconds", (name,), seconds) for name, seconds in state.seconds.items())
         yield from (("train_restarts", (cause,), count) for cause, count in state.restarts.items())
@@ -246,7 +235,6 @@ class GoodputTracker:
             self._current = (seconds, state, now)
 
     def _seconds(self) -> tuple[list[float], float]:
-        """Return the seconds by state until now, and the current time."""
         past_seconds, current, since = self._current
         seconds, now = past_seconds.copy(), self._clock()
         seconds[current] += now - since
@@ -259,7 +247,7 @@ class GoodputWriter:
     A full disk loses heartbeats and logs one warning, but does not stop the training.
 
     Args:
-        fence: raises if a newer launch owns the run; the write is then skipped.
+        fence: Raises if a newer launch owns the run; the write is then skipped.
     """
 
     def __init__(
@@ -277,7 +265,7 @@ class GoodputWriter:
         self._thread.start()
 
     def close(self, exit_cause: str = "") -> None:
-        """Write the last state; `exit_cause` is empty if unknown."""
+        """Stop the thread and write the last state; `exit_cause` is empty if unknown."""
         self._closed.set()
         self._thread.join()
         self._write(exit_cause)
@@ -308,8 +296,7 @@ def read_goodput_state(path: Path) -> GoodputState | None:
 def write_goodput_state(path: Path, state: GoodputState, fence: Callable[[], None] | None = None) -> None:
     """Replace the file atomically. Raises OSError and what `fence` raises.
 
-    The temporary file has a fixed name, so the next writer replaces what a killed writer left. The lease ensures that
-    there is one writer.
+    The temporary file has a fixed name: the lease ensures one writer, which replaces what a killed writer left.
     """
     if fence is not None:
         fence()

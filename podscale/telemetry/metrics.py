@@ -1,8 +1,4 @@
-"""Prometheus metrics of one training rank, of an evaluation, and of a pod that packs shards.
-
-The training loop adds to plain numbers. Prometheus objects are created when a scraper collects, at most once a second
-and on another thread, so the loop spends about a microsecond per step and phase.
-"""
+"""Prometheus metrics of one training rank, of an evaluation, and of a pod that packs shards."""
 
 from __future__ import annotations
 
@@ -41,7 +37,7 @@ TRAIN_COUNTERS = (
     "train_checkpoint_failures",
     "eval_images",
 )
-"""Counters and summaries that exist at 0 from the start, because Prometheus does not count a series' first value."""
+"""Counters and summaries that start at 0, because PromQL's `increase` misses the first value of a new series."""
 SHARD_COUNTERS = ("shard_images", "shard_shards", "shard_bytes", "shard_phase_seconds")
 
 
@@ -60,10 +56,10 @@ class Interval:
 
 
 class TrainMetrics(Collector):
-    """Metrics of one training rank; registers itself with `registry`.
+    """Metrics of one training rank, in `registry`, with the labels `run` and `rank`.
 
-    Counters exist at 0 from the start, gauges once they are set (rank 0 sets loss, learning rate, epoch, evaluation and
-    progress). Every sample has the labels `run` and `rank`. `values` sets metrics that have no method here.
+    Counters start at 0. Gauges exist once they are set; rank 0 sets loss, learning rate, epoch, evaluation and
+    progress. `values` sets metrics that have no method here.
     """
 
     def __init__(
@@ -101,7 +97,6 @@ class TrainMetrics(Collector):
         learning_rate: float | None = None,
         grad_norm: float | None = None,
     ) -> None:
-        """Set the state of training."""
         self._set(train_epoch=epoch, train_loss=loss, train_learning_rate=learning_rate, train_grad_norm=grad_norm)
 
     def set_progress(
@@ -111,7 +106,7 @@ class TrainMetrics(Collector):
         self._set(train_planned_steps=planned, train_completed_steps=completed, train_done=done)
 
     def set_sampled_phases(self, seconds: Mapping[str, float]) -> None:
-        """Set the device times of the newest sampled step, by phase."""
+        """Set the device seconds by phase of the newest sampled step."""
         for phase, value in seconds.items():
             self.values.set("train_sampled_phase_seconds", value, phase)
 
@@ -124,23 +119,21 @@ class TrainMetrics(Collector):
         self._set(train_peak_flops=peak or None)
 
     def set_flops_per_image(self, flops: float) -> None:
-        """Set the FLOPs per image from here on, forward and backward."""
         self._flops_per_image = flops
 
     def set_all_reduce_info(self, info: Mapping[str, str]) -> None:
-        """Set the measurements and the choice of `auto`."""
+        """Set the measurements and the choice of the algorithm `auto`."""
         self.values.set_info("train_all_reduce_info", info)
 
     def count_nonfinite(self, kind: Literal["loss", "grad"], steps: int = 1) -> None:
-        """Count steps whose loss or gradient was not finite."""
         self.values.add("train_nonfinite_steps", steps, kind)
 
     def count_skipped(self, steps: int = 1) -> None:
-        """Count masked steps."""
+        """Count steps that were skipped because of a non-finite value."""
         self.values.add("train_steps_skipped", steps)
 
     def set_bad_samples(self, total: int) -> None:
-        """Set this rank's count of undecodable records since its start (`Loader.bad_records`)."""
+        """Set this rank's number of undecodable records (`Loader.bad_records`)."""
         self.values.set("train_samples_skipped", total, "decode")
 
     def checkpoint_saved(self, seconds: float, size: int) -> None:
@@ -155,7 +148,6 @@ class TrainMetrics(Collector):
         self.values.add("train_checkpoint_failures", 1, reason)
 
     def count_evaluated_images(self, images: int) -> None:
-        """Count evaluated images of this rank."""
         self.values.add("eval_images", images)
 
     def set_accuracies(self, top1: float, top5: float) -> None:
@@ -171,16 +163,14 @@ class TrainMetrics(Collector):
         return Interval(end_steps - steps, end_images - images, end - start, seconds)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the current metrics, for the registry."""
         yield from self.values.collect()
         yield self._histogram()
 
     def describe(self) -> list[Metric]:
-        """Return nothing: names are known when collected, and registration must not collect."""
+        """Return nothing, so that registration does not collect."""
         return []
 
     def _copy_counters(self) -> None:
-        """Copy the plain numbers of the training loop."""
         values = self.values
         values.set("train_images", self._images)
         values.set("train_steps", sum(self._buckets))
@@ -213,11 +203,10 @@ class EvaluationMetrics:
         registry.register(self._values)
 
     def count_evaluated_images(self, images: int) -> None:
-        """Count evaluated images of this rank."""
         self._values.add("eval_images", images)
 
     def set_accuracies(self, top1: float, top5: float) -> None:
-        """Set the accuracies, as fractions; only rank 0 knows them."""
+        """Set the accuracies, as fractions, on rank 0."""
         self._values.set("eval_top1_ratio", top1)
         self._values.set("eval_top5_ratio", top5)
         self._values.set("eval_last_timestamp_seconds", time())
@@ -226,7 +215,7 @@ class EvaluationMetrics:
 class ShardMetrics:
     """Metrics of a shard build (see data.sharding), in `registry`.
 
-    Rejects are counted with the finished shard that left the images out; images and bytes while it is packed.
+    Images and bytes are counted while a shard is packed, rejects when it is finished.
     """
 
     def __init__(self, registry: CollectorRegistry, *, run: str) -> None:

@@ -1,13 +1,11 @@
-"""MLPerf log of a training, mlperf.log: lines that MLPerf's tools read (`:::MLLOG {...}`, one JSON object each).
+"""MLPerf Training log, mlperf.log, with lines `:::MLLOG {JSON}` and the keys of mlperf_logging's compliance checker.
 
-It follows the rules of MLPerf Training. `init_*` covers the time before the first training image is read, and
-`run_start` comes right before it. `run_stop` comes with the evaluation that reaches the target (`train.target_top1`),
-or with status `aborted` at any other end. A block lies between two evaluations. Hyperparameters have the names of
-mlperf_logging's compliance checker, which a test runs on a log. That package is not used here, because it would bring
-pandas into every training image.
+`run_start` comes right before the first training image is read. `run_stop` comes with the evaluation that reaches
+`train.target_top1`, else with status `aborted`. A block lies between two evaluations. A test runs the checker on a log.
+mlperf_logging itself would bring pandas into every training image.
 
-A log is no submission for three reasons. Nothing clears the caches of the machine (`cache_clear` is logged as false).
-A resumed training has two run_start lines, which the checker refuses. Evaluation is as frequent as the document says.
+The log is no valid submission: no system cache is cleared (`cache_clear` is false), a resumed run has two `run_start`
+lines, which the checker refuses, and evaluations are as frequent as the run document says.
 """
 
 import json
@@ -21,7 +19,7 @@ from podscale.config.batch_norm_groups import batch_norm_group
 
 
 class MlperfLog:
-    """Writer of the lines of one launch; `fence` raises if a newer launch owns the run."""
+    """Writer of the log of one launch; `fence` raises if a newer launch owns the run."""
 
     def __init__(self, path: Path, config: RunConfig, fence: Callable[[], None] | None = None) -> None:
         self._path, self._config, self._fence = path, config, fence or (lambda: None)
@@ -40,7 +38,7 @@ class MlperfLog:
     def run_start(
         self, *, resumed: bool, step: int, ranks: int, device: str, train_images: int, validation_images: int
     ) -> None:
-        """Log that training data is read next, after `step` finished steps."""
+        """Write the hyperparameters and `run_start`; training continues after step `step`."""
         config = self._config
         self._steps_per_epoch = train_images / config.train.global_batch
         self._event("submission_platform", f"{ranks} x {device}")
@@ -55,12 +53,11 @@ class MlperfLog:
         self._begin_block(step)
 
     def evaluation_started(self, step: int) -> None:
-        """Log the start of an evaluation after `step` steps."""
         self._end("block_stop", first_epoch_num=self._epoch(self._block_start), **self._position(step))
         self._start("eval_start", **self._position(step))
 
     def evaluated(self, step: int, top1: float, *, target_reached: bool) -> None:
-        """Log the accuracy of the evaluation after `step` steps; the run stops if it reached the target."""
+        """Log the accuracy after `step` steps; the run stops if it reached the target."""
         self._event("eval_accuracy", top1, **self._position(step))
         self._end("eval_stop", **self._position(step))
         if target_reached:
@@ -69,7 +66,7 @@ class MlperfLog:
             self._begin_block(step)
 
     def close(self) -> None:
-        """Log the end of the launch: the run is aborted unless it reached the target."""
+        """Log status `aborted` unless the run reached the target."""
         if self._running:
             self._stop("aborted")
 
@@ -88,7 +85,6 @@ class MlperfLog:
         return {"epoch_num": self._epoch(step), "samples_count": self._samples_seen(step)}
 
     def _epoch(self, step: int) -> float:
-        """Return the epochs done after `step` steps."""
         return round(step / self._steps_per_epoch, 2)
 
     def _samples_seen(self, step: int) -> int:

@@ -1,8 +1,7 @@
-"""Time of a training by phase, and detection of the slowest rank (straggler).
+"""Wall time of a training by phase, and detection of the slowest rank (straggler).
 
-In synchronous training every rank takes as long for a step as the slowest, so images/s cannot tell them apart. The busy
-time before a rank waits for the others can. Ranks compare its mean over an interval, in which a single slow step has
-little weight. A rank is named only after several intervals.
+In synchronous training every rank's step takes as long as the slowest rank's, so images/s cannot tell ranks apart. The
+busy time before a rank waits for the others can. Ranks compare its mean over an interval, to average out a slow step.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,21 +15,20 @@ from podscale.telemetry.registry import MetricSample
 PHASES = ("data_wait", "h2d", "forward_backward", "allreduce_wait", "optimizer", "checkpoint", "evaluation", "other")
 OTHER_INDEX = PHASES.index("other")
 NON_STEP_PHASES = ("evaluation", "checkpoint")
-"""Phases outside of a step."""
 STRAGGLER_RATIO = 1.25
-"""Ratio of the slowest rank's busy time to the fastest's that counts as a straggler."""
+"""Smallest ratio of the slowest rank's busy time to the fastest's that counts as a straggler."""
 MIN_GAP_MILLISECONDS = 3
-"""Shortest gap between the two, milliseconds: below it the ratio is noise."""
+"""Smallest difference that counts, milliseconds; less is noise."""
 CONSECUTIVE_INTERVALS = 3
-"""Intervals in a row after which a straggler is named, and without it after which it is over."""
+"""Intervals in a row before a straggler is named, and before it is reported as over."""
 MIN_INTERVAL_STEPS = 10
 
 
 class PhaseClock:
     """Clock of the seconds by phase since its creation; they add up to the wall time.
 
-    A phase inside another interrupts it: the time counts for the inner one only. Time outside of any phase is `other`.
-    One thread enters and leaves phases; any thread reads.
+    The time of an inner phase does not count for the outer one. Time outside of any phase is `other`. One thread enters
+    and leaves phases; any thread reads.
     """
 
     def __init__(self) -> None:
@@ -40,14 +38,11 @@ class PhaseClock:
         self._phases = {name: _Phase(self, index) for index, name in enumerate(PHASES)}
 
     def phase(self, name: str) -> "_Phase":
-        """Return a context manager that adds its time to `name`; KeyError for a name not in PHASES."""
+        """Return a context manager that adds its time to `name`, one of PHASES."""
         return self._phases[name]
 
     def seconds(self) -> dict[str, float]:
-        """Return the seconds by phase, including the current one.
-
-        A reader on another thread may miss the newest moment, but never counts it twice.
-        """
+        """Return the seconds by phase; on another thread the newest moment may be missing, but never counts twice."""
         seconds = list(self._seconds)
         index, since = self._running
         seconds[index] += perf_counter() - since
@@ -98,7 +93,7 @@ def interval_steps(log_every: int) -> int:
 class BusyTime:
     """Busy time of this rank, seconds: total, and mean over the steps of the current interval.
 
-    The first step of a process counts only in the total: it fills caches and selects kernels.
+    The mean leaves out the first step of a process, which fills caches and selects kernels.
     """
 
     def __init__(self) -> None:
@@ -108,7 +103,7 @@ class BusyTime:
         self._sum, self._steps = 0.0, 0
 
     def add(self, seconds: float) -> None:
-        """Add one step by the host's clock; the sampled device time counts if it is longer."""
+        """Add one step by the host's clock, or its sampled device time if that is longer."""
         seconds = max(seconds, self._on_device)
         self.total += seconds
         if self._fresh:
@@ -118,7 +113,7 @@ class BusyTime:
             self._steps += 1
 
     def set_device_seconds(self, seconds: float) -> None:
-        """Set the sampled device time of a step: a host that only launches kernels does not see it."""
+        """Set the sampled device time of a step, which a host that only launches kernels does not measure."""
         self._on_device = seconds
 
     @property
@@ -130,7 +125,6 @@ class BusyTime:
         self._sum, self._steps = 0.0, 0
 
     def samples(self) -> Iterator[MetricSample]:
-        """Yield the exported metric."""
         yield "train_busy_seconds", (), self.total
 
 
@@ -166,7 +160,6 @@ class StragglerDetector:
         self._straggler, self._calm_intervals = -1, 0
 
     def interval_done(self, step: int, comparison: RankComparison) -> None:
-        """Compare the ranks of the interval that ended with step `step`."""
         self.latest = comparison
         suspect = comparison.rank if comparison.is_notable else -1
         self._suspect_intervals = self._suspect_intervals + 1 if suspect == self._suspect else 1
@@ -188,7 +181,6 @@ class StragglerDetector:
             )
 
     def samples(self) -> Iterator[MetricSample]:
-        """Yield the exported metrics; none before the first interval."""
         if self.latest is not None:
             yield "train_straggler_rank", (), self.latest.rank
             yield "train_straggler_ratio", (), self.latest.ratio

@@ -1,7 +1,6 @@
-"""Metrics of a pod: build, volumes, GPUs (NVML) and the metrics endpoint; and the telemetry of a stage around them.
+"""Metrics of a pod (build, volumes, GPUs by NVML), and the metrics endpoint of a stage.
 
-A thread polls volumes and GPUs: a call on a dead network volume or a failed GPU may hang, and then only these values
-are stale.
+A thread polls volumes and GPUs. If a call hangs, on a dead network volume or a failed GPU, only these values are stale.
 """
 
 import json
@@ -36,21 +35,21 @@ logger = logging.getLogger(__name__)
 POLL_SECONDS = 5.0
 """Polling interval of volumes and GPUs, seconds."""
 PUSHED_STAGES = ("shard", "evaluate")
-"""Stages that may end before Prometheus has discovered them."""
+"""Stages that may exit before Prometheus has discovered them."""
 GATEWAY_SECONDS = 10.0
 
 
 class StageTelemetry:
     """Metrics endpoint of a stage, as its document asks; a context manager.
 
-    Without `telemetry.enabled` it does nothing; nor does it, after a warning, if the server cannot listen.
+    It does nothing without `telemetry.enabled`, or, after a warning, if the server cannot listen.
 
     Args:
-        volumes: paths by their names in the catalogue.
-        snapshots: directory of the ranks' snapshots in this pod.
+        volumes: Paths by their names in the catalogue.
+        snapshots: Directory of the ranks' snapshots in this pod.
 
     Raises:
-        InputError: a certificate or token is unusable, or the server cannot listen and `telemetry.required` is set.
+        InputError: A certificate or token is unusable, or the server cannot listen and `telemetry.required` is set.
     """
 
     def __init__(
@@ -77,11 +76,11 @@ class StageTelemetry:
 
     @property
     def url(self) -> str | None:
-        """URL of the metrics; None if they are not served."""
+        """URL of the metrics; None without a server."""
         return self._server.url if self._server is not None else None
 
     def start(self, endpoint: Path | None = None) -> None:
-        """Start the server and log its URL; until `close`, the file `endpoint` has the URL too."""
+        """Start the server and print its URL; the file `endpoint` has it too until `close`."""
         if self._server is None:
             return
         self._server.start()
@@ -92,14 +91,13 @@ class StageTelemetry:
                 self._stack.callback(endpoint.unlink, missing_ok=True)
 
     def set_launches(self, launches: int | None) -> None:
-        """Set the number of launches of the training, if it is known."""
         if self._pod is not None and launches is not None:
             self._pod.values.set("train_launches", launches)
 
     def finish(self, summary: Path | None, interrupted: Callable[[], bool] = lambda: False) -> None:
-        """Publish the final values: in the file `summary`, to the Pushgateway, and to one more scrape.
+        """Export the final values to the file `summary`, to the Pushgateway, and in one more scrape.
 
-        It never fails the stage. It takes at most `telemetry.linger_seconds`, and ends once `interrupted` is true.
+        It waits at most `telemetry.linger_seconds`, or until `interrupted`. Errors are logged.
         """
         if self._server is None:
             return
@@ -138,7 +136,7 @@ class StageTelemetry:
             return None
 
     def _write_summary(self, path: Path, text: bytes) -> None:
-        """Add the final values of this stage to those of other stages."""
+        """Add this stage's final values to the file, which has those of other stages."""
         try:
             stages = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
             values = {"time": round(time.time(), 3), "series": series_values(text.decode())}
@@ -147,7 +145,7 @@ class StageTelemetry:
             logger.warning("%s: the final metrics of the stage could not be written: %s", path, error)
 
     def _request_gateway(self, method: str, body: bytes | None = None) -> bool:
-        """Return True if the Pushgateway accepted the request; else log a warning."""
+        """Send a request to the Pushgateway; log a warning and return False if it failed."""
         assert self._section.pushgateway is not None
         key = {"job": "podscale", "instance": socket.gethostname(), "run": self._run, "stage": self._stage}
         group = "/".join(f"{name}/{quote(value, safe='')}" for name, value in key.items())
@@ -166,7 +164,7 @@ class PodMetrics:
     """Metrics of this pod in `registry`, polled until `close`.
 
     Args:
-        volumes: paths by their names in the catalogue; a path may appear later.
+        volumes: Paths by their names in the catalogue; a path may appear later.
     """
 
     def __init__(
@@ -189,8 +187,6 @@ class PodMetrics:
         registry.register(self.values)
 
     def add_server(self, server: MetricsServer) -> None:
-        """Export the scrapes and shed connections of the endpoint."""
-
         def count() -> None:
             self.values.set("telemetry_scrapes", server.scrapes)
             self.values.set("telemetry_connections_shed", server.shed_connections)
@@ -236,9 +232,9 @@ class GpuState:
 
     Args:
         index: NVML's index, in the order of the bus.
-        utilization: fraction of time in which a kernel ran.
-        memory_used: bytes.
-        memory_size: bytes.
+        utilization: Fraction of time with a kernel running.
+        memory_used: Bytes.
+        memory_size: Bytes.
     """
 
     index: int
@@ -250,7 +246,7 @@ class GpuState:
 
 
 class Nvml:
-    """NVIDIA's management library."""
+    """NVIDIA Management Library (NVML)."""
 
     def __init__(self, library: Any) -> None:
         self._library = library
@@ -270,7 +266,7 @@ class Nvml:
         return cls(pynvml)
 
     def states(self) -> list[GpuState]:
-        """Return the state of every GPU that NVML shows to this container."""
+        """Return the states of the GPUs that NVML shows to this container."""
         return [self._state(index, handle) for index, handle in enumerate(self._handles)]
 
     def _state(self, index: int, handle: Any) -> GpuState:
@@ -288,7 +284,7 @@ class Nvml:
         )
 
     def _query(self, function: Any, *arguments: Any) -> Any:
-        """Return the value, or None: parts of GPUs (MIG) and virtual GPUs do not support every query."""
+        """Return the value; None if the GPU does not support the query (MIG parts, virtual GPUs)."""
         try:
             return function(*arguments)
         except self._library.NVMLError:

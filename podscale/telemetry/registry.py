@@ -1,10 +1,10 @@
-"""Registry of metric values by the catalogue's names, snapshots of each rank, and their merge into one exposition.
+"""Registry of metric values, snapshots of each rank, and their merge into one exposition.
 
-Counting code writes plain numbers. Metric families are created when a scraper collects, at most once a second and on
-another thread, so counting takes less than a microsecond.
+Counting code writes plain numbers, in less than a microsecond. Metric families are created when they are collected, on
+another thread.
 
-Each rank writes its exposition text to a pod-local file, at most once a second and on its own thread. The supervisor
-merges the files when it is scraped, so a slow or hostile scraper never touches a rank.
+Each rank writes its exposition to a pod-local file once a second. The supervisor merges the files at a scrape, so that
+a slow or hostile scraper never touches a rank.
 """
 
 import math
@@ -25,19 +25,19 @@ from podscale.telemetry.catalogue import CATALOGUE
 from podscale.util.formatting import printable
 
 MAX_LABEL_LENGTH = 120
-"""Largest number of characters of a label's value; a longer one is cut and ends in an ellipsis."""
+"""Most characters of a label's value; a longer one is cut and ends in an ellipsis."""
 SNAPSHOT_SECONDS = 1.0
 
 Labels = tuple[str, ...]
 MetricSample = tuple[str, Labels, float]
-"""Name in the catalogue, values of the metric's own labels, and the number."""
+"""Metric name in the catalogue, values of its own labels, and the number."""
 SeriesValue = float | None
 
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class SampleSource(Protocol):
-    """An object whose numbers are exported."""
+    """Object with metrics to export."""
 
     def samples(self) -> Iterable[MetricSample]:
         """Return the current samples; called on the collecting thread."""
@@ -47,8 +47,8 @@ class SampleSource(Protocol):
 class MetricRegistry(Collector):
     """Values of metrics with the same common labels, such as run and rank; register it with a CollectorRegistry.
 
-    Names are the catalogue's, without prefix and `_total`; labels are the values of the metric's own labels in their
-    order. Each number has one writer; any thread may read it.
+    Names are those of the catalogue; labels are the values of the metric's own labels, in its order. Each number has
+    one writer; any thread may read it.
     """
 
     def __init__(self, **common: str) -> None:
@@ -63,7 +63,7 @@ class MetricRegistry(Collector):
         return [*self._common.values()]
 
     def declare(self, *names: str) -> None:
-        """Set counters and summaries to 0, for every combination of the label values in the catalogue."""
+        """Set counters and summaries to 0 for every combination of label values in the catalogue."""
         for name in names:
             labels = list(product(*self._own_labels(name).values()))
             if CATALOGUE[name].kind == "summary":
@@ -72,7 +72,7 @@ class MetricRegistry(Collector):
                 self._values[name] = dict.fromkeys(labels, 0.0)
 
     def set(self, name: str, value: float, *labels: str) -> None:
-        """Set a number; also of a counter that is counted elsewhere."""
+        """Set a number; counters may be set too."""
         assert len(labels) == len(self._own_labels(name)), (name, labels)
         self._values.setdefault(name, {})[tuple(map(sanitize_label, labels))] = float(value)
 
@@ -89,15 +89,14 @@ class MetricRegistry(Collector):
         self._summaries[name][labels] = (count + 1, total + value)
 
     def set_info(self, name: str, labels: Mapping[str, str]) -> None:
-        """Set the labels of an info metric."""
         self._infos[name] = {key: sanitize_label(value) for key, value in labels.items()}
 
     def on_collect(self, callback: Callable[[], None]) -> None:
-        """Call `callback` at the begin of each collection, to set numbers that are counted elsewhere."""
+        """Call `callback` at the beginning of each collection."""
         self._callbacks.append(callback)
 
     def add_source(self, source: SampleSource) -> None:
-        """Set the samples of `source` at the begin of each collection."""
+        """Set the samples of `source` at the beginning of each collection."""
 
         def set_samples() -> None:
             for name, labels, value in source.samples():
@@ -106,7 +105,6 @@ class MetricRegistry(Collector):
         self.on_collect(set_samples)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the current metric families."""
         for callback in list(self._callbacks):
             callback()
         for name, values in list(self._values.items()):
@@ -123,7 +121,7 @@ class MetricRegistry(Collector):
             yield CATALOGUE[name].info({**self._common, **info})
 
     def describe(self) -> list[Metric]:
-        """Return nothing: names are known when collected, and registration must not collect."""
+        """Return nothing, so that registration does not collect."""
         return []
 
     def _own_labels(self, name: str) -> Mapping[str, tuple[str, ...]]:
@@ -143,7 +141,6 @@ class SnapshotWriter:
         self._thread.start()
 
     def close(self) -> None:
-        """Write the final values; safe to call twice."""
         self._closed.set()
         self._thread.join()
 
@@ -159,7 +156,7 @@ class SnapshotWriter:
         self._write()
 
     def _write(self) -> None:
-        # Renamed so that a reader never sees a part of it; not synced, because nothing reads it after the pod.
+        # Atomic for readers; not synced, because nothing reads the file after the pod.
         temporary = self._path.with_suffix(".tmp")
         try:
             temporary.write_bytes(generate_latest(self._registry))
@@ -172,8 +169,8 @@ class MergedMetrics:
     """Exposition of the supervisor's registry and all ranks' snapshots, rendered at most once per interval.
 
     Args:
-        directory: directory of the snapshots; None without ranks.
-        interval: seconds.
+        directory: Directory of the snapshots; None without ranks.
+        interval: Seconds.
     """
 
     def __init__(
@@ -196,7 +193,7 @@ class MergedMetrics:
             return self._rendered
 
     def refresh(self) -> None:
-        """Make the next call render anew, for the final values of a run."""
+        """Discard the rendered text, so that the next call has the final values."""
         with self._lock:
             self._due = float("-inf")
 
@@ -213,10 +210,7 @@ def snapshot_path(directory: Path, rank: int) -> Path:
 
 
 def merge_expositions(texts: Iterable[str]) -> str:
-    """Merge expositions: one HELP and one TYPE per family, samples in the order of `texts`.
-
-    The texts come from `generate_latest`, in which each family is one block that begins with its HELP line.
-    """
+    """Merge expositions of `generate_latest`: one HELP and one TYPE per family, samples in the order of `texts`."""
     families: dict[str, tuple[list[str], list[str]]] = {}
     for text in texts:
         head: list[str] = []
@@ -231,7 +225,7 @@ def merge_expositions(texts: Iterable[str]) -> str:
 
 
 def sanitize_label(value: str) -> str:
-    """Return printable, encodable text of bounded length for a label."""
+    """Return the value as printable text of at most MAX_LABEL_LENGTH characters."""
     text = printable(value)
     return text if len(text) <= MAX_LABEL_LENGTH else f"{text[: MAX_LABEL_LENGTH - 3]}..."
 

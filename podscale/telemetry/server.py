@@ -1,9 +1,8 @@
-"""HTTP server of /metrics that a stuck or hostile client cannot block, with TLS, client certificates and a token.
+"""HTTP server of /metrics with TLS, client certificates and a token, that a stuck or hostile client cannot block.
 
 prometheus_client's own server has no timeout and no connection limit (800 idle sockets hold 802 threads forever), and
-with TLS one silent client blocks all others. This server reads a small request within a total time, answers with
-rendered bytes, and closes. The TLS handshake runs on the connection's own thread. If too many connections are open, the
-oldest is closed: a scrape takes milliseconds, so it is never a scraper's.
+with TLS one silent client blocks all others. Here a request has a size and a time limit, and the TLS handshake runs on
+the connection's own thread. If too many connections are open, the oldest is closed; scrapes take only milliseconds.
 """
 
 import errno
@@ -34,16 +33,16 @@ EVICTION_SECONDS = 2.0
 
 
 class ListenError(InputError):
-    """The server cannot listen on its address."""
+    """The metrics server cannot listen on its address."""
 
 
 @dataclass(frozen=True)
 class EndpointAuth:
-    """Requirements on connections.
+    """Authentication of the endpoint.
 
     Args:
-        tls: TLS context, which may require client certificates; None: plain HTTP.
-        token: bearer token that every request must carry; None: none.
+        tls: TLS context, which may require client certificates; None for plain HTTP.
+        token: Bearer token that every request must carry.
     """
 
     tls: ssl.SSLContext | None = None
@@ -51,15 +50,11 @@ class EndpointAuth:
 
     @classmethod
     def from_section(cls, section: TelemetrySection) -> "EndpointAuth":
-        """Read certificates and token once, because a running stage must not depend on later changes of the files.
-
-        Raises:
-            InputError: a file is missing, empty or invalid.
-        """
+        """Read certificates and token once, so that later changes of the files do not matter. Raises InputError."""
         return cls(_tls_context(section), _read_token(section.bearer_token_file))
 
     def is_authorized(self, headers: Iterable[bytes]) -> bool:
-        """Return True if a request with these header lines carries the token; compared in constant time."""
+        """Check the token in these header lines, in constant time."""
         if self.token is None:
             return True
         for header in headers:
@@ -76,11 +71,11 @@ NO_AUTH = EndpointAuth()
 class MetricsServer:
     """Server of `render()` at http(s)://address:port/metrics on its own threads, from `start` until `close`.
 
-    It listens from its creation on, so that a taken port is known before anything is started. Raises ListenError.
+    The constructor binds the port. Raises ListenError.
 
     Args:
         port: 0 for any free one; the attribute holds the actual port.
-        request_seconds: time limit of a request.
+        request_seconds: Time limit of a request.
     """
 
     def __init__(
@@ -104,12 +99,11 @@ class MetricsServer:
 
     @property
     def scrapes(self) -> int:
-        """Number of answered scrapes."""
         return self._server.scrapes
 
     @property
     def shed_connections(self) -> int:
-        """Number of connections that were closed unanswered because too many were open."""
+        """Connections closed without an answer because too many were open."""
         return self._server.shed_connections
 
     def start(self) -> "MetricsServer":
@@ -118,7 +112,7 @@ class MetricsServer:
         return self
 
     def wait_for_scrape(self, seconds: float, interrupted: Callable[[], bool] = lambda: False) -> bool:
-        """Wait for one more scrape, at most `seconds` and until `interrupted`; return True if it came."""
+        """Wait for one more scrape, at most `seconds` or until `interrupted`; return True if it came."""
         self._server.scraped.clear()
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0 and not interrupted():
@@ -154,7 +148,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
         super().__init__((address, port), _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Start the connection's thread, after closing the oldest connection if too many are open."""
+        """Start the connection's thread; if too many are open, close the oldest connection first."""
         if not self._free.acquire(blocking=False):
             self.shed_connections += 1
             self._evict()
@@ -186,7 +180,6 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
         return tls_socket
 
     def count_scrape(self) -> None:
-        """Count an answered scrape."""
         with self._lock:
             self.scrapes += 1
         self.scraped.set()

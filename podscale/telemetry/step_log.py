@@ -10,7 +10,7 @@ from podscale.util.formatting import format_bytes, format_count, format_duration
 from podscale.util.terminal import paint, terminal_width
 
 StyledText = tuple[str, str]
-"""A piece of a line and its style (see terminal.STYLES)."""
+"""Part of a line and its style (see terminal.STYLES)."""
 
 HIDDEN_FIELDS = ("time", "kind", "event")
 WARNING_EVENTS = (
@@ -33,7 +33,7 @@ EVENT_TEXTS = {
     "preempted": "stopped on request; step {step} is saved",
     "tracker_failed": "the tracker {tracker} has failed, the run goes on without it: {reason}",
 }
-"""Events with a fixed text, filled in from the record's fields."""
+"""Events with a fixed text, filled in from the record."""
 
 
 class StepLog:
@@ -49,7 +49,6 @@ class StepLog:
         self._eta = EtaEstimator()
 
     def write(self, record: EventRecord) -> None:
-        """Write one record."""
         seconds_left = self._eta.update(record)
         line = json.dumps(record) if self.json else self._line(record, seconds_left)
         self._stream.write(line + "\n")
@@ -67,11 +66,10 @@ class EtaEstimator:
 
     def __init__(self) -> None:
         self.total_steps: int | None = None
-        """Steps of the run; None until known."""
         self._begin: tuple[int, float] | None = None
 
     def update(self, record: EventRecord) -> float | None:
-        """Return the seconds left after this record; None if the total or the speed is not known yet."""
+        """Return the seconds left after this record; None while the total or the speed is unknown."""
         if record.get("event") in ("start", "resumed"):
             self.total_steps = record.get("total_steps", self.total_steps)
             self._begin = (int(record.get("step") or 0), record["time"])
@@ -83,12 +81,12 @@ class EtaEstimator:
 
 
 def format_record(record: EventRecord, seconds_left: float | None = None, total: int | None = None) -> str:
-    """Return one line of plain text for a record; `total` is the number of steps of the run."""
+    """Return a record's line of plain text; `total` is the number of steps of the run."""
     return _plain_text(styled_parts(record, seconds_left, total))
 
 
 def styled_parts(record: EventRecord, seconds_left: float | None = None, total: int | None = None) -> list[StyledText]:
-    """Return the pieces of a record's line; a line that is too long may omit the dim ones."""
+    """Return the styled parts of a record's line; a line that is too long may omit the dim ones."""
     if record["kind"] == "step":
         return _step(record, seconds_left, total)
     if record["kind"] == "evaluation":
@@ -173,7 +171,7 @@ def _straggler(record: EventRecord) -> list[StyledText]:
 
 
 def _goodput(record: EventRecord) -> list[StyledText]:
-    """Format the goodput, and the other states that took most of the time."""
+    """Format the goodput and the longest other states."""
     total = max(record["wall_seconds"], 1e-9)
     badput = {name: seconds for name, seconds in record["seconds"].items() if name != "productive"}
     longest = sorted(((seconds, name) for name, seconds in badput.items() if seconds >= 0.005 * total), reverse=True)

@@ -1,6 +1,6 @@
 """Grafana dashboards as code, one module each; tools/dashboards.py writes their JSON into the chart.
 
-`grafana-foundation-sdk` is a development dependency; users do not need it.
+Only development needs `grafana-foundation-sdk`.
 """
 
 import json
@@ -14,7 +14,7 @@ DASHBOARDS = [module.BOARD for module in (throughput, health, ranks, data, clust
 
 
 def render_dashboards() -> dict[str, str]:
-    """Return file name and JSON text of every dashboard; deterministic."""
+    """Return the JSON text of every dashboard by file name."""
     return {
         f"{board.uid}.json": json.dumps(build_dashboard(board), cls=JSONEncoder, indent=1, sort_keys=True) + "\n"
         for board in DASHBOARDS

@@ -1,8 +1,8 @@
-"""Frame of every dashboard: PromQL helpers, variables, links, annotations and rows.
+"""Common parts of the dashboards: PromQL helpers, variables, links, annotations and rows.
 
-Metric names come from the catalogue only, and every selector uses the variables. These match by regular expression,
-with `.*` for all namespaces, so that series without that label (a Prometheus beside a local run) match too. The
-dashboards use no recording rules, so they work without them.
+Metric names come from the catalogue. Every selector uses the variables, which match by regular expression: `.*` for all
+namespaces also matches series without that label, as from a Prometheus beside a local run. No query needs recording
+rules.
 """
 
 import warnings
@@ -27,7 +27,7 @@ BY_STATE = "namespace, run, state"
 RATE_INTERVAL = "$__rate_interval"
 RANGE = "$__range"
 RECENT_RANGE = "5m"
-"""Longer than most restarts, because the time of a restart is exported after it."""
+"""Longer than most restarts, because a restart's time is exported after it."""
 
 
 def series_selector(name: str, *matchers: str, suffix: str = "", ranks: bool = False) -> str:
@@ -37,12 +37,12 @@ def series_selector(name: str, *matchers: str, suffix: str = "", ranks: bool = F
 
 
 def rate_query(name: str, by: str, *matchers: str, suffix: str = "", ranks: bool = False) -> str:
-    """Return a query for the per-second rate of a counter, summed."""
+    """Return a query for the summed per-second rate of a counter."""
     return f"sum by ({by}) (rate({series_selector(name, *matchers, suffix=suffix, ranks=ranks)}[{RATE_INTERVAL}]))"
 
 
 def max_query(name: str, by: str, *matchers: str, ranks: bool = False) -> str:
-    """Return a query for the maximum of a gauge that several ranks may export alike."""
+    """Return a query for the maximum of a gauge that several ranks may export."""
     return f"max by ({by}) ({series_selector(name, *matchers, ranks=ranks)})"
 
 
@@ -52,20 +52,19 @@ def last_query(name: str, by: str) -> str:
 
 
 def increase_query(name: str, by: str, *matchers: str, suffix: str = "") -> str:
-    """Return a query for the increase of a counter over the displayed time, summed and extrapolated."""
+    """Return a query for the summed increase of a counter over the displayed time, extrapolated."""
     return f"sum by ({by}) (increase({series_selector(name, *matchers, suffix=suffix)}[{RANGE}]))"
 
 
 def integer_increase_query(name: str, by: str, *matchers: str) -> str:
-    """Return a query for the increase of a counter over the displayed time, as a whole number."""
+    """Return a query for the increase of a counter over the displayed time, rounded to an integer."""
     return f"round({increase_query(name, by, *matchers)})"
 
 
 def total_increase_query(name: str, by: str, window: str, *matchers: str) -> str:
-    """Return a query for the increase of a total that is kept over all launches of a run.
+    """Return a query for the increase of a total over all launches of a run, as maximum minus minimum.
 
-    A restarted pod exports it under a new address, perhaps a heartbeat behind. `increase` would then lose a part, or
-    count all of it again. The difference of maximum and minimum is immune.
+    A restarted pod exports it as a new series, perhaps a heartbeat behind. `increase` would lose or repeat a part.
     """
     series = f"{series_selector(name, *matchers)}[{window}]"
     return f"max by ({by}) (max_over_time({series})) - min by ({by}) (min_over_time({series}))"
@@ -79,7 +78,7 @@ def fraction_query(name: str, by: str, of: str, *matchers: str, ranks: bool = Fa
 
 
 def quantile_query(portion: float, name: str, by: str, *, ranks: bool = False) -> str:
-    """Return a query for a quantile of a histogram; no value, instead of NaN, without observations."""
+    """Return a query for a quantile of a histogram; without observations it has no value instead of NaN."""
     return f"histogram_quantile({portion}, {rate_query(name, f'{by}, le', suffix='_bucket', ranks=ranks)}) >= 0"
 
 
@@ -114,12 +113,7 @@ BUSY_FRACTION = (
 
 @dataclass(frozen=True)
 class Dashboard:
-    """One dashboard.
-
-    Args:
-        rows: heading and panels, in order.
-        runs: True if several runs can be shown at once.
-    """
+    """One dashboard. `rows` are headings and panels; `runs` is True if several runs can be shown at once."""
 
     name: str
     title: str
@@ -136,7 +130,6 @@ class Dashboard:
 
 
 def build_dashboard(board: Dashboard) -> model.Dashboard:
-    """Build Grafana's model of the dashboard."""
     built = dashboard.Dashboard(f"Podscale / {board.title}").uid(board.uid).description(board.description)
     built.tags([TAG]).readonly().timezone("browser").time(board.span, "now").refresh("30s")
     built.tooltip(model.DashboardCursorSync.CROSSHAIR)
@@ -196,7 +189,7 @@ def _runbooks_link() -> dashboard.DashboardLink:
 
 
 def _event_annotations() -> Sequence[dashboard.AnnotationQuery]:
-    """Return annotations at the times given by gauges, exact at any scrape interval."""
+    """Return annotations at the times in gauges, which do not depend on the scrape interval."""
     restarts = max_query("train_launch_timestamp_seconds", f"{BY_RUN}, cause", f'cause!="{FIRST_LAUNCH}"')
     checkpoints = max_query("train_checkpoint_last_success_timestamp_seconds", BY_RUN)
     evaluations = max_query("eval_last_timestamp_seconds", BY_RUN)
@@ -208,11 +201,7 @@ def _event_annotations() -> Sequence[dashboard.AnnotationQuery]:
 
 
 def _event_annotation(name: str, color: str, seconds: str, text: str) -> dashboard.AnnotationQuery:
-    """Return an annotation query.
-
-    Args:
-        seconds: PromQL whose values are the annotations' times, unix seconds.
-    """
+    """Return an annotation query; `seconds` is PromQL for the annotations' times, unix seconds."""
     event = dashboard.AnnotationQuery().name(name).datasource(DATASOURCE).enable(True).icon_color(color)
     event.expr(f"{seconds} * 1000")
     return event.step(EVENT_STEP).title_format(name).text_format(text).tag_keys("run").use_value_for_time(True)

@@ -43,7 +43,7 @@ THIRD_PARTY_METRICS = {
     "kueue_quota_reserved_wait_time_seconds": "Kueue's controller, where jobs queue",
     "kueue_evicted_workloads_total": "Kueue's controller, where jobs queue",
 }
-"""Third-party metrics by name (of a histogram, without suffix), with their exporter."""
+"""Third-party metrics by name (histograms without suffix), with their exporter."""
 
 TEXT_COLOR: Mapping[float | None, str] = {None: "text"}
 DATASOURCE = shared.DataSourceRef(type_val="prometheus", uid="${datasource}")
@@ -65,7 +65,7 @@ COLORS = {
     "idle": "gray",
     "other": "gray",
 }
-"""Colours of phases and states, the same on every dashboard."""
+"""Colours of phases and states on every dashboard."""
 _NAMES = sorted([*(entry.series for entry in METRICS), *THIRD_PARTY_METRICS], key=len, reverse=True)
 _NAME = re.compile(rf"(?<![\w:])({'|'.join(_NAMES)})(?:_bucket|_sum|_count)?(?=[{{\[) ]|$)")
 
@@ -75,8 +75,8 @@ class PanelQuery:
     """One query of a panel.
 
     Args:
-        instant: only its value at the end of the displayed time.
-        dashed: drawn as a limit.
+        instant: Only its value at the end of the displayed time.
+        dashed: Drawn as a limit.
     """
 
     expression: str
@@ -90,10 +90,10 @@ class Field:
     """Display of a panel's values (Grafana's field config).
 
     Args:
-        no_value: text shown without data.
-        min: lower end of the axis of lines and bars; None: that of the values.
-        max: upper end of the axis.
-        soft_max: upper end of the axis while all values are below it.
+        no_value: Text shown without data.
+        min: Lower end of the axis of lines and bars; None: that of the values.
+        max: Upper end of the axis.
+        soft_max: Upper end of the axis while all values are below it.
     """
 
     unit: str
@@ -105,7 +105,7 @@ class Field:
 
 
 class _PanelBuilder(Protocol):
-    """Common interface of all panel builders."""
+    """Methods that all panel builders have."""
 
     def title(self, title: str) -> Self: ...
     def description(self, description: str) -> Self: ...
@@ -123,11 +123,10 @@ class _PanelBuilder(Protocol):
 
 P = TypeVar("P", bound=_PanelBuilder)
 Panel = Builder[model.Panel]
-"""A panel of any kind."""
 
 
 def metric_names(expression: str) -> list[str]:
-    """Return the metrics that a query names, in order, each once."""
+    """Return the distinct metrics of a query, in order."""
     return list(dict.fromkeys(_NAME.findall(expression)))
 
 
@@ -140,12 +139,7 @@ def time_series_panel(
     stacked: bool = False,
     limit: float | None = None,
 ) -> timeseries.Panel:
-    """Build a panel of values over time.
-
-    Args:
-        alert: name of the alert that the panel explains.
-        limit: drawn as a dashed red line.
-    """
+    """Build a panel of values over time. `alert` is the alert that it explains, `limit` a dashed red line."""
     panel = _set_common_options(timeseries.Panel(), title, text, queries, field, alert).span(8).height(8)
     panel.legend(common.VizLegendOptions().show_legend(True).display_mode(shared.LegendDisplayMode.LIST))
     panel.tooltip(common.VizTooltipOptions().mode(shared.TooltipDisplayMode.MULTI).sort(shared.SortOrder.DESCENDING))
@@ -178,8 +172,8 @@ def stat_panel(
     """Build a panel with one number per run and its history behind it.
 
     Args:
-        alert: name of the alert that the panel explains.
-        thresholds: colour of values from each threshold on; that of None applies below all others.
+        alert: Alert that the panel explains.
+        thresholds: Colour of values from each threshold on; that of None applies below all others.
     """
     panel = _set_common_options(stat.Panel(), title, text, [query], field, alert).span(3).height(4)
     panel.graph_mode(shared.BigValueGraphMode.NONE if query.instant else shared.BigValueGraphMode.AREA)
@@ -209,7 +203,7 @@ def heatmap_panel(
 
 
 def table_panel(title: str, text: str, columns: Mapping[str, tuple[str, str]], *, no_value: str) -> table.Panel:
-    """Build a table with one row per run: each column has heading, query and unit."""
+    """Build a table with one row per run; columns map a heading to its query and unit."""
     queries = [PanelQuery(expression, "", instant=True) for expression, _ in columns.values()]
     query_format = prometheus_model.PromQueryFormat.TABLE
     panel = _set_common_options(table.Panel(), title, text, queries, Field("none", no_value), query_format=query_format)
@@ -236,7 +230,7 @@ def _set_common_options(
     alert: str = "",
     query_format: prometheus_model.PromQueryFormat = prometheus_model.PromQueryFormat.TIME_SERIES,
 ) -> P:
-    """Set title, description (which ends with the metrics), field config, queries, and a link to the alert's page."""
+    """Set title, description (with the metrics' names), field config, queries, and a link to the alert's runbook."""
     names = list(dict.fromkeys(name for query in queries for name in metric_names(query.expression)))
     metrics = f"Metric{'s' if len(names) > 1 else ''}: {', '.join(f'`{name}`' for name in names)}"
     panel.title(title).description(f"{text}\n\n{metrics}").datasource(DATASOURCE)

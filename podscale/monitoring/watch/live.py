@@ -1,4 +1,4 @@
-"""Live display of a run: one screen that is drawn again every second, its records as lines, or JSON."""
+"""Live display of a run: a screen that is redrawn every second, lines of records, or JSON."""
 
 import json
 import sys
@@ -12,11 +12,11 @@ from podscale.telemetry.goodput import goodput_fraction
 from podscale.telemetry.step_log import StepLog
 
 INTERVAL_SECONDS = 1.0
-"""Interval between two pictures."""
+"""Refresh interval, seconds."""
 
 
 def show_run(source: RunSource, *, once: bool, as_json: bool) -> None:
-    """Show a run until it ends, or only `once`. In a pipe, its records are printed as lines of text."""
+    """Show a run until it ends, or only `once`. Without a terminal, print its records as lines of text."""
     watched = WatchedRun(source)
     if once:
         watched.poll()
@@ -39,7 +39,7 @@ class WatchedRun:
         self._previous_stats = RunStats()
 
     def poll(self) -> bool:
-        """Read the new records and the metrics. Returns True if there were new records."""
+        """Read new records and the metrics. Returns True if there were new records."""
         records = self.source.records()
         for record in records:
             self.status.add_record(record)
@@ -48,7 +48,7 @@ class WatchedRun:
 
     @property
     def wall_seconds(self) -> dict[str, float]:
-        """Wall seconds of the run by state, from its endpoint, else from the end of the newest launch."""
+        """Wall seconds by state, from the endpoint if it exports them, else from the newest `goodput` event."""
         return self.stats.wall_seconds or self.status.wall_seconds
 
     def to_json(self) -> dict[str, Any]:
@@ -63,7 +63,7 @@ class WatchedRun:
         }
 
     def render(self) -> Any:
-        """Return the screen as a renderable of rich."""
+        """Return the screen as a rich renderable."""
         from podscale.monitoring.watch.view import ScreenFrame, render_frame
 
         ranks = stats_since(self.stats.ranks.values(), self._previous_stats)
@@ -73,7 +73,7 @@ class WatchedRun:
 
 
 def _intervals(source: RunSource) -> Iterator[bool]:
-    """Yield every second until the run has ended, then True a last time."""
+    """Yield False every second until the run has ended, then True once."""
     ended = False
     while not ended:
         ended = source.has_ended()  # before the caller reads: it gets the last records too
@@ -92,14 +92,14 @@ def _draw_live(watched: WatchedRun) -> None:
 
 
 def _print_json_lines(watched: WatchedRun) -> None:
-    """Print a line of JSON whenever there are new records, and at the end."""
+    """Print a JSON line whenever there are new records, and at the end."""
     for ended in _intervals(watched.source):
         if watched.poll() or ended:
             print(json.dumps(watched.to_json()), flush=True)
 
 
 def _print_records(source: RunSource) -> None:
-    """Print the records as the run itself prints them on a terminal."""
+    """Print the records as the run itself does on a terminal."""
     log = StepLog(sys.stdout, "text")
     for _ in _intervals(source):
         for record in source.records():

@@ -12,10 +12,9 @@ from podscale.telemetry.step_log import EtaEstimator, format_record
 
 RunState = Literal["waiting", "training", "trained", "evaluated", "stopped"]
 MAX_RATES = 60
-"""Number of throughput values kept for the sparkline."""
+"""Throughput values kept for the sparkline."""
 MAX_EVENTS = 6
 HIDDEN_EVENTS = ("sampled", "checkpoint", "bad_record", "skipped_update", "all_reduce", "goodput")
-"""Events that are shown elsewhere or not at all."""
 
 _WALL_SECONDS = CATALOGUE["train_wall_seconds"].series
 _RANK_SERIES = {
@@ -26,17 +25,17 @@ _RANK_SERIES = {
     CATALOGUE["train_data_queue_depth"].series: "queued_batches",
     CATALOGUE["train_samples_skipped"].series: "bad_records",
 }
-"""Per-rank series and the RankStats field that each one sets."""
+"""Per-rank series and the RankStats field that each sets."""
 
 
 @dataclass
 class RunStatus:
-    """Status of a run after the records added so far; None means not known yet.
+    """Status of a run after the records added so far; None is unknown.
 
     Args:
-        phases: fractions of the newest interval's step time, by phase.
-        wall_seconds: wall time of the run by state, as logged at the end of a launch.
-        updated_at: unix time of the newest record.
+        phases: Fraction of the newest interval's step time by phase.
+        wall_seconds: Wall time of the run by state, as logged at the end of a launch.
+        updated_at: Unix time of the newest record.
     """
 
     state: RunState = "waiting"
@@ -64,11 +63,10 @@ class RunStatus:
 
     @property
     def images_per_second(self) -> float | None:
-        """Throughput of the newest interval over all ranks, images/s."""
+        """Throughput of the newest interval over all ranks."""
         return self.rates[-1] if self.rates and self.state == "training" else None
 
     def add_record(self, record: EventRecord) -> None:
-        """Add the next record of metrics.jsonl."""
         self.updated_at = record.get("time", self.updated_at)
         seconds_left = self._eta.update(record)
         match record["kind"]:
@@ -81,7 +79,6 @@ class RunStatus:
                 self._add_event(record)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the status as JSON values; times in seconds."""
         evaluation = {name: value for name, value in (self.evaluation or {}).items() if name != "kind"}
         checkpoint_age = round((self.updated_at or 0.0) - self.checkpoint["time"], 3) if self.checkpoint else None
         return {
@@ -151,11 +148,7 @@ class RunStatus:
 
 @dataclass
 class RankStats:
-    """Statistics of one rank since its process started.
-
-    Args:
-        seconds: wall time of its training steps.
-    """
+    """Statistics of one rank since its process started; `seconds` is the wall time of its steps."""
 
     rank: int
     images: float = 0.0
@@ -167,7 +160,7 @@ class RankStats:
     pod: str = ""
 
     def since(self, before: "RankStats | None") -> "RankStats":
-        """Return the difference from an earlier sample; all of it if there is none or the process has restarted."""
+        """Return the difference from an earlier sample, or `self` if there is none or the process restarted."""
         if before is None or self.images <= before.images:
             return self
         phases = {name: seconds - before.phases.get(name, 0.0) for name, seconds in self.phases.items()}
@@ -184,18 +177,14 @@ class RankStats:
 
 @dataclass
 class RunStats:
-    """Statistics of all ranks that answered, and the run's wall time by state (empty if not exported)."""
+    """Statistics of all ranks that answered, and the run's wall seconds by state (empty if not exported)."""
 
     ranks: dict[int, RankStats] = field(default_factory=dict)
     wall_seconds: dict[str, float] = field(default_factory=dict)
 
 
 def read_run_stats(expositions: Mapping[str, str]) -> RunStats:
-    """Parse the metrics of a run's pods.
-
-    Args:
-        expositions: text in Prometheus' format by pod name ('' on one machine).
-    """
+    """Parse the expositions of a run's pods, by pod name ('' on one machine)."""
     stats = RunStats()
     for pod, text in expositions.items():
         for name, labels, value in _samples(text):
@@ -208,12 +197,12 @@ def read_run_stats(expositions: Mapping[str, str]) -> RunStats:
 
 
 def stats_since(now: Iterable[RankStats], before: RunStats) -> list[RankStats]:
-    """Return each rank's statistics since the previous sample, by rank."""
+    """Return each rank's statistics since the previous sample, sorted by rank."""
     return sorted((rank.since(before.ranks.get(rank.rank)) for rank in now), key=lambda rank: rank.rank)
 
 
 def _samples(text: str) -> Iterator[tuple[str, Mapping[str, str], float]]:
-    """Yield name, labels and value of each sample; nothing if the text is not in Prometheus' format."""
+    """Yield name, labels and value of each sample; nothing if the text cannot be parsed."""
     from prometheus_client.parser import text_string_to_metric_families
 
     try:

@@ -27,29 +27,24 @@ from podscale.util import env
 from podscale.util.formatting import printable
 
 SCRAPE_TIMEOUT_SECONDS = 2.0
-"""Timeout of one scrape, seconds."""
 MAX_PODS = 32
-"""Largest number of pods whose metrics are read; more ranks do not fit a screen."""
+"""Most pods whose metrics are read; more ranks do not fit a screen."""
 NO_RANK_METRICS = "no figures of single ranks"
 
 
 class RunSource(Protocol):
-    """A run that is watched.
-
-    Args:
-        name: display name.
-    """
+    """Run to watch; `name` is its display name."""
 
     name: str
 
     def records(self) -> list[EventRecord]:
-        """Return the records that are new since the last call."""
+        """Return the records added since the last call."""
 
     def expositions(self) -> Mapping[str, str]:
         """Return the metrics text of each pod that answers."""
 
     def headline(self) -> str:
-        """Return a note on the run's state beyond its records, or an empty string."""
+        """Return a note on the run's state beyond its records; may be empty."""
 
     def has_ended(self) -> bool:
         """Return True if no more records will follow."""
@@ -58,7 +53,7 @@ class RunSource(Protocol):
 
 
 class DirectorySource:
-    """A run whose directory is on this machine or mounted here."""
+    """Run with a directory on this machine or mounted here."""
 
     def __init__(self, run: RunDirectory, client: ClientCertFiles | None = None) -> None:
         self.name = str(run.path)
@@ -96,10 +91,9 @@ class DirectorySource:
 
 
 class JobSource:
-    """A job on a cluster: records from the log of rank 0, metrics through the API server if it permits that.
+    """Job on a cluster: records from the log of rank 0, metrics through the API server if it permits that.
 
-    Args:
-        follow: keep following the job; False reads its current state only.
+    Without `follow`, the current state of the job is read once.
     """
 
     def __init__(self, api: ClusterClient, entry: JobEntry, *, follow: bool) -> None:
@@ -160,7 +154,7 @@ class JobSource:
         return list(self._observer.pods() if self._observer else self._entry.pods)
 
     def _read_endpoint_settings(self, pod: str) -> None:
-        """Read how the pods serve metrics from the document of one of them."""
+        """Read from a pod's document how the pods serve metrics."""
         with suppress(PodscaleError):
             self._endpoint_settings = _telemetry_section(self._api.get(PODS, pod))
             if self._endpoint_settings.bearer_token_file is not None:
@@ -180,11 +174,11 @@ class JobSource:
             return
 
     def _ignore_notice(self, text: str) -> None:
-        """Ignore notices of outages; the state of the job shows them."""
+        """Ignore notices of outages, because the state of the job shows them."""
 
 
 def _telemetry_section(pod: KubernetesObject) -> TelemetrySection:
-    """Return the telemetry section of a pod's document; defaults if it is unreadable, as of another version."""
+    """Return the telemetry section of a pod's document; defaults if the document is unreadable."""
     for container in pod["spec"].get("containers", ()):
         for variable in container.get("env", ()):
             if variable["name"] == env.RUN_DOCUMENT:

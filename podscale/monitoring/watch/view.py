@@ -30,16 +30,12 @@ LABEL_WIDTH = 10
 """Width of the label column, characters."""
 SPARKS_SHOWN = 20
 MAX_RANKS = 16
-"""Largest number of rows in the table; of more ranks the slowest and the fastest are shown."""
+"""Most rows in the table; of more ranks it shows the slowest and the fastest."""
 
 
 @dataclass(frozen=True)
 class ScreenFrame:
-    """Content of one frame.
-
-    Args:
-        wall_seconds: wall time of the run by state; empty if unknown.
-    """
+    """Content of one frame; `wall_seconds` is the run's wall time by state, empty if unknown."""
 
     name: str
     headline: str
@@ -49,11 +45,7 @@ class ScreenFrame:
 
 
 def render_frame(frame: ScreenFrame, now: float | None = None) -> RenderableType:
-    """Render the frame for any width of terminal.
-
-    Args:
-        now: Unix time for ages; default: the current time.
-    """
+    """Render the frame for any terminal width. Ages are relative to `now`, unix seconds (default: the current time)."""
     parts: list[RenderableType] = [
         _progress_line(frame.status),
         _stats_table(frame, time.time() if now is None else now),
@@ -91,7 +83,6 @@ def _progress_line(status: RunStatus) -> RenderableType:
 
 
 def _stats_table(frame: ScreenFrame, now: float) -> RenderableType:
-    """Build a table of the known values, two name and value pairs per row."""
     table = Table.grid(padding=(0, 2), expand=True)
     for label in (True, False, True, False):
         table.add_column(no_wrap=True, min_width=LABEL_WIDTH if label else None, ratio=None if label else 1)
@@ -141,7 +132,7 @@ def _goodput_line(share: float, wall_seconds: dict[str, float]) -> Text:
 
 
 def _phase_bar(phases: dict[str, float]) -> RenderableType:
-    """Draw a bar of the step time by phase, with a legend below."""
+    """Draw a bar of the step time by phase, above its legend."""
     bar, cells, legend = Table.grid(expand=True), [], Text()
     for name, fraction in phases.items():
         if fraction >= 0.005:
@@ -179,7 +170,7 @@ def _rank_cells(rank: RankStats) -> Iterator[str]:
 
 
 def _extreme_ranks(ranks: Sequence[RankStats]) -> list[RankStats]:
-    """Return the ranks that wait least for others (the slowest) and those that wait most."""
+    """Return the ranks that wait least for others (the slowest) and those that wait most (the fastest)."""
     by_wait = sorted(ranks, key=lambda rank: phase_fractions(rank.phases).get("allreduce_wait", 0.0))
     half = MAX_RANKS // 2
     return sorted([*by_wait[:half], *by_wait[-half:]], key=lambda rank: rank.rank)

@@ -19,13 +19,13 @@ from podscale.report.markup import (
 )
 
 PALETTE_SIZE = 8
-"""Number of colours, c1 to c8 of style.css."""
+"""Colours c1 to c8 of style.css."""
 MAX_NAME_LENGTH = 13
-"""Characters of a class name in a drawing; the full name shows on hover."""
+"""Characters of a drawn class name; the full name shows on hover."""
 
 
 def stacked_bar_chart(title: str, parts: Sequence[tuple[str, float]]) -> Markup:
-    """Draw one bar of seconds by name, with a table of the same values under it."""
+    """Draw one bar of seconds by name, above a table of the values."""
     total = sum(seconds for _, seconds in parts) or 1.0
     bars, rows, x = [], [], 0.0
     for i, (name, seconds) in enumerate(parts):
@@ -62,7 +62,7 @@ def class_bar_chart(title: str, names: Sequence[str], groups: Sequence[tuple[str
 
 
 def ranked_count_chart(title: str, counts: Sequence[int], unit: str) -> Markup:
-    """Draw the counts of many classes in falling order, as a step line over an area."""
+    """Draw the counts of many classes in descending order, as a step line over an area."""
     ordered = sorted(counts, reverse=True)
     height, base = 200.0, 164.0
     _, high = round_outwards(0.0, float(max(ordered[0], 1)))
@@ -88,8 +88,7 @@ def ranked_count_chart(title: str, counts: Sequence[int], unit: str) -> Markup:
 def heatmap(title: str, names: Sequence[str], matrix: Sequence[Sequence[int]]) -> Markup:
     """Draw a confusion matrix: rows are true classes, columns predictions.
 
-    The shade is the square root of the fraction of the row, so that rare classes and one mistake in a hundred are
-    visible. The diagonal and the mistakes have different colours.
+    The shade is the square root of the row's fraction, so that rare mistakes are visible.
     """
     side = max(16.0, min(34.0, 320.0 / len(names)))
     longest = min(MAX_NAME_LENGTH, max(len(name) for name in names))
@@ -109,10 +108,7 @@ def heatmap(title: str, names: Sequence[str], matrix: Sequence[Sequence[int]]) -
 
 
 def reliability_diagram(title: str, bins: CalibrationBins) -> Markup:
-    """Draw the accuracy of each confidence bin against the diagonal of perfect calibration.
-
-    See Guo et al. 2017, figure 1. The number of samples of each bin is drawn below.
-    """
+    """Draw accuracy by confidence bin (Guo et al. 2017, figure 1), above the number of samples of each bin."""
     accuracy_base, count_base = 220, 302
     x, y = Scale(0, 1, LEFT, WIDTH - RIGHT), Scale(0, 1, accuracy_base, 12)
     count_y = Scale(0, max(bins.count) or 1, count_base, 246)
@@ -157,7 +153,7 @@ def _draw_unit(text: str, x: float, y: float, text_anchor: str | None = None) ->
 
 
 def _draw_cell(x: float, y: float, side: float, count: int, share: float, style: str) -> list[Markup]:
-    """Draw a cell of the heat map, with its count unless that is 0."""
+    """Draw a cell of the heat map; it shows its count unless that is 0."""
     square = {"x": x, "y": y, "width": side - 1, "height": side - 1}
     background = tag("rect", **square, class_="cell")
     if not count:

@@ -1,4 +1,4 @@
-"""Line charts with linear and logarithmic scales; long series are decimated to keep the drawing small."""
+"""Line charts with linear and logarithmic scales; long series are decimated to keep the file small."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ from podscale.report.markup import Markup, chart_figure, format_short, join_mark
 
 @dataclass(frozen=True)
 class Scale:
-    """Linear or logarithmic map from low..high to start..end (pixels)."""
+    """Linear or logarithmic map from [low, high] to [start, end] in pixels."""
 
     low: float
     high: float
@@ -24,9 +24,9 @@ class Scale:
         return self.start + share * (self.end - self.start)
 
     def ticks(self, about: int = 5) -> list[float]:
-        """Return about `about` round values inside the range.
+        """Return about `about` round values in the range.
 
-        A logarithmic scale has powers of ten, with 2 and 5 between if those are few.
+        A logarithmic scale has powers of ten, and 2 and 5 times them if those are few.
         """
         if not self.log:
             return linear_ticks(self.low, self.high, about)
@@ -37,7 +37,7 @@ class Scale:
 
 
 def linear_ticks(low: float, high: float, about: int = 5) -> list[float]:
-    """Return about `about` multiples of 1, 2 or 5 times a power of ten inside [low, high]."""
+    """Return about `about` multiples of 1, 2 or 5 times a power of ten in [low, high]."""
     step = _round_step((high - low) / max(1, about))
     first = math.ceil(low / step - 1e-9)
     last = math.floor(high / step + 1e-9)
@@ -62,19 +62,19 @@ WIDTH, HEIGHT = 440.0, 236.0
 LEFT, RIGHT, TOP, BOTTOM = 50.0, 12.0, 14.0, 40.0
 MAX_POINTS = 240
 HEADROOM = 1.12
-"""Factor by which a logarithmic horizontal axis extends on both sides."""
+"""Factor that extends a logarithmic horizontal axis on both sides."""
 
 
 @dataclass(frozen=True)
 class LineSeries:
-    """A named line.
+    """Named line.
 
     Args:
         points: (x, y) by rising x.
-        colour: number in the palette, from 1.
-        dots: mark every point.
-        spread: half width at each point, drawn as bars with dots, else as a band.
-        dashed: distinguishes two lines of one colour.
+        colour: Number in the palette, from 1.
+        dots: Mark every point.
+        spread: Half width at each point, drawn as bars with dots, else as a band.
+        dashed: To distinguish lines of one colour.
     """
 
     name: str
@@ -90,8 +90,8 @@ class XAxis:
     """Horizontal axis, from 0 unless it is logarithmic.
 
     Args:
-        high: least upper end, so that charts side by side agree.
-        ticks: ticks instead of round numbers.
+        high: Least upper end, so that charts side by side agree.
+        ticks: Ticks instead of round numbers.
     """
 
     label: str = "epoch"
@@ -105,9 +105,8 @@ class YAxis:
     """Vertical axis.
 
     Args:
-        limits: lowest and highest value; default: those of the lines.
-        log: logarithmic if the values span more than a factor of 20.
-        format: formats a value.
+        limits: Lowest and highest value; default: those of the lines.
+        log: Logarithmic if the values span more than a factor of 20.
     """
 
     label: str = ""
@@ -118,12 +117,7 @@ class YAxis:
 
 @dataclass(frozen=True)
 class ReferenceLine:
-    """A dashed line across the chart.
-
-    Args:
-        label: name in the legend, for a horizontal line.
-        colour: number in the palette, for a vertical line.
-    """
+    """Dashed line across the chart; a horizontal one has a `label` in the legend, a vertical one a palette `colour`."""
 
     value: float
     label: str = ""
@@ -142,7 +136,7 @@ def line_chart(
     hline: ReferenceLine | None = None,
     vlines: Sequence[ReferenceLine] = (),
 ) -> Markup:
-    """Draw a titled figure with axes, units and hover values; series without points are left out."""
+    """Draw a titled figure with axes, units and hover values; omit series without points."""
     drawn = [line for line in series if line.points]
     body = line_drawing(drawn, x=x, y=y, hline=hline, vlines=vlines)
     legend = [tag("span", tag("i", class_=_legend_class(line)), line.name) for line in drawn] if len(drawn) > 1 else []
@@ -162,11 +156,7 @@ def line_drawing(
     vlines: Sequence[ReferenceLine] = (),
     max_points: int = MAX_POINTS,
 ) -> Markup:
-    """Draw a chart of `WIDTH` by `HEIGHT` for an svg element.
-
-    Args:
-        max_points: points per line, above which lines are decimated.
-    """
+    """Draw a chart of `WIDTH` by `HEIGHT` for an svg element; lines of more than `max_points` are decimated."""
     drawn = [_decimate_series(line, max_points) for line in series]
     to_x, to_y = _x_scale(drawn, x, vlines), _y_scale(drawn, y, hline)
     return join_markup(
@@ -180,7 +170,6 @@ def line_drawing(
 
 
 def horizontal_line(y: float, style: str, left: float = LEFT) -> Markup:
-    """Draw a line over the width of the plot."""
     return tag("line", x1=left, x2=WIDTH - RIGHT, y1=y, y2=y, class_=style)
 
 
@@ -269,7 +258,7 @@ def _draw_line(series: LineSeries, to_x: Scale, to_y: Scale) -> list[Any]:
 def _draw_hover(
     series: LineSeries, to_x: Scale, to_y: Scale, x_label: str, y_format: Callable[[float], str], named: bool
 ) -> list[Markup]:
-    """Draw an invisible target per point; hovering shows the point and its value by CSS."""
+    """Draw an invisible target at each point, which shows the point and its value on hover by CSS."""
     targets = []
     for x, y in series.points:
         cx, cy = to_x(x), _clip_height(to_y(y))

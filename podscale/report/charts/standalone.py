@@ -33,10 +33,9 @@ from podscale.report.markup import Markup, chart_figure, format_short, join_mark
 from podscale.training import schedules
 
 ROW_HEIGHT, FOOT_HEIGHT = 34.0, 34.0
-"""Heights of a row and of the axis below the rows."""
 PLOT_LEFT = LEFT / 2
 MARGIN_HEIGHT, TITLE_HEIGHT, LEGEND_HEIGHT, LETTER_WIDTH = 16.0, 40.0, 16.0, 5.9
-"""Sizes in drawing units: margin, height of the title, height of a legend row, average width of a letter."""
+"""Sizes in drawing units; LETTER_WIDTH is the average width of a letter."""
 SCHEDULE_GAP = 28.0
 BACKGROUND_STYLE = (
     "svg{background:var(--bg);font-family:system-ui,sans-serif}text.title{font-weight:600;font-size:13px}"
@@ -52,12 +51,7 @@ Curves = dict[str, list[tuple[float, float]]]
 
 @dataclass(frozen=True)
 class DotRow:
-    """A named row of a dot chart.
-
-    Args:
-        colour: number in the palette, from 1.
-        note: text at the right end, such as the mean.
-    """
+    """Named row of a dot chart; `colour` is a number in the palette, from 1, `note` the text at the right end."""
 
     name: str
     values: Sequence[float]
@@ -70,10 +64,9 @@ def dots_height(rows: Sequence[DotRow]) -> float:
 
 
 def dots_drawing(rows: Sequence[DotRow], x_range: tuple[float, float] | None = None) -> Markup:
-    """Draw the rows from top to bottom, `WIDTH` by `dots_height`: the mean as a bar, the first row's mean as a level.
+    """Draw the rows, `WIDTH` by `dots_height`, with their means as bars and the first row's mean as a dashed line.
 
-    Args:
-        x_range: limits of the axis; default: the values, widened to round numbers.
+    The axis covers the values, widened to round numbers, but at most `x_range`.
     """
     values = [value for row in rows for value in row.values]
     low, high = round_outwards(min(values), max(values))
@@ -95,7 +88,7 @@ def dots_drawing(rows: Sequence[DotRow], x_range: tuple[float, float] | None = N
 def dots_chart(
     title: str, rows: Sequence[DotRow], *, unit: str = "", x_range: tuple[float, float] | None = None
 ) -> Markup:
-    """Draw a titled figure; for `x_range` see `dots_drawing`."""
+    """Draw a titled figure (see `dots_drawing`)."""
     caption = tag("span", unit, class_="unit") if unit else None
     return chart_figure(title, WIDTH, dots_height(rows), dots_drawing(rows, x_range), caption=caption)
 
@@ -103,7 +96,7 @@ def dots_chart(
 def dots_chart_svg(
     title: str, rows: Sequence[DotRow], *, unit: str = "", x_range: tuple[float, float] | None = None
 ) -> str:
-    """Return a dot chart with title as the text of an SVG file; for `x_range` see `dots_drawing`."""
+    """Return a titled dot chart as the text of an SVG file (see `dots_drawing`)."""
     top = TITLE_HEIGHT + (LEGEND_HEIGHT / 2 if unit else 0.0)
     label = _draw_unit(unit, TITLE_HEIGHT - 4)
     return _titled_svg(title, label, dots_drawing(rows, x_range), top=top, height=dots_height(rows))
@@ -126,13 +119,7 @@ def line_chart_svg(
 
 
 def standalone_svg(*drawing: Any, width: float, height: float, enlarged: float = 1.0) -> str:
-    """Return the text of an SVG file.
-
-    Args:
-        width: in drawing units.
-        height: in drawing units.
-        enlarged: pixels per drawing unit.
-    """
+    """Return the text of an SVG file; sizes are in drawing units, `enlarged` in pixels per unit."""
     style = (resources.files("podscale.report") / "style.css").read_text(encoding="utf-8")
     picture = tag(
         "svg",
@@ -146,7 +133,7 @@ def standalone_svg(*drawing: Any, width: float, height: float, enlarged: float =
 
 
 def schedule_curves(train: TrainSection, samples: int) -> Curves:
-    """Return the schedule columns that change during the run, and always the learning rate."""
+    """Return the learning rate and the other schedule columns that change during the run."""
     epochs, table = schedules.sample_for_plot(train, samples)
     curves = {
         name: list(zip(epochs.tolist(), table[:, number].tolist(), strict=True))
@@ -157,12 +144,11 @@ def schedule_curves(train: TrainSection, samples: int) -> Curves:
 
 
 def schedule_chart(name: str, points: list[tuple[float, float]]) -> Markup:
-    """Draw one schedule column as a figure of the report."""
     return line_chart(COLUMN_TITLES[name], [_column_series(name, points)], y=_column_axis(name, points))
 
 
 def schedule_svg(curves: Curves) -> str:
-    """Draw all schedule columns below each other; return the text of an SVG file."""
+    """Return the text of an SVG file with all schedule columns below each other."""
     panels = [
         tag(
             "g",
@@ -196,7 +182,7 @@ def _draw_unit(unit: str, y: float) -> Markup | None:
 
 
 def _draw_legend(series: Sequence[LineSeries]) -> tuple[list[Markup], int]:
-    """Draw the names of the lines in as many rows as they need; return the number of rows too."""
+    """Draw the names of the lines; return also the number of rows that they take."""
     keys, row, left = [], 0, MARGIN_HEIGHT
     for line in series:
         width = LETTER_WIDTH * len(line.name) + 42.0
@@ -225,7 +211,7 @@ def _column_series(name: str, points: list[tuple[float, float]]) -> LineSeries:
 
 
 def _column_axis(name: str, points: list[tuple[float, float]]) -> YAxis:
-    """Return an axis from zero for rates and decays, over the range of the values for momentum."""
+    """Return an axis over the values for momentum, from zero for the other columns."""
     high = max(value for _, value in points)
     low = min(value for _, value in points) if name == "momentum" else 0.0
     return YAxis(limits=round_outwards(low, high or 1.0))

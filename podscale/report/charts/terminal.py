@@ -4,18 +4,18 @@ from podscale.report.charts.standalone import COLUMN_TITLES, Curves
 
 ROWS = 8
 LEFT_CHARACTERS = 11
-"""Width of the values left of the axis."""
+"""Width of the labels left of the axis."""
 EIGHTHS = " ▁▂▃▄▅▆▇█"
 
 
 def terminal_chart(curves: Curves, epochs: float, width: int) -> str:
-    """Draw each curve as filled columns, `width` characters wide in all."""
+    """Draw each curve as filled columns, `width` characters wide."""
     columns = max(20, width - LEFT_CHARACTERS - 1)
     return "\n\n".join(_draw_curve(COLUMN_TITLES[name], points, epochs, columns) for name, points in curves.items())
 
 
 def _draw_curve(title: str, points: list[tuple[float, float]], epochs: float, columns: int) -> str:
-    """Draw the value at the middle of each column's epochs, in eighths of a row from zero."""
+    """Draw the value in the middle of each column, in eighths of a row."""
     heights, high = [], max(value for _, value in points) or 1.0
     position = 0
     for column in range(columns):
@@ -34,5 +34,5 @@ def _draw_curve(title: str, points: list[tuple[float, float]], epochs: float, co
 
 
 def _row_label(row: int, high: float) -> str:
-    """Return the value at the top of the highest and of the middle row, else nothing."""
+    """Return the value at the top of the highest and the middle row, else an empty string."""
     return f"{high * (row + 1) / ROWS:.4g}" if row + 1 in (ROWS, ROWS // 2) else ""

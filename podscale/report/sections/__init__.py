@@ -1,4 +1,4 @@
-"""Sections of the report, one function each; a section without data is None and left out."""
+"""Sections of the report, one function each, which returns None without data."""
 
 from podscale.report.sections.classes import calibration, confusion, mistakes
 from podscale.report.sections.dataset import dataset_section
@@ -20,4 +20,3 @@ SECTIONS = (
     environment,
     reproduce,
 )
-"""Sections in the order of the page."""

@@ -33,7 +33,6 @@ def confusion(data: ReportData) -> Markup | None:
 
 
 def calibration(data: ReportData) -> Markup | None:
-    """Render the calibration section."""
     evaluation = data.evaluation
     if evaluation is None:
         return None
@@ -54,7 +53,7 @@ def calibration(data: ReportData) -> Markup | None:
 
 
 def mistakes(data: ReportData) -> Markup | None:
-    """Render the most confident mistakes with their pictures."""
+    """Render the most confident mistakes with their images."""
     if data.predictions is None or data.shards is None or data.evaluation is None:
         return None
     split = data.shards.split(data.evaluation.identity.split)
@@ -85,7 +84,7 @@ def mistakes(data: ReportData) -> Markup | None:
 
 
 def _by_accuracy(classes: list[ClassScores]) -> list[ClassScores]:
-    """Return the classes with samples, worst first, ties in the order of the class map."""
+    """Return the classes with samples, worst first, ties by index."""
     return sorted((entry for entry in classes if entry.accuracy is not None), key=lambda entry: entry.accuracy or 0.0)
 
 

@@ -1,7 +1,4 @@
-"""Dataset section: counts, sample pictures and rejected images.
-
-Pictures are data URIs of bounded size, read from the shard set.
-"""
+"""Dataset section: counts, rejected images and sample images, which are data URIs of bounded size."""
 
 import base64
 import io
@@ -30,7 +27,7 @@ from podscale.report.markup import (
 from podscale.report.report_data import ReportData
 
 PICTURE_SIDE = 144
-"""Longest side of an embedded picture, pixels; twice the displayed size, for high-resolution screens."""
+"""Longest side of an embedded image, pixels; twice the displayed size, for high-resolution screens."""
 MAX_PICTURE_PIXELS = 40_000_000
 MAX_PICTURE_BYTES = 24_000
 MAX_SAMPLE_PICTURES = 20
@@ -38,7 +35,7 @@ FEW_CLASSES = 20
 
 
 def dataset_section(data: ReportData) -> Markup | None:
-    """Render counts, classes, rejects and sample pictures."""
+    """Render counts, classes, rejects and sample images."""
     shards = data.shards
     if shards is None:
         return None
@@ -70,7 +67,7 @@ def dataset_section(data: ReportData) -> Markup | None:
 
 
 def picture_tag(split: Split, sample: int, alt: str) -> Markup:
-    """Return sample `sample` of `split` as an <img>, or a box with a note if it cannot be decoded."""
+    """Return a sample of the split as an <img>, or a box with a note if it cannot be decoded."""
     try:
         mime, content, small = thumbnail(split.read(sample).tobytes())
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:

@@ -1,4 +1,4 @@
-"""Ensemble section: members, their disagreement, and accuracy and cost of each way of combining them."""
+"""Ensemble section: members, their disagreement, and accuracy and cost of each combination."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -15,15 +15,11 @@ METHOD_TITLES = {
 }
 TABLE_COLUMNS = ("", "top-1", "95 % interval", "top-5", "loss", "epochs", "passes", "images/s")
 EPOCH_TOLERANCE = 0.01
-"""Largest relative difference between trainings that count as equally long."""
+"""Largest relative difference between the epochs of trainings that count as equally long."""
 
 
 class ModelRow(NamedTuple):
-    """One row of the table.
-
-    Args:
-        epochs: total epochs trained for it.
-    """
+    """Row of the table; `epochs` is the total of all trainings in it."""
 
     name: str
     answered: ScoreSummary
@@ -32,7 +28,7 @@ class ModelRow(NamedTuple):
 
 
 def ensemble_section(data: ReportData) -> Markup | None:
-    """Render members, ensemble and single model, and a table of disagreements."""
+    """Render the table of models and the table of disagreements."""
     scores = data.evaluation.ensemble if data.evaluation else None
     if scores is None:
         return None
@@ -43,7 +39,7 @@ def ensemble_section(data: ReportData) -> Markup | None:
 
 
 def model_rows(scores: EnsembleScores) -> Iterator[ModelRow]:
-    """Yield rows of the members, of each combination, and of the single model."""
+    """Yield the members, the combinations, and the single model."""
     for member in scores.members:
         name, epochs = _member_name(member), member.epochs_before + member.epochs
         yield ModelRow(name, member.answered, epochs)
@@ -56,7 +52,7 @@ def model_rows(scores: EnsembleScores) -> Iterator[ModelRow]:
 
 
 def ensemble_remarks(scores: EnsembleScores) -> Iterator[str]:
-    """Yield sentences that compare the rows."""
+    """Yield sentences that compare the models."""
     yield (
         f"Epochs are those trained until then, what the members have in common once: {scores.epochs:g} for all of "
         f"them. The figures of this report are of the {METHOD_TITLES[scores.combine]}."
@@ -76,7 +72,7 @@ def ensemble_remarks(scores: EnsembleScores) -> Iterator[str]:
 
 
 def ensemble_text_table(scores: EnsembleScores) -> str:
-    """Format the table as text for a terminal."""
+    """Format the table of models for a terminal."""
     rows = [list(TABLE_COLUMNS), *(_cells(row) for row in model_rows(scores))]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     formats = [f"<{widths[0]}", *(f">{width}" for width in widths[1:])]

@@ -11,7 +11,6 @@ from podscale.report.report_data import STAGES, ReportData, describe_exit
 
 
 def headline(data: ReportData) -> Markup:
-    """Render the run, its outcome and the main scores."""
     config, scores = data.config, data.evaluation.scores if data.evaluation else None
     failure = data.failed_stage
     if failure is not None:
@@ -55,7 +54,7 @@ def headline(data: ReportData) -> Markup:
 
 
 def problems(data: ReportData) -> Markup | None:
-    """Render the error of a failed stage, and the missing parts of the report."""
+    """Render the error of a failed stage and the missing parts."""
     parts: list[Markup] = []
     if failure := data.failed_stage:
         parts.append(tag("p", tag("b", f"Stage {failure.stage} {describe_exit(failure)}.")))
@@ -69,7 +68,7 @@ def problems(data: ReportData) -> Markup | None:
 
 
 def claim(data: ReportData) -> Markup | None:
-    """Render the published results beside the achieved ones."""
+    """Render the published results beside this run's."""
     compared = _claim_table(data)
     if compared is None or not any(
         c.claimed is not None for c in (compared.top1, compared.minutes, compared.images_per_second)
@@ -137,7 +136,6 @@ ENVIRONMENT_ROWS = 60
 
 
 def environment(data: ReportData) -> Markup | None:
-    """Render versions and devices of the newest launch."""
     rows = list(flatten(data.environment))[:ENVIRONMENT_ROWS]
     if not rows:
         return None
@@ -145,7 +143,7 @@ def environment(data: ReportData) -> Markup | None:
 
 
 def reproduce(data: ReportData) -> Markup | None:
-    """Render the document and the command that reproduce this run."""
+    """Render the document and the command that reproduce the run."""
     if not data.config_text:
         return None
     given = data.environment.get("command")
@@ -170,7 +168,7 @@ def reproduce(data: ReportData) -> Markup | None:
 
 
 def flatten(value: Any, prefix: str = "") -> Iterable[tuple[str, str]]:
-    """Yield nested JSON as (dotted name, text) rows."""
+    """Yield nested JSON as (dotted name, text)."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from flatten(inner, f"{prefix}.{key}" if prefix else str(key))

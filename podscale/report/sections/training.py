@@ -19,7 +19,6 @@ COUNTED_EVENTS = {
 
 
 def curves(data: ReportData) -> Markup | None:
-    """Render loss, accuracy, learning rate and throughput over the run."""
     history, panels = data.history, []
     axis = _x_axis(history)
     train_loss = _points_of(history.steps, axis.label, "loss")
@@ -49,7 +48,7 @@ def curves(data: ReportData) -> Markup | None:
 
 
 def time_section(data: ReportData) -> Markup | None:
-    """Render the time by phase of the training and by stage of the run."""
+    """Render the time of the training by phase and of the run by stage."""
     phases = sorted(((n, s) for n, s in data.history.phases.items() if s > 0), key=lambda p: -p[1])
     panels = [stacked_bar_chart("Training time by phase (rank 0)", phases)] if phases else []
     if stages := [data.outcomes[name] for name in STAGES if name in data.outcomes]:
@@ -70,14 +69,14 @@ def time_section(data: ReportData) -> Markup | None:
 
 
 def _x_axis(history: RunHistory) -> XAxis:
-    """Return an axis of epochs, or of steps if a record has no epoch; all charts end at the same place."""
+    """Return an axis of epochs, or of steps if a record has no epoch, with the same end in all charts."""
     records = [*history.steps, *history.evaluations]
     unit = "epoch" if all(finite_number(record.get("epoch")) is not None for record in records) else "step"
     return XAxis(unit, high=max((finite_number(record.get(unit)) or 0.0 for record in records), default=0.0))
 
 
 def _schedule_charts(data: ReportData) -> list[Markup]:
-    """Draw momentum and weight decay over the run, if they change; the logged learning rate is shown above."""
+    """Draw momentum and weight decay if they change; the learning rate is drawn from the log."""
     if data.config is None or data.shards is None:
         return []
     curves = schedule_curves(data.config.train, len(data.shards.split("train")))
@@ -85,7 +84,6 @@ def _schedule_charts(data: ReportData) -> list[Markup]:
 
 
 def _target_remarks(history: RunHistory) -> list[str]:
-    """Describe when the run reached its target accuracy."""
     event = history.newest("target_reached") or {}
     epoch, top1 = finite_number(event.get("epoch")), finite_number(event.get("top1"))
     if epoch is None or top1 is None:

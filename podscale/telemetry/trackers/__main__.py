@@ -1,8 +1,8 @@
 """Process of one tracker: `python -m podscale.telemetry.trackers NAME`, started by the supervisor.
 
 `env.CONFIG` holds the run document as JSON. Standard input carries one line with the exit of the launch (see
-base.LaunchExit); its end without that line counts as a failure of the launch. Standard output has lines for the user;
-what the packages of trackers print goes to standard error, which is a log.
+base.LaunchExit); end of file without it counts as a failure. Standard output is for the user. The output of trackers'
+packages goes to standard error, which is a log.
 """
 
 import os
@@ -22,13 +22,13 @@ from podscale.util.formatting import one_line
 POLL_SECONDS = 1.0
 """Polling interval of the log, seconds."""
 NICENESS = 10
-"""Loaders that need the core have precedence."""
+"""Nice value: data loaders have priority."""
 
 PrintLine = Callable[[str], None]
 
 
 def main(name: str) -> int:
-    """Run the tracker; return exit code 0, or 1 after a line that begins with FAILURE_PREFIX."""
+    """Run the tracker; return 0, or 1 after a line that begins with FAILURE_PREFIX."""
     print_line = _claim_stdout()
     os.nice(NICENESS)
     try:
@@ -45,7 +45,7 @@ def main(name: str) -> int:
 
 
 def open_tracker(name: str, config: RunConfig, run: RunDirectory, warn: PrintLine) -> Tracker:
-    """Create the tracker of that name; imports the packages of this tracker only."""
+    """Create the tracker of that name; import only its own packages."""
     match name:
         case "tensorboard":
             from podscale.telemetry.trackers.tensorboard import TensorBoard
@@ -67,7 +67,7 @@ def open_tracker(name: str, config: RunConfig, run: RunDirectory, warn: PrintLin
 
 
 def follow_log(tracker: Tracker, metrics: Path, exit_descriptor: int, seconds: float = POLL_SECONDS) -> None:
-    """Add every record to the tracker, until the pipe `exit_descriptor` has the exit of the launch."""
+    """Add every record to the tracker until the pipe `exit_descriptor` has the exit of the launch."""
     lines = FileTail(metrics, from_start=True)
     exit_line, closed = b"", False
     while not closed:

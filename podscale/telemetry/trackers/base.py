@@ -1,4 +1,4 @@
-"""Tracker interface, points of metrics from the records of metrics.jsonl, and the record of points already sent."""
+"""Tracker interface, metric points from the records of metrics.jsonl, and the record of points already sent."""
 
 import json
 import math
@@ -16,9 +16,9 @@ from podscale.telemetry.phases import phase_fractions
 from podscale.util.files import write_json
 
 FAILURE_PREFIX = "failed: "
-"""Prefix of the line with the error of a tracker's process."""
+"""Prefix of the line with the error of a tracker process."""
 DEFAULT_PROJECT = "podscale"
-"""Default project or experiment of trackers."""
+"""Default project or experiment."""
 
 
 @dataclass(frozen=True)
@@ -38,22 +38,22 @@ class LaunchExit:
 
 
 class Tracker(Protocol):
-    """Receiver of the records of a run, in every launch from the first record on.
+    """Receiver of all records of a run; every launch begins again with the first one.
 
     Args:
-        location: directory or URL to show to the user.
+        location: Directory or URL to show to the user.
     """
 
     location: str
 
     def add(self, record: EventRecord) -> None:
-        """Add the next record; cheap."""
+        """Add the next record; must be cheap."""
 
     def flush(self) -> None:
         """Send the added records; called every second."""
 
     def close(self, launch_exit: LaunchExit) -> None:
-        """Send the rest and the exit of the launch."""
+        """Send the remaining records and the exit of the launch."""
 
 
 STEP_METRICS = {
@@ -73,12 +73,7 @@ GOODPUT_METRICS = {"goodput/ratio": "goodput", "goodput/wall_seconds": "wall_sec
 
 @dataclass(frozen=True)
 class TrackerPoint:
-    """Metrics after `step` steps.
-
-    Args:
-        kind: step, evaluation or goodput.
-        time: unix seconds.
-    """
+    """Metrics after `step` steps. `kind` is step, evaluation or goodput, `time` is in unix seconds."""
 
     kind: str
     step: int
@@ -87,13 +82,13 @@ class TrackerPoint:
 
 
 class PointBuilder:
-    """Builder of points from records, which it must see in their order; a value that was not finite is NaN."""
+    """Builder of points from records, which must come in order; a non-finite value is NaN."""
 
     def __init__(self) -> None:
         self._step = 0
 
     def point(self, record: EventRecord) -> TrackerPoint | None:
-        """Return the metrics of a record; None without any."""
+        """Return the metrics of a record; None if it has none."""
         self._step = record.get("step", self._step)
         match record["kind"], record.get("event"):
             case "step", _:
@@ -109,10 +104,7 @@ class PointBuilder:
 
 
 def launch_step(record: EventRecord) -> int | None:
-    """Return the step that a launch continues from, if it begins with this record; else None.
-
-    Records of later steps from earlier launches are void, because those steps are repeated.
-    """
+    """Return the step that a launch continues from if it begins with this record, else None."""
     return int(record.get("step") or 0) if record.get("event") in ("start", "resumed") else None
 
 
@@ -125,9 +117,9 @@ def _number(value: Any) -> float:
 
 
 class SentPoints:
-    """The tracker's id of the run and the newest step sent of each kind, stored in the run directory.
+    """Tracker's id of the run and the newest step sent of each kind, stored in the run directory.
 
-    The metrics of a repeated step equal the first ones, so they need not be sent again.
+    A repeated step has the same metrics, so it is not sent again.
     """
 
     def __init__(self, path: Path) -> None:
@@ -145,23 +137,22 @@ class SentPoints:
         return cls(run.trackers / f"{tracker}.json")
 
     def take(self, point: TrackerPoint) -> bool:
-        """Return True if this point is to be sent: no point of this kind was taken for this step or a later one."""
+        """Return True if this point is to be sent: none of this kind was taken for this step or a later one."""
         if point.step <= self._taken_steps.get(point.kind, -1):
             return False
         self._taken_steps[point.kind] = point.step
         return True
 
     def mark_sent(self, point: TrackerPoint) -> None:
-        """Mark the point as received, so that later launches do not send it again."""
+        """Mark the point as received, so that later launches skip it."""
         self._newest_steps[point.kind] = point.step
 
     def save(self) -> None:
-        """Write the file if a point was marked since."""
+        """Write the file if it has changed."""
         if self._newest_steps != self._saved_steps:
             self.save_id(self.id)
 
     def save_id(self, name: str) -> None:
-        """Set the tracker's id of the run and write the file."""
         self.id = name
         self._path.parent.mkdir(parents=True, exist_ok=True)
         write_json(self._path, {"id": self.id, "newest": self._newest_steps})
@@ -169,5 +160,4 @@ class SentPoints:
 
 
 def new_run_name(config: RunConfig) -> str:
-    """Return a unique id that begins with the run's."""
     return f"{config.run.id}-{secrets.token_hex(4)}"

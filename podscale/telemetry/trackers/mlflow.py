@@ -1,7 +1,6 @@
-"""MLflow, by the package mlflow-skinny (or mlflow).
+"""MLflow tracker, by the package mlflow-skinny (or mlflow). A resumed run keeps its id.
 
-A resumed run keeps its id. Points are sent again if it is unknown whether they arrived: MLflow's databases keep one of
-two equal points. During an outage of the server, points are kept and sent later.
+A point that may have been lost is sent again: MLflow's databases keep one of two equal points.
 """
 
 import os
@@ -16,19 +15,15 @@ from podscale.telemetry.events import EventRecord
 from podscale.telemetry.trackers.base import DEFAULT_PROJECT, LaunchExit, PointBuilder, SentPoints, TrackerPoint
 
 MAX_PARAMETERS, MAX_CHARACTERS = 100, 500
-"""Parameters of one request and characters of a value that every MLflow server accepts."""
+"""Limits of every MLflow server: parameters of one request, characters of a value."""
 MAX_POINTS = 50
-"""Points of one request, which may hold 1000 metrics."""
+"""Points of one request, whose limit is 1000 metrics."""
 RETRY_SECONDS = 30.0
 RUN_STATUSES: Mapping[int, str] = {ExitCode.DONE: "FINISHED", ExitCode.PREEMPTED: "KILLED"}
 
 
 class Mlflow:
-    """Tracker for MLflow.
-
-    Args:
-        warn: receives the error of an outage.
-    """
+    """Tracker for MLflow. `warn` receives the error of an outage."""
 
     def __init__(self, config: RunConfig, run: RunDirectory, warn: Callable[[str], None]) -> None:
         from mlflow import MlflowClient
@@ -69,7 +64,7 @@ class Mlflow:
         self._client.set_terminated(self._run_id, RUN_STATUSES.get(launch_exit.exit_code, "FAILED"))
 
     def _create(self, config: RunConfig) -> str:
-        """Create a run, and its experiment if it does not exist; return the run's id."""
+        """Create a run, and its experiment if needed; return the run's id."""
         from mlflow.entities import Param
 
         section = config.telemetry.mlflow
@@ -83,7 +78,7 @@ class Mlflow:
         return run_id
 
     def _send(self) -> None:
-        """Send the pending points in batches, and mark those that were received."""
+        """Send the pending points in batches."""
         from mlflow.entities import Metric
 
         while batch := self._pending[:MAX_POINTS]:

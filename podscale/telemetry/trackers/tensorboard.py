@@ -1,19 +1,15 @@
-"""TensorBoard: event files in the run directory, for `tensorboard --logdir <workspace>/runs`.
+"""TensorBoard event files in the run directory, for `tensorboard --logdir <workspace>/runs`.
 
-Each launch of the supervisor writes one file, which continues after the events of the earlier files. Every record with
-metrics is one event, so the number of events says how far a killed launch came. Files are only added: an open
-TensorBoard would not notice a changed or removed file. A session start makes TensorBoard drop the steps that a resumed
-run repeats.
-
-TensorBoard's event files: protocol-buffer messages of type Event in the framing of TFRecord.
+Each launch writes a new file, because an open TensorBoard does not notice a changed or removed one. Every record with
+metrics is one event, so the number of events shows how far a killed launch came. A session start makes TensorBoard drop
+the steps that a resumed run repeats.
 
 Two libraries were tried in its place in November 2026:
 
-- torch.utils.tensorboard needs torch, which images for TPUs lack, and the tensorboard package.
-- tensorboardX 2.6.5 is small (0.4 MB), but each of its modules imports torch if that is installed: the process
-  then takes 564 MB beside the training (14 MB here) and 4 s more to start. Its EventFileWriter.flush does not drain the
-  queue: a process killed after add_event and flush lost all five events, ten times of ten. It names files by the
-  second, so a launch within the second of the one before overwrites that one's file.
+- torch.utils.tensorboard needs tensorboard and torch, which images for TPUs lack.
+- tensorboardX 2.6.5 imports torch if that is installed: the process takes 564 MB beside the training (14 MB here) and
+  4 s more to start. Its EventFileWriter.flush does not drain the queue: a killed process lost all events that were
+  flushed before. It names files by the second, so two launches within a second write the same file.
 
 Sources: event.proto and summary.proto of TensorBoard (field numbers), tfrecord.md and crc32c.h of TensorFlow (framing,
 masked CRC-32C).
@@ -31,9 +27,8 @@ from podscale.telemetry.events import EventRecord
 from podscale.telemetry.trackers.base import LaunchExit, PointBuilder, launch_step
 
 VERSION = b"brain.Event:2"
-"""First version in which readers take restarts from SessionLog instead of guessing them."""
+"""First version whose readers take restarts from SessionLog instead of guessing them."""
 SESSION_START = 1
-"""State START of SessionLog."""
 POLYNOMIAL = 0x82F63B78
 """Castagnoli polynomial, bits reversed."""
 HEAD_BYTES, TAIL_BYTES = 12, 4
@@ -41,11 +36,11 @@ HEAD_BYTES, TAIL_BYTES = 12, 4
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 """Wire types of protocol buffers."""
 PREFIX, SUFFIX = "events.out.tfevents.", ".podscale"
-"""Readers look for `tfevents` and read files in the order of their names; the suffix marks the files of this module."""
+"""Readers look for `tfevents` and sort by name; the suffix marks the files of this module."""
 
 
 class TensorBoard:
-    """Tracker that writes event files to `directory`, which it creates."""
+    """Tracker that writes event files to `directory`."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -76,18 +71,18 @@ class TensorBoard:
 
 
 class EventFile:
-    """Writer of events to an open file; the first event is the version. Times are unix seconds."""
+    """Writer of events to an open file. The first event is the version; times are unix seconds."""
 
     def __init__(self, file: BinaryIO, time: float) -> None:
         self._file = file
         self._write(_event(time, 0, _bytes(3, VERSION)))
 
     def session_start(self, time: float, step: int) -> None:
-        """Write the start of a launch: readers drop earlier events of this step and later ones."""
+        """Write the start of a launch; readers drop earlier events of this step and later ones."""
         self._write(_event(time, step, _bytes(7, _key(1, VARINT) + _varint(SESSION_START))))
 
     def scalars(self, time: float, step: int, values: Mapping[str, float]) -> None:
-        """Write one point of each curve; values are float32."""
+        """Write one point of each curve, as float32."""
         summary = b"".join(_bytes(1, _bytes(1, tag.encode()) + _float(2, value)) for tag, value in values.items())
         self._write(_event(time, step, _bytes(5, summary)))
 
@@ -102,7 +97,7 @@ class EventFile:
 
 
 def count_events(path: Path) -> int:
-    """Return the number of complete events in a file, without the first, the version."""
+    """Return the number of complete events in a file, without the version."""
     count, end, size = -1, 0, path.stat().st_size
     with path.open("rb") as file:
         while head := file.read(HEAD_BYTES):
@@ -117,13 +112,13 @@ def count_events(path: Path) -> int:
 
 
 def framed(data: bytes) -> bytes:
-    """Return a TFRecord: length, its checksum, the data, its checksum."""
+    """Return the data as a TFRecord: length, its checksum, the data, its checksum."""
     length = struct.pack("<Q", len(data))
     return length + struct.pack("<I", masked(crc32c(length))) + data + struct.pack("<I", masked(crc32c(data)))
 
 
 def masked(crc: int) -> int:
-    """Mask a checksum, because the CRC of data that holds its own CRC is weak."""
+    """Mask a checksum as TFRecords do, because the CRC of data that holds its own CRC is weak."""
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 
@@ -136,7 +131,7 @@ def crc32c(data: bytes) -> int:
 
 
 def _next_file_number(earlier: list[Path]) -> int:
-    """Return a number for a file name that sorts after these: unix seconds, unless the clock went backwards."""
+    """Return a number for a file name that sorts after `earlier`: unix seconds, unless the clock was set back."""
     numbers = [int(n) for path in earlier if (n := path.name.removeprefix(PREFIX).partition(".")[0]).isdigit()]
     return max([int(time.time()), *(number + 1 for number in numbers)])
 

@@ -1,7 +1,7 @@
 """Progress of a TrainJob, sent to Kubeflow Trainer, which shows it as `status.trainerStatus` of the job.
 
-Trainer sets the three variables in the pods of a TrainJob if its feature gate TrainJobStatus is on (alpha in 2.3).
-Limits and names are those of its status server and of the job's CustomResourceDefinition.
+Trainer sets the environment variables if its feature gate TrainJobStatus is on (alpha in 2.3). The limits are those of
+its status server and of the job's CustomResourceDefinition.
 """
 
 import http.client
@@ -21,7 +21,7 @@ from podscale.telemetry.step_log import EtaEstimator
 from podscale.telemetry.trackers.base import LaunchExit, PointBuilder, launch_step
 
 URL, CA_CERT, TOKEN = (f"KUBEFLOW_TRAINER_SERVER_{name}" for name in ("URL", "CA_CERT", "TOKEN"))
-"""Environment variables: URL of the status server, path of its CA certificate, path of a token, which rotates."""
+"""Environment variables: URL of the status server, path of its CA certificate, path of a token that rotates."""
 INTERVAL_SECONDS = 30.0
 TIMEOUT_SECONDS = 4.0
 MAX_METRICS, MAX_NAME_LENGTH = 256, 64
@@ -29,16 +29,11 @@ MAX_SECONDS = 2**31 - 1
 
 
 def is_enabled(environment: Mapping[str, str]) -> bool:
-    """Return True if Kubeflow Trainer has set its variables."""
     return all(environment.get(name) for name in (URL, CA_CERT, TOKEN))
 
 
 class TrainJobStatus:
-    """Reporter of the newest metrics, every `interval` seconds and at the end of the launch.
-
-    Args:
-        warn: receives the error of the first outage.
-    """
+    """Reporter of the newest metrics, every `interval` seconds and when closed. `warn` receives the first error."""
 
     def __init__(
         self, environment: Mapping[str, str], warn: Callable[[str], None], interval: float = INTERVAL_SECONDS
@@ -71,7 +66,7 @@ class TrainJobStatus:
         self._report_status(done=launch_exit.exit_code == ExitCode.DONE)
 
     def status(self, *, done: bool = False) -> dict[str, Any]:
-        """Return the body of a request; a training reaches 100 % only when it is done."""
+        """Return the body of a request; the progress is at most 99 % until the training is done."""
         metrics = [
             {"name": name, "value": f"{value:.6g}"}
             for name, value in self._values.items()
@@ -95,7 +90,7 @@ class TrainJobStatus:
             self._warned = True
 
     def _post(self, body: bytes) -> None:
-        """Send the body to the server itself: neither a proxy nor the target of a redirect sees the token."""
+        """Send the body to the server itself, so that no proxy or redirect target sees the token."""
         url = urlsplit(self.location)
         if url.scheme != "https" or url.hostname is None:
             raise ValueError(f"{URL}={self.location} is no https:// URL")

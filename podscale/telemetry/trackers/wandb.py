@@ -1,6 +1,6 @@
-"""Weights & Biases, by the package wandb, whose own process sends the points and retries during outages.
+"""Weights & Biases tracker, by the package wandb, whose own process sends the points and retries during outages.
 
-A resumed run keeps its id. The horizontal axis is the metric `step`, the training step; wandb's own step counts points.
+A resumed run keeps its id. The horizontal axis is the metric `step`, because wandb's own step counts points.
 """
 
 import os
