@@ -67,12 +67,7 @@ class OutageNotice:
         self._since: float | None = None
 
     def outage_started(self, reason: str, since: float, retry_seconds: float) -> None:
-        """Notify of an outage, unless notified already.
-
-        Args:
-            since: start of the outage, seconds of the monotonic clock.
-            retry_seconds: longest time of retries.
-        """
+        """Notify of an outage since `since` (monotonic clock, seconds), unless notified already."""
         with self._lock:
             if self._since is None:
                 self._since = since

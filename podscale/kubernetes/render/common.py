@@ -48,7 +48,6 @@ def job_object(
 
 
 def object_metadata(spec: JobSpec, labels: Mapping[str, str], annotations: Mapping[str, str] | None = None) -> Manifest:
-    """Return the metadata of a job or of an owned object."""
     return {
         "name": spec.name,
         **({"namespace": spec.cluster.namespace} if spec.cluster.namespace is not None else {}),

@@ -30,7 +30,6 @@ JOIN_SECONDS = 900
 
 
 def render_pytorchjob(spec: JobSpec) -> common.JobManifests:
-    """Return the PyTorchJob of a stage, and its network policy."""
     from kubeflow.training import models  # 0.4 s: it imports every model of kubernetes
 
     elastic = spec.min_nodes is not None
@@ -109,10 +108,7 @@ def _elastic_policy(spec: JobSpec) -> Any:
 
 
 def render_jaxjob(spec: JobSpec) -> common.JobManifests:
-    """Return the JAXJob of a stage, and its network policy.
-
-    Raises InputError for TPU slices of several machines and for elastic jobs.
-    """
+    """Return the JAXJob of a stage. Raises InputError for TPU slices of several machines and for elastic jobs."""
     from kubeflow.training import models  # 0.4 s: it imports every model of kubernetes
 
     common.check_not_elastic(spec, "jaxjob")
