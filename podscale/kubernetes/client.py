@@ -43,7 +43,7 @@ from podscale.kubernetes.transport import (
 STREAM_SECONDS = 60
 """Length of a watch, ended by the server, seconds."""
 STREAM_MARGIN_SECONDS = 15.0
-"""Silence beyond that length after which the connection counts as lost, seconds."""
+"""Silence beyond STREAM_SECONDS after which the connection counts as lost, seconds."""
 LOG_SILENCE_SECONDS = 120.0
 """Read timeout of a log stream, seconds; the reader opens it again at its position."""
 DELETE_TIMEOUT_SECONDS = 600.0

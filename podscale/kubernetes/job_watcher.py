@@ -191,7 +191,7 @@ def wait_for_job(
 
 
 class _JobWatcher:
-    """Waits for one job; keeps its last reported state, and since when it needs an operator."""
+    """Loop of `wait_for_job` over the states of one job."""
 
     def __init__(
         self, api: ClusterClient, job: KubernetesObject, observer: JobObserver, notify: Notify, limits: WaitLimits

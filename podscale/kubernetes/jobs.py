@@ -24,8 +24,6 @@ from podscale.kubernetes.submit import LAUNCHER_ANNOTATION, PIPELINE_LAUNCHER, i
 
 @dataclass(frozen=True)
 class JobEntry:
-    """One job, its state and its pods."""
-
     job: KubernetesObject
     state: JobState
     pods: Sequence[KubernetesObject]

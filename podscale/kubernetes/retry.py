@@ -34,7 +34,7 @@ class RetryPolicy:
     read_timeout: float = 60.0
 
     def retrying(self, notice: "OutageNotice") -> Retrying:
-        """Return tenacity's caller of a function, which retries while it raises ApiUnreachable."""
+        """Return tenacity's Retrying, which calls a function again while it raises ApiUnreachable."""
 
         def seconds(state: RetryCallState) -> float:
             return min(self.deadline, _error(state).retry_for)

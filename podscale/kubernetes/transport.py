@@ -166,8 +166,6 @@ class Transport:
         """Call a method of DynamicClient and read its answer, both retried.
 
         Args:
-            request: description of the request, for errors.
-            read: extracts the result from the answer.
             read_timeout: longest silence, seconds; None for the policy's.
             method: method of DynamicClient, called with `arguments` and `options`.
             query: parameters of the URL for which DynamicClient has no option.

@@ -100,7 +100,7 @@ def check_not_elastic(spec: JobSpec, backend: str) -> None:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes long texts as blocks, so that the run document in a job is readable, and no references."""
+    """YAML dumper without references that writes long texts as blocks, so that the run document is readable."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True

@@ -92,7 +92,7 @@ def _rendezvous_variables(spec: JobSpec) -> list[dict[str, Any]]:
 def _elastic_policy(spec: JobSpec) -> Any:
     """Return the elastic policy (KubeflowOrgV1ElasticPolicy).
 
-    It has no metrics, with which the operator would scale the job and kubeflow-training could not read it back.
+    It sets no metrics: with them the operator would scale the job, and kubeflow-training could not read it back.
     """
     from kubeflow.training import models
 
