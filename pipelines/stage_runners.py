@@ -45,11 +45,7 @@ class StageRunner(Protocol):
         """Set image and resources of a task."""
 
     def send_signal(self, pid: int, signal_number: int) -> None:
-        """Send a signal to the running stage; does nothing if it has exited.
-
-        Args:
-            pid: as reported by the stage.
-        """
+        """Send a signal to the running stage, which reported `pid`; do nothing if it has exited."""
 
 
 class ProcessRunner:
