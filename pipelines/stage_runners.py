@@ -93,11 +93,7 @@ MIN_SHM_GIB = 1.0
 
 
 class ContainerRunner:
-    """Runs stages as containers of `launch.image`.
-
-    Raises:
-        InputError: no engine answers, or it has no such image and cannot pull it.
-    """
+    """Runs stages as containers of `launch.image`. Raises InputError without an engine, or if it cannot pull it."""
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config

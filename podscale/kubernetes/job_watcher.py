@@ -65,7 +65,7 @@ class JobObserver:
         return None
 
     def replaced(self) -> bool:
-        """Return whether another job has this one's name."""
+        """Return whether another job has this job's name."""
         return any(uid_of(job) != uid_of(self._last_job) for job in self._jobs.objects())
 
     def pods(self) -> Sequence[KubernetesObject]:

@@ -82,7 +82,7 @@ def validate_job(
     resources: PodResources,
     shard_set: str | None,
 ) -> None:
-    """Raise InputError (InputErrors for several) if the job is unfit; check its volumes only with a `shard_set`."""
+    """Raise InputError (InputErrors for several) if the job cannot run; without a `shard_set` skip its volumes."""
     errors = [*_check_machine(config, stage, hardware, resources)]
     if shard_set is not None:
         errors += [*_check_workspace(config), *_check_input_paths(config, stage, shard_set)]

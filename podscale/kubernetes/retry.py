@@ -67,7 +67,7 @@ class OutageNotice:
         self._since: float | None = None
 
     def outage_started(self, reason: str, since: float, retry_seconds: float) -> None:
-        """Notify of an outage since `since` (monotonic clock, seconds), unless notified already."""
+        """Notify of an outage that began at `since` (monotonic clock, seconds), unless notified already."""
         with self._lock:
             if self._since is None:
                 self._since = since

@@ -11,7 +11,7 @@ from podscale.models.spec import LayerSpec, Window, WindowPath
 class ConvNode:
     """A convolution without bias, batch norm and ReLU: parameters <name>.conv.* and <name>.bn.*.
 
-    With `same_padding` a stride of 1 keeps the side; without, nothing is padded. `kernel`: rows and columns.
+    With `same_padding` a stride of 1 keeps the side; without it nothing is padded. `kernel` is rows and columns.
     """
 
     name: str

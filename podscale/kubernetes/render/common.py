@@ -57,7 +57,7 @@ def object_metadata(spec: JobSpec, labels: Mapping[str, str], annotations: Mappi
 
 
 def network_policy(spec: JobSpec) -> Manifest:
-    """Return the policy that only pods of the job reach each other, and only Prometheus their metrics.
+    """Return the network policy: only pods of the job reach each other, and only Prometheus reaches their metrics.
 
     Prometheus is identified by its namespace, because any user can set labels of pods.
     """
