@@ -1,7 +1,4 @@
-"""KFP backend, through kfp's own client: upload, run, schedule and follow pipelines.
-
-The client's output is suppressed, and its exceptions become one-line errors.
-"""
+"""KFP backend through kfp's own client, whose output is suppressed and whose exceptions become one-line errors."""
 
 import contextlib
 import hashlib
@@ -27,11 +24,7 @@ _EQUALS = 1
 
 @dataclass(frozen=True)
 class PipelineVersion:
-    """One version of a pipeline in the backend.
-
-    Args:
-        new: False if the same package was uploaded before.
-    """
+    """One version of a pipeline in the backend; `new` is False if the same package was uploaded before."""
 
     pipeline_id: str
     version_id: str
@@ -95,21 +88,15 @@ class KfpBackend:
         return PipelineVersion(pipeline_id, version_id, name, link, new=existing is None)
 
     def run(self, request: RunRequest) -> StartedRun:
-        """Start a run."""
         with self._translate_errors(f"start run {request.name}"):
             experiment_id = self._experiment_id(request.experiment)
             run = self._client.run_pipeline(experiment_id, request.name, **request.client_options)
         return StartedRun(run.run_id, request.name, self.endpoint.link(f"runs/details/{run.run_id}"))
 
     def schedule(self, request: RunRequest, cron: str, *, replace: bool = False) -> StartedRun:
-        """Schedule runs one at a time, without catching up on missed times.
+        """Schedule runs one at a time, without catching up on missed times; `cron` has six fields, seconds first.
 
-        Args:
-            cron: six fields, seconds first.
-            replace: replace the schedule of this name.
-
-        Raises:
-            InputError: there is a schedule of this name and `replace` is False.
+        Raises InputError if there is a schedule of this name and `replace` is False.
         """
         with self._translate_errors(f"schedule {request.name}"):
             experiment_id = self._experiment_id(request.experiment)
@@ -137,14 +124,10 @@ class KfpBackend:
         return str(self.endpoint.link(f"recurringrun/details/{schedule_id}"))
 
     def follow(self, run_id: str, on_change: Callable[[PipelineProgress], None], *, poll_seconds: float = 5.0) -> str:
-        """Wait until a run has finished and return its state.
+        """Wait until a run has finished and return its state; call `on_change` with every change of the progress.
 
-        Args:
-            on_change: called with every change of the progress.
-
-        Raises:
-            PodscaleError: the backend is unreachable for OUTAGE_SECONDS.
-            InputError: the backend no longer accepts the credentials.
+        Raises PodscaleError if the backend is unreachable for OUTAGE_SECONDS, and InputError if it no longer accepts
+        the credentials.
         """
         last: PipelineProgress | None = None
         answered_at = time.monotonic()

@@ -35,11 +35,7 @@ class BackendUnreachable(PodscaleError):
 
 @dataclass(frozen=True)
 class KfpEndpoint:
-    """A KFP backend and its credentials.
-
-    Args:
-        namespace: of the user, if several share the backend.
-    """
+    """A KFP backend and its credentials; `namespace` is the user's, if several share the backend."""
 
     host: str
     namespace: str = ""
@@ -128,12 +124,7 @@ def probe_backend(endpoint: KfpEndpoint) -> bool:
 
 
 def credentials_error(endpoint: KfpEndpoint, status: int, message: str = "") -> InputError:
-    """Return the error of a backend that refuses the credentials.
-
-    Args:
-        status: HTTP status; got of the error.
-        message: message of the backend.
-    """
+    """Return the error of a backend that refuses the credentials with an HTTP status and a message."""
     sent = "the token" if endpoint.token or endpoint.token_file else "the cookies" if endpoint.cookies else "nothing"
     hint = (
         f"Give a token by --token-file FILE (or {env.KFP_TOKEN}), or the cookies of a browser that is logged in by "

@@ -169,7 +169,6 @@ def _run_kfp(launch: LocalLaunch, root: Path) -> None:
 
 
 def _as_local_config(config: RunConfig) -> RunConfig:
-    """Return the document with this machine as its launcher."""
     return config.model_copy(update={"launch": config.launch.model_copy(update={"backend": "local"})})
 
 
@@ -226,7 +225,6 @@ def _stage_log_tail(log: Path, stage: str) -> str:
 
 
 def _stage_variables(launch: LocalLaunch) -> dict[str, str]:
-    """Return the environment variables of the stages."""
     return {
         **launch.lease.variables,
         env.STAGE_FILE: str(launch.stage_file),

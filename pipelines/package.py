@@ -49,12 +49,8 @@ KFP_VERSIONS = ("2.15", "2.16")
 def package_pipeline(config: RunConfig, *, cache: bool = True, kfp: str = KFP_VERSIONS[-1]) -> str:
     """Compile the pipeline of a run document to a KFP package (YAML).
 
-    Args:
-        cache: let the backend reuse the shard stage's result.
-        kfp: one of KFP_VERSIONS.
-
-    Raises:
-        InputError: the document needs something that KFP's tasks do not support.
+    `cache` lets the backend reuse the shard stage's result. Raises InputError if the document needs something that
+    KFP's tasks do not support.
     """
     if kfp not in KFP_VERSIONS:
         hint = f"One of {', '.join(KFP_VERSIONS)} (which stands for every newer one too)."

@@ -45,11 +45,7 @@ class StageRunner(Protocol):
         """Set image and resources of a task."""
 
     def send_signal(self, pid: int, signal_number: int) -> None:
-        """Send a signal to the running stage; does nothing if it has exited.
-
-        Args:
-            pid: as reported by the stage.
-        """
+        """Send a signal to the running stage, which reported `pid`; do nothing if it has exited."""
 
 
 class ProcessRunner:
@@ -97,11 +93,7 @@ MIN_SHM_GIB = 1.0
 
 
 class ContainerRunner:
-    """Runs stages as containers of `launch.image`.
-
-    Raises:
-        InputError: no engine answers, or it has no such image and cannot pull it.
-    """
+    """Runs stages as containers of `launch.image`. Raises InputError without an engine, or if it cannot pull it."""
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config

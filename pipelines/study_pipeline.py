@@ -24,14 +24,9 @@ STUDY_PIPELINE_NAME = "podscale-study"
 
 
 def study_package(study: StudyDocument, *, parallel: int, kfp: str = KFP_VERSIONS[-1]) -> str:
-    """Compile the pipeline of a study to a KFP package (YAML).
+    """Compile the pipeline of a study, with `parallel` pods at a time, to a KFP package (YAML).
 
-    Args:
-        parallel: pods at a time.
-        kfp: one of KFP_VERSIONS.
-
-    Raises:
-        InputError: the study needs something that KFP's tasks do not support.
+    Raises InputError if the study needs something that KFP's tasks do not support.
     """
     if kfp not in KFP_VERSIONS:
         hint = f"One of {', '.join(KFP_VERSIONS)} (which stands for every newer one too)."
@@ -42,12 +37,7 @@ def study_package(study: StudyDocument, *, parallel: int, kfp: str = KFP_VERSION
 
 
 def study_pipeline(study: StudyDocument, place_task: PlaceTask = lambda task, role: None, *, parallel: int = 8) -> Any:
-    """Return the pipeline of a study as kfp's pipeline object.
-
-    Args:
-        place_task: sets image, resources and node of each task.
-        parallel: pods at a time.
-    """
+    """Return the pipeline of a study as kfp's pipeline object, with `parallel` pods at a time."""
     document, grid = study.model_dump_json(), TrialGrid(study)
     data = {data_fingerprint(series.config.data): series.config.data for series in grid.series}
 

@@ -37,11 +37,8 @@ BACKOFF_SECONDS = 60
 def task_placer(config: RunConfig, *, security: bool = True) -> PlaceTask:
     """Return a function that sets image, resources and node of each task by the run document.
 
-    Args:
-        security: make pods run as a user, not as root; KFP 2.15 lacks the setting.
-
-    Raises:
-        InputError: raised by the function if KFP's tasks do not support a setting.
+    It raises InputError if KFP's tasks do not support a setting. With `security` pods run as a user, not as root; KFP
+    2.15 lacks the setting.
     """
 
     def place(task: Any, role: TaskRole) -> None:
@@ -58,7 +55,6 @@ def task_placer(config: RunConfig, *, security: bool = True) -> PlaceTask:
 
 
 def _role_pod_template(config: RunConfig, role: TaskRole) -> dict[str, Any]:
-    """Return the pod template of the role."""
     spec = build_job_spec(config, STAGE_OF_ROLE[role], mounted=False)
     if spec.nodes > 1 and spec.stage != "shard":
         raise InputError(
@@ -79,7 +75,6 @@ def _role_pod_template(config: RunConfig, role: TaskRole) -> dict[str, Any]:
 
 
 def _set_container(task: Any, container: Mapping[str, Any]) -> None:
-    """Set image, resources and environment."""
     task.set_container_image(container["image"])
     resources = container.get("resources", {})
     requests, limits = resources.get("requests", {}), resources.get("limits", {})

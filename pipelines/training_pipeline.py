@@ -34,7 +34,6 @@ class PipelineOptions:
     """Options of the training pipeline.
 
     Args:
-        place_task: sets image, resources and node of each task.
         parts: number of pods that share the packing.
         cache: let the backend reuse the shard stage's result.
         parallel: train the members of an ensemble in parallel; False on one machine, whose devices they would share.

@@ -1,7 +1,4 @@
-"""Choose the all-reduce algorithm and bucket size for a model's gradients, from measured links.
-
-Latency and bandwidth of the links are fitted to a few timed collectives.
-"""
+"""Choose the all-reduce algorithm and bucket size for a model's gradients, from links fitted to timed collectives."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

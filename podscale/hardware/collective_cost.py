@@ -28,7 +28,6 @@ class AffineCost(NamedTuple):
         return AffineCost(self.fixed + other.fixed, self.per_byte + other.per_byte)
 
     def for_fraction(self, fraction: float) -> "AffineCost":
-        """Return the cost for a fraction of the bytes."""
         return AffineCost(self.fixed, self.per_byte * fraction)
 
 
@@ -52,7 +51,6 @@ class LinkAxis(NamedTuple):
         return self.message_cost(self.ranks - 1, (self.ranks - 1) / self.ranks)
 
     def all_reduce(self) -> AffineCost:
-        """Return the cost of a ring reduce-scatter and all-gather."""
         return self.reduce_scatter() + self.reduce_scatter()
 
 
@@ -65,7 +63,6 @@ class Fabric:
         column: between nodes, all columns at once.
         world: one ring through all ranks; its latency is the mean of its hops, its per_byte that of the slowest hop.
         slice_bytes: size of the slices of a bucket whose phases are pipelined.
-        max_slices: largest number of slices.
     """
 
     row: LinkAxis

@@ -24,7 +24,6 @@ class Hardware:
 
     Args:
         resource: Kubernetes resource name of the accelerators.
-        accelerators: accelerators of each pod.
         hosts: pods of a TPU slice; 1 for everything else.
         cpus: cores of the machine; 0 if not in the table.
         memory_gib: memory of the machine; 0 if not in the table.

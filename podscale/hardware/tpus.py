@@ -51,7 +51,6 @@ class TpuKind:
 
     @property
     def topology_rule(self) -> str:
-        """Topologies as text."""
         names = ", ".join(self.smallest_topologies)
         rule = f", ... (multiples of 4 up to {self.max_cubes * CUBE_SIDE**3} chips)"
         return names + (rule if self.max_cubes else "")
@@ -75,7 +74,6 @@ class TpuKind:
 
 
 def chip_count(topology: str) -> int:
-    """Return the number of chips of a slice, the product of its sides."""
     return prod(int(side) for side in topology.split("x"))
 
 
@@ -127,7 +125,6 @@ class TpuChip:
 
     @property
     def topology_names(self) -> str:
-        """Topologies as text."""
         return self.kind.topology_rule if self.kind else ", ".join(self._flat_topologies)
 
     @property
@@ -136,7 +133,6 @@ class TpuChip:
         return TORUS_2D_TOPOLOGIES[: end + 1]
 
     def has_topology(self, sides: str) -> bool:
-        """Return whether a slice may have these sides."""
         return self.kind.has_topology(sides) if self.kind else sides in self._flat_topologies
 
 
@@ -166,7 +162,6 @@ class Topology:
 
     @property
     def compiler_name(self) -> str:
-        """The compiler's name of one slice."""
         return f"{self.chip.name}:{self.sides}"
 
     @property
@@ -181,7 +176,6 @@ class Topology:
 
     @property
     def device_hbm_bytes(self) -> float:
-        """Bytes of memory of one device."""
         return self.chip.hbm_gib * 2**30 / self.chip.devices
 
     @property
@@ -191,10 +185,7 @@ class Topology:
 
 
 def find_topology(name: str, slices: int = 1) -> Topology:
-    """Return the topology of a name of the compiler (`v5e:4x4`) or of `launch.hardware` (`tpu-v5e-4x4`).
-
-    Raises InputError, which lists the valid names, if there is none.
-    """
+    """Return the topology named `v5e:4x4` (compiler) or `tpu-v5e-4x4` (`launch.hardware`), or raise InputError."""
     if slices < 1:
         raise InputError("a job has at least one slice", field="--slices", got=slices)
     match = _TOPOLOGY_NAME.match(name.strip().lower())

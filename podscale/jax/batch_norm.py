@@ -152,7 +152,6 @@ class BatchNorm:
         return y, ChannelStatistics(*updated)
 
     def evaluate(self, x: Array, weight: Array, bias: Array, running: ChannelStatistics) -> Array:
-        """Normalize by the running statistics."""
         scale = lax.rsqrt(running.var + self.eps) * weight
         return ((x.astype(scale.dtype) - running.mean) * scale + bias).astype(x.dtype)
 

@@ -41,7 +41,7 @@ def watch_jax_peers(
     hang_seconds: float | None = None,
     stack_directory: Path | None = None,
 ) -> AbstractContextManager[ProgressTracker]:
-    """Watch JAX's collectives (see `failure_report.PeerWatch`), which wait on the device, on a CPU without end."""
+    """Watch JAX's collectives, which wait on the device and may raise no error (see `failure_report.PeerWatch`)."""
     return PeerWatch(
         rank_group,
         exit_process,

@@ -51,12 +51,7 @@ class DevicePrefetcher:
     """
 
     def __init__(self, mesh: Mesh, length: int = 1, specs: GlobalBatches = BATCH_SPECS) -> None:
-        """Prepare for a mesh.
-
-        Args:
-            length: batches that a program takes, used or not.
-            specs: partition specs of the batches.
-        """
+        """Prepare for programs that take `length` batches, used or not."""
         self._specs = specs
         self._mesh, self._ranks, self.length = mesh, axis_size(mesh, RANKS), length
         slices: dict[Any, Any] = dict(
@@ -68,10 +63,9 @@ class DevicePrefetcher:
     def __call__(
         self, batches: Iterator[Batch], phase: PhaseTimer, count: Callable[[], int] = lambda: 1
     ) -> Iterator[DeviceBatches]:
-        """Yield the batches on the devices, in order. Times the phases data_wait and h2d.
+        """Yield the batches on the devices, in order; time the phases data_wait and h2d.
 
-        Args:
-            count: returns the number of batches of the next call; called before they are read.
+        `count` returns the number of batches of the next call. It is called before they are read.
         """
         while True:
             with phase("data_wait"):
@@ -105,10 +99,7 @@ class DevicePrefetcher:
 
 
 def normalise(images: Array, section: InputSection) -> Array:
-    """Normalise images: (x / 255 - mean) / std, uint8 [n, height, width, 3] to float32 of the same shape.
-
-    The document's mean and standard deviation are of pixels scaled to [0, 1].
-    """
+    """Normalise uint8 images [n, height, width, 3] to float32 of the same shape: (x / 255 - mean) / std."""
     assert images.dtype == jnp.uint8, images.dtype
     scale = 255.0 * np.array(section.std)
     factor, shift = 1.0 / scale, -255.0 * np.array(section.mean) / scale

@@ -62,8 +62,8 @@ class BatchPredictions(NamedTuple):
 class Evaluator:
     """Runs a model over the validation split; every process runs the same number of steps.
 
-    Padding at the end of the split carries weight 0 and counts nowhere. Batch norm uses its running statistics, and
-    losses are without label smoothing. Sums are the host's, in double precision, so they are the same on all processes.
+    Padding at the end of the split has weight 0. Batch norm uses its running statistics, and losses are without label
+    smoothing. The host sums in double precision, so results are the same on all processes.
     """
 
     def __init__(
@@ -75,12 +75,7 @@ class Evaluator:
         shard_set: ShardSet,
         count_images: Callable[[int], None] = lambda images: None,
     ) -> None:
-        """Open the loader of the validation split.
-
-        Args:
-            layout: buckets of the weights.
-            count_images: called with the number of this process's samples in each batch.
-        """
+        """Open the loader; `count_images` is called with the number of this process's samples in each batch."""
         split, ranks = shard_set.split("validation"), axis_size(mesh, RANKS)
         self.loader = build_evaluation_loader(
             config, split, ranks=loader_ranks(world, mesh), world_size=ranks, device=LOADER_DEVICE
@@ -104,12 +99,9 @@ class Evaluator:
         phase: PhaseTimer,
         stop_requested: Callable[[], bool] = lambda: False,
     ) -> EvaluationResult | None:
-        """Return accuracy and loss over the whole split, the same on all processes.
+        """Return accuracy and loss of unsharded weights over the whole split, the same on all processes.
 
-        Args:
-            buckets: weights, unsharded.
-            statistics: batch norm's running statistics by name.
-            stop_requested: called every few batches; if it returns True on any process, all processes return None.
+        `stop_requested` is called every few batches; if it returns True on any process, all processes return None.
         """
         started = time.perf_counter()
         local_sums = np.zeros(4)  # top-1, top-5, loss, images

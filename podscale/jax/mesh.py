@@ -38,7 +38,6 @@ GROUP = ("group_column", "group_row")
 RANKS = ("slice", "column", "row", "group_column", "group_row")
 """Axes of the ranks of the sample order: a rank is one device, or several that share images."""
 DEVICES = (*RANKS, *SPATIAL)
-"""Axes of all devices."""
 REPLICATED = PartitionSpec()
 
 AxisNames = tuple[str, ...]
@@ -74,9 +73,8 @@ def device_position(device: Any, index: int) -> DevicePosition:
 def plan_grid(positions: Sequence[DevicePosition], row: int | None = None) -> Grid:
     """Arrange devices by slice, column and row: rows along x and the cores of a chip, columns along y and z.
 
-    The order along z reverses at every other y, so that neighbours in a column are neighbours on the torus too.
-
-    `row` is the number of devices in a row; default: all along x. Raises InputError if rows cannot have one length.
+    The order along z reverses at every other y, so that neighbours in a column are neighbours on the torus too. `row`
+    is the number of devices in a row (default: all along x). Raises InputError if rows cannot have one length.
     """
 
     def torus_order(number: int) -> tuple[int, ...]:
@@ -199,7 +197,6 @@ def _split_into_tiles(grid: Grid, a: int, b: int) -> Grid:
 
 
 def axis_size(mesh: Mesh, axes: AxisNames) -> int:
-    """Return the number of devices along these axes."""
     return prod(mesh.shape[axis] for axis in axes)
 
 

@@ -39,7 +39,6 @@ def explain_out_of_memory(program: str, field: str, advice: Callable[[OutOfMemor
     """Turn out-of-memory errors of the body, which compiles and calls a program, into InputError on every host.
 
     Args:
-        program: display name of the program.
         field: option that decides how much memory it needs.
         advice: returns the hint of the error.
     """
@@ -58,7 +57,6 @@ def explain_out_of_memory(program: str, field: str, advice: Callable[[OutOfMemor
 
 
 def explain_training_memory(config: RunConfig, devices: int) -> AbstractContextManager[None]:
-    """Explain out-of-memory errors of a train step."""
     train = config.train
 
     def advice(memory: OutOfMemory) -> str:
@@ -73,7 +71,6 @@ def explain_training_memory(config: RunConfig, devices: int) -> AbstractContextM
 
 
 def explain_evaluation_memory() -> AbstractContextManager[None]:
-    """Explain out-of-memory errors of an evaluation's batch."""
     return explain_out_of_memory("the evaluation", "evaluate.batch", lambda memory: "Lower evaluate.batch.")
 
 

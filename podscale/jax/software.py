@@ -16,7 +16,7 @@ class Capabilities:
 
 
 def probe() -> Capabilities:
-    """Ask JAX. It holds the TPUs of this machine until this process exits, and fails if another process holds them."""
+    """Return JAX's version and devices. JAX holds the TPUs until this process exits, and fails if another one does."""
     import jax  # a worker asks for versions before it may import JAX
 
     try:

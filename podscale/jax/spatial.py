@@ -193,9 +193,7 @@ def track_tiles(network: Callable[[Array, TilesOf], Any], images: Array, parts: 
     """Return the function that gives each operation of a network the tiles of its images.
 
     Traces the network on uncut images, without computing anything, to record the sides that each operation sees.
-
-    Args:
-        images: this device's tiles.
+    `images` are this device's tiles.
     """
     count, rows, columns, channels = images.shape
     sides: list[tuple[int, int]] = []

@@ -23,13 +23,7 @@ class StepSync:
     """Packs this process's status for each call and returns those that are due. All processes make the same calls."""
 
     def __init__(self, mesh: Mesh, rank: int, local_ranks: int, lag: int = STATUS_LAG) -> None:
-        """Prepare for a mesh.
-
-        Args:
-            rank: index of this process.
-            local_ranks: mesh ranks of this process.
-            lag: delay of a status, calls.
-        """
+        """Prepare for a process with `local_ranks` mesh ranks; `lag` is the delay of a status, calls."""
         self._mesh, self._sharding, self._ranks = mesh, NamedSharding(mesh, STATUS_SPEC), axis_size(mesh, RANKS)
         self._rank, self._local_ranks, self._lag = rank, local_ranks, lag
         self._pending: deque[tuple[int, int, StepResults]] = deque()

@@ -159,12 +159,8 @@ def restore_or_start(
 ) -> bool:
     """Restore the newest complete checkpoint, which process 0 reads and verifies. Returns False if there is none.
 
-    Args:
-        resume: `checkpoint.resume` of the document.
-        initial_weights: returns the initial weights of a new run, or None.
-
-    Raises:
-        InputError: on every process, if process 0's checkpoints or the initial weights conflict with the run.
+    Without one the run starts from `initial_weights`, if that returns any. Raises InputError on every process if
+    process 0's checkpoints or the initial weights conflict with the run.
     """
     snapshot: Snapshot | None = None
     restored, refusal = False, None
@@ -186,10 +182,7 @@ def restore_or_start(
 
 
 def load_weights_file(spec: models.ModelSpec, path: Path) -> tuple[dict[str, Values], dict[str, Values]]:
-    """Return parameters and running statistics of an exported model, fp32.
-
-    Raises InputError if the file is missing or holds another architecture.
-    """
+    """Return fp32 parameters and statistics of an exported model. Raises InputError if missing or of another model."""
     arrays = read_weights(path, spec.array_shapes)
     return (
         {parameter.name: arrays[parameter.name] for parameter in spec.parameters},

@@ -105,13 +105,10 @@ class StepInputs(NamedTuple):
 
 STATUS_SPEC = PartitionSpec(RANKS)
 STATUS_LENGTH = 4
-"""Length of a packed status, numbers."""
 
 
 @dataclass(frozen=True)
 class TrainStep:
-    """Train step of a document on a mesh."""
-
     mesh: Mesh
     layout: ParamLayout
     specs: Any
@@ -134,12 +131,8 @@ class TrainStep:
     ) -> DeviceState:
         """Return the state after `number` steps, on the devices, from values that every process has.
 
-        Args:
-            parameters: weights by name.
-            statistics: batch norm's running statistics by name.
-            number: steps done.
-            moments: arrays by the weights' names for each moment of the optimizer; default: initial ones.
-            scalars: scalar state of the optimizer; default: initial values.
+        `moments` has arrays by the weights' names for each moment. The defaults of `moments` and `scalars` are the
+        optimizer's initial values.
         """
         fresh_moments, fresh_scalars = self.initial_optimizer_state()
         packed_moments = {slot: self.layout.pack_on_host(named) for slot, named in (moments or fresh_moments).items()}
@@ -166,7 +159,6 @@ class TrainStep:
         return moments, {name: np.zeros((), np.float32) for name in names}
 
     def put_batches(self, images: npt.NDArray[np.uint8], labels: npt.NDArray[np.integer[Any]]) -> GlobalBatches:
-        """Put batches of the host on the devices."""
         batches = GlobalBatches(images, labels.astype(np.int32))  # type: ignore[arg-type]
         shardings = jax.tree.map(partial(NamedSharding, self.mesh), BATCH_SPECS)
         return jax.device_put(batches, shardings)  # type: ignore[no-any-return]
@@ -229,11 +221,7 @@ StepFunction = Callable[[DeviceState, GlobalBatches, Array], tuple[DeviceState, 
 def _build_forward_backward(
     config: RunConfig, mesh: Mesh, layout: ParamLayout, gather: Callable[[Array], Array]
 ) -> Callable[[DeviceState, GlobalBatches], Gradients]:
-    """Return the function of a device that computes loss, running statistics and gradients of its images.
-
-    Args:
-        gather: returns a bucket of weights unsharded.
-    """
+    """Return a device's function for loss, statistics and gradients of its images; `gather` unshards a bucket."""
     train, section = config.train, config.model.batch_norm
     passes = train.accumulation
     apply = build_model(
@@ -280,7 +268,6 @@ def _build_forward_backward(
 def _build_step(
     config: RunConfig, mesh: Mesh, spec: models.ModelSpec, layout: ParamLayout, all_reduce: AllReduce
 ) -> StepFunction:
-    """Return the function that runs one step on each device."""
     train, optimizer = config.train, build_optimizer(config.train.optimizer)
     sharded_all_reduce = all_reduce if train.weight_update == "sharded" else None
     average = sharded_all_reduce.reduce_scatter if sharded_all_reduce else all_reduce

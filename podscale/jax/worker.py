@@ -21,7 +21,6 @@ from podscale.util import host_info
 
 
 def main() -> None:
-    """Run the stage of the environment."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     worker_env = WorkerEnv.read()
     launch, stacks = worker_env.config.launch, RunDirectory.for_config(worker_env.config).hang_stacks

@@ -33,7 +33,7 @@ ANSWER_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class World:
-    """One process of a run. A rank of metrics, logs and outcomes is a process, one of the sample order a device.
+    """One process of a run. A rank is a process in metrics, logs and outcomes, and a device in the sample order.
 
     Args:
         devices: devices of all processes, ordered by process and id; every process has the same number.
@@ -54,7 +54,6 @@ class World:
 
     @property
     def device_name(self) -> str:
-        """Display name of this process's devices."""
         return str(self.local_devices[0].device_kind)
 
     @property
@@ -113,10 +112,7 @@ def loader_ranks(world: World, mesh: Mesh) -> range:
 
 
 def join_world(rank_group: RankGroup, environ: Mapping[str, str] = os.environ) -> World:
-    """Join JAX's own rendezvous with the other processes of the rank group, and look up the devices of all.
-
-    Raises HangDetected if a process does not join in time.
-    """
+    """Join JAX's rendezvous and look up all devices. Raises HangDetected if a process does not join in time."""
     rank_env = RankEnv.read(environ)
     if threads := environ.get("OMP_NUM_THREADS"):
         os.environ.setdefault("NPROC", threads)  # XLA's name for its threads on a CPU
@@ -132,10 +128,7 @@ def join_world(rank_group: RankGroup, environ: Mapping[str, str] = os.environ) -
 
 
 def leave_world(world: World) -> None:
-    """Leave the rank group; process 0 waits for the last process.
-
-    Does not shut down `jax.distributed`, which would abort a process whose peer is late.
-    """
+    """Leave the rank group, without a shutdown of `jax.distributed`, which would abort a process whose peer is late."""
     world.rank_group.leave()
 
 

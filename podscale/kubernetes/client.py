@@ -43,13 +43,12 @@ from podscale.kubernetes.transport import (
 STREAM_SECONDS = 60
 """Length of a watch, ended by the server, seconds."""
 STREAM_MARGIN_SECONDS = 15.0
-"""Silence beyond that length after which the connection counts as lost, seconds."""
+"""Silence beyond STREAM_SECONDS after which the connection counts as lost, seconds."""
 LOG_SILENCE_SECONDS = 120.0
 """Read timeout of a log stream, seconds; the reader opens it again at its position."""
 DELETE_TIMEOUT_SECONDS = 600.0
 """Timeout of a job's deletion, seconds: its pods save first."""
 PAGE_SIZE = 250
-"""Objects in one page of a list."""
 
 
 def connect_cluster(
@@ -83,7 +82,6 @@ class ClusterClient:
         return self.target.namespace
 
     def with_retry(self, policy: RetryPolicy, notify: Notify) -> "ClusterClient":
-        """Return a client of the same cluster with another retry policy."""
         return ClusterClient(Transport(self.target, self._transport.client, policy, notify))
 
     def get(self, resource: ResourceKind, name: str, *, namespace: str | None = None) -> KubernetesObject:
@@ -92,7 +90,6 @@ class ClusterClient:
         return self._transport.request_json(request, "get", resource, name, request.namespace)
 
     def get_or_none(self, resource: ResourceKind, name: str) -> KubernetesObject | None:
-        """Return an object, or None if there is none."""
         try:
             return self.get(resource, name)
         except ApiNotFound:
@@ -113,11 +110,7 @@ class ClusterClient:
         )
 
     def delete(self, resource: ResourceKind, name: str, *, uid: str = "") -> None:
-        """Delete an object after everything that it owns.
-
-        Args:
-            uid: delete only if the object still has this uid; "" for any.
-        """
+        """Delete an object after everything that it owns; if `uid` is given, only while it still has that uid."""
         request = ApiRequest("delete", resource, self.namespace, name)
         body: KubernetesObject = {"propagationPolicy": "Foreground", **({"preconditions": {"uid": uid}} if uid else {})}
         self._transport.request_json(request, "delete", resource, name, self.namespace, body)
@@ -132,11 +125,9 @@ class ClusterClient:
         namespace: str | None = None,
         keep: Callable[[KubernetesObject], KubernetesObject] = lambda item: item,
     ) -> tuple[list[KubernetesObject], str]:
-        """Return the objects that match, fetched page by page, and the resource version to watch from.
+        """Return the objects that match the label and field selectors, and the resource version to watch from.
 
         Args:
-            labels: label selector.
-            fields: field selector.
             limit: stop after about this many objects; 0 for all.
             namespace: "" for all; None for the client's.
             keep: returns the part of an object to keep.
@@ -181,11 +172,7 @@ class ClusterClient:
                 yield change
 
     def read_log(self, pod: str, query: dict[str, str]) -> Iterator[bytes]:
-        """Yield the lines of a container's log. Raises StreamInterrupted.
-
-        Args:
-            query: parameters of the API's pods/log, such as container and follow.
-        """
+        """Yield the lines of a container's log; `query` has the parameters of pods/log. Raises StreamInterrupted."""
         request = ApiRequest("get", PODS, self.namespace, pod)
         path = PODS.path(pod, self.namespace, "log")
         stream = self._transport.stream(request, LOG_SILENCE_SECONDS, "request", "get", path, query=query.items())
@@ -224,7 +211,6 @@ class ClusterClient:
         return Transport(self.target, self._transport.client, RetryPolicy(0.0, seconds), lambda line: None)
 
     def version(self) -> KubernetesObject:
-        """Return the version of the API server."""
         return self._discover("/version") or {}
 
     def served_versions(self, group: str) -> tuple[str, ...]:
@@ -247,7 +233,6 @@ class ClusterClient:
             raise
 
     def missing_error(self, resource: ResourceKind) -> KindNotServed:
-        """Return the error of a kind that this cluster does not serve."""
         return kind_not_served_error(resource, self.served_versions(resource.group) if resource.group else ())
 
     def can_i(self, verb: str, group: str, resource: str, *, name: str = "") -> bool:

@@ -38,7 +38,6 @@ class ApiError(InputError):
     """The API server refuses the request; a retry does not help.
 
     Args:
-        status: HTTP status.
         reason: reason of the API's Status object.
         field: requested object, such as `PyTorchJob r1`, or the document key that fixes it.
     """
@@ -101,12 +100,7 @@ class ApiRequest:
 
 
 def api_error(request: ApiRequest, status: int, answer: dict[str, Any]) -> ApiError:
-    """Return the error of an unsuccessful answer.
-
-    Args:
-        status: HTTP status.
-        answer: the API's Status object, or {'message': text}.
-    """
+    """Return the error of an unsuccessful `answer`: the API's Status object, or {'message': text}."""
     message = str(answer.get("message", ""))
     reason = str(answer.get("reason", ""))
     details = answer.get("details") or {}
@@ -186,11 +180,7 @@ def _not_found_error(request: ApiRequest, message: str, details: dict[str, Any])
 
 
 def kind_not_served_error(resource: ResourceKind, served: tuple[str, ...] = ()) -> KindNotServed:
-    """Return the error of a kind that a cluster does not serve.
-
-    Args:
-        served: versions of its API group that the cluster serves.
-    """
+    """Return the error of a kind that a cluster does not serve; `served` are its versions of the API group."""
     provider = KIND_PROVIDERS.get(resource.group)
     if served and resource.version not in served:
         name = f"{provider.name} {provider.version} or newer" if provider else "a newer version"

@@ -18,8 +18,6 @@ class Informer:
 
     Args:
         on_change: set when an object changes, and when the thread fails.
-        labels: label selector.
-        fields: field selector.
         trim: returns the part of an object to keep in memory.
     """
 

@@ -24,7 +24,6 @@ MAX_DOCUMENT_BYTES = 120_000
 """Largest document in an environment variable (Linux: 128 KiB for one string)."""
 NAME_LABEL, RUN_LABEL, STAGE_LABEL = "app.kubernetes.io/name", "podscale.dev/run", "podscale.dev/stage"
 IDENTITY_ANNOTATION, VERSION_ANNOTATION = "podscale.dev/identity", "podscale.dev/version"
-"""Annotations of jobs."""
 CACHE_PATH = "/cache"
 METRICS_SECRETS_PATH = "/etc/podscale"
 """Mount path of the certificate and the token of the pods' metrics."""
@@ -50,7 +49,6 @@ class JobSpec:
         identity: SHA-256 in hex, the same for jobs with the same result.
         document: Run document of the pods, as YAML.
         min_nodes: Fewest pods with which an elastic job continues.
-        gpudirect: Kind of GPUDirect.
         cache_path: Directory of the pods for remote shards; None without a cache.
         grace_seconds: Time from the stop request to the kill.
     """

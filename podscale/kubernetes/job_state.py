@@ -113,7 +113,6 @@ def pods_of_job(job: KubernetesObject, pods: Sequence[KubernetesObject]) -> list
 
 
 def expected_pods(job: KubernetesObject) -> int:
-    """Return the number of pods that a job requests."""
     spec = job.get("spec") or {}
     match job["kind"]:
         case "PyTorchJob" | "JAXJob":

@@ -65,11 +65,10 @@ class JobObserver:
         return None
 
     def replaced(self) -> bool:
-        """Return whether another job has this one's name."""
+        """Return whether another job has this job's name."""
         return any(uid_of(job) != uid_of(self._last_job) for job in self._jobs.objects())
 
     def pods(self) -> Sequence[KubernetesObject]:
-        """Return the current pods of the job."""
         return pods_of_job(self._last_job, self._pods.objects() if self._last_pods is None else self._last_pods)
 
     def state(self) -> JobState:
@@ -109,7 +108,6 @@ def read_events_and_workload(
 
 
 def pod_selector(job: KubernetesObject) -> str:
-    """Return the label selector of a job's pods."""
     labels = labels_of(job)
     return ",".join(f"{name}={labels[name]}" for name in (RUN_LABEL, STAGE_LABEL) if name in labels)
 
@@ -140,7 +138,6 @@ def _concerns(event: KubernetesObject, job: KubernetesObject) -> bool:
 
 
 PrintLine = Callable[[str], None]
-"""Takes one line of the job's log."""
 
 
 @dataclass(frozen=True)
@@ -180,13 +177,10 @@ def wait_for_job(
     notify: Notify,
     limits: WaitLimits | None = None,
 ) -> JobState:
-    """Wait until the job has ended; return its last state.
+    """Wait until the job has ended; return its last state. Raises JobVanished if another client deletes it.
 
-    A job with bad input is deleted and counts as failed, and so is a job that never ran and waits for an operator. A
-    job that has run is left, because a replacement pod that cannot start does not undo its work.
-
-    Raises:
-        JobVanished: another client deleted the job.
+    A job with bad input is deleted and counts as failed. So does a job that never ran and waits for an operator. A job
+    that has run is left, because a replacement pod that cannot start does not undo its work.
     """
     limits = limits or WaitLimits()
     with closing(JobObserver(api, job)) as observer:
@@ -197,7 +191,7 @@ def wait_for_job(
 
 
 class _JobWatcher:
-    """Waits for one job; keeps its last reported state, and since when it needs an operator."""
+    """Loop of `wait_for_job` over the states of one job."""
 
     def __init__(
         self, api: ClusterClient, job: KubernetesObject, observer: JobObserver, notify: Notify, limits: WaitLimits
@@ -242,7 +236,6 @@ class _JobWatcher:
         return time.monotonic() - self._stuck_since > self._limits.permanent_seconds
 
     def _delete_job(self, state: JobState, reason: str) -> JobState:
-        """Delete a job that cannot recover."""
         self._notify(f"{title_of(self._job)} is deleted, because no restart can help: {reason}")
         delete_object(self._api, self._job)
         return replace(state, phase="failed", reason=reason)

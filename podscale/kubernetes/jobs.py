@@ -24,8 +24,6 @@ from podscale.kubernetes.submit import LAUNCHER_ANNOTATION, PIPELINE_LAUNCHER, i
 
 @dataclass(frozen=True)
 class JobEntry:
-    """One job, its state and its pods."""
-
     job: KubernetesObject
     state: JobState
     pods: Sequence[KubernetesObject]
@@ -136,7 +134,7 @@ def describe_pod(pod: KubernetesObject) -> str:
 
 @dataclass(frozen=True)
 class StopResult:
-    """Stopped jobs of a run, and jobs of another document, which were left."""
+    """Jobs that this call deleted, and jobs of another document, which were left."""
 
     stopped: Sequence[KubernetesObject]
     others: Sequence[KubernetesObject]
@@ -150,17 +148,10 @@ def stop_jobs(
     identity: str | None = None,
     include_finished: bool = False,
 ) -> StopResult:
-    """Delete the active jobs of a run: their pods save and exit.
+    """Delete the active jobs of a run: their pods save and exit. Raises ApiError without the permission.
 
     Args:
         identity: identity of the document whose jobs are stopped; None for any.
-        include_finished: delete finished jobs too.
-
-    Returns:
-        The deleted jobs, without those that another client deleted meanwhile.
-
-    Raises:
-        ApiError: these credentials may not list or delete the jobs.
     """
     jobs = [job for job in list_job_objects(api, run, stage) if include_finished or not read_job_state(job).is_finished]
     others = [job for job in jobs if identity not in (None, identity_of_job(job))]

@@ -20,7 +20,6 @@ from podscale.kubernetes.transport import StreamInterrupted
 from podscale.util.formatting import format_count, printable
 
 POLL_SECONDS = 1.0
-"""Time between two reads, seconds."""
 
 _TIMESTAMP_PATTERN = re.compile(rb"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[-+]\d\d:\d\d) ?")
 _FIRST_LABELS = (
@@ -71,15 +70,9 @@ class ContainerLog:
         self._position = LogPosition()
 
     def lines(self, pod: KubernetesObject, *, follow: bool) -> Iterator[bytes]:
-        """Yield the lines not yet shown, without timestamps.
+        """Yield the lines not yet shown, without timestamps; if `follow`, wait for more until the container exits.
 
-        Args:
-            pod: current status of the pod.
-            follow: wait for more lines until the container exits.
-
-        Raises:
-            StreamInterrupted: The stream was interrupted; read again.
-            ApiError: There is no log.
+        `pod` has the current status. Raises StreamInterrupted (read again), and ApiError if there is no log.
         """
         container = main_container(pod)
         if container is None:
@@ -130,9 +123,7 @@ class LogFollower:
 
     Args:
         pods: returns the job's current pods.
-        print_line: called with each line.
         notify: called with notices for the user.
-        choose: picks the pod.
     """
 
     def __init__(

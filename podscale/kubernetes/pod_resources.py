@@ -43,18 +43,13 @@ class PodResources:
 
     @property
     def ephemeral_gib(self) -> float:
-        """Ephemeral storage of the node, GiB."""
         return self.temporary_gib + self.cache_gib
 
 
 def pod_resources(
     config: RunConfig, stage: str, hardware: Hardware, processes: int, *, cached: bool, gpudirect: bool
 ) -> PodResources:
-    """Return the resources of the document, else the hardware's share.
-
-    Args:
-        cached: add disk space for the cache of remote shards.
-    """
+    """Return the resources of the document, else the hardware's share; if `cached`, with disk for remote shards."""
     resources = config.launch.resources
     cpus, memory = resources.cpus or hardware.cpus_to_request, resources.memory_gib or hardware.memory_gib_to_request
     if stage == "report":
@@ -87,11 +82,7 @@ def validate_job(
     resources: PodResources,
     shard_set: str | None,
 ) -> None:
-    """Raise InputError if the job does not fit its hardware; InputErrors for several problems.
-
-    Args:
-        shard_set: location of the shard set; None leaves out the checks of volumes.
-    """
+    """Raise InputError (InputErrors for several) if the job cannot run; without a `shard_set` skip its volumes."""
     errors = [*_check_machine(config, stage, hardware, resources)]
     if shard_set is not None:
         errors += [*_check_workspace(config), *_check_input_paths(config, stage, shard_set)]
@@ -248,11 +239,7 @@ def _check_security(config: RunConfig, hardware: Hardware) -> Iterator[InputErro
 
 
 def _check_world_sizes(config: RunConfig, nodes: int, devices: int) -> Iterator[InputError]:
-    """Yield the errors of every number of nodes with which an elastic job may run.
-
-    Args:
-        devices: number on each node.
-    """
+    """Yield the errors of every number of nodes with which an elastic job may run; `devices` are those of a node."""
     for number in range(config.launch.cluster.min_nodes or nodes, nodes + 1):
         try:
             check_ranks(config, number * devices)

@@ -40,7 +40,6 @@ def is_being_deleted(item: KubernetesObject) -> bool:
 
 
 def creation_time(item: KubernetesObject) -> datetime:
-    """Return the creation time that the API server recorded."""
     return datetime.fromisoformat(str(item["metadata"]["creationTimestamp"]))
 
 
@@ -50,7 +49,6 @@ class ResourceKind:
 
     Args:
         group: API group; "" is the core group.
-        version: version of the group.
         kind: as in manifests.
         plural: as in URLs.
         namespaced: False if the objects belong to the whole cluster.

@@ -34,7 +34,7 @@ class RetryPolicy:
     read_timeout: float = 60.0
 
     def retrying(self, notice: "OutageNotice") -> Retrying:
-        """Return tenacity's caller of a function, which retries while it raises ApiUnreachable."""
+        """Return tenacity's Retrying, which calls a function again while it raises ApiUnreachable."""
 
         def seconds(state: RetryCallState) -> float:
             return min(self.deadline, _error(state).retry_for)
@@ -67,12 +67,7 @@ class OutageNotice:
         self._since: float | None = None
 
     def outage_started(self, reason: str, since: float, retry_seconds: float) -> None:
-        """Notify of an outage, unless notified already.
-
-        Args:
-            since: start of the outage, seconds of the monotonic clock.
-            retry_seconds: longest time of retries.
-        """
+        """Notify of an outage that began at `since` (monotonic clock, seconds), unless notified already."""
         with self._lock:
             if self._since is None:
                 self._since = since

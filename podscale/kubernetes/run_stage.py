@@ -22,11 +22,7 @@ from podscale.util.processes import SigtermReceived
 
 
 def choose_job_kind(api: ClusterClient, spec: JobSpec, backend: str) -> str:
-    """Return the backend; for `auto` and `local` the best one that the cluster serves.
-
-    Raises:
-        InputError: The cluster serves no suitable kind of job.
-    """
+    """Return the backend; for `auto` and `local` the best one that the cluster serves. Raises InputError if none."""
     if backend not in ("auto", "local"):
         return backend
     kinds = suitable_backends(spec)
@@ -114,7 +110,6 @@ def _submit_manifests(api: ClusterClient, manifests: JobManifests, printer: "Lin
 def build_manifests(
     api: ClusterClient, config: RunConfig, stage: StageName, shard_set: str | None = None
 ) -> JobManifests:
-    """Return the objects of a stage for this cluster."""
     spec = build_job_spec(config, stage, shard_set)
     backend = choose_backend(spec, "auto")
     return render_job(spec, choose_job_kind(api, spec, config.launch.backend) if backend == "auto" else backend)

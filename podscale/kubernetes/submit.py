@@ -35,7 +35,7 @@ MANIFEST_ANNOTATION = "podscale.dev/manifest"
 LAUNCHER_ANNOTATION, PIPELINE_LAUNCHER = "podscale.dev/launcher", "pipeline"
 """Annotation of jobs whose launcher is a task of a pipeline."""
 MAX_RACES = 5
-"""Longest sequence of changes by other clients between two requests."""
+"""Attempts to find or create a job that other clients change meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,7 @@ class Submission:
 def submit_job(api: ClusterClient, manifests: JobManifests, notify: Notify) -> Submission:
     """Create the job or find an existing one: adopt a running one, keep a successful one, replace a failed one.
 
-    Raises:
-        InputError: The server refuses the job, or another document ran under this id.
+    Raises InputError if the server refuses the job, or if another document ran under this id.
     """
     check_no_other_kind(api, manifests.job)
     for _ in range(MAX_RACES):
@@ -75,10 +74,7 @@ def submit_job(api: ClusterClient, manifests: JobManifests, notify: Notify) -> S
 def create_job(api: ClusterClient, manifests: JobManifests) -> KubernetesObject:
     """Create the owned objects, dry-run the job, create it, and make it their owner.
 
-    Nothing new remains if the job is refused.
-
-    Raises:
-        ApiAlreadyExists: Another submitter was faster.
+    Nothing new remains if the job is refused. Raises ApiAlreadyExists if another submitter was faster.
     """
     resource = resource_of(manifests.job)
     created = prepare_owned_objects(api, manifests.owned_objects)
@@ -97,12 +93,9 @@ def create_job(api: ClusterClient, manifests: JobManifests) -> KubernetesObject:
 
 
 def dry_run_job(api: ClusterClient, manifests: JobManifests) -> None:
-    """Have the server check every object without effect.
+    """Have the server check every object without effect. Raises InputError if it refuses one.
 
-    The server checks a TrainJob only after its runtime exists, so that here only its kind is checked.
-
-    Raises:
-        InputError: The server refuses an object.
+    The server checks a TrainJob only after its runtime exists, so here only its kind is checked.
     """
     resource = resource_of(manifests.job)
     for manifest in manifests.owned_objects:
@@ -120,7 +113,6 @@ def dry_run_job(api: ClusterClient, manifests: JobManifests) -> None:
 
 
 def stop_command(job: KubernetesObject) -> str:
-    """Return the command that stops this job."""
     labels = labels_of(job)
     run, stage = labels.get(RUN_LABEL, name_of(job)), labels.get(STAGE_LABEL, "train")
     return f"podscale stop {run}" + ("" if stage == "train" else f" --stage {stage}")
@@ -184,10 +176,7 @@ def _remove_job(api: ClusterClient, job: KubernetesObject, notify: Notify) -> No
 def prepare_owned_objects(api: ClusterClient, objects: Iterable[KubernetesObject]) -> Sequence[KubernetesObject]:
     """Create missing objects, replace those of an earlier job, and return the created ones.
 
-    For a job that does not exist yet.
-
-    Raises:
-        InputError: An object of that name belongs to another job.
+    The job does not exist yet. Raises InputError if an object of that name belongs to another job.
     """
     return [manifest for manifest in map(_annotate_manifest, objects) if _ensure_object(api, manifest)]
 
@@ -195,8 +184,7 @@ def prepare_owned_objects(api: ClusterClient, objects: Iterable[KubernetesObject
 def set_owner(api: ClusterClient, job: KubernetesObject, objects: Iterable[KubernetesObject]) -> None:
     """Make the job the owner of its objects, so that they are deleted with it and before it.
 
-    Raises:
-        InputError: An object of that name belongs to another job.
+    Raises InputError if an object of that name belongs to another job.
     """
     resource = resource_of(job)
     owner = {

@@ -52,11 +52,7 @@ class NamedCluster:
 
 @dataclass(frozen=True)
 class ClusterTarget:
-    """A cluster and the namespace of the jobs.
-
-    Args:
-        origin: source of the credentials, for messages: `context gke-prod of ~/.kube/config`.
-    """
+    """A cluster and the namespace of the jobs; `origin` is the source of the credentials, for messages."""
 
     origin: str
     namespace: str
@@ -154,11 +150,7 @@ class Transport:
     def stream(
         self, request: ApiRequest, read_timeout: float, method: str, *arguments: Any, **options: Any
     ) -> urllib3.BaseHTTPResponse:
-        """Return an answer to read with `stream_lines` and to close.
-
-        Args:
-            read_timeout: longest silence, seconds.
-        """
+        """Return an answer to read with `stream_lines` and to close; `read_timeout` bounds silence, seconds."""
         return self._call(request, lambda answer: answer, read_timeout, method, *arguments, **options)
 
     def _call(
@@ -174,8 +166,6 @@ class Transport:
         """Call a method of DynamicClient and read its answer, both retried.
 
         Args:
-            request: description of the request, for errors.
-            read: extracts the result from the answer.
             read_timeout: longest silence, seconds; None for the policy's.
             method: method of DynamicClient, called with `arguments` and `options`.
             query: parameters of the URL for which DynamicClient has no option.

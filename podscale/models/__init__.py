@@ -24,7 +24,6 @@ ALEXNET = "alexnet"
 
 
 def model_spec(model: ModelSection, classes: int) -> ModelSpec:
-    """Return the specification of a document's network for a number of classes."""
     family = inception if model.name in inception.INCEPTION_NAMES else alexnet if model.name == ALEXNET else resnet
     return ModelSpec(model.name, tuple(family.layers(model, classes)))
 

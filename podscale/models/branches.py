@@ -11,9 +11,7 @@ from podscale.models.spec import LayerSpec, Window, WindowPath
 class ConvNode:
     """A convolution without bias, batch norm and ReLU: parameters <name>.conv.* and <name>.bn.*.
 
-    Args:
-        kernel: rows and columns.
-        same_padding: padded so that a stride of 1 keeps the side; else not padded.
+    With `same_padding` a stride of 1 keeps the side; without it nothing is padded. `kernel` is rows and columns.
     """
 
     name: str
@@ -38,11 +36,7 @@ class ConvNode:
 
 @dataclass(frozen=True)
 class PoolNode:
-    """Largest value or mean of each window.
-
-    Args:
-        count_padding: a mean counts the zeros outside the image.
-    """
+    """Largest value or mean of each window; if `count_padding`, a mean counts the zeros outside the image."""
 
     kind: Literal["max", "average"]
     window: Window

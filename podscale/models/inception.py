@@ -22,17 +22,12 @@ def layers(model: ModelSection, classes: int) -> Iterator[LayerSpec]:
 
 
 def inception_table(model: ModelSection) -> BranchTable:
-    """Return the table of a document's network."""
     write = ConvBuilder(model.width)
     return _resnet_v2(write) if model.name == "inception_resnet_v2" else _v3(write, model.has_auxiliary_head)
 
 
 class ConvBuilder:
-    """Builder of convolutions with the papers' channels at width 64, and in proportion at others.
-
-    Args:
-        prefix: prefix of the convolutions' names.
-    """
+    """Builder of convolutions with the papers' channels at width 64, and in proportion at others."""
 
     def __init__(self, width: int, prefix: str = "") -> None:
         self._width, self._prefix = width, prefix

@@ -57,7 +57,6 @@ class ResNetSpec:
 
 
 def resnet_spec(model: ModelSection) -> ResNetSpec:
-    """Return the shape of a document's residual network."""
     if model.name in CIFAR_BLOCKS:
         blocks, channels = CIFAR_BLOCKS[model.name], CIFAR_CHANNELS * model.width // 64
         return ResNetSpec(BASIC, 3 * (blocks,), channels, True, model.shortcut or "padding", model.blurpool)

@@ -142,10 +142,7 @@ class ModelSpec:
     def flops(self, image_size: int) -> int:
         """Return the floating-point operations of one image's forward pass, 2 per multiply-add.
 
-        Counts convolutions and linear layers without auxiliary ones, as is usual.
-
-        Args:
-            image_size: side of the image, pixels.
+        Counts convolutions, linear layers and blurs, without auxiliary layers, as is usual.
         """
         return 2 * sum(layer.multiply_adds(image_size) for layer in self.layers if not layer.auxiliary)
 

@@ -51,8 +51,8 @@ def with_batch(request: CompileRequest, batch: int) -> CompileRequest:
 def find_largest_batch(request: CompileRequest, measure: MeasureFunction) -> int:
     """Return the largest allowed batch that fits: the next allowed batch does not.
 
-    Tries the document's batch first, then in proportion, then where a line through two measurements reaches the
-    available memory. Raises InputError if none fits.
+    Tries the document's batch first, then one in proportion to the available memory, then by a line through two
+    measurements. Raises InputError if none fits.
     """
     allowed = allowed_batches(request)
     if not allowed:

@@ -163,7 +163,6 @@ CAVEAT = "Compiled by the real TPU compiler, not run: times are the compiler's o
 
 
 def format_compile_report(report: Mapping[str, Any]) -> list[str]:
-    """Format the report of one compiled step."""
     topology = report["topology"]
     rows = [
         (
@@ -249,7 +248,6 @@ def _largest(report: Mapping[str, Any]) -> str:
 
 
 def _rank_description(report: Mapping[str, Any]) -> str:
-    """Return the description of a rank."""
     mesh = report["topology"]["mesh"]
     devices = mesh["height"] * mesh["width"]
     return "a device" if devices == 1 else f"for each {devices} devices"

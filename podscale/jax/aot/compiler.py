@@ -47,11 +47,7 @@ def main(folder: Path) -> None:
 def compile_step(config: RunConfig, topology: Topology, classes: int, steps: int) -> tuple[dict[str, Any], str]:
     """Return the compiler's report of one step of a document, and the program's text; "" if memory is too small.
 
-    Args:
-        steps: steps of the run, the length of the schedule.
-
-    Raises:
-        InputError: the document does not fit the topology.
+    `steps` is the length of the schedule. Raises InputError if the document does not fit the topology.
     """
     mesh = mesh_for_config(config, topology_devices(topology))
     step = build_train_step(config, mesh, classes)

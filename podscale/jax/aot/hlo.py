@@ -81,11 +81,7 @@ class Collective(NamedTuple):
 
 
 def find_collectives(text: str, mesh: Mapping[str, int]) -> list[Collective]:
-    """Return the collectives of a program.
-
-    Args:
-        mesh: axes and their sizes, in the order of the devices.
-    """
+    """Return the collectives of a program; `mesh` has axes and their sizes, in the order of the devices."""
     collectives = []
     done = {name for match in _DONE.finditer(text) for name in re.findall(r"%[\w.\-]+", match["operands"])}
     in_fused_scatter = in_async_fusion = False

@@ -43,11 +43,7 @@ SCHEDULE_STEPS = 2**16
 
 @dataclass(frozen=True)
 class CompileRequest:
-    """A step to compile.
-
-    Args:
-        steps: steps of the run; the schedule takes 16 bytes of each device for every step.
-    """
+    """A step to compile; the schedule takes 16 bytes of each device for every one of the run's `steps`."""
 
     config: RunConfig
     topology: Topology
@@ -90,13 +86,7 @@ class CompileRequest:
 
 @dataclass(frozen=True)
 class CompileResult:
-    """Result of a compilation.
-
-    Args:
-        analysis: the compiler's report of the step (see `compiler.compile_step`).
-        text: text of the program.
-        versions: versions of the compiler's packages.
-    """
+    """Result of a compilation; `analysis` is the compiler's report of the step (see `compiler.compile_step`)."""
 
     analysis: dict[str, Any]
     text: str
@@ -118,7 +108,6 @@ def compiler_versions() -> dict[str, str]:
 
 @cache
 def source_hash() -> str:
-    """Return a hash of the modules that define the step."""
     digest = hashlib.sha256()
     for path in _source_modules():
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
@@ -157,15 +146,9 @@ def default_cache() -> Path:
 
 
 def compile_aot(request: CompileRequest, cache: Path, timeout_seconds: float) -> CompileResult:
-    """Compile a step, or return its cached result.
+    """Compile a step in a child process, or return its result from the folder `cache`.
 
-    Args:
-        cache: folder of results.
-        timeout_seconds: timeout of the child process.
-
-    Raises:
-        InputError: the document or the topology is not valid.
-        PodscaleError: the compiler failed.
+    Raises InputError if the document or the topology is not valid, and PodscaleError if the compiler fails.
     """
     result, text = _cache_files(request, cache)
     cached = cached_result(request, cache)

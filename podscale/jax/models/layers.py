@@ -145,11 +145,7 @@ class LayerOptions:
 
 
 class LayerApplier:
-    """Layers of one forward pass: looks up their arrays by name and collects new running statistics.
-
-    Args:
-        tiles: returns the tiles of the images of each operation (see `spatial`).
-    """
+    """Layers of one forward pass, which look up their arrays by name and collect new running statistics."""
 
     def __init__(
         self,

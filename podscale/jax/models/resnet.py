@@ -26,8 +26,6 @@ def resnet(layers: LayerApplier, images: Array, model: ModelSection) -> Array:
 
 
 class ResidualBlock(ABC):
-    """Residual block of a network."""
-
     def __init__(self, layers: LayerApplier, spec: ResNetSpec) -> None:
         self.layers, self.spec = layers, spec
 

@@ -61,10 +61,7 @@ class AdamMoments:
 
 
 def bias_corrections(steps: Array, beta1: Array, beta2: float) -> tuple[Array, Array]:
-    """Return the factors that correct m and the root of v.
-
-    Computed by expm1, because 1 - 0.999 has four correct digits in fp32.
-    """
+    """Return the factors that correct m and the root of v, by expm1: 1 - 0.999 has four correct digits in fp32."""
     count = jnp.maximum(steps, 1.0)
     log2 = math.log(beta2) if beta2 else -math.inf
     return -1.0 / jnp.expm1(count * jnp.log(beta1)), jnp.sqrt(-1.0 / jnp.expm1(count * log2))
@@ -79,8 +76,7 @@ def divide_or_zero(numerator: Array, denominator: Array) -> Array:
 class Adam(Optimizer):
     """Adam: w -= rate * u with the direction u of `AdamMoments` for g + weight_decay * w.
 
-    Args:
-        decoupled: AdamW: u for g alone, and w -= rate * weight_decay * w.
+    Decoupled (AdamW): u for g alone, and w -= rate * weight_decay * w.
     """
 
     beta2: float = 0.999

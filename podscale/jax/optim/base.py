@@ -22,7 +22,6 @@ class ParamShard:
     """Parameters that a device steps. With axes, build and use it inside `shard_map`.
 
     Args:
-        layout: layout of the buckets.
         options: optimizer options of each array by name.
         axes: mesh axes along which buckets are scattered; none if every device steps all weights.
         shards: number of shards; 1 if every device steps all weights.

@@ -39,13 +39,9 @@ def build_optimizer(section: OptimizerSection) -> Optimizer:
 def build_param_shard(
     section: OptimizerSection, layout: ParamLayout, spec: models.ModelSpec, scattered: AllReduce | None = None
 ) -> ParamShard:
-    """Build this device's parameter shard.
+    """Build this device's parameter shard. Raises InputError if a pattern of the skip list matches nothing.
 
-    Args:
-        scattered: all-reduce that scatters the buckets; None if every device steps all weights.
-
-    Raises:
-        InputError: a pattern of the skip list matches nothing.
+    `scattered` is the all-reduce that scatters the buckets; None if every device steps all weights.
     """
     options = param_options(section, spec)
     return ParamShard(layout, options, scattered.axes, scattered.shards) if scattered else ParamShard(layout, options)

@@ -48,7 +48,6 @@ def job_object(
 
 
 def object_metadata(spec: JobSpec, labels: Mapping[str, str], annotations: Mapping[str, str] | None = None) -> Manifest:
-    """Return the metadata of a job or of an owned object."""
     return {
         "name": spec.name,
         **({"namespace": spec.cluster.namespace} if spec.cluster.namespace is not None else {}),
@@ -58,7 +57,7 @@ def object_metadata(spec: JobSpec, labels: Mapping[str, str], annotations: Mappi
 
 
 def network_policy(spec: JobSpec) -> Manifest:
-    """Return the policy that only pods of the job reach each other, and only Prometheus their metrics.
+    """Return the network policy: only pods of the job reach each other, and only Prometheus reaches their metrics.
 
     Prometheus is identified by its namespace, because any user can set labels of pods.
     """
@@ -101,7 +100,7 @@ def check_not_elastic(spec: JobSpec, backend: str) -> None:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes long texts as blocks, so that the run document in a job is readable, and no references."""
+    """YAML dumper without references that writes long texts as blocks, so that the run document is readable."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True

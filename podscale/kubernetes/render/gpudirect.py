@@ -86,12 +86,10 @@ def gpudirect_annotations(spec: JobSpec) -> dict[str, str]:
 
 
 def gpudirect_volumes(spec: JobSpec) -> ObjectList:
-    """Return the host path volumes of the pod."""
     return [{"name": name, "hostPath": {"path": path}} for name, path, _, _ in _paths(spec)]
 
 
 def gpudirect_mounts(spec: JobSpec) -> ObjectList:
-    """Return the volume mounts of the training container."""
     return [{"name": name, "mountPath": inside} for name, _, inside, _ in _paths(spec) if inside]
 
 

@@ -31,12 +31,10 @@ NVIDIA_LIBRARIES = "/usr/local/nvidia/lib64"
 
 
 def gib_quantity(gib: float) -> str:
-    """Return GiB as a Kubernetes quantity."""
     return f"{gib:g}Gi" if gib == int(gib) else f"{round(gib * 1024)}Mi"
 
 
 def pod_volumes(spec: JobSpec) -> list[dict[str, Any]]:
-    """Return the volumes of the pod."""
     resources = spec.resources
     volumes: list[dict[str, Any]] = [
         {"name": "tmp", "emptyDir": {"sizeLimit": gib_quantity(resources.temporary_gib)}},
@@ -51,7 +49,6 @@ def pod_volumes(spec: JobSpec) -> list[dict[str, Any]]:
 
 
 def container_mounts(spec: JobSpec) -> list[dict[str, Any]]:
-    """Return the volume mounts of the container."""
     mounts: list[dict[str, Any]] = [
         {"name": "tmp", "mountPath": TEMPORARY_PATH},
         {"name": "shm", "mountPath": SHARED_MEMORY_PATH},
@@ -116,12 +113,10 @@ def pod_template(
     ports: dict[str, int] | None = None,
     restart: str | None = None,
 ) -> dict[str, Any]:
-    """Return the pod template.
+    """Return the pod template, with additional environment variables and additional ports by name.
 
     Args:
         container: name of the main container.
-        environment: additional variables.
-        ports: additional ports by name.
         restart: restartPolicy; None if the kind of job sets it.
     """
     pod: dict[str, Any] = {"restartPolicy": restart} if restart else {}
@@ -186,7 +181,6 @@ def container_resources(spec: JobSpec) -> dict[str, Any]:
 
 
 def value_variable(name: str, text: object) -> dict[str, Any]:
-    """Return an environment variable with a value."""
     return {"name": name, "value": str(text)}
 
 

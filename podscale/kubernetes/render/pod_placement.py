@@ -76,7 +76,6 @@ def placement_annotations(spec: JobSpec) -> dict[str, str]:
 
 
 def queue_labels(spec: JobSpec) -> dict[str, str]:
-    """Return the label with the job's Kueue queue."""
     if spec.cluster.queue is None or not spec.needs_accelerators:
         return {}
     return {"kueue.x-k8s.io/queue-name": spec.cluster.queue}

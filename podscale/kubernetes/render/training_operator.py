@@ -30,7 +30,6 @@ JOIN_SECONDS = 900
 
 
 def render_pytorchjob(spec: JobSpec) -> common.JobManifests:
-    """Return the PyTorchJob of a stage, and its network policy."""
     from kubeflow.training import models  # 0.4 s: it imports every model of kubernetes
 
     elastic = spec.min_nodes is not None
@@ -93,7 +92,7 @@ def _rendezvous_variables(spec: JobSpec) -> list[dict[str, Any]]:
 def _elastic_policy(spec: JobSpec) -> Any:
     """Return the elastic policy (KubeflowOrgV1ElasticPolicy).
 
-    It has no metrics, with which the operator would scale the job and kubeflow-training could not read it back.
+    It sets no metrics: with them the operator would scale the job, and kubeflow-training could not read it back.
     """
     from kubeflow.training import models
 
@@ -109,10 +108,7 @@ def _elastic_policy(spec: JobSpec) -> Any:
 
 
 def render_jaxjob(spec: JobSpec) -> common.JobManifests:
-    """Return the JAXJob of a stage, and its network policy.
-
-    Raises InputError for TPU slices of several machines and for elastic jobs.
-    """
+    """Return the JAXJob of a stage. Raises InputError for TPU slices of several machines and for elastic jobs."""
     from kubeflow.training import models  # 0.4 s: it imports every model of kubernetes
 
     common.check_not_elastic(spec, "jaxjob")
