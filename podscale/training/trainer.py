@@ -48,19 +48,12 @@ class Evaluator(Protocol):
     count: int
 
     def close(self) -> None:
-        """Close the loader of the split."""
         ...
 
 
 @dataclass(frozen=True)
 class TrainResult:
-    """Result of a training run.
-
-    Args:
-        steps: steps done, masked ones included.
-        skipped: masked (non-finite) steps.
-        evaluation: top1, top5 and loss of the last evaluation.
-    """
+    """Result of a training run; `steps` includes the `skipped` (masked, non-finite) ones."""
 
     steps: int
     skipped: int
@@ -102,10 +95,7 @@ class Trainer(ABC):
 
     @abstractmethod
     def restore(self) -> bool:
-        """Restore the newest complete checkpoint on every rank. Returns False if there is none.
-
-        Raises InputError on every rank if the checkpoints conflict with the run.
-        """
+        """Restore the newest complete checkpoint; False if there is none. Raises InputError if it conflicts."""
 
     @abstractmethod
     def batches(self) -> Iterator[Any]:
@@ -121,11 +111,7 @@ class Trainer(ABC):
 
     @abstractmethod
     def evaluate_weights(self, *, averaged: bool) -> EvaluationResult | None:
-        """Evaluate the current state. The result is the same on all ranks; None if any rank was asked to stop.
-
-        Args:
-            averaged: evaluate the running average of the weights, if the document keeps one.
-        """
+        """Evaluate the weights or, if `averaged`, their running average. All ranks get the result; None after a stop."""
 
     @abstractmethod
     def capture_state(self) -> Snapshot | None:
@@ -136,18 +122,11 @@ class Trainer(ABC):
 
     @abstractmethod
     def model_arrays(self, *, averaged: bool) -> dict[str, npt.NDArray[Any]]:
-        """Return the fp32 weights and buffers by the model spec's names, on rank 0. All ranks call it.
-
-        Args:
-            averaged: as in `evaluate_weights`.
-        """
+        """Return the fp32 weights (or averages) and buffers by the spec's names, on rank 0. All ranks call it."""
 
     @abstractmethod
     def device_memory(self) -> dict[str, int]:
-        """Return the bytes of this rank's devices by kind, without kinds that cannot be read.
-
-        Called outside the training thread.
-        """
+        """Return the bytes of this rank's devices by readable kind. Called outside the training thread."""
 
     def close(self) -> None:
         """Close the loaders, the checkpoint writer and the engine's resources. Safe after an error."""
@@ -280,11 +259,7 @@ class Trainer(ABC):
         logger.evaluated(progress.step, model_result, epoch=epoch, target_reached=self.target_reached)
 
     def save(self, *, wait: bool = False) -> None:
-        """Save a checkpoint from rank 0.
-
-        Args:
-            wait: return on every rank only when the checkpoint is on disk.
-        """
+        """Save a checkpoint from rank 0; with `wait`, return on every rank only when it is on disk."""
         with self.training_logger.timer.phase("checkpoint"):
             self.apply_status(self.step_sync.drain())  # the state includes the status of every step so far
             snapshot = self.capture_state()
