@@ -28,10 +28,8 @@ TrustForm = Literal["sum_of_norms", "norm_of_sum"]
 class Lars:
     """LARS (see the module). Norms are those of whole parameters in fp32, after averaging over the ranks.
 
-    Parameters without trust ratio have ratio 1, which leaves plain momentum.
-
-    Args:
-        clip: LARC: the ratio is min(ratio / rate, 1), so that no layer moves faster than the learning rate.
+    Parameters without trust ratio have ratio 1, which leaves plain momentum. With `clip` (LARC) the ratio is
+    min(ratio / rate, 1), so that no layer moves faster than the learning rate.
     """
 
     def __init__(
