@@ -52,7 +52,7 @@ def dump_stacks(
     failure: BaseException | None = None,
     flight_recorder: FlightRecorder | None = None,
 ) -> None:
-    """Append `failure` and the stacks of all threads to rank-<k>.txt; logs an unwritable directory, does not raise.
+    """Append `failure` and the stacks of all threads to rank-<k>.txt; an unwritable directory is logged, not raised.
 
     The flight recorder writes to rank-<k>.flight.json.
     """

@@ -100,7 +100,7 @@ class ProgressTracker:
 
 @dataclass(frozen=True)
 class HeartbeatRecord:
-    """Heartbeat of a rank: `ended` is the reason of its exit ("" if it runs), `follows` True if a peer caused it."""
+    """Heartbeat of a rank: `ended` is the reason of its exit ("" while it runs), `follows` True if a peer caused it."""
 
     beat: int
     step: int

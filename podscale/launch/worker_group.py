@@ -27,8 +27,8 @@ SURVIVOR_GRACE_SECONDS = 15.0
 class ShutdownRequest:
     """Stop request: the first asks the ranks to save and exit, a second kills them.
 
-    Under `podscale run` a signal may arrive twice, from that command and from the process group. That command then
-    kills this process on the second request.
+    Under `podscale run` a signal may arrive twice, from that command and from the process group. There the command
+    itself kills this process on a second request.
     """
 
     def __init__(self) -> None:

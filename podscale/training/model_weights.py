@@ -114,7 +114,6 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True)
 class TrainedModel:
-
     config: RunConfig
     classes: list[str]
     progress: RunProgress

@@ -47,8 +47,7 @@ class Evaluator(Protocol):
 
     count: int
 
-    def close(self) -> None:
-        ...
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,10 @@ class Trainer(ABC):
 
     @abstractmethod
     def restore(self) -> bool:
-        """Restore the newest complete checkpoint; False if there is none. Raises InputError if it conflicts."""
+        """Restore the newest complete checkpoint on every rank. Returns False if there is none.
+
+        Raises InputError on every rank if the checkpoints conflict with the run.
+        """
 
     @abstractmethod
     def batches(self) -> Iterator[Any]:
@@ -111,7 +113,10 @@ class Trainer(ABC):
 
     @abstractmethod
     def evaluate_weights(self, *, averaged: bool) -> EvaluationResult | None:
-        """Evaluate the weights or, if `averaged`, their running average. All ranks get the result; None after a stop."""
+        """Evaluate the weights or, if `averaged`, their running average. All ranks return the same result.
+
+        Returns None if any rank was asked to stop.
+        """
 
     @abstractmethod
     def capture_state(self) -> Snapshot | None:
@@ -126,7 +131,7 @@ class Trainer(ABC):
 
     @abstractmethod
     def device_memory(self) -> dict[str, int]:
-        """Return the bytes of this rank's devices by readable kind. Called outside the training thread."""
+        """Return the bytes of this rank's devices by kind, without unknown kinds. Called outside the training thread."""
 
     def close(self) -> None:
         """Close the loaders, the checkpoint writer and the engine's resources. Safe after an error."""
