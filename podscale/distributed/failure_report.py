@@ -25,7 +25,7 @@ from podscale.errors import HangDetected, PeerLost, PodscaleError, Preempted
 logger = logging.getLogger(__name__)
 
 COLLECTIVE_GRACE_SECONDS = 5.0
-"""Extra time before the clock reports a hang, seconds: the error of a collective says more than the clock."""
+"""Extra time before the clock reports a hang, seconds: the error of a collective is more precise than the clock."""
 
 FlightRecorder = Callable[[Path], str]
 """Function that writes the state of an engine's collectives to a file and returns one line for the stack dump."""

@@ -151,7 +151,7 @@ class RankHeartbeat:
                 store_error = str(error)
 
     def _check_timeouts(self, step_seconds: float, still_seconds: float) -> None:
-        """Report a hang after `step_seconds` since the last step (0 outside) or `still_seconds` without progress."""
+        """Report a hang; `step_seconds` counts from the last step (0 outside a step), `still_seconds` from any progress."""
         tracker, stall_seconds = self._progress_tracker, self._stall_seconds
         if tracker.hang_limit is not None and step_seconds > (limit := tracker.hang_limit.seconds):
             self._report_failure(f"no step finished for {step_seconds:.0f} s (the limit is {limit:.0f} s)", hang=True)
@@ -165,7 +165,7 @@ class RankHeartbeat:
             self._report_failure(f"rank {store.get([HANG_KEY])[0]} reported a hang", hang=True)
         elif stall_seconds is not None and store.has(FAILED_KEY):
             self._beats_since_failure += 1
-            # The main thread may be about to raise the error, and its error says more.
+            # The main thread may be about to raise the error, which is more precise.
             if self._beats_since_failure > MISSED_HEARTBEATS:
                 self._report_failure(f"rank {store.get([FAILED_KEY])[0]} has failed", hang=False)
         elif stall_seconds is not None and still_seconds > stall_seconds and not self._is_searching:

@@ -8,7 +8,7 @@ With each step, the ranks reduce four int32 under MAX:
 4. The same milliseconds, negated: the maximum is the fastest rank's.
 
 The host reads the status of `STATUS_LAG` steps ago, which has arrived by then, so the loop never waits for it. All
-ranks read the same status at the same step and therefore act alike.
+ranks read the same status at the same step and therefore act the same.
 """
 
 import signal

@@ -130,7 +130,7 @@ def _measure_phases(world: World, mesh: Mesh, job: LinkBenchmarkJob) -> Iterator
 def _measure_steps(
     world: World, all_reduces: dict[str, AllReduce], sections: dict[str, AllReduceSection], job: LinkBenchmarkJob
 ) -> Iterator[dict[str, Any]]:
-    """Time steps with every section and without reduction in turn, so that other load affects all alike."""
+    """Time steps with every section and without reduction in turn, so that other load affects all of them."""
     network = build_model(ModelSection(**(job.model or {})), 1000).to(world.device).train()
     images = torch.randn(job.batch, 3, job.side, job.side, device=world.device)
     labels = torch.randint(0, 1000, (job.batch,), device=world.device)

@@ -131,7 +131,7 @@ class Trainer(ABC):
 
     @abstractmethod
     def device_memory(self) -> dict[str, int]:
-        """Return the bytes of this rank's devices by kind, without unknown kinds. Called outside the training thread."""
+        """Return the bytes of this rank's devices by kind, as far as known. Called outside the training thread."""
 
     def close(self) -> None:
         """Close the loaders, the checkpoint writer and the engine's resources. Safe after an error."""

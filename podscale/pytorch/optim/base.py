@@ -74,7 +74,7 @@ class StepAware(Protocol):
 
 @runtime_checkable
 class LookaheadOptimizer(Protocol):
-    """Optimizer whose stored weights are where the next gradient is taken, not the result."""
+    """Optimizer whose stored weights are the point of the next gradient, not the result."""
 
     def evaluation_weights(self) -> Tensor:
         """Return the result, to evaluate and export: fp32, in the order of the shard."""

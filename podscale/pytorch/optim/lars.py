@@ -1,6 +1,6 @@
 """Layer-wise adaptive rate scaling (You 2017, algorithm 1) in the variants that published runs used.
 
-ratio = eta * |w| / (|g| + weight_decay * |w| + eps), 1 where a norm is zero;  d = g + weight_decay * w
+ratio = eta * |w| / (|g| + weight_decay * |w| + eps), 1 if a norm is zero;  d = g + weight_decay * w
 unscaled: m = momentum * m + rate * ratio * d;  w -= m, or with Nesterov w -= momentum * m + rate * ratio * d.
 
 | as in                     | trust        | form         | eps  | scales and decays          | clip |
