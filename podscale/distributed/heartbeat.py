@@ -151,7 +151,7 @@ class RankHeartbeat:
                 store_error = str(error)
 
     def _check_timeouts(self, step_seconds: float, still_seconds: float) -> None:
-        """Report a hang; `step_seconds` is since the last step (0 outside a step), `still_seconds` since any progress."""
+        """Report a hang, given the seconds since the last step (0 outside of a step) and since any progress."""
         tracker, stall_seconds = self._progress_tracker, self._stall_seconds
         if tracker.hang_limit is not None and step_seconds > (limit := tracker.hang_limit.seconds):
             self._report_failure(f"no step finished for {step_seconds:.0f} s (the limit is {limit:.0f} s)", hang=True)
