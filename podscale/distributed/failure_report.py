@@ -1,8 +1,7 @@
-"""Report a failed collective or a hang: name the collective and the missing rank, and dump the stacks of this rank.
+"""Errors and stack dumps for a failed collective or a hang, which name the collective and the missing rank.
 
-`PeerWatch` wraps a training. When a rank dies, its peers' collectives fail or hang. Each peer then reads the heartbeats
-(see `heartbeat`), raises HangDetected or PeerLost with the culprit's name, and exits. The launcher decides on a restart
-(see `launch.supervisor`).
+When a rank exits, the collectives of its peers fail or hang. Each peer's `PeerWatch` then reads the heartbeats, raises
+HangDetected or PeerLost with the culprit's name, and the peer exits. `launch.supervisor` decides on a restart.
 """
 
 import faulthandler
@@ -26,7 +25,7 @@ from podscale.errors import HangDetected, PeerLost, PodscaleError, Preempted
 logger = logging.getLogger(__name__)
 
 COLLECTIVE_GRACE_SECONDS = 5.0
-"""Extra time before the clock reports a hang, seconds: the error of a collective says more than the clock."""
+"""Extra time before the clock reports a hang, seconds: the error of a collective is more precise than the clock."""
 
 FlightRecorder = Callable[[Path], str]
 """Function that writes the state of an engine's collectives to a file and returns one line for the stack dump."""
@@ -39,7 +38,6 @@ class CollectiveFailures:
     Args:
         classify_error: Returns HangDetected or PeerLost for an error caused by another rank, else None.
         silent: Collectives wait on the device and raise no error (NCCL's).
-        flight_recorder: Writer of the state of the collectives, for the stack dump.
     """
 
     classify_error: Callable[[BaseException], type[PodscaleError] | None]
@@ -54,12 +52,9 @@ def dump_stacks(
     failure: BaseException | None = None,
     flight_recorder: FlightRecorder | None = None,
 ) -> None:
-    """Append the stacks of all threads to rank-<k>.txt, and write the recorder's state to rank-<k>.flight.json.
+    """Append `failure` and the stacks of all threads to rank-<k>.txt; an unwritable directory is logged, not raised.
 
-    An unwritable directory is logged, not raised.
-
-    Args:
-        failure: Error that the main thread raised, with its own traceback.
+    The flight recorder writes to rank-<k>.flight.json.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -159,9 +154,8 @@ class PeerWatch:
         """Return the error that names the culprit.
 
         Args:
-            kind: Type from the backend, which cannot tell a stopped peer from one that exited because of another rank;
-                the status of the peers overrides it when it is known.
-            collective: Name of the wait that failed.
+            kind: Type from the backend, which cannot distinguish a stopped peer from one that exited because of another
+                rank; the status of the peers overrides it when it is known.
             reason: Last line of the backend's error, or the heartbeat's reason.
         """
         rank_group, tracker, peers = self._rank_group, self._progress_tracker, self._heartbeat.peers()

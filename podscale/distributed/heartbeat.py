@@ -1,8 +1,7 @@
 """Heartbeats between ranks, so that an error can name the missing rank.
 
-A failed collective does not know which rank is missing. Each rank therefore writes a record of its progress to the
-store about once a second. A rank whose collective fails reads all records twice: a rank whose record did not change is
-missing. Clocks of different hosts are never compared.
+Each rank writes a record of its progress to the store about once a second. A rank whose collective fails reads all
+records twice: a rank whose record did not change is missing. Clocks of different hosts are never compared.
 """
 
 import json
@@ -45,7 +44,6 @@ class RankHeartbeat:
     """Heartbeat thread of one rank: writes its record and checks those of its peers.
 
     Args:
-        interval_seconds: Time between two heartbeats; by default from the size of the world.
         stall_seconds: Longest time without progress before the peers are checked, for collectives that raise no error
             (NCCL's, which wait on the device). A peer's failure is then reported too. None: collectives raise errors.
         on_failure: Called once, on its own thread, when a step exceeds the tracker's hang limit, when another rank
@@ -80,10 +78,8 @@ class RankHeartbeat:
     def stop(self, reason: str, *, caused_by_peer: bool = False) -> None:
         """Stop the heartbeat and record why this rank exits, so that its peers do not report it missing.
 
-        Args:
-            reason: Error of this rank; empty if it finished.
-            caused_by_peer: Another rank caused the exit. Rank 0 then waits until its peers have read the records,
-                because the store may be lost together with rank 0.
+        `reason` is empty if the rank finished. With `caused_by_peer`, rank 0 waits until its peers have read the
+        records, because the store may be lost together with rank 0.
         """
         self._stopped.set()
 
@@ -98,10 +94,7 @@ class RankHeartbeat:
         self._ask_store(write_exit, None, self._store_seconds)
 
     def report_hang(self) -> None:
-        """Report a hang to all ranks at once, before the cause is known.
-
-        The caller reports the error itself, so this rank no longer calls `on_failure`.
-        """
+        """Report a hang to all ranks before its cause is known; this rank then no longer calls `on_failure`."""
         self._has_reported = True
 
         def write_hang(store: Store) -> None:
@@ -111,7 +104,6 @@ class RankHeartbeat:
         self._ask_store(write_hang, None, self._store_seconds)
 
     def hang_reported(self) -> bool:
-        """Return True if any rank has reported a hang."""
         return self._ask_store(lambda store: store.has(HANG_KEY), False, self._store_seconds)
 
     def peers(self) -> PeerStatus:
@@ -120,7 +112,7 @@ class RankHeartbeat:
         return self._ask_store(self._read_peers, default, self._missed_seconds + self._store_seconds)
 
     def _ask_store(self, action: Callable[[Store], T], default: T, seconds: float) -> T:
-        """Return the result of `action` within `seconds`, else `default`: no client timeout helps if a host hangs."""
+        """Return the result of `action`, or `default` after `seconds`: no client timeout helps if a host hangs."""
         try:
             store_seconds = self._store_seconds
             return call_with_timeout(seconds, lambda: action(self._rank_group.store_for_thread(store_seconds)))
@@ -159,12 +151,7 @@ class RankHeartbeat:
                 store_error = str(error)
 
     def _check_timeouts(self, step_seconds: float, still_seconds: float) -> None:
-        """Report a main thread that makes no progress.
-
-        Args:
-            step_seconds: Time since the last step, 0 outside of a step.
-            still_seconds: Time since the last progress of any kind.
-        """
+        """Report a hang, given the seconds since the last step (0 outside of a step) and since any progress."""
         tracker, stall_seconds = self._progress_tracker, self._stall_seconds
         if tracker.hang_limit is not None and step_seconds > (limit := tracker.hang_limit.seconds):
             self._report_failure(f"no step finished for {step_seconds:.0f} s (the limit is {limit:.0f} s)", hang=True)
@@ -178,7 +165,7 @@ class RankHeartbeat:
             self._report_failure(f"rank {store.get([HANG_KEY])[0]} reported a hang", hang=True)
         elif stall_seconds is not None and store.has(FAILED_KEY):
             self._beats_since_failure += 1
-            # The main thread may be about to raise the error, and its error says more.
+            # The main thread may be about to raise the error, which is more precise.
             if self._beats_since_failure > MISSED_HEARTBEATS:
                 self._report_failure(f"rank {store.get([FAILED_KEY])[0]} has failed", hang=False)
         elif stall_seconds is not None and still_seconds > stall_seconds and not self._is_searching:

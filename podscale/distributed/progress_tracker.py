@@ -38,14 +38,12 @@ class HangLimit:
 
     @property
     def seconds(self) -> float:
-        """Current limit, seconds."""
         recent = sorted(self._recent)
         if len(recent) < MIN_STEPS:
             return self._max_seconds
         return min(self._max_seconds, max(self._min_seconds, P99_MULTIPLE * recent[(len(recent) - 1) * 99 // 100]))
 
     def samples(self) -> Iterator[MetricSample]:
-        """Yield the exported metric."""
         yield "train_hang_limit_seconds", (), self.seconds
 
 
@@ -78,7 +76,6 @@ class ProgressTracker:
         return self.first_step_done and self.phase not in UNTIMED_PHASES
 
     def enter_phase(self, phase: str) -> None:
-        """Set the current phase."""
         if self.phase in UNTIMED_PHASES:
             self.step_changes += 1
         self.phase = phase
@@ -103,10 +100,7 @@ class ProgressTracker:
 
 @dataclass(frozen=True)
 class HeartbeatRecord:
-    """One heartbeat of a rank.
-
-    `ended` is the reason of its exit, empty while it runs; `follows` marks an exit caused by another rank.
-    """
+    """Heartbeat of a rank: `ended` is the reason of its exit ("" while it runs), `follows` True if a peer caused it."""
 
     beat: int
     step: int

@@ -1,7 +1,6 @@
 """Group of a run's ranks, which share one key-value store.
 
-A framework's own store is in rank 0 and is lost with it. This store outlives every rank. Ranks use it to compare their
-configuration, for heartbeats, and to find the culprit after a failure.
+Unlike a framework's own store, it is not lost with rank 0. Ranks use it for heartbeats and to compare configurations.
 """
 
 from contextlib import suppress
@@ -19,10 +18,7 @@ LEAVE_TIMEOUT_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class RankGroup:
-    """Rank, size and store of a group of ranks.
-
-    `timeout_seconds` is the longest wait for other ranks, in the store and in every collective.
-    """
+    """Rank, size and store of a group; `timeout_seconds` limits the waits in the store and in every collective."""
 
     rank: int
     size: int
@@ -31,11 +27,7 @@ class RankGroup:
 
     @classmethod
     def join(cls, rank_env: RankEnv, timeout_seconds: float) -> "RankGroup":
-        """Return the group of this rank with the launcher's store, or a local one for a single process; does not wait.
-
-        Raises:
-            InputError: The launcher has no store.
-        """
+        """Return the group with the launcher's store, or a local store for a single process; does not wait."""
         if rank_env.world_size == 1:
             return cls(rank_env.rank, 1, LocalStore(), timeout_seconds)
         if not rank_env.store_address:

@@ -8,7 +8,7 @@ With each step, the ranks reduce four int32 under MAX:
 4. The same milliseconds, negated: the maximum is the fastest rank's.
 
 The host reads the status of `STATUS_LAG` steps ago, which has arrived by then, so the loop never waits for it. All
-ranks read the same status at the same step and therefore act alike.
+ranks read the same status at the same step and therefore act the same.
 """
 
 import signal
@@ -50,15 +50,10 @@ class StepSync(Protocol):
 
 
 def pack(rank: int, *, stop: bool, busy_seconds: float) -> list[int]:
-    """Return a rank's four integers of the status.
+    """Return a rank's four integers of the status; the engine sets the second (masked).
 
     Args:
-        rank: Rank of this process.
-        stop: A stop was requested of this rank.
         busy_seconds: Time before waiting for other ranks.
-
-    Returns:
-        Stop, masked (0 here; the engine sets it), slowest, fastest.
     """
     milliseconds = min(round(busy_seconds * 1000), _MAX_MILLISECONDS)
     return [int(stop), 0, milliseconds << 16 | rank, -milliseconds]

@@ -70,17 +70,11 @@ class Store(Protocol):
 
 
 class StoreClient:
-    """Connection to a StoreServer, opened at the first request.
+    """Connection to a StoreServer, opened at the first request; one per thread (see `clone`).
 
     A server that does not answer yet is retried until the timeout. A server that was reached once and is gone stays
-    gone, even if a restarted one answers at its address: the new store knows nothing of this run. Threads do not share
-    a connection; use `clone`.
-
-    Args:
-        address: Host of the server.
-        port: Port of the server.
-        timeout_seconds: Timeout of each call.
-        known: Name of the store once it was reached, shared by all clones.
+    gone, even if a restarted one answers at its address: the new store knows nothing of this run. The clones share
+    `known`, the name of the store once it was reached.
     """
 
     def __init__(self, address: str, port: int, timeout_seconds: float, known: set[str] | None = None) -> None:
@@ -110,7 +104,6 @@ class StoreClient:
         return StoreClient(self._address, self._port, timeout_seconds, self._known)
 
     def close(self) -> None:
-        """Close the connection."""
         for opened in (self._reader, self._socket):
             if opened is not None:
                 opened.close()
@@ -198,15 +191,7 @@ class LocalStore:
 
 
 class StoreServer:
-    """Store server on its own thread.
-
-    Args:
-        address: Address to listen on, "" for all.
-        port: Port to listen on; 0 picks a free one, see the attribute `port`.
-
-    Raises:
-        OSError: The port is not available.
-    """
+    """Store server on its own thread; port 0 picks a free one (attribute `port`). Raises OSError if it is in use."""
 
     def __init__(self, address: str, port: int = 0) -> None:
         self._values: dict[str, str] = {}
@@ -228,7 +213,6 @@ class StoreServer:
             time.sleep(0.02)
 
     def close(self) -> None:
-        """Stop listening."""
         self._loop.call_soon_threadsafe(self._server.close)
         while self._server.is_serving():
             time.sleep(0.01)

@@ -44,7 +44,6 @@ class Wait(ContextDecorator):
 
 @cache
 def waiting_for(name: str) -> Wait:
-    """Return the wait of this name, the same object each time."""
     return Wait(name)
 
 
@@ -60,7 +59,7 @@ def wait_of(error: BaseException) -> str:
 
 
 def current_wait() -> str:
-    """Return what the main thread waits for, else what a helper thread waits for, else ""; for any thread to ask."""
+    """Return the wait of the main thread, else of a helper thread, else ""; any thread may call it."""
     main = threading.main_thread().ident or 0
     for thread in (main, *list(_open)):
         if names := _open.get(thread, [])[-1:]:  # a copy: the thread may leave its wait meanwhile

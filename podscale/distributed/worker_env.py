@@ -1,4 +1,4 @@
-"""Environment of a worker, typed in both directions: the launchers write it with these classes, the workers read it.
+"""Environment of a worker: the launchers write it with these classes, and the workers read it.
 
 The supervisor writes a `WorkerEnv`, the same for all workers of a pod. `fork_launcher` adds the `RankEnv` of each, or
 torchrun its own variables. `launch.rendezvous` reads the variables of the cluster's launchers (JAXJob, TrainJob,
@@ -40,11 +40,7 @@ class RankEnv:
 
     @classmethod
     def read(cls, environ: Mapping[str, str] = os.environ) -> "RankEnv":
-        """Read what the fork launcher or torchrun set; the numbers of a single process if neither did.
-
-        Raises:
-            InputError: Some variables are missing or contradict each other.
-        """
+        """Read what the fork launcher or torchrun set, by default a single process. Raises InputError if incomplete."""
         if environ.get("WORLD_SIZE", "1") == "1" and env.STORE not in environ:
             return cls()
         required = RANK_VARIABLES if "MASTER_ADDR" in environ else (*RANK_VARIABLES, env.STORE)  # torchrun's own store
@@ -90,7 +86,6 @@ class WorkerEnv:
         rank_directory: Directory local to the pod, for metrics-<rank>.prom and outcome-<rank>.json.
         rank_env: Rank numbers of this worker; no part of `variables`.
         log_directory: Directory of rank-<k>.log; None: output is not redirected.
-        lease: Lease file of the run.
         fence_number: Number of the supervisor's lease; None if rank 0 acquires the lease.
         lease_wait_seconds: Longest wait of rank 0 for the lease.
         launched_at: Start of this launch on the monotonic clock, seconds; None: the start of the process counts.
@@ -109,11 +104,7 @@ class WorkerEnv:
 
     @classmethod
     def read(cls, environ: Mapping[str, str] = os.environ) -> "WorkerEnv":
-        """Read what the supervisor and the launcher set (docs/environment.md).
-
-        Raises:
-            InputError: A variable is not a number, or the rank numbers are incomplete.
-        """
+        """Read what the supervisor and the launcher set (docs/environment.md)."""
         return cls(
             config=RunConfig.model_validate_json(environ[env.CONFIG]),
             stage=environ[env.STAGE],

@@ -27,10 +27,7 @@ def write_worker_report(rank_dir: Path, rank: int, report: WorkerReport) -> None
 
 
 def report_and_exit(rank_dir: Path, rank: int, report: WorkerReport) -> NoReturn:
-    """Write the report of this rank and exit at once.
-
-    After a lost peer, an ordinary shutdown would wait for threads that wait for that peer.
-    """
+    """Write the report and exit at once: an ordinary shutdown would wait for threads that wait for a lost peer."""
     write_worker_report(rank_dir, rank, report)
     if report.error and os.environ.get("LOCAL_RANK", "0") != "0":  # the launcher shows local rank 0's error
         print(report.error, file=sys.stderr)
@@ -40,7 +37,6 @@ def report_and_exit(rank_dir: Path, rank: int, report: WorkerReport) -> NoReturn
 
 
 def read_worker_reports(rank_dir: Path) -> dict[int, WorkerReport]:
-    """Return the reports of this pod's ranks, by rank."""
     reports = {}
     for path in rank_dir.glob("outcome-*.json"):
         try:
@@ -51,7 +47,6 @@ def read_worker_reports(rank_dir: Path) -> dict[int, WorkerReport]:
 
 
 def register_worker(rank_dir: Path, rank: int) -> None:
-    """Record the process id of a rank."""
     write_json(rank_dir / f"rank-{rank}.json", {"pid": os.getpid()})
 
 

@@ -2,10 +2,8 @@
 
 Run as `python -m podscale.launch.fork_launcher OPTIONS MODULE`. The launcher imports the module of --preload once, so
 that all ranks share its import time and memory: PyTorch alone takes seconds and hundreds of megabytes. It then waits
-for the other pods and starts its ranks, once. It kills no rank: a rank that loses a peer reports it and exits, and the
-supervisor kills the rest.
-
-Each rank runs MODULE with the variables of its `RankEnv`.
+for the other pods and starts its ranks, once, each with the variables of its `RankEnv`. It kills no rank: a rank that
+loses a peer reports it and exits, and the supervisor kills the rest.
 """
 
 import argparse
@@ -71,13 +69,10 @@ class ForkServer:
                 json.dump(dict(environment), writer)
 
     def wait(self, on_killed: Callable[[int], None]) -> int:
-        """Wait for all ranks; record the exit status of each that failed.
+        """Wait for all ranks and return the first nonzero exit code (128 + n for signal n), else 0.
 
-        Args:
-            on_killed: Called with the number, within this pod, of each rank that a signal ended: it has no report.
-
-        Returns:
-            The first exit code that is not 0, else 0; 128 + n for signal n.
+        Records the exit status of each failed rank. `on_killed` gets the local rank of each rank that a signal killed:
+        it wrote no report.
         """
         first_code = 0
         while self._workers:
@@ -123,7 +118,6 @@ def _run_worker(entry: str, reader: int, writers: Sequence[int]) -> NoReturn:
 
 
 def build_rank_env(rendezvous: Rendezvous, count: int, local_rank: int, port: int) -> RankEnv:
-    """Return the environment of one rank."""
     assert rendezvous.node_rank is not None
     return RankEnv(
         rank=rendezvous.node_rank * count + local_rank,

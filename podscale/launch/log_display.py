@@ -16,7 +16,6 @@ class LogDisplay:
 
     Args:
         metrics: metrics.jsonl, shown as the step log; None in pods that do not lead.
-        rank_log: Log of the first local rank, copied to `err`.
         progress_file: Progress of an evaluation, shown on `err` if it is a terminal.
     """
 
@@ -49,12 +48,10 @@ class LogDisplay:
             self._bar(update)
 
     def print_line(self, line: str) -> None:
-        """Print a line about the run itself."""
         with suppress(BrokenPipeError):
             self._bar.clear()
             print(line, file=self._err, flush=True)
 
     def close(self) -> None:
-        """Clear the progress bar."""
         with suppress(BrokenPipeError):
             self._bar.clear()

@@ -1,7 +1,4 @@
-"""Cleanup of a launch's processes: they exit with their parent, and remaining ones are found and killed.
-
-Linux only: it reads /proc.
-"""
+"""Cleanup of a launch's processes on Linux (/proc): they exit with their parent, and remaining ones are killed."""
 
 import os
 import signal
@@ -16,11 +13,7 @@ from podscale.util import env, processes
 
 
 def exit_with_supervisor() -> None:
-    """Make this process exit when its parent exits, and at once if its supervisor is already gone.
-
-    The supervisor's pid is in the environment. If a parent exited before this call, the supervisor is no longer among
-    the ancestors.
-    """
+    """Make this process exit with its parent, or at once if the environment's supervisor is not among its ancestors."""
     processes.exit_with_parent()
     supervisor = env.read_number(env.SUPERVISOR)
     if supervisor is not None and supervisor not in ancestor_pids():
@@ -36,12 +29,7 @@ def ancestor_pids() -> Iterator[int]:
 
 
 def launch_processes(rank_dir: Path, variable: str = env.RANK_DIR) -> list[int]:
-    """Return the pids of a launch's running processes, whatever their parent is now.
-
-    Args:
-        rank_dir: Rank directory of the launch.
-        variable: Environment variable that holds it in the processes of the launch.
-    """
+    """Return the pids of running processes whose environment sets `variable` to `rank_dir`, whatever their parent."""
     assignment = f"{variable}={rank_dir}".encode()
     pids = []
     for entry in Path("/proc").iterdir():
@@ -71,10 +59,7 @@ def kill_launch_processes(rank_dir: Path, variable: str = env.RANK_DIR, timeout_
 def start_bound(
     arguments: list[str], variables: Mapping[str, str], *, stdin: int, stdout: int, stderr: int
 ) -> "subprocess.Popen[bytes]":
-    """Start Python in its own session; it exits when this process exits.
-
-    Call it from the main thread: the kernel ties the child to the thread that starts it.
-    """
+    """Start Python in its own session; it exits when this thread exits, so call it from the main thread."""
     return subprocess.Popen(
         [sys.executable, "-m", "podscale.launch.process_cleanup", sys.executable, *arguments],
         env=variables,

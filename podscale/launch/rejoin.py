@@ -1,16 +1,12 @@
 """Join of a pod's launcher with the other pods, and rejoin of a restarted pod.
 
 A failed pod restarts within seconds, while the other pods may still run in the old rendezvous. The new pod must not
-join the old one: its ranks would wait for processes that are gone.
+join the old one: its ranks would wait for processes that are gone. With PyTorch (torchrun) it waits until the old
+rendezvous stops answering (`wait_to_rejoin`). With JAX the pods join at the store of the first pod, a new store for
+each launch (`pod_barrier`). A pod that has already joined this store marks its rank as lost and waits until the store
+ends.
 
-PyTorch (torchrun): a restarted container waits until the old rendezvous stops answering, at most
-`OLD_RENDEZVOUS_SECONDS` (`wait_to_rejoin`).
-
-JAX: the pods join at the store of the first pod, a new store for each launch (`pod_barrier`). A pod that finds that it
-has already joined this store marks its rank as lost and waits until the store ends.
-
-The new pod also waits for the run directory's lease: a pod deleted by force is replaced while its processes may still
-save within their grace time.
+The new pod also waits for the run directory's lease: the processes of a pod deleted by force may still save.
 """
 
 import os
@@ -36,10 +32,9 @@ NEVER_SET_KEY = "never"
 
 
 def wait_to_rejoin(spec: WorkerSpec, is_stopping: Callable[[], bool], environ: Mapping[str, str] = os.environ) -> None:
-    """Wait until this pod may join the others; returns at once unless its container was restarted.
+    """Wait until this pod may join the others, if its container was restarted.
 
-    A file in the temporary directory marks the first start: in a pod, that directory outlives the container. Does
-    nothing outside of pods.
+    In a pod, the temporary directory outlives the container; a file there marks the first start.
     """
     if "KUBERNETES_SERVICE_HOST" not in environ or not spec.rendezvous.node_rank or spec.config.train.engine == "jax":
         return
@@ -85,7 +80,6 @@ def pod_barrier(
     """Wait until every pod has joined a rendezvous that did not start without this one.
 
     Args:
-        rendezvous: Pods of the run.
         connect: Opens a new connection to the store that answers now.
         rank: First rank of this pod.
         exit_grace_seconds: Time for the old rendezvous to save before this rank is marked as lost in its store.

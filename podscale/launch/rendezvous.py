@@ -1,8 +1,6 @@
 """Rendezvous of a job's pods: read from the environment of each launcher, and logged while pods are missing.
 
-Every kind of launcher has its own group of variables; the error names the missing ones of a group. torchrun retries the
-first pod for 15 minutes without a message. Pods of one job may start minutes apart, so the launcher waits too, but logs
-what it waits for.
+Pods of one job may start minutes apart, and torchrun retries the first pod for 15 minutes without a message.
 """
 
 import socket
@@ -106,10 +104,7 @@ def _trainjob(environment: Environ) -> Rendezvous:
 
 
 def _jaxjob(environment: Environ) -> Rendezvous:
-    """Read the variables of JAXJob v1 (kubeflow/training-operator, pkg/controller.v1/jax/envvar.go).
-
-    JAX itself reads none of these.
-    """
+    """Read the variables of JAXJob v1 (kubeflow/training-operator, pkg/controller.v1/jax/envvar.go); JAX reads none."""
     names = ("COORDINATOR_ADDRESS", "COORDINATOR_PORT", "NUM_PROCESSES", "PROCESS_ID")
     group = _variable_group(environment, "a JAXJob", *names)
     address, port = group["COORDINATOR_ADDRESS"], _read_number(group, "COORDINATOR_PORT")
@@ -210,11 +205,7 @@ def log_rendezvous_progress(
     first_seconds: float = FIRST_LOG_SECONDS,
     every_seconds: float = LOG_EVERY_SECONDS,
 ) -> Iterator[None]:
-    """Log inside the block what the pod waits for, until it has joined the others.
-
-    Args:
-        has_joined: Returns True once the ranks of this pod have started.
-    """
+    """Log inside the block what this pod waits for, until `has_joined` returns True: its ranks have started."""
     finished = threading.Event()
 
     def log_progress() -> None:

@@ -37,7 +37,6 @@ class GroupExit:
     """Exit of a worker group.
 
     Args:
-        reports: Reports of the ranks, by rank.
         lost_worker: First rank that exited without a report.
         killed: Ranks were killed after the grace time.
         status: Exit code of the launcher.
@@ -63,10 +62,9 @@ class StageResult:
 
 
 def stage_result(group_exit: GroupExit) -> StageResult:
-    """Return the exit code of the stage and the error of the rank that caused it.
+    """Return the exit code and error of the rank that caused the end, not of the peer losses that follow from it.
 
-    A rank's own error explains more than the peer losses that follow from it. The order is: bad input, other errors, a
-    requested stop, a lost rank, a hang, `peer lost`.
+    The order is: bad input, other errors, a requested stop, a lost rank, a hang, `peer lost`.
     """
     culprit = _first_with_code(group_exit.reports, ExitCode.BAD_INPUT) or _first_failure(group_exit.reports)
     if culprit:
@@ -113,11 +111,9 @@ def _first_failure(reports: Mapping[int, WorkerReport]) -> StageResult | None:
 
 
 def _lost_worker_result(lost: LostWorker, witness_result: StageResult | None) -> StageResult:
-    """Return a failure if the rank crashed by itself, and a restartable loss if it was killed from outside.
+    """Return a failure if the rank crashed by itself, else a restartable loss.
 
-    Args:
-        lost: Rank without a report.
-        witness_result: Error of a peer that waited for it; its first line names the collective.
+    `witness_result` is the error of a peer that waited for the rank; its first line names the collective.
     """
     crashed = lost.status is not None and (lost.status >= 0 or -lost.status in CRASH_SIGNALS)
     code = ExitCode.FAILED if crashed else ExitCode.PEER_LOST

@@ -1,8 +1,8 @@
 """Supervisor of a stage in one pod: starts its ranks, forwards signals, shows progress, serves metrics, and restarts.
 
-When a rank dies, `worker_group` finds it and kills the survivors, `stage_result` turns the exits into one exit code,
-and the supervisor either launches the ranks again (single pod, `launch.max_restarts`) or returns the result, so that
-the pod exits and the cluster restarts it. A restarted pod rejoins the others (see `rejoin`).
+When a rank fails, `worker_group` kills the survivors and `stage_result` turns the exits into one exit code. The
+supervisor then launches the ranks again (single pod, `launch.max_restarts`) or returns the result, so that the pod
+exits and the cluster restarts it (see `rejoin`).
 """
 
 import logging
@@ -55,9 +55,7 @@ EXIT_CAUSES: Mapping[int, str] = {
 def supervise_stage(
     config: RunConfig, stage: WorkerStage, shard_set: str, lease: Lease | None, *, worker_module: str = ""
 ) -> StageResult:
-    """Run one stage in this pod to its end and return its result.
-
-    Writes environment.json in the leading pod. Call it from the main thread: it handles SIGTERM and SIGINT.
+    """Run one stage in this pod. Call it from the main thread: it handles SIGTERM and SIGINT.
 
     Args:
         lease: Lease of the run directory, held by the leading pod; None if the rendezvous decides which pod leads.
@@ -77,9 +75,7 @@ def supervise_stage(
 class Supervisor:
     """All launches of a stage in this pod, with telemetry, step log, trackers and goodput.
 
-    Args:
-        lease: Lease of the run directory, None if this pod does not hold it.
-        stack: Closes everything and removes the rank directory.
+    `stack` closes everything and removes the rank directory.
     """
 
     def __init__(self, spec: WorkerSpec, lease: Lease | None, shutdown: ShutdownRequest, stack: ExitStack) -> None:

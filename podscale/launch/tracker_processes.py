@@ -23,12 +23,9 @@ POLL_SECONDS = 0.05
 
 
 class TrackerProcesses:
-    """Trackers that the document names, and Kubeflow Trainer's if it is enabled; none for other stages.
-
-    Call all methods from the main thread.
+    """Trackers of a training: the document's, and Kubeflow Trainer's if it is enabled. Main thread only.
 
     Args:
-        rank_dir: Rank directory, which identifies the launch.
         print_line: Receives each line that a tracker prints.
         on_failure: Receives the name of a failed tracker and the reason.
     """

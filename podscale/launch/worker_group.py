@@ -27,8 +27,8 @@ SURVIVOR_GRACE_SECONDS = 15.0
 class ShutdownRequest:
     """Stop request: the first asks the ranks to save and exit, a second kills them.
 
-    Under `podscale run` the first signal may arrive twice, from that command and from the process group. A second
-    request then kills this process from there.
+    Under `podscale run` a signal may arrive twice, from that command and from the process group. There the command
+    itself kills this process on a second request.
     """
 
     def __init__(self) -> None:
@@ -43,17 +43,11 @@ class ShutdownRequest:
             self.repeated = True
 
     def request(self) -> None:
-        """Request a stop."""
         self.requested, self.requested_at = True, time.monotonic()
 
 
 class WorkerGroup:
-    """One launch of this pod's ranks.
-
-    Args:
-        worker_env: Environment of the ranks, with a log directory.
-        on_poll: Called every `POLL_SECONDS` and once at the end, with True if rank 0 runs in this pod.
-    """
+    """One launch of this pod's ranks; calls `on_poll` every `POLL_SECONDS`, with True if rank 0 runs in this pod."""
 
     def __init__(
         self, spec: WorkerSpec, worker_env: WorkerEnv, shutdown: ShutdownRequest, on_poll: Callable[[bool], None]
@@ -124,7 +118,6 @@ class WorkerGroup:
             kill_launch_processes(self._rank_dir)
 
     def _has_failed(self) -> bool:
-        """Return True if a rank has reported a failure."""
         no_failure = (ExitCode.DONE, ExitCode.PREEMPTED)
         return any(report.exit_code not in no_failure for report in read_worker_reports(self._rank_dir).values())
 

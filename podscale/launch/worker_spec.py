@@ -1,4 +1,4 @@
-"""Worker spec of one pod: its ranks, from the run document and the cluster's launcher, and the start of their launcher.
+"""Ranks of one stage in a pod, from the run document and the cluster's environment, and the start of their launcher.
 
 The launcher is torchrun for PyTorch on several pods, `fork_launcher` otherwise; a single rank starts directly.
 """
@@ -23,13 +23,7 @@ WorkerStage = Literal["train", "evaluate"]
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """Ranks of one stage in this pod.
-
-    Args:
-        processes_per_node: Ranks of each pod.
-        threads_per_process: CPU threads of each rank.
-        worker_module: Module that each rank runs; "" for the worker module of the engine.
-    """
+    """Ranks of one stage in this pod; an empty `worker_module` stands for the worker module of the engine."""
 
     config: RunConfig
     stage: WorkerStage
@@ -41,12 +35,10 @@ class WorkerSpec:
 
     @property
     def entry_module(self) -> str:
-        """Module that each rank runs."""
         return self.worker_module or f"podscale.{self.config.train.engine}.worker"
 
     @property
     def single_process(self) -> bool:
-        """True for one process on one node."""
         return self.rendezvous.nodes * self.processes_per_node == 1
 
     @property

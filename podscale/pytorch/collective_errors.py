@@ -27,7 +27,7 @@ def watch_torch_peers(
     """Watch torch's collectives (see `failure_report.PeerWatch`).
 
     Args:
-        silent_collectives: collectives raise nothing if a peer is lost; default: True on a GPU, whose NCCL raises none.
+        silent_collectives: collectives raise nothing if a peer is lost; default: True on a GPU, because NCCL is silent.
     """
     silent = torch.cuda.is_available() if silent_collectives is None else silent_collectives
     return PeerWatch(

@@ -69,8 +69,7 @@ def build_comm_queue(device: torch.device, name: str = "all-reduce") -> CommQueu
 
 
 SLICE_ELEMENTS = {"cpu": 2**19, "cuda": 2**21}
-"""Minimum length of a slice by device, elements (2 and 8 MiB of fp32): smaller ones cost more latency than they hide.
-"""
+"""Minimum length of a slice by device, elements (2 and 8 MiB of fp32): shorter ones cost more than they hide."""
 MAX_SLICES = 8
 SlicePhase = Callable[[int], None]
 """Runs one phase of the slice with this index."""

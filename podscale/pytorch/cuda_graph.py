@@ -70,7 +70,6 @@ class CudaGraphStep:
         self._graph = self._result = None
 
     def _copy_to_static(self, batch: DeviceBatch) -> DeviceBatch:
-        """Copy a batch to the static buffers and return them."""
         if self._batch is None:
             self._batch = DeviceBatch(torch.empty_like(batch.images), torch.empty_like(batch.labels), batch.host_batch)
         static = self._batch
@@ -95,10 +94,7 @@ class CudaGraphStep:
         return result
 
     def _capture_graph(self, static: DeviceBatch) -> None:
-        """Record a step without running it.
-
-        Calls that a recording forbids are errors in this thread only: loaders and NCCL's watchdog continue.
-        """
+        """Record a step without running it. Other threads (loaders, NCCL's watchdog) may make any call meanwhile."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
             self._result = self.eager.run_on_device(static, untimed)
@@ -138,7 +134,6 @@ class CudaGraphStep:
 
 
 def combine_phases(first: PhaseTimer, second: PhaseTimer) -> PhaseTimer:
-    """Return a phase timer that runs both."""
 
     @contextmanager
     def phase(name: str) -> Iterator[None]:

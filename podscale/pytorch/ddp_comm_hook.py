@@ -36,10 +36,9 @@ While rank 0 works alone between two steps, such as in an evaluation, the other 
 def register(ddp: DistributedDataParallel, *, timeout_seconds: float = TIMEOUT_SECONDS, **options: Any) -> None:
     """Let `ddp` average its gradients by one of podscale's algorithms, over all ranks of the default process group.
 
-    Every rank must call this at the same time, before the first backward pass.
+    Every rank must call this at the same time, before the first backward pass. Buckets keep DDP's size (bucket_cap_mb).
 
     Args:
-        ddp: model; the bucket size is DDP's own (bucket_cap_mb).
         timeout_seconds: timeout of collectives in the algorithm's own groups; the default group keeps its own.
         options: options of the document's train.all_reduce section: algorithm, row, wire_row, wire_column, hybrid_mb.
 

@@ -33,8 +33,7 @@ class DeviceBatch:
 class DevicePrefetcher:
     """Copies batches to the device as uint8, a quarter of the bytes of fp32; the step normalises (see `Normalise`).
 
-    On a GPU the copy runs on a side stream. The host is ahead of the device there, so the next batch is copied while
-    the current one is still being used.
+    On a GPU a side stream copies the next batch while the current one is used.
     """
 
     def __init__(self, world: World) -> None:
@@ -76,10 +75,7 @@ class DevicePrefetcher:
 
 
 class Normalise:
-    """Normalises images: (x / 255 - mean) / std, uint8 [n, height, width, 3] to float32 [n, 3, height, width].
-
-    The document's mean and standard deviation are of pixels scaled to [0, 1].
-    """
+    """Normalises uint8 [n, height, width, 3] to float32 [n, 3, height, width]: (x / 255 - mean) / std."""
 
     def __init__(self, section: InputSection, world: World, *, channels_last: bool) -> None:
         self._layout = torch.channels_last if channels_last else torch.contiguous_format

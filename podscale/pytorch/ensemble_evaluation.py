@@ -72,7 +72,6 @@ class LogitAverage:
         self._members = self._position = 0
 
     def start_member(self) -> None:
-        """Start the batches of the next member."""
         self._members += 1
         self._position = 0
 
@@ -91,7 +90,6 @@ class LogitAverage:
         self._position += 1
 
     def columns(self, averaged: Literal["probabilities", "logits"]) -> list[PredictionColumns]:
-        """Return the predictions of the ensemble, batch by batch."""
         return [
             prediction_columns(s.rows, batch_predictions(self._mean(s, averaged), torch.from_numpy(s.rows.labels)))
             for s in self._batches
@@ -164,10 +162,7 @@ def update_batch_norm(
 
 
 def evaluate_ensemble(worker_env: WorkerEnv, world: World, shard_set: ShardSet, run: RunDirectory) -> None:
-    """Evaluate the models of a document as an ensemble. Rank 0 writes their predictions to the run directory.
-
-    Raises InputError on every rank if the models cannot be combined.
-    """
+    """Evaluate a document's models as an ensemble. Raises InputError on every rank if they cannot be combined."""
     config = worker_env.config
     set_numerics(config.train)
     evaluated = read_evaluated_models(config, shard_set.classes)
@@ -281,7 +276,6 @@ class _EnsembleEvaluation:
 
 
 def _write_mean_model(arrays: dict[str, npt.NDArray[Any]], members: list[EvaluatedModel], directory: Path) -> None:
-    """Write the model of the mean weights with its model.json."""
     directory.mkdir(parents=True, exist_ok=True)
     description = json.loads((members[0].directory / MODEL_JSON).read_text(encoding="utf-8"))
     description["training"] = {"mean_of": [str(member.directory) for member in members]}

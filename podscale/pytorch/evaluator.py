@@ -54,11 +54,7 @@ class Evaluator:
         prefetcher: DevicePrefetcher,
         count_images: Callable[[int], None] = lambda images: None,
     ) -> None:
-        """Open the loader of the validation split.
-
-        Args:
-            count_images: called with the number of this rank's samples in each batch.
-        """
+        """Open the loader; `count_images` is called with the number of this rank's samples in each batch."""
         split = shard_set.split("validation")
         self.loader = build_evaluation_loader(
             config, split, ranks=world.ranks, world_size=world.size, device=str(world.device)
@@ -76,11 +72,7 @@ class Evaluator:
     def evaluate(
         self, model: nn.Module, phase: PhaseTimer, stop_requested: Callable[[], bool] = lambda: False
     ) -> EvaluationResult | None:
-        """Return accuracy and loss over the whole split, the same on all ranks.
-
-        Args:
-            stop_requested: called every few batches; if it returns True on any rank, all ranks return None.
-        """
+        """Return accuracy and loss over the whole split on all ranks, None if `stop_requested` is True on any rank."""
         started = time.perf_counter()
         sums = torch.zeros(4, dtype=torch.float64, device=self._world.device)  # top-1, top-5, loss, images
         for number, (batch, predictions) in enumerate(self._batch_predictions(model, phase)):

@@ -23,12 +23,9 @@ class GradientBuffer:
     """Gradients of one rank in one flat fp32 buffer. A reducer fills it, an optimizer reads it.
 
     Args:
-        model: network whose trainable parameters are laid out.
-        bucket_elements: capacity of a bucket, elements.
         multiple: the length of every bucket is a multiple of this.
-        extra: values that are averaged in the same messages: the loss and batch norm's running statistics. If there
-            are several shards, they have a bucket of their own, which is not sharded.
-        shards: number of shards of each bucket.
+        extra: number of values that are averaged in the same messages: the loss and batch norm's running statistics. If
+            there are several shards, they have a bucket of their own, which is not sharded.
         shard: index of this rank's shard, whose averages it holds.
     """
 
@@ -78,9 +75,7 @@ class FlatWeights:
     that this rank steps: the same memory, or, if weights are gathered in bf16, only the elements of this rank.
 
     Args:
-        buffer: gradients, which define the layout.
         sharded_all_reduce: gathers the shards; None if the optimizer step is not sharded.
-        dtype: dtype of the gathered weights.
         cast: changes the dtype of some parameters; called once their fp32 values are stored.
     """
 
@@ -143,10 +138,9 @@ class FlatWeights:
 
     @contextmanager
     def swapped(self, flat: Tensor) -> Iterator[None]:
-        """Replace the model's weights for a block and restore them, to the bit. All ranks call it with equal values.
+        """Use the fp32 weights `flat` inside the block, then restore the model's own, to the bit.
 
-        Args:
-            flat: fp32, as returned by `unshard`.
+        All ranks call it with equal values, as returned by `unshard`.
         """
         saved = self.model_weights.clone()
         try:
@@ -166,11 +160,7 @@ class FlatWeights:
             torch._foreach_copy_(self._cast_parameters, self._cast_sources)
 
     def unshard(self, local_values: Tensor) -> Tensor:
-        """Gather the local values of all ranks of a row into a flat buffer of the layout. All ranks call it.
-
-        Args:
-            local_values: fp32, in the order of `local`.
-        """
+        """Gather the fp32 `local_values` (see `local`) of a row's ranks into one flat buffer. All ranks call it."""
         if self._sharded_all_reduce is None:
             return local_values
         flat = local_values.new_zeros(self._buffer.layout.length)

@@ -41,7 +41,6 @@ class LinkBenchmarkJob:
     """Measurements to run.
 
     Args:
-        sections: all_reduce sections by name.
         sizes: bucket sizes, bytes of fp32.
         row: ranks of a row; None: those of a node.
         seconds: approximate time for each size.
@@ -60,7 +59,6 @@ class LinkBenchmarkJob:
 
 
 def main() -> None:
-    """Join the world of the environment, measure and write the result."""
     exit_with_parent()
     job, result_path = LinkBenchmarkJob(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))), Path(sys.argv[2])
     world = join_world(300.0)
@@ -73,8 +71,8 @@ def main() -> None:
 def measure_links(world: World, job: LinkBenchmarkJob) -> dict[str, Any]:
     """Return the measurements, the same on every rank. Every rank must call this at the same time.
 
-    whole: seconds and error of each section and size. phases: seconds of the phases of a torus on each axis. steps:
-    seconds of a training step (forward and backward) with each section, and without reduction.
+    `whole` has seconds and error of each section and size, `phases` the seconds of a torus's phases on each axis, and
+    `steps` those of a training step (forward and backward) with each section, and without reduction.
     """
     sections = {name: AllReduceSection(**values) for name, values in job.sections.items()}
     all_reduces = {name: build_all_reduce(section, world) for name, section in sections.items()}
@@ -132,7 +130,7 @@ def _measure_phases(world: World, mesh: Mesh, job: LinkBenchmarkJob) -> Iterator
 def _measure_steps(
     world: World, all_reduces: dict[str, AllReduce], sections: dict[str, AllReduceSection], job: LinkBenchmarkJob
 ) -> Iterator[dict[str, Any]]:
-    """Time steps with every section and without reduction in turn, so that other load affects all alike."""
+    """Time steps with every section and without reduction in turn, so that other load affects all of them."""
     network = build_model(ModelSection(**(job.model or {})), 1000).to(world.device).train()
     images = torch.randn(job.batch, 3, job.side, job.side, device=world.device)
     labels = torch.randint(0, 1000, (job.batch,), device=world.device)

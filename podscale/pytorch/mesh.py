@@ -25,8 +25,6 @@ class Axis:
     Args:
         name: `row`, `column`, or `line` for all ranks of the world.
         ranks: global ranks in order of position; sorted in rows and columns.
-        position: position of this rank.
-        group: process group of the ranks.
     """
 
     name: str
@@ -63,14 +61,10 @@ class Mesh:
 
 
 def plan_rows(nodes: Sequence[int], row: int | None = None) -> Rows:
-    """Cut a world into rows, node after node.
-
-    Args:
-        nodes: node of each rank.
-        row: ranks of a row; default: one row a node.
+    """Cut a world into rows of `row` ranks (default: one row a node), given the node of each rank.
 
     Raises:
-        InputError: if rows of equal length are not possible.
+        InputError: Rows of equal length are not possible.
     """
     by_node: dict[int, list[int]] = {}
     for rank, node in enumerate(nodes):
@@ -98,10 +92,7 @@ def plan_rows(nodes: Sequence[int], row: int | None = None) -> Rows:
 
 
 def build_mesh(world: World, row: int | None = None) -> Mesh:
-    """Build the grid of a world (see `plan_rows`). Every rank must call this at the same time.
-
-    Raises InputError, the same on every rank, if the ranks make no grid.
-    """
+    """Build the grid of a world (see `plan_rows`). Every rank must call this at the same time."""
     rows = plan_rows(world.nodes(), row)
     columns = [tuple(sorted(column)) for column in zip(*rows, strict=True)]
     return Mesh(_build_axis(world, "row", rows), _build_axis(world, "column", columns), rows)

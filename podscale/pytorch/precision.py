@@ -29,7 +29,6 @@ class Precision:
         self._finite_streak = torch.zeros((), dtype=torch.int32, device=device)
 
     def autocast(self) -> Any:
-        """Return the context manager of a forward pass."""
         return torch.autocast(self._device.type, dtype=self._dtype or torch.bfloat16, enabled=self._dtype is not None)
 
     def cast_parameters(self, model: nn.Module) -> None:
@@ -63,7 +62,6 @@ class Precision:
         self._finite_streak.copy_(torch.where(grow, 0, count))
 
     def state_dict(self) -> dict[str, float]:
-        """Return the state for a checkpoint, as JSON values."""
         return {"loss_scale": self.loss_scale.item(), "finite_in_a_row": self._finite_streak.item()}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
@@ -72,7 +70,6 @@ class Precision:
 
 
 def build_precision(train: TrainSection, world: World) -> Precision:
-    """Build the precision policy of a document's train section."""
     return Precision(train.precision, world.device, train.loss_scale)
 
 

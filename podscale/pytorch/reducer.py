@@ -35,9 +35,7 @@ class GradientReducer(Protocol):
     sharded_all_reduce: ShardedAllReduce | None
     """Gathers the shards of a sharded optimizer step; None if every rank holds all averages."""
 
-    def start_step(self) -> None:
-        """Begin a new step."""
-        ...
+    def start_step(self) -> None: ...
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         """Add the gradient of `loss`. Reduces during the `last` pass of a step only."""
@@ -78,11 +76,8 @@ def no_sync_unless_last(reducer: GradientReducer, *, last: bool) -> AbstractCont
 class BucketedReducer:
     """Bucketed reducer with any all-reduce algorithm, overlapped with backward.
 
-    Args:
-        bucket_mb: capacity of a bucket, MiB of fp32.
-        overlap: average buckets while backward is running.
-        extra: values per rank that are averaged along with the gradients.
-        sharded: stop after the reduce-scatter.
+    `extra` values per rank are averaged along with the gradients. A bucket holds `bucket_mb` MiB of fp32. `sharded`
+    stops after the reduce-scatter.
     """
 
     def __init__(

@@ -1,7 +1,4 @@
-"""Step status of every step (see podscale.distributed.step_status), in one small all-reduce.
-
-Loss and gradient norm are copied to the host with the same delay.
-"""
+"""Exchange of the step status in one small all-reduce; loss and gradient norm reach the host with the same delay."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -35,14 +32,7 @@ class StepSync:
 
     @waiting_for(STEP_STATUS)
     def send(self, step: int, result: StepResult, *, busy_seconds: float, stop: bool) -> None:
-        """Send the status of a step.
-
-        Args:
-            step: number of the step, from 1.
-            result: result of the step.
-            busy_seconds: mean busy time of this rank per step.
-            stop: this rank was asked to stop.
-        """
+        """Send the status of a step; `busy_seconds` is this rank's mean busy time per step."""
         status = torch.tensor(pack(self._world.rank, stop=stop, busy_seconds=busy_seconds), dtype=torch.int32)
         if self._stream is None:
             status[1] = (~result.finite).to(torch.int32)

@@ -2,9 +2,9 @@
 
     python -m podscale.pytorch.throughput_benchmark JOB.json RESULT.json
 
-JOB holds the document (`config`), the location of a shard set, and numbers of steps: `warmup`, `steps` (timed together,
-without waiting between them) and `parts` (timed phase by phase, eagerly). Rank 0 writes RESULT; a rank that fails
-writes its error to RESULT.<rank>.
+JOB holds the document (`config`), the location of a shard set, `timeout_seconds`, and numbers of steps: `warmup`,
+`steps` (timed together, without waiting between them) and `parts` (timed phase by phase, eagerly). Rank 0 writes
+RESULT; a rank that fails writes its error to RESULT.<rank>.
 """
 
 import json
@@ -38,7 +38,6 @@ from podscale.util.processes import exit_with_parent
 
 
 def main() -> None:
-    """Measure, write the result or the error, and exit."""
     exit_with_parent()
     job, result_path = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
     code = 0

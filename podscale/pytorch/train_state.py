@@ -48,10 +48,7 @@ class TrainState:
         return extra + sum(tensor.nbytes for tensor in tensors)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return all arrays by their names in a checkpoint, unsharded and in fp32. All ranks call it.
-
-        The arrays do not depend on the sharding or on the precision of the model.
-        """
+        """Return all arrays by checkpoint name, in fp32, the same for any sharding and precision. All ranks call it."""
         return self._named_tensors(self._flat_tensors(), self._extra_state())
 
     @contextmanager
@@ -187,10 +184,6 @@ def restore_or_start(
 ) -> bool:
     """Restore the newest complete checkpoint, which rank 0 reads and verifies. Returns False if there is none.
 
-    Args:
-        resume: `checkpoint.resume` of the document.
-        initial_weights: returns the initial weights of a new run, or None.
-
     Raises:
         InputError: on every rank, if rank 0's checkpoints or the initial weights conflict with the run.
     """
@@ -226,13 +219,7 @@ class Ema:
     def __init__(
         self, model: nn.Module, read_weights: Callable[[], Sequence[Tensor]], *, decay: float, every: int = 1
     ) -> None:
-        """Start from the model's current values.
-
-        Args:
-            read_weights: returns this rank's weights, in the order of `FlatWeights.local_masters`.
-            decay: weight of the old average.
-            every: interval of `update`, steps.
-        """
+        """Start from the model's current values; `read_weights` has the order of `FlatWeights.local_masters`."""
         self._model, self._read_weights = model, read_weights
         self._decay, self._every = decay, every
         self.values = torch.cat(list(read_weights()))
@@ -263,10 +250,7 @@ def build_ema(section: EmaSection, model: nn.Module, read_weights: Callable[[], 
 
 
 def load_weights_file(model: nn.Module, path: Path) -> None:
-    """Load exported weights into `model`, in place.
-
-    Raises InputError if the file is missing or holds another architecture.
-    """
+    """Load exported weights into `model`. Raises InputError if they are missing or of another architecture."""
     shapes = {name: tuple(tensor.shape) for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
     load_arrays(model, read_weights(path, shapes))
 

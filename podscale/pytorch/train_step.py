@@ -52,13 +52,10 @@ class TrainingLoss:
     threshold: float | None = None
 
     def __call__(self, outputs: Outputs, labels: Tensor, mix_weight: Tensor | None = None) -> Tensor:
-        """Return the loss as a scalar on the device.
+        """Return the loss of logits [n, classes] and labels int64 [n], a scalar on the device.
 
-        Args:
-            outputs: logits of n images, [n, classes].
-            labels: int64 [n].
-            mix_weight: weight of each image's own label if images are mixed, a scalar; the rest goes to the label of
-                its counterpart from the end of the batch.
+        If images are mixed, `mix_weight` is the weight of each image's own label; the rest goes to the label of its
+        counterpart from the end of the batch.
         """
         if not isinstance(outputs, InceptionOutputs):
             return self._head_loss(outputs, labels, mix_weight)
@@ -85,13 +82,7 @@ class TrainingLoss:
 
 
 def smoothed_cross_entropy(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
-    """Return the mean cross entropy in fp32 with label smoothing (Szegedy 2016, section 7).
-
-    Args:
-        logits: [n, classes], any float dtype.
-        labels: int64 [n].
-        smoothing: mass of the target that is spread over all classes.
-    """
+    """Return the mean cross entropy, in fp32, of logits [n, classes] with label smoothing (Szegedy 2016, section 7)."""
     return F.cross_entropy(logits.float(), labels, label_smoothing=smoothing)
 
 
@@ -128,10 +119,7 @@ def build_forward(
 
     Args:
         prepare: normalises and mixes images, uint8 [n, height, width, 3] to float [n, 3, height, width].
-        module: the network, or its DDP wrapper.
-        mode: mode of torch.compile (`train.compile`).
         ranks: world size; one graph for the whole network if it is 1, else one per region.
-        backend: backend of torch.compile.
     """
     if mode == "off":
         return lambda images: cast(Outputs, module(prepare(images)))
@@ -171,10 +159,7 @@ class StepResult:
 
 
 class ForwardBackward:
-    """Forward and backward passes of one step, into the reducer's buffer.
-
-    The loss and the changes of batch norm's running statistics are averaged along with the gradients.
-    """
+    """Forward and backward of a step; the loss and batch norm's changes are averaged along with the gradients."""
 
     def __init__(
         self,
@@ -190,7 +175,6 @@ class ForwardBackward:
         """Build the passes.
 
         Args:
-            statistics: running statistics of the model's batch norms.
             accumulation: passes per step.
             forward: images of a batch to outputs (see `build_forward`); default: the reducer's module.
             mixing: the mixer that `forward` uses; it gives the loss the weights of the targets.
@@ -236,7 +220,6 @@ class TrainStep:
 
         Args:
             schedule: fp32 [steps, schedules.COLUMNS] on the device.
-            dropout_rng: seeded before each step.
             norm_every: interval between steps that compute the gradient norm, steps; 0 for never.
         """
         self.forward_backward, self.optimizer, self.weights = forward_backward, optimizer, weights

@@ -127,10 +127,7 @@ def build_trainer(
     training_logger: TrainingLogger,
     stop_request: StopRequest,
 ) -> PyTorchTrainer:
-    """Build the trainer of a run document. Every rank must call this at the same time.
-
-    Raises InputError if the run does not fit the world or the training split.
-    """
+    """Build the trainer of a run document, on all ranks together. Raises InputError if the run does not fit."""
     train, split = config.train, shard_set.split("train")
     validate_world(config, world.size, len(split))
     if train.cuda_graph and not world.on_gpu:
@@ -172,12 +169,7 @@ def build_trainer(
 def build_train_step(
     config: RunConfig, world: World, model: torch.nn.Module, spec: models.ModelSpec, samples: int
 ) -> TrainStep:
-    """Build the train step of a run document.
-
-    Args:
-        model: network on the device; its weights become the initial weights.
-        samples: training images.
-    """
+    """Build the train step; the weights of `model`, on the device, become the initial weights."""
     train = config.train
     assign_batch_norm_groups(model, world, batch_norm_group(config, world.size))
     statistics = RunningStatistics(model, weight=running_statistics_weight(config.model.batch_norm, world))
@@ -238,12 +230,7 @@ def build_reducer_and_optimizer(
     *,
     extra: int,
 ) -> tuple[GradientReducer, FlatWeights, Optimizer]:
-    """Build reducer, flat weights and optimizer over one flat layout.
-
-    Args:
-        steps_per_epoch: steps of one pass over the training split.
-        extra: values per rank that are averaged along with the gradients.
-    """
+    """Build reducer, flat weights and optimizer over one flat layout; `extra` values per rank are averaged too."""
     reducer = build_reducer(train.all_reduce, model, world, extra=extra, sharded=train.weight_update == "sharded")
     weights = FlatWeights(
         reducer.buffer,

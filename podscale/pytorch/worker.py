@@ -36,7 +36,6 @@ from podscale.training.worker_stages import run_evaluation_stage, run_training_s
 
 
 def main() -> None:
-    """Run the stage of the environment."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     worker_env = WorkerEnv.read()
     launch, stacks = worker_env.config.launch, RunDirectory.for_config(worker_env.config).hang_stacks
@@ -83,8 +82,6 @@ def run_training(
     stop: StopRequest,
     progress_tracker: ProgressTracker,
 ) -> None:
-    """Train a model. Checkpoints and the final model are written to the run directory."""
-
     def build(checkpoint_store: CheckpointStore, logger: TrainingLogger) -> PyTorchTrainer:
         classes, fence = len(shard_set.classes), worker_env.fence(run)
         config = resolve_all_reduce(worker_env.config, world, classes, run.all_reduce, fence, logger.all_reduce_chosen)

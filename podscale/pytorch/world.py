@@ -35,11 +35,7 @@ def _translate_store_errors() -> Iterator[None]:
 
 
 class TorchStore:
-    """torch store behind the `Store` protocol.
-
-    Args:
-        store: torch's own store, for its process groups.
-    """
+    """torch store behind the `Store` protocol; torch's process groups use `store` itself."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -90,10 +86,7 @@ def join_torch_rank_group(timeout_seconds: float, environ: Mapping[str, str] = o
 
 
 def torch_store(rank_group: RankGroup, environ: Mapping[str, str] = os.environ) -> Store:
-    """Return the torch store that process groups need: that of the rank group, or one that rank 0 serves.
-
-    Every rank must call this at the same time.
-    """
+    """Return a torch store for process groups: the rank group's, or one that rank 0 serves. Every rank calls it."""
     if isinstance(rank_group.store, TorchStore):
         return rank_group.store.store
     address, timeout = RankEnv.read(environ).store_address, timedelta(seconds=rank_group.timeout_seconds)
@@ -110,16 +103,7 @@ NCCL_GRACE_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class World:
-    """One rank of a run.
-
-    Args:
-        rank: global rank.
-        size: number of ranks.
-        local_rank: rank within the node.
-        local_size: ranks on the node.
-        device: device of this rank.
-        node: index of the node.
-    """
+    """One rank of a run: `rank` is global, `local_rank` is within the node with index `node`."""
 
     rank: int
     size: int
@@ -199,14 +183,10 @@ class World:
 def join_world(
     timeout_seconds: float, environ: Mapping[str, str] = os.environ, rank_group: RankGroup | None = None
 ) -> World:
-    """Join the process group that our launcher's or torchrun's environment describes; a world of one without it.
+    """Join the process group of our launcher's or torchrun's environment; a world of one without it.
 
-    NCCL between GPUs, gloo between CPUs (and for small host messages in both cases).
-
-    Args:
-        timeout_seconds: timeout for forming the group and for every collective.
-        environ: environment variables.
-        rank_group: a rank group that was joined before; default: join it now.
+    NCCL between GPUs, gloo between CPUs (and for small host messages in both cases). `timeout_seconds` limits forming
+    the group and every collective. A `rank_group` that was joined before is used.
     """
     rank_group = rank_group or join_torch_rank_group(timeout_seconds, environ)
     local_rank = int(environ.get("LOCAL_RANK", "0"))
@@ -229,13 +209,7 @@ def join_world(
 
 
 def current_world(device: torch.device, timeout_seconds: float, environ: Mapping[str, str] = os.environ) -> World:
-    """Return the world of a default process group that the caller has formed.
-
-    Args:
-        device: device of this rank.
-        timeout_seconds: timeout of the groups that this world forms.
-        environ: environment variables.
-    """
+    """Return the world of a default process group that the caller formed; the timeout is for groups formed later."""
     rank, size = dist.get_rank(), dist.get_world_size()
     local_size = int(environ.get("LOCAL_WORLD_SIZE", size))
     node = int(environ.get("GROUP_RANK", rank // local_size))

@@ -58,10 +58,7 @@ class ShardResult:
 class ExportedTelemetry:
     """Telemetry settings of a run for a stage that does not receive the whole document.
 
-    Args:
-        run: Run id.
-        section: Telemetry section of the document.
-        endpoint: File for the URL while metrics are served; the process that holds the run directory sets it.
+    `endpoint` is the file for the URL while metrics are served; the process that holds the run directory sets it.
     """
 
     run: str
@@ -98,15 +95,9 @@ def shard(
     progress: ProgressCallback | None = None,
     telemetry: ExportedTelemetry | None = None,
 ) -> ShardResult | None:
-    """Build the shard set of a data section under <workspace>/datasets, or find it complete.
+    """Build the shard set of a data section under <workspace>/datasets, unless it is complete.
 
-    Args:
-        part: Part of the shard set that this pod packs.
-        workers: Packing processes; 0 for one per core.
-        telemetry: Telemetry settings; None for no metrics.
-
-    Returns:
-        The shard set; None if other pods have yet to complete it.
+    Returns None if other pods have yet to complete it. `workers` is the number of packing processes (0: one per core).
 
     Raises:
         InputError: The source or the target is unusable.
@@ -168,11 +159,7 @@ def evaluate(config: RunConfig, shard_set: str) -> StageOutcome:
 
 
 def report(config: RunConfig, shard_set: str) -> StageOutcome:
-    """Write the self-contained <run>/report.html, and the model card if there is a model.
-
-    Raises:
-        InputError: the run directory does not exist.
-    """
+    """Write <run>/report.html, and the model card if there is a model. Raises InputError if the run does not exist."""
     from podscale.data.loaders.build_loader import open_shard_set
     from podscale.report import build_report
     from podscale.report.model_card import write_model_card

@@ -32,8 +32,7 @@ from podscale.runs.lease import pod_exit_seconds
 def train_on_cluster(config: RunConfig, shard_set: str) -> StageOutcome:
     """Submit the training job, or adopt a running one, wait until it ends, and return its recorded outcome.
 
-    The log of the first pod goes to standard output. A stop request ends the wait, not the job: the next attempt adopts
-    the job.
+    A stop request ends the wait, not the job: the next attempt adopts the job.
 
     Raises:
         PodscaleError: The error of the ranks, or why there is no job.
@@ -72,10 +71,7 @@ def _run_training_job(config: RunConfig, shard_set: str) -> JobResult:
 def stop_training_job(config: RunConfig) -> str:
     """Stop the training job of this document if it still runs; return one sentence with the result.
 
-    Ended jobs are left for their logs, and so is a job of another document under the same run id.
-
-    Raises:
-        PodscaleError: The job cannot be stopped; the error says how to stop it by hand.
+    Finished jobs stay for their logs. If the job cannot be stopped, the PodscaleError names the command to stop it.
     """
     try:
         api = connect_cluster(config.launch.cluster, policy=UNATTENDED)
@@ -110,12 +106,8 @@ def _read_outcome(config: RunConfig, shard_set: str) -> StageOutcome:
 def _record_failure(config: RunConfig, exit_code: int, reason: str, begun: datetime, wait_seconds: float) -> None:
     """Write the outcome of the training for the exit handler and the report, unless the job did.
 
-    Pods of a failed job may still run for a moment: a restarted pod that is now stopped has removed the record of the
-    failure.
-
-    Args:
-        begun: Start of the stage.
-        wait_seconds: Longest wait for the lease, seconds; if it stays held, nothing is written.
+    Pods of a failed job may still run, so it waits up to `wait_seconds` for the lease, and writes nothing if the lease
+    stays held. A restarted pod may have removed the job's own record.
     """
     run, now = RunDirectory.for_config(config), datetime.now(UTC)
     with suppress(OSError, InputError):

@@ -26,11 +26,11 @@ def add_gauges(
     flops_per_image: float,
     device_memory: Callable[[], dict[str, int]],
 ) -> None:
-    """Add the gauges of one rank to its metrics.
+    """Add the gauges of one rank.
 
     Args:
         flops_per_image: FLOPs of the model for one image, forward and backward.
-        device_memory: returns the bytes of this rank's devices by kind.
+        device_memory: Returns the bytes of this rank's devices by kind.
     """
     values = metrics.values
 

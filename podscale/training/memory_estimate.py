@@ -14,10 +14,8 @@ MOMENTS = {"sgd": 1, "lars": 1, "lamb": 2, "adam": 2, "rmsprop": 2, "nlcg": 3, "
 class MemoryEstimate(NamedTuple):
     """Bytes of one training process.
 
-    Args:
-        weights: weights and gradients.
-        optimizer: moments, masters, averages and Shampoo's matrices.
-        activations: outputs of convolutions and of their norms, which forward keeps for backward.
+    `weights` includes gradients, and `optimizer` masters, averages and Shampoo's matrices. `activations` are the
+    outputs of convolutions and norms, which forward keeps for backward.
     """
 
     weights: int

@@ -28,10 +28,8 @@ MODEL_PREFIX = "model/"
 class InitialWeights:
     """Initial weights of a run, from a checkpoint of another run.
 
-    Args:
-        arrays: weights and running statistics by the model spec's names, fp32.
-        provenance: for progress, model card and report: `run`, `step` and `epoch` of the checkpoint, and `epochs`
-            trained over all earlier runs.
+    `arrays` are fp32, by the model spec's names. `provenance` has `run`, `step` and `epoch` of the checkpoint, and
+    `epochs` trained over all earlier runs.
     """
 
     arrays: Mapping[str, npt.NDArray[Any]]
@@ -39,10 +37,7 @@ class InitialWeights:
 
 
 def load_initial_weights(config: RunConfig, shard_set: ShardSet) -> InitialWeights | None:
-    """Load the weights named by `train.start_from`. Returns None if the run starts from random weights.
-
-    Raises InputError if there is no such checkpoint, or it has another model or other classes.
-    """
+    """Load the weights named by `train.start_from`, if any. Raises InputError if they do not fit model and classes."""
     start = config.train.start_from
     if start.run is None:
         return None
@@ -119,22 +114,15 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """Metadata of an exported model."""
-
     config: RunConfig
     classes: list[str]
     progress: RunProgress
 
 
 def export_model(arrays: Arrays, trained: TrainedModel, directory: Path, other_arrays: Arrays | None = None) -> None:
-    """Write a model's fp32 weights and buffers under torchvision's names.
-
-    model.json is written last, so its presence means that the export is complete.
+    """Write fp32 weights and buffers under torchvision's names; model.json comes last and marks a complete export.
 
     Args:
-        arrays: weights of the model by name.
-        trained: metadata of the model.
-        directory: target directory, created if missing.
         other_arrays: if a running average was kept, the trained weights or their average, whichever is not the model.
     """
     directory.mkdir(parents=True, exist_ok=True)

@@ -18,22 +18,14 @@ from podscale.models import ModelSpec
 
 
 class ParamOptions(NamedTuple):
-    """Optimizer options of one parameter.
-
-    Args:
-        uses_weight_decay: apply weight decay.
-        uses_trust_ratio: scale the learning rate by the trust ratio in LARS and LAMB.
-    """
+    """Optimizer options of one parameter; `uses_trust_ratio` applies to LARS and LAMB."""
 
     uses_weight_decay: bool
     uses_trust_ratio: bool
 
 
 def param_options(section: OptimizerSection, spec: ModelSpec) -> dict[str, ParamOptions]:
-    """Return the options of each parameter, in the order of the model.
-
-    Raises InputError if a pattern of `train.optimizer.skip` matches no parameter.
-    """
+    """Return the options of each parameter, in model order. Raises InputError if a pattern of `skip` matches none."""
     names = [parameter.name for parameter in spec.parameters]
     for pattern in section.skip:
         if not any(fnmatchcase(name, pattern) for name in names):
@@ -84,11 +76,7 @@ def plan_buckets(
     """Fill buckets in the order of `sizes`. A tensor larger than a bucket gets its own bucket.
 
     Args:
-        sizes: elements of each tensor.
-        bucket_elements: capacity of a bucket, elements.
         multiple: each bucket is padded to a multiple of this, for the shards of a sharded optimizer step.
-        isolate_last: put the last tensor into its own bucket.
-        alignment: alignment of every tensor's start, elements.
     """
     unit = lcm(multiple, alignment)
     starts, buckets, bounds = [], [], []
@@ -134,11 +122,7 @@ def partition_blocks(shape: Sequence[int], block_size: int) -> list[tuple[tuple[
 
 
 def preconditioner_elements(shape: Sequence[int], block_size: int, *, vectors: bool) -> int:
-    """Return the elements of a parameter's preconditioners: one matrix per dimension of every block.
-
-    Args:
-        vectors: precondition parameters of one dimension too.
-    """
+    """Count the elements of all blocks' matrices, one per dimension; parameters of one dimension only if `vectors`."""
     if len(shape) < 2 and not vectors:
         return 0
     blocks = partition_blocks(

@@ -40,15 +40,7 @@ BATCHES_PER_STOP_CHECK = 4
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """Result of one evaluation.
-
-    Args:
-        top1: top-1 accuracy, 0 to 1.
-        top5: top-5 accuracy, 0 to 1.
-        loss: mean cross entropy, nats.
-        images: images evaluated.
-        seconds: wall time.
-    """
+    """Result of one evaluation: accuracies from 0 to 1, and the mean cross entropy `loss` in nats."""
 
     top1: float
     top5: float
@@ -67,10 +59,6 @@ def evaluation_result(sums: Sequence[float], count: int, seconds: float) -> Eval
     Args:
         sums: top-1 hits, top-5 hits, sum of losses, images.
         count: images of the split.
-        seconds: wall time.
-
-    Raises:
-        PodscaleError: no image could be read.
     """
     top1, top5, loss, images = sums
     assert images <= count, f"{images} of {count} validation images were seen"

@@ -51,7 +51,6 @@ class SchedulePhase:
 
 
 def steps_per_epoch(train: TrainSection, samples: int) -> float:
-    """Return the number of steps per pass over `samples` training images."""
     return samples / train.global_batch
 
 
@@ -66,7 +65,6 @@ def first_step(epoch: float, steps_per_epoch: float) -> int:
 
 
 def schedule_phases(train: TrainSection) -> list[SchedulePhase]:
-    """Return the phases of a run in order; the first one begins at epoch 0."""
     bounds = [0.0, *(phase.start for phase in train.phases if phase.schedule is not None), train.epochs]
     optimizer = train.optimizer
     current = SchedulePhase(0.0, train.schedule, 0.0, bounds[1], optimizer.momentum, optimizer.weight_decay, None, None)
@@ -104,12 +102,7 @@ def step_table(train: TrainSection, samples: int) -> npt.NDArray[np.float32]:
 
 
 def hyperparameters_at(train: TrainSection, steps: npt.NDArray[np.int64], steps_per_epoch: float) -> FloatArray:
-    """Return the values at these steps as float64 [steps, columns].
-
-    Args:
-        steps: step numbers from 0, int64 [steps].
-        steps_per_epoch: steps of one pass over the training split.
-    """
+    """Return the values at these steps (int64, from 0) as float64 [steps, columns]."""
     table = np.empty((len(steps), len(COLUMNS)))
     for phase in schedule_phases(train):
         first = first_step(phase.start, steps_per_epoch)
@@ -125,10 +118,7 @@ def hyperparameters_at(train: TrainSection, steps: npt.NDArray[np.int64], steps_
 
 
 def sample_for_plot(train: TrainSection, samples: int, points: int = 240) -> tuple[FloatArray, FloatArray]:
-    """Return (epochs float64 [n], values float64 [n, columns]) at about `points` steps, for a plot.
-
-    The last step before each jump and the first one after it are included.
-    """
+    """Return (epochs, values [n, columns]), float64, at about `points` steps and on both sides of each jump."""
     per_epoch = steps_per_epoch(train, samples)
     last = total_steps(train, samples) - 1
     epochs = [phase.start for phase in schedule_phases(train)]

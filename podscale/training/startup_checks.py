@@ -61,13 +61,7 @@ ANSWER_GRACE_SECONDS = 30.0
 def startup_facts(
     config: RunConfig, stage: str, shard_set: ShardSet, *, device: str, local_size: int, libraries: StartupFacts
 ) -> dict[str, str]:
-    """Return the facts that must be the same on all ranks of a stage.
-
-    Args:
-        device: kind of the devices.
-        local_size: ranks on a node.
-        libraries: versions of the engine's libraries.
-    """
+    """Return the facts that must be the same on all ranks of a stage; `local_size` is the number of ranks on a node."""
     manifest = shard_set.manifest
     return {
         "stage": stage,
@@ -104,7 +98,6 @@ def check_ranks_agree(rank_group: RankGroup, collect: Callable[[], StartupFacts]
     """Return on every rank if the configurations of all ranks agree.
 
     Args:
-        rank_group: the ranks to compare.
         collect: returns this rank's facts. An error that it raises is posted as a fact, so that all ranks report it.
 
     Raises:
@@ -129,11 +122,7 @@ def check_ranks_agree(rank_group: RankGroup, collect: Callable[[], StartupFacts]
 
 
 def compare_facts(posted: list[StartupFacts]) -> PodscaleError | None:
-    """Return the error that the ranks' facts amount to, or None if they agree.
-
-    Args:
-        posted: facts of each rank, indexed by rank.
-    """
+    """Return the error that follows from the facts of each rank, or None if they agree."""
     refusals = {rank: facts[CANNOT_START] for rank, facts in enumerate(posted) if CANNOT_START in facts}
     if len(refusals) == len(posted) and len(set(refusals.values())) == 1:
         return InputError(refusals[0])
@@ -219,16 +208,7 @@ def _ranks_by_value(values: Mapping[int, str]) -> dict[str, list[int]]:
 def open_agreed_shard_set(
     worker_env: WorkerEnv, rank_group: RankGroup, *, device: str, libraries: StartupFacts
 ) -> ShardSet:
-    """Open the shard set on every rank and return it if all ranks agree on their configuration.
-
-    Args:
-        device: kind of the devices.
-        libraries: versions of the engine's libraries.
-
-    Raises:
-        InputError: ranks differ or cannot start; the same text on every rank.
-        HangDetected: a rank did not arrive in time.
-    """
+    """Open the shard set on every rank and return it if all ranks agree; raises the errors of `check_ranks_agree`."""
     opened: list[ShardSet] = []
 
     def collect_facts() -> StartupFacts:

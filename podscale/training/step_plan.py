@@ -27,7 +27,6 @@ class StepPlan:
 
     @cached_property
     def steps(self) -> int:
-        """Number of steps that the document asks for."""
         return schedules.total_steps(self.config.train, self.training_images)
 
     @cached_property
@@ -51,18 +50,15 @@ class StepPlan:
         return min(filter(None, (settings.every_steps, settings.every_epochs * self.steps_per_epoch)), default=0.0)
 
     def evaluates_after(self, step: int) -> bool:
-        """Return True if an evaluation follows this step."""
         return step == self.steps or completes_period(step, self.config.evaluate.every_epochs * self.steps_per_epoch)
 
     def saves_after(self, step: int) -> bool:
-        """Return True if a checkpoint follows this step."""
         settings = self.config.checkpoint
         by_steps = settings.every_steps > 0 and step % settings.every_steps == 0
         by_epochs = completes_period(step, settings.every_epochs * self.steps_per_epoch)
         return step == self.steps or step in self.snapshot_steps or by_steps or by_epochs
 
     def is_due_after(self, step: int) -> bool:
-        """Return True if an evaluation or a checkpoint follows this step."""
         return self.evaluates_after(step) or self.saves_after(step)
 
 

@@ -47,20 +47,12 @@ class Evaluator(Protocol):
 
     count: int
 
-    def close(self) -> None:
-        """Close the loader of the split."""
-        ...
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
 class TrainResult:
-    """Result of a training run.
-
-    Args:
-        steps: steps done, masked ones included.
-        skipped: masked (non-finite) steps.
-        evaluation: top1, top5 and loss of the last evaluation.
-    """
+    """Result of a training run; `steps` includes the `skipped` (masked, non-finite) ones."""
 
     steps: int
     skipped: int
@@ -121,10 +113,9 @@ class Trainer(ABC):
 
     @abstractmethod
     def evaluate_weights(self, *, averaged: bool) -> EvaluationResult | None:
-        """Evaluate the current state. The result is the same on all ranks; None if any rank was asked to stop.
+        """Evaluate the weights or, if `averaged`, their running average. All ranks return the same result.
 
-        Args:
-            averaged: evaluate the running average of the weights, if the document keeps one.
+        Returns None if any rank was asked to stop.
         """
 
     @abstractmethod
@@ -136,18 +127,11 @@ class Trainer(ABC):
 
     @abstractmethod
     def model_arrays(self, *, averaged: bool) -> dict[str, npt.NDArray[Any]]:
-        """Return the fp32 weights and buffers by the model spec's names, on rank 0. All ranks call it.
-
-        Args:
-            averaged: as in `evaluate_weights`.
-        """
+        """Return the fp32 weights (or averages) and buffers by the spec's names, on rank 0. All ranks call it."""
 
     @abstractmethod
     def device_memory(self) -> dict[str, int]:
-        """Return the bytes of this rank's devices by kind, without kinds that cannot be read.
-
-        Called outside the training thread.
-        """
+        """Return the bytes of this rank's devices by kind, as far as known. Called outside the training thread."""
 
     def close(self) -> None:
         """Close the loaders, the checkpoint writer and the engine's resources. Safe after an error."""
@@ -280,11 +264,7 @@ class Trainer(ABC):
         logger.evaluated(progress.step, model_result, epoch=epoch, target_reached=self.target_reached)
 
     def save(self, *, wait: bool = False) -> None:
-        """Save a checkpoint from rank 0.
-
-        Args:
-            wait: return on every rank only when the checkpoint is on disk.
-        """
+        """Save a checkpoint from rank 0; with `wait`, return on every rank only when it is on disk."""
         with self.training_logger.timer.phase("checkpoint"):
             self.apply_status(self.step_sync.drain())  # the state includes the status of every step so far
             snapshot = self.capture_state()

@@ -27,14 +27,7 @@ class TrainingLogger:
         mlperf: MlperfLog | None = None,
         hosts: Sequence[str] = (),
     ) -> None:
-        """Log with the timer's metrics.
-
-        Args:
-            timer: times the steps.
-            log: event log, on rank 0.
-            mlperf: MLPerf log, on rank 0 if the document asks for it.
-            hosts: host name of every rank; if empty, no stragglers are searched for.
-        """
+        """Log with the timer's metrics. `log` is None except on rank 0; without `hosts`, no stragglers are detected."""
         self.timer, self.metrics = timer, timer.metrics
         self._log, self._mlperf = log, mlperf
         self.stragglers = StragglerDetector(hosts, self.log_event) if hosts and log is not None else None
@@ -55,13 +48,9 @@ class TrainingLogger:
             self._mlperf.run_start(resumed=resumed, step=step, ranks=ranks, **facts)
 
     def step_done(self, step: int, images: int, bad_records: int, *, steps: int = 1) -> None:
-        """Count a finished step.
+        """Count `steps` steps up to `step`, of `images` images of this rank each. Only the last one gets a log line.
 
-        Args:
-            step: number of the step, from 1.
-            images: images of this rank in the step.
-            bad_records: records of this rank that were substituted so far.
-            steps: steps since data was requested, of `images` each. Only the last of them gets a log line.
+        `bad_records` counts the records of this rank that were substituted so far.
         """
         self.timer.step_done(step, images, steps)
         self._set_progress(completed=step)
@@ -97,7 +86,6 @@ class TrainingLogger:
         )
 
     def evaluation_started(self, step: int) -> None:
-        """Log the start of an evaluation after `step`."""
         if self._mlperf is not None:
             self._mlperf.evaluation_started(step)
 
@@ -124,12 +112,7 @@ class TrainingLogger:
         self.log_event("evaluated_beside", weights=weights, step=step, epoch=round(epoch, 4), **result.scores)
 
     def all_reduce_chosen(self, facts: Mapping[str, str], *, kept: bool) -> None:
-        """Log the choice of `all_reduce.algorithm: auto`.
-
-        Args:
-            facts: labels of the choice.
-            kept: the choice was made by an earlier launch of this run.
-        """
+        """Log the choice of `all_reduce.algorithm: auto`; `kept` if an earlier launch of this run made it."""
         self.metrics.set_all_reduce_info(facts)
         self.log_event("all_reduce", kept=kept, **facts)
 

@@ -20,7 +20,7 @@ from podscale.pytorch.world import World
 def build_all_reduce(section: AllReduceSection, world: World) -> AllReduce:
     """Build the all-reduce of a document's all_reduce section. Every rank must call this at the same time.
 
-    Raises InputError, the same on every rank, if the section does not fit the world.
+    Raises the same InputError on every rank if the section does not fit the world.
     """
     if section.backend == "nccl" and not world.on_gpu:
         raise InputError(

@@ -60,9 +60,7 @@ class ShardedAllReduce(AllReduce, Protocol):
     """
 
     shards: int
-    """Number of shards of a bucket."""
     shard: int
-    """Index of this rank's shard."""
 
     def reduce_scatter(self, bucket: Tensor) -> Tensor:
         """Return this rank's shard of the mean as a new fp32 tensor. Overwrites the bucket."""

@@ -40,13 +40,7 @@ SECONDS_PER_AXIS = 0.8
 
 @dataclass(frozen=True)
 class AlgorithmChoice:
-    """Result of `auto`.
-
-    Args:
-        choice: algorithm and bucket size.
-        fabric: measured latency and bandwidth.
-        is_reused: chosen by an earlier launch of this run.
-    """
+    """Result of `auto`; `is_reused` if an earlier launch of this run made the choice."""
 
     choice: AllReduceChoice
     fabric: Fabric
@@ -79,9 +73,7 @@ def resolve_all_reduce(
     """Return the document with `algorithm: auto` replaced by a choice. Every rank must call this at the same time.
 
     Args:
-        classes: number of classes.
-        choice_file: file in which rank 0 stores the choice.
-        fence: called on rank 0 before it reads and writes.
+        fence: called on rank 0 before it reads and writes `choice_file`.
         report: called on every rank with the facts; `kept` is True if an earlier launch made the choice.
     """
     section = config.train.all_reduce
@@ -104,10 +96,7 @@ def resolve_algorithm(
 ) -> AlgorithmChoice:
     """Return the choice for gradients of `gradient_bytes`, from `choice_file` if it was made for the same ranks.
 
-    It takes about two seconds at most, besides forming groups. Every rank must call this at the same time.
-
-    Args:
-        sharded: allow only algorithms with a reduce-scatter, for a sharded optimizer step.
+    Every rank must call this at the same time. `sharded` allows only algorithms with a reduce-scatter.
     """
     rows = plan_rows(world.nodes(), section.row)
     wires = [section.wire_row, section.wire_column]

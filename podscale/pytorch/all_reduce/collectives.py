@@ -107,7 +107,6 @@ class BackendCollectives:
         self._run(partial(dist.broadcast, src=self.axis.ranks[0]), buffer)
 
     def _run(self, collective: Callable[..., object], buffer: Tensor) -> None:
-        """Run a collective in the wire dtype."""
         sent = buffer.to(self._wire)
         collective(sent, group=self.axis.group)
         if sent.dtype != buffer.dtype:
@@ -149,8 +148,7 @@ def _longest(parts: list[Span]) -> int:
 
 
 SEGMENT_ELEMENTS = {"cpu": 2**18, "cuda": 2**20}
-"""Length of a message by device, elements (1 and 4 MiB of fp32): short enough to overlap, long enough for the cost of
-a call."""
+"""Length of a message by device, elements (1 and 4 MiB of fp32): short for overlap, long for the cost of a call."""
 
 
 class P2PCollectives:
@@ -180,25 +178,17 @@ class P2PCollectives:
 
 
 class P2PTransport(Protocol):
-    """Runs a message plan over an fp32 buffer.
-
-    In a shorter wire dtype the sent elements are replaced by their rounded values, so that every rank ends with the
-    same bits.
-    """
+    """Runs a message plan over an fp32 buffer. Sent elements are rounded in it too: all ranks end with equal bits."""
 
     def run(self, plan: MessagePlan, buffer: Tensor) -> None: ...
 
 
 def build_transport(axis: Axis, wire: torch.dtype, device: torch.device) -> P2PTransport:
-    """Build the message transport for a device."""
     return NcclTransport(axis, wire, device) if device.type == "cuda" else GlooTransport(axis, wire)
 
 
 RECEIVES_AHEAD = 8
-"""Number of receives posted before they are needed, and of rounds that sends may run ahead of receives.
-
-gloo sends only when its peer has posted the receive.
-"""
+"""Number of receives posted, and of rounds that sends may run ahead: gloo sends only when its peer has posted."""
 MAX_UNSENT = 64
 """Number of unfinished sends before the oldest is waited for, which bounds the memory of casts.
 

@@ -24,10 +24,7 @@ def equal_spans(length: int, parts: int, start: int = 0) -> list[Span]:
 
 
 def ring_part(position: int, step: int, size: int) -> int:
-    """Return the part that `position` sends at `step` of a ring reduce-scatter (0 <= step < size - 1).
-
-    Part p starts at position p + 1, travels once around the ring and is complete at position p.
-    """
+    """Return the part that `position` sends at `step` (0 <= step < size - 1); part p starts at p + 1 and ends at p."""
     return (position - 1 - step) % size
 
 
@@ -84,8 +81,6 @@ class Receive(NamedTuple):
 
 
 class Round(NamedTuple):
-    """Messages of one position in one round."""
-
     sends: tuple[Send, ...]
     receives: tuple[Receive, ...]
 
@@ -120,11 +115,7 @@ def ring_all_gather(position: int, parts: tuple[Span, ...], segment: int) -> Mes
 def _ring_plan(
     position: int, parts: tuple[Span, ...], segment: int, steps: list[tuple[int, int]], *, adds: bool
 ) -> MessagePlan:
-    """Plan the rounds of a ring.
-
-    Args:
-        steps: index of the part sent and of the part received in each step.
-    """
+    """Plan the rounds of a ring; `steps` has the index of the part sent and of the part received in each step."""
     size = len(parts)
     after, before = (position + 1) % size, (position - 1) % size
     segments = [segment_spans(stop - start, segment, start) for start, stop in parts]

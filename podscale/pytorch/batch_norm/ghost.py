@@ -14,14 +14,10 @@ Running = tuple[Tensor, Tensor]
 def ghost_batch_norm(
     x: Tensor, weight: Tensor, bias: Tensor, running: Running, part_size: int, momentum: float, eps: float
 ) -> Tensor:
-    """Normalise each part of the images by itself. A remainder joins the last part.
+    """Normalise each part of `part_size` images [n, channels, height, width]. A remainder joins the last part.
 
     The running statistics move once, towards the mean of the parts' means and of their unbiased variances: as if each
     part were a rank, and the ranks' running statistics were averaged.
-
-    Args:
-        x: images [n, channels, height, width] with n >= part_size.
-        part_size: images of a part.
     """
     parts = len(x) // part_size
     sizes = [part_size] * (parts - 1) + [len(x) - (parts - 1) * part_size]

@@ -72,12 +72,10 @@ def combine_moments(
 def sync_batch_norm(
     x: Tensor, weight: Tensor, bias: Tensor, eps: float, group: dist.ProcessGroup
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Normalise images [n, channels, height, width] over all ranks of `group`.
+    """Normalise images [n, channels, height, width] over `group`.
 
     Every rank of the group must call this in the same order. The batches may differ in size, but must not be empty.
-
-    Returns:
-        Output, mean and unbiased variance, the last two without gradient.
+    Returns output, mean and unbiased variance, the last two without gradient.
     """
     y, mean, var = _SyncBatchNorm.apply(x, weight, bias, eps, group)
     return y, mean, var
@@ -186,11 +184,7 @@ def _crosses_nodes(ranks: int, nodes: tuple[int, ...]) -> bool:
 
 
 class RunningStatistics:
-    """All running means and variances of a model as views of one flat fp32 tensor.
-
-    Args:
-        weight: weight of this rank's values in the average over the ranks; 1 on every rank gives the mean.
-    """
+    """All running means and variances of a model in one flat fp32 tensor; `weight` is this rank's in the average."""
 
     def __init__(self, model: nn.Module, *, weight: float = 1.0) -> None:
         self._weight = weight

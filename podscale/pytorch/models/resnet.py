@@ -19,8 +19,6 @@ NormFactory = Callable[[int], nn.Module]
 
 
 def resnet(model: ModelSection, classes: int) -> "ResNet":
-    """Build the residual network of a document's model section."""
-
     def norm(channels: int) -> nn.Module:
         return BatchNorm(channels, eps=model.batch_norm.eps, momentum=model.batch_norm.momentum)
 
@@ -199,10 +197,7 @@ class PaddedShortcut(nn.Module):
 
 
 class DropPath(nn.Module):
-    """Stochastic depth: drops an image's branch with probability `dropout` (Huang 2016).
-
-    Divides the branch by 1 - `dropout`, which preserves the mean, as in timm and torchvision.
-    """
+    """Stochastic depth (Huang 2016): drop an image's branch with probability `rate`, else divide it by 1 - `rate`."""
 
     def __init__(self, rate: float) -> None:
         super().__init__()

@@ -17,10 +17,7 @@ StemCompute = Literal["plain", "padded4", "space_to_depth"]
 
 
 class Stem(nn.Conv2d):
-    """Convolution of images: float [n, 3, height, width] -> [n, outputs, ...]; weight [outputs, 3, kernel, kernel].
-
-    `compute` may be changed at any time; the weight is the same.
-    """
+    """Convolution of images: float [n, 3, height, width] -> [n, outputs, ...]; `compute` may change at any time."""
 
     def __init__(self, outputs: int, kernel: int, stride: int, padding: int, *, bias: bool = False) -> None:
         super().__init__(3, outputs, kernel, stride, padding, bias=bias)

@@ -68,8 +68,7 @@ class AdamMoments:
 class Adam:
     """Adam: w -= rate * u with the direction u of `AdamMoments` for g + weight_decay * w.
 
-    Args:
-        decoupled: AdamW: u for g alone, and w -= rate * weight_decay * w.
+    If `decoupled` (AdamW), u is for g alone, and w -= rate * weight_decay * w.
     """
 
     def __init__(self, shard: ParamShard, *, beta2: float = 0.999, eps: float = 1e-8, decoupled: bool = False) -> None:
@@ -93,12 +92,7 @@ class Adam:
 
 
 class Lamb:
-    """LAMB (see the module).
-
-    Args:
-        clip_norm: maximum norm of the gradient over all parameters; 0: none.
-        clip: a ratio above 1 becomes 1.
-    """
+    """LAMB (see the module). `clip_norm` 0 leaves the gradient as it is; with `clip` a ratio above 1 becomes 1."""
 
     def __init__(
         self, shard: ParamShard, *, beta2: float, eps: float = 1e-6, clip_norm: float = 1.0, clip: bool = False

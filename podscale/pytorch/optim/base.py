@@ -16,14 +16,9 @@ SMALL_SUM_VALUES = 2**17
 class HyperParams(NamedTuple):
     """Hyperparameters of one step: fp32 scalars on the device, equal on all ranks.
 
-    The first three are a row of the schedule table (`schedules.COLUMNS`). No host value in a step changes from step to
-    step, so that a CUDA graph can hold the whole step.
-
-    Args:
-        learning_rate: learning rate.
-        momentum: momentum, or beta 1.
-        weight_decay: weight decay.
-        loss: mean loss over the global batch, nats. It may be non-finite if the gradient is.
+    The first three are a row of the schedule table (`schedules.COLUMNS`); `momentum` is beta 1 of Adam and LAMB. `loss`
+    is the mean loss over the global batch, nats, and may be non-finite if the gradient is. No host value in a step
+    changes from step to step, so that a CUDA graph can hold the whole step.
     """
 
     learning_rate: Tensor
@@ -44,7 +39,6 @@ class Optimizer(Protocol):
         """Run one step. Returns whether it was applied (bool scalar), the same on all ranks. Overwrites the gradients.
 
         Args:
-            hyper: hyperparameters of the step.
             finite: bool scalar; False if a gradient on this rank is not finite, after the caller has zeroed them. If
                 it is False on any rank, weights and moments stay unchanged on every rank, to the bit.
         """
@@ -80,7 +74,7 @@ class StepAware(Protocol):
 
 @runtime_checkable
 class LookaheadOptimizer(Protocol):
-    """Optimizer whose stored weights are where the next gradient is taken, not the result."""
+    """Optimizer whose stored weights are the point of the next gradient, not the result."""
 
     def evaluation_weights(self) -> Tensor:
         """Return the result, to evaluate and export: fp32, in the order of the shard."""
@@ -88,7 +82,6 @@ class LookaheadOptimizer(Protocol):
 
 
 def where_finite(finite: Tensor, factor: Tensor | float, otherwise: float) -> Tensor:
-    """Return `factor` if the step is finite, else `otherwise`: fp32 on the device."""
     return torch.where(finite, factor, otherwise)
 
 
@@ -112,13 +105,7 @@ def sum_fp64(values: Tensor) -> Tensor:
 
 
 class ReplicaGroup(NamedTuple):
-    """Ranks that hold the same weights and may share work. Default: this rank alone.
-
-    Args:
-        rank: this rank's index in the group.
-        size: ranks in the group.
-        all_gather: concatenates equally long vectors of all ranks.
-    """
+    """Ranks that hold the same weights and may share work; `all_gather` concatenates their equally long vectors."""
 
     rank: int = 0
     size: int = 1
@@ -126,8 +113,6 @@ class ReplicaGroup(NamedTuple):
 
 
 def build_replica_group(world: World) -> ReplicaGroup:
-    """Return the group of all ranks of a world."""
-
     def gather(local: Tensor) -> Tensor:
         gathered = local.new_empty(world.size * len(local))
         dist.all_gather_into_tensor(gathered, local)

@@ -22,13 +22,7 @@ from podscale.training.param_layout import param_options
 def build_optimizer(
     section: OptimizerSection, shard: ParamShard, steps_per_epoch: float, replica_group: ReplicaGroup | None = None
 ) -> Optimizer:
-    """Build the optimizer of a document over this rank's shard of the weights.
-
-    Args:
-        shard: weights and gradients of this rank.
-        steps_per_epoch: steps of one pass over the training split.
-        replica_group: ranks that may share work; default: this rank alone.
-    """
+    """Build the optimizer of a document over this rank's shard of the weights."""
     match section.name:
         case "sgd":
             return Sgd(shard, nesterov=section.nesterov, form=section.effective_momentum_form)
@@ -75,14 +69,7 @@ def build_param_shard(
     spec: models.ModelSpec,
     sharded_all_reduce: ShardedAllReduce | None = None,
 ) -> ParamShard:
-    """Build this rank's parameter shard.
-
-    Args:
-        buffer: gradients and their layout.
-        masters: fp32 weights that this rank steps.
-        spec: model spec.
-        sharded_all_reduce: gathers the shards; None if every rank steps all weights.
-    """
+    """Build this rank's parameter shard; `masters` are the fp32 weights that this rank steps."""
     return ParamShard(
         build_param_slices(section, buffer, spec),
         buffer.local_ranges,
@@ -93,10 +80,7 @@ def build_param_shard(
 
 
 def build_param_slices(section: OptimizerSection, buffer: GradientBuffer, spec: models.ModelSpec) -> list[ParamSlice]:
-    """Return the slices of all parameters with their options, in the order of the model.
-
-    Raises InputError if a pattern of the skip list matches nothing.
-    """
+    """Return the slices of all parameters, in model order. Raises InputError if a pattern of `skip` matches none."""
     options, views = param_options(section, spec), dict(zip(buffer.parameters, buffer.views, strict=True))
     norms = {parameter.name for parameter in spec.parameters if parameter.role == "norm"}
     return [

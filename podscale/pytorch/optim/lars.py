@@ -1,6 +1,6 @@
 """Layer-wise adaptive rate scaling (You 2017, algorithm 1) in the variants that published runs used.
 
-ratio = eta * |w| / (|g| + weight_decay * |w| + eps), 1 where a norm is zero;  d = g + weight_decay * w
+ratio = eta * |w| / (|g| + weight_decay * |w| + eps), 1 if a norm is zero;  d = g + weight_decay * w
 unscaled: m = momentum * m + rate * ratio * d;  w -= m, or with Nesterov w -= momentum * m + rate * ratio * d.
 
 | as in                     | trust        | form         | eps  | scales and decays          | clip |
@@ -28,10 +28,8 @@ TrustForm = Literal["sum_of_norms", "norm_of_sum"]
 class Lars:
     """LARS (see the module). Norms are those of whole parameters in fp32, after averaging over the ranks.
 
-    Parameters without trust ratio have ratio 1, which leaves plain momentum.
-
-    Args:
-        clip: LARC: the ratio is min(ratio / rate, 1), so that no layer moves faster than the learning rate.
+    Parameters without trust ratio have ratio 1, which leaves plain momentum. With `clip` (LARC) the ratio is
+    min(ratio / rate, 1), so that no layer moves faster than the learning rate.
     """
 
     def __init__(

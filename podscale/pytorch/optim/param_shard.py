@@ -25,12 +25,7 @@ GROUP_ELEMENTS = 2**17
 class ParamSlice(NamedTuple):
     """One parameter in the flat layout: elements [start, start + size).
 
-    Args:
-        uses_weight_decay: True if weight decay applies.
-        uses_trust_ratio: True if LARS and LAMB scale its rate.
-        is_batch_norm: True for a scale or shift of batch norm.
-        shape: shape of the parameter; default: a vector.
-        strides: strides of the parameter, which differ from the order of its elements if it is channels-last.
+    `shape` () stands for a vector. `strides` differ from the order of the elements if the parameter is channels-last.
     """
 
     name: str
@@ -43,19 +38,14 @@ class ParamSlice(NamedTuple):
     strides: tuple[int, ...] = ()
 
     def view(self, flat: Tensor) -> Tensor:
-        """Return its elements of a flat buffer, in its shape."""
         return flat.as_strided(self.shape or (self.size,), self.strides or (1,), flat.storage_offset() + self.start)
 
 
 class Chunk(NamedTuple):
-    """Chunk of one parameter.
+    """Chunk of one parameter: `size` elements from `flat_offset` of the flat layout.
 
-    Args:
-        slice_index: index of its `ParamSlice`.
-        flat_offset: first element in the flat layout.
-        local_offset: first element in buffers of this rank's elements only.
-        size: elements.
-        weight_offset: first element in the weights, which have one of the two layouts.
+    `local_offset` counts in buffers of this rank's elements only, `weight_offset` in the weights, which have one of the
+    two layouts.
     """
 
     slice_index: int
@@ -68,9 +58,7 @@ class Chunk(NamedTuple):
 class PartGroup(NamedTuple):
     """Parts [first, last) of the shard, which a step processes together, and their chunks.
 
-    Args:
-        decayed_parts: indices, within the group, of the parts with weights that decay.
-        masks: for each decayed part 1 or 0 per row; None if all of it decays.
+    `decayed_parts` are indices within the group; `masks` has 1 or 0 per row of each, or None if all of it decays.
     """
 
     first: int
@@ -87,8 +75,6 @@ class ParamShard:
     """Weights and gradients of one rank as views of the flat buffers.
 
     Args:
-        param_slices: all parameters of the layout.
-        local_ranges: this rank's ranges of the layout, in order.
         weights: fp32, of the whole layout or of this rank's elements only.
         gradients: fp32, of the whole layout.
         sum_ranks: adds fp64 values over the ranks that share one set of weights, with the same bits on each; None if
@@ -178,7 +164,6 @@ class ParamShard:
         return torch.tensor(values, dtype=dtype, device=self.device)
 
     def _chunk_views(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Return weights and gradients of every chunk."""
         weights = [self.weights.narrow(0, chunk.weight_offset, chunk.size) for chunk in self.chunks]
         return weights, [self.gradients.narrow(0, chunk.flat_offset, chunk.size) for chunk in self.chunks]
 
@@ -224,11 +209,7 @@ class ParamShard:
 def cut_chunks(
     param_slices: Sequence[ParamSlice], local_ranges: Sequence[tuple[int, int]], *, compact: bool = False
 ) -> list[Chunk]:
-    """Cut this rank's ranges into chunks of single parameters, at most `CHUNK_ELEMENTS` each, in layout order.
-
-    Args:
-        compact: the weights hold this rank's elements only.
-    """
+    """Cut this rank's ranges into chunks of one parameter each, in order; `compact` weights hold only its elements."""
     chunks, range_local = [], 0
     by_start = sorted(enumerate(param_slices), key=lambda numbered: numbered[1].start)
     for range_start, range_stop in local_ranges:

@@ -50,7 +50,6 @@ class MomentumUpdate(Protocol):
 
         Args:
             inside: factor inside the momentum buffer, one or one for each parameter (see `MomentumForm`).
-            outside: factor outside.
             decayed: weight decay was added by `norms(of_sum=True)`.
         """
         ...
@@ -111,7 +110,6 @@ class ForeachMomentum:
 
 
 def momentum_factors(form: MomentumForm, rate: Tensor, ratio: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the factors inside and outside the momentum buffer."""
     match form:
         case "unscaled":
             return rate * ratio, torch.ones_like(rate)

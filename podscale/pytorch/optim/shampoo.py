@@ -30,13 +30,7 @@ from podscale.pytorch.optim.shampoo_factors import KroneckerFactors, stack_block
 
 
 class Shampoo:
-    """Shampoo (see the module).
-
-    Args:
-        shard: all weights and gradients: the step is not sharded.
-        section: hyperparameters.
-        replica_group: ranks that share the inverse roots.
-    """
+    """Shampoo (see the module). `shard` has all weights; the ranks of `replica_group` share the inverse roots."""
 
     def __init__(
         self, shard: ParamShard, section: ShampooSection, replica_group: ReplicaGroup, *, nesterov: bool

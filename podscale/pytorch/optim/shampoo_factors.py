@@ -37,11 +37,7 @@ class BlockIndex(NamedTuple):
 
 
 class BlockStack(NamedTuple):
-    """All blocks of one shape.
-
-    Args:
-        positions: positions of their elements in the flat layout, int64 [blocks, *shape].
-    """
+    """All blocks of one shape; `positions` are those of their elements in the flat layout, int64 [blocks, *shape]."""
 
     shape: tuple[int, ...]
     block_indices: list[BlockIndex]
@@ -59,12 +55,7 @@ class BlockStack(NamedTuple):
 def stack_blocks(
     param_slices: Sequence[ParamSlice], block: int, device: torch.device, *, vectors: bool
 ) -> tuple[BlockStack, ...]:
-    """Return the blocks of these parameters by shape.
-
-    Args:
-        block: maximum length of a block's dimension.
-        vectors: include parameters with one dimension.
-    """
+    """Return the blocks, at most `block` long in each dimension, by shape; of 1-D parameters only with `vectors`."""
     flat = torch.arange(max((each.start + each.size for each in param_slices), default=0))
     by_shape: dict[tuple[int, ...], list[tuple[BlockIndex, Tensor]]] = {}
     for slice_index, each in enumerate(param_slices):
@@ -194,12 +185,10 @@ class KroneckerFactors:
         return sum(each.statistics.nbytes + each.roots.nbytes for each in self._dim_factors)
 
     def accumulate(self, blocks: Sequence[Tensor], finite: Tensor) -> None:
-        """Add the gradients of all stacks to the statistics."""
         for each in self._dim_factors:
             each.accumulate(blocks[each.stack], self._section.beta2, finite)
 
     def update_roots(self, finite: Tensor) -> None:
-        """Compute the inverse roots of the current statistics."""
         dtype = {"fp32": torch.float32, "fp64": torch.float64}[self._section.roots_precision]
         local_roots = []
         for each in self._dim_factors:
