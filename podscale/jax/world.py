@@ -72,7 +72,7 @@ class World:
         if self.is_rank0:
             self.rank_group.store.set(key, json.dumps(value))
             return value
-        return json.loads(self._wait_for_keys([key], "what process 0 has to say")[0])
+        return json.loads(self._wait_for_keys([key], "the value of process 0")[0])
 
     def gather(self, value: Any) -> list[Any]:
         """Return the values of all processes, in order, on every process; any JSON values."""

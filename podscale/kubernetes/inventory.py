@@ -1,6 +1,5 @@
 """Inventory of a cluster: kinds of jobs and their controllers, KFP, fitting nodes, default settings of the chart."""
 
-import re
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
 
@@ -23,19 +22,15 @@ from podscale.kubernetes.resources import (
 from podscale.util.formatting import format_count
 from podscale.util.terminal import CheckResult, CheckStatus
 
-_QUANTITY_PATTERN = re.compile(r"^([0-9.]+)([a-zA-Z]*)$")
-_QUANTITY_SUFFIXES = {
-    "": Decimal(1),
-    "m": Decimal("0.001"),
-    **{name: Decimal(1000) ** power for power, name in enumerate(("k", "M", "G", "T", "P"), 1)},
-    **{name: Decimal(1024) ** power for power, name in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi"), 1)},
-}
-
 
 def parse_quantity(text: object) -> Decimal:
-    """Parse a Kubernetes quantity such as 100m, 1536Mi or 4."""
-    match = _QUANTITY_PATTERN.match(str(text))
-    return Decimal(match[1]) * _QUANTITY_SUFFIXES.get(match[2], Decimal(1)) if match else Decimal(0)
+    """Parse a Kubernetes quantity such as 100m, 1536Mi or 4; 0 if it is none."""
+    from kubernetes.utils.quantity import parse_quantity as parse
+
+    try:
+        return Decimal(parse(str(text)))
+    except ValueError:
+        return Decimal(0)
 
 
 def unreadable(subject: str, advice: str) -> CheckResult:

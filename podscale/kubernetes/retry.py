@@ -18,7 +18,7 @@ NOTICE_AFTER_SECONDS = 5.0
 Notify = Callable[[str], None]
 """Takes one line for the user."""
 
-_backoff = wait_exponential_jitter(multiplier=0.5, max=20.0, jitter=0.25)
+_backoff = wait_exponential_jitter(initial=0.5, max=20.0, jitter=0.25)
 
 
 @dataclass(frozen=True)

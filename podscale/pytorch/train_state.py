@@ -234,13 +234,6 @@ class Ema:
         averages = list(self.values.split([len(part) for part in weights]))
         torch._foreach_lerp_([*averages, *self.buffers.values()], [*weights, *self._model.buffers()], 1.0 - self._decay)
 
-    @torch.no_grad()
-    def reset(self) -> None:
-        """Restart from the model's current values."""
-        for average, buffer in zip(self.buffers.values(), self._model.buffers(), strict=True):
-            average.copy_(buffer)
-        self.values.copy_(torch.cat(list(self._read_weights())))
-
 
 def build_ema(section: EmaSection, model: nn.Module, read_weights: Callable[[], Sequence[Tensor]]) -> Ema | None:
     """Build the average of a document's ema section; None if it has none."""

@@ -78,7 +78,7 @@ def join_torch_rank_group(timeout_seconds: float, environ: Mapping[str, str] = o
     rank, size = int(environ.get("RANK", "0")), int(environ.get("WORLD_SIZE", "1"))
     if size == 1:
         return RankGroup(rank, size, TorchStore(HashStore()), timeout_seconds)
-    assert "MASTER_ADDR" in environ, "a world of several ranks is started by our spawner or by torchrun"
+    assert "MASTER_ADDR" in environ, "a world of several ranks is started by the fork launcher or by torchrun"
     timeout = timedelta(seconds=timeout_seconds)
     store, rank, size = next(rendezvous("env://", rank, size, timeout=timeout))
     store.set_timeout(timeout)

@@ -220,7 +220,8 @@ def test_the_table_of_permissions_names_each_resource_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "value"), [("100m", "0.1"), ("4", "4"), ("1536Mi", str(1536 * 2**20)), ("2k", "2000"), ("?", "0")]
+    ("text", "value"),
+    [("100m", "0.1"), ("4", "4"), ("1536Mi", str(1536 * 2**20)), ("2k", "2000"), ("1e3", "1000"), ("?", "0")],
 )
 def test_quantities_are_read_as_kubernetes_writes_them(text: str, value: str) -> None:
     assert str(parse_quantity(text).normalize()) == str(parse_quantity(value).normalize())
