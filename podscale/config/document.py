@@ -151,7 +151,7 @@ def _read_values(
 
 
 def _merge_values(defaults: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-    """Merge values over defaults; lists are replaced."""
+    """Merge values over defaults, section by section."""
     merged = dict(defaults)
     for name, value in values.items():
         default = merged.get(name)

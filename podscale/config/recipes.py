@@ -1,9 +1,9 @@
 """Published settings by global batch, which `train.recipe` fills in for options that a document leaves open.
 
 `mlperf-lars`: ResNet-50 v1.5 to 75.9 % top-1 with LARS, from the result logs of MLPerf Training v0.7 to v4.0
-(mlcommons/training_results_*). For each batch, the table has the closed-division entry that reached the target in the
-fewest epochs; of equals, the first published. Its logs give every value, and all five runs with one setting reached the
-target (four at 20,480).
+(mlcommons/training_results_*). For each batch, the table has one entry of the closed division whose logs give every
+value and whose five runs with one setting all reached the target (four at 20,480): the one with the fewest epochs; of
+equals, the first published.
 
 A batch between two rows is interpolated on a logarithmic scale of the batch, without regard to the submitters:
 
