@@ -20,12 +20,12 @@ EncodedBytes = npt.NDArray[np.uint8]
 
 _MARGIN = 8  # rows below the last one needed; smooth upsampling of chroma reads two of them
 _WORTHWHILE = 16  # rows of one line of blocks; saving fewer is not worth a copy of the record
-_FRAMES = (0xC0, 0xC1)  # rows in order; progressive ones come in passes
-_TABLES = (0xC4, 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE)  # and notes: what else may stand before the scan
+_FRAMES = (0xC0, 0xC1)  # sequential frames; progressive ones have their rows in several passes
+_TABLES = (0xC4, 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE)  # tables, application data and comments before the scan
 _SCAN = 0xDA
-_EVERYTHING = b"\x00\x3f\x00"  # at the end of a scan's header: all coefficients, all of their bits
+_EVERYTHING = b"\x00\x3f\x00"  # end of a scan's header with all coefficients and all of their bits
 _END = b"\xff\xd9"
-_WITHIN = np.zeros(256, dtype=np.bool_)  # what may follow 0xFF in a scan: an escaped 0xFF, and restart markers
+_WITHIN = np.zeros(256, dtype=np.bool_)  # bytes allowed after 0xFF in a scan: an escaped 0xFF, restart markers
 _WITHIN[[0x00, *range(0xD0, 0xD8)]] = True
 
 
@@ -93,7 +93,7 @@ def decode(record: Pixels, buffer: Pixels | None = None) -> Pixels:
             if simplejpeg.decode_jpeg_header(data, strict=False)[2] not in _CMYK_SPACES:
                 return np.asarray(simplejpeg.decode_jpeg(data, colorspace="RGB", buffer=buffer, strict=True))
         except (ValueError, KeyError):
-            pass  # damaged, or libjpeg is not sure: PIL decides
+            pass  # damaged, or a warning of libjpeg: PIL decides
     return _decode_by_pil(data)
 
 

@@ -44,7 +44,7 @@ _MAX_MAPPED_SHARDS = 4  # shards a process keeps mapped when the set is larger t
 
 
 class ShardCache:
-    """A directory that holds at most `limit_bytes` of shards."""
+    """Directory with at most `limit_bytes` of shards."""
 
     def __init__(
         self, directory: str | Path | None, limit_bytes: int, retry_policy: ReadRetryPolicy | None = None
@@ -91,7 +91,7 @@ class ShardCache:
             except FileNotFoundError:
                 return None
             with file:
-                fcntl.flock(file, fcntl.LOCK_SH)  # the mapping below shares this lock until it is released
+                fcntl.flock(file, fcntl.LOCK_SH)  # held by the mapping below until it is released
                 if not _is_same_file(file, path):
                     continue  # evicted between open and lock
                 if os.fstat(file.fileno()).st_size != shard.bytes:
@@ -193,7 +193,7 @@ class CachedShardMapper:
         with self._lock:
             self._maps[path] = mapped
             while len(self._maps) > self._max_maps:
-                self._maps.popitem(last=False)  # unmapped, and free to be evicted, once no batch refers to it
+                self._maps.popitem(last=False)  # unmapped once no batch refers to it
         return mapped
 
     def prefetch(self, paths: Sequence[Path]) -> None:
@@ -279,7 +279,7 @@ def _remove_unused(path: Path) -> bool:
         except BlockingIOError:
             return False
         if not _is_same_file(file, path):
-            return False  # another process evicted it and a third brought it again
+            return False  # evicted by another process, and downloaded again
         path.unlink()
     return True
 

@@ -95,8 +95,8 @@ class RemoteFiles:
             try:
                 return call_with_timeout(self.retry_policy.timeout_seconds, read)
             except (FileNotFoundError, PermissionError, InputError):
-                raise  # trying again would not change the answer
-            except Exception as error:  # each file system and HTTP client brings errors of its own
+                raise  # a retry would not help
+            except Exception as error:  # each file system and HTTP client has errors of its own
                 reason = f"{type(error).__name__}: {error}"
                 if attempt == self.retry_policy.max_attempts:
                     raise PodscaleError(

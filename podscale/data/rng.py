@@ -75,5 +75,5 @@ def _feistel_round(half: UInt64Array, size: np.uint64, other: UInt64Array, key: 
     """Return half + F(other) modulo size; F is a random function into 0..size-1."""
     bits = np.uint64(32)
     half = half + ((mix64(other + key) >> bits) * size >> bits)
-    turned: UInt64Array = np.minimum(half, half - size)  # unsigned: where half < size, half - size wraps above it
+    turned: UInt64Array = np.minimum(half, half - size)  # unsigned: half - size wraps if half < size
     return turned

@@ -80,7 +80,7 @@ class DaliLoader:
             self._pipeline = self._build(max(len(feed.records) for feed in filled), side, depth=len(filled))
             for feed in filled:
                 _feed_pipeline(self._pipeline, feed)
-            self._pipeline.schedule_run()  # the first call runs as many batches as the pipeline is deep
+            self._pipeline.schedule_run()  # the first call runs `depth` batches
         while window:
             feed = window.popleft()
             images = self._images(feed, [feed, *window])

@@ -62,7 +62,7 @@ class DecodedCache:
 
     def _keep(self, row: int, pixels: Pixels) -> Pixels:
         with self._lock:
-            if row in self._kept:  # another thread was as far: a record stood in for a bad one
+            if row in self._kept:  # decoded by another thread too, as the substitute of a bad record
                 self._cached_bytes -= pixels.size
             return self._kept.setdefault(row, pixels)
 

@@ -94,7 +94,7 @@ def _build(
         return BuildResult(directory, existing, True, 0, len(all_tasks))
     own_tasks = [task for number, task in enumerate(all_tasks) if part.contains(number) and task in missing]
     with explain_write_errors(directory):
-        if existing is not None:  # a damaged set is not complete until it is mended
+        if existing is not None:  # a damaged set is not complete until it is repaired
             (directory / MANIFEST_FILE).unlink()
         if _read_same_plan(directory, plan) is None:
             plan.write(directory / PLAN_FILE)
@@ -122,7 +122,7 @@ def _build_lock(directory: Path, shared: bool) -> Iterator[None]:
     """Lock a set for one builder, or for the packers of an indexed job; wait for the lock."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        with suppress(OSError):  # a file system without locks: packers write under names of their own and rename
+        with suppress(OSError):  # without file locks, packers still write temporary names and rename
             fcntl.flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
         yield
     finally:

@@ -155,7 +155,7 @@ class _ShardWriter:
     def __init__(self, path: Path, size: int, hashing: bool) -> None:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
-            os.posix_fallocate(self._descriptor, 0, size)  # one piece of disk, and a full one is found out now
+            os.posix_fallocate(self._descriptor, 0, size)  # contiguous, and fails now if the disk is full
         except OSError:
             os.close(self._descriptor)
             raise
@@ -209,7 +209,7 @@ class _ShardWriter:
             for piece in self._pieces:
                 self._digest.update(piece)
         written = os.writev(self._descriptor, self._pieces)
-        if written < self._pending:  # a signal or a full disk: the rest, or the disk's error, comes from write
+        if written < self._pending:  # a signal or a full disk; write the rest, or raise the disk's error
             rest = memoryview(b"".join(self._pieces))[written:]
             while rest:
                 rest = rest[os.write(self._descriptor, rest) :]
@@ -320,13 +320,13 @@ class _PackWorker(NamedTuple):
     totals: SharedTotals
 
 
-_worker_state: list[_PackWorker] = []  # the state of this process: a pool hands its tasks no other
+_worker_state: list[_PackWorker] = []  # state of this process, because a pool's tasks have no other
 
 
 def _start_worker(packer: Packer, totals: SharedTotals, parent: int) -> None:
     """Prepare a packing process, which exits with its parent."""
     processes.exit_with_parent(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent answers Ctrl-C
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     plan = ShardPlan.read(packer.directory / PLAN_FILE)
     _worker_state.append(_PackWorker(packer, plan, open_source(packer.data), totals))
 

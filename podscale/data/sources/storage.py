@@ -111,7 +111,7 @@ class LocalStorage:
     def read(self, path: bytes, offset: int = 0, size: int | None = None) -> bytes:
         if size is not None:
             return self._read_range(path, offset, size)
-        descriptor = os.open(self._absolute(path), os.O_RDONLY | os.O_NONBLOCK)  # a pipe must not be waited for
+        descriptor = os.open(self._absolute(path), os.O_RDONLY | os.O_NONBLOCK)  # do not wait for a pipe
         try:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
@@ -121,7 +121,7 @@ class LocalStorage:
             os.close(descriptor)
 
     def _read_range(self, path: bytes, offset: int, size: int) -> bytes:
-        if self._opened is None or self._opened[0] != path:  # ranges of one container follow each other
+        if self._opened is None or self._opened[0] != path:  # reads of one container are consecutive
             if self._opened is not None:
                 os.close(self._opened[1])
                 self._opened = None

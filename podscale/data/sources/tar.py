@@ -38,7 +38,7 @@ def tar_members(file: IO[bytes], where: Where) -> Iterator[TarMember]:
     try:
         with tarfile.open(fileobj=file, mode="r:") as archive:
             while (info := archive.next()) is not None:
-                archive.members.clear()  # type: ignore[attr-defined]  # it keeps every header: memory stays flat
+                archive.members.clear()  # type: ignore[attr-defined]  # it would keep every header in memory
                 if info.isreg():
                     name = info.name.encode("utf-8", "surrogateescape").removeprefix(b"./")
                     yield TarMember(name, info.offset_data, info.size)
@@ -101,7 +101,7 @@ class TarSource:
         samples = [(archive.path, *sample) for archive in archives for sample in self._samples(archive)]
         largest = max(label for _, _, label in samples)
         splits = [_split_of(path) for path, _, _ in samples]
-        named = all(splits)  # names that say the split only here and there say nothing
+        named = all(splits)  # archive names count only if all of them name a split
         for (path, member, label), split in zip(samples, splits, strict=True):
             name = numeric_class_name(label, largest)
             yield SourceItem(
