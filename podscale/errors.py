@@ -1,7 +1,7 @@
 """Errors for users, and the exit codes that launchers act on.
 
-Every error a user can cause is a `PodscaleError`. The command line prints its text without a traceback and exits with
-its code. Any other exception is a bug and keeps its traceback.
+The command line prints the text of a `PodscaleError` without a traceback and exits with its code. Any other exception
+is a bug and keeps its traceback.
 """
 
 from collections.abc import Sequence
@@ -10,13 +10,13 @@ from typing import Any, Final
 
 
 class ExitCode(IntEnum):
-    """Exit code of a stage, the same in every launcher."""
+    """Exit code of a stage."""
 
     DONE = 0
     FAILED = 1
     BAD_INPUT = 2
     PREEMPTED = 75
-    """Stopped on request after a checkpoint was saved: start the same command again."""
+    """Stopped on request after saving a checkpoint; the same command resumes."""
     HANG = 76
     PEER_LOST = 77
 
@@ -38,10 +38,10 @@ class PodscaleError(Exception):
     """Failure that a user can act on, with the text `location: field: problem (got X). What to do.`
 
     Args:
-        problem: what is wrong and why, one clause without a period.
-        field: document key, option, variable, file or URL that the error is about; "" if there is none.
+        problem: one clause without a period.
+        field: document key, option, variable, file or URL; "" if there is none.
         got: offending value; left out of the text if absent.
-        hint: what to do next, a sentence; it has no period if it ends with a command or a path.
+        hint: advice, a sentence; without a period if it ends with a command or a path.
         location: file and line of the field, such as `run.yaml:3`; "" if it is not from a document.
     """
 
@@ -55,11 +55,10 @@ class PodscaleError(Exception):
 
 
 LONGEST_VALUE = 120
-"""Characters of a value in an error's text; the rest is cut off."""
+"""Maximal length of a value in an error's text, characters."""
 
 
 def format_error(problem: str, *, field: str = "", got: Any = ABSENT, hint: str = "", location: str = "") -> str:
-    """Return the text of an error; `got` as Python writes it."""
     text = ": ".join(filter(None, (location, field, problem.removesuffix(".") if hint else problem)))
     if got is not ABSENT:
         value = repr(got)
@@ -69,7 +68,7 @@ def format_error(problem: str, *, field: str = "", got: Any = ABSENT, hint: str 
 
 
 def fields_of(error: PodscaleError) -> dict[str, Any]:
-    """Return the arguments that make an equal error, as JSON holds them, for another process to raise it."""
+    """Return the arguments of an error as JSON values, so that another process can raise it."""
     fields: dict[str, Any] = {
         "problem": error.problem,
         "field": error.field,
@@ -84,18 +83,13 @@ def fields_of(error: PodscaleError) -> dict[str, Any]:
 
 
 class InputError(PodscaleError, ValueError):
-    """The run document, the data or the machine is not usable; nothing was started."""
+    """Run document, data or machine that is not usable; nothing was started."""
 
     exit_code = ExitCode.BAD_INPUT
 
 
 class InputErrors(InputError):
-    """Several problems that were found at once; `errors` has each.
-
-    Args:
-        errors: the problems, two or more; the field is that of the first.
-        title: line above them; then they are a list.
-    """
+    """Several problems found at once; with a `title`, the text is a list below it."""
 
     def __init__(self, errors: Sequence[InputError], title: str = "") -> None:
         lines = [title, *(f"  - {error}" for error in errors)] if title else map(str, errors)
@@ -108,7 +102,7 @@ class InputErrors(InputError):
 
 
 class Preempted(PodscaleError):
-    """A stop was requested and the state was saved; the same command resumes."""
+    """Stop on request, after the state was saved; the same command resumes."""
 
     exit_code = ExitCode.PREEMPTED
 
@@ -126,7 +120,7 @@ class PeerLost(PodscaleError):
 
 
 def error_from_exit_code(code: int, message: str) -> PodscaleError:
-    """Return the exception of an exit code, so that a stage fails here as it failed there."""
+    """Return the exception of another process's exit code."""
     kinds = (InputError, Preempted, HangDetected, PeerLost)
     kind = next((kind for kind in kinds if kind.exit_code == code), PodscaleError)
     return kind(message)

@@ -1,4 +1,4 @@
-"""Command line application: all commands, with an exit code or one error message for each."""
+"""Command line application with all commands."""
 
 import os
 import shlex
@@ -19,7 +19,7 @@ EXIT_CODES = (
 )
 
 UsageError: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
-"""Error of a wrong option: click's class, or that of the click inside newer versions of typer."""
+"""Error of a wrong option: click's class, or that of newer versions of typer, which include click."""
 
 app = typer.Typer(
     name="podscale",
@@ -62,5 +62,5 @@ def main(arguments: list[str] | None = None) -> int:
         error.show()
         return int(error.exit_code)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader (head, less) has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader (head, less) has exited
         return int(ExitCode.DONE)

@@ -31,7 +31,7 @@ RESNET50 = (
     "train.precision=bf16",
     "train.optimizer.name=lars",
 )
-"""Options of the measured run if no document is named."""
+"""Options of the measured run without a document."""
 
 
 @app.command("allreduce")
@@ -148,7 +148,7 @@ def train(
 
 
 def _section(name: str, wire: str, row: int | None, bucket_mb: float) -> dict[str, Any]:
-    """Return the all-reduce section of one algorithm. Raises InputError for unknown names."""
+    """Return the all-reduce section of one algorithm; raises InputError for unknown names."""
     from podscale.config.train import AllReduceSection
 
     if name not in ALGORITHMS:
@@ -171,7 +171,7 @@ def _run_as_worker(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def device_slug() -> str:
-    """Return the name of this machine's first device in the form of a file name."""
+    """Return the name of this machine's first device for a file name."""
     names = host_info.gpu_names()
     name = names[0].removeprefix("NVIDIA ") if names else "cpu"
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")

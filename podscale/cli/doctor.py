@@ -41,7 +41,7 @@ def doctor(
 
 
 def _check_cluster(document: str | None, changes: Sequence[str], defaults: str) -> list[CheckResult]:
-    """Check a cluster for a document; without the cluster's defaults if they cannot be read."""
+    """Check a cluster for a document, without the cluster's defaults if they cannot be read."""
     from podscale.kubernetes.cluster_doctor import check_cluster
 
     defaults_error: PodscaleError | None = None

@@ -1,4 +1,4 @@
-"""Commands about run documents (`config`, `compile`, `render`, `presets`); `load_run_document` for every command."""
+"""Commands for run documents (`config`, `compile`, `render`, `presets`), and `load_run_document`."""
 
 import json
 import os
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 CLUSTER_DEFAULTS = "cluster"
-"""Value of --defaults for the defaults that the chart wrote into the document's namespace."""
+"""Value of --defaults for the chart's defaults in the document's namespace."""
 STAGES: tuple["StageName", ...] = ("shard", "train", "evaluate", "report")
 IMAGENET_IMAGES = 1_281_167
-"""Training images assumed before there are shards; only momentum corrections depend on it."""
+"""Training images assumed before sharding; only momentum corrections depend on them."""
 
 
 @app.command("config")
@@ -116,19 +116,16 @@ def render(
 
 
 def load_with_defaults(document: str | None, changes: Sequence[str], defaults: str | None) -> "RunConfig":
-    """Load a run document over the defaults of --defaults: a file, CLUSTER_DEFAULTS, or None."""
+    """Load a run document over the defaults of --defaults (a file or CLUSTER_DEFAULTS)."""
     return load_run_document(document, changes, _load_defaults(document, changes, defaults))
 
 
 def load_run_document(
     document: str | None, changes: Sequence[str], defaults: "config.Defaults | None" = None
 ) -> "RunConfig":
-    """Load the run document of a command, and print which recipe filled it in.
+    """Load the run document of a command, and print the origin of its recipe.
 
-    Args:
-        document: path or preset; None: the document in the environment, which pods have, else the default preset.
-        changes: options of the command line, A.B=C.
-        defaults: options that hold if the document does not set them.
+    `document` is a path or preset; None is the document in the environment (in pods), else the default preset.
     """
     from podscale import config
 
@@ -158,7 +155,7 @@ def _load_defaults(document: str | None, changes: Sequence[str], location: str |
 
 
 def _print_problems(config: "RunConfig") -> None:
-    """Print what would not work on a cluster; the command goes on."""
+    """Print the problems of a document on a cluster, as notes."""
     from podscale.config.preflight import find_problems
 
     for problem in find_problems(config, "cluster"):
@@ -166,14 +163,14 @@ def _print_problems(config: "RunConfig") -> None:
 
 
 def json_schema_text() -> str:
-    """Return the JSON schema as it is committed: `podscale config --schema > podscale/config/schema.json`."""
+    """Return the JSON schema as committed in podscale/config/schema.json."""
     from podscale import config
 
     return json.dumps(config.json_schema(), indent=2) + "\n"
 
 
 def parse_stages(name: str) -> "tuple[StageName, ...]":
-    """Return the stages of --stage. Raises InputError for an unknown name."""
+    """Return the stages of --stage; raises InputError for an unknown name."""
     if name == "all":
         return STAGES
     stages = tuple(stage for stage in STAGES if stage == name)
@@ -183,7 +180,7 @@ def parse_stages(name: str) -> "tuple[StageName, ...]":
 
 
 def render_stages(config: "RunConfig", stages: "Sequence[StageName]", backend: str | None) -> "list[Manifest]":
-    """Return the objects of some stages in the order of their creation; default backend: that of the document."""
+    """Return the objects of some stages in order of creation; default backend: that of the document."""
     from podscale.kubernetes.job_spec import build_job_spec
     from podscale.kubernetes.render import RENDERERS_BY_KIND, choose_backend, render_job
 
@@ -199,14 +196,14 @@ def render_stages(config: "RunConfig", stages: "Sequence[StageName]", backend: s
 
 
 def likely_backend(config: "RunConfig", spec: "JobSpec") -> str:
-    """Return the document's backend; if it is open, the best one for the job on a cluster that has all of them."""
+    """Return the document's backend; for `local` or `auto`, the best one for the job."""
     from podscale.kubernetes.render import suitable_backends
 
     return suitable_backends(spec)[0] if config.launch.backend in ("local", "auto") else config.launch.backend
 
 
 def plot_schedules(config: "RunConfig", svg: Path | None) -> str:
-    """Return the schedules as text for a terminal, and write them to `svg` if it is given."""
+    """Return the schedules as a chart for a terminal, and write them to `svg` if it is given."""
     from podscale.config.preflight.storage import shard_set_counts
     from podscale.report.charts.standalone import schedule_curves, schedule_svg
     from podscale.report.charts.terminal import terminal_chart

@@ -15,7 +15,7 @@ UNKNOWN = "known once the shards are made"
 
 
 def describe_run(config: RunConfig, *, fresh: bool = False) -> str:
-    """Return the plan of a run as text: directory, data, model, training, memory, stages, problems."""
+    """Return the plan of a run as text."""
     if not fresh:
         stage_outcomes.check_run_document(config)
     counts, classes = known_data(config)
@@ -37,7 +37,7 @@ def describe_run(config: RunConfig, *, fresh: bool = False) -> str:
 
 
 def known_data(config: RunConfig) -> tuple[dict[str, int], int | None]:
-    """Return the images by split and the number of classes, if they are known without reading the source."""
+    """Return the images by split and the number of classes, as far as known without reading the source."""
     if counts := shard_set_counts(config):
         from podscale.data.shard_set import ShardSet
 

@@ -1,4 +1,4 @@
-"""Commands about jobs on a Kubernetes cluster."""
+"""Commands for jobs on a Kubernetes cluster."""
 
 import json
 import sys
@@ -49,14 +49,14 @@ RunOrId = Annotated[
 
 @dataclass(frozen=True)
 class ClusterOptions:
-    """Options that name the cluster; their defaults are in the document or the kubeconfig."""
+    """Options for the cluster; defaults are in the document or the kubeconfig."""
 
     namespace: Namespace = None
     context: Context = None
 
     @property
     def changes(self) -> list[str]:
-        """The options as changes of a document."""
+        """Options as changes of a document."""
         return [f"launch.cluster.{name}={value}" for name, value in vars(self).items() if value is not None]
 
 
@@ -203,7 +203,7 @@ def list_all_jobs(*, cluster: ClusterOptions, as_json: Json = False) -> None:
 
 
 def find_jobs(run: str, cluster: ClusterOptions) -> "tuple[ClusterClient, list[JobEntry]]":
-    """Return the jobs of a run (a document's path, a preset, or an id) on its cluster."""
+    """Return the API of a run's cluster, and the run's jobs; `run` is a path, a preset or an id."""
     from podscale.kubernetes.jobs import list_jobs
 
     name, api = _resolve_run(run, cluster)
@@ -211,7 +211,7 @@ def find_jobs(run: str, cluster: ClusterOptions) -> "tuple[ClusterClient, list[J
 
 
 def _resolve_run(run: str, cluster: ClusterOptions) -> "tuple[str, ClusterClient]":
-    """Return the run's id and the API of its cluster. run: a document's path or preset, else an id."""
+    """Return a run's id and the API of its cluster; `run` is a path, a preset or an id."""
     from podscale.kubernetes.client import connect_cluster
     from podscale.kubernetes.transport import NamedCluster
 
@@ -237,7 +237,7 @@ def _dry_run(config: "RunConfig", stages: "Sequence[StageName]", shard_set: str 
 def _follow_log(
     api: "ClusterClient", entry: "JobEntry", choose_pod: "PodChooser", output: "LinePrinter", messages: "LinePrinter"
 ) -> None:
-    """Print the log of a pod, through its restarts, until the job has ended."""
+    """Print the log of a pod through restarts, until the job has ended."""
     from podscale.kubernetes.job_watcher import JobObserver
     from podscale.kubernetes.logs import LogFollower
 
@@ -261,7 +261,7 @@ def _find_single_job(api: "ClusterClient", run: str, stage: str) -> "JobEntry":
 
 
 def _job_lines(entry: "JobEntry") -> Iterator[str]:
-    """Yield a line for the job, and one for each pod with a problem or restarts (at most 20)."""
+    """Yield a line for the job, and one per pod with a problem or restarts (at most 20)."""
     from podscale.kubernetes.jobs import describe_pod
     from podscale.kubernetes.pod_state import restart_count
     from podscale.kubernetes.resources import name_of, title_of

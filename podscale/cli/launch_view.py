@@ -1,4 +1,4 @@
-"""Terminal display of a local run: its stages while they run, and the table at the end."""
+"""Terminal display of a local run: stages, progress, and the table at the end."""
 
 import json
 import sys
@@ -18,16 +18,11 @@ from podscale.util.terminal import ProgressLine, paint
 from podscale.version import VERSION
 
 OVERHEAD_GOAL = 0.10
-"""Upper limit of the pipeline's own fraction of the time."""
+"""Goal for the pipeline's own fraction of the wall time."""
 
 
 class LaunchView:
-    """Display of a launch from its files: the stages, their progress and the step log.
-
-    Args:
-        config: the run document.
-        steps: show the step log; False if the output of the stages, which has it, is shown.
-    """
+    """Display of a launch from its files: stages, progress and, with `steps`, the step log."""
 
     def __init__(self, config: RunConfig, *, steps: bool) -> None:
         self._config, self._run = config, RunDirectory.for_config(config)
@@ -45,7 +40,7 @@ class LaunchView:
         self._print_line(f"{title}: run {self._config.run.id} in {self._run.path}")
 
     def update(self, launch: LocalLaunch) -> None:
-        """Print what has changed."""
+        """Print the changes since the last call."""
         if launch.stage != self._stage:
             self._print_stage(launch.stage)
         self._print_endpoint()
@@ -58,7 +53,7 @@ class LaunchView:
             self._draw_progress(launch)
 
     def print_result(self, result: LaunchResult, seconds: float) -> None:
-        """Print the table and the report, or the error; with JSON lines on standard output, also a summary there."""
+        """Print the table and the report, or the error; with JSON lines, also a summary line."""
         self._bar.clear()
         run, json_lines = self._run, self._steps.json
         top1 = _read_top1(run) if result.exit_code == ExitCode.DONE else None
@@ -99,7 +94,7 @@ class LaunchView:
         return f"{stage}: {result}{counts}"
 
     def _draw_progress(self, launch: LocalLaunch) -> None:
-        """Draw the progress of the stage; its duration if it reports none."""
+        """Draw the progress of the stage, or its duration if it reports none."""
         progress = progress_reports.read_progress(launch.progress_file)
         if progress is not None and not progress.done:
             self._bar(progress)
@@ -121,7 +116,7 @@ class LaunchView:
 
 
 def stage_table(outcomes: dict[str, StageOutcome], seconds: float) -> str:
-    """Return the seconds and share of each stage in a launch of `seconds`, and of the pipeline around them."""
+    """Return a table of the seconds and share of each stage and of the pipeline around them."""
     stages, overhead = stage_seconds(outcomes), pipeline_seconds(outcomes, seconds)
     width = max([10, *map(len, outcomes)])
     lines = [f"{'stage':<{width}}{'seconds':>9}{'share':>8}"]
@@ -145,7 +140,6 @@ def pipeline_seconds(outcomes: dict[str, StageOutcome], seconds: float) -> float
 
 
 def _json_summary(config: RunConfig, result: LaunchResult, seconds: float, top1: float | None) -> dict[str, object]:
-    """Return the last line of a launch for programs."""
     return {
         "time": round(time.time(), 3),
         "kind": "event",

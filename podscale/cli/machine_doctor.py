@@ -1,4 +1,4 @@
-"""Checks of this machine for `podscale doctor`; each line that is not ok has advice."""
+"""Checks of this machine for `podscale doctor`."""
 
 import os
 import platform
@@ -20,13 +20,13 @@ COMFORTABLE_MEMORY_BYTES = 4 * 2**30
 COMFORTABLE_SHM_BYTES = 2**30
 COMFORTABLE_DISK_BYTES = 10 * 2**30
 METRICS_PORT = 9400
-"""Port in the presets for clusters."""
+"""Metrics port of the presets for clusters."""
 OMITTED_FROM_IMAGE = {
     "podscale-base": ("DALI",),
     "podscale-tools": ("PyTorch", "DALI"),
     "podscale-tpu": ("PyTorch", "DALI"),
 }
-"""Subjects that an image omits on purpose, because its pods never need them (see images/)."""
+"""Software that an image omits, because its pods never need it (see images/)."""
 
 GPUS_IN_A_CONTAINER = (
     "the driver and the devices come from the node: nvidia.com/gpu among a pod's limits (launch.resources), "
@@ -36,7 +36,6 @@ ELSEWHERE = "stages run in the image that launch.image names"
 
 
 def check_machine(workspace: Path) -> list[CheckResult]:
-    """Return the results of all checks; nothing is written."""
     checks = (
         _check_system(),
         _check_gpus(),
@@ -53,7 +52,7 @@ def check_machine(workspace: Path) -> list[CheckResult]:
 
 
 def _adjust_for_image(result: CheckResult) -> CheckResult:
-    """Turn a result into a note if it is about software that this image omits on purpose."""
+    """Turn a result into a note if it is about software that this image omits."""
     image = os.environ.get(env.IMAGE, "")
     if result.verdict == "ok" or result.subject not in OMITTED_FROM_IMAGE.get(image, ()):
         return result
@@ -61,7 +60,7 @@ def _adjust_for_image(result: CheckResult) -> CheckResult:
 
 
 def _check(subject: str, passed: object, found: str, advice: str, *, otherwise: CheckStatus = "missing") -> CheckResult:
-    """Return the result of a check; the advice belongs to one that did not pass."""
+    """Return the result of a check, with the advice if it did not pass."""
     return CheckResult(subject, "ok", found) if passed else CheckResult(subject, otherwise, found, advice)
 
 
@@ -87,7 +86,7 @@ def _check_gpus() -> Iterator[CheckResult]:
 
 
 def _check_tpus() -> Iterator[CheckResult]:
-    """Yield nothing if neither a chip nor its library is here."""
+    """Check TPU chips; yield nothing without chips and libtpu."""
     if chips := host_info.tpu_chips():
         yield CheckResult("TPUs", "ok", f"{len(chips)} chips of {', '.join(sorted(set(chips)))}")
     elif installed("libtpu") is not None:
@@ -95,7 +94,7 @@ def _check_tpus() -> Iterator[CheckResult]:
 
 
 def _check_jax() -> Iterator[CheckResult]:
-    """Yield nothing if neither JAX nor a TPU is here."""
+    """Check JAX; yield nothing without JAX and TPUs."""
     chips, library = host_info.tpu_chips(), installed("libtpu")
     if installed("jax") is None:
         if chips:

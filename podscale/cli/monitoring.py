@@ -1,4 +1,4 @@
-"""Commands about Prometheus and Grafana: `monitor`, `rules`, `dashboards`."""
+"""Commands for Prometheus and Grafana: `monitor`, `rules`, `dashboards`."""
 
 import importlib.resources
 import math
@@ -130,7 +130,7 @@ def follow_prometheus(prometheus: "LocalPrometheus") -> None:
 
 
 class AlertPrinter:
-    """Print alerts and failing scrapes, each once when it begins and once when it is over."""
+    """Printer of alerts, when they begin and end, and of failing scrapes."""
 
     def __init__(self) -> None:
         self._firing: set[FiringAlert] = set()
@@ -140,11 +140,8 @@ class AlertPrinter:
     def print_changes(self, firing: "set[FiringAlert]", down: dict[str, str], targets: list[str]) -> None:
         """Print new and resolved alerts, and new scrape errors.
 
-        Args:
-            firing: alerts that fire now.
-            down: error of each address that cannot be scraped; printed the second time, since a stage may just have
-                ended.
-            targets: addresses that are scraped.
+        `down` has the error of each address that cannot be scraped. An error is printed the second time, because a
+        stage may just have ended.
         """
         for alert in sorted(firing - self._firing, key=lambda alert: alert.name):
             print(f"ALERT {alert.name}: {alert.summary}", flush=True)

@@ -1,7 +1,4 @@
-"""Arguments and options that several commands share.
-
-A group of options is one dataclass for the command, and an option for each of its fields on the command line.
-"""
+"""Arguments and options that several commands share."""
 
 import inspect
 from collections.abc import Callable, Iterator
@@ -14,7 +11,7 @@ import typer
 
 
 def complete_run(incomplete: str) -> list[str]:
-    """Return the completions of RUN: presets, documents here, and folders on the way to others."""
+    """Return the completions of RUN: presets, documents and folders."""
     from podscale.pipelines import presets
 
     return [name for name in presets.preset_names() if name.startswith(incomplete)] + complete_document(incomplete)
@@ -74,7 +71,7 @@ Result = TypeVar("Result")
 def expand_option_groups(command: Callable[..., Result]) -> Callable[..., Result]:
     """Replace each dataclass parameter of a command by its fields, so that typer sees options.
 
-    A field is annotated like a parameter of a command: Annotated[type, typer.Option(...)], with a default.
+    Fields are annotated like parameters of a command: Annotated[type, typer.Option(...)].
     """
     signature = inspect.signature(command)
     groups: dict[str, Any] = {

@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Hand the pipeline of a run document to Kubeflow Pipelines.", no_args_is_help=True)
 
 SCHEDULED_TIME = "[[ScheduledTime]]"
-"""KFP's macro: the planned time of a scheduled run as 14 digits."""
+"""KFP's macro for the planned time of a scheduled run, 14 digits."""
 ID_CHARACTERS = 40
 TIME_CHARACTERS = 15
-"""Length of the end of a scheduled run's name: a hyphen and the time."""
+"""Length of the suffix of a scheduled run's name: a hyphen and the time."""
 STATE_STYLES = {"SUCCEEDED": "green", "FAILED": "bold red", "CANCELED": "yellow", "CACHED": "green", "SKIPPED": "dim"}
 HIDDEN_TASK_STATES = ("PENDING", "RUNTIME_STATE_UNSPECIFIED")
 
 
 @dataclass(frozen=True)
 class BackendOptions:
-    """Address of the backend, and credentials."""
+    """Options for the backend and its credentials."""
 
     host: Annotated[
         str | None, typer.Option(metavar="URL", help="KFP's API or user interface; else KF_PIPELINES_ENDPOINT.")
@@ -52,7 +52,7 @@ class BackendOptions:
     )
 
     def endpoint(self) -> "KfpEndpoint":
-        """Return the endpoint of these options and, if one is open, of the environment."""
+        """Return the endpoint of these options, or of the environment."""
         from podscale.pipelines.kfp_endpoint import resolve_endpoint
 
         return resolve_endpoint(**vars(self))
@@ -81,7 +81,6 @@ class StartOptions:
     ] = None
 
     def request(self, version: "PipelineVersion", config: "RunConfig", run_id: str) -> "RunRequest":
-        """Return the request for a run with this id."""
         from podscale.pipelines.kfp_backend import RunRequest
 
         name, parameters = self.name or config.run.id, {"run_id": run_id}
@@ -183,7 +182,7 @@ def _print(content: dict[str, object], text: str, as_json: bool) -> None:
 
 
 def _follow_run(client: "KfpBackend", started: "StartedRun") -> int:
-    """Print the stages as they come and go; return 0 only for a run that succeeded."""
+    """Print the stages of a run; return the exit code, 0 only if it succeeded."""
     view = _StagePrinter()
     try:
         state = client.follow(started.id, view.update)
@@ -200,7 +199,7 @@ def _follow_run(client: "KfpBackend", started: "StartedRun") -> int:
 
 
 class _StagePrinter:
-    """Print each change of a stage's state, with the time since the run was first seen."""
+    """Printer of each change of a stage's state, with the time since the start of the display."""
 
     def __init__(self) -> None:
         from podscale.runs.stage_outcomes import STAGES
@@ -224,7 +223,7 @@ class _StagePrinter:
 
 
 def _kfp_cron(cron: str) -> str:
-    """Return KFP's form of a cron expression, which begins with seconds; the usual five fields are accepted too."""
+    """Return KFP's form of a cron expression of five fields, or of six with seconds first."""
     fields = cron.split()
     if cron.startswith("@") and len(fields) in (1, 2):
         return cron

@@ -186,7 +186,7 @@ def _print_shard_set(result: "ShardResult") -> None:
 
 
 def _inspect(directory: Path, *, verify: bool, contact_sheets: Path | None, as_json: bool) -> None:
-    """Print the contents of a shard set, and write a picture of each split; fail if verifying finds damage."""
+    """Print a summary of a shard set, and write contact sheets; raise PodscaleError if verifying finds damage."""
     from podscale.data.inspect import inspect_shard_set
 
     progress = ProgressLine(sys.stderr)
@@ -217,7 +217,7 @@ def _contact_sheets(directory: Path, splits: list[str], folder: Path) -> list[Pa
 def _load_with_shard_set(
     document: str | None, changes: Sequence[str], shard_set: str | None
 ) -> "tuple[RunConfig, str]":
-    """Return the document and the location of its shards; default: the set that `podscale shard` builds."""
+    """Return the document and the location of its shards, by default the set that `podscale shard` builds."""
     from podscale.runs import dataset_directory, stage_outcomes
 
     config = load_run_document(document, changes)
@@ -228,7 +228,7 @@ def _load_with_shard_set(
 def _load_to_evaluate(
     documents: Sequence[str], changes: Sequence[str], shard_set: str | None
 ) -> "tuple[RunConfig, str]":
-    """Return the document to evaluate, or that of an ensemble of several models, and the location of its shards."""
+    """Return the document to evaluate (of several models, an ensemble's) and the location of its shards."""
     from podscale.evaluation.adhoc_ensemble import adhoc_ensemble_document
     from podscale.runs import dataset_directory, stage_outcomes
 
@@ -245,7 +245,6 @@ def _load_to_evaluate(
 
 
 def _format_scores(evaluation: "Evaluation") -> dict[str, str]:
-    """Return the main scores as text."""
     scores, rate = evaluation.scores, evaluation.throughput.evaluation_images_per_second
     low, high = scores.top1_interval
     rows = {

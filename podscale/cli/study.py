@@ -17,7 +17,7 @@ app = typer.Typer()
 
 
 def complete_study(incomplete: str) -> list[str]:
-    """Return what a shell offers for STUDY."""
+    """Return the completions of STUDY: studies, documents and folders."""
     names = [name for name in presets.study_names() if name.startswith(incomplete)]
     return names + complete_document(incomplete)
 
@@ -67,7 +67,7 @@ def study(
 
 
 def _load_study(document: str, changes: Sequence[str]) -> "StudyDocument":
-    """Load a study, with the changes of the command line in every trial."""
+    """Load a study with the changes of the command line in every trial."""
     from podscale.config.document import parse_overrides
     from podscale.study import read_study
 
@@ -75,7 +75,6 @@ def _load_study(document: str, changes: Sequence[str]) -> "StudyDocument":
 
 
 def _compile_package(document: str, changes: Sequence[str], output: Path, *, parallel: int, kfp: str) -> None:
-    """Write the KFP package of a study."""
     if output.suffix not in (".yaml", ".yml"):
         raise InputError("a pipeline package ends in .yaml", field=str(output))
     from podscale.pipelines.study_pipeline import study_package

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Compile and estimate a run for TPUs that are not here.", no_args_is_help=True)
 
 DEFAULT_CLASSES = 1000
-"""Classes assumed before there are shards, if the document names none."""
+"""Classes assumed before sharding if the document names none."""
 
 
 @app.command("compile")
@@ -97,7 +97,7 @@ def _too_large_error(findings: dict[str, Any]) -> InputError:
 
 
 def build_compile_request(config: "RunConfig", topology: "Topology") -> "CompileRequest":
-    """Build the request to compile a document. Raises InputError if the JAX engine lacks one of its options."""
+    """Build the request to compile a document; raises InputError for an option that the JAX engine does not have."""
     from podscale.cli.dry_run import known_data
     from podscale.jax.aot.request import CompileRequest
     from podscale.training import schedules
@@ -109,10 +109,9 @@ def build_compile_request(config: "RunConfig", topology: "Topology") -> "Compile
 
 
 def as_jax_config(config: "RunConfig") -> "RunConfig":
-    """Return the document for the JAX engine, without options of the PyTorch engine that do not change the program.
+    """Return the document for the JAX engine, without PyTorch options that do not change the program.
 
-    Raises:
-        InputError: another option is not supported by the JAX engine.
+    Raises InputError for another option that the JAX engine does not have.
     """
     from podscale.config.engine_support import find_unsupported_option
 

@@ -59,9 +59,7 @@ def watch(
 def _find_directory(run: str | None, cluster: ClusterOptions) -> "RunDirectory | None":
     """Return the directory of a run on this machine; None if the run is a job on a cluster.
 
-    Args:
-        run: a directory, a document or preset, or the id of a run in ./runs; None: the newest run there.
-        cluster: options that name a cluster; with them, an id is that of a job.
+    `run` is a directory, document, preset or id in ./runs (with cluster options: of a job); None is the newest run.
     """
     from podscale.runs import RunDirectory
 
@@ -111,7 +109,7 @@ def _check_run_directory(path: Path) -> "RunDirectory":
 
 
 def _newest_run() -> "RunDirectory":
-    """Return the run of ./runs that was written last."""
+    """Return the run of ./runs with the newest metrics."""
     from podscale.runs import RunDirectory
 
     runs = [RunDirectory(path) for path in RUNS_DIRECTORY.glob("*") if (path / "metrics.jsonl").exists()]

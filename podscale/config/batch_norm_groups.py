@@ -11,7 +11,7 @@ from podscale.config.run import RunDocument
 class BatchNormGroup:
     """Images that share statistics: `images` of each of `ranks` consecutive ranks, in one forward pass.
 
-    With one rank, `images` may be less than its batch; the batch is then normalised in parts.
+    With one rank, `images` may be a part of its batch.
     """
 
     ranks: int
@@ -19,19 +19,19 @@ class BatchNormGroup:
 
     @property
     def total(self) -> int:
-        """Images behind one set of statistics: `model_bn_span` in MLPerf's logs."""
+        """Images per set of statistics, `model_bn_span` in MLPerf's logs."""
         return self.ranks * self.images
 
 
 def devices_per_rank(config: RunDocument) -> int:
-    """Return the devices that share an image; the sample order counts them as one rank."""
+    """Return the number of devices that share an image, as one rank of the sample order."""
     return prod(config.train.spatial_partitions)
 
 
 def batch_norm_group(config: RunDocument, devices: int) -> BatchNormGroup:
-    """Resolve a document's batch_norm section for a number of devices; raises a conflict if it does not fit.
+    """Return the batch-norm group for a number of devices; raises a conflict if it does not fit.
 
-    The batch that counts is that of one forward pass of one rank: global batch / (ranks x accumulation).
+    Its base is the batch of one rank and forward pass: global batch / (ranks x accumulation).
     """
     section, train = config.model.batch_norm, config.train
     ranks = devices // devices_per_rank(config)
@@ -67,7 +67,7 @@ def batch_norm_group(config: RunDocument, devices: int) -> BatchNormGroup:
 
 
 def check_batch_norm_span(config: RunDocument) -> None:
-    """Check the batch_norm section as far as no number of ranks is needed."""
+    """Raise if the batch-norm span does not divide a pass, at any number of ranks."""
     section, train = config.model.batch_norm, config.train
     if section.span is None:
         return

@@ -1,4 +1,4 @@
-"""Checks across the sections of a run document; they need no file, device or cluster."""
+"""Checks across the sections of a run document, without files, devices or a cluster."""
 
 from itertools import pairwise
 
@@ -35,7 +35,7 @@ def check_sections(config: RunDocument) -> None:
 
 
 def check_batch(config: RunDocument) -> None:
-    """Raise if the global batch does not divide into the parts that the document alone determines."""
+    """Raise if the global batch does not divide into the ranks or processes that the document sets."""
     train, launch = config.train, config.launch
     processes = launch.processes * launch.nodes
     if not processes or requests_tpus(config):
@@ -47,7 +47,7 @@ def check_batch(config: RunDocument) -> None:
 
 
 def check_batch_divisible(train: TrainSection, parts: int = 1, unit: str = "") -> None:
-    """Raise if the global batch does not divide into equal passes of so many ranks or processes."""
+    """Raise if the global batch does not divide into equal passes of `parts` ranks or processes."""
     accumulation = train.accumulation
     if train.global_batch % (parts * accumulation):
         passes = f"{unit} x accumulation = {parts} x" if unit else "train.accumulation"
@@ -139,7 +139,7 @@ def check_numerics(train: TrainSection) -> None:
 
 
 def check_weight_update(train: TrainSection) -> None:
-    """Raise if the optimizer or the all-reduce does not support the kind of weight update."""
+    """Raise if the optimizer or the all-reduce does not support the weight update."""
     algorithm, sharded = train.all_reduce.algorithm, train.weight_update == "sharded"
     if train.optimizer.name == "shampoo" and sharded:
         raise conflict_error(
@@ -300,7 +300,7 @@ def check_ranks(config: RunDocument, devices: int) -> None:
 
 
 def fits_devices(config: RunDocument, devices: int) -> bool:
-    """Return whether batch, spans and rows of a document fit the devices, after a change of the batch."""
+    """Return whether batch, spans and rows of a document fit the devices."""
     try:
         check_batch_norm_span(config)
         check_ranks(config, devices)

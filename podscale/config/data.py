@@ -37,7 +37,7 @@ class AugmentSection(Section):
 
     @property
     def is_enabled(self) -> bool:
-        """Return whether images are changed at all."""
+        """Return whether any augmentation is on."""
         return self.policy != "none" or self.erase > 0
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""Read a run document: YAML text plus `--set` overrides to a `RunConfig`, with errors that name key, file and line."""
+"""Reader of run documents: YAML and `--set` overrides to a `RunConfig`, with errors that name key, file and line."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -28,12 +28,12 @@ PROBLEMS = {
     "model_type": "not a section of options",
     "missing": "missing",
 }
-"""Problems by pydantic's type of error; of other types pydantic's own message is shown."""
+"""Problems by pydantic's error type; other types have pydantic's own message."""
 
 
 @dataclass(frozen=True)
 class Defaults:
-    """Defaults beneath a run document, such as a cluster's own settings."""
+    """Defaults of a run document, such as a cluster's own settings."""
 
     text: str
     name: str
@@ -41,14 +41,14 @@ class Defaults:
 
 @dataclass
 class _Origins:
-    """Origins of a document's values, for messages: the document, the defaults and the overrides by key."""
+    """Origins of a document's values, for messages; `overrides` is by key."""
 
     document: KeyLocations
     defaults: KeyLocations | None = None
     overrides: dict[str, str] = field(default_factory=dict)
 
     def locate(self, key: str) -> str:
-        """Return the location of a key: the override, else the line of the key or its nearest parent, else the file."""
+        """Return the override of a key, else the line of it or its nearest parent, else the file."""
         inside = next((text for name, text in self.overrides.items() if name.startswith(f"{key}.")), None)
         if inside is not None and key not in self.document.lines:
             return f"--set {inside}"
@@ -63,10 +63,9 @@ class _Origins:
 
 
 def load(path: Path | str | None, overrides: Sequence[str] = (), defaults: Defaults | None = None) -> RunConfig:
-    """Load the run document at `path` (None: only built-in values) over `defaults`, with `a.b=c` overrides applied.
+    """Load the run document at `path` (None: only built-in values) over `defaults`, with `a.b=c` overrides.
 
-    Raises:
-        InputError: the file cannot be read, is no YAML, repeats a key, has an unknown key or a wrong value.
+    Raises InputError if the file cannot be read, is no YAML, repeats a key, or has an unknown key or a wrong value.
     """
     if path is None:
         return loads("{}", "defaults", overrides, defaults)
@@ -74,7 +73,7 @@ def load(path: Path | str | None, overrides: Sequence[str] = (), defaults: Defau
 
 
 def read_text(path: Path) -> str:
-    """Read the text of a document; raises InputError if it cannot be read."""
+    """Return the text of a document; raises InputError if it cannot be read."""
     try:
         if path.stat().st_size > MAX_DOCUMENT_BYTES:
             raise InputError(f"no run document: larger than {MAX_DOCUMENT_BYTES} bytes", field=str(path))
@@ -88,19 +87,19 @@ def read_text(path: Path) -> str:
 def loads(
     text: str, name: str = "document", overrides: Sequence[str] = (), defaults: Defaults | None = None
 ) -> RunConfig:
-    """Load a run document from text; `name` replaces the file's in messages."""
+    """Load a run document from text; `name` stands for the file in messages."""
     values, origins = _read_values(text, name, overrides, defaults)
     _drop_unsupported_options(values, origins)
     return _validate(RunConfig, values, origins)
 
 
 def loads_as(model: type[DocumentT], text: str, name: str) -> DocumentT:
-    """Load another kind of document, `model`, under the same rules and with the same errors as a run document."""
+    """Load another kind of document, `model`, with the rules and errors of a run document."""
     return _validate(model, *_read_values(text, name))
 
 
 def peek(path: Path | str | None, key: str, overrides: Sequence[str] = ()) -> Any:
-    """Return one value as `load` would read it, before any check; None if it is absent."""
+    """Return one value as `load` reads it, unchecked; None if it is absent."""
     value: Any = _read_values("{}" if path is None else read_text(Path(path)), str(path), overrides)[0]
     for part in key.split("."):
         value = value.get(part) if isinstance(value, dict) else None
@@ -113,7 +112,6 @@ def dumps(config: RunConfig) -> str:
 
 
 def json_schema() -> dict[str, Any]:
-    """Return the JSON schema of a run document."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **RunConfig.model_json_schema()}
 
 
@@ -123,7 +121,7 @@ def option_names() -> list[str]:
 
 
 def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
-    """Return the settings of `a.b=c` overrides by dotted name. Raises InputError for a malformed one."""
+    """Return the values of `a.b=c` overrides by dotted name; raises InputError for a malformed one."""
     return dict(map(_parse_override, overrides))
 
 
@@ -141,7 +139,7 @@ def format_overrides(settings: Mapping[str, Any]) -> list[str]:
 def _read_values(
     text: str, name: str, overrides: Sequence[str] = (), defaults: Defaults | None = None
 ) -> tuple[dict[str, Any], _Origins]:
-    """Return the values of a document with its defaults and overrides, before any check."""
+    """Return the values of a document with its defaults and overrides, unchecked."""
     origins = _Origins(KeyLocations(name))
     values = parse_yaml(text, origins.document)
     if defaults is not None:
@@ -153,7 +151,7 @@ def _read_values(
 
 
 def _merge_values(defaults: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-    """Merge values over defaults: sections are joined, everything else is replaced."""
+    """Merge values over defaults, section by section."""
     merged = dict(defaults)
     for name, value in values.items():
         default = merged.get(name)
@@ -177,7 +175,7 @@ def _apply_override(values: dict[str, Any], override: str, origins: _Origins) ->
 
 
 def _parse_override(override: str) -> tuple[str, Any]:
-    """Return key and value of `a.b=c`. A value that only looks like YAML, such as a URL with a colon, is text."""
+    """Return key and value of `a.b=c`; a value that is no YAML is text."""
     key, equals, text = override.partition("=")
     if not equals or not all(key.strip().split(".")):
         raise InputError("write it as section.key=value", field=f"--set {override}")
@@ -212,7 +210,6 @@ def _validate(model: type[DocumentT], values: dict[str, Any], origins: _Origins)
 
 
 def _convert_error(item: Any, origins: _Origins, model: type[BaseModel]) -> InputError:
-    """Return one of pydantic's errors as an InputError."""
     key = ".".join(str(part) for part in item["loc"])
     if item["type"] == "conflict":
         context = item["ctx"]

@@ -1,7 +1,4 @@
-"""Options and models that only one engine supports; a document that asks the other for them is refused.
-
-Includes the options of each network and the smallest images that it takes.
-"""
+"""Options that only one engine supports, and the options and smallest images of each network."""
 
 from typing import NamedTuple
 
@@ -13,11 +10,10 @@ from podscale.errors import format_error
 from podscale.util.formatting import join_words
 
 TPU_RESOURCE = "google.com/tpu"
-"""Name of TPU chips as a cluster counts them."""
+"""Resource name of TPU chips in Kubernetes."""
 
 
 def requests_tpus(config: RunDocument) -> bool:
-    """Return whether the document names TPUs as its hardware."""
     hardware, resources = config.launch.hardware, config.launch.resources
     if hardware is not None:
         return hardware.strip().lower().startswith("tpu")
@@ -25,7 +21,7 @@ def requests_tpus(config: RunDocument) -> bool:
 
 
 def check_engine_support(config: RunDocument) -> None:
-    """Raise if an option of the document needs the other engine."""
+    """Raise if an option needs the other engine."""
     if config.train.engine == "jax":
         _check_jax_support(config)
     elif devices_per_rank(config) > 1:
@@ -51,13 +47,7 @@ def _check_jax_support(config: RunDocument) -> None:
 
 
 class UnsupportedOption(NamedTuple):
-    """Option that an engine does not have.
-
-    Args:
-        key: the option, dotted.
-        problem: behaviour of the engine instead.
-        instead: value to set, as a document writes it.
-    """
+    """Option that an engine does not have; `instead` is the value to set, as YAML."""
 
     key: str
     problem: str
@@ -69,7 +59,7 @@ class UnsupportedOption(NamedTuple):
 
 
 def find_unsupported_option(config: RunDocument) -> UnsupportedOption | None:
-    """Return the first option of a document that the JAX engine does not have; None if it has all."""
+    """Return the first option of a document that the JAX engine does not have."""
     train, reduce = config.train, config.train.all_reduce
     options = {
         "train.cuda_graph": (train.cuda_graph, "compiles every step into one program anyway", "false"),
@@ -124,15 +114,15 @@ def find_unsupported_option(config: RunDocument) -> UnsupportedOption | None:
 
 
 MIN_IMAGE_SIZE = {"alexnet": 63, "inception_v3": 75, "inception_resnet_v2": 75}
-"""Sides in pixels below which a network's last pooling would see less than one of its windows."""
+"""Pixels; below, a network's last pooling would get less than one of its windows."""
 MIN_IMAGE_SIZE_IMAGENET_STEM = 32
-"""Five halvings: below this the last stage of a residual network would see less than one pixel."""
+"""Pixels; below, the last stage of a residual network would get less than one pixel after five halvings."""
 MIN_IMAGE_SIZE_AUXILIARY = 299
-"""Below this the auxiliary head's 5x5 convolution would see less than one of its windows."""
+"""Pixels; below, the auxiliary head's 5x5 convolution would get less than one of its windows."""
 
 
 def check_model(config: RunDocument) -> None:
-    """Raise if the network does not have an option of the document, or the images are too small for it."""
+    """Raise if the network does not have an option, or the images are too small for it."""
     model = config.model
     trained = min(config.training_sizes)
     smallest = min(trained, config.eval_image_size)

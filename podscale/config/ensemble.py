@@ -1,9 +1,9 @@
 """Sections for the collapsed ensemble of Codreanu 2017, and the schedule that follows from them.
 
-A run goes through cycles, each with a lower peak of the learning rate than the one before. A short run, the collapse,
-starts from the snapshot at the end of a cycle and trains with more weight decay and a gentler augmentation. Its model
-is one member of the ensemble. The defaults of the ratios are those in the authors' own solver files (sara-nl/caffe,
-multinode/resnet50_custom_lr): 1.02, 0.764, 0.572 and then 0.143.
+A run has cycles, each with a lower peak learning rate than the one before. A short run, the collapse, starts from the
+snapshot at the end of a cycle and trains with more weight decay and a gentler augmentation; its model is a member of
+the ensemble. The default ratios are those of the authors' solver files (sara-nl/caffe, multinode/resnet50_custom_lr):
+1.02, 0.764, 0.572 and then 0.143.
 """
 
 from copy import deepcopy
@@ -118,10 +118,10 @@ class EnsembleSection(Section):
 
 
 def cycle_phases(section: EnsembleSection, schedule: ScheduleSection) -> tuple[PhaseSection, ...]:
-    """Return the phases of a run in cycles, from the second one on; `schedule` is that of the first.
+    """Return the phases of a run from the second cycle on; `schedule` is that of the first.
 
-    Each is a polynomial from its peak, cut at the start of the next (`poly_cyc` in the authors' code). It begins with
-    an empty momentum buffer, because the authors start their solver from weights alone.
+    Each is a polynomial from its peak to the start of the next (`poly_cyc` in the authors' code), with an empty
+    momentum buffer, because the authors start their solver from weights alone.
     """
     phases = []
     for cycle, start in enumerate(section.cycle_ends[:-1], start=1):
@@ -155,10 +155,7 @@ def collapse_schedule(section: EnsembleSection, cycle: int, schedule: ScheduleSe
 
 
 def fill_cycles(values: Any) -> Any:
-    """Fill the training values that follow from the ensemble section into a raw document that leaves them open.
-
-    Wrong values stay for the model to refuse.
-    """
+    """Fill the training values that follow from the ensemble section into a raw document; wrong values stay."""
     if not isinstance(values, dict) or not isinstance(values.get("ensemble"), dict):
         return values
     train = values.get("train")
@@ -178,7 +175,7 @@ def fill_cycles(values: Any) -> Any:
 
 
 def check_ensemble(section: EnsembleSection, epochs: float, snapshots: tuple[float, ...]) -> None:
-    """Raise if a snapshot is outside of the run, or the snapshot of an ensemble member is not kept."""
+    """Raise if a snapshot is outside of the run, or that of an ensemble member is missing."""
     if outside := [epoch for epoch in snapshots if not 0 < epoch <= epochs]:
         problem = f"not within a run of {epochs:g} epochs"
         raise conflict_error("checkpoint.snapshots", problem, got=outside[0], hint="Leave it out.")

@@ -1,8 +1,7 @@
 """Base of all sections of a run document: field classes, the Section model, and errors between options.
 
-`result` fields change the numbers a run produces; `placement` fields set the machines and the number of processes;
-`display` fields change only the output. Identity and stale-run checks compare `result` fields alone, so that a run may
-resume elsewhere.
+`result` fields change the numbers of a run, `placement` fields its machines and processes, `display` fields only the
+output. Identity checks compare `result` fields alone, so that a run may resume elsewhere.
 """
 
 from enum import StrEnum
@@ -46,14 +45,7 @@ class Section(BaseModel):
 
 
 def conflict_error(key: str, problem: str, *, got: Any = ABSENT, hint: str = "") -> PydanticCustomError:
-    """Return the error of a check.
-
-    Args:
-        key: dotted option to change first, relative to the section whose validator raises.
-        problem: the options that conflict.
-        got: value of that option, if the problem does not name it.
-        hint: advice, a sentence.
-    """
+    """Return the error of a check; `key` is the option to change, relative to the section of the validator."""
     message = format_error(problem, field=key, got=got, hint=hint)
     return PydanticCustomError(
         "conflict", "{message}", {"key": key, "message": message, "problem": problem, "got": got, "hint": hint}
@@ -61,12 +53,12 @@ def conflict_error(key: str, problem: str, *, got: Any = ABSENT, hint: str = "")
 
 
 def input_error(context: Any) -> InputError:
-    """Return the error that a user gets of the context of a `conflict_error`."""
+    """Return the user's error from the context of a `conflict_error`."""
     return InputError(context["problem"], field=context["key"], got=context["got"], hint=context["hint"])
 
 
 def first_error(error: ValidationError) -> InputError:
-    """Return the first problem of a section that was made by a program."""
+    """Return the first problem of a section that a program made."""
     first: Any = error.errors()[0]
     if first["type"] == "conflict":
         return input_error(first["ctx"])

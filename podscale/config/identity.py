@@ -43,7 +43,6 @@ def _iter_field_values(model: BaseModel, field_class: FieldClass, prefix: str) -
 
 
 def result_values(config: RunConfig) -> dict[str, Any]:
-    """Return the options that change the numbers of a run."""
     return field_values(config, FieldClass.RESULT)
 
 
@@ -54,11 +53,11 @@ def fingerprint(values: dict[str, Any]) -> str:
 
 
 def data_fingerprint(data: DataSection) -> str:
-    """Return the name of a data section's shard set: <workspace>/datasets/<this>."""
+    """Return the name of a data section's shard set in <workspace>/datasets/."""
     return fingerprint(field_values(data, FieldClass.RESULT))
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[Difference]:
-    """List the differences between two sets of result values, in option order."""
+    """Return the differences between two sets of result values, in option order."""
     names = [*before, *(name for name in now if name not in before)]
     return [Difference(name, before.get(name), now.get(name)) for name in names if before.get(name) != now.get(name)]

@@ -9,7 +9,7 @@ from podscale.config.fields import placement_field as option  # a field here is 
 from podscale.util.env import PREFIX
 
 DNS_LABEL_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
-"""A DNS label (RFC 1123), as most objects of Kubernetes are named."""
+"""DNS label (RFC 1123), the name of most Kubernetes objects."""
 DNS_SUBDOMAIN_PATTERN = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
 _LABEL_KEY_PATTERN = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
 _LABEL_VALUE_PATTERN = r"^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$"
@@ -28,7 +28,7 @@ RESERVED_LABELS = (
 )
 RESERVED_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 RESERVED_PREFIXES = (PREFIX, "PET_")
-"""Environment variables that launchers and Podscale set in pods, and the beginnings of others."""
+"""Environment variables that launchers and Podscale set in pods, and prefixes of others."""
 RESERVED_PATHS = ("/", "/tmp", "/dev", "/dev/shm", "/proc", "/sys", "/etc", "/usr")
 
 

@@ -202,16 +202,16 @@ OPTIMIZERS_WITH_OPTION: dict[str, tuple[OptimizerName, ...]] = {
     "beta2": ("lamb", "adam"),
     "clip_norm": ("lamb",),
 }
-"""Optimizers that have an option. An option that is missing here belongs to all, a section to the one of its name."""
+"""Optimizers by option. A missing option belongs to all, a section to the optimizer of its name."""
 
 
 def optimizers_with(option: str) -> tuple[str, ...]:
-    """Return the optimizers that have an option, or the one that a section is named after."""
+    """Return the optimizers that have an option or section."""
     return (option,) if option in OPTIMIZER_NAMES else OPTIMIZERS_WITH_OPTION.get(option, OPTIMIZER_NAMES)
 
 
 def unsupported_options(section: OptimizerSection) -> Iterator[str]:
-    """Yield the options that are set and that the chosen optimizer does not have."""
+    """Yield the options that are set but not supported by the chosen optimizer."""
     for option in type(section).model_fields:
         if not section.has_option(option):
             yield from (

@@ -8,14 +8,14 @@ from pydantic import BaseModel
 
 
 def section_of(annotation: Any) -> type[BaseModel] | None:
-    """Return the section that a field holds, alone, as an option or in a list; None if it holds a value."""
+    """Return the section inside a field's type; None if the field is a value."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next((section for section in map(section_of, get_args(annotation)) if section is not None), None)
 
 
 def option_names_of(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """Yield every dotted option of a kind of document, in order."""
+    """Yield every dotted option of a kind of document."""
     for name, info in model.model_fields.items():
         if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
             yield from option_names_of(info.annotation, f"{prefix}{name}.")
@@ -35,7 +35,7 @@ def suggest_key(key: str, model: type[BaseModel]) -> str:
 
 
 def _keys_of(section: str, model: type[BaseModel]) -> list[str]:
-    """Return the keys of a dotted section, empty if there is none; numbers of list entries are skipped."""
+    """Return the keys of a dotted section; empty if there is none."""
     for part in filter(None, section.split(".")):
         if not part.isdigit():
             inner = section_of(model.model_fields[part].annotation) if part in model.model_fields else None

@@ -1,23 +1,19 @@
 """Published settings by global batch, which `train.recipe` fills in for options that a document leaves open.
 
 `mlperf-lars`: ResNet-50 v1.5 to 75.9 % top-1 with LARS, from the result logs of MLPerf Training v0.7 to v4.0
-(mlcommons/training_results_*). They hold several systems for most batches. The table keeps one of each: among the
-closed division's whose logs give every value, where all five runs with one setting reached the target (20,480 had
-four) in the fewest epochs; of equals, the first published.
+(mlcommons/training_results_*). For each batch, the table has one entry of the closed division whose logs give every
+value and whose five runs with one setting all reached the target (four at 20,480): the one with the fewest epochs; of
+equals, the first published.
 
-A batch of the table gets its row. One between two rows is interpolated between these two, whoever submitted them, on a
-logarithmic scale of the batch:
+A batch between two rows is interpolated on a logarithmic scale of the batch, without regard to the submitters:
 
-- learning rate and 1 - momentum geometrically, because their ratio, which is the step a long run of equal gradients
-  makes, grows through most of the table (53 at 816, 120 at 4,096, 213 at 13,056, 408 at 32,768, 512 at 65,536)
-  although the submitters divide it differently between the two;
-- warm-up and epochs linearly; weight decay geometrically, then to the nearest power of two times 1e-4, which the rules
-  of the closed division ask for;
+- learning rate and 1 - momentum geometrically, because their ratio, the step of a long run of equal gradients, grows
+  through most of the table (53 at 816, 120 at 4,096, 213 at 13,056, 408 at 32,768, 512 at 65,536);
+- warm-up and epochs linearly; weight decay geometrically, then to the nearest power of two times 1e-4, by the rules of
+  the closed division;
 - the batch-norm span geometrically, then to the nearest divisor of the batch.
 
 Interpolated values are untested. Nothing is extrapolated.
-
-A recipe is filled into a document before it is checked; the user's own values stay.
 """
 
 import math
@@ -37,8 +33,7 @@ class RecipeRow:
     """One published setting.
 
     Args:
-        epochs: length of the schedule, warm-up included, in whole epochs (logs that give `decay_steps` in steps count
-            them from the end of the warm-up).
+        epochs: length of the schedule in whole epochs, warm-up included (`decay_steps` in logs exclude it).
         reached: mean epochs to the target.
         span: images per batch-norm group.
         submitter: submitter and round.
@@ -77,14 +72,14 @@ MLPERF_LARS: Sequence[RecipeRow] = (
 
 @dataclass(frozen=True)
 class RecipeValues:
-    """Values of a recipe for one batch: options by their dotted names, and their origin."""
+    """Values of a recipe for one batch, by dotted option, and their origin."""
 
     values: dict[str, Any]
     origin: str
 
 
 def recipe_values(name: str, batch: int) -> RecipeValues:
-    """Return the values of recipe `name` for a global batch; raises PydanticCustomError if it has none."""
+    """Return the values of a recipe for a global batch; raises PydanticCustomError if it has none."""
     if name not in RECIPE_NAMES:
         raise conflict_error("train.recipe", "unknown recipe", got=name, hint=f"Known: {', '.join(RECIPE_NAMES)}")
     first, last = MLPERF_LARS[0].batch, MLPERF_LARS[-1].batch
@@ -126,7 +121,7 @@ def recipe_values(name: str, batch: int) -> RecipeValues:
 
 
 def recipe_row(batch: int) -> tuple[RecipeRow, str]:
-    """Return the row of a batch inside the table, interpolated if it has none, and the text of its origin."""
+    """Return the row of a batch, interpolated if the table has none, and its origin as text."""
     for row in MLPERF_LARS:
         if row.batch == batch:
             return row, f"the row of {row.submitter}"
@@ -136,7 +131,7 @@ def recipe_row(batch: int) -> tuple[RecipeRow, str]:
 
 
 def interpolate_rows(below: RecipeRow, above: RecipeRow, batch: int) -> RecipeRow:
-    """Return the row between two rows; see the module's docstring."""
+    """Interpolate between two rows; see the module's docstring."""
     share = math.log(batch / below.batch) / math.log(above.batch / below.batch)
 
     def line(name: str) -> float:
@@ -171,12 +166,9 @@ RECIPE_ORIGIN_KEY = "train.recipe_origin"
 
 
 def fill_recipe(values: Any) -> Any:
-    """Fill the values of a document's recipe, if it names one, into the options that the raw document leaves open.
+    """Fill the values of a raw document's recipe into the options that it leaves open; wrong types stay.
 
-    A resolved document leaves none open. Values of wrong types stay for the model to refuse.
-
-    Raises:
-        PydanticCustomError: the recipe is unknown, or the batch is outside its table.
+    Raises PydanticCustomError if the recipe is unknown or the batch is outside its table.
     """
     name = _get_key(values, "train.recipe")
     if name is None:
@@ -199,7 +191,7 @@ def fill_recipe(values: Any) -> Any:
 
 
 def _get_key(values: Any, key: str, default: Any = None) -> Any:
-    """Return the value of a dotted key, or the default if it is not given."""
+    """Return the value of a dotted key, or the default if it is absent."""
     for part in key.split("."):
         if not isinstance(values, dict) or part not in values:
             return default
@@ -208,7 +200,7 @@ def _get_key(values: Any, key: str, default: Any = None) -> Any:
 
 
 def set_if_absent(values: dict[str, Any], key: str, value: Any) -> None:
-    """Set a dotted key unless it is given; a section that is no mapping is left for the model to refuse."""
+    """Set a dotted key if it is absent; a section that is no mapping stays."""
     *parents, last = key.split(".")
     for parent in parents:
         inner = values.setdefault(parent, {})

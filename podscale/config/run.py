@@ -1,8 +1,7 @@
 """Run document: its sections as fields, and the sections of the run itself.
 
-Sections follow the stages. Each field names its class (see podscale.config.fields), its unit and its meaning; the JSON
-schema that editors and the chart use is generated from here. Checks inside one section stand beside its fields; checks
-across sections stand in podscale.config.checks, and podscale.config.run_config runs them.
+The JSON schema for editors and the chart is generated from here. A section checks its own fields;
+podscale.config.checks has the checks across sections.
 """
 
 from typing import Literal
@@ -108,6 +107,6 @@ class RunDocument(Section):
 
     @property
     def training_sizes(self) -> tuple[int, ...]:
-        """Sides of the training images in pixels, in the order in which the run comes to them."""
+        """Sides of the training images in pixels, in training order."""
         later = (phase.image_size for phase in self.train.phases if phase.image_size is not None)
         return (self.input.image_size, *later)

@@ -1,7 +1,7 @@
 """YAML of documents: scalars as in YAML 1.2, the line of each key, and no tags, duplicate keys or aliases.
 
-Aliases are refused because they can blow up a small file. With the scalars of YAML 1.2, `1e-4` is a number, 010 is ten,
-and `no`, 1:30 and dates are text.
+Aliases are refused because they can expand a small file without limit. In YAML 1.2, `1e-4` is a number, 010 is ten, and
+`no`, 1:30 and dates are text.
 """
 
 import re
@@ -39,14 +39,14 @@ _DocumentLoader.add_constructor("tag:yaml.org,2002:int", _construct_int)
 
 
 class _DocumentDumper(yaml.SafeDumper):
-    """Quote what any version of YAML would take for something other than text."""
+    """Safe dumper that quotes text that any version of YAML would read as another type."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    """Escape the line breaks of Unicode, which YAML 1.1 folds too."""
+    """Escape Unicode line breaks, which YAML 1.1 folds too."""
     folds = any(c in text for c in "\x85\u2028\u2029")
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"' if folds else None)
 
@@ -61,11 +61,7 @@ class NotYaml(InputError):
 
 @dataclass
 class KeyLocations:
-    """Lines of a document's dotted keys, for messages.
-
-    Args:
-        name: file or other origin of the text.
-    """
+    """Lines of a document's dotted keys; `name` is the file or other origin of the text."""
 
     name: str
     lines: dict[str, int] = field(default_factory=dict)
@@ -77,9 +73,7 @@ class KeyLocations:
 def parse_yaml(text: str, locations: KeyLocations) -> dict[str, Any]:
     """Return the values of a document, and add the lines of its keys to `locations`.
 
-    Raises:
-        NotYaml: the text is no YAML.
-        InputError: the text is no mapping, repeats a key or has an alias.
+    Raises NotYaml if the text is no YAML, InputError if it is no mapping, repeats a key or has an alias.
     """
     loader = None
     try:

@@ -1,8 +1,7 @@
 """Augmentation after the crop: RandAugment, TrivialAugment and random erasing.
 
-All draws come from a counter-based stream keyed by (seed, epoch, sample key), so they depend neither on the world size,
-nor on threads, nor on the step at which a run resumed. The operations use Pillow. An amount of 0 changes nothing,
-except for `posterize` and `solarize`, whose amounts are bits kept and a threshold.
+All draws come from a counter-based stream keyed by (seed, epoch, sample key). They do not depend on the world size, on
+threads, or on the step at which a run resumed.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class FillMode:
 
 @dataclass(frozen=True)
 class Operation:
-    """`name`: of OPERATIONS. `amount`: of a level from 0 to 1. `is_signed`: the amount is taken with either sign."""
+    """Entry `name` of OPERATIONS; `amount` maps a level in [0, 1] to its argument, negated at random if `is_signed`."""
 
     name: str
     amount: Callable[[float], float] = lambda level: 0.0
@@ -44,12 +43,12 @@ class Operation:
 
 
 def _affine(image: Image.Image, matrix: tuple[float, ...], fill_mode: FillMode) -> Image.Image:
-    """The pixel (x, y) becomes that at (a x + b y + c, d x + e y + f) of before."""
+    """Copy each pixel (x, y) from (a x + b y + c, d x + e y + f)."""
     return image.transform(image.size, Image.Transform.AFFINE, matrix, fill_mode.resample, fillcolor=fill_mode.fill)
 
 
 def _with_bits(image: Image.Image, bits: int) -> Image.Image:
-    """The highest bits of each value; of no bits black, which Pillow's own refuses."""
+    """Keep the highest bits of each value. 0 bits give black; Pillow's `posterize` refuses them."""
     return image.point([value & (0xFF00 >> bits) for value in range(256)] * 3)
 
 
@@ -96,8 +95,7 @@ RAND_AUGMENT: Sequence[Operation] = (
     Operation("translate_x_share", lambda level: 0.45 * level, is_signed=True),
     Operation("translate_y_share", lambda level: 0.45 * level, is_signed=True),
 )
-"""Cubuk 2019 in the form of huggingface/pytorch-image-models, timm/data/auto_augment.py, whose operations grow with
-the magnitude ("inc1")."""
+"""Cubuk 2019 as in timm/data/auto_augment.py, with operations that grow with the magnitude ("inc1")."""
 
 TRIVIAL_AUGMENT: Sequence[Operation] = (
     Operation("identity"),
@@ -115,7 +113,7 @@ TRIVIAL_AUGMENT: Sequence[Operation] = (
     Operation("autocontrast"),
     Operation("equalize"),
 )
-"""Mueller 2021 in the form of torchvision, transforms.TrivialAugmentWide; its level is one of LEVELS."""
+"""Mueller 2021 as in torchvision's TrivialAugmentWide; its level is one of LEVELS."""
 
 LEVELS = 31
 """Strengths of TrivialAugment: 0, 1/30, ..., 1."""
@@ -130,7 +128,7 @@ _ERASED_RATIO = (0.3, 3.3)
 
 
 class OperationDraws(NamedTuple):
-    """The draws of one operation; `strength` is two, of which a normal deviate takes both."""
+    """Draws of one operation; RandAugment's normal deviate takes `strength` and `strength_angle`."""
 
     applies: float
     operation: float
@@ -141,7 +139,7 @@ class OperationDraws(NamedTuple):
 
 
 class Augmentation:
-    """The changes of one document; `mean` is the mean colour, scaled to [0, 1]."""
+    """Augmentation of one run document; `mean` is the mean colour in [0, 1]."""
 
     def __init__(self, section: AugmentSection, seed: int, mean: tuple[float, float, float]) -> None:
         self._section, self._seed = section, seed
@@ -150,13 +148,13 @@ class Augmentation:
         self._layers = {"none": 0, "trivial_augment": 1, "rand_augment": section.rand_augment.layers}[section.policy]
 
     def draws(self, epochs: npt.NDArray[np.int64], keys: npt.NDArray[np.uint64]) -> RandomDraws:
-        """Numbers in [0, 1) for n images: float64 [n, numbers of one image]."""
+        """Return numbers in [0, 1) for n images, float64 [n, draws per image]."""
         sample = derive_key(self._seed, _KEY_DOMAIN, epochs, keys)
         count = self._layers * len(OperationDraws._fields) + 2 * _TRIES + 3
         return uniform(derive_key(sample[:, np.newaxis], np.arange(count)))
 
     def __call__(self, image: Image.Image, draws: RandomDraws) -> npt.NDArray[np.uint8]:
-        """The image after the changes that its draws name: uint8 [height, width, 3]."""
+        """Return the augmented image, uint8 [height, width, 3]."""
         change = self._rand_augment if self._section.policy == "rand_augment" else _trivial_augment
         end = self._layers * len(OperationDraws._fields)
         for layer in draws[:end].reshape(-1, len(OperationDraws._fields)).tolist():
@@ -169,7 +167,7 @@ class Augmentation:
         return pixels
 
     def _rand_augment(self, image: Image.Image, drawn: OperationDraws) -> Image.Image:
-        """One of RandAugment's operations, bilinear or bicubic on the mean colour, as timm trains with it."""
+        """Apply one operation of RandAugment, bilinear or bicubic on the mean colour, as timm does."""
         section = self._section.rand_augment
         if drawn.applies >= section.probability:
             return image
@@ -182,14 +180,14 @@ class Augmentation:
 
 
 def _trivial_augment(image: Image.Image, drawn: OperationDraws) -> Image.Image:
-    """One of TrivialAugment's operations, bilinear on black, as torchvision's reference training has it."""
+    """Apply one operation of TrivialAugment, bilinear on black, as torchvision's reference training does."""
     level = int(drawn.strength * LEVELS) / (LEVELS - 1)
     operation = TRIVIAL_AUGMENT[int(drawn.operation * len(TRIVIAL_AUGMENT))]
     return operation(image, level, negative=drawn.sign < 0.5, fill_mode=FillMode(Image.Resampling.BILINEAR, (0, 0, 0)))
 
 
 def _erased_rectangle(height: int, width: int, probability: float, draws: RandomDraws) -> tuple[slice, slice] | None:
-    """Rows and columns of the rectangle: of ten draws the first that is smaller than the image (Zhong 2017)."""
+    """Return rows and columns of the first of ten drawn rectangles that is smaller than the image (Zhong 2017)."""
     if draws[0] >= probability:
         return None
     areas = draws[3 : 3 + _TRIES] * (_ERASED[1] - _ERASED[0]) + _ERASED[0]

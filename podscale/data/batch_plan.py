@@ -22,10 +22,9 @@ ImagePhases = Sequence[tuple[int, int, CropSection]]
 
 @dataclass(frozen=True)
 class BatchRequest:
-    """The slots of one process and step: rows int64 [n], epochs int64 [n], weights float32 [n].
+    """Slots of one process and step: rows int64 [n], epochs int64 [n], weights float32 [n] (0: padding, at the end).
 
-    A weight of 0 is padding, at the end.
-    rows may be substitutes; asked are the rows of the order.
+    `rows` has substitutes in place of the bad records of `planned_rows`.
     """
 
     step: int
@@ -36,26 +35,26 @@ class BatchRequest:
 
     @property
     def sample_count(self) -> int:
-        """Slots that hold a sample; the padding after them is not decoded."""
+        """Number of slots without the padding, which is not decoded."""
         return int(np.count_nonzero(self.weights))
 
 
 class BatchPlan(Protocol):
-    """Training or evaluation, as a loader sees it."""
+    """Plan of a training or an evaluation, for a loader."""
 
     split: Split
 
     @property
     def augment(self) -> Augmentation | None:
-        """Augmentation of an image after its crop, if any."""
+        """Augmentation after the crop; None: no augmentation."""
         ...
 
     def image_size_at(self, step: int) -> int:
-        """Side of the images of a step, in pixels."""
+        """Return the side of the images of a step, in pixels."""
         ...
 
     def steps_of_one_size(self, start: int, stop: int) -> int:
-        """Return the end (at most `stop`) of the steps from `start` on whose images have one size."""
+        """Return the first step after `start` with another image size, at most `stop`."""
         ...
 
     def request_at(self, step: int) -> BatchRequest: ...
@@ -66,7 +65,7 @@ class BatchPlan(Protocol):
 
 
 class TrainingBatchPlan:
-    """These ranks' parts of each global batch, in random crops; a bad record counts as the sample that replaces it."""
+    """Parts of `ranks` of each global batch, in random crops; a bad record counts as its substitute."""
 
     def __init__(
         self,
@@ -103,7 +102,6 @@ class TrainingBatchPlan:
         return min((first for first, other, _ in self._phases if start < first < stop and other != size), default=stop)
 
     def crop_at(self, step: int) -> CropSection:
-        """The augmentation of global batch `step`: that of the phase which the whole batch belongs to."""
         return self._phase_at(step)[2]
 
     def _phase_at(self, step: int) -> tuple[int, int, CropSection]:
@@ -115,7 +113,7 @@ class TrainingBatchPlan:
 
 
 class EvaluationBatchPlan:
-    """Every sample of a split once over all ranks, in centre crops; a bad record weighs nothing."""
+    """Every sample of a split once over all ranks, in centre crops; a bad record has weight 0."""
 
     augment = None
 

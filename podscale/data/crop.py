@@ -1,7 +1,7 @@
 """Crop parameters of training and evaluation images: rectangle, output size, mirroring.
 
-Training crops are drawn from a counter-based stream keyed by (seed, epoch, sample key). They do not depend on the world
-size, on workers, or on the step at which a run resumed, and all loaders cut the same rectangles.
+Training crops come from a counter-based stream keyed by (seed, epoch, sample key). They do not depend on the world
+size, on workers, on the step at which a run resumed, or on the loader.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class CropParams(NamedTuple):
 
 @dataclass(frozen=True)
 class CropParamsBatch:
-    """Crops of n images; all int64 [n] in pixels but `flip`, bool [n].
+    """Crops of n images; all int64 [n] in pixels, except `flip`, bool [n].
 
-    Take the rectangle (left, top, width, height) of the image, resize it to (out_width, out_height), cut the square
-    of the loader's size at (out_left, out_top), mirror if `flip`.
+    A loader cuts the rectangle (left, top, width, height), resizes it to (out_width, out_height), cuts the square of
+    its image size at (out_left, out_top), and mirrors it if `flip`.
     """
 
     left: IntArray
@@ -67,10 +67,10 @@ def training_crops(
     crop: CropSection,
     size: int,
 ) -> CropParamsBatch:
-    """Random crops, resized to the square of `size`: rectangles by `crop.scale` and `crop.ratio`, or fixed squares.
+    """Return random rectangles by `crop.scale` and `crop.ratio`, resized to the square of `size`.
 
-    With `crop.short_side`, a square of that share of the short side, anywhere in the image: equivalent to cutting
-    `size` out of an image resized to a short side of size / share takes. It uses the same draws for place and mirror.
+    With `crop.short_side`, they are squares of that fraction of the short side: the same as cutting `size` out of an
+    image resized to a short side of size / fraction.
     """
     sample = derive_key(seed, _KEY_DOMAIN, epochs, keys)
     draws = uniform(derive_key(sample[:, np.newaxis], np.arange(2 * _TRIES + 3)))
@@ -90,10 +90,10 @@ def training_crops(
 def _random_rectangles(
     draws: npt.NDArray[np.float64], widths: IntArray, heights: IntArray, crop: CropSection
 ) -> tuple[IntArray, IntArray, npt.NDArray[np.bool_]]:
-    """Random area and aspect ratio (Szegedy et al. 2015, section 6, with the limits and the fallback of torchvision).
+    """Return the first of ten drawn rectangles that fits into the image, else the largest with an allowed ratio.
 
-    Of ten draws the first that fits into the image is taken; if none does, the largest rectangle whose ratio is
-    allowed. Returns widths, heights, and a mask of the draws that fit (the others are centred).
+    Random area and aspect ratio: Szegedy et al. 2015, section 6, with torchvision's limits and fallback. Returns
+    widths, heights, and a mask of the images for which a draw fits (the others are centred).
     """
     area = draws[:, :_TRIES] * (crop.scale[1] - crop.scale[0]) + crop.scale[0]
     low, high = np.log(crop.ratio)
@@ -112,10 +112,10 @@ def _random_rectangles(
 
 
 def evaluation_crops(widths: IntArray, heights: IntArray, *, size: int, fraction: float) -> CropParamsBatch:
-    """The whole image with its short side resized to round(size / fraction), and the centre square of it.
+    """Return the centre square of the whole image, its short side resized to round(size / fraction).
 
-    Smaller images are enlarged. Sizes are given explicitly and the same to all loaders, because libraries round the
-    long side differently; here it is cut off to whole pixels, and the centre rounded to even, as torchvision does.
+    All loaders get the same sizes, because libraries round the long side differently. As in torchvision, it is rounded
+    down, and the centre is rounded half to even.
     """
     short = max(size, round(size / fraction))
     smaller = np.minimum(widths, heights)
@@ -127,7 +127,7 @@ def evaluation_crops(widths: IntArray, heights: IntArray, *, size: int, fraction
 
 
 def _largest_centred(widths: IntArray, heights: IntArray, ratio: tuple[float, float]) -> tuple[IntArray, IntArray]:
-    """Width and height of the largest rectangle with an allowed ratio."""
+    """Return width and height of the largest rectangle with an allowed ratio."""
     low, high = ratio
     ratios = widths / heights
     width = np.where(ratios > high, np.maximum(_round_to_int(heights * high), 1), widths)

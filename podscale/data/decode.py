@@ -3,9 +3,8 @@
 Pixels equal those of torchvision's transforms on PIL images, bit for bit: decode to RGB (gray repeated, CMYK converted,
 alpha dropped, EXIF orientation ignored), crop, resize bilinearly with antialiasing, mirror.
 
-Most crops need no rows below them, so a JPEG is decoded only as far as its crop. No library in a wheel offers
-libjpeg-turbo's partial decoding, but its decoder stops where the header says that the image ends. Rows are decoded from
-the top, so the rows above that line are the same to the bit.
+A JPEG is decoded from the top only as far as its crop needs. No library in a wheel offers libjpeg-turbo's partial
+decoding, but its decoder stops at the height in the header. The rows above stay the same, bit for bit.
 """
 
 import io
@@ -19,23 +18,23 @@ from podscale.data.crop import CropParams
 
 EncodedBytes = npt.NDArray[np.uint8]
 
-_MARGIN = 8  # rows below the last one wanted: smooth upsampling of chroma looks at two of them
-_WORTHWHILE = 16  # rows of one line of blocks: fewer saved are not worth a copy of the record
-_FRAMES = (0xC0, 0xC1)  # rows in order; progressive ones come in passes
-_TABLES = (0xC4, 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE)  # and notes: what else may stand before the scan
+_MARGIN = 8  # rows below the last one needed; smooth upsampling of chroma reads two of them
+_WORTHWHILE = 16  # rows of one line of blocks; saving fewer is not worth a copy of the record
+_FRAMES = (0xC0, 0xC1)  # sequential frames; progressive ones have their rows in several passes
+_TABLES = (0xC4, 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE)  # tables, application data and comments before the scan
 _SCAN = 0xDA
-_EVERYTHING = b"\x00\x3f\x00"  # at the end of a scan's header: all coefficients, all of their bits
+_EVERYTHING = b"\x00\x3f\x00"  # end of a scan's header with all coefficients and all of their bits
 _END = b"\xff\xd9"
-_WITHIN = np.zeros(256, dtype=np.bool_)  # what may follow 0xFF in a scan: an escaped 0xFF, and restart markers
+_WITHIN = np.zeros(256, dtype=np.bool_)  # bytes allowed after 0xFF in a scan: an escaped 0xFF, restart markers
 _WITHIN[[0x00, *range(0xD0, 0xD8)]] = True
 
 
 def truncate_jpeg(record: EncodedBytes, height: int, width: int, rows: int) -> EncodedBytes | None:
-    """A copy of a JPEG whose header says that it ends a little below the first `rows` of its `height` rows.
+    """Return a copy of a JPEG whose header ends it a little below its first `rows` rows.
 
-    Decode it leniently: the data after the last row is then surplus. None if that would save nothing, if the
-    image is another than (height, width), if rows may depend on those below (progressive, several scans, CMYK),
-    and if the file is so damaged (cut short, with a marker in its data) that a decoder should judge the whole of it.
+    Decode it leniently, because data follows the last row. Returns None if that saves nothing, the size is not
+    (height, width), rows may depend on those below (progressive, several scans, CMYK), or the file looks damaged (cut
+    short, with a marker in its data).
     """
     enough = rows + _MARGIN
     if enough + _WORTHWHILE > height or bytes(record[-2:]) != _END:
@@ -79,15 +78,14 @@ _CMYK_SPACES = ("CMYK", "YCCK")  # libjpeg-turbo and PIL round their conversion 
 
 
 class BadRecord(ValueError):
-    """The bytes of a sample are no image, or another one than the index describes."""
+    """Bytes of a sample that are no image, or another one than the index describes."""
 
 
 def decode(record: Pixels, buffer: Pixels | None = None) -> Pixels:
-    """The pixels uint8 [height, width, 3] of an encoded image.
+    """Return the pixels of an encoded image, uint8 [height, width, 3]; they may lie in `buffer` (uint8 [n]).
 
-    JPEGs go through libjpeg-turbo directly (simplejpeg), which gives PIL's pixels in less time; what it does not
-    take (CMYK, PNG) goes through PIL. They may be written to `buffer` (uint8 [n]), if they fit.
-    Raises BadRecord if nothing can be decoded.
+    simplejpeg (libjpeg-turbo) gives PIL's pixels in less time; PIL decodes CMYK, PNG and WebP. Raises BadRecord if
+    nothing can be decoded.
     """
     data = record.data
     if bytes(data[:2]) == b"\xff\xd8":
@@ -95,15 +93,12 @@ def decode(record: Pixels, buffer: Pixels | None = None) -> Pixels:
             if simplejpeg.decode_jpeg_header(data, strict=False)[2] not in _CMYK_SPACES:
                 return np.asarray(simplejpeg.decode_jpeg(data, colorspace="RGB", buffer=buffer, strict=True))
         except (ValueError, KeyError):
-            pass  # damaged, or libjpeg is not sure: PIL decides
+            pass  # damaged, or a warning of libjpeg: PIL decides
     return _decode_by_pil(data)
 
 
 def decode_rows(record: Pixels, height: int, width: int, rows: int, buffer: Pixels | None = None) -> Pixels:
-    """The first `rows` rows at least of an image of `height` times `width` pixels; the same pixels as `decode`'s.
-
-    Raises BadRecord if nothing can be decoded, or the image has another size.
-    """
+    """Return at least the first `rows` rows of `decode`; raises BadRecord if that fails or the size is another."""
     shorter = truncate_jpeg(record, height, width, rows)
     if shorter is not None:
         try:
@@ -125,10 +120,10 @@ def _decode_by_pil(data: memoryview) -> Pixels:
 
 
 def crop_and_resize(pixels: Pixels, crop: CropParams, size: int) -> Image.Image:
-    """The view of a decoded image, a square of `size`; of the image only the rows down to the view's last matter.
+    """Return the crop of a decoded image, a square of `size`; rows below the crop may be missing.
 
-    Resizing is PIL's, bilinear with antialiasing (a triangle filter as wide as the scale). PIL takes the rectangle out
-    of the rows by itself and mirrors whole pixels: NumPy would copy the rectangle once more, and mirror bytewise.
+    PIL resizes bilinearly with antialiasing (a triangle filter as wide as the scale). It also cuts and mirrors: NumPy
+    would copy the rectangle once more, and mirror bytewise.
     """
     width = pixels.shape[1]
     begin = (crop.top * width + crop.left) * 3

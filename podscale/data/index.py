@@ -1,8 +1,7 @@
-"""The binary index of a split: fixed little-endian columns, memory-mapped, one row per packed image.
+"""Binary index of a split: fixed little-endian columns, memory-mapped, one row per packed image.
 
-Layout: magic (8 bytes), version u32, number of columns u32, rows u64, then each column contiguous and aligned to 64
-bytes, in the order of `INDEX_COLUMNS`. Source paths are in a file beside it, because they are bytes of any encoding and
-length.
+Layout: magic (8 bytes), version u32, number of columns u32, rows u64, then the columns in the order of `INDEX_COLUMNS`,
+each aligned to 64 bytes. Source paths have a file of their own, because they are bytes of any length.
 """
 
 import struct
@@ -33,8 +32,7 @@ INDEX_COLUMNS: Mapping[str, str] = {
     "format": "u1",
     "flags": "u1",
 }
-"""Column -> dtype. `key` names the sample for ever (and keys its augmentation); `offset` and `size` are the bytes of
-the image inside its tar; `label` is the class index; `height` and `width` are in pixels."""
+"""Column -> dtype. `key` names the sample and keys its augmentation; `offset` and `size` are bytes in its tar."""
 
 JPEG, PNG = 1, 2
 
@@ -43,7 +41,7 @@ class ImageFlag(IntFlag):
     """Flag of a record."""
 
     DROPPED = 1
-    """A duplicate left out by `data.dedup=drop`; packed, but no part of the split."""
+    """Duplicate, packed but left out of the split by `data.dedup=drop`."""
     GRAY = 2
     CMYK = 4
     PROGRESSIVE = 8
@@ -51,11 +49,10 @@ class ImageFlag(IntFlag):
     """Rewritten to a clean RGB JPEG by `data.policy=convert`."""
     RESIZED = 32
     ROTATED = 64
-    """EXIF asks for a rotation; loaders ignore it, as the field's reference pipelines do."""
+    """EXIF asks for a rotation; loaders ignore it, as reference pipelines do."""
 
 
 def encode_index(columns: Mapping[str, npt.ArrayLike]) -> bytes:
-    """The index file of these columns; all of one length, exactly those of `INDEX_COLUMNS`."""
     if set(columns) != set(INDEX_COLUMNS):
         raise ValueError(f"an index has the columns {list(INDEX_COLUMNS)}, got {list(columns)}")
     arrays = {name: np.ascontiguousarray(columns[name], dtype=dtype) for name, dtype in INDEX_COLUMNS.items()}
@@ -70,15 +67,11 @@ def encode_index(columns: Mapping[str, npt.ArrayLike]) -> bytes:
 
 
 def write_index(path: Path, columns: Mapping[str, npt.ArrayLike]) -> None:
-    """Write the index file atomically."""
     write_atomically(path, encode_index(columns))
 
 
 def read_index(path: Path) -> dict[str, npt.NDArray[Any]]:
-    """The columns of an index file, memory-mapped and read-only.
-
-    Raises InputError if the file is no index, of another version, or cut short.
-    """
+    """Return the columns, memory-mapped and read-only; raises InputError for a damaged file or another version."""
     try:
         raw: npt.NDArray[np.uint8] = np.memmap(path, dtype=np.uint8, mode="r")
     except (OSError, ValueError) as error:
@@ -103,7 +96,7 @@ def read_index(path: Path) -> dict[str, npt.NDArray[Any]]:
 
 
 class SourceNames:
-    """Source paths of the rows: bytes, in row order; written as u64 end offsets followed by the text."""
+    """Source paths in row order, as bytes; the file has u64 end offsets followed by the text."""
 
     def __init__(self, path: Path, rows: int) -> None:
         self._raw: npt.NDArray[np.uint8] = np.memmap(path, dtype=np.uint8, mode="r")

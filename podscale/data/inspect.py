@@ -18,13 +18,13 @@ from podscale.util.formatting import format_bytes
 from podscale.util.progress_reports import ProgressCallback, ignore_progress
 
 MAX_EXAMPLES = 20
-"""Rejects and duplicates shown; the files hold all of them."""
+"""Rejects and duplicates shown; the files list all of them."""
 BAR_WIDTH = 30
 
 
 @dataclass(frozen=True)
 class SplitStatistics:
-    """One split in figures; quantiles are over the images in use."""
+    """Statistics of one split; quantiles are over the images in use."""
 
     images: int
     bytes: int
@@ -39,7 +39,7 @@ class SplitStatistics:
 
 @dataclass(frozen=True)
 class ShardSetSummary:
-    """Count of a shard set; `damage` is None if nothing was verified."""
+    """Summary of a shard set; `damage` is None if nothing was verified."""
 
     directory: str
     source: str
@@ -137,7 +137,7 @@ def _summary_lines(summary: ShardSetSummary) -> Iterator[str]:
 
 
 def _histogram(classes: dict[str, int]) -> Iterator[str]:
-    """A bar a class; of many classes the ten largest and ten smallest."""
+    """Yield one bar per class; of many classes, the ten largest and the ten smallest."""
     ordered = sorted(classes.items(), key=lambda pair: -pair[1])
     largest = max(1, ordered[0][1])
     shown = list(classes.items()) if len(classes) <= MAX_EXAMPLES else [*ordered[:10], ("...", 0), *ordered[-10:]]
@@ -156,14 +156,11 @@ def _format_counts(counts: dict[str, int]) -> str:
 CELL_PIXELS, GAP_PIXELS, CAPTION_PIXELS = 96, 4, 14
 """Pixels: side of one picture, space between two, height of a class name."""
 MIN_SMOOTHED_SIDE = 32
-"""Pictures with a shorter side are enlarged without smoothing, as their pixels are what there is to see."""
+"""Pixels; pictures with a shorter side are enlarged without smoothing."""
 
 
 def contact_sheet(directory: Path, split: str, path: Path, *, classes: int = 20, per_class: int = 10) -> Path:
-    """Write a PNG with up to `per_class` images of up to `classes` classes, a row each; returns `path`.
-
-    Classes are taken at equal distances over the class map, images in the order of the shards.
-    """
+    """Write a PNG with one row per class, at equal distances over the class map; images are in shard order."""
     shard_set = ShardSet.open(directory)
     samples = shard_set.split(split)
     count = min(classes, len(shard_set.classes))

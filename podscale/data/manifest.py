@@ -22,13 +22,13 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class ShardPart:
-    """Part of a shard set that one packer packs: every `count`-th shard, from `index` on."""
+    """Part of a shard set for one packer: every `count`-th shard, from `index` on."""
 
     index: int = 0
     count: int = 1
 
     def contains(self, number: int) -> bool:
-        """Return True if this part has the shard of that number, counted from 0 over all splits."""
+        """Return True for a shard of this part; shards are numbered from 0 over all splits."""
         return number % self.count == self.index
 
 
@@ -37,7 +37,7 @@ WHOLE_SHARD_SET = ShardPart()
 
 @dataclass(frozen=True)
 class Shard:
-    """One tar file: its name inside the split, images, bytes and hashes."""
+    """One tar file; its name is relative to the split."""
 
     name: str
     count: int
@@ -47,7 +47,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class SplitSummary:
-    """One split: images in use (without dropped duplicates), bytes of its shards, images per class, shards."""
+    """One split; its counts leave out dropped duplicates."""
 
     count: int
     bytes: int
@@ -58,17 +58,17 @@ class SplitSummary:
 
 @dataclass(frozen=True)
 class ShardSetManifest:
-    """The manifest of a shard set; no field depends on when, where or by how many workers it was packed."""
+    """Manifest of a shard set. No field depends on the time, machine or number of workers of the packing."""
 
     schema_version: int
     data_fingerprint: str
     plan_fingerprint: str
     options: dict[str, Any]
-    """The values of the document's data section that the set was made with."""
+    """`result` fields of the data section that the set was made with."""
     classes_sha256: str
     splits: dict[str, SplitSummary]
     rejects: dict[str, int] = field(default_factory=dict)
-    """Unusable images by reason; the images are listed in rejects.jsonl."""
+    """Unusable images by reason; rejects.jsonl lists them."""
     duplicates: dict[str, int] = field(default_factory=dict)
     """Counts: inside, across, conflicting, dropped."""
 
@@ -82,7 +82,7 @@ class ShardSetManifest:
 
     @classmethod
     def parse(cls, text: str, where: str) -> "ShardSetManifest":
-        """Raise InputError if the text is no manifest of this version."""
+        """Parse a manifest; raises InputError if the text is none of this version."""
         try:
             raw = json.loads(text)
             if raw["schema_version"] != SCHEMA_VERSION:
@@ -110,13 +110,13 @@ class ShardSetManifest:
 
 
 def classes_sha256(classes: list[str]) -> str:
-    """The hash that ties a shard set, a checkpoint and a model to one class map (names in index order)."""
+    """Return the hash of a class map (names in index order), which shard sets, checkpoints and models record."""
     return hashlib.sha256(json.dumps(classes, ensure_ascii=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
 class Damage:
-    """A file that differs from the manifest; its path is relative to the set."""
+    """File that differs from the manifest; its path is relative to the set."""
 
     file: str
     problem: str
@@ -126,7 +126,6 @@ class Damage:
 
 
 def file_matches(path: Path, size: int, sha256: str) -> bool:
-    """Return whether a file exists and has this size and hash."""
     try:
         with path.open("rb") as file:
             return path.stat().st_size == size and hashlib.file_digest(file, "sha256").hexdigest() == sha256
@@ -137,7 +136,7 @@ def file_matches(path: Path, size: int, sha256: str) -> bool:
 def verify_shard_set(
     directory: Path, manifest: ShardSetManifest, progress: ProgressCallback = ignore_progress
 ) -> list[Damage]:
-    """Read every shard and index; returns what is damaged, in manifest order."""
+    """Read every shard and index; return the damage in manifest order."""
     ticker = ProgressReporter("verify", progress, manifest.count)
     damage = []
     for name, split in manifest.splits.items():

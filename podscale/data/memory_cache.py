@@ -1,8 +1,7 @@
 """Memory cache of whole shards: compressed records that a host reads again in every epoch.
 
-For shards mapped from a local disk the kernel's page cache does the same, shares it between processes, and gives memory
-back under pressure. This cache is for shards behind a URL or on a mounted volume, whose dropped pages cost a request
-over the network, and for hosts without a disk to copy them to.
+It is for shards behind a URL or on a mounted volume, whose dropped pages cost a request over the network. For shards on
+a local disk the kernel's page cache does the same, for all processes together.
 """
 
 from __future__ import annotations
@@ -25,25 +24,25 @@ log = logging.getLogger("podscale.data.sharding")
 
 
 class ReadableShardMapper(ShardMapper, Protocol):
-    """Shards that can be read whole, too."""
+    """Mapper that also reads whole shards."""
 
     def is_local(self, path: Path) -> bool:
-        """Return whether a shard can be mapped as it is, without a download."""
+        """Return whether a shard can be mapped without a download."""
         ...
 
     def size(self, path: Path) -> int: ...
 
     def read(self, path: Path) -> npt.NDArray[np.uint8]:
-        """A copy of a shard, read from front to back."""
+        """Return a copy of a shard."""
         ...
 
 
 class MemoryCache:
-    """Keep the first shards that fit into `limit` bytes; the others are mapped where they are.
+    """Keep the first shards that fit into `limit_bytes`; map the others in place.
 
-    What is kept stays: records come in random order, so every shard is asked for at any time, and to evict one for
-    another would read whole shards for single records. Shards are brought one after the other in the background; one
-    that is asked for earlier is mapped in place if it `is_local`, else read at once.
+    Nothing is evicted: records come in random order, so an eviction would read whole shards for single records. Shards
+    are read one by one in the background. One that is needed earlier is mapped in place if it `is_local`, else read at
+    once.
     """
 
     def __init__(self, backing: ReadableShardMapper, limit_bytes: int) -> None:
@@ -56,7 +55,6 @@ class MemoryCache:
 
     @property
     def cached_bytes(self) -> int:
-        """Bytes of the shards in memory."""
         return sum(len(kept) for kept in tuple(self._kept.values()))
 
     def __call__(self, path: Path) -> npt.NDArray[np.uint8]:
@@ -68,10 +66,7 @@ class MemoryCache:
         return self._backing(path)
 
     def prefetch(self, paths: Sequence[Path]) -> None:
-        """Read the shards that fit into memory, in this order; the others stay in place.
-
-        Raises InputError if the limit holds not one shard.
-        """
+        """Read the shards that fit into memory, in this order; raises InputError if the limit is below one shard."""
         with self._lock:
             chosen = [path for path in paths if path not in self._planned and self._reserve(path)]
             if paths and not self._planned:

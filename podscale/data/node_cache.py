@@ -1,15 +1,15 @@
 """Node-local cache of the shards of remote sets: one copy per node, shared by all its processes.
 
-Layout: <cache>/<first 16 digits of the manifest's sha256>/ holds the small files of a set and, as they are read, its
-tar files. Processes synchronise through the kernel's file locks, which are released when their holder exits:
+Layout: <cache>/<first 16 digits of the manifest's sha256>/ has the small files of a set and the tar files read so far.
+Processes synchronise by file locks, which the kernel releases when their holder exits:
 
 - `<shard>.lock`, exclusive, while one process downloads the shard;
 - the shard itself, shared, while any process maps it: such a shard is never evicted;
 - `<part>`, exclusive, while it is written: an unlocked part was left by a killed process and is removed;
-- `<cache>/lock`, exclusive, while room is made and reserved.
+- `<cache>/lock`, exclusive, while space is freed and reserved.
 
-A shard gets its name only when all its bytes are here and have the sha256 of the manifest. Its modification time is
-when it was last mapped; the least recently used ones are evicted first.
+A download is renamed to the shard once its sha256 is the manifest's. The modification time is the last use; the least
+recently used shards are evicted first.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _MAX_MAPPED_SHARDS = 4  # shards a process keeps mapped when the set is larger t
 
 
 class ShardCache:
-    """A directory that holds at most `limit_bytes` of shards."""
+    """Directory with at most `limit_bytes` of shards."""
 
     def __init__(
         self, directory: str | Path | None, limit_bytes: int, retry_policy: ReadRetryPolicy | None = None
@@ -60,11 +60,10 @@ class ShardCache:
             ) from error
 
     def open(self, location: str, memory_bytes: int = 0) -> ShardSet:
-        """Open the shard set at a URL: its small files are downloaded now, its shards when they are read.
+        """Open the shard set at a URL: download its small files now, its shards when they are read.
 
-        The first shards that fit into `memory_bytes` go to the process's memory, not to this cache.
-
-        Raises InputError if there is no complete shard set.
+        The first shards that fit into `memory_bytes` go to the process's memory instead. Raises InputError if there is
+        no complete shard set.
         """
         remote = RemoteFiles(location, self.retry_policy)
         try:
@@ -85,14 +84,14 @@ class ShardCache:
         return ShardSet.open(directory, MemoryCache(shards, memory_bytes) if memory_bytes else shards)
 
     def map_if_cached(self, path: Path, shard: Shard) -> npt.NDArray[np.uint8] | None:
-        """Map a cached shard, which is safe from eviction while it is mapped; None if it is not cached."""
+        """Map a cached shard, which cannot be evicted meanwhile; None if it is not cached."""
         while True:
             try:
                 file = path.open("rb")
             except FileNotFoundError:
                 return None
             with file:
-                fcntl.flock(file, fcntl.LOCK_SH)  # the mapping below shares this lock until it is released
+                fcntl.flock(file, fcntl.LOCK_SH)  # held by the mapping below until it is released
                 if not _is_same_file(file, path):
                     continue  # evicted between open and lock
                 if os.fstat(file.fileno()).st_size != shard.bytes:
@@ -102,7 +101,7 @@ class ShardCache:
                 return map_file(file)
 
     def download(self, remote: RemoteFiles, name: str, path: Path, shard: Shard, *, evict: bool) -> bool:
-        """Download one shard; False if that needs room that `evict` does not allow to make."""
+        """Download one shard; False if there is no space for it and `evict` is off."""
         part = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")
         file = self._reserve(part, shard.bytes, evict=evict)
         if file is None:
@@ -122,7 +121,7 @@ class ShardCache:
         return True
 
     def _reserve(self, part: Path, size: int, *, evict: bool) -> BinaryIO | None:
-        """Reserve an empty locked part file of `size` bytes; waits if all shards are in use."""
+        """Return a new locked part file of `size` bytes; wait if all shards are in use."""
         if size > self.limit_bytes:
             raise InputError(
                 f"smaller than one shard of {size} bytes",
@@ -150,7 +149,7 @@ class ShardCache:
             time.sleep(0.1)
 
     def _free_space(self, size: int, *, evict: bool) -> bool:
-        """Return whether `size` bytes fit now, after removing what was left behind and, if allowed, unused shards."""
+        """Remove leftover parts and, if `evict`, unused shards; return whether `size` bytes fit then."""
         for part in self.directory.glob("*/*/*.part"):
             _remove_unused(part)
         shards = sorted(_file_sizes(self.directory.glob("*/*/*.tar")))
@@ -166,7 +165,7 @@ class ShardCache:
 
 
 class CachedShardMapper:
-    """Mapper of the shards of one remote set, which downloads those that are missing."""
+    """Mapper of the shards of one remote set that downloads missing ones."""
 
     cached_bytes = 0
 
@@ -194,7 +193,7 @@ class CachedShardMapper:
         with self._lock:
             self._maps[path] = mapped
             while len(self._maps) > self._max_maps:
-                self._maps.popitem(last=False)  # unmapped, and free to be evicted, once no batch refers to it
+                self._maps.popitem(last=False)  # unmapped once no batch refers to it
         return mapped
 
     def prefetch(self, paths: Sequence[Path]) -> None:
@@ -205,11 +204,10 @@ class CachedShardMapper:
         return path.exists()
 
     def size(self, path: Path) -> int:
-        """Bytes of a shard."""
         return self._shards[path][1].bytes
 
     def read(self, path: Path) -> npt.NDArray[np.uint8]:
-        """A copy of a shard: of the one that is here, else straight from the store."""
+        """Return a copy of a shard, from the cache or else from the store."""
         name, shard = self._shards[path]
         mapped = self._cache.map_if_cached(path, shard)
         if mapped is not None:
@@ -244,14 +242,13 @@ class CachedShardMapper:
 
 @contextmanager
 def file_lock(path: Path, *, wait: bool = True) -> Iterator[None]:
-    """Hold the exclusive lock of a file, between threads and processes; BlockingIOError if `wait` is off."""
+    """Hold the exclusive lock of a file; raise BlockingIOError if it is taken and `wait` is off."""
     with path.open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
 
 
 def _fetch_small_file(remote: RemoteFiles, directory: Path, name: str, sha256: str | None = None) -> None:
-    """One small file of a set, unless it is here."""
     path = directory / name
     if path.exists():
         return
@@ -282,13 +279,13 @@ def _remove_unused(path: Path) -> bool:
         except BlockingIOError:
             return False
         if not _is_same_file(file, path):
-            return False  # another process evicted it and a third brought it again
+            return False  # evicted by another process, and downloaded again
         path.unlink()
     return True
 
 
 def _file_sizes(paths: Iterator[Path]) -> Iterator[tuple[float, int, Path]]:
-    """(modification time, bytes, path) of those that still exist."""
+    """Yield (modification time, bytes, path) of the files that still exist."""
     for path in paths:
         with suppress(FileNotFoundError):
             stat = path.stat()
@@ -302,7 +299,7 @@ def _is_same_file(file: BinaryIO, path: Path) -> bool:
 
 
 def _default_directory() -> Path:
-    """A directory of this user under the temporary one, the same for all processes of the node."""
+    """Return a directory of this user under the temporary one, the same for all processes of the node."""
     directory = Path(tempfile.gettempdir()) / f"podscale-cache-{os.getuid()}"
     directory.mkdir(mode=0o700, exist_ok=True)
     if directory.is_symlink() or directory.stat().st_uid != os.getuid():

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ReadRetryPolicy:
-    """Retry policy: seconds for one read, tries, first pause in seconds (doubles), bytes of one read."""
+    """Retry policy of one read of `block_bytes`; the pause doubles after each attempt."""
 
     timeout_seconds: float = 60.0
     max_attempts: int = 6
@@ -30,7 +30,7 @@ class ReadRetryPolicy:
 
 
 class RemoteFiles:
-    """The files under an fsspec URL."""
+    """Files under an fsspec URL."""
 
     def __init__(self, location: str, retry_policy: ReadRetryPolicy) -> None:
         self.location = location.rstrip("/")
@@ -43,19 +43,19 @@ class RemoteFiles:
             raise InputError(f"cannot open this kind of location: {error}", field=location) from error
 
     def read(self, name: str) -> bytes:
-        """A whole small file; FileNotFoundError if there is none."""
+        """Return a whole small file; raises FileNotFoundError if there is none."""
         return self._read_with_retries(name, lambda: self._files.cat_file(self._path(name)))
 
     def blocks(self, name: str, size: int) -> Iterator[bytes]:
-        """The first `size` bytes of a file, block by block, each read by itself so that a cut costs one block."""
+        """Yield the first `size` bytes of a file in blocks, so that a lost connection costs one block."""
         for begin in range(0, size, self.retry_policy.block_bytes):
             end = min(begin + self.retry_policy.block_bytes, size)
             yield self._read_with_retries(name, partial(self._read_range, name, begin, end))
 
     def copy(self, name: str, size: int, sha256: str, write: Callable[[int, bytes], object]) -> None:
-        """Copy a whole file to `write(offset, block)`, from the beginning again if its sha256 differs.
+        """Copy a file to `write(offset, block)`; start again if its sha256 differs.
 
-        Raises InputError if there is no such file, PodscaleError if it cannot be read or its sha256 still differs.
+        Raises InputError if the file is missing, PodscaleError if it cannot be read or its sha256 still differs.
         """
         for attempt in range(1, self.retry_policy.max_attempts + 1):
             digest, offset = hashlib.sha256(), 0
@@ -95,8 +95,8 @@ class RemoteFiles:
             try:
                 return call_with_timeout(self.retry_policy.timeout_seconds, read)
             except (FileNotFoundError, PermissionError, InputError):
-                raise  # trying again would not change the answer
-            except Exception as error:  # each file system and HTTP client brings errors of its own
+                raise  # a retry would not help
+            except Exception as error:  # each file system and HTTP client has errors of its own
                 reason = f"{type(error).__name__}: {error}"
                 if attempt == self.retry_policy.max_attempts:
                     raise PodscaleError(

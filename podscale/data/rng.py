@@ -1,7 +1,6 @@
 """Counter-based random numbers and permutations: pure functions of a key, the same on every machine.
 
-No library's generator is used, because its stream may change between versions; golden values in the tests pin these
-functions. Everything is vectorised over NumPy arrays of uint64.
+A library's generator may change its stream between versions. Golden values in the tests pin these functions.
 """
 
 import math
@@ -12,22 +11,19 @@ import numpy.typing as npt
 UInt64Array = npt.NDArray[np.uint64]
 
 GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
-FEISTEL_ROUNDS = 16  # as many as make all orders of 7 samples equally likely (tested); large sets need fewer
-_CHUNK = 1 << 14  # positions permuted at once: their few temporaries stay in the cache of one core
+FEISTEL_ROUNDS = 16  # enough to make all orders of 7 samples equally likely (tested); large sets need fewer
+_CHUNK = 1 << 14  # positions permuted at once; their temporaries stay in the cache of one core
 
 
 def mix64(value: UInt64Array) -> UInt64Array:
-    """A bijection of 64-bit words whose output bits all depend on all input bits.
-
-    The finaliser of SplitMix64 (Steele, Lea, Flood 2014) with the constants of Stafford's variant 13.
-    """
+    """Finaliser of SplitMix64 (Steele, Lea, Flood 2014) with the constants of Stafford's variant 13; a bijection."""
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return value ^ (value >> np.uint64(31))
 
 
 def derive_key(*values: int | npt.NDArray[np.integer]) -> UInt64Array:
-    """One 64-bit key of several words, broadcast against each other; the order of the words matters."""
+    """Return one 64-bit key of several words, broadcast against each other; their order matters."""
     state = np.zeros(1, dtype=np.uint64)
     for word in values:
         state = mix64((state + GOLDEN_GAMMA) ^ np.atleast_1d(np.asarray(word).astype(np.uint64)))
@@ -35,16 +31,15 @@ def derive_key(*values: int | npt.NDArray[np.integer]) -> UInt64Array:
 
 
 def uniform(key: UInt64Array) -> npt.NDArray[np.float64]:
-    """Numbers in [0, 1) with 53 random bits, one for each key."""
+    """Return one number in [0, 1) with 53 random bits for each key."""
     return (key >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def permute(positions: npt.NDArray[np.int64], count: int, key: UInt64Array) -> npt.NDArray[np.int64]:
-    """Map each position through the permutation of 0..count-1 that `key` (one, or one per position) names.
+    """Map each position through the permutation of 0..count-1 under `key` (one, or one per position).
 
-    A generalised Feistel network on pairs (left, right) from a rectangle of at least `count` cells, with cycle walking
-    for the few cells beyond it (Black and Rogaway 2002, "Ciphers with Arbitrary Finite Domains", methods 2 and 3):
-    one position costs the same wherever it stands, and nothing is stored.
+    Generalised Feistel network on a rectangle of at least `count` cells, with cycle walking for the cells beyond it
+    (Black and Rogaway 2002, "Ciphers with Arbitrary Finite Domains", methods 2 and 3). Nothing is stored.
     """
     out = np.empty(len(positions), dtype=np.int64)
     for begin in range(0, len(positions), _CHUNK):
@@ -77,8 +72,8 @@ def _feistel(cell: UInt64Array, height: int, width: int, key: UInt64Array) -> UI
 
 
 def _feistel_round(half: UInt64Array, size: np.uint64, other: UInt64Array, key: UInt64Array) -> UInt64Array:
-    """half + F(other) modulo size, F a random function into 0..size-1."""
+    """Return half + F(other) modulo size; F is a random function into 0..size-1."""
     bits = np.uint64(32)
     half = half + ((mix64(other + key) >> bits) * size >> bits)
-    turned: UInt64Array = np.minimum(half, half - size)  # unsigned: where half < size, half - size wraps above it
+    turned: UInt64Array = np.minimum(half, half - size)  # unsigned: half - size wraps if half < size
     return turned

@@ -1,21 +1,18 @@
 """Sampler: the samples of each global batch, and the part of each rank.
 
-Stateless: every answer is a pure function of (seed, step), so a run starts anywhere at once, and a checkpoint needs
-one integer. The global batches do not depend on how many ranks or hosts share them.
+A pure function of (seed, step): a run resumes at any step, and a checkpoint needs one integer. The global batches do
+not depend on the number of ranks or hosts.
 
-`global`: the samples of an epoch are one permutation of the split; the epochs follow each other without a gap, and
-global batch g is the slice [g B, (g + 1) B) of that stream. A batch may end one epoch and begin the next, and no
-sample is left out if B does not divide the epoch.
+`global`: each epoch is one permutation of the split. Global batch g is the slice [g B, (g + 1) B) of the endless stream
+of epochs, so a batch may end one epoch and begin the next, and no sample is left out.
 
-`blocked`: the shards are dealt into G fixed groups with nearly equal numbers of samples. Every group is a stream of
-its own (each of its samples once in each of its own epochs), and every global batch takes B / G from each group. A
-host owns G / hosts groups and reads no other shard, in any epoch, so that a node-local cache holds all it needs
-(Ying et al. 2018, section 3: host sharding). Groups of unequal size end their epochs at different steps, so the
-samples of a smaller group come up more often, by the ratio of the sizes; a set whose groups differ by more than
-`MAX_GROUP_IMBALANCE` is refused.
+`blocked`: the shards form G fixed groups with nearly equal numbers of samples. Every group has epochs of its own, and
+every global batch takes B / G samples from each group. A host owns G / hosts groups and reads no other shard, so its
+node-local cache is enough (host sharding: Ying et al. 2018, section 3). Samples of a smaller group come up more often,
+by the ratio of the sizes; a ratio above `MAX_GROUP_IMBALANCE` is refused.
 
-With `repeats` r (repeated augmentation: Hoffer 2020; the samplers of timm and torchvision) each sample comes r times in
-a row, so on r ranks if there are that many, and an epoch of N places sees the first N / r samples of its permutation.
+With `repeats` r (repeated augmentation: Hoffer 2020, timm, torchvision) each sample comes r times in a row, so on r
+ranks if there are that many. An epoch of N places then sees the first N / r samples of its permutation.
 """
 
 from __future__ import annotations
@@ -57,9 +54,9 @@ class SampleTable(Protocol):
 class SampleIndices:
     """Places in the sample order.
 
-    rows: int64 [n], numbers of samples in the split, from 0.
-    epochs: int64 [n], how often each sample came up before (with repeats: another number each time); with the sample's
-    key it names the augmentation.
+    Args:
+        rows: int64 [n], numbers of samples in the split, from 0.
+        epochs: int64 [n], number of earlier uses of each sample; with the sample's key it keys the augmentation.
     """
 
     rows: RowIndices
@@ -74,7 +71,7 @@ class SampleIndices:
 
 @dataclass(frozen=True)
 class Sampler:
-    """The order of one split under one seed; `groups` is None for the kind `global`."""
+    """Order of one split under one seed; `groups` is None if the order is `global`."""
 
     seed: int
     count: int
@@ -84,16 +81,15 @@ class Sampler:
     repeats: int = 1
 
     def global_batch(self, step: int) -> SampleIndices:
-        """Return the samples of step `step`, in an order that no world size changes; by group if blocked."""
+        """Return the samples of a step, by group if blocked; the world size changes nothing."""
         if self.groups is None:
             return self._slice_stream(0, None, step * self.batch, self.batch)
         return self._batch_of_groups(step, range(len(self.groups)))
 
     def rank_batch(self, step: int, rank: int, world_size: int) -> SampleIndices:
-        """The part of `rank`: every world-th sample of the global batch.
+        """Return every `world_size`-th sample of the global batch, or if blocked, of the part of the rank's host.
 
-        If blocked, a host (a block of world / hosts consecutive ranks) takes its own groups' part of the batch
-        first, and its ranks take every (world / hosts)-th sample of that.
+        A host is a block of `world_size` / hosts consecutive ranks.
         """
         if self.groups is None:
             return self.global_batch(step)[slice(rank, None, world_size)]
@@ -102,11 +98,11 @@ class Sampler:
         return self._batch_of_groups(step, self._groups_of_host(host))[slice(local, None, ranks_per_host)]
 
     def host_of(self, rank: int, world_size: int) -> int:
-        """The host that `rank` belongs to. Raises InputError if the hosts have no equal numbers of ranks."""
+        """Return the host of `rank`; raises InputError if hosts have unequal numbers of ranks."""
         return rank // self._ranks_per_host(world_size)
 
     def rows_of_host(self, host: int) -> RowIndices:
-        """All samples that the ranks of `host` ever read."""
+        """Return all samples that the ranks of `host` ever read."""
         if self.groups is None:
             return np.arange(self.count, dtype=np.int64)
         return np.concatenate([self.groups[group] for group in self._groups_of_host(host)])
@@ -139,7 +135,7 @@ class Sampler:
         return SampleIndices(np.concatenate([p.rows for p in parts]), np.concatenate([p.epochs for p in parts]))
 
     def _slice_stream(self, group: int, members: RowIndices | None, begin: int, length: int) -> SampleIndices:
-        """Places begin, ..., begin + length - 1 of the endless stream of one group."""
+        """Return places begin, ..., begin + length - 1 of the endless stream of one group."""
         count = self.count if members is None else len(members)
         epochs, positions = np.divmod(np.arange(begin, begin + length, dtype=np.int64), count)
         one_epoch = epochs[0] == epochs[-1]
@@ -149,10 +145,7 @@ class Sampler:
 
 
 def build_sampler(config: RunConfig, split: SampleTable) -> Sampler:
-    """Build the sampler that the run document asks for over the training split.
-
-    Raises InputError if the split is empty or the groups fit neither its shards nor the hosts (launch.nodes).
-    """
+    """Build the sampler of the training split; raises InputError if it is empty or the groups do not fit."""
     count, batch, seed, repeats = len(split), config.train.global_batch, config.run.seed, config.input.repeats
     if count == 0:
         raise InputError("the training split holds no images", hint="Look at rejects.jsonl of the shard set.")
@@ -164,10 +157,7 @@ def build_sampler(config: RunConfig, split: SampleTable) -> Sampler:
 
 
 def check_shard_groups(config: RunConfig, hosts: int, shards: int | None = None) -> None:
-    """Raise InputError if hosts cannot have equally many groups of shards, with the numbers of groups that do.
-
-    shards: how many there are, where that is known.
-    """
+    """Raise InputError, with the numbers of groups that fit, if hosts cannot have equally many groups of shards."""
     number, batch = config.input.groups, config.train.global_batch
     if config.input.order == "global" or number % hosts == 0:
         return
@@ -183,15 +173,13 @@ def check_shard_groups(config: RunConfig, hosts: int, shards: int | None = None)
 
 
 def _format_choices(numbers: Sequence[int]) -> str:
-    """[2, 4, 8] -> 'Choose 2, 4 or 8.'"""
     return f"Choose {join_words([str(number) for number in numbers], 'or')}."
 
 
 def assign_shards_to_groups(shard_of_row: npt.NDArray[Any], group_count: int) -> tuple[RowIndices, ...]:
-    """Return the rows, ascending, of each of `group_count` groups of whole shards.
+    """Return the rows, ascending, of each group of whole shards.
 
-    Largest shard first, always to the group with the fewest samples (Graham 1969); ties go to the lower number, so
-    the groups depend on the shard set alone.
+    Largest shard first, each to the group with the fewest samples (Graham 1969), or the lower number in a tie.
     """
     sizes = np.bincount(shard_of_row)
     shards = [int(shard) for shard in np.argsort(-sizes, kind="stable") if sizes[shard]]
@@ -221,16 +209,15 @@ def assign_shards_to_groups(shard_of_row: npt.NDArray[Any], group_count: int) ->
 
 
 def evaluation_steps(count: int, world_size: int, batch: int) -> int:
-    """Steps in which `world_size` ranks with batches of `batch` see `count` samples once."""
     return -(-count // (world_size * batch))
 
 
 def evaluation_rows(
     count: int, step: int, rank: int, world_size: int, batch: int
 ) -> tuple[RowIndices, npt.NDArray[np.float32]]:
-    """Rows int64 [batch] and weights float32 [batch] of one rank and step; over all, every sample once with weight 1.
+    """Return rows int64 [batch] and weights float32 [batch]; over all ranks and steps, each sample once with weight 1.
 
-    Places beyond the last sample carry weight 0 and its row, so that all ranks and steps have the same shapes.
+    Places beyond the last sample have its row and weight 0, so that all ranks and steps have the same shapes.
     """
     positions = step * world_size * batch + rank + world_size * np.arange(batch, dtype=np.int64)
     return np.minimum(positions, count - 1), (positions < count).astype(np.float32)

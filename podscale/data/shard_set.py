@@ -1,7 +1,4 @@
-"""Reader of a local shard set: memory-mapped tars, zero-copy records, one row per sample in use.
-
-The same classes read a remote set, whose shards are downloaded to the node on first use (see podscale.data.node_cache).
-"""
+"""Reader of a shard set: memory-mapped tars, zero-copy records. podscale.data.node_cache downloads remote shards."""
 
 import json
 import mmap
@@ -21,7 +18,7 @@ _READ_BYTES = 8 * 2**20  # bytes of one read
 
 
 class ShardMapper(Protocol):
-    """Map the tar files of a shard set; the path is that of a shard on this machine, now or after its download."""
+    """Map a tar file by its path on this machine, now or after its download."""
 
     def __call__(self, path: Path) -> npt.NDArray[np.uint8]: ...
 
@@ -29,12 +26,12 @@ class ShardMapper(Protocol):
 
     @property
     def cached_bytes(self) -> int:
-        """Bytes of records in this process's own memory; pages of mapped files are the kernel's."""
+        """Bytes of records in this process's own memory, without the pages of mapped files."""
         ...
 
 
 class LocalShardMapper:
-    """Shards that lie in a local directory: each is mapped once per process."""
+    """Shards in a local directory, each mapped once per process."""
 
     cached_bytes = 0
 
@@ -59,11 +56,10 @@ class LocalShardMapper:
         return True
 
     def size(self, path: Path) -> int:
-        """Bytes of a shard."""
         return _shard_bytes(path)
 
     def read(self, path: Path) -> npt.NDArray[np.uint8]:
-        """A copy of a shard, read from front to back: what a mounted volume does fastest."""
+        """Return a copy of a shard, read from front to back, which is fastest on a mounted volume."""
         content = np.empty(_shard_bytes(path), dtype=np.uint8)
         view, filled = content.data, 0
         try:
@@ -89,12 +85,12 @@ def _read_error(path: Path, error: Exception) -> InputError:
 
 
 def map_file(file: BinaryIO) -> npt.NDArray[np.uint8]:
-    """The bytes of an open file as a read-only mapping, which keeps the file open until it is released."""
+    """Map an open file read-only; the mapping keeps it open until it is released."""
     return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), dtype=np.uint8)
 
 
 class Split:
-    """The samples of one split. `row` counts the samples in use, from 0; dropped duplicates have none."""
+    """Samples of one split. A `row` numbers the samples in use, from 0; dropped duplicates have none."""
 
     def __init__(self, directory: Path, name: str, shard_names: list[str], shards: ShardMapper | None = None) -> None:
         self.name = name
@@ -119,11 +115,11 @@ class Split:
         return self._columns["label"]
 
     def column(self, name: str) -> npt.NDArray[Any]:
-        """One column of the index (see `index.COLUMNS`), restricted to samples in use."""
+        """Return one column of the index (see `index.INDEX_COLUMNS`) for the samples in use."""
         return self._columns[name]
 
     def read(self, row: int) -> npt.NDArray[np.uint8]:
-        """The encoded image of sample `row`: a read-only view of the mapped shard, nothing is copied."""
+        """Return the encoded image as a read-only view of the mapped shard."""
         offset, size = int(self._columns["offset"][row]), int(self._columns["size"][row])
         return self._shards(self._paths[int(self._columns["shard"][row])])[offset : offset + size]
 
@@ -133,11 +129,11 @@ class Split:
         return self._shards.cached_bytes
 
     def prefetch(self, rows: npt.NDArray[np.int64]) -> None:
-        """Announce samples that will be read, so that a remote set can download their shards ahead of time."""
+        """Prefetch the shards of these samples, if the set is remote or kept in memory."""
         self._shards.prefetch([self._paths[shard] for shard in np.unique(self._columns["shard"][rows])])
 
     def source(self, row: int) -> bytes:
-        """Name of sample `row` in its source."""
+        """Return the name of a sample in its source."""
         return self._sources[int(self._rows[row])]
 
     @cached_property
@@ -146,7 +142,7 @@ class Split:
 
 
 class ShardSet:
-    """A complete shard set in a local directory; its tar files may come later (see `ShardMapper`)."""
+    """Complete shard set in a local directory; its tar files may be downloaded later (see `ShardMapper`)."""
 
     def __init__(
         self, directory: Path, manifest: ShardSetManifest, classes: list[str], shards: ShardMapper | None = None
@@ -159,10 +155,7 @@ class ShardSet:
 
     @classmethod
     def open(cls, directory: Path | str, shards: ShardMapper | None = None) -> "ShardSet":
-        """Open the shard set in a directory; `shards` maps tar files that are not local.
-
-        Raises InputError if there is no complete shard set or its class map does not match its manifest.
-        """
+        """Open a shard set; raises InputError if it is incomplete or its class map does not match its manifest."""
         directory = Path(directory)
         try:
             manifest = ShardSetManifest.parse(
@@ -185,7 +178,7 @@ class ShardSet:
         return cls(directory, manifest, classes, shards)
 
     def split(self, name: str) -> Split:
-        """The split `train` or `validation`."""
+        """Return the split `train` or `validation`."""
         if name not in self.manifest.splits:
             raise InputError(
                 f"has only the splits {', '.join(self.manifest.splits)}", field=str(self.directory), got=name

@@ -10,11 +10,7 @@ from podscale.util.locations import Location
 
 
 def local_path(location: str) -> Path:
-    """Return the path of a local directory from a path or file:// URL.
-
-    Raises:
-        InputError: Another URL; a run directory needs a file system that can lock and rename.
-    """
+    """Return the path of a path or file:// URL; raises InputError for other URLs, which cannot lock and rename."""
     path = Location.parse(location).local_path
     if path is None:
         raise InputError(
@@ -28,7 +24,6 @@ def local_path(location: str) -> Path:
 
 
 def dataset_directory(workspace: str, data: DataSection) -> str:
-    """Return the location of the shard set of a data section."""
     return str(Location.parse(workspace).join("datasets", data_fingerprint(data)))
 
 
@@ -38,7 +33,7 @@ def programs_directory(workspace: str) -> Path:
 
 
 class RunFile:
-    """Descriptor of a file of a run directory."""
+    """Descriptor of the path of a file in a run directory."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -49,7 +44,7 @@ class RunFile:
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """Files of one run, by name. Nothing is created before `create`."""
+    """Paths of a run's files."""
 
     path: Path
 
@@ -60,19 +55,17 @@ class RunDirectory:
     metrics = RunFile("metrics.jsonl")
     """One JSON line per logged step, evaluation and event."""
     mlperf = RunFile("mlperf.log")
-    """MLPerf log, if the document asks for it (see podscale.telemetry.mlperf_log)."""
     tensorboard = RunFile("tensorboard")
-    """Event files, if the document asks for them."""
     trackers = RunFile("trackers")
     """Record of what was sent to experiment trackers (see podscale.telemetry.trackers.base)."""
     endpoint = RunFile("metrics.url")
-    """URL of the metrics endpoint, while one is served."""
+    """URL of the metrics endpoint, while it is served."""
     telemetry = RunFile("telemetry.json")
-    """Last values of the metrics of each stage, from its leading pod."""
+    """Last metric values of each stage, from its leading pod."""
     outcome = RunFile("outcome.json")
     """Outcomes of each stage's newest launch."""
     fingerprints = RunFile("stages.json")
-    """Fingerprint of the inputs of each finished stage."""
+    """Fingerprints of the inputs of finished stages."""
     all_reduce = RunFile("all_reduce.json")
     """Measurements and choice of `all_reduce.algorithm: auto`, kept over restarts."""
     checkpoints = RunFile("checkpoints")
@@ -82,7 +75,7 @@ class RunDirectory:
     """One row per validation sample (see podscale.runs.predictions)."""
     evaluation = RunFile("evaluation.json")
     ensemble = RunFile("ensemble")
-    """Predictions of models that were evaluated together, and `mean`, the model of their mean weights."""
+    """Predictions of models evaluated together, and `mean`, the model of their mean weights."""
     report = RunFile("report.html")
     hang_stacks = RunFile("hang")
     """Stack of each rank when the run last hung."""
@@ -95,7 +88,7 @@ class RunDirectory:
         return cls(local_path(config.run.workspace) / "runs" / config.run.id)
 
     def create(self) -> "RunDirectory":
-        """Create the directory; raises InputError if it cannot be written."""
+        """Create the directory; raises InputError if that fails."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:

@@ -1,4 +1,4 @@
-"""Members of a collapsed ensemble as runs of their own, and the directories of models evaluated together."""
+"""Members of a collapsed ensemble as runs, and the directories of models evaluated together."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ MAX_RUN_ID_LENGTH = 40
 
 @dataclass(frozen=True)
 class EnsembleMember:
-    """One member: the run that collapses the snapshot at the end of `cycle` (from 0)."""
+    """Run that collapses the snapshot at the end of `cycle` (from 0)."""
 
     cycle: int
     config: RunConfig
@@ -62,11 +62,7 @@ def member_run_id(run: str, cycle: int) -> str:
 
 
 def member_run_config(config: RunConfig, cycle: int) -> RunConfig:
-    """Return the document of the collapse from the end of `cycle`.
-
-    It is the main run's with other initial weights, a short schedule, more weight decay, gentler crops and another
-    sample order.
-    """
+    """Return the run document of the collapse from the end of `cycle`."""
     ensemble, train = config.ensemble, config.train
     decay = train.optimizer.weight_decay * ensemble.collapse.weight_decay_factor
     changed = {
@@ -96,14 +92,14 @@ def member_run_config(config: RunConfig, cycle: int) -> RunConfig:
 
 
 def combined_model_directories(config: RunConfig) -> list[Path]:
-    """Directories of the models that a document's evaluation combines; empty if it evaluates the run's own."""
+    """Return the directories of the models that an evaluation combines; empty if it evaluates the run's own."""
     if config.evaluate.models:
         return [resolve_model_directory(config, name) for name in config.evaluate.models]
     return [one.model for one in ensemble_members(config)]
 
 
 def evaluated_model_directories(config: RunConfig) -> list[Path]:
-    """Return the directories of all models that the evaluation of a document reads."""
+    """Return the directories of all models that an evaluation reads."""
     several = combined_model_directories(config)
     baseline = config.evaluate.baseline
     if not several:
@@ -112,13 +108,13 @@ def evaluated_model_directories(config: RunConfig) -> list[Path]:
 
 
 def resolve_model_directory(config: RunConfig, name: str) -> Path:
-    """Return the directory of a model named by it, by its run's directory, or by a run id of the workspace."""
+    """Return the directory of a model by its path, its run's path, or a run id of the workspace."""
     candidates = list(_model_candidates(config, name))
     return next((path for path in candidates if (path / MODEL_JSON).exists()), candidates[0])
 
 
 def resolve_run_directory(config: RunConfig, name: str) -> RunDirectory:
-    """Return the directory of a run named by its id in the same workspace, or by its directory."""
+    """Return the directory of a run by its id in the workspace, or by its path."""
     if "/" in name or Path(name).is_dir():
         return RunDirectory(Path(name))
     return RunDirectory(local_path(config.run.workspace) / "runs" / name)

@@ -1,9 +1,9 @@
-"""Run directory lease: a file lock that ends with its holder, and a fencing number against late writers.
+"""Run directory lease: a file lock, and a fencing number against late writers.
 
-The user's command holds the lock (flock), which the kernel releases when the command exits, even after kill -9. The
-processes of its launch know the fencing number from their environment. Every new lease raises the number, so a process
-of an earlier launch, on this machine or another, finds a number that is not its own and stops writing. On a file system
-without locks, a live holder on this machine is found by its process id; against other machines only the number guards.
+The user's command holds the lock (flock), which the kernel releases on exit, even after kill -9. Its processes get the
+fencing number from their environment. Every new lease increases the number, so that a process of an earlier launch
+finds another number and stops writing. Without file locks, the process id finds a holder on this machine, and only the
+number guards against other machines.
 """
 
 import errno
@@ -34,16 +34,16 @@ logger = logging.getLogger(__name__)
 
 
 class LeaseLost(PodscaleError):
-    """Another launch writes this run directory now."""
+    """Lease that a newer launch has taken over."""
 
 
 class LeaseTaken(InputError):
-    """A running launch writes this run directory."""
+    """Lease that a running launch holds."""
 
 
 @dataclass(frozen=True)
 class LeaseHolder:
-    """Holder of the lease; `started` (clock ticks since boot) tells reused process ids apart."""
+    """Holder of the lease; `started` (clock ticks since boot) distinguishes reused process ids."""
 
     number: int
     host: str
@@ -61,7 +61,7 @@ class LeaseHolder:
 
 
 class Lease:
-    """Right to write a run directory; begins with `acquire`, ends with `release` or with the process."""
+    """Exclusive right to write a run directory, until `release` or exit."""
 
     def __init__(self, path: Path, number: int, descriptor: int = -1) -> None:
         self.path = path
@@ -72,11 +72,7 @@ class Lease:
 
     @classmethod
     def acquire(cls, path: Path, wait_seconds: float = 0.0) -> "Lease":
-        """Take the lease of `path`, whose directory must exist; wait `wait_seconds` for a holder that is about to exit.
-
-        Raises:
-            LeaseTaken: Another launch holds the lease; the error names it.
-        """
+        """Take the lease at `path`; raises LeaseTaken if another launch holds it after `wait_seconds`."""
         return _retry_while_taken(lambda: cls._acquire(path), wait_seconds)
 
     @classmethod
@@ -102,11 +98,9 @@ class Lease:
 
     @classmethod
     def hold(cls, path: Path, environ: Mapping[str, str] = os.environ, wait_seconds: float = 0.0) -> "Lease":
-        """Return the lease that this process inherits from its launch (see `variables`), else `acquire` it.
+        """Return the lease inherited from the launch (see `variables`), else `acquire` it.
 
-        Raises:
-            LeaseLost: A newer launch has taken over.
-            LeaseTaken: Another launch holds the lease.
+        Raises LeaseLost if a newer launch has taken over an inherited lease.
         """
         if env.FENCE not in environ or Path(environ.get(env.LEASE, "")) != path.absolute():
             return cls.acquire(path, wait_seconds)
@@ -120,9 +114,9 @@ class Lease:
         return {env.LEASE: str(self.path.absolute()), env.FENCE: str(self.number)}
 
     def release(self) -> None:
-        """Release the lock; the number stays, so that the next is higher. Safe to call twice."""
+        """Release the lock; the number stays in the file. Safe to call twice."""
         if self._descriptor >= 0:
-            # A child between fork and exec still shares the open file: unlock, do not only close.
+            # Unlock, because a child between fork and exec still shares the open file.
             with suppress(OSError):
                 fcntl.flock(self._descriptor, fcntl.LOCK_UN)
             os.close(self._descriptor)
@@ -136,7 +130,7 @@ class Lease:
 
 
 def check_not_taken(path: Path, wait_seconds: float = 0.0) -> None:
-    """Raise LeaseTaken if a running launch holds the lease of `path` after `wait_seconds`; changes nothing."""
+    """Raise LeaseTaken if a running launch holds the lease at `path` after `wait_seconds`."""
 
     def check() -> None:
         held, holder = _read_lock_state(path)
@@ -147,7 +141,7 @@ def check_not_taken(path: Path, wait_seconds: float = 0.0) -> None:
 
 
 def _retry_while_taken(attempt: Callable[[], T], seconds: float) -> T:
-    """Return the attempt's result; retry while the lease is taken, until the timeout."""
+    """Retry `attempt` while the lease is taken, until the timeout."""
     deadline, logged = time.monotonic() + seconds, False
     while True:
         try:
@@ -162,11 +156,7 @@ def _retry_while_taken(attempt: Callable[[], T], seconds: float) -> T:
 
 
 def lease_wait_seconds(grace_seconds: float, environ: Mapping[str, str] = os.environ) -> float:
-    """Return the longest wait for the lease of a run directory, in seconds.
-
-    In a pod, the holder may be the pod that this one replaces, which is still saving. Outside of pods it is another
-    launch, and the wait is 0.
-    """
+    """Return the longest wait for a lease in seconds; in a pod, the pod that it replaces may still be saving."""
     return pod_exit_seconds(grace_seconds) if "KUBERNETES_SERVICE_HOST" in environ else 0.0
 
 
@@ -176,7 +166,7 @@ def pod_exit_seconds(grace_seconds: float) -> float:
 
 
 def is_held(path: Path) -> bool:
-    """Return True if a running launch holds the lease of `path`; changes nothing."""
+    """Return True if a running launch holds the lease at `path`."""
     return _read_lock_state(path)[0]
 
 
@@ -195,9 +185,9 @@ def _read_lock_state(path: Path) -> tuple[bool, LeaseHolder | None]:
 
 
 def lease_fence(path: Path, number: int) -> Callable[[], None]:
-    """Return a check, for the processes of a launch, that raises LeaseLost unless the lease still has this number.
+    """Return a check that raises LeaseLost unless the lease still has this number.
 
-    It opens the file and reads 512 bytes; opening invalidates the cache of a network file system.
+    It opens the file each time, which invalidates the cache of a network file system.
     """
 
     def check() -> None:
@@ -235,7 +225,7 @@ def _parse_holder(content: bytes) -> LeaseHolder | None:
 
 
 def _write_holder(descriptor: int, number: int) -> None:
-    """Write in place, because the lock belongs to the file; a write of fixed length is never seen half."""
+    """Write in place, because the lock belongs to the file; a write of fixed length is never read in part."""
     holder = LeaseHolder(number, socket.gethostname(), os.getpid(), start_ticks(os.getpid()), time.time())
     record = json.dumps(asdict(holder)).encode()
     assert len(record) < RECORD_BYTES, "a host name has at most 255 bytes"

@@ -1,7 +1,6 @@
 """Model files of a finished run, and checks on models that are evaluated together.
 
-The weights are one safetensors file with the catalogue's names, the same for every engine. Models that know other
-classes or preprocess images in another way are refused.
+The weights are one safetensors file with the catalogue's names, the same for every engine.
 """
 
 import json
@@ -20,15 +19,11 @@ from podscale.runs.ensemble_members import MODEL_JSON, combined_model_directorie
 
 WEIGHTS_FILE = "model.safetensors"
 OTHER_WEIGHTS_FILES = {"trained": "ema.safetensors", "ema": "trained.safetensors"}
-"""The other weights that a run kept, by which of them are the model (evaluate.weights)."""
+"""File of the weights that are not the model, by `evaluate.weights`."""
 
 
 def read_weights(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, npt.NDArray[Any]]:
-    """Return parameters and running statistics by name; `shapes` are those of the network.
-
-    Raises:
-        InputError: The file is missing or holds another architecture.
-    """
+    """Return parameters and running statistics by name; raises InputError for no file or other shapes."""
     try:
         arrays: dict[str, npt.NDArray[Any]] = load_file(path)
     except FileNotFoundError as error:
@@ -42,14 +37,14 @@ def read_weights(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str,
 
 @dataclass(frozen=True)
 class EvaluatedModel:
-    """Directory of a model, and the contents of its model.json."""
+    """Directory of a model, and its model.json."""
 
     directory: Path
     description: dict[str, Any]
 
     @property
     def name(self) -> str:
-        """Run that trained it."""
+        """Id of the run that trained it."""
         return str(self.description["run"])
 
     @property
@@ -63,26 +58,26 @@ class EvaluatedModel:
 
     @property
     def average_weights(self) -> Path | None:
-        """Running average of the weights, if the run kept one and it is not the model itself."""
+        """Running average of the weights; None if there is none or it is the model itself."""
         average = self.directory / OTHER_WEIGHTS_FILES["trained"]
         return average if self.description["training"].get("weights") == "trained" and average.exists() else None
 
 
 @dataclass(frozen=True)
 class EvaluatedModels:
-    """Members of an ensemble, at least two in the order of the document, and the single model they are compared to."""
+    """Members of an ensemble in document order, and the single model that they are compared to."""
 
     members: list[EvaluatedModel]
     baseline: EvaluatedModel | None
 
     @property
     def same_architecture(self) -> bool:
-        """True if all members have one architecture, so that their weights have a mean."""
+        """True if all members have one architecture."""
         return all(one.model_section == self.members[0].model_section for one in self.members)
 
 
 def preprocessing_of(config: RunConfig) -> dict[str, Any]:
-    """Preprocessing of images for a document's model, as model.json records it."""
+    """Return the preprocessing of images that model.json records."""
     return {
         "color": "RGB",
         "image_size": config.eval_image_size,
@@ -95,8 +90,7 @@ def preprocessing_of(config: RunConfig) -> dict[str, Any]:
 def read_evaluated_models(config: RunConfig, classes: Sequence[str]) -> EvaluatedModels:
     """Read the models that a document evaluates together; `classes` are those of the shard set, in index order.
 
-    Raises:
-        InputError: A model is missing or damaged, has other classes, or needs other preprocessing.
+    Raises InputError if a model is missing or damaged, or has other classes or preprocessing.
     """
     baseline = config.evaluate.baseline
     members = [read_model(directory) for directory in combined_model_directories(config)]

@@ -1,8 +1,7 @@
 """Predictions for every validation sample: the interface between engines and evaluation.
 
-Columns in a safetensors file, sorted by sample key, so that two files of one model are byte-identical whatever the
-number of ranks. The evaluation of several models keeps the predictions of each pass and of each combination in
-`<run>/ensemble/`, and writes passes.json there last: the model and the seconds of each pass.
+Columns in a safetensors file, sorted by sample key, so that it does not depend on the number of ranks. The evaluation
+of several models writes the predictions of each pass and combination to `<run>/ensemble/`, and passes.json last.
 """
 
 import json
@@ -52,22 +51,18 @@ class Predictions:
         return len(self.keys)
 
     def top1_top5_accuracy(self) -> tuple[float, float]:
-        """Return the fractions of samples whose true class is the first prediction, and among the first five."""
+        """Return the top-1 and top-5 accuracy as fractions."""
         hits = self.topk[:, :5] == self.labels[:, None]
         return float(hits[:, 0].mean()), float(hits.any(axis=1).mean())
 
     def sorted_by_key(self) -> "Predictions":
-        """Return the same rows in key order, which is the order of the file."""
+        """Return the rows in key order, as in the file."""
         order = np.argsort(self.keys, kind="stable")
         return Predictions(**{name: getattr(self, name)[order] for name in PREDICTION_COLUMNS})
 
 
 def write_predictions(path: Path, predictions: Predictions) -> None:
-    """Write `predictions` atomically, sorted by key.
-
-    Raises:
-        ValueError: The columns disagree in length, or a sample occurs twice (padding must be left out before).
-    """
+    """Write `predictions` atomically, sorted by key; raises ValueError if a sample occurs twice, such as padding."""
     columns = {name: np.asarray(getattr(predictions, name)).astype(dtype) for name, dtype in PREDICTION_COLUMNS.items()}
     _check_columns(columns)
     order = np.argsort(columns["keys"], kind="stable")
@@ -106,7 +101,7 @@ def _check_columns(columns: dict[str, npt.NDArray[np.generic]]) -> None:
 
 
 CombineMethod = Literal["probabilities", "logits", "weights"]
-"""Mean of the probabilities, mean of the logits, one model of the mean weights."""
+"""Mean of the probabilities, mean of the logits, or one model of the mean weights."""
 COMBINE_METHODS: tuple[CombineMethod, ...] = get_args(CombineMethod)
 PASSES_FILE = "passes.json"
 
@@ -118,8 +113,8 @@ class EvaluationPass:
     Args:
         name: Name of its predictions.
         directory: Directory of the model.
-        seconds: Time of the pass, with the input.
-        statistics_seconds: Time before it for batch norm statistics of the mean weights, over training images.
+        seconds: Time of the pass, input included.
+        statistics_seconds: Time before it for batch norm statistics of the mean weights.
     """
 
     name: str
@@ -129,7 +124,7 @@ class EvaluationPass:
 
 
 def write_passes(directory: Path, passes: Sequence[EvaluationPass], predictions: Mapping[str, Predictions]) -> None:
-    """Write the predictions of all passes and combinations by name, and then passes.json."""
+    """Write the predictions of all passes and combinations by name, then passes.json."""
     directory.mkdir(exist_ok=True)
     for name, of_pass in predictions.items():
         write_predictions(pass_predictions_path(directory, name), of_pass)

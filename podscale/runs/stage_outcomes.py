@@ -1,7 +1,7 @@
 """Stage outcomes of a run directory, and reuse of stages that finished with the same inputs.
 
-outcome.json records how each stage of a run ended, for launchers, the exit handler and people. stages.json records the
-fingerprint of each finished stage's inputs. A run directory belongs to one run document: another is refused.
+outcome.json has the outcome of each stage, stages.json the fingerprint of each finished stage's inputs. A run directory
+belongs to one run document: another is refused.
 """
 
 import errno
@@ -27,14 +27,14 @@ from podscale.util.locations import Location
 from podscale.util.processes import SigtermReceived
 
 EXIT_INTERRUPTED = 130
-"""Exit code after Ctrl-C, as shells expect it."""
+"""Exit code after Ctrl-C, as in shells."""
 
 StageName = Literal["shard", "train", "evaluate", "report"]
 
 
 @dataclass(frozen=True)
 class StageOutcome:
-    """Outcome of one stage: exit code, error message (empty when done) and wall seconds."""
+    """Outcome of one stage; `seconds` are wall time."""
 
     stage: str
     exit_code: int
@@ -42,7 +42,7 @@ class StageOutcome:
     seconds: float = 0.0
     ended: str = ""
     reused: bool = False
-    """True if the stage was already finished; `seconds` are then those of the launch that did the work."""
+    """True if the stage was finished before; `seconds` are then those of the launch that did the work."""
 
     @property
     def is_done(self) -> bool:
@@ -50,7 +50,7 @@ class StageOutcome:
 
 
 def write_outcome(path: Path, outcome: StageOutcome) -> None:
-    """Write the outcome of one stage; those of the other stages stay."""
+    """Write the outcome of one stage beside those of the others."""
     outcomes = read_outcomes(path)
     outcomes[outcome.stage] = outcome
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -67,7 +67,6 @@ def read_outcomes(path: Path) -> dict[str, StageOutcome]:
 
 
 def exit_code_and_message(error: BaseException) -> tuple[int, str]:
-    """Return the exit code and error text of the exception that ended a stage."""
     if isinstance(error, PodscaleError):
         return int(error.exit_code), str(error)
     if isinstance(error, SigtermReceived):
@@ -79,19 +78,15 @@ def exit_code_and_message(error: BaseException) -> tuple[int, str]:
 
 @dataclass
 class StageRecording:
-    """State of a stage's recording, set by its body."""
+    """State of `record_stage`, set by its body."""
 
     reused_outcome: StageOutcome | None = None
-    """Outcome of the launch that did the work, if this one had nothing to do."""
+    """Outcome of the launch that did the work; None: this one."""
 
 
 @contextmanager
 def record_stage(path: Path, stage: StageName, fence: Callable[[], None] = lambda: None) -> Iterator[StageRecording]:
-    """Record the outcome of the block, also after an exception, which is raised again.
-
-    Args:
-        fence: Raises LeaseLost if a newer launch has taken over and now owns the record.
-    """
+    """Record the outcome of the block, also after an exception; `fence` raises LeaseLost after a takeover."""
     started = datetime.now(UTC)
     recording = StageRecording()
 
@@ -117,11 +112,7 @@ STAGES: tuple[StageName, ...] = get_args(StageName)
 
 
 def check_run_document(config: RunConfig) -> RunDirectory:
-    """Return the run directory of this document; nothing is written.
-
-    Raises:
-        InputError: It holds the run of a document with other `result` fields, which the error lists.
-    """
+    """Return the run directory of this document; raises InputError if it holds a run with other `result` fields."""
     run = RunDirectory.for_config(config)
     if not run.config.exists():
         return run
@@ -138,7 +129,7 @@ def check_run_document(config: RunConfig) -> RunDirectory:
 
 
 def prepare_run_directory(config: RunConfig) -> RunDirectory:
-    """Check the run document, create the run directory and record the resolved document in it."""
+    """Check the run document, and create the run directory with the resolved document."""
     run = check_run_document(config).create()
     try:
         write_atomically(run.config, dumps(config))
@@ -148,10 +139,9 @@ def prepare_run_directory(config: RunConfig) -> RunDirectory:
 
 
 def move_run_aside(config: RunConfig) -> Path | None:
-    """Move the run directory aside, so that this launch starts anew; return its new path, None if there was none.
+    """Move the run directory aside; return its new path, None if it was empty.
 
-    Nothing is deleted. The lease, which the caller holds, stays: a late writer of the former run finds another number
-    in it.
+    The lease, which the caller holds, stays, so that a late writer of the former run finds another number in it.
     """
     run = RunDirectory.for_config(config)
     if all(path == run.lease for path in run.path.iterdir()):
@@ -167,7 +157,7 @@ def move_run_aside(config: RunConfig) -> Path | None:
 
 
 def finished_outcome(config: RunConfig, stage: StageName, shard_set: str) -> StageOutcome | None:
-    """Return the outcome of `stage` if it is done, had the same inputs and left its products; else None."""
+    """Return the outcome of `stage` if it is done with the same inputs and its output exists; else None."""
     run = RunDirectory.for_config(config)
     outcome = read_outcomes(run.outcome).get(stage)
     if outcome is None or not outcome.is_done or not all(path.exists() for path in _output_files(run, stage)):
@@ -182,7 +172,7 @@ def record_finished(config: RunConfig, stage: StageName, shard_set: str) -> None
 
 
 def discard_outcomes(config: RunConfig, stage: StageName) -> None:
-    """Remove the outcomes of `stage` and of the stages after it, which are about to run again."""
+    """Remove the outcomes of `stage` and of the stages after it."""
     run = RunDirectory.for_config(config)
     stale = STAGES[STAGES.index(stage) :]
     write_json(run.outcome, {name: entry for name, entry in _read_json(run.outcome).items() if name not in stale})
@@ -195,19 +185,17 @@ class StageRun:
     run: RunDirectory
     lease: Lease
     finished: StageOutcome | None = None
-    """Outcome of an earlier launch that finished the stage with the same inputs; None: the stage has work to do."""
+    """Outcome of an earlier launch that finished the stage with the same inputs; None: the stage has to run."""
     outcome: StageOutcome = field(init=False)
-    """Recorded outcome; set once the stage is done."""
+    """Outcome, set once the stage is done."""
 
 
 @contextmanager
 def stage_once(config: RunConfig, stage: StageName, shard_set: str) -> Iterator[StageRun]:
     """Enter a run directory for one stage, under its lease, and record the outcome of the stage.
 
-    The body does the work only if `finished` is None. Nothing is written without the lease.
-
-    Raises:
-        InputError: The directory holds the run of another document or cannot be written.
+    The body does the work only if `finished` is None. Raises InputError if the directory holds the run of another
+    document or cannot be written.
     """
     run = check_run_document(config).create()
     wait_seconds = lease_wait_seconds(config.launch.grace_seconds)
@@ -215,7 +203,7 @@ def stage_once(config: RunConfig, stage: StageName, shard_set: str) -> Iterator[
         prepare_run_directory(config)
         _adopt_shard_outcome(config, run)
         stage_run = StageRun(run, lease)
-        # The inner `disk_errors`: an error is recorded as it is raised.
+        # The inner `disk_errors` converts an error before it is recorded.
         with record_stage(run.outcome, stage, lease.check) as recording, disk_errors(run.path):
             stage_run.finished = recording.reused_outcome = finished_outcome(config, stage, shard_set)
             if stage_run.finished is None:
@@ -247,20 +235,20 @@ def disk_errors(target: Path) -> Iterator[None]:
 
 
 def shard_outcome_path(workspace: str, data: DataSection, part: ShardPart = WHOLE_SHARD_SET) -> Path:
-    """Return the outcome file of the shard stage; it is beside the shard set, whose bytes depend on the data alone."""
+    """Return the outcome file of the shard stage, beside the shard set."""
     suffix = f".part-{part.index}-of-{part.count}" if part.count > 1 else ""
     return Path(f"{local_path(dataset_directory(workspace, data))}{suffix}.outcome.json")
 
 
 def _adopt_shard_outcome(config: RunConfig, run: RunDirectory) -> None:
-    """Copy the shard stage's outcome into the run's, where the report and a later reader look for it."""
+    """Copy the shard stage's outcome into the run directory."""
     outcome = read_outcomes(shard_outcome_path(config.run.workspace, config.data)).get("shard")
     if outcome is not None and read_outcomes(run.outcome).get("shard") != outcome:
         write_outcome(run.outcome, outcome)
 
 
 def inputs_fingerprint(config: RunConfig, stage: StageName, shard_set: str) -> str:
-    """Return a hash of everything that the output of a stage depends on."""
+    """Return the hash of everything that the output of a stage depends on."""
     run = RunDirectory.for_config(config)
     values = config.model_dump(mode="json") if stage == "report" else result_values(config)
     input_files = {
@@ -277,7 +265,7 @@ def inputs_fingerprint(config: RunConfig, stage: StageName, shard_set: str) -> s
 
 
 def _model_files(directory: Path) -> list[Path]:
-    """Return the files that a model's predictions depend on: description, weights and their running average."""
+    """Return the files that a model's predictions depend on."""
     return [directory / MODEL_JSON, *sorted(directory.glob("*.safetensors"))]
 
 

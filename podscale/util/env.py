@@ -1,7 +1,6 @@
 """Environment variables between launcher, workers, stages and images.
 
-`VARIABLES` is the contract as data; docs/environment.md is generated from it. A constant holds the variable's name and
-is named like it, without the prefix.
+docs/environment.md is generated from `VARIABLES`.
 """
 
 import os
@@ -53,7 +52,7 @@ KFP_COOKIES: Final = "PODSCALE_KFP_COOKIES"
 
 
 class Variable(NamedTuple):
-    """One environment variable: its name, the type of its value, who writes and who reads it, and its meaning."""
+    """One environment variable, with the type of its value, its writer and its reader."""
 
     name: str
     kind: str
@@ -183,7 +182,7 @@ VARIABLES: Final = (
 
 
 def number(name: str, text: str) -> int:
-    """Return a variable's value as an integer; InputError for anything else."""
+    """Return a variable's value as an integer; raises InputError for other text."""
     try:
         return int(text)
     except ValueError:

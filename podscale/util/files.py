@@ -1,4 +1,4 @@
-"""Atomic writes of small files: a reader sees the old content or the new, never half of it."""
+"""Atomic writes of small files: a reader gets the old content or the new."""
 
 import json
 import os
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:
-    """Write `path` by a temporary neighbour, fsync and rename; the directory must exist."""
+    """Write `path` through a temporary file beside it, fsync and rename; the directory must exist."""
     data = content.encode() if isinstance(content, str) else content
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
     try:
@@ -25,7 +25,6 @@ def write_atomically(path: Path, content: bytes | str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a JSON document atomically; keys keep their order."""
     write_atomically(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 

@@ -27,7 +27,7 @@ def format_bytes(number: float) -> str:
 
 
 def format_ranks(ranks: Sequence[int]) -> str:
-    """[2] -> 'rank 2'; [0, 1, 2, 5] -> 'ranks 0 to 2 and 5'; the numbers must rise."""
+    """[2] -> 'rank 2'; [0, 1, 2, 5] -> 'ranks 0 to 2 and 5'; the ranks must be sorted."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][-1] + 1:
@@ -44,7 +44,7 @@ def join_words(words: Sequence[str], before_last: str = "and") -> str:
 
 
 def printable(value: str | bytes) -> str:
-    """Return text that any browser or terminal can show: other bytes and control characters as \\xNN."""
+    """Return text for any browser or terminal, with other bytes and control characters as \\xNN."""
     decoded = value.decode("utf-8", errors="backslashreplace") if isinstance(value, bytes) else value
     return "".join(c if _is_printable(c) else f"\\x{ord(c):02x}" for c in decoded)
 

@@ -1,4 +1,4 @@
-"""CPUs, memory, GPUs and TPUs of this machine, without importing a framework, which takes seconds."""
+"""CPUs, memory, GPUs and TPUs of this machine, without a framework, whose import takes seconds."""
 
 import os
 import platform
@@ -13,7 +13,7 @@ TPU_PCI_DEVICES = {"0x005e": "v4", "0x0062": "v5p", "0x0063": "v5e", "0x006f": "
 
 @dataclass(frozen=True)
 class MemoryInfo:
-    """Bytes of main memory and of the shared memory file system; 0 if unknown."""
+    """Bytes of main memory and of /dev/shm; 0 if unknown."""
 
     total: int
     available: int
@@ -21,7 +21,7 @@ class MemoryInfo:
 
 
 def cpu_count() -> int:
-    """Return the CPU cores of this process: its affinity and its container's quota, at least 1."""
+    """Return the CPU cores of this process by its affinity and its container's quota, at least 1."""
     allowed = len(os.sched_getaffinity(0))
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
@@ -41,7 +41,7 @@ def cpu_name() -> str:
 
 
 def visible_gpus() -> int:
-    """Return the number of NVIDIA GPUs that a process sees here: device nodes, or those in CUDA_VISIBLE_DEVICES."""
+    """Return the number of NVIDIA GPUs visible to a process: device nodes, or those in CUDA_VISIBLE_DEVICES."""
     nodes = len([node for node in Path("/dev").glob("nvidia[0-9]*") if node.name.removeprefix("nvidia").isdigit()])
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None or not nodes:
@@ -49,12 +49,12 @@ def visible_gpus() -> int:
     names = [name.strip() for name in chosen.split(",") if name.strip()]
     if "-1" in names:  # CUDA ignores everything from the first invalid index on
         names = names[: names.index("-1")]
-    parts_of_gpus = any(name.startswith("MIG-") for name in names)  # there may be more of them than device nodes
+    parts_of_gpus = any(name.startswith("MIG-") for name in names)  # may outnumber the device nodes
     return len(names) if parts_of_gpus else min(nodes, len(names))
 
 
 def gpu_names() -> list[str]:
-    """Return the names of the NVIDIA GPUs of this machine, hidden ones included, from the files of the driver."""
+    """Return the names of the machine's NVIDIA GPUs, hidden ones included, from the driver's files."""
     names = []
     for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
         fields = dict(line.split(":", 1) for line in path.read_text(encoding="utf-8").splitlines() if ":" in line)
@@ -73,12 +73,11 @@ def tpu_chips(bus: Path = Path("/sys/bus/pci/devices")) -> list[str]:
 
 
 def default_processes_per_node() -> int:
-    """Return the default of training processes per node: one per GPU, or one."""
+    """Return the default number of training processes per node: one per GPU, or one."""
     return visible_gpus() or 1
 
 
 def memory_info() -> MemoryInfo:
-    """Return the main and shared memory at present."""
     values = {}
     try:
         for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
@@ -94,7 +93,7 @@ def memory_info() -> MemoryInfo:
 
 
 def oom_kill_count() -> int:
-    """Return the processes of this container that the kernel killed for memory so far (cgroup v2); 0 if unknown."""
+    """Return the number of OOM kills in this container so far (cgroup v2); 0 if unknown."""
     try:
         lines = Path("/sys/fs/cgroup/memory.events").read_text(encoding="ascii").splitlines()
     except OSError:

@@ -7,12 +7,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Location:
-    """A path or a URL such as gs://bucket/images; `str` gives back the parsed text.
-
-    Args:
-        scheme: part before `://`; None for a path.
-        path: part after `://`, or the path.
-    """
+    """Path (`scheme` None) or URL such as gs://bucket/images; `str` returns the parsed text."""
 
     scheme: str | None
     path: str
@@ -24,12 +19,12 @@ class Location:
 
     @property
     def is_remote(self) -> bool:
-        """Return whether this is a URL of a store; file:// URLs and paths are not."""
+        """Return True for a URL other than file://."""
         return self.scheme not in (None, "file")
 
     @property
     def local_path(self) -> Path | None:
-        """Return the path of a local location; None for a remote one."""
+        """Path of a local location; None for a remote one."""
         return None if self.is_remote else Path(self.path)
 
     def join(self, *names: str) -> "Location":

@@ -1,8 +1,7 @@
 """Process lifetime, SIGTERM handling and calls with a timeout. Linux only: /proc, pidfd, prctl.
 
-`exit_with_parent`, `exit_with_process` and `exit_with_lock_holder` end a process together with the one it serves, even
-after kill -9. `preempt_on_sigterm` interrupts work at any moment, so it is only for work whose products appear at once.
-Training ranks check a flag between steps instead (podscale.distributed.step_status), and the supervisor waits for them.
+`preempt_on_sigterm` interrupts at any moment, so it is only for work with atomic output. Training ranks check a flag
+between steps instead (podscale.distributed.step_status).
 """
 
 import ctypes
@@ -24,9 +23,9 @@ PR_SET_PDEATHSIG = 1
 
 
 def exit_with_parent(parent: int | None = None) -> None:
-    """Ask the kernel for SIGKILL when the parent exits; exit at once if the parent is no longer `parent` (a pid).
+    """Request SIGKILL when the parent exits; exit at once if the parent is no longer `parent` (a pid).
 
-    The request survives exec. The kernel watches the parent's *thread*: start children from the main thread.
+    The request survives exec. The kernel watches the parent's *thread*, so start children from the main thread.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
@@ -36,7 +35,7 @@ def exit_with_parent(parent: int | None = None) -> None:
 
 
 def exit_with_process(pid: int) -> None:
-    """Kill this process when the process `pid`, any ancestor or other process, exits; at once if it is gone."""
+    """Kill this process when the process `pid` exits; at once if it is gone."""
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -46,16 +45,16 @@ def exit_with_process(pid: int) -> None:
 
 @contextmanager
 def hold_lock_file(path: Path) -> Iterator[None]:
-    """Hold a lock on a new file while this process runs; the kernel releases it on exit, even after kill -9."""
+    """Hold a lock on a new file; the kernel releases it on exit, even after kill -9."""
     with path.open("wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def exit_with_lock_holder(path: Path) -> None:
-    """Kill this process when the lock of a file is released, which a container sees through its mounts.
+    """Kill this process when the lock of a file is released; works in a container that mounts the file.
 
-    Nothing is watched if the file is not locked: its file system does not show locks to containers.
+    Do nothing if the file is not locked, as on a file system that does not show locks to containers.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -72,7 +71,7 @@ def _exit_on_lock_release(descriptor: int) -> None:
 
 
 def process_state(pid: int) -> str:
-    """Return the state of a process as in /proc (T: stopped, Z: a zombie); empty if it is gone."""
+    """Return the state of a process as in /proc (T: stopped, Z: zombie); empty if it is gone."""
     fields = _stat_fields(pid)
     return fields[0] if fields else ""
 
@@ -109,9 +108,9 @@ def is_alive(pid: int) -> bool:
 
 
 def kill_self() -> None:
-    """Kill this process with SIGKILL; its children die by the kernel's parent-death signal."""
+    """Kill this process with SIGKILL; the kernel's parent-death signal kills its children."""
     os.kill(os.getpid(), signal.SIGKILL)
-    os._exit(128 + signal.SIGKILL)  # the first process of a container is spared its own signals
+    os._exit(128 + signal.SIGKILL)  # process 1 of a container does not get its own SIGKILL
 
 
 def _exit_on_process_end(handle: int) -> None:
@@ -123,20 +122,17 @@ def _exit_on_process_end(handle: int) -> None:
 
 
 DUPLICATE_SIGNAL_SECONDS = 0.3
-"""Time in which a second signal is the same request, sent also to the process group (as `timeout` does), seconds."""
+"""Time in which a second signal repeats the request (`timeout` also signals the process group), seconds."""
 
 STOP_MESSAGE = "stopped on request; the same command continues"
 
 
 class SigtermReceived(BaseException):
-    """Raised by the signal handler at any point of the code; `except Exception` does not catch it."""
+    """SIGTERM, raised by the signal handler at any point; `except Exception` does not catch it."""
 
 
 def raise_on_sigterm(message: str = STOP_MESSAGE) -> Any:
-    """Raise SigtermReceived(message) at the first SIGTERM and ignore further ones; returns the previous handler.
-
-    Call it from the main thread.
-    """
+    """Raise SigtermReceived(message) at the first SIGTERM, ignore further ones, and return the previous handler."""
 
     def handle(number: int, frame: FrameType | None) -> NoReturn:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the cleanup is short, and must not be interrupted again
@@ -161,7 +157,7 @@ T = TypeVar("T")
 
 
 def call_with_timeout(timeout_seconds: float, action: Callable[[], T]) -> T:
-    """Return the result of `action`, or raise TimeoutError; a hanging action stays in a daemon thread."""
+    """Return the result of `action`, or raise TimeoutError; a hanging action continues in a daemon thread."""
     result: list[T] = []
     failure: list[BaseException] = []
 

@@ -1,4 +1,4 @@
-"""Progress updates of long work: a callback that receives an update ten times a second at most."""
+"""Progress updates of long work, at most ten times a second."""
 
 import json
 import time
@@ -41,11 +41,11 @@ ProgressCallback = Callable[[ProgressUpdate], None]
 
 
 def ignore_progress(progress: ProgressUpdate) -> None:
-    """Discard the update."""
+    """Ignore the update."""
 
 
 def write_progress_to(path: Path) -> ProgressCallback:
-    """Return a callback that keeps the newest update in a file; a full disk stops the display, not the work."""
+    """Return a callback that keeps the newest update in a file; disk errors are ignored."""
 
     def write_update(progress: ProgressUpdate) -> None:
         part = path.with_suffix(".part")
@@ -85,7 +85,7 @@ class ProgressReporter:
 
     def set(self, images: int, size: int, rejects: int) -> None:
         self._images, self._bytes, self._rejects = images, size, rejects
-        if images % 256 == 0 or self._stage != "list":  # listing is too fast to read the clock for each
+        if images % 256 == 0 or self._stage != "list":  # listing is too fast to read the clock for each image
             now = time.monotonic()
             if now - self._last >= self.INTERVAL_SECONDS:
                 self._last = now

@@ -18,24 +18,24 @@ BAR_WIDTH = 24
 
 
 def supports_colours(stream: TextIO) -> bool:
-    """Return whether `stream` is a terminal with colours, and NO_COLOR is not set (no-color.org)."""
+    """Return whether `stream` is a terminal with colours and NO_COLOR is not set (no-color.org)."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def paint(text: str, style: str, stream: TextIO) -> str:
-    """Return `text` in one or more styles ('bold green') if `stream` shows colours; '' leaves it as it is."""
+    """Return `text` in one or more styles ('bold green') if `stream` shows colours."""
     if not style or not text or not supports_colours(stream):
         return text
     return f"\x1b[{';'.join(ANSI_CODES[name] for name in style.split())}m{text}\x1b[0m"
 
 
 def terminal_width() -> int:
-    """Return the characters in a line of the terminal."""
+    """Return the width of the terminal in characters."""
     return shutil.get_terminal_size((80, 24)).columns
 
 
 class ProgressLine:
-    """Progress line that is redrawn in place on a terminal, and silent elsewhere. Clear it before other text."""
+    """Progress line that is redrawn in place on a terminal, else not shown. Clear it before other text."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -43,21 +43,20 @@ class ProgressLine:
         self._drawn = ""
 
     def __call__(self, progress: ProgressUpdate) -> None:
-        """Draw the progress, or remove the line when the work is done."""
+        """Draw the progress, or clear the line when the work is done."""
         if progress.done:
             self.clear()
         else:
             self.draw(format_progress(progress))
 
     def draw(self, text: str) -> None:
-        """Show `text`, cut to the terminal."""
+        """Show `text`, cut to the terminal's width."""
         if self._on_terminal and text != self._drawn:
             self._stream.write(f"\r\x1b[2K{text[: terminal_width() - 1]}")
             self._stream.flush()
             self._drawn = text
 
     def clear(self) -> None:
-        """Remove the line, so that other text can follow."""
         if self._drawn:
             self._stream.write("\r\x1b[2K")
             self._stream.flush()
@@ -65,7 +64,7 @@ class ProgressLine:
 
 
 def format_progress(progress: ProgressUpdate) -> str:
-    """Return bar, share, images, images/s and time left; without a total, images and images/s."""
+    """Return bar, percentage, images, images/s and time left; without a total, images and images/s."""
     parts = [f"{progress.stage:<8}"]
     if progress.total:
         share = min(1.0, progress.images / progress.total)
@@ -89,7 +88,7 @@ STATUS_STYLES = {"ok": "green", "note": "yellow", "missing": "bold red"}
 
 @dataclass(frozen=True)
 class CheckResult:
-    """Result of one check: its subject, the finding, and advice if something is missing."""
+    """Result of one check, with advice if something is missing."""
 
     subject: str
     verdict: CheckStatus
@@ -98,7 +97,7 @@ class CheckResult:
 
 
 def print_check_results(results: Sequence[CheckResult], *, as_json: bool) -> int:
-    """Print the results; returns exit code 2 if something is missing."""
+    """Print the results; return exit code 2 if something is missing."""
     if as_json:
         print(json.dumps([asdict(result) for result in results], indent=2))
     else:

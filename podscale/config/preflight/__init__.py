@@ -18,11 +18,9 @@ def preflight(document: RunConfig, target: PreflightTarget, shard_set: str | Non
 
     Args:
         document: the run document.
-        target: `here` is this machine, `containers` this machine with the software of an image, `pod` one pod of a
-            job, whose launcher knows the number of nodes. `cluster` and `job` check the document alone; the launcher
-            of a job counts the ranks of each pod.
-        shard_set: location of the shards, for a stage that needs no source; None if the shards are still to be packed
-            (in a pod: by that pod, which then does not train).
+        target: `here` is this machine, `containers` this machine with an image's software, `pod` one pod of a job.
+            `cluster` and `job` check the document alone; `job` leaves the ranks to the launcher.
+        shard_set: location of the shards; None if they are still to be packed (a pod then packs and does not train).
     """
     problems = find_problems(document, target, shard_set)
     if len(problems) == 1:
@@ -32,7 +30,7 @@ def preflight(document: RunConfig, target: PreflightTarget, shard_set: str | Non
 
 
 def find_problems(document: RunConfig, target: PreflightTarget, shard_set: str | None = None) -> list[InputError]:
-    """Return the problems that `preflight` raises, none if the run can start."""
+    """Return the problems that `preflight` raises."""
     return list(_problems(document, target, shard_set))
 
 

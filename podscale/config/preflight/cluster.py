@@ -1,4 +1,4 @@
-"""Preflight checks of a job on a cluster: they read the document alone."""
+"""Preflight checks of a job on a cluster, from the document alone."""
 
 import re
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ IMAGE_ENGINES = {"podscale-base": "pytorch", "podscale-gpu": "pytorch", "podscal
 
 
 def cluster_problems(document: RunConfig) -> Iterator[InputError]:
-    """Yield paths that are not the same in every pod, and hardware or an image that does not fit the engine."""
+    """Yield relative paths, and hardware or an image that does not fit the engine."""
     workspace = Location.parse(document.run.workspace).local_path
     source = Location.parse(document.data.source).local_path
     if workspace is not None and not workspace.is_absolute():
@@ -42,7 +42,7 @@ def cluster_problems(document: RunConfig) -> Iterator[InputError]:
 
 
 def rank_problems(document: RunConfig) -> Iterator[InputError]:
-    """Yield an error if the number of ranks depends on the node of each pod."""
+    """Yield an error if the number of ranks depends on the nodes of the pods."""
     launch = document.launch
     if not launch.processes and launch.hardware is None and not launch.resources.accelerators:
         problem = "one process per GPU, so the node of each pod decides on the number of ranks"

@@ -17,7 +17,7 @@ from podscale.util import host_info
 from podscale.util.formatting import format_bytes
 
 MIN_PROCESS_BYTES = 200 * 2**20
-"""Least memory of a training process, before it holds any array."""
+"""Memory of a training process without arrays, bytes."""
 
 
 def host_problems(document: RunConfig, counts: dict[str, int], *, in_pod: bool) -> Iterator[InputError]:
@@ -26,7 +26,7 @@ def host_problems(document: RunConfig, counts: dict[str, int], *, in_pod: bool) 
     Args:
         document: the run document.
         counts: samples of the shard set by split; empty if it does not exist yet.
-        in_pod: this machine is one of launch.nodes.
+        in_pod: True if this machine is one of launch.nodes.
     """
     processes, nodes = processes_per_node(document), document.launch.nodes
     yield from _gpu_problems(document, processes)
@@ -104,12 +104,12 @@ def _memory_problems(document: RunConfig, processes: int) -> Iterator[InputError
 
 
 def input_cache_bytes(document: RunConfig, processes: int) -> int:
-    """Return the bytes that the input caches of one node's processes may hold."""
+    """Return the maximal bytes of the input caches of one node."""
     return processes * (document.input.record_cache_bytes + document.input.decoded_cache_bytes)
 
 
 def shared_memory_bytes(document: RunConfig, processes: int) -> int:
-    """Return the bytes of /dev/shm that the batches in flight of one node take."""
+    """Return the bytes of /dev/shm for the batches in flight of one node."""
     section = document.input
     if section.loader == "synthetic":
         return 0

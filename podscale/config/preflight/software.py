@@ -28,7 +28,7 @@ def _pytorch_problems() -> Iterator[InputError]:
 
 
 def _jax_problems(document: RunConfig) -> Iterator[InputError]:
-    """Yield also a machine with TPUs but without libtpu: JAX would train on its CPU without a warning."""
+    """Yield missing software and TPUs; without libtpu, JAX would train on the CPU without a warning."""
     advice = _install_hint("Install 'jax[tpu]' on a TPU host, 'podscale[tpu]' elsewhere", "podscale-tpu")
     if find_spec("jax") is None:
         yield InputError("the JAX engine needs jax, which is not installed", field="train.engine", hint=advice)
@@ -62,13 +62,13 @@ def _tracker_problems(document: RunConfig) -> Iterator[InputError]:
 
 
 def _is_installed(package: str) -> bool:
-    """Return whether a package can be imported; a folder of that name (wandb leaves one) is no package."""
+    """Return whether a package is installed; a folder of that name (wandb leaves one) is none."""
     spec = find_spec(package)
     return spec is not None and spec.origin is not None
 
 
 def _install_hint(install: str, images: str) -> str:
-    """Return the advice on missing software: another image in a container, where nothing can be installed."""
+    """Return the advice on missing software: in a container, another image."""
     image = os.environ.get(env.IMAGE)
     if not image:
         return install

@@ -13,9 +13,9 @@ from podscale.util.formatting import format_bytes
 from podscale.util.locations import Location
 
 MAX_MEASURED_FILES = 20_000
-"""Files of a source folder that are measured to estimate the size of its shards; more would take too long."""
+"""Maximal number of source files that are measured to estimate the size of the shards."""
 SPARE_BYTES = 64 * 2**20
-"""Space beyond the shards: index, report, logs."""
+"""Space for index, report and logs, bytes."""
 
 
 def storage_problems(document: RunConfig, shard_set: str | None) -> Iterator[InputError]:
@@ -29,7 +29,7 @@ def storage_problems(document: RunConfig, shard_set: str | None) -> Iterator[Inp
 
 
 def shard_set_counts(document: RunConfig, shard_set: str | None = None) -> dict[str, int]:
-    """Return the samples by split of `shard_set` (default: the document's own); empty if it is not complete here."""
+    """Return the samples of `shard_set` (default: the document's) by split; empty if it is not complete here."""
     default = Location.parse(document.run.workspace).join("datasets", data_fingerprint(document.data))
     directory = (default if shard_set is None else Location.parse(shard_set)).local_path
     if directory is None:
@@ -60,7 +60,7 @@ def _source_problems(document: RunConfig) -> Iterator[InputError]:
 
 
 def _unpacked_source(document: RunConfig) -> Path | None:
-    """Return the local folder or file whose images are still to be packed; None if there is none."""
+    """Return the local source if it is still to be packed."""
     if document.data.source == "digits" or shard_set_counts(document):
         return None
     return Location.parse(document.data.source).local_path
@@ -89,13 +89,13 @@ def _workspace_problems(document: RunConfig) -> Iterator[InputError]:
 
 
 def _required_disk_bytes(document: RunConfig) -> int:
-    """Return a lower bound of the bytes that the run will write: images to pack, unless they are made smaller."""
+    """Return a lower bound of the bytes that the run writes: images to pack, unless they are resized."""
     source = _unpacked_source(document)
     return SPARE_BYTES + (_measure_bytes(source) if source is not None and not document.data.resize_short else 0)
 
 
 def _measure_bytes(source: Path) -> int:
-    """Return the bytes of a file, or of the first files of a folder."""
+    """Return the bytes of a file, or of the first MAX_MEASURED_FILES files of a folder."""
     if source.is_file():
         return source.stat().st_size
     total = seen = 0

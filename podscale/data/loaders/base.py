@@ -1,4 +1,4 @@
-"""Loader interface and batch type, and the guard that counts, substitutes and limits undecodable records."""
+"""Loader interface, batch type, and the guard that counts, substitutes and limits undecodable records."""
 
 import logging
 import threading
@@ -15,14 +15,14 @@ from podscale.errors import PodscaleError
 
 @dataclass(frozen=True)
 class Batch:
-    """The images of one rank for one step (training) or one step (evaluation).
+    """Images of one rank for one step of training or evaluation.
 
-    images: uint8 [n, height, width, 3]; a NumPy array, or a device tensor if a loader decodes on the device. Such a
-    tensor is complete when it is handed over: whoever uses it need not know the loader's stream.
-    labels: int64 [n] class indices.
-    keys: uint64 [n] sample keys, for predictions and for proving the order.
-    weights: float32 [n]; 1 for a sample, 0 for padding, which keeps shapes equal across ranks and counts nowhere.
-    step: number of the global batch this is a slice of, from 0 over the whole run.
+    Args:
+        images: uint8 [n, height, width, 3]; a NumPy array, or a device tensor, complete on any stream.
+        labels: int64 [n], class indices.
+        keys: uint64 [n], sample keys.
+        weights: float32 [n]; 1 for a sample, 0 for padding, which keeps shapes equal across ranks.
+        step: number of the global batch, from 0 over the whole run.
     """
 
     images: Any
@@ -36,16 +36,16 @@ class Batch:
 
 
 class Loader(Protocol):
-    """A source of batches that follows the sample order exactly and can start anywhere in it."""
+    """Source of batches that follows the sample order exactly and can start anywhere in it."""
 
     @property
     def bad_records(self) -> int:
-        """Record of this rank that could not be decoded and were substituted, so far."""
+        """Number of records of this rank that could not be decoded so far."""
         ...
 
     @property
     def queued_batches(self) -> int | None:
-        """Number of decoded batches in the queue; callable from any thread; None if unknown."""
+        """Decoded batches in the queue, None if unknown; safe from any thread."""
         ...
 
     @property
@@ -54,26 +54,26 @@ class Loader(Protocol):
         ...
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
-        """The rank's slices of the global batches start, ..., stop - 1, in order."""
+        """Yield the rank's slices of the global batches start, ..., stop - 1."""
         ...
 
     def close(self) -> None:
-        """End worker processes and releases memory; safe to call twice."""
+        """Stop the workers and release memory; safe to call twice."""
         ...
 
 
 log = logging.getLogger("podscale.data")
 
 TOLERATED_BAD_RECORDS = 10
-"""So many bad records are no reason to stop whatever their share is, unless the document tolerates none."""
+"""Bad records allowed at any rate, unless input.max_bad_rate is 0."""
 
 
 class BadRecordGuard:
     """Bad records of a split, as counted by one rank.
 
-    A bad record is replaced by the next one of its shard that can be decoded, so that a host reads no other shard.
-    Nothing is carried from one epoch to the next: a loader that decodes only the crop may accept a damaged image in
-    one epoch and not in another, and the substitute must not depend on the step at which a run started.
+    Its substitute is the next decodable record of the shard, so that a host reads no other shard. Epochs are
+    independent: a loader that decodes only the crop may accept a damaged image in one epoch and not in another, and
+    the substitute must not depend on the step at which a run resumed.
     """
 
     def __init__(self, split: Split, max_bad_rate: float) -> None:
@@ -86,14 +86,14 @@ class BadRecordGuard:
         self._lock = threading.Lock()
 
     def substitute_all(self, rows: npt.NDArray[np.int64], epochs: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The rows with those known as bad in their epoch replaced."""
+        """Return the rows, with substitutes for those known as bad in their epoch."""
         if not self._bad:
             return rows
         pairs = zip(rows.tolist(), epochs.tolist(), strict=True)
         return np.array([self.substitute(row, epoch) for row, epoch in pairs], dtype=np.int64)
 
     def substitute(self, row: int, epoch: int) -> int:
-        """`row` itself unless it is known as bad in this epoch; otherwise the next row of its shard that is not."""
+        """Return `row`, or the next row of its shard if it is known as bad in this epoch."""
         if (row, epoch) not in self._bad:
             return row
         shard = self._split.column("shard")
@@ -109,7 +109,7 @@ class BadRecordGuard:
         )
 
     def mark_bad(self, row: int, epoch: int, reason: str) -> None:
-        """Mark a record as bad in this epoch and logs it, the first time."""
+        """Mark a record as bad in this epoch, and log it the first time."""
         with self._lock:
             self._bad.add((row, epoch))
             if row in self._logged:
@@ -126,7 +126,7 @@ class BadRecordGuard:
         )
 
     def count_delivered(self, seen: int, bad: int) -> None:
-        """Count the samples of a batch; raises PodscaleError if too many so far were bad."""
+        """Count the samples of a batch; raise PodscaleError if too many so far were bad."""
         self._seen += seen
         self.bad_records += bad
         limit = self._max_bad_rate * self._seen

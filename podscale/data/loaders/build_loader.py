@@ -28,14 +28,11 @@ def build_loader(
     world_size: int,
     device: str,
 ) -> Loader:
-    """Return the training loader of one process.
-
-    `batches(start, stop)` counts steps of the whole run; each batch holds the parts of the global batch of these
-    ranks, one after the other.
+    """Return the training loader of one process; a batch holds the parts of its ranks, one after the other.
 
     Args:
-        phases: size and crop of the images by first step, as `podscale.training.schedules.image_phases` computes them.
-        ranks: ranks of the sample order that this process computes, of `world`.
+        phases: size and crop of the images by first step (`podscale.training.schedules.image_phases`).
+        ranks: ranks of the sample order that this process computes, of `world_size`.
         device: torch's name (`cpu`, `cuda:0`) of the device on which a loader may decode.
     """
     hosts = sorted({sampler.host_of(rank, world_size) for rank in ranks})
@@ -46,7 +43,7 @@ def build_loader(
 
 
 def build_evaluation_loader(config: RunConfig, split: Split, *, ranks: range, world_size: int, device: str) -> Loader:
-    """The evaluation loader of one process and its `ranks`; its steps run from 0 to `order.evaluation_steps`."""
+    """Return the evaluation loader of one process; its steps run from 0 to `sampler.evaluation_steps`."""
     split.prefetch(np.arange(len(split)))
     guard = BadRecordGuard(split, config.input.max_bad_rate)
     return _make_loader(
@@ -55,10 +52,7 @@ def build_evaluation_loader(config: RunConfig, split: Split, *, ranks: range, wo
 
 
 def resolve_loader(name: str, device: str, *, has_augmentation: bool = False) -> str:
-    """Resolve `auto` by device and installed software. On CPUs it is the reference loader: see benchmarks/input.py.
-
-    has_augmentation: whether images are changed after their crop, which the reference loader alone does.
-    """
+    """Resolve `auto` by device and installed software; on CPUs or with augmentation it is the reference loader."""
     if name == "auto":
         if has_augmentation or not device.startswith("cuda"):
             return "torchvision"
@@ -86,11 +80,9 @@ def _is_nvjpeg_available(device: str) -> bool:
 
 
 def open_shard_set(location: str, config: RunConfig) -> ShardSet:
-    """The shard set at a path or fsspec URL; a remote one is read through the node-local cache of the document.
+    """Open the shard set at a path, or at an fsspec URL through the node-local cache.
 
-    Either is kept in memory as far as input.record_cache_bytes goes.
-
-    Raises InputError if there is no complete shard set.
+    Up to input.record_cache_bytes of it are kept in memory. Raises InputError if there is no complete shard set.
     """
     from podscale.data.memory_cache import MemoryCache
     from podscale.data.node_cache import ShardCache

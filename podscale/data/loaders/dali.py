@@ -1,7 +1,7 @@
 """NVIDIA DALI loader: decodes only the crop, on the CPU or with the GPU's JPEG engine, from the mapped shards.
 
-The sample order and the rectangles are ours, fed batch by batch; DALI draws nothing at random. Decoded pixels equal
-PIL's on the CPU. Resizing differs by about one gray level (DALI filters in float, PIL in fixed point).
+DALI draws nothing at random. Decoded pixels equal PIL's on the CPU; resizing differs by about one gray level (DALI
+filters in float, PIL in fixed point).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from podscale.data.loaders.base import BadRecordGuard, Batch
 
 @dataclass(frozen=True)
 class DaliBatch:
-    """One batch as the pipeline takes it. The records are views: they are kept here until their images are out."""
+    """Input of the pipeline for one batch; keeps its records, which are views, until their images are out."""
 
     request: BatchRequest
     records: Sequence[npt.NDArray[np.uint8]]
@@ -34,7 +34,7 @@ class DaliBatch:
 
 
 class DaliLoader:
-    """Keep `prefetch` batches in the pipeline behind the one handed over; `workers` CPU threads."""
+    """Loader with `prefetch` batches in the pipeline and `workers` CPU threads."""
 
     def __init__(
         self, batch_plan: BatchPlan, guard: BadRecordGuard, *, workers: int, prefetch: int, seed: int, device: str
@@ -50,8 +50,7 @@ class DaliLoader:
 
     @property
     def queued_batches(self) -> None:
-        """DALI (2.4) does not tell which batches of its pipeline are done: its executor's statistics are of memory, and
-        to ask for an output is to wait for it."""
+        """None, because DALI (2.4) does not report which batches are done."""
         return
 
     @property
@@ -72,7 +71,7 @@ class DaliLoader:
         self._pipeline = None
 
     def _run(self, start: int, stop: int) -> Iterator[Batch]:
-        """The batches up to the end, or up to one that breaks the pipeline. Their images are of one size."""
+        """Yield batches of one image size, up to `stop` or to one that breaks the pipeline."""
         steps = iter(range(start, stop))
         window = deque(self._prepare_batch(step) for _, step in zip(range(self._prefetch + 1), steps, strict=False))
         filled = [feed for feed in window if feed.records]
@@ -81,7 +80,7 @@ class DaliLoader:
             self._pipeline = self._build(max(len(feed.records) for feed in filled), side, depth=len(filled))
             for feed in filled:
                 _feed_pipeline(self._pipeline, feed)
-            self._pipeline.schedule_run()  # the first call runs as many batches as the pipeline is deep
+            self._pipeline.schedule_run()  # the first call runs `depth` batches
         while window:
             feed = window.popleft()
             images = self._images(feed, [feed, *window])
@@ -107,7 +106,7 @@ class DaliLoader:
         return DaliBatch(request, [self._batch_plan.split.read(row) for row in rows.tolist()], columns)
 
     def _images(self, feed: DaliBatch, in_flight: Sequence[DaliBatch]) -> Any:
-        """The images of the oldest batch in the pipeline, with zeros for the padding."""
+        """Return the images of the oldest batch in the pipeline, with zeros for the padding."""
         size = self._batch_plan.image_size_at(feed.request.step)
         shape = (len(feed.request.rows), size, size, 3)
         if not feed.records:
@@ -129,10 +128,10 @@ class DaliLoader:
         return torch.zeros(shape, dtype=torch.uint8, device=self._device)
 
     def _copy_output(self, shape: tuple[int, ...], output: Any, count: int) -> Any:
-        """A copy of DALI's output, with zeros for the padding.
+        """Copy DALI's output, with zeros for the padding.
 
-        On a GPU everything happens on a stream of our own, which alone is waited for: the current one has updates of
-        the training in it, and DALI's must not write to memory that torch has not cleared yet.
+        On a GPU it uses and waits for a stream of its own: the current one has training steps in it, and DALI's would
+        write to memory that torch has not cleared yet.
         """
         if self._device == "cpu":
             images = self._zeros(shape)
@@ -151,7 +150,7 @@ class DaliLoader:
         return images
 
     def _mark_bad_records(self, in_flight: Sequence[DaliBatch], error: RuntimeError) -> None:
-        """Find the records that DALI cannot decode by running them one by one; raises if there is none."""
+        """Find the records that DALI cannot decode by running them one by one; raise `error` if there are none."""
         self._pipeline = None
         probe, recorded = None, False
         for feed in in_flight:
@@ -209,7 +208,7 @@ class DaliLoader:
 
 
 class _BrokenPipeline(Exception):
-    """DALI met a record it cannot decode, which ends the pipeline."""
+    """Record that DALI cannot decode, which ends the pipeline."""
 
 
 def _feed_pipeline(pipeline: Pipeline, feed: DaliBatch) -> None:
@@ -229,6 +228,6 @@ def _device_number(device: str) -> int | None:
 
 
 def _error_summary(error: RuntimeError) -> str:
-    """DALI's error, without the traceback into the definition of the pipeline."""
+    """Return DALI's error without the traceback into the definition of the pipeline."""
     _, _, reason = str(error).rpartition("encountered:")
     return reason.replace("Current pipeline object is no longer valid.", "").strip()[:200]

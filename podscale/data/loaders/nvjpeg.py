@@ -1,9 +1,8 @@
 """nvJPEG loader: torchvision's JPEG decoder on a GPU, for machines without DALI.
 
-Whole images are decoded in batches; crop, resize and mirror follow on the GPU. The samples and rectangles are those of
-the reference. Pixels differ by about one gray level, because PIL resizes in fixed point and nvJPEG rounds its transform
-differently. Images that nvJPEG does not take (PNG, CMYK) or cannot decode go through the reference decoder on the CPU,
-so that the same records count as bad. On the device `cpu` the same code runs with torchvision's own decoder.
+Whole images are decoded in batches; crop, resize and mirror follow on the GPU. Pixels differ from the reference by
+about one gray level: PIL resizes in fixed point, and nvJPEG rounds its transform differently. The reference decoder
+takes the images that nvJPEG cannot decode (PNG, CMYK, damaged ones), so that the same records count as bad.
 """
 
 from __future__ import annotations
@@ -30,10 +29,9 @@ from podscale.data.loaders.base import BadRecordGuard, Batch
 
 
 class NvjpegLoader:
-    """Works `prefetch` batches ahead of the one handed over, in as many threads, each with a stream of its own.
+    """Loader that decodes `prefetch` batches ahead, in as many threads, each with a stream of its own.
 
-    One stream for each thread and not for each batch: torch deals out the same 32 in turn, so soon a batch would be
-    decoded on a stream of the training, behind its steps, and memory is kept apart by stream.
+    A stream per batch would soon be one of the training's, because torch reuses 32 streams in turn.
     """
 
     def __init__(self, batch_plan: BatchPlan, guard: BadRecordGuard, *, prefetch: int, device: str) -> None:
@@ -72,7 +70,7 @@ class NvjpegLoader:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _load_batch(self, request: BatchRequest) -> tuple[BatchRequest, Tensor]:
-        """The images of a request, complete on the device, and the request with the rows that they are of."""
+        """Return the request with substitutes for bad rows, and its images, complete on the device."""
         if self._device.type == "cpu":
             return self._fill(request)
         if not hasattr(self._thread_local, "stream"):
@@ -97,7 +95,7 @@ class NvjpegLoader:
         return replace(request, rows=rows), images
 
     def _decode(self, rows: Any) -> list[Tensor | None]:
-        """uint8 [3, height, width] of each row on the device; None if it is no image, or another than described."""
+        """Return uint8 [3, height, width] of each row on the device; None if it is not the image of the index."""
         split = self._batch_plan.split
         records = [np.array(split.read(row)) for row in rows.tolist()]
         easy = [slot for slot, record in enumerate(records) if _is_plain_jpeg(record)]
@@ -114,7 +112,7 @@ class NvjpegLoader:
         ]
 
     def _decode_jpegs(self, records: list[Any]) -> list[Tensor | None]:
-        """Decode all at once; one by one if that fails, so that one bad record does not spoil the others."""
+        """Decode all at once; one by one if that fails."""
         if not records:
             return []
         try:
@@ -143,7 +141,7 @@ class NvjpegLoader:
 
 
 def crop_and_resize(pixels: Tensor, crop: CropParams, size: int) -> Tensor:
-    """The view of a decoded image: uint8 [3, height, width] -> uint8 [size, size, 3]."""
+    """Return the crop of a decoded image: uint8 [3, height, width] -> uint8 [size, size, 3]."""
     part = pixels[:, crop.top : crop.top + crop.height, crop.left : crop.left + crop.width]
     if part.shape[1:] != (crop.out_height, crop.out_width):
         shape = (crop.out_height, crop.out_width)
@@ -155,7 +153,7 @@ def crop_and_resize(pixels: Tensor, crop: CropParams, size: int) -> Tensor:
 
 @cache
 def is_available_on(device: str) -> bool:
-    """Return whether torchvision decodes on this device: tried on a small image, once."""
+    """Return whether torchvision decodes a small image on this device."""
     if not (torch.cuda.is_available() and torch.device(device).type == "cuda"):
         return False
     encoded = torch.frombuffer(bytearray(simplejpeg.encode_jpeg(np.zeros((16, 16, 3), np.uint8))), dtype=torch.uint8)
@@ -166,7 +164,7 @@ def is_available_on(device: str) -> bool:
 
 
 def _is_plain_jpeg(record: Any) -> bool:
-    """Return whether it is a complete gray or three-colour JPEG; a decoder may invent the rest of a truncated one."""
+    """Return whether this is a complete gray or colour JPEG; a decoder may invent the rest of a truncated one."""
     if bytes(record[:2]) != b"\xff\xd8" or bytes(record[-2:]) != b"\xff\xd9":
         return False
     try:

@@ -1,8 +1,7 @@
 """Reference loader: torchvision's transforms on PIL images, bit for bit, in a pool of threads.
 
-It needs neither torchvision nor torch, which hosts of TPUs do not have. Threads suffice because decoding and resizing
-release the interpreter's lock. Nothing is copied between processes, images are written straight into their batch, and a
-killed rank leaves no worker behind. `DecodedCache` keeps some decoded images for later epochs.
+It needs neither torchvision nor torch, which TPU hosts do not have. Threads are enough, because decoding and resizing
+release the GIL. A killed rank leaves no worker behind.
 """
 
 import threading
@@ -23,11 +22,10 @@ from podscale.data.shard_set import Split
 
 
 class DecodedCache:
-    """Decode images and keep those that fit into `limit_bytes`, whole and as they were decoded.
+    """Decode images and keep those that fit into `limit_bytes`.
 
-    Kept images are never evicted: every sample comes once in an epoch, so to evict one for another would only cost the
-    decoding of both. An image that is not kept is decoded no further down than asked, into memory that its thread uses
-    again.
+    Nothing is evicted: every sample comes once in an epoch, so an eviction saves no decoding. An image that is not kept
+    is decoded only as far as asked, into a buffer of its thread.
     """
 
     def __init__(self, split: Split, limit_bytes: int = 0) -> None:
@@ -40,14 +38,12 @@ class DecodedCache:
 
     @property
     def cached_bytes(self) -> int:
-        """Bytes of the images that are kept."""
         return self._cached_bytes
 
     def __call__(self, row: int, rows: int | None = None) -> Pixels:
-        """At least the first `rows` rows (default: all) of an image, uint8 [n, width, 3].
+        """Return at least the first `rows` rows (default: all) of an image, uint8 [n, width, 3].
 
-        To be read only, and only until the calling thread asks for its next image. Raises BadRecord if the bytes
-        are no image, or not the one that the index describes.
+        Read only, and valid until the thread's next call. Raises BadRecord if it is not the image of the index.
         """
         cached = self._kept.get(row)
         if cached is not None:
@@ -66,12 +62,12 @@ class DecodedCache:
 
     def _keep(self, row: int, pixels: Pixels) -> Pixels:
         with self._lock:
-            if row in self._kept:  # another thread was as far: a record stood in for a bad one
+            if row in self._kept:  # decoded by another thread too, as the substitute of a bad record
                 self._cached_bytes -= pixels.size
             return self._kept.setdefault(row, pixels)
 
     def _reserve(self, size: int) -> bool:
-        """Reserve the bytes of an image that is to be kept; False if they do not fit."""
+        """Reserve the bytes of an image; return False if they do not fit."""
         if self._cached_bytes + size > self._limit_bytes:
             return False
         with self._lock:
@@ -81,18 +77,18 @@ class DecodedCache:
             return True
 
     def _buffer(self, size: int) -> Pixels:
-        """The calling thread's own memory, which fresh pages for every image would take longer to get."""
+        """Return the thread's buffer; fresh pages for every image would take longer."""
         buffer: Pixels | None = getattr(self._thread_local, "buffer", None)
         if buffer is None or len(buffer) < size:
             buffer = self._thread_local.buffer = np.empty(size, dtype=np.uint8)
         return buffer
 
 
-_CHUNK = 4  # images of one task: small enough to share a batch evenly, large enough to make a task worth its queue
+_CHUNK = 4  # images per task
 
 
 class _PendingBatch:
-    """A batch being filled."""
+    """Batch that is being filled."""
 
     def __init__(self, request: BatchRequest, views: CropParamsBatch, size: int) -> None:
         self.request, self.crops, self.size = request, views, size
@@ -103,7 +99,7 @@ class _PendingBatch:
 
 
 class PillowLoader:
-    """Decode with `workers` threads, `prefetch` batches ahead; keeps decoded images of up to `decoded_bytes`."""
+    """Loader with `workers` threads, `prefetch` batches ahead; keeps up to `decoded_bytes` of decoded images."""
 
     def __init__(
         self, batch_plan: BatchPlan, guard: BadRecordGuard, *, workers: int, prefetch: int, decoded_bytes: int = 0

@@ -14,11 +14,10 @@ _KEY_DOMAIN = 0x73796E7468  # "synth"
 
 
 class SyntheticLoader:
-    """The same random pixels in every batch of a size; the label of a sample is drawn by its key, for ever the same."""
+    """Loader with the same random pixels in every batch of a size; a sample's label is a hash of its key."""
 
     bad_records = 0
     queued_batches = None
-    """There is no queue: pixels are made once."""
     cached_bytes: ClassVar[Mapping[str, int]] = {}
 
     def __init__(self, batch_plan: BatchPlan, *, classes: int, seed: int, device: str) -> None:

@@ -25,23 +25,19 @@ from podscale.util.progress_reports import ProgressCallback, ignore_progress
 
 @dataclass(frozen=True)
 class BuildResult:
-    """Result of a build."""
-
     directory: Path
     complete_manifest: ShardSetManifest | None
-    """The manifest; None if other packers of an indexed job have not finished."""
+    """None if other packers of an indexed job have not finished."""
     reused: bool
-    """The set was complete before and nothing was written."""
+    """True if the set was complete before, so that nothing was written."""
     packed_shards: int
-    """Shards this call packed."""
     existing_shards: int
-    """Shards that were there before."""
     messages: tuple[str, ...] = ()
-    """Notes for the user, one sentence each."""
+    """Notes for the user, a sentence each."""
 
     @property
     def manifest(self) -> ShardSetManifest:
-        """The manifest of a complete set, which a build that is not one of several always returns."""
+        """Manifest of a complete set; a build of all parts always has one."""
         assert self.complete_manifest is not None
         return self.complete_manifest
 
@@ -56,14 +52,14 @@ def build_shard_set(
     progress: ProgressCallback | None = None,
     observer: BuildObserver = NULL_OBSERVER,
 ) -> BuildResult:
-    """Build the shard set of `data` in `directory`, or finish it, or find it complete.
+    """Build the shard set of `data` in `directory`, or finish it.
 
-    The call that finds all shards packed merges them. Raises InputError; finished shards are kept for the next call.
+    The call that finds all shards packed merges them. After an InputError, finished shards are kept for the next call.
 
     Args:
         part: shards that this call packs.
         workers: packing processes; 0 for one per CPU.
-        verify: read existing shards again and pack them anew if their sha256 differs.
+        verify: read existing shards again, and repack those whose sha256 differs.
     """
     assert 0 <= part.index < part.count
     workers = workers or host_info.cpu_count()
@@ -98,7 +94,7 @@ def _build(
         return BuildResult(directory, existing, True, 0, len(all_tasks))
     own_tasks = [task for number, task in enumerate(all_tasks) if part.contains(number) and task in missing]
     with explain_write_errors(directory):
-        if existing is not None:  # a damaged set is not complete until it is mended
+        if existing is not None:  # a damaged set is not complete until it is repaired
             (directory / MANIFEST_FILE).unlink()
         if _read_same_plan(directory, plan) is None:
             plan.write(directory / PLAN_FILE)
@@ -123,10 +119,10 @@ def _build(
 
 @contextmanager
 def _build_lock(directory: Path, shared: bool) -> Iterator[None]:
-    """Keep a set to one builder at a time, or to the packers of one indexed job; waits for another to end."""
+    """Lock a set for one builder, or for the packers of an indexed job; wait for the lock."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        with suppress(OSError):  # a file system without locks: packers write under names of their own and rename
+        with suppress(OSError):  # without file locks, packers still write temporary names and rename
             fcntl.flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
         yield
     finally:
@@ -134,7 +130,7 @@ def _build_lock(directory: Path, shared: bool) -> Iterator[None]:
 
 
 def _read_complete_manifest(directory: Path, data: DataSection) -> ShardSetManifest | None:
-    """The manifest that is there; raises InputError if it belongs to another data section."""
+    """Return the existing manifest; raise InputError if it belongs to another data section."""
     path = directory / MANIFEST_FILE
     if not path.exists():
         return None
@@ -170,7 +166,6 @@ def _is_packed(directory: Path, plan: ShardPlan, task: PackTask, before: ShardSe
 
 
 def _read_same_plan(directory: Path, plan: ShardPlan) -> ShardPlan | None:
-    """Return the plan in the directory if it is the same; else None."""
     try:
         written = ShardPlan.read(directory / PLAN_FILE)
     except InputError:
@@ -179,7 +174,7 @@ def _read_same_plan(directory: Path, plan: ShardPlan) -> ShardPlan | None:
 
 
 def _read_records(directory: Path, plan: ShardPlan, tasks: Sequence[PackTask]) -> RecordsBySplit:
-    """The records that are there, by split and in shard order."""
+    """Return the existing records by split, in shard order."""
     records: RecordsBySplit = {split: [] for split in SPLITS}
     for task in tasks:
         record = find_record(directory, plan, *task)
@@ -189,7 +184,7 @@ def _read_records(directory: Path, plan: ShardPlan, tasks: Sequence[PackTask]) -
 
 
 def _check_disk_space(directory: Path, plan: ShardPlan, tasks: Sequence[PackTask]) -> None:
-    """Raise InputError if the disk cannot hold what is to be packed (known before anything is written)."""
+    """Raise InputError if the disk cannot hold the shards of these tasks."""
     needed = sum(int(plan.shard_bytes(split)[shard]) for split, shard in tasks)
     free = shutil.disk_usage(directory).free
     if needed > free:

@@ -3,9 +3,8 @@
 A column file keeps a plan or a shard record: magic (8 bytes), length of the header u64, the header (JSON, ASCII), then
 each column aligned to 64 bytes. The header's "columns" entry lists name, dtype and length of each, in file order.
 
-The archives are written by hand, so that the same members give the same bytes on every machine. Layout per member
-(POSIX.1-1988, ustar interchange format): a 512-byte header, the content, zeros up to the next multiple of 512; two zero
-blocks end the archive. Owner, group and time are 0, the mode is 0644.
+The same members give the same archive bytes on every machine. Format: ustar interchange format of POSIX.1-1988, with
+owner, group and time 0 and mode 0644.
 """
 
 import json
@@ -29,7 +28,7 @@ Columns = Mapping[str, npt.NDArray[Any]]
 
 
 def encode_columns(header: Mapping[str, Any], columns: Columns) -> bytes:
-    """The file of a header (JSON values) and one-dimensional columns; little-endian."""
+    """Return the file of a header (JSON values) and one-dimensional columns, as little-endian."""
     arrays = {name: np.ascontiguousarray(c, dtype=c.dtype.newbyteorder("<")) for name, c in columns.items()}
     listing = [[name, array.dtype.str, len(array)] for name, array in arrays.items()]
     text = json.dumps({**header, "columns": listing}, ensure_ascii=True, allow_nan=False).encode()
@@ -41,12 +40,11 @@ def encode_columns(header: Mapping[str, Any], columns: Columns) -> bytes:
 
 
 def write_columns(path: Path, header: Mapping[str, Any], columns: Columns) -> None:
-    """Write the file atomically."""
     write_atomically(path, encode_columns(header, columns))
 
 
 def read_columns(path: Path) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
-    """Header and memory-mapped columns of a file; raises InputError if it is none or is cut short."""
+    """Return header and memory-mapped columns; raises InputError if the file is none or is cut short."""
     try:
         raw: npt.NDArray[np.uint8] = np.memmap(path, dtype=np.uint8, mode="r")
         magic, length = _PREFIX.unpack(raw[: _PREFIX.size].tobytes())
@@ -70,7 +68,7 @@ def read_columns(path: Path) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]
 
 
 def pack_byte_strings(prefix: str, texts: Sequence[bytes]) -> dict[str, npt.NDArray[Any]]:
-    """Two columns that hold byte strings of any length: end offsets and the joined text."""
+    """Return two columns for byte strings of any length: end offsets and the joined text."""
     ends = np.cumsum(np.fromiter(map(len, texts), dtype="<u8", count=len(texts)), dtype="<u8")
     return {f"{prefix}_ends": ends, f"{prefix}_text": np.frombuffer(b"".join(texts), dtype=np.uint8)}
 
@@ -122,7 +120,7 @@ _MIDDLE, _TIME, _REST = bytes(_TEMPLATE[100:124]), bytes(_TEMPLATE[135:148]), by
 
 
 def tar_header(name: bytes, size: int) -> bytes:
-    """The header block of a regular file; `name` is at most 100 bytes, `size` below 8 GiB."""
+    """Return the header of a regular file; `name` has at most 100 bytes, `size` is below 8 GiB."""
     assert 0 < len(name) <= 100
     assert 0 <= size < 8**11
     octal = b"%011o" % size
@@ -131,10 +129,9 @@ def tar_header(name: bytes, size: int) -> bytes:
 
 
 def tar_padding(size: int) -> int:
-    """Bytes of zeros after a content of `size` bytes."""
     return -size % TAR_BLOCK_BYTES
 
 
 def tar_sample_bytes(size: int) -> int:
-    """Bytes that one sample takes in a shard: its image and its one-block label, each with a header."""
+    """Return the bytes of a sample in a shard: its image and its one-block label, each with a header."""
     return TAR_BLOCK_BYTES + size + tar_padding(size) + 2 * TAR_BLOCK_BYTES

@@ -1,7 +1,4 @@
-"""Merge the records of all shards into the index, the lists and, last, the manifest.
-
-The result follows from plan and records alone, so any packer, or two at once, may merge.
-"""
+"""Merge the records of all shards into the index, the lists and, last, the manifest. Any packer may do it."""
 
 import json
 from collections import Counter
@@ -33,10 +30,7 @@ RecordsBySplit = dict[str, list[ShardRecord]]
 
 
 def merge_shards(directory: Path, plan: ShardPlan, data: DataSection, records: RecordsBySplit) -> ShardSetManifest:
-    """Complete the shard set of these records, one list of all shards a split.
-
-    Raises InputError if too many images are unusable, duplicates are forbidden, or a class lost all its images.
-    """
+    """Complete a shard set; raises InputError for too many rejects, forbidden duplicates, or a class without images."""
     with explain_write_errors(directory):
         rejects = write_rejects(directory, plan, records)
         check_rejects(directory, plan, data, rejects)
@@ -71,7 +65,7 @@ def merge_shards(directory: Path, plan: ShardPlan, data: DataSection, records: R
 
 
 def write_rejects(directory: Path, plan: ShardPlan, records: RecordsBySplit) -> Counter[str]:
-    """Write rejects.jsonl, in key order; returns how many there are by reason."""
+    """Write rejects.jsonl in key order; return their numbers by reason."""
     reasons: Counter[str] = Counter()
     lines = []
     names = plan.source_names
@@ -93,7 +87,6 @@ def write_rejects(directory: Path, plan: ShardPlan, records: RecordsBySplit) -> 
 
 
 def check_rejects(directory: Path, plan: ShardPlan, data: DataSection, reasons: Counter[str]) -> None:
-    """Raise InputError if more images are unusable than allowed."""
     rejected = reasons.total()
     if rejected > data.max_reject_rate * len(plan):
         listed = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
@@ -112,7 +105,7 @@ def _concatenate_columns(records: Sequence[ShardRecord]) -> dict[str, npt.NDArra
 
 @dataclass(frozen=True)
 class _DuplicateGroup:
-    """Byte-identical images: (split, row) of each, the one that is kept first."""
+    """Byte-identical images as (split, row); the first is kept."""
 
     digest: str
     members: tuple[tuple[str, int], ...]
@@ -120,7 +113,7 @@ class _DuplicateGroup:
 
 
 def _find_duplicates(columns: dict[str, dict[str, npt.NDArray[Any]]]) -> list[_DuplicateGroup]:
-    """Group of equal xxh3-128, in the order of their first key; a validation image is kept before a train one."""
+    """Return groups of equal xxh3-128, ordered by first key; a validation image is kept before a train image."""
     high, low, key, label = (
         np.concatenate([columns[split][name] for split in SPLITS])
         for name in ("digest_high", "digest_low", "key", "label")
@@ -145,7 +138,7 @@ def _find_duplicates(columns: dict[str, dict[str, npt.NDArray[Any]]]) -> list[_D
 def _flag_dropped(
     columns: dict[str, dict[str, npt.NDArray[Any]]], groups: Sequence[_DuplicateGroup], data: DataSection
 ) -> None:
-    """Flag all but the kept image of each group if the document asks for it."""
+    """Flag all but the first image of each group if data.dedup is `drop`."""
     if data.dedup == "drop":
         for group in groups:
             for split, row in group.members[1:]:
@@ -230,8 +223,7 @@ def _write_split(
 
 
 def dali_index(record: ShardRecord) -> str:
-    """The index of one tar that DALI's readers.webdataset reads: "v1.2 samples", then per sample and component
-    its extension, offset and size in bytes, and member name."""
+    """Return the index for DALI's readers.webdataset: per component extension, offset and size in bytes, and name."""
     lines = [f"v1.2 {len(record)}"]
     columns = [record.columns[name].tolist() for name in ("key", "offset", "size", "label", "format")]
     for key, offset, size, label, form in zip(*columns, strict=True):

@@ -1,7 +1,7 @@
 """Pack shards: read the images of each planned shard once, check them, write tar and record.
 
-A shard is written under a temporary name, synced and renamed; its record follows. After a crash at any moment the next
-run keeps the finished shards that have records, and packs the others again from the plan.
+A shard is written under a temporary name, synced and renamed; its record follows. After a crash, the next run keeps the
+shards that have records and packs the others again.
 """
 
 import hashlib
@@ -43,10 +43,10 @@ from podscale.util.files import fsync_directory
 from podscale.util.progress_reports import ProgressCallback, ProgressReporter
 
 FLUSH_BYTES = 2**20
-"""Every write is this long and begins at a multiple of it, which costs a file system least: its page cache then works
-with large folios. Twice as much leaves the processor's caches and costs more again (benchmarks/results/shards.md)."""
+"""Length and alignment of writes: the page cache then uses large folios. Twice as much leaves the processor's caches
+(benchmarks/results/shards.md)."""
 FLUSH_PIECES = 1000
-"""Below the 1,024 pieces that one writev takes."""
+"""Pieces of one write; writev takes at most 1,024."""
 SERIAL_PACK_BYTES = 16 * 2**20
 """Bytes below which starting processes costs more than packing."""
 
@@ -57,23 +57,23 @@ class PackTask(NamedTuple):
 
 
 PackCallback = Callable[[PackProgress], None]
-"""Called for every image."""
+"""Callback for every image."""
 RejectCounts = Mapping[str, int]
-"""Images that a shard had to leave out, by reason."""
+"""Rejected images of a shard by reason."""
 
 
 @dataclass(frozen=True)
 class Packer:
-    """Pack shards of one plan into one directory; picklable, a process needs nothing else."""
+    """Packer of a plan's shards into one directory; picklable."""
 
     directory: Path
     data: DataSection
     rules: ImageRules
     hash_shards: bool = True
-    """Take the sha256 of every shard while writing (only a measurement of the copy alone goes without)."""
+    """Hash every shard while writing; False only to measure the copy alone."""
 
     def pack(self, plan: ShardPlan, source: Source, task: PackTask, on_image: PackCallback) -> ShardRecord:
-        """Write one shard and its record; raises InputError if the disk or, by policy, an image stops it."""
+        """Write one shard and its record; raises InputError for a disk error or, with policy `fail`, a bad image."""
         path = self.directory / task.split / plan.shard_name(*task)
         with explain_write_errors(path.parent):
             temporary = self._temporary_path(path)
@@ -91,7 +91,7 @@ class Packer:
         return record
 
     def _temporary_path(self, path: Path) -> Path:
-        """Return a temporary name beside `path`; leftovers of killed packers of the same shard are removed."""
+        """Return a temporary name beside `path`, after removing leftovers of killed packers."""
         for leftover in path.parent.glob(f".{path.name}.*.tmp"):
             leftover.unlink(missing_ok=True)
         return path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -131,7 +131,7 @@ class Packer:
         return rows.columns(), rejects
 
     def _read(self, source: Source, entry: PlannedImage) -> bytes:
-        """The image's bytes; raises InvalidImage, or InputError if they are no longer those of the plan."""
+        """Return the image's bytes; raise InvalidImage, or InputError if their number is not the planned one."""
         if entry.item.size > self.rules.max_bytes:
             raise InvalidImage(
                 "too_many_bytes", f"{entry.item.size} bytes, at most {self.rules.max_bytes} (data.max_bytes)"
@@ -150,12 +150,12 @@ class Packer:
 
 
 class _ShardWriter:
-    """A shard being written: pieces are gathered and go out a megabyte at a time, without being copied."""
+    """Writer of a shard that gathers pieces and writes FLUSH_BYTES at a time, without copies."""
 
     def __init__(self, path: Path, size: int, hashing: bool) -> None:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
-            os.posix_fallocate(self._descriptor, 0, size)  # one piece of disk, and a full one is found out now
+            os.posix_fallocate(self._descriptor, 0, size)  # contiguous, and fails now if the disk is full
         except OSError:
             os.close(self._descriptor)
             raise
@@ -165,7 +165,7 @@ class _ShardWriter:
         self.position = 0
 
     def write_sample(self, key: int, ending: bytes, content: bytes, label: int) -> int:
-        """Append image and label of one sample; returns the offset of the image, in bytes."""
+        """Append image and label of one sample; return the offset of the image in bytes."""
         name = b"%08d." % key
         size = len(content)
         offset = self.position + file_formats.TAR_BLOCK_BYTES
@@ -190,7 +190,7 @@ class _ShardWriter:
             self._flush()
 
     def _flush_aligned(self) -> None:
-        """Write up to the last multiple of FLUSH_BYTES; the rest of the last piece stays."""
+        """Write up to the last multiple of FLUSH_BYTES; keep the rest."""
         surplus = self.position % FLUSH_BYTES
         surplus_pieces: list[bytes | memoryview] = []
         while surplus:
@@ -209,7 +209,7 @@ class _ShardWriter:
             for piece in self._pieces:
                 self._digest.update(piece)
         written = os.writev(self._descriptor, self._pieces)
-        if written < self._pending:  # a signal or a full disk: the rest, or the disk's error, comes from write
+        if written < self._pending:  # a signal or a full disk; write the rest, or raise the disk's error
             rest = memoryview(b"".join(self._pieces))[written:]
             while rest:
                 rest = rest[os.write(self._descriptor, rest) :]
@@ -236,7 +236,7 @@ class _ShardWriter:
 
 @contextmanager
 def explain_write_errors(directory: Path) -> Iterator[None]:
-    """Raise InputError with a hint if the shard set cannot be written; finished shards are kept."""
+    """Raise InputError with a hint if the shard set cannot be written."""
     try:
         yield
     except OSError as error:
@@ -248,7 +248,7 @@ def explain_write_errors(directory: Path) -> Iterator[None]:
 
 
 class TooManyRejects(Exception):
-    """More unusable images than allowed, in the shards packed so far."""
+    """More unusable images than allowed in the shards packed so far."""
 
 
 def pack_shards(
@@ -260,10 +260,9 @@ def pack_shards(
     limit: int,
     observer: BuildObserver = NULL_OBSERVER,
 ) -> None:
-    """Pack `tasks`, in this process if there is little to do, else in `workers` processes.
+    """Pack `tasks` in `workers` processes, or in this one if they are small.
 
-    Raises InputError if the disk fails, and TooManyRejects as soon as the finished shards hold more than `limit`
-    unusable images.
+    Raises InputError for a disk error, TooManyRejects once the finished shards have more than `limit` rejects.
     """
     total = sum(plan.image_count(*task) for task in tasks)
     size = sum(int(plan.shard_bytes(split)[shard]) for split, shard in tasks)
@@ -282,7 +281,6 @@ def pack_shards(
 def _pack_serially(
     packer: Packer, plan: ShardPlan, tasks: Sequence[PackTask], workers: int, ticker: SplitProgressReporter
 ) -> Iterator[tuple[str, RejectCounts]]:
-    """Yield the rejects of every finished shard."""
     source = open_source(packer.data)
     for task in tasks:
         counter = PackerCounter(partial(ticker.add, task.split))
@@ -294,7 +292,6 @@ def _pack_serially(
 def _pack_in_pool(
     packer: Packer, plan: ShardPlan, tasks: Sequence[PackTask], workers: int, ticker: SplitProgressReporter
 ) -> Iterator[tuple[str, RejectCounts]]:
-    """Yield the rejects of every finished shard."""
     context = multiprocessing.get_context("spawn")  # a fork would share the threads and locks of the caller
     counters = {split: [context.Value("Q", 0) for _ in PackProgress._fields] for split in SPLITS}
     pool = ProcessPoolExecutor(workers, context, _start_worker, (packer, counters, os.getpid()))
@@ -323,13 +320,13 @@ class _PackWorker(NamedTuple):
     totals: SharedTotals
 
 
-_worker_state: list[_PackWorker] = []  # the state of this process: a pool hands its tasks no other
+_worker_state: list[_PackWorker] = []  # state of this process, because a pool's tasks have no other
 
 
 def _start_worker(packer: Packer, totals: SharedTotals, parent: int) -> None:
-    """Prepare a packing process, which exits with its parent even if that is killed."""
+    """Prepare a packing process, which exits with its parent."""
     processes.exit_with_parent(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent answers Ctrl-C
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     plan = ShardPlan.read(packer.directory / PLAN_FILE)
     _worker_state.append(_PackWorker(packer, plan, open_source(packer.data), totals))
 

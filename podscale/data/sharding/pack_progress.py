@@ -1,7 +1,7 @@
 """Progress of packing: counters of each process, their sums, and the observer of a build.
 
-Each packer adds to shared sums ten times a second. The building process reports the sums to the progress bar and, with
-finished shards and phases, to the observer that exports metrics.
+Each packer adds to shared sums ten times a second. The building process reports them to the progress bar and to the
+observer that exports metrics.
 """
 
 import time
@@ -16,7 +16,7 @@ BuildPhase = Literal["plan", "pack", "merge", "other"]
 
 
 class PackProgress(NamedTuple):
-    """Images gone through (rejects are among them), their bytes as written, rejects, and bytes as read."""
+    """Counts of packed images; `images` includes the rejects."""
 
     images: int = 0
     bytes_written: int = 0
@@ -27,26 +27,16 @@ class PackProgress(NamedTuple):
 class BuildObserver(Protocol):
     """Observer of a build, called on the building thread about ten times a second at most."""
 
-    def phase_started(self, name: BuildPhase) -> None:
-        """Start of a phase."""
-        ...
+    def phase_started(self, name: BuildPhase) -> None: ...
 
-    def images_planned(self, split: str, images: int) -> None:
-        """Number of images that this build packs."""
-        ...
+    def images_planned(self, split: str, images: int) -> None: ...
 
-    def images_packed(self, split: str, so_far: PackProgress) -> None:
-        """Progress of the packers."""
-        ...
+    def images_packed(self, split: str, so_far: PackProgress) -> None: ...
 
-    def shard_finished(self, split: str, rejects: Mapping[str, int]) -> None:
-        """A shard is done; the images it had to leave out, by reason."""
-        ...
+    def shard_finished(self, split: str, rejects: Mapping[str, int]) -> None: ...
 
 
 class NullObserver:
-    """Observer that ignores everything."""
-
     def phase_started(self, name: BuildPhase) -> None:
         pass
 
@@ -64,11 +54,11 @@ NULL_OBSERVER = NullObserver()
 
 
 SharedTotals = Mapping[str, "list[Synchronized[int]]"]
-"""By split, a number for each field of PackProgress, shared with the packing processes."""
+"""Per split, one number for each field of PackProgress, shared with the packing processes."""
 
 
 class PackerCounter:
-    """Counter of a packer's images, which passes the sums on ten times a second and on `flush`."""
+    """Counter of a packer's images that calls `callback` ten times a second and on `flush`."""
 
     def __init__(self, callback: Callable[[PackProgress], None]) -> None:
         self._callback = callback

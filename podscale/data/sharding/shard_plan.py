@@ -1,8 +1,7 @@
 """Shard plan: the shard of every image, decided before any image is read.
 
 The listing is sorted by name (bytes), so it does not depend on a file system or locale. Order and hold-out follow a
-hash of name and seed (xxh3-64): an image keeps its side of the split when others are added. The plan alone decides the
-content of every shard; the packer and the number of workers do not matter.
+hash of name and seed (xxh3-64): an image stays in its split when others are added.
 """
 
 import hashlib
@@ -27,7 +26,7 @@ from podscale.util.progress_reports import ProgressCallback, ProgressReporter, i
 
 PLAN_FILE = "plan"
 PLAN_FORMAT = 1
-"""Raised when the same plan would be packed into other bytes: records of an older format are then packed again."""
+"""Increase it when the same plan gives other bytes: shards of an older format are then packed again."""
 
 SPLITS = (TRAIN, VALIDATION)
 _CONTENT_OPTIONS = ("policy", "resize_short", "quality", "max_pixels", "max_bytes")
@@ -37,8 +36,6 @@ IntArray = npt.NDArray[np.int64]
 
 
 class PlannedImage(NamedTuple):
-    """One planned image."""
-
     key: int
     label: int
     item: SourceItem
@@ -46,7 +43,7 @@ class PlannedImage(NamedTuple):
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """Rows in packing order: all of train, then all of validation; the row number is the sample's key."""
+    """Rows in packing order, train before validation; the row number is the sample's key."""
 
     fingerprint: str
     classes: list[str]
@@ -69,13 +66,12 @@ class ShardPlan:
 
     @property
     def source_names(self) -> file_formats.ByteStrings:
-        """Source names by row."""
         return file_formats.ByteStrings(self.columns, "name")
 
     def entries(self, split: str, shard: int) -> Iterator[PlannedImage]:
-        """The images of one shard, in order."""
+        """Yield the images of one shard in order."""
         rows = slice(int(self.bounds[split][shard]), int(self.bounds[split][shard + 1]))
-        # Lists: taking single numbers out of NumPy arrays is dearer than all the rest here.
+        # Lists, because reading single numbers from NumPy arrays costs more than all the rest here.
         labels, sizes = self.columns["label"][rows].tolist(), self.columns["size"][rows].tolist()
         byte_ranges: Iterable[tuple[int, int]] = repeat((0, 0))
         containers: Sequence[bytes] = (b"",)
@@ -89,7 +85,7 @@ class ShardPlan:
             )
 
     def shard_bytes(self, split: str) -> IntArray:
-        """Bytes of each shard as planned (an upper bound if nothing is converted)."""
+        """Return the planned bytes of each shard, an upper bound if nothing is converted."""
         sizes = np.concatenate([[0], np.cumsum(_packed_bytes(self.columns["size"]))])
         packed: IntArray = np.diff(sizes[self.bounds[split]])
         return packed
@@ -100,17 +96,17 @@ class ShardPlan:
 
     @classmethod
     def read(cls, path: Path) -> "ShardPlan":
-        """The plan in a file, memory-mapped; raises InputError if it is none."""
+        """Read a plan, memory-mapped; raises InputError if the file is none."""
         header, columns = file_formats.read_columns(path)
         bounds = {split: columns.pop(f"bounds_{split}").astype(np.int64) for split in SPLITS}
         return cls(header["fingerprint"], header["classes"], bounds, columns)
 
 
 def plan_shards(source: Source, data: DataSection, progress: ProgressCallback = ignore_progress) -> ShardPlan:
-    """List the source and decides split, order and shard of every image.
+    """List the source and decide split, order and shard of every image.
 
-    Raises InputError if the listing cannot make a data set: nothing in it, one class, a class without images in a
-    split, a name twice, other classes than expected.
+    Raises InputError if it is empty, has one class, a class without images in a split, a name twice, or other classes
+    than data.classes.
     """
     listing = _Listing.read(source, ProgressReporter("list", progress))
     if not listing.names:
@@ -134,7 +130,7 @@ def plan_shards(source: Source, data: DataSection, progress: ProgressCallback = 
 
 
 class _Listing:
-    """Everything a source lists, column by column: a million images take some 200 MB."""
+    """Listing of a source in columns; a million images take about 200 MB."""
 
     def __init__(self) -> None:
         self.names: list[bytes] = []
@@ -161,7 +157,7 @@ class _Listing:
         return listing
 
     def sorted_rank(self) -> IntArray:
-        """Place of every name in the sorted listing."""
+        """Return the place of every name in the sorted listing."""
         order = sorted(range(len(self.names)), key=self.names.__getitem__)
         rank = np.empty(len(order), dtype=np.int64)
         rank[order] = np.arange(len(order))
@@ -189,7 +185,7 @@ class _Listing:
 
 
 def _packed_bytes(sizes: npt.NDArray[Any]) -> IntArray:
-    """Bytes that images of these sizes take in a shard."""
+    """Return the bytes of images of these sizes in a shard."""
     content: IntArray = sizes.astype(np.int64)
     packed: IntArray = content + (-content % file_formats.TAR_BLOCK_BYTES) + file_formats.tar_sample_bytes(0)
     return packed
@@ -201,7 +197,7 @@ def _name_hashes(names: Sequence[bytes], salt: bytes, seed: int) -> npt.NDArray[
 
 
 def _class_names(listed: Sequence[str], data: DataSection) -> list[str]:
-    """Return the class map: the expected names if the document gives them, else the sorted names found."""
+    """Return the class map: data.classes if given, else the sorted names found."""
     if len(listed) < 2:
         raise _refusal(data, f"only the class {listed[0]!r}", "A classifier needs at least two.")
     if data.classes is None:
@@ -230,10 +226,10 @@ def _first_names(names: Sequence[str]) -> str:
 def _validation_mask(
     source_splits: npt.NDArray[np.int8], labels: IntArray, hashes: npt.NDArray[np.uint64], data: DataSection
 ) -> npt.NDArray[np.bool_]:
-    """Return the mask of validation images: as the source says, else the share with the smallest hashes.
+    """Return the mask of validation images: those of the source, else those with the smallest hashes.
 
-    Plain: hash below the threshold, so nothing moves when images are added. Stratified: of each class the nearest
-    whole number of images with the smallest hashes, at least one; adding an image moves at most one other.
+    Plain: hash below a threshold, so nothing moves when images are added. Stratified: the same share of each class, at
+    least one image; adding an image moves at most one other.
     """
     if (source_splits == SPLITS.index(VALIDATION)).any():
         if (source_splits < 0).any():
@@ -263,7 +259,7 @@ def _check_classes(labels: IntArray, validation: npt.NDArray[np.bool_], classes:
 
 
 def _shard_bounds(weights: IntArray, data: DataSection, split: str) -> IntArray:
-    """First row of each shard: contiguous rows of nearly equal bytes, at least one image each."""
+    """Return the first row of each shard, and the end; shards have nearly equal bytes and at least one image."""
     total = np.cumsum(weights)
     shards = max(data.min_shards, -(-int(total[-1]) // data.shard_bytes))
     if len(weights) < data.min_shards:

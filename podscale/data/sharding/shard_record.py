@@ -1,4 +1,4 @@
-"""Record of one packed shard: its hash and one row per image, kept beside the shards so that packing resumes."""
+"""Record of one packed shard: its hash and one row per image, from which packing resumes."""
 
 import struct
 from dataclasses import dataclass, field
@@ -14,25 +14,23 @@ from podscale.data.sharding.shard_plan import ShardPlan
 from podscale.errors import InputError
 
 RECORD_COLUMNS = {**index.INDEX_COLUMNS, "digest_high": "<u8", "digest_low": "<u8"}
-"""The index's columns and the xxh3-128 of the source bytes, by which duplicates are found."""
+"""Columns of the index, and the xxh3-128 of the source bytes, which identifies duplicates."""
 
 
 @dataclass(frozen=True)
 class RejectedImage:
-    """An image that was left out."""
-
     key: int
     reason: str
     detail: str
 
 
 UNREADABLE = "unreadable"
-"""The one reason that may be gone next time: a shard with such a reject is packed again by the next run."""
+"""Reason that may be temporary: the next run repacks a shard with such a reject."""
 
 
 @dataclass(frozen=True)
 class ShardRecord:
-    """Contents of a shard file: its bytes and sha256 (empty if hashing was off), images and rejects."""
+    """Record of a shard file; `sha256` is empty if hashing was off."""
 
     plan: str
     bytes: int
@@ -66,12 +64,12 @@ class ShardRecord:
 
 
 def record_path(directory: Path, plan: ShardPlan, split: str, shard: int) -> Path:
-    """Return the path of a shard's record, beside the split folders: readers of tars do not see it."""
+    """Return the path of a shard's record, outside of the split folders, so that readers of tars do not see it."""
     return directory / "records" / split / plan.shard_name(split, shard).replace(".tar", ".record")
 
 
 def find_record(directory: Path, plan: ShardPlan, split: str, shard: int) -> ShardRecord | None:
-    """Return the record of a shard that exists with the plan's name and size; None if it must be packed."""
+    """Return the record of a finished shard; None if it must be packed."""
     try:
         record = ShardRecord.read(record_path(directory, plan, split, shard))
         size = (directory / split / plan.shard_name(split, shard)).stat().st_size
@@ -81,7 +79,7 @@ def find_record(directory: Path, plan: ShardPlan, split: str, shard: int) -> Sha
 
 
 class RecordRows:
-    """Collect the rows of a record as bytes: kept as tuples, they would have the garbage collector walk them all."""
+    """Rows of a record, collected as bytes: the garbage collector would walk tuples."""
 
     _DTYPE = np.dtype(list(RECORD_COLUMNS.items()))
     _STRUCT = struct.Struct("<" + "".join(np.dtype(dtype).char for dtype in RECORD_COLUMNS.values()).replace("L", "Q"))
@@ -90,7 +88,7 @@ class RecordRows:
         self._rows = bytearray()
 
     def add(self, *row: int) -> None:
-        """One row, in the order of `RECORD_COLUMNS`; raises struct.error if a number does not fit its column."""
+        """Add a row in the order of `RECORD_COLUMNS`; raises struct.error if a number does not fit its column."""
         self._rows += self._STRUCT.pack(*row)
 
     def columns(self) -> dict[str, npt.NDArray[Any]]:

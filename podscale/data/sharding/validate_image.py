@@ -1,9 +1,8 @@
 """Validation of images from their bytes (magic, header, limits, strict decode), and their conversion.
 
-The header is read without a decoder, so that a bomb is refused before anything is decoded. The decode is at 1/8 scale
-and gray: it still walks all entropy data, which reveals truncation and corruption (Pillow, DALI and torchvision accept
-both silently), at a third of the cost. An image is packed as its own bytes, or as a clean JPEG if the options ask for
-it.
+The header is read without a decoder, so that a decompression bomb is refused before it is decoded. The decode is at 1/8
+scale and gray: it still reads all entropy data, which reveals truncation and corruption (Pillow, DALI and torchvision
+accept both silently), at a third of the cost.
 """
 
 import io
@@ -30,11 +29,11 @@ OTHER_MAGICS = {
     b"P6": "ppm",
 }
 MAX_SIDE = 65535
-"""The index keeps sides in 16 bits; JPEG has no larger ones."""
+"""Pixels; the index has 16 bits for a side, as JPEG does."""
 
 
 class InvalidImage(Exception):
-    """Reason for leaving out an image: a short stable key, detail for people, and whether converting may help."""
+    """Unusable image; `reason` is a stable key, `detail` is for people."""
 
     def __init__(self, reason: str, detail: str = "", convertible: bool = False) -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
@@ -45,8 +44,6 @@ class InvalidImage(Exception):
 
 
 class ImageHeader(NamedTuple):
-    """Header of a usable image; sides in pixels."""
-
     format: int
     height: int
     width: int
@@ -54,7 +51,7 @@ class ImageHeader(NamedTuple):
 
 
 def read_header(data: bytes, max_pixels: int, max_bytes: int) -> ImageHeader:
-    """Read the header; raises InvalidImage if the image is empty, no image, too large or of an unusable kind."""
+    """Read the header; raises InvalidImage if the data is empty, no image, too large or of an unusable kind."""
     if not data:
         raise InvalidImage("empty", "the file has no bytes")
     if len(data) > max_bytes:
@@ -81,7 +78,7 @@ def check_pixels(height: int, width: int, max_pixels: int) -> None:
 
 
 def other_format(data: bytes) -> str:
-    """The name of a known image format that is neither JPEG nor PNG; empty if there is none."""
+    """Return the name of a known format other than JPEG and PNG; empty if there is none."""
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return "webp"
     if data[4:12] in (b"ftypheic", b"ftypheix", b"ftypmif1", b"ftypavif"):
@@ -94,7 +91,7 @@ _FRAME = struct.Struct(">BHHB")
 _STANDALONE = frozenset((0x01, *range(0xD0, 0xD8)))
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _USABLE_FRAMES = frozenset((0xC0, 0xC1, 0xC2))
-# Plain numbers here: combining enum members would cost more than all the rest of the scan.
+# Plain numbers, because combining enum members would cost more than the rest of the scan.
 _FLAGS = [ImageFlag(value) for value in range(128)]
 _PROGRESSIVE = int(ImageFlag.PROGRESSIVE)
 _OF_COMPONENTS = {1: int(ImageFlag.GRAY), 3: 0, 4: int(ImageFlag.CMYK)}
@@ -135,7 +132,7 @@ def _read_frame(data: bytes, position: int, marker: int, flags: int) -> ImageHea
 
 
 def _rotation_flag(exif: bytes) -> int:
-    """ROTATED if the Exif orientation (tag 0x0112) is one of 2..8."""
+    """Return ROTATED if the Exif orientation (tag 0x0112) is one of 2..8."""
     order = {b"II": "<", b"MM": ">"}.get(exif[:2])
     if order is None or len(exif) < 8:
         return 0
@@ -162,7 +159,7 @@ def png_header(data: bytes, max_pixels: int) -> ImageHeader:
 
 
 def decode_strictly(data: bytes, image: ImageHeader) -> None:
-    """Decode all of it; raises InvalidImage if it is truncated or damaged."""
+    """Decode the whole image; raises InvalidImage if it is truncated or damaged."""
     try:
         if image.format == JPEG:
             space = "CMYK" if image.flags & ImageFlag.CMYK else "GRAY"
@@ -174,7 +171,7 @@ def decode_strictly(data: bytes, image: ImageHeader) -> None:
 
 
 def _decode_png(data: bytes) -> None:
-    """Check every chunk's CRC and all pixel data, which Pillow does for PNG (and not for JPEG)."""
+    """Check every CRC and all pixel data, as Pillow does for PNG (but not for JPEG)."""
     import PIL.Image as pil  # noqa: N813
 
     try:
@@ -189,12 +186,12 @@ def _decode_png(data: bytes) -> None:
 _JPEG_NAMES = (b".jpg", b".jpeg", b".jpe", b".jfif")
 _FORMATS = ("JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP", "PPM")
 FULL_CHROMA, HALF_CHROMA = 0, 2
-"""Pillow's names of 4:4:4 and 4:2:0: a conversion keeps colour as it is, a reduced picture does as cameras do."""
+"""Pillow's subsampling 4:4:4, for conversions, and 4:2:0, as cameras have, for resized pictures."""
 
 
 @dataclass(frozen=True)
 class ImageRules:
-    """Rules for images: limits, conversion and resizing."""
+    """Limits, conversion and resizing of images."""
 
     convert: bool
     resize_short: int | None
@@ -202,7 +199,7 @@ class ImageRules:
     max_pixels: int
     max_bytes: int
     decode: bool = True
-    """Decode every image strictly; without it only headers are looked at."""
+    """Decode every image strictly; False: read only headers."""
 
     @classmethod
     def from_section(cls, data: DataSection) -> "ImageRules":
@@ -210,7 +207,7 @@ class ImageRules:
 
 
 def prepare_image(name: bytes, data: bytes, rules: ImageRules) -> tuple[bytes, ImageHeader]:
-    """The bytes to pack for an image and what they are; raises InvalidImage."""
+    """Return the bytes to pack for an image, and their header; raises InvalidImage."""
     try:
         image = read_header(data, rules.max_pixels, rules.max_bytes)
         if rules.decode:
@@ -227,13 +224,13 @@ def prepare_image(name: bytes, data: bytes, rules: ImageRules) -> tuple[bytes, I
 
 
 def _needs_conversion(name: bytes, image: ImageHeader) -> bool:
-    """CMYK, a rotation left to the reader, or a PNG that claims to be a JPEG."""
+    """Return True for CMYK, an Exif rotation, or a PNG with the file name of a JPEG."""
     misnamed = image.format == PNG and name.lower().endswith(_JPEG_NAMES)
     return misnamed or bool(image.flags & (ImageFlag.CMYK | ImageFlag.ROTATED))
 
 
 def _reencode(data: bytes, image: ImageHeader | None, rules: ImageRules, done: ImageFlag) -> tuple[bytes, ImageHeader]:
-    """A baseline JPEG of the picture: upright and RGB if converted, at the short side asked for."""
+    """Return a baseline JPEG, upright and RGB if converted, with at most `resize_short` on its short side."""
     try:
         with pil.open(io.BytesIO(data), formats=_FORMATS) as opened:
             check_pixels(opened.height, opened.width, rules.max_pixels)
@@ -256,7 +253,7 @@ def _reencode(data: bytes, image: ImageHeader | None, rules: ImageRules, done: I
 
 
 def _to_eight_bits(picture: pil.Image) -> pil.Image:
-    """The first frame with 8 bits a channel; Pillow would clip 16-bit gray instead of scaling it."""
+    """Return the first frame with 8 bits a channel; Pillow would clip 16-bit gray instead of scaling it."""
     picture.load()
     if picture.mode.startswith("I"):
         return pil.fromarray((np.asarray(picture).astype(np.uint32) >> 8).astype(np.uint8))

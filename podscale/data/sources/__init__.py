@@ -12,7 +12,7 @@ __all__ = ["Source", "SourceItem", "SourceMissing", "open_source"]
 
 
 def open_source(data: DataSection) -> Source:
-    """The source of a data section; raises InputError if there is none at `data.source`."""
+    """Open the source of a data section; raises InputError if there is none at `data.source`."""
     form: str = data.format
     if form == "digits" or (form == "auto" and data.source == "digits"):
         return DigitsSource()
@@ -27,7 +27,7 @@ def open_source(data: DataSection) -> Source:
 
 
 def _detect_format(storage: Storage) -> str:
-    """Detect the format of a location: by its name if it is a file, else by the names directly in it."""
+    """Detect the format by the location's name if it is a file, else by the names directly in it."""
     if is_table_name(storage.location):
         return "table"
     if is_tar_name(storage.location.encode()) or is_compressed_tar_name(storage.location.encode()):

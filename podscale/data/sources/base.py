@@ -1,7 +1,4 @@
-"""Source interface, which lists items and reads one of them, and the path convention of class folders.
-
-Split and class come from the path: [common directories/][train|val|...]/class/.../image.
-"""
+"""Source interface, and the paths of class folders: [common directories/][train|val|...]/class/.../image."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
@@ -12,31 +9,29 @@ TRAIN, VALIDATION = "train", "validation"
 
 
 class SourceItem(NamedTuple):
-    """One image as listed, before anything of it was read."""
+    """One image as listed, before it was read."""
 
     name: bytes
-    """Its name inside the source: unique, stable, any encoding; the listing is sorted by it."""
+    """Name inside the source: unique, stable, any encoding; the listing is sorted by it."""
     label: str
-    """Its class name."""
+    """Class name."""
     size: int
-    """Its bytes as listed."""
     split: str = ""
     """"train", "validation", or empty if the source does not name a split."""
     container: bytes = b""
-    """The file that holds it as a byte range; empty if it is a file of its own."""
+    """File that holds the image as a byte range; empty if it is a file of its own."""
     offset: int = 0
-    """Its offset in its container, in bytes."""
 
 
 class Source(Protocol):
-    """A place that images come from; it is picklable, because packing processes read from it too."""
+    """Source of images; picklable, because packing processes read from it too."""
 
     def items(self) -> Iterator[SourceItem]:
-        """Every image, in any order; raises InputError if the source as a whole cannot be used."""
+        """Yield every image, in any order; raises InputError if the source cannot be used."""
         ...
 
     def read(self, item: SourceItem) -> bytes:
-        """Read the bytes of one item; raises OSError if that fails."""
+        """Return the bytes of one item; raises OSError."""
         ...
 
 
@@ -45,12 +40,7 @@ class SourceMissing(InputError):
 
 
 class Where(NamedTuple):
-    """Source, or a file of it, that an error is about.
-
-    Args:
-        location: `data.source` of the document.
-        path: file below it, with the archive that it is in; "" = the source itself.
-    """
+    """Location that an error is about: `data.source`, or the file at `path` below it."""
 
     location: str
     path: str = ""
@@ -65,12 +55,12 @@ class Where(NamedTuple):
 
 
 def decode_name(raw: bytes) -> str:
-    """A class name for people and JSON; bytes that are no UTF-8 are shown as escapes."""
+    """Return a name for people and JSON; bytes that are no UTF-8 become escapes."""
     return raw.decode("utf-8", "backslashreplace")
 
 
 def numeric_class_name(label: int, largest: int) -> str:
-    """An integer label as a class name; all of one width, so that sorted names are in numeric order."""
+    """Return an integer label as a class name of fixed width, so that sorted names are in numeric order."""
     return f"{label:0{len(str(largest))}d}"
 
 
@@ -82,16 +72,16 @@ SPLIT_FOLDERS = {
     b"validation": VALIDATION,
 }
 TEST_FOLDER = b"test"
-"""A folder beside train/ that is left out: its images are for a last look, not for model selection."""
+"""Folder beside train/ that is left out, because its images are not for model selection."""
 
 IMAGE_SUFFIXES = frozenset(
     (b".jpg", b".jpeg", b".jpe", b".jfif", b".png", b".gif", b".bmp", b".webp", b".tif", b".tiff", b".ppm", b".heic")
 )
-"""Names that claim to be images. Formats that are not usable are listed too, so that they are reported, not ignored."""
+"""Suffixes of images, unusable formats included, so that they are reported."""
 
 
 def is_image_name(name: bytes) -> bool:
-    """Return whether a file name claims to be an image; hidden files (AppleDouble "._x.jpg") do not."""
+    """Return whether a file name is that of an image; hidden files (AppleDouble "._x.jpg") are not."""
     base = name.rsplit(b"/", 1)[-1]
     dot = base.rfind(b".")
     return dot > 0 and base[:1] != b"." and base[dot:].lower() in IMAGE_SUFFIXES
@@ -103,7 +93,7 @@ class SplitAndClass(NamedTuple):
 
 
 def count_common_directories(paths: Sequence[bytes]) -> int:
-    """Return the number of leading directories that all paths share, without one that is a split or the only class."""
+    """Return the number of leading directories that all paths share; stop before a split or the only class."""
     shared = paths[0].split(b"/")[:-1]
     fewest = len(shared)
     for path in paths:
@@ -118,10 +108,7 @@ def count_common_directories(paths: Sequence[bytes]) -> int:
 
 
 def classify_path(path: bytes, skip: int, splits: bool, where: Where) -> SplitAndClass | None:
-    """Split and class of a path below `skip` common directories; None if it belongs to no split (test/).
-
-    Raises InputError if the path has no class directory.
-    """
+    """Return split and class of a path below `skip` directories, None for test/; raises InputError without a class."""
     parts: Sequence[bytes] = path.split(b"/")[skip:]
     split = ""
     if splits:
@@ -144,16 +131,13 @@ def classify_path(path: bytes, skip: int, splits: bool, where: Where) -> SplitAn
 
 
 def has_splits(paths: Sequence[bytes], skip: int) -> bool:
-    """Return whether the first directory below the common ones names splits.
-
-    `train` may also be a class (COCO has one): it names a split if there are class folders below it.
-    """
+    """Return whether the first directories are splits; `train` without class folders below is a class (as in COCO)."""
     named = [parts for parts in (path.split(b"/")[skip:] for path in paths) if parts[0].lower() in SPLIT_FOLDERS]
     return bool(named) and all(len(parts) >= 3 for parts in named)
 
 
 def classify_paths(paths: Sequence[bytes], where: Where) -> Iterator[tuple[int, SplitAndClass]]:
-    """Number, split and class of every path that belongs to a split."""
+    """Yield number, split and class of every path that belongs to a split."""
     skip = count_common_directories(paths) if paths else 0
     splits = has_splits(paths, skip)
     for number, path in enumerate(paths):

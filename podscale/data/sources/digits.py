@@ -1,4 +1,4 @@
-"""The embedded data set: 1,797 real handwritten digits of 8x8 pixels and 17 gray levels.
+"""Embedded data set: 1,797 real handwritten digits of 8x8 pixels and 17 gray levels.
 
 Source: E. Alpaydin, C. Kaynak, Optical Recognition of Handwritten Digits, UCI Machine Learning Repository (1998),
 https://doi.org/10.24432/C50P49, CC BY 4.0: its test set, in the order of scikit-learn's load_digits.
@@ -16,11 +16,11 @@ import numpy.typing as npt
 from podscale.data.sources.base import SourceItem
 
 GRAY_LEVELS = 16
-"""The darkest stroke; level 0 is the background."""
+"""Level of the darkest stroke; level 0 is the background."""
 
 
 class DigitsSource:
-    """The digits as gray PNG files, made in memory; class names are "0" to "9"."""
+    """Digits as gray PNG files in memory; class names are "0" to "9"."""
 
     def items(self) -> Iterator[SourceItem]:
         for number, label in enumerate(self._arrays["labels"]):
@@ -31,7 +31,7 @@ class DigitsSource:
 
     @cached_property
     def _images(self) -> list[bytes]:
-        # 16 levels spread over 0..255, each to a value of its own: nothing is lost
+        # 17 levels spread over 0..255, each to a value of its own
         return [gray_png(np.rint(levels * (255 / GRAY_LEVELS)).astype(np.uint8)) for levels in self._arrays["levels"]]
 
     @cached_property
@@ -41,13 +41,12 @@ class DigitsSource:
 
 def load() -> dict[str, npt.NDArray[np.uint8]]:
     """Return `levels`, uint8 [1797, 8, 8] of 0 to 16, and `labels`, uint8 [1797] of 0 to 9."""
-    # the file stands beside this module, in whatever package that is
     with files(__package__).joinpath("digits.npz").open("rb") as file, np.load(file) as arrays:
         return dict(arrays)
 
 
 def gray_png(pixels: npt.NDArray[np.uint8]) -> bytes:
-    """A PNG file of uint8 [height, width] gray pixels, stored (not compressed): the same bytes with any zlib."""
+    """Return a PNG of uint8 [height, width] gray pixels, stored, so that it has the same bytes with any zlib."""
     height, width = pixels.shape
     rows = b"".join(b"\0" + row.tobytes() for row in pixels)  # filter type 0 before every row
     return (

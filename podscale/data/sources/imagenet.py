@@ -1,7 +1,7 @@
-"""ImageNet in its distributed form: training images by synset, validation images in one folder with a label file.
+"""ImageNet as distributed: training images by synset, validation images in one folder with a label file.
 
 Training: ILSVRC2012_img_train.tar (a tar of one tar per synset), those inner tars, or folders train/<synset>/.
-Validation: ILSVRC2012_img_val.tar or a flat folder val/, and one of: the synset of each image a line
+Validation: ILSVRC2012_img_val.tar or a flat folder val/, with one label file: a synset per line
 (imagenet_2012_validation_synset_labels.txt), rows of image,synset (LOC_val_solution.csv), or the development kit's
 numbers (ILSVRC2012_validation_ground_truth.txt with meta.mat).
 """
@@ -25,7 +25,7 @@ _SYNSET_NAME = re.compile(r"n\d{8}")
 
 
 class ImageNetSource:
-    """The original layout; validation images get their synset from the label file."""
+    """Source in ImageNet's own layout."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
@@ -75,7 +75,7 @@ class ImageNetSource:
                 yield SourceItem(file.path, "", file.size, VALIDATION)
 
     def _validation_synsets(self, files: list[StorageFile], images: list[str]) -> list[str]:
-        """The synset of each validation image, which are in name order."""
+        """Return the synset of each validation image; `images` are in name order."""
         label_files = [file.path for file in files if VALIDATION_LABELS.search(file.path)]
         if len(label_files) != 1:
             names = ", ".join(decode_name(path) for path in label_files) or "none"
@@ -92,7 +92,7 @@ class ImageNetSource:
         return self._by_number(files, lines, where)
 
     def _by_number(self, files: list[StorageFile], lines: list[str], where: Where) -> list[str]:
-        """The development kit counts synsets from 1 in an order of its own, which is in meta.mat."""
+        """Return the synsets of the development kit's numbers, whose order meta.mat defines."""
         meta = next((file.path for file in files if _file_stem(file.path) == "meta"), None)
         if meta is None or not all(line.isdigit() for line in lines):
             raise where.refusal("no synsets such as n01440764", "Numbers need the kit's meta.mat beside them.")
@@ -107,7 +107,7 @@ class ImageNetSource:
 
 
 def _by_name(lines: list[str], images: list[str], where: Where) -> list[str]:
-    """Rows of image and synset, in any order and with or without a header and the ending of the image."""
+    """Return the synset of each image from rows in any order, with or without header and suffixes."""
     rows = (re.match(r"([^,\s]+)[,\s]+(n\d{8})", line) for line in lines)
     synsets = {row[1].rsplit("/")[-1].partition(".")[0]: row[2] for row in rows if row}
     missing = next((image for image in images if image not in synsets), None)
@@ -117,12 +117,12 @@ def _by_name(lines: list[str], images: list[str], where: Where) -> list[str]:
 
 
 def _file_stem(path: bytes) -> str:
-    """The file name without directories and ending."""
+    """Return the file name without directories and suffix."""
     return decode_name(re.split(rb"[/!]", path)[-1]).partition(".")[0]
 
 
 class _Window(io.RawIOBase):
-    """A byte range of a file as a file."""
+    """Byte range of a file as a file."""
 
     def __init__(self, file: IO[bytes], start: int, size: int) -> None:
         self._file, self._start, self._size, self._position = file, start, size, 0

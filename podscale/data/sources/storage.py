@@ -1,7 +1,4 @@
-"""Storage of a source's files (local, names as bytes, or any fsspec URL), and the source of class folders.
-
-Class folders lie below train/ and val/, or in one tree of which a share is held out.
-"""
+"""Storage of a source's files (local, names as bytes, or any fsspec URL), and the source of class folders."""
 
 import os
 import stat
@@ -13,51 +10,51 @@ from podscale.data.sources.base import SourceItem, SourceMissing, Where, classif
 from podscale.errors import InputError
 from podscale.util.locations import Location
 
-# Paths here are bytes of any encoding, which pathlib does not take.
+# Paths are bytes of any encoding, which pathlib does not take.
 # ruff: noqa: PTH110, PTH111, PTH112, PTH113, PTH116, PTH118, PTH123, PTH208
 
 
 class StorageFile(NamedTuple):
-    """A file below the root: its relative path and size in bytes."""
+    """File with its path relative to the root and its size in bytes."""
 
     path: bytes
     size: int
 
 
 class Storage(Protocol):
-    """Read files below a root. Paths are relative to it, separated by slashes; b"" is the root itself."""
+    """Files below a root. Paths are relative to it, separated by slashes; b"" is the root itself."""
 
     location: str
 
     def files(self) -> Iterator[StorageFile]:
-        """All files below the root, or the root itself as b"" if it is a file; hidden ones are left out."""
+        """Yield the files below the root except hidden ones, or b"" if the root is a file."""
         ...
 
     def top_level_names(self) -> list[bytes]:
-        """Names directly below the root, sorted; just b"" if the root is a file."""
+        """Return the names directly below the root, sorted; only b"" if the root is a file."""
         ...
 
     def read(self, path: bytes, offset: int = 0, size: int | None = None) -> bytes:
-        """A whole file, or a byte range of it; raises OSError."""
+        """Return a whole file, or a byte range of it; raises OSError."""
         ...
 
     def open(self, path: bytes) -> IO[bytes]:
-        """The file for seeking and reading; raises OSError."""
+        """Open a file for seeking and reading; raises OSError."""
         ...
 
     def size(self, path: bytes) -> int:
-        """Bytes of one file; raises OSError."""
+        """Return the bytes of one file; raises OSError."""
         ...
 
 
 def open_storage(location: str) -> Storage:
-    """The storage of a path or URL; raises SourceMissing if nothing is there."""
+    """Open the storage of a path or URL; raises SourceMissing if nothing is there."""
     parsed = Location.parse(location)
     return RemoteStorage(location) if parsed.is_remote else LocalStorage(parsed.path)
 
 
 class LocalStorage:
-    """A directory or file of this machine; symbolic links are followed, loops are refused."""
+    """Directory or file of this machine; symbolic links are followed, loops are refused."""
 
     def __init__(self, location: str) -> None:
         self.location = location
@@ -87,7 +84,7 @@ class LocalStorage:
             raise Where(self.location).refusal(f"cannot be listed: {error.strerror}") from error
 
     def _walk(self, relative: bytes, ancestors: tuple[tuple[int, int], ...]) -> Iterator[StorageFile]:
-        """`ancestors` are the (device, inode) of the directories on the way here: meeting one again is a loop."""
+        """Yield the files below `relative`; `ancestors` are (device, inode) of its parents, to detect loops."""
         here = self._absolute(relative)
         try:
             status = os.stat(here)
@@ -114,7 +111,7 @@ class LocalStorage:
     def read(self, path: bytes, offset: int = 0, size: int | None = None) -> bytes:
         if size is not None:
             return self._read_range(path, offset, size)
-        descriptor = os.open(self._absolute(path), os.O_RDONLY | os.O_NONBLOCK)  # a pipe must not be waited for
+        descriptor = os.open(self._absolute(path), os.O_RDONLY | os.O_NONBLOCK)  # do not wait for a pipe
         try:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
@@ -124,7 +121,7 @@ class LocalStorage:
             os.close(descriptor)
 
     def _read_range(self, path: bytes, offset: int, size: int) -> bytes:
-        if self._opened is None or self._opened[0] != path:  # ranges of one container follow each other
+        if self._opened is None or self._opened[0] != path:  # reads of one container are consecutive
             if self._opened is not None:
                 os.close(self._opened[1])
                 self._opened = None
@@ -146,8 +143,7 @@ def _is_directory(entry: os.DirEntry[bytes]) -> bool:
 
 
 def _file_size(entry: os.DirEntry[bytes]) -> int:
-    """Bytes of a listed file; 0 for a directory named like an image and for a dangling or looping link, which are
-    found unreadable when they are packed."""
+    """Return the bytes of a file; 0 for a directory and a broken link, which packing finds unreadable."""
     try:
         return 0 if entry.is_dir() else entry.stat().st_size
     except OSError:
@@ -162,7 +158,7 @@ def _read_to_end(descriptor: int) -> bytes:
 
 
 class RemoteStorage:
-    """A URL below which fsspec finds files (gs://, s3://, https://, memory://, ...); credentials are the place's."""
+    """URL that fsspec reads (gs://, s3://, https://, memory://, ...), with the environment's credentials."""
 
     def __init__(self, location: str) -> None:
         self.location = location.rstrip("/")
@@ -243,7 +239,7 @@ class RemoteStorage:
 
 
 class _as_os_error:  # noqa: N801 - reads as a statement
-    """Backend errors of one file as OSError, so that a source has one kind of failure."""
+    """Context that raises a backend's errors as OSError."""
 
     def __enter__(self) -> None:
         return None
@@ -258,7 +254,7 @@ def _first_line(error: BaseException) -> str:
 
 
 class ImageFolderSource:
-    """<class>/.../<image>, optionally below train/ and val/; local or any fsspec URL."""
+    """Source of <class>/.../<image>, optionally below train/ and val/."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage

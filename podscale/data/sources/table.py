@@ -19,7 +19,7 @@ def is_table_name(name: str) -> bool:
 
 
 class TableSource:
-    """Rows of path,label[,split]; paths are relative to the table, absolute, or URLs."""
+    """Source of rows path,label[,split]; paths are relative to the table, absolute, or URLs."""
 
     def __init__(self, storage: Storage) -> None:
         self._table = storage
@@ -41,7 +41,7 @@ class TableSource:
         return storage.read(path)
 
     def _size(self, name: bytes) -> int:
-        """Bytes of an image; 0 if it is missing, which is found unreadable when it is packed."""
+        """Return the bytes of an image; 0 if it is missing, which packing finds unreadable."""
         try:
             storage, path = self._locate(name)
             return storage.size(path)
@@ -97,7 +97,7 @@ class TableSource:
 
 
 def _header_columns(row: Sequence[str]) -> tuple[int, int, int | None] | None:
-    """Positions of path, label and split if the first row names its columns."""
+    """Return the positions of path, label and split if the row is a header, else None."""
     names = [cell.strip().lower() for cell in row]
     path = next((names.index(name) for name in PATH_COLUMNS if name in names), None)
     label = next((names.index(name) for name in LABEL_COLUMNS if name in names), None)

@@ -1,7 +1,4 @@
-"""Tar source: images in class folders or in WebDataset form (<key>.jpg beside <key>.cls).
-
-Members are read by name and byte range, never extracted, so that links and paths in an archive can do no harm.
-"""
+"""Tar source: images in class folders or in WebDataset form (<key>.jpg beside <key>.cls). Nothing is extracted."""
 
 import re
 import tarfile
@@ -21,7 +18,7 @@ from podscale.data.sources.storage import Storage
 
 
 class TarMember(NamedTuple):
-    """A regular file inside a tar: its name, and the offset and size of its content in the tar, in bytes."""
+    """Regular file inside a tar; offset and size of its content are in bytes."""
 
     name: bytes
     offset: int
@@ -37,11 +34,11 @@ def is_compressed_tar_name(name: bytes) -> bool:
 
 
 def tar_members(file: IO[bytes], where: Where) -> Iterator[TarMember]:
-    """The regular files of an uncompressed tar; raises InputError if it is none or is cut short."""
+    """Yield the regular files of an uncompressed tar; raises InputError if it is none or is cut short."""
     try:
         with tarfile.open(fileobj=file, mode="r:") as archive:
             while (info := archive.next()) is not None:
-                archive.members.clear()  # type: ignore[attr-defined]  # it keeps every header: memory stays flat
+                archive.members.clear()  # type: ignore[attr-defined]  # it would keep every header in memory
                 if info.isreg():
                     name = info.name.encode("utf-8", "surrogateescape").removeprefix(b"./")
                     yield TarMember(name, info.offset_data, info.size)
@@ -60,7 +57,7 @@ class _Archive(NamedTuple):
 
 
 class TarSource:
-    """One tar file or a directory of them; images are read as byte ranges of the archives."""
+    """Source of one tar file or a directory of them; images are read as byte ranges."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
@@ -104,7 +101,7 @@ class TarSource:
         samples = [(archive.path, *sample) for archive in archives for sample in self._samples(archive)]
         largest = max(label for _, _, label in samples)
         splits = [_split_of(path) for path, _, _ in samples]
-        named = all(splits)  # names that say the split only here and there say nothing
+        named = all(splits)  # archive names count only if all of them name a split
         for (path, member, label), split in zip(samples, splits, strict=True):
             name = numeric_class_name(label, largest)
             yield SourceItem(
@@ -112,7 +109,7 @@ class TarSource:
             )
 
     def _samples(self, archive: _Archive) -> Iterator[tuple[TarMember, int]]:
-        """Pairs image and label by WebDataset's rule: a key is the name up to the first dot of its last part."""
+        """Pair image and label by key, the name up to the first dot of its last part (WebDataset's rule)."""
         images: dict[bytes, TarMember] = {}
         labels: dict[bytes, int] = {}
         where = Where(self._storage.location)

@@ -1,7 +1,7 @@
 """Safetensors files that are hashed while they are written.
 
-The library's own writer needs a second pass over the file for the hash, or a second copy in memory. The format is an
-8-byte little-endian header length, a JSON header, and the raw little-endian values one after another.
+The library's own writer would need a second pass for the hash, or a second copy in memory. Format: 8-byte little-endian
+header length, JSON header, raw little-endian values.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ SAFETENSORS_DTYPES = {
 
 @dataclass(frozen=True)
 class WrittenFile:
-    """One file of a checkpoint as the manifest lists it."""
+    """Entry of a checkpoint's manifest for one file."""
 
     name: str
     bytes: int
@@ -45,7 +45,7 @@ class WrittenFile:
 
 
 def write_arrays(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> WrittenFile:
-    """Write `arrays` in one pass, with fsync of the file; the caller syncs the directory."""
+    """Write `arrays` in one pass and sync the file; the caller syncs the directory."""
     contiguous = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in arrays.items()}
     digest = hashlib.sha256()
     size = 0
@@ -90,7 +90,7 @@ def _header(arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
 
 
 def _write_all(descriptor: int, chunk: Any) -> None:
-    """Write the whole chunk: a write may be cut short by a signal or a nearly full disk."""
+    """Write the whole chunk; a signal or a nearly full disk may cut a write short."""
     rest = memoryview(chunk)
     while rest:
         rest = rest[os.write(descriptor, rest) :]

@@ -1,8 +1,7 @@
 """Checkpoint format: checkpoints/step-<n>/ with array files first and manifest.json last.
 
-Without a valid manifest a checkpoint does not exist. Nothing is renamed into place, so the same layout works on object
-stores. The manifest carries the hash of every file and, over its own content, of itself: a torn or damaged manifest
-counts as none. `RunIdentity` names the run that a checkpoint belongs to; another run may not continue it.
+A checkpoint without a valid manifest does not count. The manifest has the hash of every file and of its own content.
+Nothing is renamed into place, so the same layout works on object stores.
 """
 
 import errno
@@ -27,10 +26,10 @@ from podscale.util.files import fsync_directory, write_atomically
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """Identity of a run: values that a checkpoint and the run that resumes from it must share.
+    """Values that a checkpoint and the run that resumes from it must share.
 
     Args:
-        result: `result` options of the run document as {dotted name: JSON value} (`config.result_values`).
+        result: `config.result_values` of the run document.
         classes_sha256: Hash of the class map of the shard set.
         data_fingerprint: Fingerprint of the shard set's plan.
     """
@@ -40,7 +39,7 @@ class RunIdentity:
     data_fingerprint: str
 
     def conflicts(self, saved: "RunIdentity") -> list[str]:
-        """Return one line for each difference from the identity `saved`; empty if the run may resume."""
+        """Return one line per difference from `saved`; empty if the run may resume."""
         lines = [str(difference) for difference in differences(saved.result, self.result)]
         if saved.classes_sha256 != self.classes_sha256:
             lines.append(
@@ -113,7 +112,7 @@ def steps_on_disk(root: Path) -> dict[int, Path]:
 
 
 def manifest_bytes(manifest: CheckpointManifest) -> bytes:
-    """Return the manifest as written, with the hash of its own content."""
+    """Return the file of a manifest, with the hash of its content."""
     content = {"schema": SCHEMA_VERSION, **asdict(manifest)}
     return json.dumps({**content, "sha256": _digest(content)}, indent=1, allow_nan=False).encode() + b"\n"
 
@@ -127,15 +126,11 @@ def write_manifest(directory: Path, manifest: CheckpointManifest) -> None:
 
 
 def replace_manifest(directory: Path, manifest: CheckpointManifest) -> None:
-    """Replace the manifest of a complete checkpoint atomically."""
     write_atomically(directory / MANIFEST_FILE, manifest_bytes(manifest))
 
 
 def read_entry(directory: Path) -> CheckpointEntry:
-    """Return the checkpoint in `directory`; raises ValueError with the reason if it is not complete.
-
-    Sizes are checked here, which is cheap; hashes when the arrays are read.
-    """
+    """Return the checkpoint in `directory`, its sizes checked; raises ValueError if it is not complete."""
     manifest = _read_manifest(directory / MANIFEST_FILE)
     for file in manifest.files:
         try:
@@ -189,19 +184,15 @@ def _digest(content: dict[str, Any]) -> str:
 
 
 DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
-"""Error numbers of a full file system or an exhausted quota."""
 
 
 def write_checkpoint(
     root: Path, snapshot: Snapshot, identity: RunIdentity, top1: float | None, fence: Callable[[], None]
 ) -> CheckpointManifest:
-    """Write step-<n>/ under `root`; durable when it returns.
+    """Write step-<n>/ under `root`; durable on return.
 
-    `fence` raises if another launch has taken the directory over; it is called before the first byte and again before
-    the manifest.
-
-    Raises:
-        PodscaleError: The file system refuses (full disk, quota); nothing of this checkpoint is left.
+    Calls `fence`, which raises if another launch has taken over, first and again before the manifest. Raises
+    PodscaleError for a full disk or quota; then nothing of this checkpoint is left.
     """
     directory = step_directory(root, snapshot.step)
     fence()
@@ -229,7 +220,7 @@ def write_checkpoint(
 
 
 def remove_checkpoint(directory: Path) -> None:
-    """Remove a checkpoint, its manifest first: one that is half removed no longer counts as complete."""
+    """Remove a checkpoint, its manifest first, so that half of it does not count as complete."""
     if not directory.exists():
         return
     manifest = directory / MANIFEST_FILE
@@ -240,7 +231,7 @@ def remove_checkpoint(directory: Path) -> None:
 
 
 def _group_by_file(arrays: dict[str, npt.NDArray[Any]]) -> dict[str, dict[str, npt.NDArray[Any]]]:
-    """Return the arrays of each file; the first part of a name is the file: model, optimizer."""
+    """Return the arrays of each file, which is the first part of their names (model, optimizer)."""
     groups: defaultdict[str, dict[str, npt.NDArray[Any]]] = defaultdict(dict)
     for name, array in arrays.items():
         groups[name.partition("/")[0]][name] = array

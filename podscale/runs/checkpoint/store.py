@@ -43,20 +43,19 @@ class Retention:
     snapshot_steps: Collection[int] = ()
 
     def kept_steps(self, entries: Sequence[CheckpointEntry]) -> set[int]:
-        """Return the steps to keep."""
         newest = sorted((entry.step for entry in entries), reverse=True)[: self.keep_last]
         return {*newest, *self.snapshot_steps, *(entry.step for entry in best_entries(entries)[: self.keep_best])}
 
 
 def best_entries(entries: Sequence[CheckpointEntry]) -> list[CheckpointEntry]:
-    """Return the entries with a known top-1, best first, the later one first if equal."""
+    """Return the entries with a known top-1, best first, later first if equal."""
     scored = [entry for entry in entries if entry.top1 is not None]
     return sorted(scored, key=lambda entry: (entry.top1, entry.step), reverse=True)
 
 
 @dataclass(frozen=True)
 class Saved:
-    """Finished save: the bytes written, the writer's seconds, and the checkpoints that retention removed."""
+    """Finished save; `removed` are the steps that retention removed."""
 
     step: int
     bytes: int
@@ -67,7 +66,7 @@ class Saved:
 
 @dataclass(frozen=True)
 class Failed:
-    """Save that left nothing; `disk_full` includes the user's quota."""
+    """Failed save; `disk_full` includes the user's quota."""
 
     step: int
     reason: str
@@ -76,7 +75,7 @@ class Failed:
 
 @dataclass(frozen=True)
 class Restored:
-    """Checkpoint that was read and verified, in `seconds`."""
+    """Checkpoint that was read and verified."""
 
     step: int
     seconds: float
@@ -84,27 +83,26 @@ class Restored:
 
 @dataclass(frozen=True)
 class Skipped:
-    """Checkpoint that restore skipped because it is damaged."""
+    """Damaged checkpoint that restore skipped."""
 
     step: int
     reason: str
 
 
 CheckpointReport = Saved | Failed | Restored | Skipped
-"""Reports that a listener receives."""
 
 
 class CheckpointStore:
-    """Saves to and restores from a directory, which has one writer at a time (see the run's lease).
+    """Checkpoints in a directory, which has one writer at a time (see the run's lease).
 
-    At most one save is in flight: a further `save` waits for it, so that memory holds one snapshot and every requested
-    checkpoint is written. A failed save raises its error at the next `save`, `wait` or `close`.
+    At most one save is in flight; the next `save` waits for it, so that memory holds one snapshot. A failed save raises
+    its error at the next `save`, `wait` or `close`.
 
     Args:
         identity: Identity of the run; a checkpoint of another run is refused.
         asynchronous: Write on another thread.
         fence: Raises if a newer launch writes the run directory.
-        listener: Receives the result of every save (on the writer's thread if asynchronous) and restore.
+        listener: Receives the report of every save (on the writer's thread if asynchronous) and restore.
     """
 
     def __init__(
@@ -127,14 +125,9 @@ class CheckpointStore:
         self._damaged: set[int] = set()  # steps that restore skipped; their sizes may look right
 
     def save(self, snapshot: Snapshot, *, top1: float | None = None) -> None:
-        """Write `snapshot`; returns at once if asynchronous (the arrays must be the caller's copies).
+        """Write `snapshot`, or return at once if asynchronous; its arrays must be copies.
 
-        Args:
-            snapshot: State to write.
-            top1: Validation accuracy as a fraction, if known, for the retention.
-
-        Raises:
-            BaseException: The error of an earlier save.
+        `top1`, a fraction, is for the retention. Raises the error of an earlier save.
         """
         self.wait()
         if self._asynchronous:
@@ -143,7 +136,7 @@ class CheckpointStore:
             self._write(snapshot, top1)
 
     def wait(self) -> None:
-        """Wait for the save in flight; raises its error, once."""
+        """Wait for the save in flight; raise its error once."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
@@ -153,17 +146,14 @@ class CheckpointStore:
         self.wait()
 
     def restore(self, resume: str) -> Snapshot | None:
-        """Return the verified state to resume from; None if the run starts from the beginning.
-
-        Reading changes nothing on disk, so every rank may call this before rank 0 saves.
+        """Return the verified state to resume from, None for a new run; nothing is written, so every rank may call it.
 
         Args:
             resume: `auto`: the newest complete checkpoint of this run. `never`: the run must have none. Otherwise a
                 checkpoint, or a directory of them, to start from until this run has its own.
 
         Raises:
-            InputError: The checkpoint belongs to another run (with the differences), `never` found a checkpoint, or the
-                named directory holds none.
+            InputError: The checkpoint belongs to another run, `never` found one, or the directory has none.
         """
         started = time.perf_counter()
         snapshot = self._find_snapshot(resume)
@@ -193,7 +183,7 @@ class CheckpointStore:
         return [entry for entry in complete_entries(self.directory) if entry.step not in self._damaged]
 
     def best(self) -> CheckpointEntry | None:
-        """Return the complete checkpoint with the highest top-1, of this and of earlier launches."""
+        """Return the complete checkpoint with the highest top-1."""
         return next(iter(best_entries(self.entries())), None)
 
     def _write(self, snapshot: Snapshot, top1: float | None) -> None:
@@ -215,7 +205,7 @@ class CheckpointStore:
         self._listener(Saved(snapshot.step, manifest.bytes, seconds, manifest.top1, removed))
 
     def _update_score(self, step: int, top1: float | None) -> CheckpointManifest:
-        """Write a new top-1 into the manifest of a step that is saved again; its arrays are the same."""
+        """Write a new top-1 into the manifest of a step that is saved again with the same arrays."""
         self._fence()
         entry = read_entry(step_directory(self.directory, step))
         if top1 is None or top1 == entry.top1:
@@ -225,7 +215,7 @@ class CheckpointStore:
         return manifest
 
     def _prune(self) -> tuple[int, ...]:
-        """Remove what retention does not keep, and leftovers of killed writers: the lease excludes other writers."""
+        """Remove checkpoints that retention does not keep, and leftovers of killed writers."""
         self._fence()
         kept_steps = self._retention.kept_steps(self.entries())
         surplus = {step: path for step, path in steps_on_disk(self.directory).items() if step not in kept_steps}
@@ -248,7 +238,7 @@ class CheckpointStore:
         return None
 
     def _restore_named(self, path: Path) -> Snapshot:
-        """Return a checkpoint of this run, named by the user, who decides on the removal of newer ones."""
+        """Return a checkpoint of this run by path; raise InputError if the run has newer ones."""
         snapshot = self._read_named(path)
         later = [entry.path.name for entry in self.entries() if entry.step > snapshot.step]
         if later:
@@ -261,7 +251,7 @@ class CheckpointStore:
         return snapshot
 
     def _read_foreign(self, start: Path) -> Snapshot:
-        """Return a state of another run directory to start from."""
+        """Return a state of another run to start from."""
         if STEP_DIRECTORY_PATTERN.match(start.name):
             return self._read_named(start)
         snapshot = self._read_newest(start / "checkpoints" if (start / "checkpoints").is_dir() else start)
