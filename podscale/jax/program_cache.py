@@ -15,12 +15,15 @@ import jax
 
 from podscale.jax.world import World
 
+MIN_COMPILE_SECONDS = 0.5
+"""Compile time from which a program is cached, seconds."""
+
 
 def enable_program_cache(programs: Path) -> Path:
     """Make JAX cache its programs in a directory of `programs`. Call it before anything is compiled."""
     directory = programs / _machine_key()
     jax.config.update("jax_compilation_cache_dir", str(directory))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", MIN_COMPILE_SECONDS)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
     jax.config.update("jax_persistent_cache_enable_xla_caches", "none")  # else this path is part of every entry's key
     if jax.default_backend() == "cpu":

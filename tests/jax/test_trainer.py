@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import jax
 import numpy as np
@@ -241,7 +242,7 @@ def test_programs_are_cached_and_damaged_ones_recompiled(tmp_path: Path) -> None
     from jax._src import monitoring
     from jax.experimental.compilation_cache import compilation_cache
 
-    from podscale.jax.program_cache import enable_program_cache
+    from podscale.jax import program_cache
 
     shards = make_shard_set(tmp_path / "shards")
     hits: list[str] = []
@@ -255,7 +256,8 @@ def test_programs_are_cached_and_damaged_ones_recompiled(tmp_path: Path) -> None
             compilation_cache.reset_cache()
             if number == 1:  # what is kept must not know where it lies
                 shutil.copytree(tmp_path / "programs", tmp_path / "moved")
-            directory = enable_program_cache(tmp_path / ("programs" if number == 0 else "moved"))
+            with mock.patch.object(program_cache, "MIN_COMPILE_SECONDS", 0.0):  # these programs compile quickly
+                directory = program_cache.enable_program_cache(tmp_path / ("programs" if number == 0 else "moved"))
             hits.clear()
             results.append(train_in_jax(document(tmp_path, f"run{number}", train__epochs=2), shards, 2))
             counts.append(len(hits))
