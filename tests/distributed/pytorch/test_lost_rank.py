@@ -146,12 +146,12 @@ def test_a_rank_that_works_on_is_not_missing_but_behind(run_world: Any) -> None:
     def body(world: World) -> str:
         rank_group = join_torch_rank_group(TIMEOUT)
         try:
-            with watch_torch_peers(rank_group, lambda error: None, interval_seconds=BEAT) as tracker:
+            with watch_torch_peers(rank_group, lambda error: None, interval_seconds=2 * BEAT) as tracker:
                 tracker.step_done(7)
                 world.barrier()
                 if world.rank == 1:
                     tracker.enter_phase("data_wait")
-                    time.sleep(TIMEOUT + 8 * BEAT)
+                    time.sleep(TIMEOUT + 16 * BEAT)
                     return ""
                 tracker.step_done(8)
                 world.barrier()
