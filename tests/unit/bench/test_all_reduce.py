@@ -1,13 +1,12 @@
-"""`podscale bench allreduce`: definitions of bandwidth, options, and a real measurement on two processes."""
+"""`podscale bench allreduce`: definitions of bandwidth, and options."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from podscale.bench import all_reduce
-from podscale.cli.bench import allreduce
+from tests.support.bench import run_allreduce
 from tests.support.refusals import refused
 
 FOUND = {
@@ -51,25 +50,6 @@ def test_sizes() -> None:
             all_reduce.parse_sizes(wrong)
 
 
-def run(out: Path | None = None, **changes: Any) -> None:
-    values: dict[str, Any] = {
-        "ranks": 2,
-        "algorithms": "flat,torus2d",
-        "sizes": "4K,256K",
-        "wire": "fp32",
-        "row": 1,
-        "bucket_mb": 1.0,
-        "seconds": 0.02,
-        "model": "",
-        "side": 32,
-        "batch": 2,
-        "time_limit": 120.0,
-        "out": out,
-        "as_json": True,
-    }
-    allreduce(**(values | changes))
-
-
 @pytest.mark.parametrize(
     ("changes", "field", "got"),
     [
@@ -81,18 +61,4 @@ def run(out: Path | None = None, **changes: Any) -> None:
 )
 def test_wrong_options_start_nothing(changes: dict[str, Any], field: str, got: object) -> None:
     with refused(field=field, got=got):
-        run(**changes)
-
-
-def test_two_real_processes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run(tmp_path)
-    report = json.loads(capsys.readouterr().out)
-    assert report == json.loads((tmp_path / "allreduce.json").read_text())
-    assert report["rows"] == [2, 1]
-    assert [(one["algorithm"], one["bytes"]) for one in report["whole"]] == [
-        ("flat", 4096), ("flat", 262144), ("torus2d", 4096), ("torus2d", 262144),
-    ]  # fmt: skip
-    assert all(len(one["seconds"]) >= 3 and min(one["seconds"]) > 0 and one["error"] < 1e-6 for one in report["whole"])
-    assert {(one["axis"], one["ranks"]) for one in report["phases"]} == {("column", 2)}, "a row of one has no phases"
-    assert "| torus2d | 262,144 |" in (tmp_path / "allreduce.md").read_text()
-    assert (tmp_path / "allreduce.svg").read_text().startswith("<svg")
+        run_allreduce(**changes)
