@@ -103,13 +103,11 @@ def render_results_page(results: StudyResults, blocks: Sequence[ResultBlock], he
         if not isinstance(block, ChartBlock):
             (after if after or isinstance(block, TableBlock) else before).append(block.html())
     top = tag("header", tag("p", "Podscale study", class_="kicker"), tag("h1", title))
+    grid = tag("div", charts, class_="grid2") if charts else None
     conditions = [tag("p", line, class_="note") for line in head]
     return render_framed_page(
         f"{title}: Podscale study",
-        [
-            *(top, before, tag("div", charts, class_="grid2") if charts else None, after),
-            section_tag("Conditions", conditions),
-        ],
+        [top, before, grid, after, section_tag("Conditions", conditions)],
         "Made from its records.",
     )
 
