@@ -58,10 +58,10 @@ chart: .venv/.run ## write the chart's rules, its schema and the table of its RE
 dashboards: .venv/.dev ## write the dashboards' JSON, and draw them of a real training into docs/images (ten minutes)
 	@$(BIN)/python tools/dashboards.py && $(BIN)/python -m tests.dashboards.pictures
 
-drills: .venv/.dev ## put faults into a real training under a real Prometheus, into docs/drills.md: needs root (ARGS="--only killed")
+drills: .venv/.dev ## put faults into a real training under a real Prometheus, into docs/how-to/drills.md: needs root (ARGS="--only killed")
 	@$(BIN)/python -m tests.system.drills $(ARGS)
 
-images: ## build the container images with podman or docker (IMAGES="base tools" to choose; docs/images.md)
+images: ## build the container images with podman or docker (IMAGES="base tools" to choose; docs/how-to/images.md)
 	@images/build.sh $(IMAGES)
 
 lock: ## resolve the requirement files again, keeping versions that still fit

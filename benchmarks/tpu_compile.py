@@ -257,7 +257,7 @@ def discussion(results: Sequence[RowResult]) -> list[str]:
             f"Of {len(ratios)} step(s) of a size in MLPerf's logs, the estimate is {min(ratios):.2f} to "
             f"{max(ratios):.2f} of the measured time. Those steps are of another",
             "program, and an estimate ignores input, waiting for other devices, and most of the time of messages; it",
-            "counts buffers that are updated in place as if they were read and written as a whole (docs/tpu.md).",
+            "counts buffers that are updated in place as if they were read and written as a whole.",
             "",
         ]
     return [*lines, *messages(results)]

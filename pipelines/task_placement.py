@@ -144,7 +144,7 @@ def _mount_volume(task: Any, volume: Mapping[str, Any], mount: Mapping[str, Any]
             f"a volume of kind {kind}, which tasks of KFP cannot mount",
             field="launch.cluster.volumes",
             got=path,
-            hint="Make a PersistentVolume of it with a claim, and name the claim (docs/pipeline-on-kfp.md shows it for "
+            hint="Make a PersistentVolume of it with a claim, and name the claim (docs/how-to/kfp.md shows it for "
             "a bucket).",
         )
 

@@ -1,10 +1,10 @@
-"""Write docs/environment.md from the table in podscale/util/env.py: `python tools/environment_reference.py`."""
+"""Write docs/reference/environment.md from podscale/util/env.py: `python tools/environment_reference.py`."""
 
 from pathlib import Path
 
 from podscale.util.env import VARIABLES, Variable
 
-TARGET = Path(__file__).resolve().parent.parent / "docs" / "environment.md"
+TARGET = Path(__file__).resolve().parent.parent / "docs" / "reference" / "environment.md"
 
 HEAD = """# Environment variables
 
@@ -13,7 +13,7 @@ of them itself, in processes and pods that it starts or in its images. Only the 
 `launch.cluster.env` refuses names that begin with `PODSCALE_`.
 
 Launchers of pods (torchrun, JAXJob, TrainJob, TPU slices) have variables of their own, which
-[tpu.md](tpu.md) lists.
+[tpu.md](../explanation/tpu.md) lists.
 
 | variable | value | written by | read by | meaning |
 |---|---|---|---|---|

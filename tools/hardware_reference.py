@@ -1,4 +1,4 @@
-"""Write docs/hardware.md from the table in podscale/hardware: `python tools/hardware_reference.py`."""
+"""Write docs/reference/hardware.md from the table in podscale/hardware: `python tools/hardware_reference.py`."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from podscale.hardware import GPU_KINDS, TPU_KINDS, GpuMachine, TpuKind, find_ha
 from podscale.hardware.lookup import POD_SHARE
 from podscale.kubernetes.render.gpudirect import GPUDIRECT_NETWORKS
 
-TARGET = Path(__file__).resolve().parent.parent / "docs" / "hardware.md"
+TARGET = Path(__file__).resolve().parent.parent / "docs" / "reference" / "hardware.md"
 
 HEAD = f"""# Hardware by name
 

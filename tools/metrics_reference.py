@@ -1,4 +1,4 @@
-"""Write docs/metrics.md from the catalogue, the rules and the dashboards: `python tools/metrics_reference.py`."""
+"""Write docs/reference/metrics.md from catalogue, rules and dashboards: `python tools/metrics_reference.py`."""
 
 import json
 import re
@@ -12,7 +12,7 @@ import yaml
 from podscale.telemetry.catalogue import METRICS, MetricSpec
 
 ROOT = Path(__file__).resolve().parent.parent
-TARGET = ROOT / "docs" / "metrics.md"
+TARGET = ROOT / "docs" / "reference" / "metrics.md"
 RULES = ROOT / "charts" / "podscale" / "rules"
 DASHBOARDS = ROOT / "charts" / "podscale" / "dashboards"
 SUFFIXES = {"histogram": ("_bucket", "_sum", "_count"), "summary": ("_sum", "_count")}

@@ -1,4 +1,4 @@
-"""Write the table of docs/models.md from the catalogue: `python tools/models_reference.py`."""
+"""Write the table of docs/reference/models.md from the catalogue: `python tools/models_reference.py`."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from podscale import models
 from podscale.config import ModelSection
 from podscale.models import inception, resnet
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "models.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "models.md"
 BEGIN, END = "<!-- table: tools/models_reference.py -->\n", "<!-- end of table -->\n"
 IMAGENET, CIFAR = (224, 1000), (32, 10)
 INCEPTION = (299, 1000)

@@ -1,4 +1,4 @@
-"""Write docs/options.md from the run document's model: `python tools/options_reference.py`."""
+"""Write docs/reference/options.md from the run document's model: `python tools/options_reference.py`."""
 
 import json
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 from podscale.config import RunConfig
 from podscale.config.option_names import section_of
 
-TARGET = Path(__file__).resolve().parent.parent / "docs" / "options.md"
+TARGET = Path(__file__).resolve().parent.parent / "docs" / "reference" / "options.md"
 
 HEAD = """# Options of a run document
 

@@ -36,7 +36,7 @@ WIDTH, LEFT, ROW, TOP, FOOT = 560.0, 236.0, 21.0, 40.0, 42.0
 PAPER = """
 Codreanu 2017 claims 77.5 % top-1 on ImageNet for a collapsed ensemble of ResNet-50, where regular runs of 90 to 120
 epochs reach up to 77 %, for the same fixed amount of training. We do not know how many members and epochs that took,
-nor how members were combined (docs/ensemble.md). Half a point is one in 46 of that model's errors.
+nor how members were combined (docs/explanation/ensemble.md). Half a point is one in 46 of that model's errors.
 """
 ALTERNATIVES = """
 Here every alternative trains for the same epochs in all. **The ensemble**: one run in cycles, a collapse from the

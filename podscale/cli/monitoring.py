@@ -58,7 +58,7 @@ def rules_export(
     ] = [],
     without: Annotated[list[str], typer.Option(metavar="ALERT", help="Leave out an alert.")] = [],
     shorten: Annotated[
-        float, typer.Option(metavar="TIMES", help="Divide every window and wait by it, for a drill (docs/drills.md).")
+        float, typer.Option(metavar="TIMES", help="Divide every window and wait by it, for a drill.")
     ] = 1,
 ) -> None:
     """Write the rules for a Prometheus that the chart does not reach."""

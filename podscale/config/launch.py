@@ -244,7 +244,7 @@ class LaunchSection(Section):
     hardware: str | None = placement_field(
         None,
         "Kind of machine on a cluster, such as `nvidia-h100-80gb x8` (GPUs per pod), `nvidia-l4`, `tpu-v5e-4x4` or "
-        "`cpu` (docs/hardware.md); default: what launch.resources says.",
+        "`cpu` (docs/reference/hardware.md); default: what launch.resources says.",
     )
     processes: int = placement_field(
         0, "Training processes per node; 0 = one per GPU, or one where there is none.", ge=0

@@ -80,7 +80,7 @@ class ModelSection(Section):
         "inception_v3",
         "inception_resnet_v2",
         "alexnet",
-    ] = result_field("resnet50", "Architecture, by its name in the catalogue (docs/models.md).")
+    ] = result_field("resnet50", "Architecture, by its name in the catalogue (docs/reference/models.md).")
     stem: Literal["imagenet", "small"] = result_field(
         "imagenet",
         "`imagenet`: 7x7 stride 2 and max-pool. `small`: one 3x3 stride 1, for images below about 100 px; the CIFAR "

@@ -15,7 +15,7 @@ from podscale.util.formatting import join_words
 
 
 class NeumannSection(Section):
-    """Table 1 of the paper, and choices that its algorithm 2 leaves open. See docs/optimizers.md."""
+    """Table 1 of the paper, and choices that its algorithm 2 leaves open. See docs/explanation/optimizers.md."""
 
     alpha: float = result_field(
         1e-7, "Pull towards the running average of the weights: alpha x distance squared.", ge=0
@@ -61,7 +61,7 @@ class NeumannSection(Section):
 
 
 class NlcgSection(Section):
-    """Choices that the authors' program offers, with its defaults. See docs/optimizers.md."""
+    """Choices that the authors' program offers, with its defaults. See docs/explanation/optimizers.md."""
 
     beta: Literal["fletcher_reeves", "polak_ribiere"] = result_field(
         "fletcher_reeves",

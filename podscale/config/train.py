@@ -37,7 +37,7 @@ class MixSection(Section):
 
 
 class AllReduceSection(Section):
-    """Average of the gradients over the ranks (docs/all-reduce.md)."""
+    """Average of the gradients over the ranks (docs/explanation/all-reduce.md)."""
 
     algorithm: Literal["auto", "flat", "ring", "tree", "hierarchical", "torus2d", "hybrid", "ddp"] = placement_field(
         "flat",

@@ -104,7 +104,7 @@ class WorkerEnv:
 
     @classmethod
     def read(cls, environ: Mapping[str, str] = os.environ) -> "WorkerEnv":
-        """Read what the supervisor and the launcher set (docs/environment.md)."""
+        """Read what the supervisor and the launcher set (docs/reference/environment.md)."""
         return cls(
             config=RunConfig.model_validate_json(environ[env.CONFIG]),
             stage=environ[env.STAGE],

@@ -1,7 +1,7 @@
 """Entry point of every rank: binds it to its parent, opens its log, runs its module, and reports its exit.
 
-Run as `python -m podscale.launch.worker_main MODULE`; MODULE runs as __main__ in the same process. docs/environment.md
-lists its environment variables.
+Run as `python -m podscale.launch.worker_main MODULE`; MODULE runs as __main__ in the same process.
+docs/reference/environment.md lists its environment variables.
 """
 
 import os

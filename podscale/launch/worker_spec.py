@@ -56,7 +56,7 @@ class WorkerSpec:
         return ["-m", "podscale.launch.fork_launcher", *self._fork_launcher_options(), self.entry_module]
 
     def environment(self, worker_env: WorkerEnv, base: Mapping[str, str]) -> dict[str, str]:
-        """Return the launcher's environment: the variables of a worker (docs/environment.md) on top of `base`."""
+        """Return the launcher's environment: the variables of a worker on top of `base`."""
         return {
             **base,
             **worker_env.variables(),

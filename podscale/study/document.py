@@ -166,7 +166,7 @@ def read_study(path: Path, changes: Mapping[str, Any], find_run: Any) -> StudyDo
     study = study.model_copy(update={"run": run, "set": {**study.set, **changes}})
     known = set(option_names())
     if unknown := [name for name in study.grid if name not in known]:
-        hint = "docs/options.md lists them."
+        hint = "docs/reference/options.md lists them."
         raise InputError("unknown option", field="grid", got=unknown[0], hint=hint, location=str(path))
     return study
 

@@ -1,6 +1,7 @@
 """Catalogue of all metrics: name, type, labels, exporter and meaning.
 
-Exporters create their families from these entries only. Tests compare docs/metrics.md, rules and dashboards with it.
+Exporters create their families from these entries only. Tests compare docs/reference/metrics.md, rules and
+dashboards with it.
 """
 
 from collections.abc import Callable, Mapping

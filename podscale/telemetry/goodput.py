@@ -1,4 +1,4 @@
-"""Goodput: fraction of a run's wall time that made progress, over all launches (see docs/goodput.md).
+"""Goodput: fraction of a run's wall time that made progress, over all launches (see docs/explanation/goodput.md).
 
 Every moment since the first launch belongs to one of `GOODPUT_STATES`, so the states add up to the wall time. The clock
 is monotonic within a launch. Between launches it is the wall clock, because a pod may restart on another node. A small

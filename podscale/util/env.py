@@ -1,6 +1,6 @@
 """Environment variables between launcher, workers, stages and images.
 
-docs/environment.md is generated from `VARIABLES`.
+docs/reference/environment.md is generated from `VARIABLES`.
 """
 
 import os

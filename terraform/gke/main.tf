@@ -1,4 +1,4 @@
-# A GKE cluster with node pools for Podscale: what docs/gke.md makes by gcloud, in its steps 1, 2 and 5.
+# A GKE cluster with node pools for Podscale: what docs/how-to/gke.md makes by gcloud, in its steps 1, 2 and 5.
 
 terraform {
   required_version = ">= 1.5"

@@ -1,4 +1,4 @@
-"""docs/gke.md makes the node pools that the profiles are for."""
+"""docs/how-to/gke.md makes the node pools that the profiles are for."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ from podscale.hardware import find_hardware
 from podscale.kubernetes.resources import KIND_PROVIDERS
 from tests.support import helm
 
-PAGE = (helm.ROOT / "docs" / "gke.md").read_text(encoding="utf-8")
+PAGE = (helm.ROOT / "docs" / "how-to" / "gke.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("profile", helm.PROFILES, ids=lambda path: path.stem)

@@ -1,4 +1,4 @@
-"""terraform/gke makes what docs/gke.md makes by gcloud: the same cluster, and pools of the machines of the profiles."""
+"""terraform/gke makes the cluster and the node pools that docs/how-to/gke.md makes with gcloud."""
 
 import re
 import shutil
@@ -12,7 +12,7 @@ from podscale.hardware import find_hardware
 from tests.support import helm
 
 MODULE = helm.ROOT / "terraform" / "gke"
-PAGE = (helm.ROOT / "docs" / "gke.md").read_text(encoding="utf-8")
+PAGE = (helm.ROOT / "docs" / "how-to" / "gke.md").read_text(encoding="utf-8")
 SOURCE = "\n".join(path.read_text(encoding="utf-8") for path in sorted(MODULE.glob("*.tf")))
 PROFILES: dict[str, dict[str, Any]] = yaml.safe_load((MODULE / "profiles.yaml").read_text(encoding="utf-8"))
 NODES = {"selector", "taint"}

@@ -1,6 +1,6 @@
 """Every file of manifests/jobs/ before a real API server: its strict schema, the operators' CEL rules and webhooks.
 
-docs/hardware.md builds on it. Nothing is created but the TrainingRuntimes, which TrainJobs are refused without.
+docs/reference/hardware.md builds on it. Only the TrainingRuntimes are created, because a TrainJob needs its own.
 """
 
 import subprocess

@@ -20,7 +20,7 @@ FRAMEWORKS = {
     "tools": set(),
 }
 MEGABYTES = {"base": 1350, "gpu": 5600, "tpu": 1450, "tools": 450}
-"""An image that grows beyond this has got something that it does not need; see docs/images.md for what they measure."""
+"""Largest allowed size of an image, MB; docs/how-to/images.md lists the measured sizes."""
 
 
 def test_doctor_finds_nothing_missing(engine: Engine, image: str):

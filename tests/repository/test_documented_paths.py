@@ -40,4 +40,4 @@ def test_a_lost_path_is_found() -> None:
         "tests/unit/test_order_*.py",
         "gone.md",
     }
-    assert missing_paths(page, "`podscale/pytorch/optim/<name>.py`, 400 images/s, [x](cli.md#a)") == set()
+    assert missing_paths(page, "`podscale/pytorch/optim/<name>.py`, 400 images/s, [x](reference/cli.md#a)") == set()

@@ -1,4 +1,4 @@
-"""docs/drills.md is of these drills and these rules: what does not depend on a measurement is what the source says."""
+"""docs/how-to/drills.md lists the drills and rules of the code, apart from measured times."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""docs/metrics.md says what catalogue, rules and dashboards say; names keep the rules that Prometheus has for them."""
+"""docs/reference/metrics.md agrees with catalogue, rules and dashboards; names follow the conventions of Prometheus."""
 
 import json
 from pathlib import Path

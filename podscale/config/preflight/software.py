@@ -73,5 +73,5 @@ def _install_hint(install: str, images: str) -> str:
     if not image:
         return install
     if image.partition(":")[0] in images.split():
-        return f"{image} should hold it, so build that image again (docs/images.md)"
+        return f"{image} should hold it, so build that image again (docs/how-to/images.md)"
     return f"This is {image}, choose {images}"

@@ -2,7 +2,7 @@
 
 They follow xpk (AI-Hypercomputer/xpk, src/xpk/core/workload_decorators at 367c838). The names of the networks are those
 of Google's guides; for others set the annotation networking.gke.io/interfaces in launch.cluster.annotations. None of
-this has been run: see docs/hardware.md.
+this has been run: see docs/reference/hardware.md.
 """
 
 import json

@@ -147,7 +147,7 @@ def test_a_peer_is_waited_for_as_long_as_was_said(run_world: Any) -> None:
 
 
 def test_the_documented_loop_runs(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[3] / "docs" / "all-reduce.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "explanation" / "all-reduce.md").read_text(encoding="utf-8")
     (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (tmp_path / "loop.py").write_text(program, encoding="utf-8")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]

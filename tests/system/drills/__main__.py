@@ -1,4 +1,4 @@
-"""Carries out the drills, and writes what they found into docs/drills.md: `python -m tests.system.drills`.
+"""Carries out the drills, and writes what they found into docs/how-to/drills.md: `python -m tests.system.drills`.
 
 `make drills` does the same. Needs Prometheus, root (for a small disk to fill up) and some minutes. `--only NAME` (part
 of a name, several times if need be) carries some out and writes nothing.

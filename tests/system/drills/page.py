@@ -1,4 +1,4 @@
-"""docs/drills.md: its tables of what the drills found, below a mark; the text above is written by people."""
+"""docs/how-to/drills.md: its tables of what the drills found, below a mark; the text above is written by people."""
 
 import os
 import platform
@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.system.drills.drill import Fired, Found
 from tests.system.drills.faults import Drill, Expected
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "drills.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "drills.md"
 MARK = "<!-- below: written by python -m tests.system.drills -->\n"
 COMMAND = "python -m tests.system.drills"
 
@@ -48,7 +48,7 @@ def filled_in(text: str, results: Sequence[Found], machine: Machine, seconds: fl
 def identity(drill: Drill, expected: Expected) -> list[str]:
     """What a row of the first table says whatever was measured: fault, series, alert, and how fast it is as shipped."""
     labels = ", ".join(f'`{name}="{value}"`' for name, value in expected.labels.items())
-    alert = f"[{expected.alert}](runbooks/{expected.rule.runbook})" + (f" ({labels})" if labels else "")
+    alert = f"[{expected.alert}](../runbooks/{expected.rule.runbook})" + (f" ({labels})" if labels else "")
     return [f"**{drill.name}**: {drill.how}", drill.series, alert, shipped(expected)]
 
 

@@ -42,7 +42,7 @@ def test_help_imports_nothing_heavy():
 def test_every_exit_code_is_in_the_help_and_in_the_documentation(capsys):
     main(["--help"])
     printed = capsys.readouterr().out
-    documented = (ROOT / "docs" / "cli.md").read_text()
+    documented = (ROOT / "docs" / "reference" / "cli.md").read_text()
     for code in [*map(int, ExitCode), 130]:
         assert re.search(rf"\b{code}\b", printed)
         assert f"| {code} |" in documented
@@ -51,7 +51,7 @@ def test_every_exit_code_is_in_the_help_and_in_the_documentation(capsys):
 def test_every_command_is_documented():
     from podscale.cli import app
 
-    documented = (ROOT / "docs" / "cli.md").read_text()
+    documented = (ROOT / "docs" / "reference" / "cli.md").read_text()
     commands = list(_names(typer.main.get_command(app)))
     assert {"run", "doctor", "pipeline schedule", "bench train"} <= set(commands)
     for name in commands:

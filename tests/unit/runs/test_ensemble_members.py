@@ -13,7 +13,7 @@ from podscale.training import schedules
 from tests.support.refusals import refused
 
 ITERATIONS = 1_281_167 / 4096
-"""Of a pass in Codreanu's 64-node run; what follows is from the authors' solver files (facts in docs/ensemble.md)."""
+"""Iterations of an epoch in Codreanu's 64-node run; the rest is from the authors' solver files."""
 
 PUBLISHED = """
 ensemble:

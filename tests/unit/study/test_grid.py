@@ -79,7 +79,7 @@ class TestDocument:
         [
             ("name: s\nrun: digits\nvarants: []\n", "varants", ABSENT, "variants"),
             ("name: s\nrun: digits\nseeds: [1, 1]\n", "seeds", (1, 1), "s.yaml"),
-            ("name: s\nrun: digits\ngrid: {train.batch: [1, 2]}\n", "grid", "train.batch", "docs/options.md"),
+            ("name: s\nrun: digits\ngrid: {train.batch: [1, 2]}\n", "grid", "train.batch", "docs/reference/options.md"),
             ("name: s\nrun: digits\nset: {run.seed: 3}\n", "run.seed", ABSENT, ""),
             ("name: s\nrun: digits\nx: train.epochs\n", "x", "train.epochs", "grid"),
             (
