@@ -1,0 +1,184 @@
+"""Check what a machine can check of names and docstrings: `python -m tools.prose_lint` (part of `make lint`).
+
+Three rules, for every Python file of `FOLDERS`:
+
+- A defined name has no private word (`PRIVATE_WORDS`), but the field's term.
+- A docstring begins with a verb or a noun, not with a question word (`OPENING`).
+- The docstring of a public function of the library names each array parameter, because a type such as `Tensor` gives
+  neither shape nor dtype. An override without a docstring has its base's.
+"""
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ("podscale", "components", "pipelines", "benchmarks", "tools")
+LIBRARY = "podscale"
+
+PRIVATE_WORDS = {
+    **dict.fromkeys(("life", "lives"), "launch"),
+    "pulse": "heartbeat",
+    "heed": "apply",
+    **dict.fromkeys(("settle", "settled"), "resolve, run_due_actions"),
+    "meeting": "rendezvous",
+    **dict.fromkeys(("seat", "seats"), "rank env"),
+    "whereabouts": "progress tracker",
+    "census": "peer status",
+    "comeback": "rejoin",
+    **dict.fromkeys(("told", "tell", "tells", "hear", "heard"), "message, report, receive"),
+    **dict.fromkeys(("speak", "spoken", "said"), "message, report, log"),
+    **dict.fromkeys(("lent", "lend"), "swapped"),
+    "vigil": "watch, wait",
+    **dict.fromkeys(("trouble", "troubles"), "problem, failure"),
+    "patience": "timeout, retry policy",
+    "figures": "metrics, scores, values",
+    **dict.fromkeys(("companion", "companions"), "owned objects"),
+    "whence": "source, origin",
+    **dict.fromkeys(("born", "unborn"), "started"),
+    **dict.fromkeys(("carry", "carried"), "run, keep, state"),
+    **dict.fromkeys(("lap", "laps"), "interval"),
+    "notes": "heartbeat record, remarks",
+    **dict.fromkeys(("orphan", "orphans"), "leftover process"),
+    "stretch": "interval, range",
+    **dict.fromkeys(("demand", "demands"), "request, required"),
+    **dict.fromkeys(("shortage", "shortages"), "out of memory, deficit"),
+    "lacking": "missing",
+    **dict.fromkeys(("arm", "arms"), "group"),
+    "imaginary": "synthetic",
+    "outline": "dry run, summary",
+    **dict.fromkeys(("stand", "standing"), "status, fake"),
+}
+"""Private words, as whole parts of a name, and the field's terms to use instead."""
+
+EXEMPT_NAMES = {
+    "LIFE_BEGAN": "named like its environment variable",
+    "LEASE_PATIENCE": "named like its environment variable",
+    "carry": "state of a jax.lax.scan",
+    "whence": "parameter of io.IOBase.seek",
+}
+"""Names that may contain a private word, and the reason."""
+
+OPENING = re.compile(r"\s*(What|How|Whether|Where|Who|Whose)\b")
+"""Beginning of a docstring that is a question instead of a name or an action."""
+
+ARRAY_TYPE = re.compile(r"\b(Tensor|NDArray|ArrayLike|Array)\b")
+"""Annotation that gives neither shape nor dtype."""
+
+PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+class Problem(NamedTuple):
+    file: str
+    line: int
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.message}"
+
+
+def parts_of(name: str) -> list[str]:
+    """Return the words of a snake_case or CamelCase name."""
+    return [part.lower() for part in PARTS.findall(name)]
+
+
+def private_word(name: str) -> str | None:
+    if name in EXEMPT_NAMES:
+        return None
+    return next((part for part in parts_of(name) if part in PRIVATE_WORDS), None)
+
+
+def name_problems(tree: ast.Module, file: str) -> Iterator[Problem]:
+    """Yield each private word in the name of the module or in a name that it defines."""
+    for name, line in [(Path(file).stem, 1), *_defined_names(tree)]:
+        if word := private_word(name):
+            yield Problem(file, line, f"{name}: use another word for `{word}` ({PRIVATE_WORDS[word]})")
+
+
+def opening_problems(tree: ast.Module, file: str) -> Iterator[Problem]:
+    """Yield each docstring that begins with a question word."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | Function):
+            text = ast.get_docstring(node) or ""
+            if opening := OPENING.match(text):
+                line = getattr(node, "lineno", 1)
+                problem = f'docstring begins with "{opening[1]}" instead of a verb or a noun: {text.splitlines()[0]}'
+                yield Problem(file, line, problem)
+
+
+def array_problems(tree: ast.Module, file: str) -> Iterator[Problem]:
+    """Yield each array parameter of a public function that the function's docstring does not name."""
+    for function, owner in _public_functions(tree):
+        text = ast.get_docstring(function)
+        if text is None and owner is not None and owner.bases:
+            continue
+        arguments = function.args
+        for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
+            annotation = ast.unparse(argument.annotation) if argument.annotation else ""
+            if ARRAY_TYPE.search(annotation) and not re.search(rf"\b{argument.arg}\b", text or ""):
+                problem = f"{function.name}: the docstring does not name `{argument.arg}` ({annotation}): shape, dtype?"
+                yield Problem(file, function.lineno, problem)
+
+
+def problems_of(tree: ast.Module, file: str) -> list[Problem]:
+    """Return the problems of a module, by line.
+
+    Args:
+        file: Path from the top of the repository; rules for the library depend on it.
+    """
+    problems = [*name_problems(tree, file), *opening_problems(tree, file)]
+    if Path(file).parts[0] == LIBRARY:
+        problems += array_problems(tree, file)
+    return sorted(problems, key=lambda problem: problem.line)
+
+
+def _defined_names(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """Yield each name that a module defines, with its line."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                yield node.name, node.lineno
+            case ast.arg():
+                yield node.arg, node.lineno
+            case ast.Name(ctx=ast.Store()):
+                yield node.id, node.lineno
+            case ast.Attribute(ctx=ast.Store()):
+                yield node.attr, node.lineno
+            case ast.alias(asname=str()):
+                yield str(node.asname), node.lineno
+            case ast.ExceptHandler(name=str()) | ast.MatchAs(name=str()) | ast.MatchStar(name=str()):
+                yield str(node.name), node.lineno
+            case ast.MatchMapping(rest=str()):
+                yield str(node.rest), node.lineno
+
+
+def _public_functions(
+    node: ast.Module | ast.ClassDef, owner: ast.ClassDef | None = None
+) -> Iterator[tuple[Function, ast.ClassDef | None]]:
+    """Yield each public function and method of a module, with its class."""
+    for child in node.body:
+        if isinstance(child, ast.ClassDef) and not child.name.startswith("_"):
+            yield from _public_functions(child, child)
+        elif isinstance(child, Function) and not child.name.startswith("_"):
+            yield child, owner
+
+
+def main() -> int:
+    """Print the problems of the tree. Returns 1 if there are any."""
+    problems = [
+        problem
+        for folder in FOLDERS
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for problem in problems_of(ast.parse(path.read_text(encoding="utf-8")), str(path.relative_to(ROOT)))
+    ]
+    print(*problems, sep="\n", end="\n" if problems else "")
+    return min(len(problems), 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
