@@ -64,7 +64,7 @@ def describe(run: Path) -> list[str]:
     stages = read_outcomes(run / "outcome.json").items()
     return [
         f"Top-1 {scores.top1:.2%} (95 % interval {low:.2%} to {high:.2%}) on {scores.samples:,} held-out",
-        f"photographs: a ResNet-18 of width {config.model.width} at {config.input.image_size} px on "
+        f"photographs, with a ResNet-18 of width {config.model.width} at {config.input.image_size} px on "
         f"{config.launch.processes} processes.",
         "",
         "| epoch | top-1 | top-5 | loss, nats |",

@@ -38,7 +38,7 @@ HYBRID_UP_TO = 51.0
 """MB up to which `hybrid` is measured: above its threshold it is a ring, so one larger size is enough."""
 DDP = "DDP default"
 BOUND = (
-    "The lower bound of S bytes on N nodes of p ranks (n = N p), whatever the algorithm: "
+    "Lower bound of every algorithm for S bytes on N nodes of p ranks (n = N p): "
     "max(2(n-1)/n S / rank link, 2(N-1)/N S / node link). "
 )
 RATIOS = (1, 2, 4, 8)
@@ -49,8 +49,8 @@ def allreduce(setting: Setting) -> None:
     """Measure every algorithm and DDP with sizes from 1 to 244 MB, on 2 x 4 and 4 x 2 ranks."""
     lines = setting.head("allreduce", "All-reduce over shaped links")
     lines += [
-        f"{BOUND}In brackets: times the bound. `flat` is gloo's own ring. Above {HYBRID_UP_TO:g} MB hybrid, which is a "
-        "ring from 8 MiB on, is not measured: its times are those of the ring.",
+        f"{BOUND}In brackets: time / lower bound. `flat` is gloo's own ring. `hybrid` is a ring from 8 MiB on. Above "
+        f"{HYBRID_UP_TO:g} MB it is not measured; the table repeats the times of the ring.",
         "",
     ]
     caption = f"{cores()} move every byte of all ranks. Busy: the fraction of them in use at the largest size."
@@ -126,12 +126,12 @@ def tensors(setting: Setting) -> None:
 def ratios(setting: Setting) -> None:
     """Measure flat and torus2d for several ratios of the link rates, with ranks placed node by node and round-robin."""
     megabytes = 0.2 if setting.small else 16.0
-    lines = setting.head("ratios", "Unequal links")
+    lines = setting.head("ratios", "Links between nodes slower than inside them")
     lines += [
-        f"2 nodes x 4 ranks, {megabytes:g} MB, each rank's link {RANK_RATE / MB:g} MB/s. Round-robin: rank r "
-        "runs on node r mod 2, as when pods of one rank each are scheduled; the ring of flat then crosses the nodes' "
-        "links at every hop. With ranks placed node by node, no fp32 all-reduce on 2 x 4 is more than 7/4 as fast as a "
-        "ring: 2(n-1)/n S over a node's link against 2(N-1)/N S.",
+        f"2 nodes x 4 ranks, {megabytes:g} MB, each rank's link {RANK_RATE / MB:g} MB/s. Round-robin: rank r runs on "
+        "node r mod 2, as if a scheduler had placed pods of one rank each; the ring of `flat` then crosses the nodes' "
+        "links at every hop. With ranks placed node by node, no fp32 all-reduce on 2 x 4 can be more than 7/4 as fast "
+        "as a ring, which sends 2(n-1)/n S over a node's link instead of 2(N-1)/N S.",
         "",
         "| rank link : node link | flat, s | flat round-robin, s | torus2d, s (x bound) | x flat | x flat round-robin "
         "| torus2d, bf16 between nodes, s | x flat |",

@@ -45,11 +45,11 @@ def scaling(setting: Setting) -> None:
     torch.set_num_threads(1)
     page = setting.head("scaling", "Weak scaling of a training step")
     page += [
-        f"Replayed: a step of {setting.model_name} ({setting.side} px, SGD) was measured on one core. Since "
-        f"{cores().lower()} cannot compute for eight ranks, ranks wait as long instead, and deliver gradients of the "
-        "real shapes at the measured times. Autograd, buckets (25 MiB, ours and DDP's, unless stated otherwise), "
-        "collectives and links are real. Efficiency: the step without reduction over the step. A step ends when its "
-        "slowest rank does.",
+        f"{cores()} cannot compute for eight ranks, so the computation is replayed: a step of {setting.model_name} "
+        f"({setting.side} px, SGD) was measured on one core, and every rank sleeps for the measured times and delivers "
+        "gradients of the real shapes when the measured step did. Autograd, buckets (25 MiB, ours and DDP's, unless "
+        "stated otherwise), collectives and links are real. A step ends when its slowest rank does. Efficiency: time "
+        "of the step without reduction / time of the step.",
     ]
     pictures: dict[str, str] = {}
     for name, batch in batches(setting).items():
@@ -197,11 +197,11 @@ def update(setting: Setting) -> None:
         costs = run_ranks(cluster, update_costs, cluster, setting.model, update_sections())[0]
     lines = setting.head("update", "Sharding the update of the weights")
     lines += [
-        f"{setting.model_name}, {shape}, a row of the torus is a node: each rank updates 1/{shape.ranks} of the "
+        f"{setting.model_name}, {shape}. A row of the torus is a node, so each rank updates 1/{shape.ranks} of the "
         f"weights. Forward and backward of 8 images of {setting.side} px take {compute:.2f} s on one core. The update "
-        f"is the CPU time of one rank, since all ranks share {cores().lower()}. Sharded, weights are gathered after "
-        "the update instead of gradients before it: as many bytes (half in bf16), but no backward pass hides them. "
-        "State: fp32 masters and moments.",
+        f"is the CPU time of one rank, since all ranks share {cores().lower()}. A sharded update gathers weights after "
+        "the update instead of gradients before it. That is as many bytes (half in bf16), but no backward pass hides "
+        "them. State: fp32 masters and moments.",
         "",
         "| update | CPU, ms | share of the step | times less | gather, ms | a rank sends, MB | state of a rank, MB |",
         "|---|---:|---:|---:|---:|---:|---:|",

@@ -15,16 +15,19 @@ STARTS, TOLERANCE = (5, 10), 1e-4
 """Numbers of first steps to compare, and relative tolerance of their losses."""
 
 TEXT = [
-    "Both engines start from the same weights and get the same batches of 64 images, four ranks of 16, by the run's",
-    "loader, order and schedule, in fp32: PyTorch on four gloo processes, JAX on four simulated devices.",
-    "Gradients are averaged on a 2 x 2 torus; `sharded` updates half of the weights on each rank and gathers the rest.",
-    "`group` is that of batch norm, in ranks. Seeds (n of them) change weights, order and crops.",
+    "Both engines train in fp32 from the same weights on the same batches: 64 images, 16 on each of four ranks, with",
+    "the run's loader, order and schedule. PyTorch runs on four gloo processes, JAX on four simulated devices.",
+    "Gradients are averaged on a 2 x 2 torus. Rounding differs from the first sum on, and training amplifies it, so",
+    "only the first losses can agree in digits; at the end the accuracies must agree.",
     "",
-    "`Apart`: |loss of JAX - loss of PyTorch| / loss of PyTorch, the maximum over all seeds, of the first step, over",
-    f"the first {STARTS[0]} and {STARTS[1]}, and over all. `Agree`: steps until losses are {TOLERANCE:g} apart, in the",
-    "first and in the last seed. Rounding differs from the first sum on, and training amplifies it, so only the first",
-    "losses can agree in digits; at the end accuracy must. `Difference`: the mean over seeds of JAX's top-1 minus",
-    "PyTorch's, with half its 95 % interval. `Noise`: the deviation of PyTorch's top-1 over seeds. In points.",
+    "- `group`: ranks that share the statistics of batch norm.",
+    "- `update`: `sharded` updates half of the weights on each rank and gathers the rest.",
+    "- `n`: seeds; a seed changes weights, order and crops.",
+    "- `apart`: |loss of JAX - loss of PyTorch| / loss of PyTorch, maximum over the seeds: in the first step, in the",
+    f"  first {STARTS[0]}, in the first {STARTS[1]}, and in all.",
+    f"- `agree`: steps until the losses are {TOLERANCE:g} apart, in the first and in the last seed that differs.",
+    "- `difference`: top-1 of JAX minus top-1 of PyTorch, mean over seeds with half its 95 % interval, in points.",
+    "- `noise`: standard deviation of PyTorch's top-1 over seeds, in points.",
     "",
 ]
 
@@ -87,8 +90,8 @@ def _self_agreement(results: Results) -> list[str]:
     if not sentences:
         return []
     return [
-        "For scale, each engine against itself: LARS with a sharded update sums its norms in another order. Steps for "
-        f"which a seed's replicated and sharded training agree: {', '.join(sentences)}.",
+        "For scale, each engine is compared with itself, since LARS with a sharded update sums its norms in another "
+        f"order. Steps in which a seed's replicated and sharded training agree: {', '.join(sentences)}.",
         "",
     ]
 
@@ -115,6 +118,6 @@ def _conclusion(results: Results) -> list[str]:
     )
     return [
         f"Over all {len(pairs)} pairs losses are {', and '.join(sentences)}; accuracy differs by "
-        f"{statistics.mean(differences):+.2f} points in the mean, {max(map(abs, differences)):.2f} at most. "
+        f"{statistics.mean(differences):+.2f} points on average, {max(map(abs, differences)):.2f} at most. "
         f"{closing}",
     ]

@@ -225,7 +225,9 @@ def table(
         server.close()
     return [
         f"The attacker keeps {attack.idle:,} idle connections open and {attack.slow:,} slow ones, and scrapes "
-        f"{attack.scrapes} times a second; slots of {schedule.slot:g} s.",
+        f"{attack.scrapes} times a second. Each slot of {schedule.slot:g} s has one target: none (quiet), the run's "
+        "endpoint, or a bystander, which is the same server in a process apart from the training. An attack takes "
+        "cores and caches from the ranks in both cases; run / bystander is the cost of the endpoint itself.",
         "",
         "| rank | CPU ms a step: quiet | bystander attacked | run attacked "
         "| run / bystander, median (95 % of resamples) | bystander / quiet, median | slots of each "
