@@ -19,7 +19,7 @@ PAGE = ROOT / "docs/explanation/architecture.md"
 BEGIN, END = "<!-- rooms: python -m tools.architecture_picture -->\n", "<!-- end of rooms -->\n"
 
 PURPOSES = {
-    "util": ("helpers, errors", "Helpers that know nothing of a run; errors; the table of environment variables"),
+    "util": ("helpers, errors", "Helpers without knowledge of a run; errors; the table of environment variables"),
     "config": ("run document", "The run document: sections, checks, reading"),
     "hardware": ("GPUs, TPUs, links", "Accelerators, machine types, links, time of a collective"),
     "data": ("images to batches", "Images to shard sets to batches"),
@@ -200,7 +200,7 @@ def render_picture() -> str:
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide:g} {high:g}" {size} role="img">',
-            "  <title>Rooms of Podscale and their imports</title>",
+            "  <title>Packages of Podscale and their imports</title>",
             f"  <style>{STYLE}  </style>",
             '  <marker id="head" viewBox="0 0 8 8" refX="2" refY="4" markerWidth="7" markerHeight="7" orient="auto">',
             '    <path class="head" d="M0 0L8 4L0 8z"/>',
@@ -217,7 +217,7 @@ def render_picture() -> str:
 def render_table() -> str:
     """Return the rooms, highest first, with their purpose and allowed imports."""
     rows = [f"| `{room}` | {PURPOSES[room][1]} | {_names(ROOMS[room].split())} |" for room in reversed(ROOMS)]
-    return "\n".join(["| room, highest first | purpose | may import |", "|---|---|---|", *rows, ""])
+    return "\n".join(["| package, highest first | purpose | may import |", "|---|---|---|", *rows, ""])
 
 
 def _names(rooms: Iterable[str]) -> str:
