@@ -79,7 +79,7 @@ def _names_the_straggler(scene: Scene, since: float) -> str:
     event = scene.records(since, "straggler")[0]
     assert (event["rank"], event["host"]) == (1, HOST), event
     return (
-        f"names rank {event['rank']} and its host in the log after {event['time'] - since:.0f} s (event `straggler`: "
+        f"logs rank {event['rank']} and its host after {event['time'] - since:.0f} s (event `straggler`: "
         f"busy {event['ratio']:.1f} times as long as the fastest)"
     )
 
@@ -98,7 +98,7 @@ def _counts_the_wait(scene: Scene, since: float) -> str:
     share = scene.value(f'sum(run_phase:podscale_train_phase:ratio_5m{{run="{RUN}", phase="data_wait"}})')
     assert share is not None
     assert not scene.records(since, "straggler"), "all ranks starve alike"
-    return f"trains on, and shows the share in every line of the step log (data {share:.0%})"
+    return f"continues, and logs the fraction of waiting in every step line (data {share:.0%})"
 
 
 def _masks_steps(scene: Scene, since: float) -> str:
@@ -107,7 +107,7 @@ def _masks_steps(scene: Scene, since: float) -> str:
     loss = scene.value(f'podscale_train_loss{{run="{RUN}"}}')
     assert loss is not None
     assert loss == loss, "the weights are lost"
-    return f"masks the step on all ranks (event `skipped_update`, {masked} so far) and trains on; the loss stays finite"
+    return f"masks the step on all ranks (event `skipped_update`, {masked} so far) and continues; the loss stays finite"
 
 
 def _stopped_endpoint(scene: Scene) -> AbstractContextManager[None]:
@@ -117,7 +117,7 @@ def _stopped_endpoint(scene: Scene) -> AbstractContextManager[None]:
 def _trains_unseen(scene: Scene, since: float) -> str:
     before = scene.step
     scene.until(lambda: scene.step > before, "it trains on")
-    return f"trains on unseen: step {before} of the run's log was followed by {scene.step} while nobody could scrape"
+    return f"continues without scrapes: the log went from step {before} to {scene.step} in that time"
 
 
 @contextmanager
@@ -131,7 +131,7 @@ def _nearly_full(scene: Scene) -> Iterator[None]:
 
 def _saves_on(scene: Scene, since: float) -> str:
     scene.until(lambda: scene.records(since, "checkpoint"), "there is room for a checkpoint")
-    return "trains and saves on while there is room"
+    return "continues to train and to save while space is left"
 
 
 @contextmanager
@@ -151,8 +151,8 @@ def _ends_with_the_next_save(scene: Scene, since: float) -> str:
     assert "No space left on device" in ended.last
     assert "the same command continues" in ended.last
     return (
-        f"ends at the save after the one that failed, after {seconds:.0f} s, with exit code {int(ExitCode.FAILED)} and "
-        "the reason; the newest complete checkpoint is kept, and the same command continued once there was room"
+        f"exits at the save after the failed one, after {seconds:.0f} s, with exit code {int(ExitCode.FAILED)} and the "
+        "reason; the newest complete checkpoint is kept, and the same command resumed once space was free"
     )
 
 
@@ -167,8 +167,8 @@ def _calls_it_a_hang(scene: Scene, since: float) -> str:
     assert re.search(r"rank 1 .*stopped \(process \d+ ", event["error"]), event
     assert f" on {HOST}" in event["error"], event
     return (
-        f"calls it a hang after {event['time'] - since:.0f} s (`launch.hang_seconds: 60`), says that rank 1 is stopped "
-        f"and on which host, ends that launch with code {int(ExitCode.HANG)} and goes on from the newest checkpoint"
+        f"detects the hang after {event['time'] - since:.0f} s (`launch.hang_seconds: 60`), reports that rank 1 is "
+        f"stopped and its host, exits that launch with code {int(ExitCode.HANG)} and resumes from the newest checkpoint"
     )
 
 
@@ -190,7 +190,7 @@ def _starts_again(scene: Scene, since: float) -> str:
     scene.until(lambda: scene.records(since, "resumed"), "it goes on")
     seconds = scene.records(since, "resumed")[0]["time"] - since
     return (
-        "says that rank 1 was killed by SIGKILL, starts all ranks again each time (`launch.max_restarts`) and goes on "
+        "reports that rank 1 was killed by SIGKILL, restarts all ranks each time (`launch.max_restarts`) and resumes "
         f"from the newest checkpoint, {seconds:.0f} s after the last kill"
     )
 
@@ -211,7 +211,7 @@ DRILLS = (
     ),
     Drill(
         "starved loader",
-        "on both ranks every batch takes as long as a step longer to come",
+        "on both ranks every batch is delayed by the length of a step",
         "`run:podscale_train_data_wait:ratio_5m`",
         f'run:podscale_train_data_wait:ratio_5m{{run="{RUN}"}}',
         (Expected("PodscaleDataStarved", {}, "run_rank:podscale_train_data_wait:ratio_5m"),),
@@ -220,7 +220,7 @@ DRILLS = (
     ),
     Drill(
         "NaN on one rank",
-        "every fourth gradient of rank 1 is not a number, its loss is one",
+        "every fourth gradient of rank 1 is NaN; its loss is finite",
         '`podscale_train_nonfinite_steps_total{kind="grad"}`, share of all steps',
         f'max(rate(podscale_train_nonfinite_steps_total{{run="{RUN}", kind="grad"}}[8s]))'
         f' / max(rate(podscale_train_steps_total{{run="{RUN}"}}[8s]))',
@@ -233,7 +233,7 @@ DRILLS = (
     ),
     Drill(
         "lost scrape",
-        "the process that serves the metrics is stopped (SIGSTOP), so that scrapes time out; the ranks are left alone",
+        "the process that serves the metrics is stopped (SIGSTOP), so scrapes time out; the ranks keep running",
         "`up`",
         "min(up)",
         (Expected("PodscaleMetricsAbsent"),),
@@ -242,7 +242,7 @@ DRILLS = (
     ),
     Drill(
         "volume nearly full",
-        "the workspace, a tmpfs of 80 MiB, is filled until 3 % of it are free",
+        "the workspace, a tmpfs of 80 MiB, is filled until 3 % of it is free",
         '`run_volume:podscale_disk_free:ratio{volume="workspace"}`',
         f'run_volume:podscale_disk_free:ratio{{run="{RUN}", volume="workspace"}}',
         (Expected("PodscaleDiskFilling", {"volume": "workspace"}),),
@@ -252,7 +252,7 @@ DRILLS = (
     ),
     Drill(
         "paused rank",
-        "rank 1 is stopped (SIGSTOP) for good",
+        "rank 1 is stopped (SIGSTOP) and not continued",
         "`time() - podscale_train_last_step_timestamp_seconds`, in seconds",
         f'time() - max(podscale_train_last_step_timestamp_seconds{{run="{RUN}"}})',
         (Expected("PodscaleTrainingStalled", {}, "PodscaleTrainingStalled"),),
@@ -262,7 +262,7 @@ DRILLS = (
     ),
     Drill(
         "killed rank, three times",
-        "rank 1 is killed (SIGKILL) in training, and twice more in its start; counted from the third kill on",
+        "rank 1 is killed (SIGKILL) in training, and twice more during start-up; counted from the third kill",
         "`podscale_train_launches_total`",
         f'run:podscale_train_launches:max{{run="{RUN}"}}',
         (Expected("PodscaleRestartLoop"),),

@@ -64,14 +64,14 @@ def _measured(machine: Machine, seconds: float) -> list[str]:
     load = os.getloadavg()[0]
     return [
         f"Measured on {machine.date} with `{COMMAND}` in {seconds:.0f} s: {machine.cores} cores ({machine.processor}), "
-        f"Prometheus {machine.prometheus}; load average {machine.load:.1f} at the beginning, {load:.1f} at the end, of "
-        "which the two ranks are about 2.",
+        f"Prometheus {machine.prometheus}; load average {machine.load:.1f} at the start, {load:.1f} at the end, "
+        "about 2 of it by the two ranks.",
         "",
     ]
 
 
 def _detection(results: Sequence[Found]) -> list[str]:
-    lines = ["## What moves, what fires, and when", ""]
+    lines = ["## Series, alerts and times", ""]
     lines += [
         "| fault | series | before | during | alert | divided by | holds after | fires after | ends after | "
         "as shipped, at most |",
@@ -91,5 +91,5 @@ def _row(result: Found, fired: Fired) -> str:
 
 
 def _itself(results: Sequence[Found]) -> list[str]:
-    lines = ["## What Podscale did itself", "", "| fault | Podscale | other alerts that fired |", "|---|---|---|"]
+    lines = ["## Podscale's own reaction", "", "| fault | Podscale | other alerts that fired |", "|---|---|---|"]
     return lines + [f"| {one.drill.name} | {one.itself} | {', '.join(one.besides) or 'none'} |" for one in results]
