@@ -10,13 +10,15 @@ TARGET = Path(__file__).resolve().parent.parent / "docs" / "reference" / "hardwa
 
 HEAD = f"""# Hardware by name
 
-Generated from `podscale/hardware/` by `tools/hardware_reference.py`; a test keeps it true. `launch.hardware` takes the
-names below; everything else about a pod follows from it: which nodes, how many accelerators, which taints it accepts,
-how many machines a TPU slice has. An impossible shape is refused, with the possible ones listed. `cpu` asks for no
-accelerator; without `launch.hardware` the pods ask for what `launch.resources` counts, on any node.
+The names that `launch.hardware` accepts. Generated from `podscale/hardware/` by `tools/hardware_reference.py`; a test
+compares them.
 
-Each pod asks for what `launch.resources` says, else for {POD_SHARE:.0%} of the machine's cores and memory: the node
-keeps the rest. Requests are limits. Processes are one per GPU, or one per TPU machine.
+A name determines the nodes, the number of accelerators, the tolerated taints, and the machines of a TPU slice. For an
+impossible shape the error lists the possible ones. `cpu` requests no accelerator. Without `launch.hardware` the pods
+request the numbers of `launch.resources`, on any node.
+
+Each pod requests `launch.resources`, by default {POD_SHARE:.0%} of the machine's cores and memory; the node needs the
+rest. Limits equal requests. There is one process per GPU, or one per TPU machine.
 """
 
 GPU_HEAD = """## GPUs
@@ -28,42 +30,42 @@ The node label is `cloud.google.com/gke-accelerator`; sizes are in GiB.
 
 TPU_HEAD = """## TPUs
 
-A pod takes all chips of its machine, so a slice of several machines is as many pods, which only JobSet and TrainJob
-keep together. `launch.cluster.slices` asks for several slices of one topology (JobSet). The chips of a machine are
-four, or one in a slice of one chip.
+A pod takes all chips of its machine, so a slice of several machines has as many pods. Only JobSet and TrainJob
+schedule them together. `launch.cluster.slices` requests several slices of one topology (JobSet). A machine has four
+chips, or one in a slice of one chip.
 
 | `launch.hardware` | node label `cloud.google.com/gke-tpu-accelerator` | machine | topologies |
 |---|---|---|---|"""
 
-TAIL = """## Where this comes from, and what was seen
+TAIL = """## Sources, and what was verified
 
 Read in 2026: node labels, machine types, TPU topologies and GPUDirect of a machine, labels of reservations and Spot
 VMs in xpk (AI-Hypercomputer/xpk, `src/xpk/core`); vCPUs and memory of the a2 machines and of a3-highgpu in SkyPilot's
 catalogue; the label of placement groups in Google's documentation. Recalled and not read again: everything about g2
-and n1 machines, vCPUs and memory of a3-mega, a3-ultra and a4, Local SSD, what a node keeps for itself, and the v5e
-slices of one and four chips.
+and n1 machines, vCPUs and memory of a3-mega, a3-ultra and a4, Local SSD, the resources that a node keeps for itself,
+and the v5e slices of one and four chips.
 
-The machine of an `n1` GPU is any n1 machine; the one in the table only says what a pod asks for.
+An `n1` GPU can be on any n1 machine; the one in the table only sets the requests of a pod.
 
-Nothing here ran on GKE, on a TPU, or with GPUDirect. What was seen instead: the objects in `manifests/jobs/` are
-accepted by a real API server with the operators' CustomResourceDefinitions and webhooks, and jobs on CPUs run to their
-end in a namespace that enforces restricted Pod Security.
+Nothing here ran on GKE, on a TPU, or with GPUDirect. A real API server with the operators' CustomResourceDefinitions
+and webhooks accepts the objects in `manifests/jobs/`, and jobs on CPUs run to completion in a namespace that enforces
+restricted Pod Security.
 
 ## Pod security
 
-Jobs on CPUs and GPUs fit the `restricted` Pod Security Standard: uid 65532, no capabilities, no token of the cluster, a
-read-only root file system with `/tmp` and `/dev/shm` of their own. Two kinds of job need a namespace that allows
-`privileged` pods, because they use devices and paths of the host: those on TPUs, and those with GPUDirect. All stages
-of such a run are then root, because what root writes no other user can replace. Google is said to ask less of TPU
-pods today; `launch.cluster.security: restricted` tries it.
+Jobs on CPUs and GPUs satisfy the `restricted` Pod Security Standard: uid 65532, no capabilities, no token of the
+cluster, a read-only root file system with their own `/tmp` and `/dev/shm`. Jobs on TPUs and jobs with GPUDirect use
+devices and paths of the host, so they need a namespace that allows `privileged` pods. All stages of such a run then
+run as root, because other users cannot replace root's files. We read that Google requires less for TPU pods today;
+`launch.cluster.security: restricted` tries it.
 
 ## GPUDirect
 
 Over TCP, GPUs of different machines exchange gradients through the host's memory; for a network of ResNet-50's size
-that is often enough. `launch.cluster.network: gpudirect` (for whole machines) adds what NCCL's plugins need, which an
-administrator installs on the nodes first: TCPX, TCPXO or RDMA, by the machine. The plugin's own NCCL is then used. The
-cluster must have these networks besides its own; if they are called otherwise, set the annotation
-`networking.gke.io/interfaces` in `launch.cluster.annotations`:
+that is often fast enough. `launch.cluster.network: gpudirect` (for whole machines) configures the pods for NCCL's
+plugin: TCPX, TCPXO or RDMA, depending on the machine. An administrator must install the plugin on the nodes first; its
+own NCCL is then used. The cluster must have the networks below besides its own. If they have other names, set the
+annotation `networking.gke.io/interfaces` in `launch.cluster.annotations`:
 """
 
 

@@ -21,52 +21,51 @@ WORD = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 EXPORTERS = {
     "every rank": (
         "Every rank",
-        "Each training or evaluating process tells its own share, so that a run's figure is the sum over its ranks. "
+        "Each training or evaluating process exports its own part; the value of a run is the sum over its ranks. "
         "Labels `run` and `rank`.",
     ),
-    "rank 0": ("Rank 0", "What is known once for the whole run; `rank` is always 0."),
-    "sharding": ("The shard stage", "Each packing pod tells its own share. Label `run`."),
-    "supervisor": ("The parent of a stage", "One in every pod, whatever the stage. Label `run`."),
+    "rank 0": ("Rank 0", "Values of the whole run; the label `rank` is always 0."),
+    "sharding": ("Shard stage", "Each packing pod exports its own part. Label `run`."),
+    "supervisor": ("Supervisor", "The parent process of a stage, one in every pod. Label `run`."),
 }
 
 HEAD = """# Metrics
 
-Generated from `podscale/telemetry/catalogue.py`, the rules and the dashboards by `tools/metrics_reference.py`; a test
-keeps it true, and another that a real training exports these series with these labels and no others.
+Every Prometheus series of Podscale, and how to serve them. Generated from `podscale/telemetry/catalogue.py`, the rules
+and the dashboards by `tools/metrics_reference.py`. Tests compare the page with them, and check that a real training
+exports exactly these series and labels.
 
-A stage serves them at `/metrics` while it runs; `telemetry.address` and `telemetry.port` say where. Counters exist at 0
-from the start. A series that is not known does not exist: nothing is reported as 0 or -1 for want of a value. Rates are
-Prometheus' to make: images a second are `sum by (run) (rate(podscale_train_images_total[5m]))`.
+A stage serves its metrics at `/metrics` while it runs (`telemetry.address`, `telemetry.port`). Counters start at 0. A
+series without a known value is absent, never 0 or -1. Compute rates in Prometheus: images per second are
+`sum by (run) (rate(podscale_train_images_total[5m]))`.
 """
 
-SERVING = """## Serving them
+SERVING = """## Serving
 
-Sharding, training and evaluation serve the same way, each in the parent process of its stage: ranks leave their figures
-in a file once a second, and only the parent talks to scrapers. It answers `/metrics` and nothing else, within time
-limits, for at most 32 clients at once; one more, and it hangs up on the oldest, so that clients that sit still hold up
-nobody. Pods serve at port 9464 (the container port `metrics`); on a machine of your own any free port is taken and
-printed.
+The parent process of a stage serves the metrics of sharding, training and evaluation. Ranks write theirs into a file
+once a second, and only the parent answers scrapers. It serves only `/metrics`, with time limits, to at most 32 clients
+at once; for another client it closes the oldest connection, so idle clients cannot block the endpoint. Pods serve at
+port 9464 (the container port `metrics`); on your own machine a free port is chosen and printed.
 
-| what | how |
+| to get | set |
 |---|---|
 | HTTPS | `telemetry.tls_certificate`, `telemetry.tls_key`: PEM files |
-| only scrapers with a certificate (mTLS) | `telemetry.tls_client_ca`: the authority that signs theirs |
+| only scrapers with a certificate (mTLS) | `telemetry.tls_client_ca`: the authority of their certificates |
 | only scrapers with a token | `telemetry.bearer_token_file` |
-| the last values of a stage are scraped too | `telemetry.linger_seconds`: two scrape intervals, say |
-| short stages push too | `telemetry.pushgateway`, for `telemetry.linger_seconds`; not training |
-| no run without metrics | `telemetry.required: true`; else a port that is taken costs a warning, and the run goes on |
+| a scrape of the last values of a stage | `telemetry.linger_seconds`, for example two scrape intervals |
+| pushes of short stages | `telemetry.pushgateway`, with `telemetry.linger_seconds`; not for training |
+| no run without metrics | `telemetry.required: true`; by default a run warns and continues if its port is taken |
 | no metrics | `telemetry.enabled: false` |
 
-Certificates, keys and tokens are read once, when a stage begins; what cannot work (a key of another certificate, an
-empty token) is refused before anything is started. Afterwards nothing of telemetry can fail a run: a full disk, a
-Pushgateway that is not there and clients that mean harm cost a warning at most. The last figures of every stage stand
-in `telemetry.json` of the run directory, those of sharding beside the shard set.
+Certificates, keys and tokens are read once, when a stage starts; a key of another certificate or an empty token is
+refused before anything starts. After that, telemetry cannot fail a run: a full disk, a missing Pushgateway or hostile
+clients cause at most a warning. The last values of every stage are in `telemetry.json` of the run directory, those of
+sharding beside the shard set.
 
-`podscale monitor` and `podscale watch` on the same machine read such an endpoint without being told: the run directory
-says which certificate it shows, which is then the one that is trusted, and where the token is. Only for mTLS do they
-need `--client-certificate` and `--client-key`.
+`podscale monitor` and `podscale watch` on the same machine read such an endpoint without options: the run directory
+names the certificate to trust and the token's file. Only mTLS needs `--client-certificate` and `--client-key`.
 
-In a cluster, HTTPS with a token takes two Secrets in its namespace and an upgrade (the certificate must have the name
+In a cluster, HTTPS with a token needs two Secrets in its namespace and an upgrade (the certificate must have the name
 `podscale-metrics`, or the one in `metrics.tls.serverName`; cert-manager's Secrets have the three keys):
 
 ```
@@ -74,20 +73,20 @@ kubectl create secret generic metrics-tls --from-file=tls.crt --from-file=tls.ke
 kubectl create secret generic metrics-token --from-file=token
 helm upgrade podscale charts/podscale --reuse-values \\
     --set metrics.tls.secret=metrics-tls --set metrics.tokenSecret=metrics-token
-# mTLS: --set metrics.tls.clientSecret=SECRET, with the tls.crt and tls.key that Prometheus is to show
+# mTLS: --set metrics.tls.clientSecret=SECRET, with the tls.crt and tls.key of Prometheus
 ```
 
-PodMonitor or PodMonitoring then say so to Prometheus, and `podscale-defaults` to every run submitted from then on,
-whose pods mount the Secrets (`launch.cluster.metrics_tls_secret`, `metrics_mutual_tls`, `metrics_token_secret`); runs
-that were there before go on with HTTP, and are scraped no more. `podscale watch` of a job goes through the API server,
-which passes HTTPS on, but neither a token nor a client's certificate: it then shows no figures of single ranks.
+PodMonitor or PodMonitoring then configure Prometheus. `podscale-defaults` configures every run submitted from then on,
+whose pods mount the Secrets (`launch.cluster.metrics_tls_secret`, `metrics_mutual_tls`, `metrics_token_secret`). Older
+runs continue with HTTP and are no longer scraped. `podscale watch` of a job uses the API server as a proxy, which
+forwards HTTPS, but neither a token nor a client's certificate; it then shows no values of single ranks.
 
-In a Kubeflow pipeline on a cluster, tasks that carry out a stage themselves (shard, evaluate, and train with
-`backend: local`) serve at the same port. KFP cannot declare ports of containers, so the chart has a second monitor
-for them, which finds Argo's container `main` by its name and goes to port 9464 (PodMonitor by relabelling,
-PodMonitoring by number). The label `run` of a shard task is the `run.id` of the compiled document, whatever the
-pipeline's parameter `run_id` says: its variables cannot depend on parameters, and its inputs must not, or no run
-could reuse another's shards. A task whose result comes from KFP's cache has no pod, and serves nothing.
+In a Kubeflow pipeline on a cluster, tasks that run a stage in their own pod (shard, evaluate, and train with `backend:
+local`) serve at the same port. KFP cannot declare ports of containers, so the chart has a second monitor for them,
+which finds Argo's container `main` by its name and uses port 9464 (PodMonitor by relabelling, PodMonitoring by
+number). The label `run` of a shard task is the `run.id` of the compiled document, not the pipeline's parameter
+`run_id`: its variables cannot depend on parameters, and its inputs must not, or no run could reuse another's shards. A
+task whose result comes from KFP's cache has no pod and serves nothing.
 """
 
 COLUMNS = "| series | type | unit | labels | meaning | panels | rules |\n|---|---|---|---|---|---|---|"
