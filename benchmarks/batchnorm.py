@@ -137,8 +137,9 @@ def main() -> None:
     lines = head("Distributed batch norm", ["torch", "numpy"])
     device = torch.cuda.get_device_name() if gpus else "CPU, one thread a process"
     lines.append(
-        f"{device}. Milliseconds of forward and backward of {options.batch} images a rank, in brackets the ratio to "
-        "torch's local batch norm."
+        f"{device}. Milliseconds of forward and backward of {options.batch} images a rank; in brackets the ratio to "
+        "torch's local batch norm. Span: images behind one set of statistics. Plain: the textbook form, sums and sums "
+        "of squares by elementwise operations in fp32."
     )
     stages = SMALL_STAGES if options.small else STAGES
     for size in options.ranks:

@@ -112,7 +112,7 @@ def main() -> None:
     lines += [
         f"Medians of {options.rounds} rounds, fp32, forward and backward; without input, all-reduce and optimizer.",
         "",
-        "| step | by | ms of CPU time | over torch | first call more, s |",
+        "| step | engine | ms of CPU time | x torch | compilation (first call - median), s |",
         "|---|---|---|---|---|",
     ]
     for name in options.cases:

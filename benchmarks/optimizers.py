@@ -273,7 +273,7 @@ def main() -> None:
     title, model = "ResNet-50", ModelSection(name="resnet50")
     if options.small:
         title, model = "ResNet-18 of width 4", ModelSection(name="resnet18", width=4)
-    lines = head(f"Updating {title}'s weights", ["torch", "timm"])
+    lines = head(f"Optimizer step of {title}", ["torch", "timm"])
     torch.manual_seed(0)
     parameters = model_spec(model, 1000).parameters
     by_name = variants(parameters, tuple(options.only))

@@ -117,8 +117,11 @@ def main() -> None:
     parser.add_size("--rounds", full=8, small=1, type=int)
     parser.add_size("--steps", full=5, small=1, type=int, help="steps of a variant in a round")
     options = parser.read()
-    lines = head("Averaging gradients", ["torch", "numpy"])
-    lines.append(f"{options.ranks} processes of one thread, {options.rounds} rounds of {options.steps} steps; rank 0.")
+    lines = head("Gradient reducer", ["torch", "numpy"])
+    lines.append(
+        f"{options.ranks} processes of one thread, {options.rounds} rounds of {options.steps} steps; rank 0. Exposed "
+        "all-reduce: the time of a step minus that of a step without reduction. DDP waits inside backward."
+    )
     for name, network in (SMALL_NETWORKS if options.small else NETWORKS).items():
         times = run_world(options.ranks, measure, network, options.rounds, options.steps)[0]
         lines += ["", f"## {name}", "", *table(times)]

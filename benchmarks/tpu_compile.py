@@ -166,14 +166,17 @@ def introduction() -> list[str]:
     return [
         *head("Training steps, compiled for TPUs", ["jax", "jaxlib", "libtpu"], "python -m benchmarks.tpu_compile"),
         "**Compiled, not run.** Each row is the training step of ResNet-50 (bf16, LARS, label smoothing), compiled by",
-        "the real TPU compiler for the given chips, on a machine without a TPU. Memory: of one device (a core, or a",
-        "chip if its cores work as one), of the memory available to a program. Bounds: times at the chip's peak",
-        "rates, for arithmetic, for the bytes that operations read and write as if none stayed on the chip between",
-        "them (a step can be faster if many do), and for the bytes sent over all links at once. Estimate: the",
-        "compiler's cost model, or the largest bound if the model's value is impossible. Cycles: the compiler's",
-        "schedule, operation by operation, without messages, and the share that copies arrays into another layout; in",
-        "ms if the chip's clock is published. MLPerf: times of Google's code on the same chips at the same batch,",
-        "including a share of the evaluations.",
+        "the real TPU compiler for the given chips, on a machine without a TPU.",
+        "",
+        "- Memory: of one device (a core, or a chip if its cores work as one), of the memory available to a program.",
+        "- Bounds: times at the chip's peak rates, for arithmetic, for the bytes that operations read and write as if",
+        "  none stayed on the chip between them (a step can be faster if many do), and for the bytes sent over all",
+        "  links at once.",
+        "- Cycles: the compiler's estimate of each operation, added up without messages, and the share that copies",
+        "  arrays into another layout; in ms if the chip's clock is published.",
+        "- Estimate: the compiler's cost model, or the largest bound if the model's value is impossible.",
+        "- MLPerf: time of Google's code on the same chips at the same batch, including a share of the evaluations.",
+        "  Ratio: estimate / MLPerf.",
         "",
     ]
 
@@ -254,10 +257,10 @@ def discussion(results: Sequence[RowResult]) -> list[str]:
     ]
     if ratios:
         lines += [
-            f"Of {len(ratios)} step(s) of a size in MLPerf's logs, the estimate is {min(ratios):.2f} to "
-            f"{max(ratios):.2f} of the measured time. Those steps are of another",
-            "program, and an estimate ignores input, waiting for other devices, and most of the time of messages; it",
-            "counts buffers that are updated in place as if they were read and written as a whole.",
+            f"MLPerf's logs have {len(ratios)} step(s) of these sizes. The estimate is {min(ratios):.2f} to "
+            f"{max(ratios):.2f} of the measured time.",
+            "Those steps are of another program. An estimate ignores input, waiting for other devices, and most of the",
+            "time of messages, and counts buffers that are updated in place as read and written completely.",
             "",
         ]
     return [*lines, *messages(results)]
@@ -266,7 +269,7 @@ def discussion(results: Sequence[RowResult]) -> list[str]:
 def messages(results: Sequence[RowResult]) -> list[str]:
     """Return the table of the messages of one step."""
     lines = [
-        "Messages of one step as compiled, with the sizes of global arrays:",
+        "Messages of one compiled step, with the sizes of global arrays:",
         "",
         "| row | collective | along | devices | messages | size | sent by a device |",
         "|---|---|---|---:|---:|---:|---:|",
@@ -295,8 +298,8 @@ def sweep_section(record: dict[str, Any]) -> list[str]:
         f"{len(tried)} compilations in {minutes:.0f} minutes, {cpu_minutes:.0f} of a core.",
         f"Largest that fits: {largest['batch']} images a device, {largest['global_batch']:,} in all. The last column "
         "is the number of",
-        "images that the memory would hold, estimated from that compilation; the document allows some numbers only.",
-        "If operations for an image rise, the compiler recomputes values that do not fit into memory.",
+        "images that the memory would hold, estimated from that compilation alone; the document allows only some",
+        "numbers. Operations for an image rise when the compiler recomputes values that do not fit into memory.",
         "",
         "| images each | in all | memory | operations for an image | estimate of a step | images/s | compiled in "
         "| predicted largest |",

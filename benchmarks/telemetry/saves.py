@@ -52,7 +52,7 @@ def table(document: dict[str, Any], shard_set: str, *, small: bool) -> list[str]
     """Return the table of the time of saves. The small form measures two saves of the digits' model only."""
     lines = [
         "| state | writer | MB | saves | loop blocked by a save, ms (median, maximum) "
-        "| one save an epoch of ImageNet, 3 min | share here (interval) |",
+        "| fraction of time at one save per 3 min, an epoch of ImageNet | fraction of time here (interval) |",
         "|---|---|---:|---:|---:|---:|---:|",
     ]
     train = document["train"]
