@@ -8,12 +8,12 @@ TARGET = Path(__file__).resolve().parent.parent / "docs" / "reference" / "enviro
 
 HEAD = """# Environment variables
 
-The environment variables that Podscale reads and writes. Generated from `podscale/util/env.py` by
-`tools/environment_reference.py`; a test compares them.
+Generated from `podscale/util/env.py` by `tools/environment_reference.py`; a test keeps it true. Podscale sets all
+of them itself, in processes and pods that it starts or in its images. Only the last two are for users.
+`launch.cluster.env` refuses names that begin with `PODSCALE_`.
 
-Only the last two are for users. Podscale sets the others in processes and pods that it starts, or in its images.
-`launch.cluster.env` refuses names that begin with `PODSCALE_`. [tpu.md](../explanation/tpu.md#how-processes-start)
-lists the variables of torchrun, JAXJob, TrainJob and TPU slices.
+Launchers of pods (torchrun, JAXJob, TrainJob, TPU slices) have variables of their own, which
+[tpu.md](../explanation/tpu.md) lists.
 
 | variable | value | written by | read by | meaning |
 |---|---|---|---|---|

@@ -31,13 +31,12 @@ EXPORTERS = {
 
 HEAD = """# Metrics
 
-Every Prometheus series of Podscale, and how to serve them. Generated from `podscale/telemetry/catalogue.py`, the rules
-and the dashboards by `tools/metrics_reference.py`. Tests compare the page with them, and check that a real training
-exports exactly these series and labels.
+Generated from `podscale/telemetry/catalogue.py`, the rules and the dashboards by `tools/metrics_reference.py`; a test
+keeps it true, and another that a real training exports these series with these labels and no others.
 
-A stage serves its metrics at `/metrics` while it runs (`telemetry.address`, `telemetry.port`). Counters start at 0. A
-series without a known value is absent, never 0 or -1. Compute rates in Prometheus: images per second are
-`sum by (run) (rate(podscale_train_images_total[5m]))`.
+A stage serves them at `/metrics` while it runs; `telemetry.address` and `telemetry.port` say where. Counters exist at 0
+from the start. A series that is not known does not exist: nothing is reported as 0 or -1 for want of a value. Rates are
+Prometheus' to make: images a second are `sum by (run) (rate(podscale_train_images_total[5m]))`.
 """
 
 SERVING = """## Serving

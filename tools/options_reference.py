@@ -15,14 +15,12 @@ TARGET = Path(__file__).resolve().parent.parent / "docs" / "reference" / "option
 
 HEAD = """# Options of a run document
 
-Every option of a run document. Generated from `podscale/config` by `tools/options_reference.py`; a test compares them.
-`podscale config RUN` prints a document with all options resolved.
+Generated from `podscale/config` by `tools/options_reference.py`; a test keeps it true. `podscale config RUN`
+prints a document with all of them resolved.
 
-The class is what an option may change:
-
-- `result` options change the numbers. A run directory and a checkpoint belong to one set of them.
-- `placement` options set the machines and processes of a run. A run may resume with other values.
-- `display` options change only what is shown.
+The class says what an option may change: `result` options change the numbers, so a run directory and a checkpoint
+belong to one set of them; `placement` options say where and on how many processes a run is carried out, so a run may
+be continued with others; `display` options change only what is shown.
 """
 
 
