@@ -91,5 +91,5 @@ def _row(result: Found, fired: Fired) -> str:
 
 
 def _itself(results: Sequence[Found]) -> list[str]:
-    lines = ["## Podscale's own reaction", "", "| fault | Podscale | other alerts that fired |", "|---|---|---|"]
+    lines = ["## What Podscale did", "", "| fault | Podscale | other alerts that fired |", "|---|---|---|"]
     return lines + [f"| {one.drill.name} | {one.itself} | {', '.join(one.besides) or 'none'} |" for one in results]
