@@ -1,4 +1,4 @@
-"""The drills: which fault is put into the training, which series and alerts show it, and what Podscale does itself."""
+"""Drills: fault to inject into the training, series and alerts that show it, and Podscale's own reaction."""
 
 import os
 import re
@@ -16,16 +16,16 @@ from tests.support.faults import slowed, stopped
 from tests.system.drills.scene import HOST, RUN, Scene
 
 ASIDE: Mapping[str, str] = {
-    "PodscaleTrainingNotStarted": "starts are not shortened, and what it allows for them is",
-    "PodscaleGoodputLow": "of an hour a start takes seconds; here the hour is shortened, and a start is not",
-    "PodscaleThroughputRegressed": "it is true: by the fault, or by other work on the machine, the training is slower",
+    "PodscaleTrainingNotStarted": "its time for a start is shortened, and a start is not",
+    "PodscaleGoodputLow": "its hour is shortened, and a start is not",
+    "PodscaleThroughputRegressed": "the training is really slower, by the fault or by other load of the machine",
 }
 """Alerts that may fire in any drill, and why."""
 
 
 @dataclass(frozen=True)
 class Expected:
-    """An alert that must fire, with these labels; window: the rule whose longest range has to fill before it can."""
+    """Alert that must fire with these labels; `window` is the rule whose longest range has to fill first."""
 
     alert: str
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class Expected:
 
     @property
     def window_seconds(self) -> float:
-        """As shipped; 0 where the condition holds at once."""
+        """Window of the shipped rule; 0 if the condition holds at once."""
         if self.window is None:
             return 0.0
         exprs = [rule.expr for group in RULE_GROUPS for rule in group.rules if rule.name == self.window]
@@ -52,9 +52,14 @@ class Expected:
 class Drill:
     """One fault.
 
-    how, series: for people; query: of the series. inject: puts the fault in and takes it away; may say when it struck.
-    itself: waits for what Podscale does about it, and tells. besides: alerts that may fire too, and why. resolves: the
-    alerts end soon after the fault. shorten: what the rules' durations are divided by.
+    Args:
+        how: Description of the fault.
+        series: Description of the series that `query` reads.
+        inject: Injects the fault during the block; may yield its time.
+        itself: Waits for Podscale's own reaction and describes it.
+        besides: Other alerts that may fire, with the reason.
+        resolves: Whether the alerts end soon after the fault.
+        shorten: Divisor of the durations of the rules.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""docs/how-to/drills.md: its tables of what the drills found, below a mark; the text above is written by people."""
+"""Tables of docs/how-to/drills.md with the results of the drills, below a mark; the text above is hand-written."""
 
 import os
 import platform
@@ -18,7 +18,7 @@ COMMAND = "python -m tests.system.drills"
 
 @dataclass(frozen=True)
 class Machine:
-    """Where and when, and how busy it was at the beginning."""
+    """Conditions of a run of the drills; `load` is the load average at the start."""
 
     date: str
     cores: int
@@ -37,7 +37,7 @@ class Machine:
 
 
 def filled_in(text: str, results: Sequence[Found], machine: Machine, seconds: float) -> str:
-    """The page with what is below its mark written anew."""
+    """Return the page with new tables below its mark."""
     before, mark, _ = text.partition(MARK)
     assert mark, f"{PAGE} has lost its mark"
     return (
@@ -46,14 +46,14 @@ def filled_in(text: str, results: Sequence[Found], machine: Machine, seconds: fl
 
 
 def identity(drill: Drill, expected: Expected) -> list[str]:
-    """What a row of the first table says whatever was measured: fault, series, alert, and how fast it is as shipped."""
+    """Return the cells of a row that are not measured: fault, series, alert, and longest time of the shipped rule."""
     labels = ", ".join(f'`{name}="{value}"`' for name, value in expected.labels.items())
     alert = f"[{expected.alert}](../runbooks/{expected.rule.runbook})" + (f" ({labels})" if labels else "")
     return [f"**{drill.name}**: {drill.how}", drill.series, alert, shipped(expected)]
 
 
 def shipped(expected: Expected) -> str:
-    """The longest that the shipped rule takes, scrape and evaluation apart: its window, filled, and its wait."""
+    """Return the longest time of the shipped rule, without scrape and evaluation: its full window and its wait."""
     window, wait = round(expected.window_seconds / 60), round(expected.wait_seconds / 60)
     if not window:
         return f"{wait} min" if wait else "at once"
