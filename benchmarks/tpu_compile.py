@@ -224,7 +224,7 @@ def table_row(row: RowResult) -> str:
         f"{report['images_per_second']:,.0f}",
         f"{row.measured:.1f} ms" if row.measured else "",
         f"{report['step_seconds'] * 1e3 / row.measured:.2f}" if row.measured else "",
-        f"{report['compile_seconds']:.0f} s, {report['cpu_seconds']:.0f} s of a core",
+        f"{report['compile_seconds']:.0f} s ({report['cpu_seconds']:.0f} CPU s)",
     ]
     return f"| {' | '.join(cells)} |"
 
@@ -295,7 +295,7 @@ def sweep_section(record: dict[str, Any]) -> list[str]:
         "## The largest batch",
         "",
         f"`{SWEEP}` ({SWEPT}), {first['model']} on {first['topology']['name']}, {first['weight_update']} update: "
-        f"{len(tried)} compilations in {minutes:.0f} minutes, {cpu_minutes:.0f} of a core.",
+        f"{len(tried)} compilations in {minutes:.0f} minutes ({cpu_minutes:.0f} CPU minutes).",
         f"Largest that fits: {largest['batch']} images a device, {largest['global_batch']:,} in all. The last column "
         "is the number of",
         "images that the memory would hold, estimated from that compilation alone; the document allows only some",
@@ -315,7 +315,7 @@ def sweep_section(record: dict[str, Any]) -> list[str]:
             f"{row['flops'] / row['batch'] / 1e9:.1f} GFLOP" if row["fits"] else "does not fit",
             f"{row['step_seconds'] * 1e3:.1f} ms{bound_mark(row)}" if row["fits"] else "",
             f"{row['images_per_second']:,.0f}" if row["fits"] else "",
-            f"{row['compile_seconds']:.0f} s, {row['cpu_seconds']:.0f} s of a core",
+            f"{row['compile_seconds']:.0f} s ({row['cpu_seconds']:.0f} CPU s)",
             f"{int(batch_within_memory([memory], [row['batch']], available(row)))}",
         ]
         lines.append(f"| {' | '.join(cells)} |")
