@@ -1,4 +1,7 @@
-"""Every `podscale ...` command line of README.md and docs/ is one that the command line takes; none is carried out."""
+"""The command line accepts every `podscale ...` of README.md, benchmarks/README.md and docs/; none is carried out.
+
+`text` blocks are output, not commands.
+"""
 
 import itertools
 import re
@@ -13,16 +16,17 @@ import typer
 from podscale.cli import UsageError, app
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-FENCE = re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE)
+PAGES = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FENCE = re.compile(r"^ *```(?P<kind>\S*)\n(?P<content>.*?)^ *```", re.DOTALL | re.MULTILINE)
 SPAN = re.compile(r"`(podscale [^`]+)`")
 IN_CONTAINERS = ("podman", "docker")
 
 
 def documented(text: str) -> Iterator[str]:
     """The command lines of a page: those of its blocks, and those between backticks, which may go over two lines."""
-    for block in FENCE.findall(text):
-        yield from block.replace("\\\n", " ").splitlines()[1:-1]
+    for block in FENCE.finditer(text):
+        if block["kind"] != "text":
+            yield from block["content"].replace("\\\n", " ").splitlines()
     yield from (" ".join(span.split()) for span in SPAN.findall(FENCE.sub("", text)))
 
 
@@ -56,7 +60,7 @@ def parse(words: list[str]) -> None:
         context = command.make_context(name, rest, parent=context)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_documented_commands_parse(page: Path) -> None:
     refused = []
     for line in documented(page.read_text(encoding="utf-8")):
@@ -71,6 +75,8 @@ def test_documented_commands_parse(page: Path) -> None:
 
 
 def test_commands_are_found_and_wrong_ones_refused() -> None:
+    page = "```\npodscale a \\\n  b\n```\n\n```text\npodscale 0.1.0\n```\n\nand `podscale c\nd`\n"
+    assert [" ".join(line.split()) for line in documented(page)] == ["podscale a b", "podscale c d"]
     found = [arguments(line) for page in PAGES for line in documented(page.read_text(encoding="utf-8"))]
     assert len([words for words in found if words]) > 60
     assert arguments("podscale run digits --set a='b c' | less  # see") == ["run", "digits", "--set", "a=b c"]

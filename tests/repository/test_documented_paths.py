@@ -1,4 +1,4 @@
-"""Paths named in CONTRIBUTING.md, README.md and docs/ exist, and so do the targets of their links."""
+"""Paths named in CONTRIBUTING.md, both README.md and docs/ exist, and so do the targets of their links."""
 
 import re
 from collections.abc import Iterator
@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "CONTRIBUTING.md", ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+TOP_PAGES = [ROOT / name for name in ("CONTRIBUTING.md", "README.md", "benchmarks/README.md")]
+PAGES = [*TOP_PAGES, *sorted((ROOT / "docs").rglob("*.md"))]
 FOLDERS = ("benchmarks", "charts", "components", "docs", "images", "manifests", "pipelines", "podscale", "requirements")
 TOPS = (*FOLDERS, "terraform", "tests", "tools")
 NAMED = re.compile(rf"(?<![\w./:=@([}}\"-])(?!images/s\b)(?:{'|'.join(TOPS)})/[\w./*<>-]*[\w/*>]")

@@ -1,0 +1,61 @@
+"""The commands of docs/tutorials/first-cluster-run.md, in order, on the cluster under test."""
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kubernetes.client.exceptions import ApiException
+
+from tests.cluster.cluster import Cluster
+from tests.support import helm
+from tests.support.tutorials import ROOT, missing_line, read_blocks, run_blocks
+
+PAGE = ROOT / "docs" / "tutorials" / "first-cluster-run.md"
+NAMESPACE = "podscale"
+IMAGES = ("localhost/podscale-base:dev", "localhost/podscale-tools:dev")
+TIMEOUT_SECONDS = 1800
+
+
+@pytest.fixture
+def free_namespace(cluster: Cluster) -> Iterator[None]:
+    """The page's namespace, which must not exist; it is deleted afterwards, whatever happened."""
+    try:
+        cluster.core.read_namespace(NAMESPACE)
+    except ApiException as error:
+        assert error.status == 404, error
+    else:
+        pytest.skip(f"the cluster has a namespace {NAMESPACE}, which the tutorial would use")
+    yield
+    release = [helm.program(), "uninstall", "podscale", "--namespace", NAMESPACE, "--ignore-not-found"]
+    subprocess.run(release, capture_output=True, check=False)
+    try:
+        cluster.core.delete_namespace(NAMESPACE)
+    except ApiException as error:
+        assert error.status == 404, error
+
+
+@pytest.mark.timeout(TIMEOUT_SECONDS + 120)
+def test_the_commands_of_the_tutorial_run_and_print_what_it_shows(
+    cluster: Cluster, free_namespace: None, tmp_path: Path
+) -> None:
+    lacking = [name for name in IMAGES if not cluster.has_image(name)]
+    if lacking:
+        pytest.skip(f"the cluster lacks {', '.join(lacking)}: make cluster-images builds them and brings them in")
+    folder = tmp_path / "reader"
+    folder.mkdir()
+    (folder / "charts").symlink_to(ROOT / "charts")
+
+    blocks = read_blocks(PAGE.read_text(encoding="utf-8"))
+    ended = run_blocks(blocks, folder, TIMEOUT_SECONDS)
+    assert ended.code == 0, ended.last
+    for block in blocks:
+        if block.reason is None:
+            printed = ended.printed[block.line]
+            missing = missing_line(block.printed, printed)
+            assert missing is None, f"line {block.line} does not print {missing!r}:\n" + "\n".join(printed)
+
+    assert (folder / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+    hashes = [line.split()[0] for lines in ended.printed.values() for line in lines if "/model.safetensors" in line]
+    assert len(hashes) == 2
+    assert len(set(hashes)) == 1, hashes
