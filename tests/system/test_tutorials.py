@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.tutorials import PAGES, missing_line, read_blocks, run_blocks
+from tests.support.tutorials import FENCE, PAGES, ROOT, missing_line, read_blocks, run_blocks
 
 ON_A_CLUSTER = "first-cluster-run.md"
 """Its commands are run by tests/cluster/test_tutorial.py."""
+QUICKSTART = "quickstart.md"
+"""Runs what `make run` runs, whose output README.md shows."""
+README = ROOT / "README.md"
 LAPTOP_PAGES = [page for page in PAGES if page.name != ON_A_CLUSTER]
 TIMEOUT_SECONDS = 900
 
@@ -27,6 +30,10 @@ def test_the_commands_of_a_tutorial_run_and_print_what_it_shows(page: Path, tmp_
             printed = ended.printed[block.line]
             missing = missing_line(block.printed, printed)
             assert missing is None, f"{page.name}:{block.line} does not print {missing!r}:\n" + "\n".join(printed)
+    if page.name == QUICKSTART:
+        shown = [content.splitlines() for kind, content in FENCE.findall(README.read_text()) if kind == "text"]
+        everything = [line for lines in ended.printed.values() for line in lines]
+        assert [missing_line(lines, everything) for lines in shown] == [None]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
