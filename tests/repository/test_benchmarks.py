@@ -152,6 +152,12 @@ def test_committed_page_names_a_command_that_exists(page: Path) -> None:
         assert unknown_part(command) == ""
 
 
+def test_the_table_of_measurements_names_every_page() -> None:
+    table = (RESULTS.parent / "README.md").read_text(encoding="utf-8")
+    linked = {RESULTS.parent / target for target in re.findall(r"\]\((results/[^)#]+)", table)}
+    assert {page for page in pages() if page.parent == RESULTS} - linked == set()
+
+
 @pytest.mark.parametrize(
     ("command", "part"),
     [
