@@ -233,7 +233,7 @@ def test_a_process_that_does_not_come_to_a_barrier_is_named(start: Start) -> Non
     ended = start(3, "tests.support.jax_rank", **body("stays_away"), PODSCALE_TEST_TIMEOUT=str(SHORT))
     first = ended.outcomes[0]
     assert first.exit_code == 76
-    assert "timed out: rank 1 did not come to the save" in first.error
+    assert "timed out: rank 1 did not reach the save" in first.error
     assert ended.outcomes[2].exit_code == 76
 
 
@@ -243,7 +243,7 @@ def test_a_process_that_does_not_come_to_a_barrier_is_named(start: Start) -> Non
         (1, 4, "another document", 2, "train.label_smoothing: 0.25 on rank 1, 0.1 on rank"),
         (2, 2, "another library", 2, "\n  - jaxlib: 0.4.2 on rank 1, {jaxlib} on ranks 0, 2 and 3\nGive every rank"),
         (1, 2, "no shard set", 2, "not every rank can start, so none does:\n  - rank 1: /nowhere"),
-        (1, 4, "never comes", 76, "launch.timeout_seconds: rank 1 of 4 did not come to the start (got 40.0)"),
+        (1, 4, "never comes", 76, "launch.timeout_seconds: rank 1 of 4 did not reach the startup check (got 40.0)"),
     ],
 )
 def test_ranks_that_do_not_agree_start_nothing(

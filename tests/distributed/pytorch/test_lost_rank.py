@@ -181,7 +181,7 @@ def test_who_ends_by_itself_says_why(run_world: Any) -> None:
         raise AssertionError("nobody was missed")
 
     for said in run_world(3, body, timeout_seconds=TIMEOUT)[:2]:
-        assert said.endswith("rank 2 ended: index 3 is out of bounds")
+        assert said.endswith("rank 2 exited: index 3 is out of bounds")
 
 
 def test_a_rank_whose_collectives_never_return_is_ended_by_its_watch(run_world: Any) -> None:

@@ -59,5 +59,5 @@ def test_an_end_or_a_stop_is_no_failure(tmp_path: Path, stopped: bool) -> None:
     else:
         with watch(store, tmp_path, PeerLost) as progress_tracker:
             progress_tracker.step_done(1)
-    assert record(store) == ("it is done", False)
+    assert record(store) == ("it finished", False)
     assert not store.has(FAILED_KEY)

@@ -175,7 +175,7 @@ def test_report_of_a_step_that_fits() -> None:
     )
     text = "\n".join(format_compile_report(report))
     assert "fits: 3.0 GiB of 15.8 GiB that a program may use of a device's 16.0 GiB; arguments" in text
-    assert "(the largest bound, because the cost model's -60,900.0 ms cannot be): 204,800 images/s" in text
+    assert "(the largest bound, because the cost model's -60,900.0 ms is impossible): 204,800 images/s" in text
     assert "all-reduce          all" in text
     assert "not run" in text
 
@@ -270,7 +270,7 @@ def test_the_report_says_how_the_largest_batch_is_known() -> None:
     assert largest_text({128: needing(3)}) == (
         "944 images a device, 15,104 in all, an ESTIMATE (exactly: --sweep batch)\n"
         "           memory for about 944 images, by this step alone, whose temporaries are taken to grow evenly; more "
-        "may fit, because the compiler recomputes where it runs short"
+        "may fit, because the compiler recomputes values if memory is short"
     )
     assert "           memory for about 1,760 images, by a line through the memory of 128 and 256; more" in (
         largest_text({128: needing(3), 256: needing(4)})
