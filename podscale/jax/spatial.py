@@ -185,8 +185,8 @@ TilesOf = Callable[[Array], Tiles | None]
 """Returns the tiles of an operation's input, or None. Each operation calls it once, in order."""
 
 
-def no_tiles(_: Array) -> None:
-    """Return None: images are not cut into tiles."""
+def no_tiles(x: Array) -> None:
+    """Return None: images `x` are not cut into tiles."""
 
 
 def track_tiles(network: Callable[[Array, TilesOf], Any], images: Array, parts: Parts) -> TilesOf:

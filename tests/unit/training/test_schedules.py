@@ -194,9 +194,7 @@ def test_a_row_does_not_depend_on_the_other_steps(samples: int, batch: int, epoc
     for step in {0, len(table) // 2, len(table) - 1}:
         assert table[step, 0] == np.float32(learning_rate(document, step, per_epoch))
     first = schedules.first_step(epochs * share, per_epoch)
-    assert first * document.global_batch >= epochs * share * samples - 1e-6, (
-        "all its images are beyond the boundary"
-    )
+    assert first * document.global_batch >= epochs * share * samples - 1e-6, "all its images are beyond the boundary"
     assert (first - 1) * document.global_batch < epochs * share * samples
 
 
