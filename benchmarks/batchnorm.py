@@ -113,7 +113,7 @@ def step_seconds(layer: Callable[[Tensor], Tensor], x: Tensor, dy: Tensor, world
 
 
 def table(times: dict[str, dict[str, list[float]]]) -> list[str]:
-    """Return a row a variant and a column a shape: median ms, in brackets the median ratio to torch's local one."""
+    """Return a table of variants by shapes: median ms, in brackets the median ratio to torch's local batch norm."""
     lines = [f"| variant | {' | '.join(times)} |", "|---|" + "---:|" * len(times)]
     for name in next(iter(times.values())):
         cells = []

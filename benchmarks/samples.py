@@ -31,5 +31,5 @@ def make_shards(folder: Path, *, images: int) -> Path:
     """Pack synthetic photographs; return the shard set's directory."""
     data = DataSection(source=str(write_archive(folder / "samples.tar", images=images)))
     sharded = local.shard(data, str(folder))
-    assert sharded is not None, "all parts at once"
+    assert sharded is not None, "a call without `part` packs the whole shard set"
     return Path(sharded.location)

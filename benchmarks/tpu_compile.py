@@ -42,7 +42,7 @@ EIGHT_IMAGES = (
     *("train.engine=jax", "input.loader=auto", "train.global_batch=8", "model.batch_norm.span=8"),
     *("train.epochs=1", "train.schedule.warmup_epochs=0"),  # the schedule of many tiny steps would take memory
 )
-"""Global batch of as many images as devices, or fewer."""
+"""Global batch of eight images, for slices of at least eight devices."""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from podscale.stages import local
 def run_comparison(comparison: Comparison) -> list[str]:
     """Train and evaluate the unfinished runs; return their names."""
     sharded = local.shard(comparison.cycles.data, comparison.cycles.run.workspace)
-    assert sharded is not None, "all parts at once"
+    assert sharded is not None, "a call without `part` packs the whole shard set"
     to_train = [c for c in comparison.trained if not (RunDirectory.for_config(c).model / MODEL_JSON).exists()]
     to_evaluate = [c for c in comparison.evaluated if not RunDirectory.for_config(c).evaluation.exists()]
     if not to_train and not to_evaluate:

@@ -102,7 +102,7 @@ def size_picture(shape: ClusterShape, by_name: Mapping[str, Mapping[float, Sampl
 
 
 def tensors(setting: Setting) -> None:
-    """Measure one message a tensor of the model against fused buckets, with a millisecond between nodes."""
+    """Measure one message per tensor of the model against fused buckets, with a millisecond between nodes."""
     shape, trace = setting.shape(2, 4, RANK_RATE, NODE_RATE, node_delay=0.5e-3), setting.gradients
     count = len(trace.shapes)
     lines = setting.head("tensors", f"{setting.model_name}'s {count} gradients one by one, and fused")

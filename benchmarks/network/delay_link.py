@@ -40,7 +40,7 @@ def enter_namespace(namespace: str) -> None:
 
 
 class DelayLink:
-    """Creates two devices; a frame sent on one arrives at the other `delay` seconds later."""
+    """Link between two new devices: a frame sent on one arrives at the other `delay` seconds later."""
 
     def __init__(self, first: Device, second: Device, delay: float) -> None:
         ready, started = os.pipe()
@@ -62,7 +62,7 @@ class DelayLink:
         os.close(ready)
 
     def close(self) -> None:
-        """Kill the process; the devices go with it."""
+        """Kill the process, which removes its devices."""
         if self._pid:
             os.kill(self._pid, signal.SIGKILL)
             os.waitpid(self._pid, 0)

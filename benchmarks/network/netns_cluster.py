@@ -135,7 +135,7 @@ class NetnsCluster:
 
 
 _TCP = (
-    "net.ipv4.tcp_congestion_control=reno",  # others pace by themselves, which is another shaper
+    "net.ipv4.tcp_congestion_control=reno",  # some others pace packets, which would be a second shaper
     f"net.ipv4.tcp_rmem=4096 262144 {WINDOW_BYTES}",
     f"net.ipv4.tcp_wmem=4096 262144 {WINDOW_BYTES}",
     "net.ipv4.tcp_slow_start_after_idle=0",  # in a real cluster links are not idle between rounds

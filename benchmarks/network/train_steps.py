@@ -30,7 +30,7 @@ CLASSES = 1000
 BACKWARD = {"short": 0.6, "long": 2.4}
 """Time of backward over the lower bound of the links: with `short` the links are the bottleneck."""
 LARGEST_BATCH = 256
-"""Images of a rank at most, so that the activations fit into memory."""
+"""Most images of a rank, so that the activations fit into memory."""
 UPDATE_ROUNDS = 5
 DDP, NO_REDUCTION = "DDP default", "no reduction"
 SCALED: dict[str, dict[str, Any]] = {

@@ -22,7 +22,14 @@ Values = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Task:
-    """Images, and the model that trains on them. `source` of the images; None: from the command line."""
+    """Images, and the model that trains on them.
+
+    Args:
+        name: name on the command line.
+        title: end of the title of the page.
+        source: source of the images; None: from the command line.
+        settings: sections of the run document.
+    """
 
     name: str
     title: str

@@ -39,7 +39,7 @@ def main() -> None:
         workspace = Path(name)
         document = digits(workspace, small=options.small)
         sharded = local.shard(RunConfig.model_validate(document).data, str(workspace))
-        assert sharded is not None, "all parts at once"
+        assert sharded is not None, "a call without `part` packs the whole shard set"
         pace = None
         for part, (page, title) in PARTS.items():
             if part not in options.parts:

@@ -38,12 +38,12 @@ from podscale.telemetry.server import MetricsServer
 QUIET, BYSTANDER, RUN = range(3)
 """Targets of the slots, in their order."""
 STEPS = 3
-"""Steps of a slot at least, for it to count."""
+"""Fewest steps of a slot that counts."""
 
 
 @dataclass(frozen=True)
 class Attack:
-    """Strength of an attack: idle connections, slow ones, scrapes a second."""
+    """Strength of an attack: idle connections, slow connections, scrapes per second."""
 
     idle: int = 1000
     slow: int = 100

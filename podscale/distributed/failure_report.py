@@ -25,7 +25,7 @@ from podscale.errors import HangDetected, PeerLost, PodscaleError, Preempted
 logger = logging.getLogger(__name__)
 
 COLLECTIVE_GRACE_SECONDS = 5.0
-"""Extra time before the clock reports a hang, seconds: the error of a collective is more precise than the clock."""
+"""Extra time before the heartbeat reports a hang, seconds: the error of the collective itself is more precise."""
 
 FlightRecorder = Callable[[Path], str]
 """Function that writes the state of an engine's collectives to a file and returns one line for the stack dump."""
@@ -33,7 +33,7 @@ FlightRecorder = Callable[[Path], str]
 
 @dataclass(frozen=True)
 class CollectiveFailures:
-    """Failures of an engine's collectives.
+    """Classification of the failures of an engine's collectives.
 
     Args:
         classify_error: Returns HangDetected or PeerLost for an error caused by another rank, else None.
@@ -68,7 +68,7 @@ def dump_stacks(
                 file.write(flight_recorder(directory / f"rank-{rank}.flight.json"))
             file.write("\n\n")
     except OSError as error:
-        logger.warning("%s: the stacks of this rank are not kept: %s", directory, error.strerror)
+        logger.warning("%s: cannot write the stacks of this rank (%s)", directory, error.strerror)
 
 
 class PeerWatch:
@@ -122,7 +122,7 @@ class PeerWatch:
             raise peer_error from error
 
     def _exit_on_failure(self, reason: str, *, hang: bool) -> None:
-        """Report a failure that the heartbeat detected, and exit this process; the main thread hangs."""
+        """Report a failure that the heartbeat detected, and exit this process, because the main thread hangs."""
         with self._report_lock:
             if hang:
                 self._report_hang(reason)

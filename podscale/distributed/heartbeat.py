@@ -23,7 +23,7 @@ from podscale.util.processes import call_with_timeout
 INTERVAL_SECONDS = 1.0
 """Heartbeat interval, seconds; longer in large worlds, see `MAX_WRITES_PER_SECOND`."""
 MAX_WRITES_PER_SECOND = 1000.0
-"""Heartbeats of all ranks that the store takes, per second."""
+"""Maximum rate of the heartbeats of all ranks together, per second."""
 MISSED_HEARTBEATS = 3.5
 """Heartbeats without a change after which a rank counts as missing."""
 STORE_TIMEOUT_HEARTBEATS = 5.0
@@ -85,7 +85,7 @@ class RankHeartbeat:
 
         def write_exit(store: Store) -> None:
             self._beat += 1
-            self._write_record(store, reason or "it is done", follows=caused_by_peer)
+            self._write_record(store, reason or "it finished", follows=caused_by_peer)
             if reason and not caused_by_peer:
                 store.set(FAILED_KEY, str(self._rank_group.rank))
             while caused_by_peer and self._rank_group.rank == 0 and self._read_peers(store).alive:
@@ -112,7 +112,7 @@ class RankHeartbeat:
         return self._ask_store(self._read_peers, default, self._missed_seconds + self._store_seconds)
 
     def _ask_store(self, action: Callable[[Store], T], default: T, seconds: float) -> T:
-        """Return the result of `action`, or `default` after `seconds`: no client timeout helps if a host hangs."""
+        """Return the result of `action`, or `default` after `seconds`: the client's timeout fails if a host hangs."""
         try:
             store_seconds = self._store_seconds
             return call_with_timeout(seconds, lambda: action(self._rank_group.store_for_thread(store_seconds)))

@@ -13,7 +13,7 @@ P99_MULTIPLE = 10.0
 MIN_STEPS = 10
 """Step times needed before the p99 is used."""
 WINDOW_STEPS = 256
-"""Newest step times that the p99 is taken over."""
+"""Number of newest step times in the p99."""
 
 
 class HangLimit:
@@ -153,7 +153,7 @@ class PeerStatus:
             f"rank {rank} {record.process_state} ({record.process_name}, last seen in {record.position})"
             for rank, record in self.missing.items()
         ]
-        parts += [f"rank {rank} ended: {record.ended}" for rank, record in self.ended.items() if not record.follows]
+        parts += [f"rank {rank} exited: {record.ended}" for rank, record in self.ended.items() if not record.follows]
         if not parts and self.furthest_behind is not None:
             rank, record = self.furthest_behind
             parts = [

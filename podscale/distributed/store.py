@@ -72,9 +72,9 @@ class Store(Protocol):
 class StoreClient:
     """Connection to a StoreServer, opened at the first request; one per thread (see `clone`).
 
-    A server that does not answer yet is retried until the timeout. A server that was reached once and is gone stays
-    gone, even if a restarted one answers at its address: the new store knows nothing of this run. The clones share
-    `known`, the name of the store once it was reached.
+    A server that does not answer yet is retried until the timeout. After a lost connection the client does not
+    connect again: a restarted server at the same address has lost the keys of this run. The clones share `known`, the
+    name of the store once it was reached.
     """
 
     def __init__(self, address: str, port: int, timeout_seconds: float, known: set[str] | None = None) -> None:
@@ -156,7 +156,7 @@ class StoreClient:
 def _read_message(reader: BufferedReader) -> dict[str, Any]:
     line = reader.readline()
     if not line:
-        raise ConnectionError("it has ended")
+        raise ConnectionError("it closed the connection")
     message: dict[str, Any] = json.loads(line)
     return message
 

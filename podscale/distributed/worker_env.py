@@ -51,7 +51,7 @@ class RankEnv:
             raise InputError(
                 f"incomplete rank environment: {', '.join(missing)} {'are' if len(missing) > 1 else 'is'} missing",
                 field=missing[0],
-                hint="`podscale train` starts ranks with all of it.",
+                hint="Start the ranks by `podscale train`, which sets all of them.",
             )
         rank, world_size, local_rank, local_world_size = (env.number(name, environ[name]) for name in RANK_VARIABLES)
         address, _, port = environ.get(env.STORE, ":0").rpartition(":")

@@ -59,12 +59,12 @@ def registered_workers(rank_dir: Path) -> dict[int, int]:
 
 
 def write_exit_status(rank_dir: Path, pid: int, status: int) -> None:
-    """Record how a rank's process ended, as its parent saw it; `status` as in Popen.returncode."""
+    """Record the exit status of a rank's process, as in Popen.returncode. Its parent calls this."""
     write_json(rank_dir / f"exit-{pid}.json", {"status": status})
 
 
 def read_exit_status(rank_dir: Path, pid: int) -> int | None:
-    """Return what `write_exit_status` recorded of a process; None if its parent recorded nothing."""
+    """Return the exit status of a process; None if its parent recorded none."""
     try:
         recorded = json.loads((rank_dir / f"exit-{pid}.json").read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):  # the parent may have been killed while it wrote

@@ -21,7 +21,7 @@ from podscale.jax.mesh import COLUMN, DEVICES, ROW, SLICES, AxisNames, axis_size
 
 
 class AllReduce(Protocol):
-    """Averages flat fp32 buckets over all devices, inside `shard_map` over the mesh, with `check_vma=False`.
+    """Average of flat fp32 buckets over all devices, inside `shard_map` over the mesh, with `check_vma=False`.
 
     Contributions are divided by the number of devices before they are added. A sharded optimizer step uses its two
     halves: each device steps the weights of its shard, and weights are gathered instead of gradients (Kumar 2019,
@@ -34,15 +34,15 @@ class AllReduce(Protocol):
     """Number of shards of a bucket. It divides the length of a bucket that is scattered."""
 
     def __call__(self, bucket: Array) -> Array:
-        """Return the mean of a bucket of any length, the same on each device."""
+        """Return the mean of `bucket`, fp32 [elements] of any length, the same on each device."""
         ...
 
     def reduce_scatter(self, bucket: Array) -> Array:
-        """Return this device's shard of the mean."""
+        """Return this device's shard of the mean of `bucket`, fp32 [elements / shards]."""
         ...
 
     def all_gather(self, shard: Array) -> Array:
-        """Return the shards of all devices, in order; any dtype."""
+        """Return the concatenation of every device's `shard` [elements / shards], in order; any dtype."""
         ...
 
 
@@ -51,7 +51,7 @@ LANES = 128
 
 
 def reduce_scatter(values: Array, axes: AxisNames) -> Array:
-    """Return this device's part of the sum.
+    """Return this device's part of the sum of flat `values` over `axes`.
 
     Scatters rows, because the TPU compiler (libtpu 0.0.42) would turn the reduce-scatter of a flat array into an
     all-reduce.
@@ -61,7 +61,7 @@ def reduce_scatter(values: Array, axes: AxisNames) -> Array:
     return part.reshape(-1)
 
 
-class FlatAllReduce:
+class FlatAllReduce(AllReduce):
     """One collective over the mesh, with one shard for each device."""
 
     axes: AxisNames = DEVICES
@@ -79,7 +79,7 @@ class FlatAllReduce:
         return lax.all_gather(shard, DEVICES, tiled=True)  # type: ignore[no-any-return]
 
 
-class Torus2DAllReduce:
+class Torus2DAllReduce(AllReduce):
     """2-D torus, with one shard for each device of a row."""
 
     axes: AxisNames = ROW

@@ -12,7 +12,7 @@ The gradients of weight and bias stay local: the gradient average over the devic
 backward in their own dtype, so in bf16 if the network computes in it. If the group shares images, the pixels of tiles
 beyond the image have zero gradient, by the rules of `podscale.jax.spatial`.
 
-The functions need `shard_map(..., check_vma=False)`, because they do not know what varies over which axis.
+The functions need `shard_map(..., check_vma=False)`, because they do not declare over which axes their values vary.
 
 Running statistics are kept equal on all devices: the change of a step is averaged over the devices along with the loss
 (see `podscale.pytorch.batch_norm.layer`). As is usual, the variance is the mean of the devices' variances.
@@ -36,7 +36,7 @@ REDUCED_DIMS = (0, 1, 2)
 
 
 class NormOutput(NamedTuple):
-    """Images, and the group's mean and unbiased variance (as in torch and cuDNN, unlike flax), without gradient."""
+    """Normalised images, and the group's mean and unbiased variance (as in torch, unlike flax), without gradient."""
 
     y: Array
     mean: Array
@@ -55,11 +55,14 @@ class _Residuals(NamedTuple):
 def sync_batch_norm(
     eps: float, axes: AxisNames, tiles: Tiles | None, x: Array, weight: Array, bias: Array, near: Array
 ) -> NormOutput:
-    """Normalize images [n, height, width, channels] over all devices of a group, in their dtype.
+    """Normalise images over all devices of a group, in their dtype.
 
     Args:
         axes: mesh axes of the group; empty for a single device. Each device has the same number of images or tiles.
         tiles: tiles of images that devices share; None if they share none.
+        x: images [n, height, width, channels].
+        weight: scale, fp32 [channels].
+        bias: shift, fp32 [channels].
         near: estimate of the mean, fp32 [channels], equal in the group.
     """
     return _sync_batch_norm_forward(eps, axes, tiles, x, weight, bias, near)[0]
@@ -141,7 +144,10 @@ class BatchNorm:
     def train(
         self, x: Array, weight: Array, bias: Array, running: ChannelStatistics, tiles: Tiles | None = None
     ) -> tuple[Array, ChannelStatistics]:
-        """Normalize by the batch's statistics. Also returns the updated running statistics."""
+        """Normalise images `x` by their statistics, then `weight` and `bias`, fp32 [channels].
+
+        Returns the output and the updated running statistics.
+        """
         normalise = partial(sync_batch_norm, self.eps, self.axes if tiles is None else self.axes + SPATIAL, tiles)
         if self.part_size is None or len(x) <= self.part_size:
             y, mean, var = normalise(x, weight, bias, running.mean)
@@ -152,6 +158,7 @@ class BatchNorm:
         return y, ChannelStatistics(*updated)
 
     def evaluate(self, x: Array, weight: Array, bias: Array, running: ChannelStatistics) -> Array:
+        """Normalise images `x` by the running statistics, then `weight` and `bias`, fp32 [channels]."""
         scale = lax.rsqrt(running.var + self.eps) * weight
         return ((x.astype(scale.dtype) - running.mean) * scale + bias).astype(x.dtype)
 
@@ -173,12 +180,12 @@ def assign_batch_norm_groups(norm: BatchNorm, norm_group: BatchNormGroup) -> Bat
 
 
 def statistics_change(before: Mapping[str, Array], after: Mapping[str, Array]) -> Array:
-    """Return the change of the statistics in a step as one flat fp32 array."""
+    """Return the change from `before` to `after` a step, arrays by name, as one flat fp32 array."""
     return jnp.concatenate([(after[name] - before[name]).reshape(-1) for name in before])
 
 
 def apply_statistics_change(before: Mapping[str, Array], change: Array, finite: Array) -> dict[str, Array]:
-    """Return the statistics after the averaged change, or as before if the step is not finite."""
+    """Return the statistics `before` plus the averaged `change` (flat), or `before` if `finite` (scalar) is False."""
     statistics, start = {}, 0
     for name, values in before.items():
         part = change[start : start + values.size].reshape(values.shape)
@@ -188,7 +195,7 @@ def apply_statistics_change(before: Mapping[str, Array], change: Array, finite: 
 
 
 def running_statistics_weight(section: BatchNormSection) -> Array | float:
-    """Return the weight of this device's change in the average: 1 on all, or all of it on the first."""
+    """Return the weight of this rank: 1, or with `running: first` the number of ranks on the first and 0 elsewhere."""
     if section.running == "mean":
         return 1.0
     return jnp.where(lax.axis_index(RANKS) == 0, float(lax.axis_size(RANKS)), 0.0)

@@ -45,7 +45,7 @@ class DeviceBatches:
 
 
 class DevicePrefetcher:
-    """Copies batches to the devices as uint8, a quarter of the bytes of fp32; the step normalises (see `normalise`).
+    """Prefetcher of batches to the devices as uint8, a quarter of fp32's bytes; the step normalises (see `normalise`).
 
     Calling a program only dispatches it. So the next batches are read and copied while the devices compute.
     """
@@ -99,7 +99,7 @@ class DevicePrefetcher:
 
 
 def normalise(images: Array, section: InputSection) -> Array:
-    """Normalise uint8 images [n, height, width, 3] to float32 of the same shape: (x / 255 - mean) / std."""
+    """Normalise `images`, uint8 [n, height, width, 3], to float32 of the same shape: (x / 255 - mean) / std."""
     assert images.dtype == jnp.uint8, images.dtype
     scale = 255.0 * np.array(section.std)
     factor, shift = 1.0 / scale, -255.0 * np.array(section.mean) / scale

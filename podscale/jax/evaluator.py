@@ -60,7 +60,7 @@ class BatchPredictions(NamedTuple):
 
 
 class Evaluator:
-    """Runs a model over the validation split; every process runs the same number of steps.
+    """Evaluator of a model over the validation split; every process runs the same number of steps.
 
     Padding at the end of the split has weight 0. Batch norm uses its running statistics, and losses are without label
     smoothing. The host sums in double precision, so results are the same on all processes.
@@ -194,7 +194,12 @@ def build_eval_step(config: RunConfig, mesh: Mesh, layout: ParamLayout) -> Calla
 
 
 def batch_predictions(logits: Array, labels: Array) -> tuple[Array, Array, Array]:
-    """Return the most probable classes, best first (of equal ones the lower index), their probabilities, and losses."""
+    """Return the most probable classes, best first (of equal ones the lower index), their probabilities, and losses.
+
+    Args:
+        logits: [n, classes], any float dtype.
+        labels: int32 [n].
+    """
     log_probs = nn.log_softmax(logits.astype(jnp.float32))
     confidences, topk = lax.top_k(log_probs, min(TOP_K, logits.shape[1]))
     losses = -jnp.take_along_axis(log_probs, labels[:, None], axis=1)[:, 0]
@@ -202,7 +207,7 @@ def batch_predictions(logits: Array, labels: Array) -> tuple[Array, Array, Array
 
 
 def local_rows(array: Array) -> Values:
-    """Return the rows of this process in the order of the mesh. Rows that several devices hold are returned once."""
+    """Return this process's rows of `array`, sharded by its first dimension, in mesh order; replicated rows once."""
     parts = {shard.index[0].start or 0: shard.data for shard in array.addressable_shards}
     return np.concatenate([np.asarray(parts[start]) for start in sorted(parts)])
 

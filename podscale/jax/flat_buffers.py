@@ -46,7 +46,7 @@ class ParamLayout:
         self._bounds = plan.bounds
 
     def pack(self, arrays: Mapping[str, ArrayLike]) -> Buckets:
-        """Pack arrays into fp32 buckets, padded with zeros."""
+        """Pack `arrays` (by name) into fp32 buckets, padded with zeros."""
         parts: list[list[Array]] = [[] for _ in self._bounds]
         ends = [start for start, _ in self._bounds]
         for name, (bucket, start, size) in self._offsets.items():
@@ -60,7 +60,7 @@ class ParamLayout:
         return tuple(jnp.concatenate(part) for part in parts)
 
     def pack_on_host(self, arrays: Mapping[str, ArrayLike]) -> tuple[Values, ...]:
-        """Pack arrays into buckets in host memory; missing arrays are zero."""
+        """Pack `arrays` (by name) into fp32 buckets in host memory; missing arrays are zero."""
         buckets = [np.zeros(length, np.float32) for length in self.lengths]
         for name in arrays:
             bucket, start, size = self._offsets[name]

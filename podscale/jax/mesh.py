@@ -94,7 +94,7 @@ def plan_grid(positions: Sequence[DevicePosition], row: int | None = None) -> Gr
             f"the nodes of this job have unequal numbers of devices ({_format_sizes(lines)}), so they make no grid",
             field="train.all_reduce.row",
             got=None,
-            hint=f"Start equally many on each, or give a divisor of {slices[0]}.",
+            hint=f"Start the same number on each, or set this to a divisor of {slices[0]}.",
         )
     length = row or lines[0]
     if slices[0] % length:
@@ -116,7 +116,7 @@ def plan_tile(columns: int, row: int, group: int) -> tuple[int, int]:
     fitting = [(a, group // a) for a in range(1, group + 1) if group % a == columns % a == row % (group // a) == 0]
     if not fitting:
         raise InputError(
-            f"groups of so many ranks (group, or span over the images of a rank) do not tile the {columns} x {row} "
+            f"groups of this size (`group`, or `span` / images of a rank) do not tile the {columns} x {row} "
             "ranks of a slice",
             field="model.batch_norm",
             got=group,
@@ -129,8 +129,9 @@ def plan_tile(columns: int, row: int, group: int) -> tuple[int, int]:
 def plan_partition(columns: int, row: int, parts: tuple[int, int]) -> tuple[int, int]:
     """Return the shape (rows, devices in each) of the devices that share images cut into parts by height and width.
 
-    That is the shape of the parts or its transpose, so that neighbours in the image are neighbours, with the longer
-    side along the row; else devices of one row, or of one column. Raises InputError if none fits.
+    The first that fits is taken: the shape of the parts and its transpose, the longer side along the row first, so that
+    neighbours in the image are neighbours on the torus; then devices of one row; then of one column. Raises InputError
+    if none fits.
     """
     sharers = prod(parts)
     for a, b in (*sorted({parts, parts[::-1]}), (1, sharers), (sharers, 1)):
@@ -215,7 +216,7 @@ def _nearest_tile(columns: int, row: int, group: int) -> int:
 
 
 def put_sharded(value: npt.NDArray[Any], sharding: NamedSharding) -> Array:
-    """Put a value that every process has on the mesh; each device gets its part."""
+    """Put `value`, which every process has, on the mesh; each device gets its part."""
     indices: dict[Any, Any] = dict(sharding.addressable_devices_indices_map(value.shape))
     pieces = jax.device_put([value[index] for index in indices.values()], list(indices))
     return jax.make_array_from_single_device_arrays(value.shape, sharding, pieces)
@@ -228,7 +229,7 @@ def put_replicated(values: Any, mesh: Mesh) -> Any:
 
 
 def assemble_array(part: npt.NDArray[Any], sharding: NamedSharding, *, dim: int, length: int) -> Array:
-    """Assemble one array from the parts of all processes: `length` elements along `dim` in all.
+    """Assemble one array from the `part` of each process: `length` elements along `dim` in all.
 
     The devices of a process, in the order of the mesh, take equal consecutive pieces of its part. Returns at once; the
     part must not be written to afterwards.

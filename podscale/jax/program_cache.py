@@ -74,7 +74,7 @@ def synchronize_first_call(program: Any, world: World, name: str) -> Callable[..
 
 
 def _can_read_cache(world: World) -> bool:
-    """Return whether this process shares the cache of process 0, the only one that JAX lets write."""
+    """Return True if this process shares the cache of process 0, the only one that JAX lets write."""
     directory: Any = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
     directories = world.gather(directory if jax.default_backend() == "cpu" else None)
     return not world.is_rank0 and directories[0] is not None and directories[world.rank] == directories[0]

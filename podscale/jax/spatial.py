@@ -9,9 +9,9 @@ Tiles. A side that the parts do not divide is cut into tiles of ceil(side / part
 the image or lie outside it (7 rows in 4 parts: 2, 2, 2, 1), as in XLA's partitioner (GSPMD, Xu 2021: uneven
 partitioning). Values beyond the image are finite and otherwise arbitrary: an operation that adds or compares pixels
 masks them, so they get no gradient either. The alternative, to gather the images once they are small and compute the
-rest on every device, would leave more than half of ResNet-50 undivided (stages of 14 and 7 rows in 4 or 8 parts), and
-to divide the batch there needs as many images as parts. A tile does not show the size of its image if tiles are uneven,
-so the sizes of each operation's images are computed beforehand.
+rest on every device, would leave more than half of ResNet-50 undivided (stages of 14 and 7 rows in 4 or 8 parts).
+Dividing the batch there would need as many images as parts. A tile does not show the size of its image if tiles are
+uneven, so the sizes of each operation's images are computed beforehand.
 
 Halos. Rows and columns of neighbouring tiles are exchanged as windows over an image need them, for convolution and
 pooling. Without partitioning a tile is a whole image.
@@ -55,7 +55,7 @@ class Tiles(NamedTuple):
         return height * width / (rows * down * columns * across)
 
     def inside_mask(self) -> Array:
-        """Return which pixels of this device's tile are inside the image, bool [rows, columns, 1]."""
+        """Return True for the pixels of this device's tile inside the image, bool [rows, columns, 1]."""
         rows, columns = (
             lax.axis_index(axis) * length + jnp.arange(length) < side
             for axis, length, side in zip(SPATIAL, self.tile_shape, self.image_sides, strict=True)
@@ -101,7 +101,7 @@ def plan_halo(side: int, parts: int, window: Window) -> Halo:
 
 
 def exchange_halo(x: Array, window: Window, tiles: Tiles | None, fill: float = 0.0) -> tuple[Array, int]:
-    """Extend tiles [n, rows, columns, channels] by what a window needs. Also returns the padding still to apply.
+    """Extend tiles `x` [n, rows, columns, channels] by what a window needs. Also returns the padding still to apply.
 
     Tiles get halos, and `fill` around the image, so that the window's outputs without padding are this device's tile
     of the output. Columns follow rows, so that corners arrive through the neighbour in between. Images that are not
@@ -131,7 +131,7 @@ def _exchange_halo_along(x: Array, dim: int, axis: str, side: int, halo: Halo, f
 
 
 def with_halo(x: Array, dim: int, axis: str, before: int, after: int) -> Array:
-    """Extend a tile by rows of the tiles before and after it, or by zeros at the ends of the axis.
+    """Extend a tile `x` along `dim` by rows of the tiles before and after it, or by zeros at the ends of the axis.
 
     Messages go to the next device, and further if tiles are smaller than the halo.
     """
@@ -149,7 +149,7 @@ def with_halo(x: Array, dim: int, axis: str, before: int, after: int) -> Array:
 
 
 def max_pool(x: Array, window: Window, tiles: Tiles | None) -> Array:
-    """Return the largest value of each window of images [n, height, width, channels]."""
+    """Return the largest value of each window of images `x` [n, height, width, channels]."""
     x, padding = exchange_halo(x, window, tiles, fill=-jnp.inf)
     around = ((0, 0), (padding, padding), (padding, padding), (0, 0))
     sizes, strides = (1, window.kernel, window.kernel, 1), (1, window.stride, window.stride, 1)
@@ -161,7 +161,7 @@ def max_pool(x: Array, window: Window, tiles: Tiles | None) -> Array:
 
 
 def global_average_pool(x: Array, tiles: Tiles | None) -> Array:
-    """Average the pixels of images [n, height, width, channels] to [n, channels], the same on a group's devices."""
+    """Average the pixels of images `x` [n, height, width, channels] to [n, channels], equal on a group's devices."""
     if tiles is None:
         return x.mean((1, 2))
     if not tiles.is_even:
@@ -172,7 +172,7 @@ def global_average_pool(x: Array, tiles: Tiles | None) -> Array:
 
 
 def gather_tiles(x: Array, tiles: Tiles | None) -> Array:
-    """Gather all tiles of the images on every device of a group."""
+    """Gather all tiles `x` of the images on every device of a group."""
     if tiles is None:
         return x
     for dim, axis in enumerate(SPATIAL, start=1):
@@ -185,12 +185,12 @@ TilesOf = Callable[[Array], Tiles | None]
 """Returns the tiles of an operation's input, or None. Each operation calls it once, in order."""
 
 
-def no_tiles(_: Array) -> None:
-    """Return None: images are not cut into tiles."""
+def no_tiles(x: Array) -> None:
+    """Return None: images `x` are not cut into tiles."""
 
 
 def track_tiles(network: Callable[[Array, TilesOf], Any], images: Array, parts: Parts) -> TilesOf:
-    """Return the function that gives each operation of a network the tiles of its images.
+    """Return a function that returns the tiles of each operation's images, in the order of a network's operations.
 
     Traces the network on uncut images, without computing anything, to record the sides that each operation sees.
     `images` are this device's tiles.

@@ -20,7 +20,7 @@ from podscale.jax.train_step import STATUS_SPEC, StepInputs, StepResults
 
 
 class StepSync:
-    """Packs this process's status for each call and returns those that are due. All processes make the same calls."""
+    """Status of this process for each call, and the agreed ones that are due. All processes make the same calls."""
 
     def __init__(self, mesh: Mesh, rank: int, local_ranks: int, lag: int = STATUS_LAG) -> None:
         """Prepare for a process with `local_ranks` mesh ranks; `lag` is the delay of a status, calls."""

@@ -159,6 +159,7 @@ class TrainStep:
         return moments, {name: np.zeros((), np.float32) for name in names}
 
     def put_batches(self, images: npt.NDArray[np.uint8], labels: npt.NDArray[np.integer[Any]]) -> GlobalBatches:
+        """Put `images` [k, n, height, width, 3] and `labels` [k, n] of all devices, in this process, on the devices."""
         batches = GlobalBatches(images, labels.astype(np.int32))  # type: ignore[arg-type]
         shardings = jax.tree.map(partial(NamedSharding, self.mesh), BATCH_SPECS)
         return jax.device_put(batches, shardings)  # type: ignore[no-any-return]
@@ -311,7 +312,7 @@ def _build_loop(
             return state, jax.tree.map(lambda stack, value: stack.at[number].set(value), carry[1], result)
 
         with exact_products(config.train):
-            if longest == 1:  # compilers do better without a loop, that of CPUs by far
+            if longest == 1:  # programs without a loop are faster, those for CPUs by far
                 state, result = run_step(0, state)
                 results = jax.tree.map(lambda value: value[None], result)
             else:
@@ -324,7 +325,7 @@ def _build_loop(
 
 
 def all_finite(buckets: Sequence[Array]) -> Array:
-    """Return whether every element is finite, as a bool scalar."""
+    """Return a bool scalar, True if all elements of `buckets` are finite."""
     return jnp.stack([jnp.isfinite(bucket).all() for bucket in buckets]).all()
 
 

@@ -101,7 +101,7 @@ class World:
             store.wait(keys, self.timeout_seconds + extra_seconds)
         except StoreTimeout as error:
             missing = [rank for rank, key in enumerate(keys) if not store.has(key)]  # of a single key: process 0
-            raise StoreTimeout(f"timed out: {format_ranks(missing)} did not come to {name}") from error
+            raise StoreTimeout(f"timed out: {format_ranks(missing)} did not reach {name}") from error
         return store.get(keys)
 
 
@@ -128,7 +128,7 @@ def join_world(rank_group: RankGroup, environ: Mapping[str, str] = os.environ) -
 
 
 def leave_world(world: World) -> None:
-    """Leave the rank group, without a shutdown of `jax.distributed`, which would abort a process whose peer is late."""
+    """Leave the rank group. Does not shut down `jax.distributed`, which would abort a process whose peer is late."""
     world.rank_group.leave()
 
 
@@ -139,7 +139,7 @@ def _join_jax(rank_group: RankGroup, rank_env: RankEnv) -> None:
         call_with_timeout(seconds, lambda: _initialize(rank_group, rank_env))
     except TimeoutError as error:
         raise HangDetected(
-            "JAX's processes did not find each other", field="launch.timeout_seconds", got=seconds
+            "not every process joined JAX's rendezvous", field="launch.timeout_seconds", got=seconds
         ) from error
 
 
@@ -174,7 +174,7 @@ def _wait_for_service(address: str, seconds: float) -> None:
 
 
 def _check_slice(rank_env: RankEnv, local_devices: tuple[jax.Device, ...]) -> None:
-    """Check that libtpu got its own variables of the slices; without them each slice would train alone."""
+    """Check that GKE's slice variables reached libtpu; without them each slice would train alone."""
     index = getattr(local_devices[0], "slice_index", None) or 0
     if local_devices[0].platform == "tpu" and rank_env.slice_count > 1 and index != rank_env.slice_id:
         raise InputError(

@@ -18,7 +18,7 @@ Wait = Callable[[], object]
 
 
 class CommQueue(Protocol):
-    """Runs blocking collectives one after the other, in the order of submission."""
+    """Queue that runs blocking collectives one after the other, in the order of submission."""
 
     def submit(self, operation: Callable[[], None]) -> Wait:
         """Run `operation` after the caller's work so far and after all operations submitted before."""

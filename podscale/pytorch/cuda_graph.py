@@ -27,7 +27,7 @@ PhaseSecondsCallback = Callable[[dict[str, float]], None]
 
 
 class CudaGraphStep:
-    """Stand-in for a `TrainStep` that replays it as a CUDA graph. Batches must all have the shape of the first one.
+    """Replay of a `TrainStep` as a CUDA graph. All batches must have the shape of the first one.
 
     The first steps are eager warm-up on the stream that the graph is recorded on, since autograd accumulates a
     gradient on the stream where it first met the parameter.

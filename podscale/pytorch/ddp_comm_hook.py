@@ -5,7 +5,7 @@
 
 DDP calls the hook with each bucket of gradients as backward completes it. Buckets are averaged in that order, on a
 `CommQueue`. DDP changes the layout of its buckets after the first step of a process, so the order of additions, and
-with it the last bits, differ between an uninterrupted and a resumed run; podscale's own reducer keeps them.
+with it the last bits, differ between an uninterrupted and a resumed run. Podscale's own reducer keeps them equal.
 """
 
 import math
@@ -53,7 +53,7 @@ def register(ddp: DistributedDataParallel, *, timeout_seconds: float = TIMEOUT_S
         raise InputError("must be above 0 seconds", field="timeout_seconds", got=timeout_seconds)
     if section.algorithm == "ddp":
         raise InputError(
-            "is what DistributedDataParallel does by itself", field="algorithm", got="ddp", hint="Choose another one."
+            "is DistributedDataParallel's own average", field="algorithm", got="ddp", hint="Choose another one."
         )
     device = next(ddp.module.parameters()).device
     all_reduce = build_all_reduce(section, world.current_world(device, timeout_seconds))

@@ -31,7 +31,7 @@ class DeviceBatch:
 
 
 class DevicePrefetcher:
-    """Copies batches to the device as uint8, a quarter of the bytes of fp32; the step normalises (see `Normalise`).
+    """Prefetcher of batches to the device as uint8, a quarter of fp32's bytes; the step normalises (see `Normalise`).
 
     On a GPU a side stream copies the next batch while the current one is used.
     """
@@ -75,7 +75,7 @@ class DevicePrefetcher:
 
 
 class Normalise:
-    """Normalises uint8 [n, height, width, 3] to float32 [n, 3, height, width]: (x / 255 - mean) / std."""
+    """Normalisation of uint8 images [n, height, width, 3] to float32 [n, 3, height, width]: (x / 255 - mean) / std."""
 
     def __init__(self, section: InputSection, world: World, *, channels_last: bool) -> None:
         self._layout = torch.channels_last if channels_last else torch.contiguous_format
@@ -94,7 +94,7 @@ _MAX_TRIES = 32  # pairs of draws for one number of Beta; each pair is accepted 
 
 
 class BatchMixer:
-    """Draws how the images of a step are mixed, and mixes them."""
+    """Mixup and cutmix of a step's images, by one draw for each step."""
 
     def __init__(self, section: MixSection, seed: int, world: World) -> None:
         self._section, self._seed, self._rank = section, seed, world.rank
@@ -110,7 +110,7 @@ class BatchMixer:
         self._draw.copy_(torch.tensor([float(is_cutmix), weight, row, column]))
 
     def mix_images(self, images: Tensor) -> Tensor:
-        """Return the images mixed, float [n, channels, height, width]."""
+        """Return `images`, float [n, channels, height, width], mixed."""
         mask = self._mix_mask(*images.shape[-2:]).to(images.dtype)
         return images * mask + images.flip(0) * (1 - mask)
 

@@ -1,12 +1,12 @@
 """Evaluation of several models over one validation split: averaged logits, and a model of their mean weights.
 
 One model is on the device at a time. Every pass reads the images again, so its images/s are those of a single model;
-an ensemble of n costs the sum. Probabilities and logits are both averaged, and the report shows both: none of our
-papers is verified to use one of them.
+an ensemble of n costs the sum. Probabilities and logits are both averaged, and the report shows both, because the rule
+by which Codreanu 2017 combines models could not be verified.
 
 The model of the mean weights (Izmailov 2018, "SWA") is a comparison to averaged logits. The members' batch norm
-statistics do not fit the mean weights, so they are estimated again by forward passes over training images (section 3.2
-there), as plain means over batches and ranks.
+statistics do not fit the mean weights, so they are estimated again by forward passes over training images (Izmailov
+2018, section 3.2), as plain means over batches and ranks.
 """
 
 import json
@@ -76,7 +76,7 @@ class LogitAverage:
         self._position = 0
 
     def add(self, batch: Batch, logits: Tensor) -> None:
-        """Add the next batch of this member, with logits [n, classes]."""
+        """Add the next batch of this member, with its `logits` [n, classes]."""
         logits = logits.float().cpu()
         log_probabilities = F.log_softmax(logits, dim=1)
         if self._members == 1:
@@ -139,7 +139,7 @@ def update_batch_norm(
         device=str(world.device),
     )
     normalise = Normalise(config.input, world, channels_last=config.train.channels_last)
-    model.eval()  # dropout stays out of it
+    model.eval()  # without dropout
     momenta = [layer.momentum for layer in layers]
     try:
         for layer in layers:

@@ -39,7 +39,7 @@ class BatchPredictions:
 
 
 class Evaluator:
-    """Runs a model over the validation split; every rank runs the same number of steps.
+    """Evaluator of a model over the validation split; every rank runs the same number of steps.
 
     Padding at the end of the split carries weight 0 and counts nowhere. Batch norm uses its running statistics, and
     losses are without label smoothing.
@@ -88,7 +88,7 @@ class Evaluator:
         return evaluation_result(sums.tolist(), self.count, time.perf_counter() - started)
 
     def _any_rank_stops(self, stop: bool) -> bool:
-        """Return True on all ranks if any rank stops. Exchanged between hosts, so no device is waited for."""
+        """Return True on all ranks if any rank stops. The hosts exchange it, so no host waits for its device."""
         flag = torch.tensor([int(stop)], dtype=torch.int32)
         dist.all_reduce(flag, dist.ReduceOp.MAX)
         return bool(flag.item())
@@ -135,7 +135,12 @@ class Evaluator:
 
 
 def batch_predictions(logits: Tensor, labels: Tensor) -> BatchPredictions:
-    """Return the most probable classes, best first; of equal ones the lower index first, on any device."""
+    """Return the most probable classes, best first; of equal ones the lower index first, on any device.
+
+    Args:
+        logits: [n, classes], any float dtype.
+        labels: int64 [n].
+    """
     logits = logits.float()
     log_probabilities = F.log_softmax(logits, dim=1)
     confidences, topk = log_probabilities.sort(dim=1, descending=True, stable=True)

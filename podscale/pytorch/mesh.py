@@ -76,8 +76,8 @@ def plan_rows(nodes: Sequence[int], row: int | None = None) -> Rows:
             f"the nodes of this job run unequal numbers of ranks ({counts}), so they make no grid",
             field="train.all_reduce.row",
             got=None,
-            hint=f"Start equally many on each, give a divisor of {len(nodes)}, or set train.all_reduce.algorithm to "
-            "flat, ring or tree, which need no grid.",
+            hint=f"Start the same number on each, set this to a divisor of {len(nodes)}, or set "
+            "train.all_reduce.algorithm to flat, ring or tree, which need no grid.",
         )
     length = row or lengths.pop()
     if len(nodes) % length:

@@ -26,7 +26,7 @@ from podscale.pytorch.world import World
 
 
 class GradientReducer(Protocol):
-    """Averages the gradients of one step."""
+    """Reducer that averages the gradients of one step over the ranks."""
 
     module: nn.Module
     """Module that the forward pass calls."""
@@ -38,7 +38,7 @@ class GradientReducer(Protocol):
     def start_step(self) -> None: ...
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
-        """Add the gradient of `loss`. Reduces during the `last` pass of a step only."""
+        """Add the gradient of `loss` (scalar). Reduces during the `last` pass of a step only."""
         ...
 
     def finish(self) -> None:
@@ -73,7 +73,7 @@ def no_sync_unless_last(reducer: GradientReducer, *, last: bool) -> AbstractCont
     return module.no_sync() if isinstance(module, DistributedDataParallel) and not last else nullcontext()
 
 
-class BucketedReducer:
+class BucketedReducer(GradientReducer):
     """Bucketed reducer with any all-reduce algorithm, overlapped with backward.
 
     `extra` values per rank are averaged along with the gradients. A bucket holds `bucket_mb` MiB of fp32. `sharded`
@@ -184,7 +184,7 @@ class BucketedReducer:
                 averages[number].copy_(self.sharded_all_reduce.reduce_scatter(bucket))
 
 
-class DdpReducer:
+class DdpReducer(GradientReducer):
     """torch's DistributedDataParallel behind the same interface, as a baseline."""
 
     def __init__(self, model: nn.Module, world: World, *, bucket_mb: float = 25.0, extra: int = 1) -> None:

@@ -22,7 +22,7 @@ class _PendingStatus:
 
 
 class StepSync:
-    """Exchanges a status after every step and returns those that are due. Every rank must send the same steps."""
+    """Exchange of the status of every step. Every rank must send the same steps."""
 
     def __init__(self, world: World, lag: int = STATUS_LAG) -> None:
         self._world, self._lag = world, lag

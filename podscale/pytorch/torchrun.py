@@ -3,7 +3,7 @@
 Run as `python -m podscale.pytorch.torchrun OPTIONS`, with torchrun's own options.
 
 torchelastic's error files (`@record`, TORCHELASTIC_ERROR_FILE) are not enough: they hold a Python exception, which a
-rank's own report has already. A rank that a signal killed leaves none (torch 2.15 says `error_file: <N/A>` after
+rank's own report has already. A rank that a signal killed leaves none (torch 2.15 reports `error_file: <N/A>` after
 SIGSEGV and after SIGKILL), and that is the rank with no other report. ChildFailedError has the exit status.
 """
 

@@ -236,7 +236,7 @@ class Ema:
 
 
 def build_ema(section: EmaSection, model: nn.Module, read_weights: Callable[[], Sequence[Tensor]]) -> Ema | None:
-    """Build the average of a document's ema section; None if it has none."""
+    """Build the average of a document's ema section; None if it has none. For `read_weights` see `Ema`."""
     if section.decay is None:
         return None
     return Ema(model, read_weights, decay=section.decay, every=section.every_steps)
@@ -249,14 +249,14 @@ def load_weights_file(model: nn.Module, path: Path) -> None:
 
 
 def load_arrays(model: nn.Module, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-    """Load parameters and buffers by name into `model`, in place."""
+    """Load `arrays`, parameters and buffers by name, into `model`, in place."""
     with torch.no_grad():
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
             tensor.copy_(torch.from_numpy(arrays[name]))
 
 
 def as_array(tensor: Tensor) -> npt.NDArray[Any]:
-    """Return a contiguous copy in host memory, in the logical (OIHW) order of dimensions."""
+    """Return a contiguous copy of `tensor` in host memory, in the logical (OIHW) order of dimensions."""
     detached = tensor.detach()
     if detached.device.type != "cpu":  # reordered on the device; the transfer is the copy
         array: npt.NDArray[Any] = detached.contiguous().cpu().numpy()

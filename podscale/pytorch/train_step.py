@@ -82,7 +82,13 @@ class TrainingLoss:
 
 
 def smoothed_cross_entropy(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
-    """Return the mean cross entropy, in fp32, of logits [n, classes] with label smoothing (Szegedy 2016, section 7)."""
+    """Return the mean cross entropy in fp32 with label smoothing (Szegedy 2016, section 7).
+
+    Args:
+        logits: [n, classes], any float dtype.
+        labels: int64 [n].
+        smoothing: mass of the target that is spread over all classes.
+    """
     return F.cross_entropy(logits.float(), labels, label_smoothing=smoothing)
 
 
@@ -90,7 +96,7 @@ _DROPOUT_KEY_DOMAIN = 0x64726F70  # "drop"
 
 
 class DropoutRng:
-    """Seeds the generator of a rank's device for each step. Does nothing for a model without dropout."""
+    """Seeding of a rank's generator for dropout, before each step. Does nothing for a model without dropout."""
 
     def __init__(self, model: nn.Module, seed: int, world: World) -> None:
         self._has_dropout = any(getattr(module, "dropout", 0.0) for module in model.modules())
@@ -285,7 +291,7 @@ class TrainStep:
 
 
 def zero_nonfinite(finite: Tensor, buffers: list[Tensor]) -> None:
-    """Zero the buffers if `finite` is False. On a CPU the flag is read directly, which saves two passes."""
+    """Zero the `buffers` if `finite` (scalar) is False. On a CPU the flag is read directly, which saves two passes."""
     if finite.device.type == "cpu" and finite:
         return
     for buffer in buffers:
@@ -293,5 +299,5 @@ def zero_nonfinite(finite: Tensor, buffers: list[Tensor]) -> None:
 
 
 def all_finite(buffers: list[Tensor]) -> Tensor:
-    """Return whether every element is finite, as a bool scalar on the device, in one pass without temporaries."""
+    """Return a bool scalar on the device, True if all elements of `buffers` are finite; one pass, no temporaries."""
     return torch.isfinite(torch.stack(torch._foreach_norm(buffers, float("inf"))).amax())

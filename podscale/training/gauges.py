@@ -54,7 +54,7 @@ def add_gauges(
 
 
 def _checkpoint_interval(values: MetricRegistry, steps_between_saves: float) -> Callable[[], None]:
-    """Estimate from the mean step time up to the newest step, so that a hang does not lengthen the interval."""
+    """Return the reader of the interval. It uses the mean time of finished steps, so a hang does not lengthen it."""
     started, last_steps = perf_counter(), 0.0
 
     def read() -> None:

@@ -8,7 +8,7 @@ from podscale.training.param_layout import preconditioner_elements
 
 FLOAT_BYTES = {"fp32": 4, "bf16": 2, "bf16-pure": 2, "fp16": 2}
 MOMENTS = {"sgd": 1, "lars": 1, "lamb": 2, "adam": 2, "rmsprop": 2, "nlcg": 3, "neumann": 2, "shampoo": 1}
-"""fp32 values that an optimizer keeps of each weight; some of its options (see `state_bytes`) add one."""
+"""fp32 values that each optimizer keeps per weight; some of its options (see `state_bytes`) add one."""
 
 
 class MemoryEstimate(NamedTuple):
@@ -24,6 +24,7 @@ class MemoryEstimate(NamedTuple):
 
 
 def estimate_memory(config: RunConfig, classes: int, processes_per_node: int) -> MemoryEstimate:
+    """Estimate the memory of one process of a run by its document, without building the model."""
     spec = models.model_spec(config.model, classes)
     ranks = processes_per_node * config.launch.nodes
     weights, optimizer = state_bytes(config.train, spec.num_parameters, ranks, processes_per_node)

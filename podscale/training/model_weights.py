@@ -90,7 +90,7 @@ def _entry_of_epoch(entries: list[CheckpointEntry], epoch: float, run: str) -> C
             return entry
     listing = ", ".join(f"{entry_epoch:g}" for entry_epoch, _ in sorted(candidates, key=lambda pair: pair[0]))
     raise InputError(
-        f"run {run} keeps no checkpoint of it, only those of epochs {listing or 'unknown'}",
+        f"run {run} has no checkpoint of this epoch, only of epochs {listing or 'unknown'}",
         field="train.start_from.epoch",
         got=epoch,
         hint="Name one of these, or train it with that epoch in checkpoint.snapshots.",

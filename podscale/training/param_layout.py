@@ -33,7 +33,7 @@ def param_options(section: OptimizerSection, spec: ModelSpec) -> dict[str, Param
                 f"no parameter of {spec.name} has this name",
                 field="train.optimizer.skip",
                 got=pattern,
-                hint=f"Names are such as {', '.join(names[-2:])}, and * stands for any text.",
+                hint=f"Examples of names are {', '.join(names[-2:])}; * matches any text.",
             )
     options = {}
     for parameter in spec.parameters:
@@ -99,7 +99,7 @@ def _round_up(value: int, unit: int) -> int:
 
 
 def shampoo_dim_order(dims: int) -> tuple[int, ...]:
-    """Return the permutation of a parameter's dimensions from (outputs, inputs, ...) to the module's order."""
+    """Return the permutation from (outputs, inputs, height, width) to (height, width, inputs, outputs)."""
     return (*range(2, dims), *reversed(range(min(2, dims))))
 
 
@@ -117,7 +117,7 @@ def merge_small_dims(shape: Sequence[int], block_size: int) -> tuple[int, ...]:
 
 
 def partition_blocks(shape: Sequence[int], block_size: int) -> list[tuple[tuple[int, int], ...]]:
-    """Return the blocks of a merged parameter as [start, stop) of every dimension, the last dimension fastest."""
+    """Return the blocks of a merged parameter as [start, stop) of every dimension; the last one varies fastest."""
     return list(product(*(pairwise([*range(0, size, block_size), size]) for size in shape)))
 
 

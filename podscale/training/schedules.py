@@ -134,6 +134,9 @@ def _learning_rates(
 ) -> FloatArray:
     """Return the learning rates at steps of the schedule: linear warm-up (Goyal 2017, section 2.2), then decay.
 
+    Step decay is that of Goyal 2017; polynomial decay of power 2 that of You 2017, algorithm 1; cosine decay that of
+    Loshchilov 2017 (SGDR, recalled).
+
     The decay is a function of its progress from 0 to 1. It counts from the end of the warm-up or, with
     `decay_from: start`, from the beginning of the schedule, so that it has progressed when the warm-up ends; with
     `decay_epochs` above the schedule's length it is cut before its end (both as in Codreanu 2017, whose code calls

@@ -158,10 +158,10 @@ def _compare_on_rank0(rank_group: RankGroup) -> PodscaleError | None:
     except StoreTimeout:
         absent = [rank for rank, key in enumerate(keys) if not rank_group.store.has(key)]
         error = HangDetected(
-            f"{format_ranks(absent)} of {rank_group.size} did not come to the start",
+            f"{format_ranks(absent)} of {rank_group.size} did not reach the startup check",
             field="launch.timeout_seconds",
             got=rank_group.timeout_seconds,
-            hint="The outcome or log of its pod says why.",
+            hint="See the outcome or the log of its pod.",
         )
     answer = {} if error is None else {"kind": type(error).__name__, "text": str(error)}
     rank_group.store.set(ANSWER_KEY, json.dumps(answer))
@@ -178,7 +178,7 @@ def _receive_answer(rank_group: RankGroup) -> PodscaleError | None:
         answer = json.loads(rank_group.store.get([ANSWER_KEY])[0])
     except StoreError as error:
         return HangDetected(
-            f"rank {rank_group.rank} of {rank_group.size} got no answer of rank 0 at the start: {error}"
+            f"rank {rank_group.rank} of {rank_group.size} got no answer from rank 0 at startup: {error}"
         )
     rank_group.store.add(ACKNOWLEDGED_KEY, 1)
     if not answer:
@@ -237,7 +237,7 @@ def validate_world(config: RunConfig, ranks: int, samples: int) -> None:
             f"larger than the training split of {samples} images",
             field="train.global_batch",
             got=train.global_batch,
-            hint="Lower it, or give more images.",
+            hint="Lower it, or add images.",
         )
     if batch_norm_group(config, ranks).total < 2:
         raise InputError(

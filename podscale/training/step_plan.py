@@ -1,4 +1,4 @@
-"""Steps of a run by its document: how many, their learning rates, and which an evaluation or a checkpoint follows.
+"""Steps of a run: their number, their learning rates, and the steps that an evaluation or a checkpoint follows.
 
 Steps count from 1 here: step n is the n-th one, and "after step n" is the state with n steps done.
 """

@@ -19,7 +19,7 @@ def untimed(name: str) -> AbstractContextManager[None]:
 
 
 class StepTimer:
-    """Times the steps of one rank. Between two log lines it only counts.
+    """Timer of one rank's steps. Between two log lines it only counts.
 
     A step begins when its data is requested. The rank counts as busy until it waits for other ranks. On a GPU, phases
     are host times: queued work shows up in the phase in which the host first waits for it.
@@ -95,5 +95,5 @@ class StepTimer:
         return step % self._interval_steps == 0
 
     def pop_interval(self, step: int) -> Interval | None:
-        """Return the interval that a log line of this step is about, once; None if the step gets no line."""
+        """Remove and return the interval that this step's log line covers; None if the step has no log line."""
         return self._intervals.pop(step, None)

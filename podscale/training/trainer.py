@@ -43,7 +43,7 @@ class TrainState(Protocol):
 
 
 class Evaluator(Protocol):
-    """Evaluates a model over the validation split of `count` images."""
+    """Evaluator of a model over the validation split of `count` images."""
 
     count: int
 
@@ -169,7 +169,7 @@ class Trainer(ABC):
 
     @property
     def average_flags(self) -> list[bool]:
-        """`averaged` of the weights that are the model and, if the document keeps a running average, of the others."""
+        """Values of `averaged` to evaluate: the model's, then the other one if a running average is kept."""
         is_average = self.config.evaluate.weights == "ema"
         return [is_average, not is_average] if self.config.train.ema.decay is not None else [is_average]
 
@@ -221,8 +221,8 @@ class Trainer(ABC):
                     f"{progress.skipped_in_a_row} steps in a row (up to step {status.step}) {NONFINITE_MESSAGE}",
                     field="train.max_nonfinite",
                     got=limit,
-                    hint="They were masked, so the weights are those from before. Lower train.schedule.learning_rate, "
-                    "lengthen the warm-up, or look at the data.",
+                    hint="They were masked and changed no weights. Lower train.schedule.learning_rate, lengthen the "
+                    "warm-up, or check the data.",
                 )
             self.stop_agreed = self.stop_agreed or status.stop_requested
         return self.stop_agreed
@@ -235,13 +235,13 @@ class Trainer(ABC):
             self.save(wait=True)
             raise Preempted(
                 f"stopped on request after step {self.progress.step} of {self.plan.steps}, the state is saved",
-                hint="The same command continues.",
+                hint="Run the same command to continue.",
             )
         if self.target_reached or self.plan.saves_after(self.progress.step):
             self.save()
 
     def evaluate(self) -> None:
-        """Evaluate the validation split and store the result in the progress. Gives up on a stop request."""
+        """Evaluate the validation split and store the result in the progress. Stops early on a stop request."""
         progress, logger = self.progress, self.training_logger
         if self.apply_status(self.step_sync.drain()):
             return

@@ -18,7 +18,7 @@ from podscale.training.step_timer import StepTimer
 
 
 class TrainingLogger:
-    """Logs and counts training events of one rank. Between two log lines it only counts."""
+    """Logger and counter of one rank's training events. Between two log lines it only counts."""
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ class TrainingLogger:
             self.metrics.set_progress(planned=planned, completed=completed, done=done)
 
     def _log_goodput(self) -> None:
-        """Log how the run's wall time was spent so far."""
+        """Log the run's wall time by category so far."""
         if self.timer.goodput_tracker is not None:
             self.log_event("goodput", **self.timer.goodput_tracker.state().summary())
 

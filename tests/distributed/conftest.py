@@ -1,4 +1,4 @@
-"""Worlds of real processes for the tests of the engine."""
+"""Fixture that runs a function on worlds of real processes."""
 
 import multiprocessing
 import os
@@ -17,11 +17,10 @@ RunWorld = Callable[..., list[Any]]
 
 @pytest.fixture(scope="session")
 def run_world() -> RunWorld:
-    """run_world(size, body): `body(world)` on `size` real gloo processes; the values they return, by rank.
+    """Return `run_world(size, body)`, which runs `body(world)` on `size` gloo processes and returns the values by rank.
 
-    timeout_seconds: of the collectives; seconds: how long the test waits.
-
-    Processes are forked after torch was imported once, because importing it cold takes longer than most worlds live.
+    Its options are `timeout_seconds` of the collectives, and `seconds` to wait for the processes. Processes are forked
+    after one import of torch, because a cold import takes longer than most worlds run.
     """
     import torch
 
@@ -40,7 +39,7 @@ def run_world() -> RunWorld:
         for process in processes:
             process.start()
         for _, writer in pipes:
-            writer.close()  # so that the end of a process ends its pipe
+            writer.close()  # so that the pipe closes when the process exits
         try:
             answers = _collect([reader for reader, _ in pipes], seconds)
         finally:
@@ -94,4 +93,4 @@ def _rank_main(
         result = (False, traceback.format_exc())
     answer.send_bytes(pickle.dumps(result))
     world.leave_world()
-    os._exit(0)  # the parent's atexit handlers (pytest's, coverage's) are not ours to run
+    os._exit(0)  # without the parent's atexit handlers (pytest's, coverage's)

@@ -1,4 +1,4 @@
-"""One world on one CUDA device, and whole trainings in this process."""
+"""Fixtures: a world on one CUDA device, and trainings in this process."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ def world() -> Iterator[Any]:
 
 @pytest.fixture
 def document() -> Callable[..., RunConfig]:
-    """document(workspace, **train) -> a small network on 32 px images: 12 steps of 16 images."""
+    """Return `document(workspace, **train)`: a small network on 32 px images, 12 steps of 16 images."""
 
     def make(workspace: Path, *, model: dict[str, Any] | None = None, size: int = 32, **train: Any) -> RunConfig:
         return RunConfig.model_validate(
@@ -52,9 +52,9 @@ def document() -> Callable[..., RunConfig]:
 
 @pytest.fixture
 def train_here() -> TrainHere:
-    """train_here(world, config, shards, watch) -> all tensors of the state at the end of the training.
+    """Return `train_here(world, config, shards, watch)`, which trains and returns all tensors of the final state.
 
-    `watch(session, step)`, if given, is called before each step.
+    `watch(trainer, step)`, if given, is called before each step.
     """
     return _train_here
 

@@ -1,7 +1,7 @@
-"""The all-reduce family on real NCCL with several ranks on one GPU.
+"""All-reduce algorithms on NCCL, with several ranks on one GPU.
 
-NCCL refuses two ranks on one device of one host; what it takes for a host is NCCL_HOSTID. With another one for every
-rank they talk through sockets, as nodes without faster links would.
+NCCL refuses two ranks on one device of one host, but identifies hosts by NCCL_HOSTID. With a different one for each
+rank, the ranks communicate over sockets, as nodes without faster links would.
 """
 
 import os
@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def start(rank: int, size: int, port: int, result: Path) -> "subprocess.Popen[str]":
-    """Rank `rank` of nodes of two, all on the first GPU."""
+    """Start rank `rank` of nodes of two ranks, all on the first GPU."""
     environment = os.environ | {
         "RANK": str(rank),
         "WORLD_SIZE": str(size),
@@ -31,7 +31,7 @@ def start(rank: int, size: int, port: int, result: Path) -> "subprocess.Popen[st
         "NCCL_NET": "Socket",
         "NCCL_SOCKET_IFNAME": "lo",
         "NCCL_DEBUG": "WARN",
-        "NCCL_MAX_NCHANNELS": "2",  # buffers of some fifty communicators a rank, all in one machine
+        "NCCL_MAX_NCHANNELS": "2",  # limits the buffers of about 50 communicators per rank on one machine
         "NCCL_BUFFSIZE": str(2**20),
     }
     command = [sys.executable, "-m", "tests.support.nccl_rank", str(result)]
@@ -41,7 +41,7 @@ def start(rank: int, size: int, port: int, result: Path) -> "subprocess.Popen[st
 
 
 def world_on_one_gpu(size: int, directory: Path) -> list[dict[str, Any]]:
-    """What each rank found; skips with NCCL's answer where it does not form the world."""
+    """Return the results of each rank. Skips with NCCL's output if it does not form the world."""
     import torch
 
     from tests.support.nccl_rank import REFUSED
@@ -66,7 +66,7 @@ def world_on_one_gpu(size: int, directory: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_the_family_on_nccl(size: int, tmp_path: Path) -> None:
+def test_all_reduce_algorithms_on_nccl(size: int, tmp_path: Path) -> None:
     import torch
 
     from tests.support.nccl_rank import LENGTHS, contribution

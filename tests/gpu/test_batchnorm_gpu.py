@@ -1,4 +1,4 @@
-"""Batch norm on a CUDA device against float64 on the CPU: torch's kernels, parts, compiled, and inside a CUDA graph."""
+"""Batch norm on a CUDA device equals float64 on the CPU: torch's kernels, parts, compiled, and inside a CUDA graph."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +19,7 @@ def draw(seed: int, count: int, channels: int, dtype: Any, channels_last: bool, 
 
 
 def layers(channels: int, world: Any, part: int | None) -> tuple[Any, Any]:
-    """Ours on the device, in parts or as a group of one rank; torch's in float64 on the CPU, with the same weights."""
+    """Return our layer on the device, in parts or as a group of one rank, and torch's in float64 on the CPU."""
     import torch
     from torch import nn
 
@@ -47,12 +47,12 @@ def assert_close(actual: Any, expected: Any, tolerance: float) -> None:
 @pytest.mark.parametrize("part", [None, 6, 3])
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("name", TOLERANCE)
-def test_a_layer_is_the_oracles(world: Any, name: str, channels_last: bool, part: int | None) -> None:
+def test_a_layer_equals_the_oracle(world: Any, name: str, channels_last: bool, part: int | None) -> None:
     check_layer(world, name, channels_last, part, lambda layer: layer)
 
 
 @pytest.mark.parametrize(("name", "part"), [("float32", None), ("bfloat16", None), ("bfloat16", 3)])
-def test_a_compiled_layer_is_the_oracles(world: Any, name: str, part: int | None) -> None:
+def test_a_compiled_layer_equals_the_oracle(world: Any, name: str, part: int | None) -> None:
     import torch
 
     check_layer(world, name, True, part, lambda layer: torch.compile(layer, fullgraph=True, dynamic=False))
@@ -60,7 +60,7 @@ def test_a_compiled_layer_is_the_oracles(world: Any, name: str, part: int | None
 
 
 def check_layer(world: Any, name: str, channels_last: bool, part: int | None, prepared: Callable[[Any], Any]) -> None:
-    """part None: as a group, of this one rank; 6: the whole batch; 3: two parts."""
+    """Compare a layer with the oracle. `part` is None for a group of this rank, 6 for the batch, 3 for two parts."""
     import torch
 
     dtype, tolerance = getattr(torch, name), TOLERANCE[name]
@@ -86,7 +86,7 @@ def check_layer(world: Any, name: str, channels_last: bool, part: int | None, pr
     assert on_device.grad.stride() == on_device.stride()
     assert_close(y, expected, tolerance)
     assert_close(on_device.grad, exact.grad, tolerance)
-    sums = tolerance if name == "float64" else TOLERANCE["float32"]  # fp32 at least, whatever the images are
+    sums = tolerance if name == "float64" else TOLERANCE["float32"]  # at least fp32 for images of any dtype
     assert_close(layer_under_test.weight.grad, oracle.weight.grad, 10 * sums)
     assert_close(layer_under_test.bias.grad, oracle.bias.grad, 10 * sums)
     assert_close(
@@ -96,8 +96,8 @@ def check_layer(world: Any, name: str, channels_last: bool, part: int | None, pr
 
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("mean", [0.0, 1000.0])
-def test_uneven_ranks_make_one_batch(world: Any, channels_last: bool, mean: float) -> None:
-    """The kernels and the message of two ranks with 3 and 5 images, one after the other on this device."""
+def test_ranks_of_unequal_batches_are_normalised_as_one_batch(world: Any, channels_last: bool, mean: float) -> None:
+    """Kernels and message of two ranks with 3 and 5 images, run one after the other on this device."""
     import torch
 
     from podscale.pytorch.batch_norm import native_kernels
@@ -129,7 +129,7 @@ def test_uneven_ranks_make_one_batch(world: Any, channels_last: bool, mean: floa
 
 
 def test_a_group_norm_replays_in_a_graph(world: Any) -> None:
-    """Nothing in it waits for the device, and a replay follows new images."""
+    """The layer never waits for the device, and a replay uses new images."""
     import torch
 
     layer, _ = layers(13, world, None)

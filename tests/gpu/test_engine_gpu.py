@@ -1,4 +1,4 @@
-"""The engine on a CUDA device, alone on it: streams, pinned copies, half precision, resuming to the bit."""
+"""PyTorch engine on one CUDA device: streams, pinned copies, half precision, resuming to the bit."""
 
 from contextlib import nullcontext
 from pathlib import Path
@@ -17,7 +17,7 @@ def untimed(name: str) -> Any:
 @pytest.mark.parametrize(
     ("algorithm", "cuda_graph"), [("flat", False), ("torus2d", False), ("ddp", False), ("flat", True)]
 )
-def test_a_stopped_training_continues_to_the_bit(
+def test_a_stopped_training_resumes_to_the_bit(
     world: Any,
     make_shard_set: Any,
     document: Any,
@@ -32,7 +32,7 @@ def test_a_stopped_training_continues_to_the_bit(
     from podscale.errors import Preempted
 
     if (algorithm, precision) == ("ddp", "bf16-pure"):
-        pytest.skip("the baseline knows no bf16 weights")
+        pytest.skip("the ddp baseline does not support bf16 weights")
     shards = make_shard_set()
     states = []
     for name, stop in (("straight", None), ("halted", 5)):
@@ -54,7 +54,7 @@ def stop_at(step: int) -> Any:
     return watch
 
 
-def test_gradients_are_those_of_the_cpu(world: Any) -> None:
+def test_gradients_equal_those_of_the_cpu(world: Any) -> None:
     import torch
     from torch import nn
 
@@ -105,7 +105,7 @@ def test_the_prefetcher_copies_and_the_images_are_normalised(world: Any) -> None
         np.testing.assert_allclose(normalise(item.images).permute(0, 2, 3, 1).cpu().numpy(), expected, atol=1e-5)
 
 
-def test_statuses_arrive_late_and_right(world: Any) -> None:
+def test_statuses_are_late_and_right(world: Any) -> None:
     import torch
 
     from podscale.distributed.step_status import STATUS_LAG

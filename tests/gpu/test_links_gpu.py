@@ -1,4 +1,4 @@
-"""Links between GPUs: `auto` and `podscale bench allreduce` over NCCL. Ready for machines with one GPU or several."""
+"""`algorithm: auto` and `podscale bench allreduce` over NCCL, on one GPU or several."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ def _needs_a_gpu() -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_bench_allreduce_over_nccl(ranks: int) -> None:
-    """Where there are fewer GPUs than ranks, ranks share them."""
+    """Ranks share GPUs if there are fewer GPUs than ranks."""
     job = {
         "sections": {name: {"algorithm": name, "row": 1} for name in ("flat", "ring", "torus2d")},
         "sizes": [2**16, 2**24],
@@ -37,7 +37,7 @@ def test_bench_allreduce_over_nccl(ranks: int) -> None:
 
 
 def test_auto_on_the_device(tmp_path: Path) -> None:
-    """In this process, alone: the timing waits for the device, and what is chosen can be built."""
+    """In this process, alone: timing waits for the device, and the chosen algorithm can be built."""
     from podscale.pytorch.all_reduce import build_all_reduce
     from podscale.pytorch.all_reduce.auto import resolve_algorithm
     from podscale.pytorch.world import join_world, leave_world

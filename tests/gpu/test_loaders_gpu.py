@@ -1,4 +1,4 @@
-"""Loaders that decode on a GPU: the samples and rectangles of the reference, pixels within what its decoder allows."""
+"""Loaders that decode on a GPU read the samples and crops of the reference, with pixels near its decoder's."""
 
 from pathlib import Path
 from typing import Any
@@ -63,7 +63,7 @@ def run(loader: str, directory: Path, device: str, *, training: bool) -> list[An
 
 @pytest.mark.parametrize("training", [True, False])
 def test_batches_match_the_reference_while_the_gpu_is_busy(loader: str, make_shard_set: Any, training: bool) -> None:
-    """Work in the current stream is what a step is: a loader must neither wait for it nor write into it."""
+    """Work in the current stream stands for a step: a loader must neither wait for it nor overwrite its memory."""
     import torch
 
     directory = make_shard_set({"train": varied_samples(40, 4), "validation": varied_samples(8, 4)})

@@ -1,4 +1,4 @@
-"""Lost ranks where collectives wait on the device and raise nothing."""
+"""Lost ranks are detected although collectives wait on the device and raise no error."""
 
 import os
 import signal
@@ -14,8 +14,8 @@ from tests.support.commands import SMALL_DIGITS, Command, podscale, set_options
 pytestmark = pytest.mark.gpu
 
 
-def test_the_watch_speaks_while_the_host_waits_for_the_device() -> None:
-    """Of two ranks one says nothing more; the other is deaf in a wait for a kernel, as for NCCL's."""
+def test_the_heartbeat_reports_while_the_host_waits_for_the_device() -> None:
+    """One of two ranks stops its heartbeat; the other waits for a kernel, as it would for NCCL's."""
     import torch
     from torch._C._distributed_c10d import HashStore
 
@@ -37,7 +37,7 @@ def test_the_watch_speaks_while_the_host_waits_for_the_device() -> None:
         torch.cuda._sleep(12_000_000_000)  # clock cycles: several seconds on any device
         torch.cuda.synchronize()
         over = time.monotonic()
-    assert ended, "nobody spoke up"
+    assert ended, "no failure was reported"
     assert ended[0][0] < over
     assert ended[0][1].exit_code == ExitCode.HANG
     assert "rank 1 does not answer" in str(ended[0][1])

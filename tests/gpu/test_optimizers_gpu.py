@@ -1,4 +1,4 @@
-"""Optimizers on a CUDA device: the fused kernels, nothing waits for the device, and a graph can hold all of it."""
+"""Optimizers on a CUDA device: fused kernels are right, nothing waits for the device, and a graph can hold a step."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -20,7 +20,7 @@ def cuda() -> Iterator[None]:
 
 @pytest.mark.parametrize("name", ["sgd", "lars", "lars, norm of sum"])
 @pytest.mark.parametrize(("shards", "compact"), [(1, False), (3, False), (3, True)])
-def test_fused_momentum_is_the_listed_one(name: str, shards: int, compact: bool) -> None:
+def test_fused_momentum_equals_lists_of_operations(name: str, shards: int, compact: bool) -> None:
     import torch
 
     pytest.importorskip("triton")
@@ -39,8 +39,8 @@ def test_fused_momentum_is_the_listed_one(name: str, shards: int, compact: bool)
 
 @pytest.mark.parametrize("name", ["sgd", "lars", "lamb", "adam", "rmsprop", "nlcg", "neumann"])
 @pytest.mark.parametrize("finite", [True, False])
-def test_an_update_neither_waits_nor_needs_the_host(name: str, finite: bool) -> None:
-    """With synchronising calls forbidden, and replayed from a graph to the same bits."""
+def test_a_step_neither_waits_for_nor_needs_the_host(name: str, finite: bool) -> None:
+    """Synchronising calls are forbidden, and a replay from a graph gives the same bits."""
     import torch
 
     from podscale.config.optimizer import OptimizerSection
@@ -52,7 +52,7 @@ def test_an_update_neither_waits_nor_needs_the_host(name: str, finite: bool) -> 
         segments = [
             ParamSlice("a", 0, 69_970, True, True),
             ParamSlice("b", 69_984, 32, False, False),
-        ]  # aligned, as layouts are
+        ]  # aligned, as in a layout
         share = ParamShard(segments, [(0, 70_016)], weights, gradients)
         return weights, gradients.clone(), gradients, build_optimizer(OptimizerSection(name=name), share, 10.0)
 
@@ -81,7 +81,7 @@ def test_an_update_neither_waits_nor_needs_the_host(name: str, finite: bool) -> 
 
 
 @pytest.mark.parametrize("roots", ["eigh", "newton"])
-def test_shampoo_is_that_of_a_cpu_and_waits_for_eigenvalues_alone(roots: Any) -> None:
+def test_shampoo_equals_a_cpus_and_waits_only_for_eigenvalues(roots: Any) -> None:
     import torch
 
     from podscale.config.optimizer import ShampooSection
@@ -109,7 +109,7 @@ def test_shampoo_is_that_of_a_cpu_and_waits_for_eigenvalues_alone(roots: Any) ->
         for number in range(6):
             gradients.copy_(step_gradients[number] * flags[number])
             rule.start_step(number)
-            if number == 3 and device == "cuda" and roots == "newton":  # kernels are compiled by now; roots are due
+            if number == 3 and device == "cuda" and roots == "newton":  # a step that computes roots
                 torch.cuda.synchronize()
                 torch.cuda.set_sync_debug_mode("error")
             rule.step(row, flags[number])
@@ -120,8 +120,8 @@ def test_shampoo_is_that_of_a_cpu_and_waits_for_eigenvalues_alone(roots: Any) ->
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_one_value_that_is_not_finite_is_found_and_masked(value: float) -> None:
-    """Wherever it stands, in the large buffer or in the small one."""
+def test_one_non_finite_value_is_detected_and_masked(value: float) -> None:
+    """At any position, in the large buffer or in the small one."""
     import torch
 
     from podscale.pytorch.train_step import all_finite, zero_nonfinite

@@ -1,4 +1,4 @@
-"""The ways to carry out a step on a CUDA device: one result, and a host that never waits."""
+"""Every mode of a step on a CUDA device gives the same result, and the host never waits."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +12,7 @@ ALEXNET = {"name": "alexnet", "width": 8}
 
 
 def different(left: dict[str, Any], right: dict[str, Any], tolerance: float = 0.0) -> list[str]:
-    """Names of the arrays that differ by more than `tolerance` of their largest value."""
+    """Return the names of the arrays that differ by more than `tolerance` times their largest value."""
     import torch
 
     assert left.keys() == right.keys()
@@ -41,10 +41,10 @@ def no_autotuning(monkeypatch: Any) -> Iterator[None]:
     ],
     ids=["sgd", "torus2d", "lars, accumulated", "sharded"],
 )
-def test_a_replayed_graph_gives_the_bits_of_ordinary_updates(
+def test_a_replayed_graph_gives_the_bits_of_eager_steps(
     world: Any, make_shard_set: Any, document: Any, train_here: Any, tmp_path: Path, options: Any, precision: str
 ) -> None:
-    """12 steps: 3 of warm-up, then replays; as many ordinary ones beside it."""
+    """12 steps, 3 of them warm-up and the rest replays, equal 12 eager ones."""
     shards = make_shard_set()
     states = []
     for graph in (False, True):
@@ -53,7 +53,7 @@ def test_a_replayed_graph_gives_the_bits_of_ordinary_updates(
     assert different(*states) == []
 
 
-def test_dropout_draws_anew_in_every_replay(
+def test_dropout_draws_new_masks_in_every_replay(
     world: Any, make_shard_set: Any, document: Any, train_here: Any, tmp_path: Path
 ) -> None:
     shards = make_shard_set()
@@ -71,10 +71,10 @@ def test_dropout_draws_anew_in_every_replay(
     [{}, {"precision": "fp16"}, {"precision": "bf16-pure", "weight_update": "sharded"}],
     ids=["fp32", "fp16", "bf16-pure, sharded"],
 )
-def test_the_running_average_follows_replayed_updates(
+def test_the_running_average_follows_replayed_steps(
     world: Any, make_shard_set: Any, document: Any, train_here: Any, tmp_path: Path, options: Any
 ) -> None:
-    """The bits of ordinary steps' average, and the recursion of the weights after every second replay."""
+    """It has the bits of eager steps, and follows the recursion of the weights after every second replay."""
     import torch
 
     shards, ema = make_shard_set(), {"decay": 0.8, "every_steps": 2}
@@ -102,7 +102,7 @@ def test_the_running_average_follows_replayed_updates(
     assert (states[1]["ema/fc.weight"] - states[1]["model/fc.weight"]).abs().max() > 1e-3
 
 
-def test_sampled_updates_tell_their_times_and_change_nothing(
+def test_sampled_steps_report_times_and_do_not_change_the_result(
     world: Any, make_shard_set: Any, document: Any, train_here: Any, tmp_path: Path
 ) -> None:
     shards, samples = make_shard_set(), []
@@ -124,7 +124,7 @@ def test_sampled_updates_tell_their_times_and_change_nothing(
 
 @pytest.mark.parametrize("cuda_graph", [False, True])
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_the_host_never_waits_between_updates(
+def test_the_host_never_waits_between_steps(
     world: Any, make_shard_set: Any, document: Any, train_here: Any, tmp_path: Path, precision: str, cuda_graph: bool
 ) -> None:
     """From step 5 to the last but one, every call that makes the host wait for the device is an error."""
@@ -154,11 +154,11 @@ def test_the_host_never_waits_between_updates(
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune-no-cudagraphs"])
 @pytest.mark.parametrize("cuda_graph", [False, True])
 @pytest.mark.usefixtures("no_autotuning")
-def test_compiled_updates_are_those_of_the_network(
+def test_compiled_steps_equal_eager_ones(
     world: Any, make_shard_set: Any, document: Any, train_here: Any, tmp_path: Path, mode: str, cuda_graph: bool
 ) -> None:
     if mode == "reduce-overhead" and cuda_graph:
-        pytest.skip("records graphs of its own (refused by the document's checks)")
+        pytest.skip("records its own graphs (refused by the document's checks)")
     shards = make_shard_set()
     options = {"deterministic": False, "schedule": {"learning_rate": 0.01}, "epochs": 2}
     plain = train_here(world, document(tmp_path / "plain", **options), shards)
@@ -171,7 +171,7 @@ def test_compiled_updates_are_those_of_the_network(
 
 @pytest.mark.parametrize("compute", ["padded4", "space_to_depth"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_stems_are_alike(world: Any, compute: str, precision: str) -> None:
+def test_every_way_equals_the_plain_stem(world: Any, compute: str, precision: str) -> None:
     import torch
 
     from podscale.pytorch.models import Stem
@@ -198,7 +198,7 @@ def test_stems_are_alike(world: Any, compute: str, precision: str) -> None:
     torch.testing.assert_close(other.weight.grad / scale, plain.weight.grad / scale, rtol=0, atol=tolerance)
 
 
-def test_a_graph_is_of_one_shape(world: Any) -> None:
+def test_a_graph_has_one_shape(world: Any) -> None:
     import numpy as np
     import torch
 
@@ -228,14 +228,14 @@ def test_a_graph_is_of_one_shape(world: Any) -> None:
     assert [bool(result.finite) for result in results] == [step > 0 for step in range(8)]
     with pytest.raises(AssertionError, match="one shape"):
         graphed(batch(3, 8), lambda name: nullcontext())
-    for _ in range(2):  # a graph that was given up is recorded again, and giving up nothing is no error
+    for _ in range(2):  # closing twice is no error, and the next call records again
         graphed.close()
     assert graphed(batch(2, 9), lambda name: nullcontext()).loss.item() == 96 * 9
     graphed.close()
 
 
 def test_the_benchmark_measures_a_graph(tmp_path: Path) -> None:
-    """In processes of its own, as `podscale bench train` runs it."""
+    """In its own processes, as in `podscale bench train`."""
     import torch
 
     if not torch.cuda.is_available():

@@ -1,9 +1,9 @@
 """Tests of the JAX engine: each runs in a worker process, on eight simulated devices.
 
 Devices must be simulated before jax is first used in a process, and other tests use jax too (optax), while pytest runs
-many files in each of its processes. So here pytest only collects and reports: what a test does, it does in a process
-that all tests of this directory share, with the values of its parameters and fixtures sent there. A process that has
-run jax has threads, and must not fork; pytest's own process does for other tests.
+many files in each of its processes. So here pytest only collects and reports. A worker process, which all tests of
+this directory share, runs each test with the values of its parameters and fixtures. A process that has run jax has
+threads and must not fork, as pytest's own process does for other tests.
 """
 
 import importlib
@@ -24,7 +24,7 @@ from tests.support.xla import QUICK_XLA
 DEVICES = 8
 ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
-    # Devices are threads that meet in a collective; on a busy machine one may come late.
+    # Devices are threads that wait for each other in a collective; on a busy machine one may be late.
     "XLA_FLAGS": f"--xla_force_host_platform_device_count={DEVICES} "
     f"{QUICK_XLA} "
     "--xla_cpu_collective_call_warn_stuck_timeout_seconds=600 "
@@ -37,11 +37,14 @@ WORKER = pytest.StashKey["Worker"]()
 
 
 class Worker:
-    """The process; it starts with the first test and lasts as long as the session. What it compiles it keeps in
-    `programs`: many tests train the same small networks, in this process and in those of pytest-xdist beside it."""
+    """Worker process, from the first test to the end of the session.
+
+    It caches compiled programs in `programs`, because many tests train the same small networks, in this process and in
+    those of other pytest-xdist workers.
+    """
 
     def __init__(self, programs: Path) -> None:
-        context = multiprocessing.get_context("spawn")  # a fork would bring what this process has done with jax
+        context = multiprocessing.get_context("spawn")  # a fork would inherit this process's jax
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs,), daemon=True)
         before = dict(os.environ)
@@ -54,7 +57,7 @@ class Worker:
         theirs.close()
 
     def run(self, module: str, function: str, arguments: dict[str, Any], shallow: bool) -> tuple[str, str]:
-        """Calls a function by name: how it ended (`passed`, `skipped`, `failed`), and the reason."""
+        """Call a function by name. Returns the outcome (`passed`, `skipped`, `failed`) and the reason."""
         try:
             self._pipe.send((module, function, arguments, shallow))
             outcome: tuple[str, str] = self._pipe.recv()
@@ -64,7 +67,7 @@ class Worker:
         return outcome
 
     def end(self) -> None:
-        """Lets the process end by itself, so that it still writes its coverage."""
+        """Close the pipe and wait, so that the process exits by itself and writes its coverage."""
         self._pipe.close()
         self._process.join(30)
         if self._process.is_alive():
@@ -73,7 +76,7 @@ class Worker:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool:
-    names = pyfuncitem._fixtureinfo.argnames  # what the function itself asks for
+    names = pyfuncitem._fixtureinfo.argnames  # the function's own arguments
     arguments = {name: pyfuncitem.funcargs[name] for name in names}
     shallow = pyfuncitem.get_closest_marker("shallow") is not None
     outcome, reason = pyfuncitem.session.stash[WORKER].run(
@@ -97,7 +100,7 @@ def _worker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @contextmanager
 def shallow_networks() -> Iterator[None]:
-    """ResNets with layers of the same kinds in fewer blocks, which compile in half the time or a third."""
+    """Replace the ResNets by ones with fewer blocks of the same kinds, which compile two to three times as fast."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(IMAGENET_BLOCKS, "resnet18", (BASIC, (1, 1, 1, 1)))
         patch.setitem(IMAGENET_BLOCKS, "resnet50", (BOTTLENECK, (2, 1, 1, 1)))

@@ -1,4 +1,4 @@
-"""All-reduces against the mean in float64, and the collectives that the compiler really emits."""
+"""All-reduce algorithms: results equal the float64 mean, and the compiled program has the intended collectives."""
 
 import re
 from collections import Counter
@@ -30,7 +30,7 @@ def mapped(body: Any, mesh: Mesh, outputs: Any) -> Any:
 
 
 def collectives(text: str) -> list[tuple[str, int, str]]:
-    """Kind, elements of the result, and groups of each collective in a compiled program."""
+    """Return kind, elements of the result, and groups of each collective in a compiled program."""
     return [(kind, int(size or 1), groups) for size, kind, groups in COLLECTIVE.findall(text)]
 
 
@@ -60,7 +60,7 @@ def test_every_device_gets_the_mean(algorithm: Any, shape: tuple[int, int, int],
 
 @pytest.mark.parametrize("algorithm", ["flat", "torus2d"])
 @pytest.mark.parametrize("shape", GRIDS.values(), ids=GRIDS.keys())
-def test_reduce_scatter_and_all_gather_make_an_all_reduce(algorithm: Any, shape: tuple[int, int, int]) -> None:
+def test_reduce_scatter_and_all_gather_make_up_the_all_reduce(algorithm: Any, shape: tuple[int, int, int]) -> None:
     mesh = mesh_of(shape)
     reduce = build_all_reduce(AllReduceSection(algorithm=algorithm), mesh)
     values = np.random.default_rng(0).normal(size=(DEVICES, 40)).astype(np.float32)
@@ -77,7 +77,7 @@ def test_reduce_scatter_and_all_gather_make_an_all_reduce(algorithm: Any, shape:
     np.testing.assert_allclose(whole, np.tile(mean, (DEVICES, 1)), rtol=1e-6, atol=3e-7)
 
 
-def test_the_collectives_that_are_emitted() -> None:
+def test_the_compiled_collectives_have_the_planned_sizes_and_groups() -> None:
     """Kinds, sizes and groups as compiled: rows carry the bucket, columns 1/row, slices 1/(row x column)."""
 
     def emitted(algorithm: Any, shape: tuple[int, int, int]) -> list[tuple[str, int, str]]:
@@ -104,7 +104,7 @@ def test_the_collectives_that_are_emitted() -> None:
     assert Counter(kind for kind, _, _ in across)["all-reduce"] == 1
 
 
-def test_what_this_engine_does_not_have() -> None:
+def test_options_that_this_engine_lacks_are_refused() -> None:
     mesh = mesh_of((1, 1, 8))
     with refused("torus2d", field="train.all_reduce.algorithm", got="tree"):
         build_all_reduce(AllReduceSection(algorithm="tree"), mesh)

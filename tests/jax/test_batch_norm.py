@@ -1,4 +1,4 @@
-"""Distributed batch norm against a float64 oracle of the full batch: forward, backward and running statistics."""
+"""Distributed batch norm equals a float64 oracle of the full batch: forward, backward and running statistics."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ Values = np.ndarray[Any, Any]
 
 
 def drawn(images: int, *, mean: float = 3.0, deviation: float = 2.0) -> tuple[Values, ...]:
-    """Images, gradient of the output, weight, bias, and running mean and variance."""
+    """Return images, gradient of the output, weight, bias, and running mean and variance."""
     generator = np.random.default_rng(0)
     channels = np.linspace(0.5, 1.5, CHANNELS)
     x = generator.normal(size=(images, 3, 4, CHANNELS)) * deviation * channels + mean * channels
@@ -27,7 +27,7 @@ def drawn(images: int, *, mean: float = 3.0, deviation: float = 2.0) -> tuple[Va
 
 
 def oracle(x: Values, dy: Values, weight: Values, bias: Values) -> dict[str, Values]:
-    """Batch norm of one group in float64, and its gradients, by the formulas of Ioffe 2015."""
+    """Return batch norm of one group and its gradients in float64, by the formulas of Ioffe 2015."""
     x, dy, weight, bias = (values.astype(np.float64) for values in (x, dy, weight, bias))
     over, count = (0, 1, 2), x[..., 0].size
     mean, var = x.mean(over), x.var(over)
@@ -45,7 +45,7 @@ def oracle(x: Values, dy: Values, weight: Values, bias: Values) -> dict[str, Val
 
 
 def distributed(norm: BatchNorm, group: int, x: Values, dy: Values, *arrays: Values) -> dict[str, Values]:
-    """The same on eight devices: weight and bias gradients are summed over them, statistics are each device's."""
+    """Return the same on eight devices. Gradients of weight and bias are sums, statistics are each device's."""
     mesh = arrange_devices(jax.devices(), np.arange(DEVICES).reshape(1, 2, 4), group)
 
     def body(x: Any, dy: Any, weight: Any, bias: Any, mean: Any, var: Any) -> Any:
@@ -67,7 +67,7 @@ def distributed(norm: BatchNorm, group: int, x: Values, dy: Values, *arrays: Val
 
 
 def check(results: dict[str, Values], expected: list[dict[str, Values]], running: tuple[Values, Values]) -> None:
-    """`want`: one oracle a group, in the order of the batch."""
+    """Compare with `expected`, one oracle for each group, in the order of the batch."""
     per_group = DEVICES // len(expected) if len(expected) <= DEVICES else 1
     for name in ("y", "dx"):
         whole = np.concatenate([group[name] for group in expected])
@@ -77,7 +77,7 @@ def check(results: dict[str, Values], expected: list[dict[str, Values]], running
         np.testing.assert_allclose(results[name], total, rtol=1e-4, atol=2e-4, err_msg=name)
     for name, before in zip(("mean", "var"), running, strict=True):
         of_groups = np.array([group[name] for group in expected])
-        if len(expected) > DEVICES:  # parts: a device keeps the mean over its own
+        if len(expected) > DEVICES:  # parts: a device has the mean over its own
             of_groups = of_groups.reshape(DEVICES, -1, CHANNELS).mean(1)
         moved = before + MOMENTUM * (np.repeat(of_groups, per_group, axis=0) - before)
         np.testing.assert_allclose(results[name], moved, rtol=2e-5, err_msg=name)
@@ -93,8 +93,8 @@ def test_a_group_is_normalised_as_its_full_batch(group: int) -> None:
     check(results, expected, tuple(running))
 
 
-def test_parts_of_a_batch_are_normalised_each_by_itself() -> None:
-    """A span below a device's batch."""
+def test_parts_of_a_batch_are_normalised_separately() -> None:
+    """As for a span below a device's batch."""
     x, dy, weight, bias, *running = drawn(32)
     norm = assign_batch_norm_groups(BatchNorm(EPS, MOMENTUM), BatchNormGroup(1, 2))
     results = distributed(norm, 1, x, dy, weight, bias, *running)
@@ -102,8 +102,8 @@ def test_parts_of_a_batch_are_normalised_each_by_itself() -> None:
     check(results, expected, tuple(running))
 
 
-def test_one_message_each_way() -> None:
-    """Two values a channel travel forward, two back, whatever the size of the group."""
+def test_forward_and_backward_send_one_message_each() -> None:
+    """Each message has two values per channel for any size of the group."""
     mesh = arrange_devices(jax.devices(), np.arange(DEVICES).reshape(1, 2, 4), 4)
     norm = assign_batch_norm_groups(BatchNorm(), BatchNormGroup(4, 2))
 
@@ -121,8 +121,8 @@ def test_one_message_each_way() -> None:
 
 
 @pytest.mark.parametrize(("mean", "deviation"), [(0.0, 1.0), (1000.0, 0.05), (-1e5, 1.0)])
-def test_a_mean_far_from_zero_costs_no_digits(mean: float, deviation: float) -> None:
-    """Where the running mean is near, as after some steps. Plain sums would leave nothing of the second case."""
+def test_a_mean_far_from_zero_does_not_spoil_the_variance(mean: float, deviation: float) -> None:
+    """The running mean is near, as after some steps. With plain sums the second case would have no correct digit."""
     x, _, weight, bias, near, var = drawn(16, mean=mean, deviation=deviation)
     _, moved = BatchNorm(EPS, 1.0).train(
         jnp.asarray(x), weight, bias, ChannelStatistics(jnp.asarray(near), jnp.asarray(var))

@@ -1,5 +1,4 @@
-"""A run that begins with a snapshot of another: its weights and statistics, nothing else of it, and where they are
-from; in both engines."""
+"""A run that starts from a snapshot takes its weights, statistics and provenance only, in both engines."""
 
 import json
 from pathlib import Path
@@ -22,7 +21,7 @@ FIRST, LAST = 6, 11  # steps: three an epoch, and the last one begins inside an 
 
 def cycling(workspace: Path) -> RunConfig:
     values = small(workspace).model_dump(exclude_unset=True)
-    del values["train"]["epochs"]  # which the cycles say
+    del values["train"]["epochs"]  # set by the cycles
     checkpoint = {"keep_last": 1, "keep_best": 0, "every_epochs": 1}
     return RunConfig.model_validate({**values, "ensemble": CYCLES, "checkpoint": checkpoint})
 
@@ -32,7 +31,7 @@ def description(config: RunConfig) -> Any:
 
 
 def beginning(arrays: dict[str, np.ndarray[Any, Any]]) -> Any:
-    """Records what a session of the PyTorch engine holds before its first step."""
+    """Record the state of a PyTorch trainer before its first step."""
 
     def prepare(session: Any) -> None:
         seek = session.step.seek
@@ -48,16 +47,16 @@ def beginning(arrays: dict[str, np.ndarray[Any, Any]]) -> Any:
 
 @pytest.fixture
 def trained(tmp_path: Path) -> tuple[RunConfig, Path]:
-    """A run in two cycles, and its shards."""
+    """Train a run in two cycles. Returns its document and its shards."""
     config, shards = cycling(tmp_path), make_shard_set(tmp_path / "shards")
     train_in_torch(config, shards)
     return config, shards
 
 
-def test_a_member_begins_with_its_snapshot(trained: tuple[RunConfig, Path]) -> None:
+def test_a_member_starts_from_its_snapshot(trained: tuple[RunConfig, Path]) -> None:
     config, shards = trained
     kept = [entry.step for entry in complete_entries(RunDirectory.for_config(config).checkpoints)]
-    assert kept == [LAST, FIRST], "the first is no longer among the newest, and stays"
+    assert kept == [LAST, FIRST], "the first is not among the newest, but a snapshot"
     first, _last = (member.config for member in ensemble_members.ensemble_members(config))
     ema = first.train.model_copy(update={"ema": EmaSection(decay=0.9)})
     arrays: dict[str, np.ndarray[Any, Any]] = {}
@@ -72,12 +71,12 @@ def test_a_member_begins_with_its_snapshot(trained: tuple[RunConfig, Path]) -> N
     assert description(first)["training"]["started_from"] == started_from
 
 
-def test_the_other_engine_begins_with_it_too(trained: tuple[RunConfig, Path]) -> None:
+def test_the_other_engine_starts_from_it_too(trained: tuple[RunConfig, Path]) -> None:
     config, shards = trained
     last = ensemble_members.ensemble_members(config)[-1].config
     arrays: dict[str, Any] = {}
 
-    def prepare(session: Any) -> None:  # no step: compiling one costs more than all else here
+    def prepare(session: Any) -> None:  # no step, because compiling one takes longest
         session.batches = lambda: iter(())
         session.finish = lambda: arrays.update(arrays=session.capture_state().arrays, origin=session.progress.origin)
 
@@ -106,7 +105,7 @@ def test_a_member_of_a_member_counts_all_epochs(trained: tuple[RunConfig, Path])
     assert (started_from["run"], started_from["epoch"], started_from["epochs"]) == ("tiny-c0", 1.0, 3.0)
 
 
-def test_what_it_cannot_begin_with_is_refused(trained: tuple[RunConfig, Path], tmp_path: Path) -> None:
+def test_a_start_that_does_not_fit_is_refused(trained: tuple[RunConfig, Path], tmp_path: Path) -> None:
     config, shards = trained
     first = ensemble_members.ensemble_members(config)[0].config
 

@@ -1,4 +1,4 @@
-"""Batches on the devices, and what comes back: every device its own images, words agreed and read late."""
+"""Batches on the devices, and step statuses: each device gets its own images, statuses are agreed and returned late."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -19,7 +19,7 @@ SIDE, EACH = 4, 3
 
 
 def batches(count: int, ranks: int) -> Iterator[Batch]:
-    """Images that say whose they are: batch, rank and number."""
+    """Yield batches whose labels and pixels encode batch, rank and number."""
     for step in range(count):
         labels = np.arange(ranks * EACH, dtype=np.int64) + 100 * step
         images = np.broadcast_to(labels[:, None, None, None] % 256, (len(labels), SIDE, SIDE, 3)).astype(np.uint8)
@@ -28,7 +28,7 @@ def batches(count: int, ranks: int) -> Iterator[Batch]:
 
 @pytest.mark.parametrize("group", [1, 4])
 def test_every_device_gets_the_batch_of_its_mesh_position(group: int) -> None:
-    """Three batches to a program of four, then the one that is left."""
+    """A program of four batches gets three, then the remaining one."""
     mesh = build_mesh(jax.devices(), group=group)
     host_batches = list(batches(4, mesh.size))
     counts = iter([3, 4, 4])
@@ -80,7 +80,7 @@ def test_statuses_are_agreed_and_returned_late() -> None:
 
 
 def test_a_status_names_the_slowest_rank_and_any_rank_may_request_a_stop() -> None:
-    """Two processes with four devices each, told apart by what they say."""
+    """Two processes with four devices each and different statuses."""
     mesh = build_mesh(jax.devices())
     statuses = [
         np.asarray(StepSync(mesh, rank, local_ranks=mesh.size).local_status(stop=rank == 1, busy_seconds=busy))
@@ -92,7 +92,7 @@ def test_a_status_names_the_slowest_rank_and_any_rank_may_request_a_stop() -> No
     assert control.drain() == [StepStatus(8, True, True, 1.0, 0, 40, 20, grad_norm=10.0)]
 
 
-def test_no_batch_is_lost_where_more_are_asked_for_than_a_program_takes() -> None:
+def test_more_batches_than_a_program_takes_are_an_error() -> None:
     mesh = build_mesh(jax.devices())
     with pytest.raises(AssertionError, match="2 batches for a program of 1"):
         next(DevicePrefetcher(mesh)(batches(2, mesh.size), untimed, lambda: 2))

@@ -1,4 +1,4 @@
-"""Evaluation by the JAX engine: every sample once on any number of devices, as the other engine says it."""
+"""Evaluation in the JAX engine: every sample once on any number of devices, with the other engine's predictions."""
 
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.shallow]
 
 
 class Evaluating:
-    """An evaluator over so many devices, and arrays of a network that has learned nothing."""
+    """Evaluator over a number of devices, and the arrays of an untrained network."""
 
     def __init__(self, config: RunConfig, shards: Path, devices: int) -> None:
         world, shard_set = jax_world(devices), ShardSet.open(shards)
@@ -44,7 +44,7 @@ class Evaluating:
 
 
 def network_of(config: RunConfig, mesh: Mesh, classes: int) -> tuple[ParamLayout, Any]:
-    """The layout of its weights' buckets, and buckets and running statistics, in memory of the host."""
+    """Return the layout of an untrained network, and its buckets and running statistics in host memory."""
     layout = build_layout(config, mesh, models.model_spec(config.model, classes))
     parameters, statistics = initialise(config.model, classes, seed=2)
     generator = np.random.default_rng(0)
@@ -52,8 +52,8 @@ def network_of(config: RunConfig, mesh: Mesh, classes: int) -> tuple[ParamLayout
     return layout, (layout.pack_on_host(parameters), statistics)
 
 
-def test_with_flip_mirror_images_get_the_same_answers(tmp_path: Path) -> None:
-    """The logits of an image and of its mirror image are averaged, so it does not matter which of them came."""
+def test_with_flip_an_image_and_its_mirror_image_get_the_same_predictions(tmp_path: Path) -> None:
+    """The logits of both are averaged, so it does not matter which of them is read."""
     config = document(tmp_path, evaluate__flip=True)
     mesh = mesh_for_config(config, jax_world(1).devices)
     layout, network = network_of(config, mesh, 3)
@@ -68,7 +68,7 @@ def test_with_flip_mirror_images_get_the_same_answers(tmp_path: Path) -> None:
 
 
 def test_every_sample_once_on_any_number_of_devices(tmp_path: Path) -> None:
-    """20 images: on 8 devices with batches of 4 some see padding alone."""
+    """20 images: on 8 devices with batches of 4, some devices get only padding."""
     shards, config = make_shard_set(tmp_path / "shards"), document(tmp_path)
     keys = np.sort(ShardSet.open(shards).split("validation").keys)
     answers = {}
@@ -87,7 +87,7 @@ def test_every_sample_once_on_any_number_of_devices(tmp_path: Path) -> None:
     np.testing.assert_allclose(answers[1].losses, answers[8].losses, rtol=1e-5)
 
 
-def test_a_stop_ends_it_for_all(tmp_path: Path) -> None:
+def test_a_stop_request_ends_the_evaluation(tmp_path: Path) -> None:
     evaluating = Evaluating(document(tmp_path), make_shard_set(tmp_path / "shards"), 1)
     asked = iter([False, True, True, True])
     assert evaluating.evaluator.evaluate(*evaluating.network, untimed, lambda: next(asked)) is None
@@ -95,11 +95,11 @@ def test_a_stop_ends_it_for_all(tmp_path: Path) -> None:
     evaluating.evaluator.close()
 
 
-def test_answers_are_those_of_the_other_engine() -> None:
-    """Among equals the lower class comes first; with fewer classes than five all of them are named."""
+def test_predictions_equal_those_of_the_other_engine() -> None:
+    """Of equal logits the lower class comes first. With fewer than five classes, all are predicted."""
     generator = np.random.default_rng(1)
     for classes in (3, 40):
-        logits = generator.integers(-3, 4, (64, classes)).astype(np.float32)  # full of equals
+        logits = generator.integers(-3, 4, (64, classes)).astype(np.float32)  # with many equal values
         labels = generator.integers(0, classes, 64)
         topk, confidences, losses = batch_predictions(jnp.asarray(logits), jnp.asarray(labels))
         expected = torchs_answers(torch.from_numpy(logits), torch.from_numpy(labels))

@@ -1,4 +1,4 @@
-"""Where devices stand in the mesh: rows on the torus, slices apart, batch-norm groups of neighbours."""
+"""Mesh: rows along the torus, slices as an axis, batch-norm groups of neighbours."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -27,7 +27,7 @@ from tests.support.refusals import refused
 
 
 def torus(x: int, y: int, z: int = 1, *, cores: int = 1, slices: int = 1) -> list[DevicePosition]:
-    """The places of a machine, in an order that has nothing to do with them."""
+    """Return the positions of a machine's devices, in random order."""
     places = [
         DevicePosition(s, i, j, k, c)
         for s in range(slices)
@@ -109,7 +109,7 @@ def test_the_members_of_a_group_are_consecutive_ranks() -> None:
 
 
 def shape(mesh: Mesh) -> dict[str, int]:
-    """The axes along which there is more than one device."""
+    """Return the axes with more than one device, and their sizes."""
     return {axis: size for axis, size in mesh.shape.items() if size > 1}
 
 
@@ -154,13 +154,13 @@ def test_parts_of_an_image_lie_on_the_torus_as_in_the_image() -> None:
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """A device of some process."""
+    """Device of another process."""
 
     id: int
     process_index: int
 
 
-def test_what_makes_no_mesh_is_refused() -> None:
+def test_devices_that_form_no_mesh_are_refused() -> None:
     eight = [DevicePosition(0, x, 0) for x in range(8)]
     with refused("8 devices", "divisor of 8", field="train.all_reduce.row", got=3):
         plan_grid(eight, 3)
@@ -179,8 +179,8 @@ def test_what_makes_no_mesh_is_refused() -> None:
         build_mesh(processes, row=4, parts=(4, 1))  # type: ignore[arg-type]
 
 
-def test_tpus_that_do_not_know_their_slice_are_refused() -> None:
-    """Where Google's own variables are missing, each slice would train by itself."""
+def test_tpus_without_slice_variables_are_refused() -> None:
+    """Without Google's own variables, each slice would train by itself."""
     tpus = tuple(SimpleNamespace(platform="tpu", slice_index=slice_) for slice_ in (0, 1, None))
     _check_slice(RankEnv(slice_id=1, slice_count=2), (tpus[1],))  # type: ignore[arg-type]
     _check_slice(RankEnv(), (tpus[2],))  # type: ignore[arg-type]

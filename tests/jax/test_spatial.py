@@ -1,4 +1,4 @@
-"""Images cut over devices: each operation, and whole networks, give what they give of whole images."""
+"""Spatial partitioning: each operation, and whole networks, give the results of whole images."""
 
 from math import prod
 from typing import Any
@@ -19,7 +19,7 @@ from podscale.jax.models.layers import NHWC_OIHW, stem_convolution
 from podscale.jax.spatial import Parts, Tiles, plan_halo
 from podscale.models import Window
 
-pytestmark = [pytest.mark.timeout(900), pytest.mark.shallow]  # compiling whole networks, on machines that are busy
+pytestmark = [pytest.mark.timeout(900), pytest.mark.shallow]  # compiles whole networks, possibly on a busy machine
 TILED, WHOLE = PartitionSpec(None, *SPATIAL), PartitionSpec()
 CLASSES = 5
 Values = np.ndarray[Any, Any]
@@ -30,19 +30,19 @@ def drawn(*shape: int, seed: int = 0) -> Values:
 
 
 def whole_numbers(*shape: int, seed: int = 0) -> Values:
-    """Sums of their products are exact in any order."""
+    """Return integers as fp32; sums of their products are exact in any order."""
     return np.random.default_rng(seed).integers(-3, 4, shape).astype(np.float32)
 
 
 def mapped(body: Any, parts: Parts, in_specs: Any, out_specs: Any, ranks: int = 1) -> Any:
-    """`body` on as many devices as ranks and parts ask for; all ranks are one group of batch norm."""
+    """Return `body` mapped over `ranks` times `parts` devices; all ranks are one batch-norm group."""
     count = ranks * prod(parts)
     mesh = arrange_devices(jax.devices()[:count], np.arange(count).reshape(1, 1, count), ranks, parts)
     return jax.jit(jax.shard_map(body, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False))
 
 
 def laid_out(x: Values, tiles: Tiles) -> Values:
-    """Images with what the last tiles hold beyond them, which counts for nothing: any numbers."""
+    """Return the images padded to whole tiles with arbitrary numbers, which must not count."""
     beyond = [
         rows * parts - side for rows, parts, side in zip(tiles.tile_shape, tiles.parts, tiles.image_sides, strict=True)
     ]
@@ -61,8 +61,8 @@ def after(tiles: Tiles, window: Window) -> Tiles:
 @pytest.mark.parametrize(
     "window", [Window(3, 1, 1), Window(3, 2, 1), Window(1, 2, 0), Window(7, 2, 3), Window(11, 4, 2)]
 )
-def test_a_device_asks_for_the_rows_that_its_outputs_see(window: Window) -> None:
-    """Against the definition, for every side and number of parts; and for no more where tiles are aligned."""
+def test_a_halo_has_the_rows_that_the_outputs_depend_on(window: Window) -> None:
+    """By definition, for every side and number of parts; and no further rows if tiles are aligned."""
     for parts in range(1, 6):
         for side in range(max(1, window.kernel - 2 * window.padding), 40):
             halo = plan_halo(side, parts, window)
@@ -92,12 +92,12 @@ def test_a_device_asks_for_the_rows_that_its_outputs_see(window: Window) -> None
         ((14, 10), (4, 2), Window(3, 2, 1)),  # tiles of 4, 4, 4, 2 rows become 2, 2, 2, 1
         ((14, 9), (2, 2), Window(1, 2, 0)),  # 7 rows, of which the second tile skips the first
         ((28, 20), (4, 2), Window(7, 2, 3)),
-        ((5, 16), (4, 1), Window(7, 1, 3)),  # halos larger than tiles, of devices two places away; the last is idle
+        ((5, 16), (4, 1), Window(7, 1, 3)),  # halos larger than tiles, from devices two hops away; the last is idle
         ((24, 24), (2, 2), Window(11, 4, 2)),
     ],
 )
-def test_a_convolution_is_that_of_the_full_image(sides: tuple[int, int], parts: Parts, window: Window) -> None:
-    """Outputs and gradients to the bit; nothing flows to what lies beyond the image."""
+def test_a_convolution_equals_that_of_the_full_image(sides: tuple[int, int], parts: Parts, window: Window) -> None:
+    """Outputs and gradients are equal to the bit; pixels beyond the image get no gradient."""
     x, weight = whole_numbers(2, *sides, 3), whole_numbers(4, 3, window.kernel, window.kernel, seed=1)
 
     def convolve(x: Any, weight: Any, padding: int) -> Any:
@@ -126,11 +126,11 @@ def test_a_convolution_is_that_of_the_full_image(sides: tuple[int, int], parts: 
 
 
 @pytest.mark.parametrize(("sides", "parts"), [((16, 8), (4, 2)), ((14, 9), (4, 2)), ((5, 6), (4, 1))])
-def test_pooling_is_that_of_the_full_image(sides: tuple[int, int], parts: Parts) -> None:
-    """Max pool and the gathering of whole images to the bit, gradients included; the average but for its order."""
+def test_pooling_equals_that_of_the_full_image(sides: tuple[int, int], parts: Parts) -> None:
+    """Max pool and gathering are equal to the bit, gradients included; the average up to the order of additions."""
     window, tiles = Window(3, 2, 1), Tiles(sides, parts)
     outputs = after(tiles, window)
-    x = drawn(2, *sides, 3) - 5.0  # below the zeros that come from where there is no neighbour
+    x = drawn(2, *sides, 3) - 5.0  # below the zeros that fill the halo at the border
     expected, back = jax.vjp(lambda x: spatial.max_pool(x, window, None), x)
     dy = drawn(*expected.shape, seed=1)
 
@@ -145,11 +145,11 @@ def test_pooling_is_that_of_the_full_image(sides: tuple[int, int], parts: Parts)
     np.testing.assert_allclose(cropped(dx, tiles), back(dy)[0], rtol=1e-6)
     np.testing.assert_allclose(mean, x.mean((1, 2)), rtol=1e-6)
     np.testing.assert_array_equal(gathered, x)
-    assert np.isfinite(np.asarray(y)).all()  # beyond the image too: zero times infinity is no gradient
+    assert np.isfinite(np.asarray(y)).all()  # beyond the image too, because 0 * inf is NaN
 
 
 @pytest.mark.parametrize("compute", ["plain", "padded4", "space_to_depth"])
-def test_the_stem_may_be_computed_in_other_ways_of_tiles_too(compute: Any) -> None:
+def test_every_way_equals_the_plain_stem_over_tiles(compute: Any) -> None:
     window, tiles = Window(7, 2, 3), Tiles((28, 20), (4, 2))
     x, weight = drawn(2, 28, 20, 3), drawn(4, 3, 7, 7, seed=1)
 
@@ -163,8 +163,8 @@ def test_the_stem_may_be_computed_in_other_ways_of_tiles_too(compute: Any) -> No
 
 
 @pytest.mark.parametrize("part", [None, 2], ids=["a batch", "parts of a batch"])
-def test_batch_norm_takes_its_statistics_over_full_images(part: int | None) -> None:
-    """7 x 5 pixels in 4 x 2 tiles, of which none counts that lies beyond."""
+def test_batch_norm_has_the_statistics_of_full_images(part: int | None) -> None:
+    """7 x 5 pixels in 4 x 2 tiles; pixels beyond the image do not count."""
     tiles = Tiles((7, 5), (4, 2))
     x, dy = drawn(4, 7, 5, 3) * 2 + 1, drawn(4, 7, 5, 3, seed=1)
     weight, bias = drawn(3, seed=2), drawn(3, seed=3)
@@ -191,7 +191,7 @@ def test_batch_norm_takes_its_statistics_over_full_images(part: int | None) -> N
 
 
 def network(model: ModelSection, side: int, dtype: Any, parts: Parts) -> dict[str, Any]:
-    """Logits, statistics and gradients of 4 images by two ranks with their own images, forward and backward."""
+    """Return logits, statistics and gradients of 4 images on two ranks."""
     parameters, statistics = initialise(model, CLASSES, seed=0)
     kinds = enumerate(parameters.items())
     wide = np.float64 if dtype == "float64" else np.float32
@@ -223,7 +223,7 @@ def network(model: ModelSection, side: int, dtype: Any, parts: Parts) -> dict[st
 def compare(result: Any, expected: Any, tolerance: float) -> None:
     for kind, arrays in expected.items():
         for name, array in arrays.items():
-            atol = tolerance * max(float(np.abs(array).max()), 1e-3)  # what a norm follows has no gradient but rounding
+            atol = tolerance * max(float(np.abs(array).max()), 1e-3)  # biases before a norm have only rounding
             np.testing.assert_allclose(result[kind][name], array, rtol=0, atol=atol, err_msg=f"{kind} {name}")
 
 
@@ -231,12 +231,12 @@ def compare(result: Any, expected: Any, tolerance: float) -> None:
     ("model", "side", "parts"),
     [
         ({"name": "resnet50"}, 36, (2, 2)),  # sides 36, 18, 9, 5, 3, 2: even, then uneven
-        ({"name": "alexnet", "alexnet": {"dropout": 0.0}}, 64, (4, 1)),  # 64, 15, 7, 3, 1: the last has one row for 4
+        ({"name": "alexnet", "alexnet": {"dropout": 0.0}}, 64, (4, 1)),  # 64, 15, 7, 3, 1: one row for 4 devices
     ],
     ids=["resnet50 in 2 x 2", "alexnet in 4 x 1"],
 )
-def test_a_network_is_that_of_full_images(model: dict[str, Any], side: int, parts: Parts) -> None:
-    """Forward and backward in fp64, where rounding hides nothing."""
+def test_a_network_equals_that_of_full_images(model: dict[str, Any], side: int, parts: Parts) -> None:
+    """Forward and backward in fp64, in which rounding hides no difference."""
     section = ModelSection.model_validate({"width": 4, **model})
     with jax.enable_x64(True):
         whole, cut = (network(section, side, "float64", ways) for ways in ((1, 1), parts))
@@ -244,9 +244,10 @@ def test_a_network_is_that_of_full_images(model: dict[str, Any], side: int, part
 
 
 @pytest.mark.parametrize(("name", "side", "parts"), [("resnet50", 36, (2, 1)), ("resnet18", 64, (2, 2))])
-def test_in_fp32_a_network_differs_by_rounding_alone(name: str, side: int, parts: Parts) -> None:
-    """Uneven tiles, then even ones; gradients all together: one unit whose sum rounds to the other side of ReLU's zero
-    moves whole filters."""
+def test_in_fp32_a_network_differs_by_rounding_only(name: str, side: int, parts: Parts) -> None:
+    """Uneven tiles, then even ones. Gradients are compared as one vector, because a unit that rounds to the other side
+    of ReLU's zero changes whole filters.
+    """
     section = ModelSection.model_validate({"name": name, "width": 4})
     whole, cut = (network(section, side, "float32", ways) for ways in ((1, 1), parts))
     compare({**cut, "gradients": {}}, {**whole, "gradients": {}}, tolerance=2e-5)

@@ -1,4 +1,4 @@
-"""Between two steps the host hands out work: it brings nothing over but batches and words, and never waits."""
+"""Between two steps the host only dispatches work: it transfers batches and statuses, and never waits."""
 
 import threading
 from collections.abc import Iterator
@@ -17,20 +17,20 @@ from podscale.jax.trainer import JaxTrainer
 from tests.support.engines import document, lines_of, train_in_jax
 from tests.support.shard_set import make_shard_set
 
-pytestmark = [pytest.mark.timeout(900), pytest.mark.shallow]  # compiling whole steps, on machines that are busy
+pytestmark = [pytest.mark.timeout(900), pytest.mark.shallow]  # compiles whole steps, possibly on a busy machine
 LARS = {"name": "lars", "trust_coefficient": 0.02, "weight_decay": 1e-3}
 SHARDED = {"algorithm": "torus2d", "row": 4, "bucket_mb": 0.1}
 AT_THE_END = {"evaluate__every_epochs": 5, "checkpoint": {"every_steps": 0, "every_epochs": 0}}
 TIMEOUT_SECONDS = 30.0
-"""Seconds in which a host that does not wait hands out the next call."""
+"""Time in which a host that does not wait dispatches the next call, seconds."""
 
 
 class SlowDevices:
-    """Devices that end a call only when the host has handed out `LAG` more, or says that it needs all results now."""
+    """Devices that finish a call only when the host has dispatched `STATUS_LAG` more, or drains the statuses."""
 
     def __init__(self) -> None:
         self.late: list[int] = []
-        """Calls for whose end the host has waited instead."""
+        """Calls for which the host waited instead."""
         self.calls = 0
         self._drained = False
         self._changed = threading.Condition()
@@ -66,19 +66,19 @@ class SlowDevices:
                 self.late.append(call)
 
 
-def test_the_host_waits_for_nothing_that_the_devices_have_not_done(tmp_path: Path) -> None:
-    """With every step in the log: what it says has arrived long ago, as has what the ranks agree on."""
+def test_the_host_does_not_wait_for_the_devices(tmp_path: Path) -> None:
+    """Also with every step in the log: its values and the statuses have arrived by then."""
     shards, devices = make_shard_set(tmp_path / "shards"), SlowDevices()
     config = document(tmp_path, train__epochs=5, telemetry__log_every=1, **AT_THE_END)
-    result = train_in_jax(config, shards, 2, devices.slow_down)  # one device alone would compute in the host's thread
+    result = train_in_jax(config, shards, 2, devices.slow_down)  # a single device computes in the host's thread
     assert devices.late == []
     assert devices.calls == result.steps == len(lines_of(config, "step")) == 15
 
 
-def test_steps_transfer_batches_and_statuses_alone(tmp_path: Path) -> None:
-    """Four steps a call, or what is left up to a line of the log; with sharded weights.
+def test_steps_transfer_only_batches_and_statuses(tmp_path: Path) -> None:
+    """Up to four steps a call, with sharded weights; a call ends at a log line.
 
-    On CPUs JAX guards what goes to devices and between them; what comes back is no transfer there.
+    On CPUs JAX guards transfers to devices and between them, but not those to the host.
     """
     shards = make_shard_set(tmp_path / "shards")
     config = document(

@@ -1,4 +1,4 @@
-"""The training step: on one device as torch trains, on eight as on one, several steps in one program."""
+"""Train step: one device trains as torch does, eight as one; a program runs several steps."""
 
 import re
 from collections import Counter
@@ -20,7 +20,7 @@ from podscale.jax.train_step import STATUS_LENGTH, DeviceState, StepInputs, Trai
 from podscale.pytorch.models import build_model as build_torch_model
 from tests.support.refusals import refused
 
-pytestmark = pytest.mark.timeout(900)  # compiling whole steps, on machines that are busy
+pytestmark = pytest.mark.timeout(900)  # compiles whole steps, possibly on a busy machine
 CLASSES, BATCH, UPDATES = 10, 32, 3
 RESNET = {"name": "resnet18", "width": 4, "stem": "small", "zero_init_last_gamma": False}
 ALEXNET = {"name": "alexnet", "width": 4, "alexnet": {"dropout": 0.0, "pool5_norm": False}}
@@ -51,7 +51,7 @@ def begin(step: TrainStep, config: RunConfig) -> DeviceState:
 
 
 class Trained(NamedTuple):
-    """weights, momentum and statistics by kind and name; program: as compiled."""
+    """Weights, momentum and statistics by kind and name, losses, step, and the compiled `program`."""
 
     arrays: dict[str, dict[str, np.ndarray[Any, Any]]]
     losses: np.ndarray[Any, Any]
@@ -60,7 +60,7 @@ class Trained(NamedTuple):
 
 
 def trained(config: RunConfig, devices: int) -> Trained:
-    """After all steps in one program, through which every device learns the largest of what the ranks say."""
+    """Return the result of all steps in one program. Checks that it reduces the ranks' statuses."""
     step = build_train_step(config, mesh_for_config(config, jax.devices()[:devices]), CLASSES)
     said = np.random.default_rng(0).integers(0, 1000, (axis_size(step.mesh, RANKS), STATUS_LENGTH), np.int32)
     arguments = (
@@ -83,12 +83,12 @@ def trained(config: RunConfig, devices: int) -> Trained:
     }
     arrays = {kind: {name: np.asarray(a) for name, a in named.items()} for kind, named in result.items()}
     program = compiled.as_text()
-    assert not re.search(r"infeed|outfeed|callback", program), "the program asks the host"
+    assert not re.search(r"infeed|outfeed|callback", program), "the program communicates with the host"
     return Trained(arrays, np.asarray(figures.loss), step, program)
 
 
 def trained_by_torch(config: RunConfig) -> tuple[dict[str, dict[str, Any]], list[float]]:
-    """The same steps by torch's own loss and optimizer."""
+    """Return the result of the same steps by torch's own loss and optimizer."""
     parameters, statistics = initialise(config.model, CLASSES, seed=1)
     network = build_torch_model(config.model, CLASSES).train()
     network.load_state_dict({name: torch.from_numpy(a.copy()) for name, a in {**parameters, **statistics}.items()})
@@ -126,7 +126,7 @@ def compare(result: Any, expected: Any, *, tolerance: float) -> None:
 
 
 def test_one_device_trains_as_torch_and_eight_as_one() -> None:
-    """SGD; eight devices with one batch-norm group, a torus and a sharded update against the full batch on one."""
+    """SGD. Eight devices have one batch-norm group, a torus and a sharded step; one device has the full batch."""
     alone = document(RESNET, optimizer=SGD)
     one = trained(alone, 1)
     torchs, torch_losses = trained_by_torch(alone)
@@ -137,8 +137,8 @@ def test_one_device_trains_as_torch_and_eight_as_one() -> None:
     compare(eight.arrays, one.arrays, tolerance=2e-3)
 
 
-def test_every_way_to_reduce_and_update_gives_the_same_training() -> None:
-    """LARS: groups of two devices, or parts of a batch on one; whole or sharded updates; one program or three."""
+def test_every_all_reduce_and_sharding_gives_the_same_training() -> None:
+    """LARS: groups of two devices, or parts of a batch on one; unsharded or sharded steps; one call or three."""
     flat = document(ALEXNET, span=8, side=63, optimizer=LARS)
     whole, alone = trained(flat, 8), trained(flat, 1)
     np.testing.assert_allclose(whole.losses, alone.losses, rtol=1e-5)
@@ -163,10 +163,10 @@ def test_every_way_to_reduce_and_update_gives_the_same_training() -> None:
 
 
 def check_collectives(sharded: Trained) -> None:
-    """Each bucket is scattered, added along columns, and its weights gathered; nothing else of its size travels.
+    """Check that each bucket is scattered, added along columns and its weights gathered, without other large messages.
 
-    The loss and the statistics are a bucket that is averaged whole. Batch norm has a message each way for each layer,
-    LARS one for all norms; the ranks' words are one. (The compiler puts the columns' messages together.)
+    The loss and the statistics are one more bucket. Batch norm sends two messages for each layer, LARS one for all
+    norms, and the statuses are one. (The compiler merges the messages of the columns.)
     """
     layers = len(sharded.arrays["statistics"]) // 2
     buckets = len(sharded.step.layout.lengths)
@@ -187,7 +187,7 @@ def check_collectives(sharded: Trained) -> None:
 
 
 def check_that_a_non_finite_step_is_masked(step: TrainStep, config: RunConfig) -> None:
-    """Everything stays to the bit, but for the number of the step."""
+    """Check that only the number of the step changes, to the bit."""
     parameters, statistics = initialise(config.model, CLASSES, seed=1)
     parameters["fc8.bias"] = np.full(CLASSES, np.inf, np.float32)
     images, labels = batches(63)
@@ -201,10 +201,10 @@ def check_that_a_non_finite_step_is_masked(step: TrainStep, config: RunConfig) -
 
 
 @pytest.mark.shallow
-def test_devices_that_share_images_train_as_one_with_all_of_them() -> None:
-    """Four ranks of two devices against four of one: top and bottom halves, LARS, groups of two ranks, a torus.
+def test_devices_that_share_images_train_as_one_device() -> None:
+    """Four ranks of two devices equal four of one: top and bottom halves, LARS, groups of two ranks, a torus.
 
-    In bf16 cutting images moves what is trained no further than rounding does anyway.
+    In bf16 the difference is of the size of rounding.
     """
     wide = {**RESNET, "stem": "imagenet"}
     options = {"span": BATCH // 2, "side": 64, "optimizer": LARS, "engine": "jax", **SHARDED}
@@ -226,15 +226,15 @@ def test_devices_that_share_images_train_as_one_with_all_of_them() -> None:
 
 
 def apart(one: Trained, other: Trained, kind: str) -> float:
-    """The distance between two networks' weights, momentum or statistics."""
+    """Return the L2 distance between two networks' weights, momentum or statistics."""
     return float(np.sqrt(sum(((a - one.arrays[kind][name]) ** 2).sum() for name, a in other.arrays[kind].items())))
 
 
 def halos(config: RunConfig, images: int) -> Counter[str]:
-    """What a device sends of images that two share, top and bottom: messages, and bytes in fp32.
+    """Return the messages and bytes (fp32) that a device sends if two share an image, top and bottom.
 
-    A convolution of 3 x 3 sends a row each way, or with stride 2 one row down; so does the max pool. The stem sends
-    three down and two up. Backward sends as much again, but nobody asks for the gradient of the pixels.
+    A 3 x 3 convolution sends a row each way, or with stride 2 one row down; so does the max pool. The stem sends three
+    down and two up. Backward sends as much again, except for the stem, whose input needs no gradient.
     """
     model, side = config.model, config.input.image_size
     counted = Counter[str]()
@@ -254,13 +254,13 @@ def halos(config: RunConfig, images: int) -> Counter[str]:
 
 
 def permuted(program: str) -> Counter[str]:
-    """The same, of what the compiler made of it."""
+    """Return the messages and bytes of a compiled program."""
     result = re.findall(r"= f32\[([\d,]+)\]\S* collective-permute(?:-start)?\(", program)
     volume = sum(4 * prod(map(int, shape.split(","))) for shape in result)
     return Counter(messages=len(result), bytes=volume)
 
 
-def test_what_this_engine_does_not_have() -> None:
+def test_options_that_this_engine_lacks_are_refused() -> None:
     def build(devices: int = 8, **document_of: Any) -> None:
         config = document(RESNET, **document_of)
         build_train_step(config, mesh_for_config(config, jax.devices()[:devices]), CLASSES)

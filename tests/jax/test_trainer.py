@@ -1,4 +1,4 @@
-"""Whole trainings by the JAX engine: as the other engine trains, to the bit after a stop, on any number of devices."""
+"""Trainings of the JAX engine: equal to the other engine's, resumed to the bit, on any number of devices."""
 
 import shutil
 from collections.abc import Callable
@@ -26,13 +26,13 @@ from tests.support.engines import (
 from tests.support.refusals import refused
 from tests.support.shard_set import make_shard_set
 
-pytestmark = [pytest.mark.timeout(900), pytest.mark.shallow]  # compiling whole steps, on machines that are busy
+pytestmark = [pytest.mark.timeout(900), pytest.mark.shallow]  # compiles whole steps, possibly on a busy machine
 LARS = {"name": "lars", "trust_coefficient": 0.02, "weight_decay": 1e-3}
 SHARDED = {"algorithm": "torus2d", "row": 4, "bucket_mb": 0.1}
 
 
 def continued(config: RunConfig, step: int, run: str) -> RunConfig:
-    """A run that has nothing of the other but its checkpoint of `step`."""
+    """Return a run with nothing but the other's checkpoint of `step`."""
     other = config.model_copy(update={"run": config.run.model_copy(update={"id": run})})
     source = RunDirectory.for_config(config).checkpoints / f"step-{step}"
     shutil.copytree(source, RunDirectory.for_config(other).checkpoints / source.name)
@@ -56,8 +56,8 @@ def close(result: dict[str, Any], expected: dict[str, Any], tolerance: float) ->
     [{"train__optimizer": {"name": "lamb"}}, {"train__optimizer": LARS, "train__accumulation": 2}],
     ids=["lamb", "lars, two passes a step"],
 )
-def test_either_engine_continues_what_the_other_has_begun(tmp_path: Path, train: dict[str, Any]) -> None:
-    """Weights, moments and their count, running statistics and the place in schedule and sample order, both ways."""
+def test_either_engine_resumes_a_run_of_the_other(tmp_path: Path, train: dict[str, Any]) -> None:
+    """With weights, moments, their count, running statistics, and position in schedule and sample order; both ways."""
     shards = make_shard_set(tmp_path / "shards")
     span = 16 // train.get("train__accumulation", 1)
     config = document(tmp_path, "torch", checkpoint__every_steps=3, model__batch_norm={"span": span}, **train)
@@ -79,7 +79,7 @@ def test_either_engine_continues_what_the_other_has_begun(tmp_path: Path, train:
 
 
 def stop_before(step: int) -> Callable[[JaxTrainer], None]:
-    """The process is asked to stop before the call that begins with step `step`, counted from 0."""
+    """Request a stop before the call that begins with step `step`, from 0."""
 
     def prepare(session: JaxTrainer) -> None:
         count = session.next_step_count
@@ -94,8 +94,8 @@ def stop_before(step: int) -> Callable[[JaxTrainer], None]:
     return prepare
 
 
-def test_a_stopped_run_goes_on_to_the_bit_and_on_other_devices(tmp_path: Path) -> None:
-    """Eight devices with sharded weights, four steps a call at most."""
+def test_a_stopped_run_resumes_to_the_bit_and_on_other_devices(tmp_path: Path) -> None:
+    """Eight devices with sharded weights, up to four steps a call."""
     shards = make_shard_set(tmp_path / "shards")
     settings: dict[str, Any] = {
         "train__optimizer": LARS,
@@ -125,8 +125,8 @@ def test_a_stopped_run_goes_on_to_the_bit_and_on_other_devices(tmp_path: Path) -
     close(state_after(elsewhere, 12), expected, 2e-3)
 
 
-def test_several_steps_a_call_are_the_same_training(tmp_path: Path) -> None:
-    """Calls end where something is due, one program serves every length, and a masked step counts alone."""
+def test_several_steps_a_call_give_the_same_training(tmp_path: Path) -> None:
+    """Calls end at the next due action, and one program serves every number of steps."""
     shards = make_shard_set(tmp_path / "shards")
     lengths: list[int] = []
 
@@ -153,14 +153,14 @@ def test_several_steps_a_call_are_the_same_training(tmp_path: Path) -> None:
     )
     train_in_jax(one, shards, 2)
     train_in_jax(four, shards, 2, watch)
-    assert lengths[:-1] == [4, 1, 1, 1, 3, 2, 2, 1]  # to 5 a checkpoint, 6 an evaluation, 7 a line, 10, 12, 14, 15
+    assert lengths[:-1] == [4, 1, 1, 1, 3, 2, 2, 1]  # due: 5 a checkpoint, 6 an evaluation, 7 a line, 10, 12, 14, 15
     assert watched[0].step.run_steps._cache_size() == 1  # type: ignore[attr-defined]
     assert lines_of(four, "step")[0]["step"] == 7
     alike(losses_of(four), losses_of(one), 1e-4)
     close(state_after(four, 15), state_after(one, 15), 2e-3)
 
 
-def test_too_many_non_finite_steps_end_the_run(tmp_path: Path) -> None:
+def test_too_many_non_finite_steps_fail_the_run(tmp_path: Path) -> None:
     shards = make_shard_set(tmp_path / "shards")
     config = document(tmp_path, train__max_nonfinite=2)
 
@@ -181,11 +181,11 @@ SHORT = (
     "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. Used 20.00G of "
     "15.75G hbm. Exceeded hbm capacity by 4.25G."
 )
-"""As the TPU compiler says it."""
+"""Error text of the TPU compiler."""
 
 
 def failing(program: str, message: str) -> Callable[[JaxTrainer], None]:
-    """Has the steps or the evaluations of a training fail to compile."""
+    """Let the compilation of the steps or of the evaluation fail."""
 
     def fail(*arguments: Any) -> Any:
         raise jax.errors.JaxRuntimeError(message)
@@ -211,10 +211,10 @@ def failing(program: str, message: str) -> Callable[[JaxTrainer], None]:
         ("evaluation", 16, "Lower evaluate.batch"),
     ],
 )
-def test_what_does_not_fit_the_memory_of_a_device_is_bad_input(
+def test_a_program_that_does_not_fit_the_memory_is_an_input_error(
     tmp_path: Path, program: str, span: int, advice: str
 ) -> None:
-    """How much too much it is, and what would fit: 12 images by proportion, 8 in parts of 4 on two devices."""
+    """The error has the excess and a batch that fits: 12 images by proportion, 8 in parts of 4 on two devices."""
     shards, config = make_shard_set(tmp_path / "shards"), document(tmp_path, model__batch_norm__span=span)
     field = "evaluate.batch" if program == "evaluation" else "train.global_batch"
     with refused("20.0 GiB", "15.8 GiB", "4.2 GiB", field=field) as refusal:
@@ -222,13 +222,13 @@ def test_what_does_not_fit_the_memory_of_a_device_is_bad_input(
     assert refusal.error.hint.startswith(advice)
 
 
-def test_another_error_of_the_compiler_stays_what_it_is(tmp_path: Path) -> None:
+def test_another_error_of_the_compiler_is_raised_unchanged(tmp_path: Path) -> None:
     shards = make_shard_set(tmp_path / "shards")
     with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL: Mosaic failed"):
         train_in_jax(document(tmp_path), shards, 2, failing("update", "INTERNAL: Mosaic failed"))
 
 
-def test_what_a_checkpoint_must_hold(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     shards = make_shard_set(tmp_path / "shards")
     config = document(tmp_path, "first", train__epochs=2)
     train_in_jax(config, shards, 1)
@@ -254,7 +254,7 @@ def test_programs_are_cached_and_damaged_ones_recompiled(tmp_path: Path) -> None
         for number in range(3):
             jax.clear_caches()
             compilation_cache.reset_cache()
-            if number == 1:  # what is kept must not know where it lies
+            if number == 1:  # cached programs must not depend on their path
                 shutil.copytree(tmp_path / "programs", tmp_path / "moved")
             with mock.patch.object(program_cache, "MIN_COMPILE_SECONDS", 0.0):  # these programs compile quickly
                 directory = program_cache.enable_program_cache(tmp_path / ("programs" if number == 0 else "moved"))

@@ -1,4 +1,4 @@
-"""The worker process that the tests of this directory run in."""
+"""Worker process that runs the tests of this directory."""
 
 import os
 

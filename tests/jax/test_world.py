@@ -1,4 +1,4 @@
-"""How a process finds the service at which JAX's processes meet."""
+"""Wait for the service of JAX's rendezvous."""
 
 import socket
 import threading
@@ -6,8 +6,8 @@ import threading
 from podscale.jax.world import _wait_for_service
 
 
-def test_the_service_is_asked_once_it_listens() -> None:
-    """A process that asked before would be answered a second later; one that never finds it lets JAX say so."""
+def test_a_process_connects_once_the_service_listens() -> None:
+    """A process that connected earlier would retry after a second. After the timeout, JAX reports the error."""
     with socket.socket() as service:
         service.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{service.getsockname()[1]}"

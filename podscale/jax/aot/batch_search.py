@@ -57,7 +57,7 @@ def find_largest_batch(request: CompileRequest, measure: MeasureFunction) -> int
     allowed = allowed_batches(request)
     if not allowed:
         raise InputError(
-            f"no batch up to {MAX_BATCH} images for each of the {request.ranks} ranks goes with the other options of "
+            f"no batch up to {MAX_BATCH} images for each of the {request.ranks} ranks fits the other options of "
             "the document (model.batch_norm.span, model.batch_norm.group)",
             field="--sweep",
             got="batch",
@@ -79,7 +79,7 @@ def find_largest_batch(request: CompileRequest, measure: MeasureFunction) -> int
             f"that the document allows, fits the memory of {request.topology.chip.name}",
             field="--sweep",
             got="batch",
-            hint="Choose chips with more, a smaller input.image_size or model, or cut images over devices "
+            hint="Choose chips with more memory, a smaller input.image_size or model, or cut images over devices "
             "(train.spatial_partitions).",
         )
     return allowed[fitting]

@@ -243,7 +243,7 @@ def _largest(report: Mapping[str, Any]) -> str:
         if largest["basis"] == "line"
         else f"by this step alone, whose {'temporaries are' if report['fits'] else 'memory is'} taken to grow evenly"
     )
-    more = "; more may fit, because the compiler recomputes where it runs short" if report["fits"] else ""
+    more = "; more may fit, because the compiler recomputes values if memory is short" if report["fits"] else ""
     return f"{text}, an ESTIMATE (exactly: --sweep batch)\n{'':<10} {room}, {how}{more}"
 
 
@@ -266,7 +266,7 @@ def _estimate(report: Mapping[str, Any]) -> str:
     source = "the compiler's cost model"
     if report["step_source"] == "roofline":
         milliseconds = report["cost_model_seconds"] * 1e3
-        source = f"the largest bound, because the cost model's {milliseconds:,.1f} ms cannot be"
+        source = f"the largest bound, because the cost model's {milliseconds:,.1f} ms is impossible"
     return (
         f"{_ms(report['step_seconds'])} a step ({source}): {report['images_per_second']:,.0f} images/s, "
         f"{report['peak_share']:.0%} of the chips' peak"

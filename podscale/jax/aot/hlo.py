@@ -134,7 +134,7 @@ def summarise_collectives(collectives: Sequence[Collective]) -> list[dict[str, i
 
 
 def axes_of_groups(groups: npt.NDArray[np.int64], mesh: Mapping[str, int]) -> str:
-    """Return the axes along which the devices of groups [groups, members] differ, such as `row+group_row`.
+    """Return the axes along which the devices of `groups`, int64 [groups, members], differ, such as `row+group_row`.
 
     Other values are `all`, `none` and `irregular`.
     """

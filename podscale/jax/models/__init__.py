@@ -25,7 +25,7 @@ from podscale.jax.models.resnet import resnet
 
 
 class ApplyFunction(Protocol):
-    """Forward pass: images float [n, height, width, 3] -> (logits fp32 [n, classes], running statistics).
+    """Forward pass: `images` float [n, height, width, 3] -> (logits fp32 [n, classes], running statistics).
 
     In training the statistics follow the batch; else they stay as they are. The key is dropout's.
     """

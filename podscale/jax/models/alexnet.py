@@ -11,7 +11,7 @@ from podscale.models.alexnet import FC6_INPUT_SIDE, FIRST_WINDOW, GROUPED, POOL_
 
 
 def alexnet(layers: LayerApplier, images: Array, model: ModelSection, key: Array | None = None) -> Array:
-    """Return logits fp32 [n, classes] of float images [n, height, width, 3]. Without a key there is no dropout."""
+    """Return logits fp32 [n, classes] of float `images` [n, height, width, 3]. Without a `key` there is no dropout."""
     options = model.alexnet
     x = layers.stem("conv1", images, stride=FIRST_WINDOW.stride, padding=FIRST_WINDOW.padding)
     for number in range(1, 6):
@@ -33,7 +33,7 @@ def alexnet(layers: LayerApplier, images: Array, model: ModelSection, key: Array
 
 
 def adaptive_average_pool(x: Array, output_side: int) -> Array:
-    """Average images to `output_side` x `output_side` pixels, as torch's adaptive pooling does."""
+    """Average images `x` [n, height, width, channels] to `output_side` x `output_side` pixels, as torch does."""
     if x.shape[1:3] == (output_side, output_side):
         return x
     rows, columns = (jnp.asarray(averaging_matrix(side, output_side), x.dtype) for side in x.shape[1:3])
@@ -50,7 +50,7 @@ def averaging_matrix(side: int, output_side: int) -> npt.NDArray[np.float64]:
 
 
 def dropout(x: Array, rate: float, key: Array | None, number: int) -> Array:
-    """Apply dropout; `number` distinguishes the layers that share a key."""
+    """Apply dropout to `x`; `number` distinguishes the layers that share a `key`."""
     if key is None or not rate:
         return x
     mask = random.bernoulli(random.fold_in(key, number), 1.0 - rate, x.shape)

@@ -39,6 +39,7 @@ def choose_convolution(mesh: Mesh) -> ConvolutionFunction:
 
 
 def xla_convolution(x: Array, weight: Array, stride: int, padding: int, groups: int = 1) -> Array:
+    """Convolve by XLA's own operation; `x` and `weight` as in `ConvolutionFunction`."""
     y: Array = lax.conv_general_dilated(
         x,
         weight,
@@ -51,7 +52,7 @@ def xla_convolution(x: Array, weight: Array, stride: int, padding: int, groups: 
 
 
 def matmul_convolution(x: Array, weight: Array, stride: int, padding: int, groups: int = 1) -> Array:
-    """Convolve by matrix products if XLA's convolution is slow on a CPU."""
+    """Convolve by matrix products if XLA's is slow on a CPU; `x` and `weight` as in `ConvolutionFunction`."""
     if groups > 1:
         pairs = zip(jnp.split(x, groups, axis=-1), jnp.split(weight, groups), strict=True)
         return jnp.concatenate([matmul_convolution(part, filters, stride, padding) for part, filters in pairs], axis=-1)
@@ -80,7 +81,7 @@ def stem_convolution(
     compute: StemCompute = "plain",
     convolve: ConvolutionFunction = xla_convolution,
 ) -> Array:
-    """Convolve images [n, height, width, 3] with filters [outputs, 3, kernel, kernel] of the same dtype.
+    """Convolve `images` [n, height, width, 3] with `weight` [outputs, 3, kernel, kernel] of the same dtype.
 
     Returns [n, rows, columns, outputs]. A stem of stride 1 has nothing to fold and stays plain.
     """
@@ -111,14 +112,14 @@ def _space_to_depth_conv(images: Array, weight: Array, stride: int, padding: int
 
 
 def space_to_depth(x: Array, block: int) -> Array:
-    """Fold blocks of pixels into channels: [n, h, w, c] -> [n, h / block, w / block, c * block^2]."""
+    """Fold blocks of pixels of `x` into channels: [n, h, w, c] -> [n, h / block, w / block, c * block^2]."""
     n, h, w, c = x.shape
     parts = x.reshape(n, h // block, block, w // block, block, c).transpose(0, 1, 3, 5, 2, 4)
     return parts.reshape(n, h // block, w // block, c * block * block)
 
 
 def space_to_depth_filters(weight: Array, block: int) -> Array:
-    """Fold filters likewise: [o, c, h, w] -> [o, c * block^2, h / block, w / block]."""
+    """Fold filters `weight` likewise: [o, c, h, w] -> [o, c * block^2, h / block, w / block]."""
     o, c, h, w = weight.shape
     parts = weight.reshape(o, c, h // block, block, w // block, block).transpose(0, 1, 3, 5, 2, 4)
     return parts.reshape(o, c * block * block, h // block, w // block)
@@ -145,7 +146,10 @@ class LayerOptions:
 
 
 class LayerApplier:
-    """Layers of one forward pass, which look up their arrays by name and collect new running statistics."""
+    """Layers of one forward pass, which look up their arrays by name and collect new running statistics.
+
+    Images are [n, height, width, channels] of the network's dtype, or this device's tiles of them.
+    """
 
     def __init__(
         self,
@@ -160,33 +164,33 @@ class LayerApplier:
         self.statistics = dict(statistics)
 
     def stem(self, name: str, images: Array, *, stride: int, padding: int) -> Array:
-        """Apply the first convolution to images [n, height, width, 3] of any float type."""
+        """Apply the first convolution to `images` [n, height, width, 3] of any float dtype."""
         weight, x = self._weight(name), images.astype(self._options.dtype)
         x, padding = spatial.exchange_halo(x, Window(weight.shape[-1], stride, padding), self._tiles(x))
         y = stem_convolution(x, weight, stride, padding, self._options.stem, self._options.convolve)
         return self._add_bias(name, y)
 
     def convolution(self, name: str, x: Array, *, stride: int = 1, groups: int = 1) -> Array:
-        """Convolve with same padding."""
+        """Convolve images `x` with same padding."""
         weight = self._weight(name)
         kernel = weight.shape[-1]
         x, padding = spatial.exchange_halo(x, Window(kernel, stride, kernel // 2), self._tiles(x))
         return self._add_bias(name, self._options.convolve(x, weight, stride, padding, groups))
 
     def blur(self, x: Array) -> Array:
-        """Blur each channel with [1, 2, 1] / 4 along both directions, zeros outside (Zhang 2019)."""
+        """Blur each channel of images `x` with [1, 2, 1] / 4 along both directions, zero-padded (Zhang 2019)."""
         x, padding = spatial.exchange_halo(x, Window(3, 1, 1), self._tiles(x))
         x = jnp.pad(x, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
         x = (x[:, :-2] + x[:, 2:]) / 4 + x[:, 1:-1] / 2
         return (x[:, :, :-2] + x[:, :, 2:]) / 4 + x[:, :, 1:-1] / 2
 
     def subsample(self, x: Array, stride: int) -> Array:
-        """Return every `stride`-th pixel along both directions."""
+        """Return every `stride`-th pixel of images `x` along both directions."""
         x, _ = spatial.exchange_halo(x, Window(1, stride, 0), self._tiles(x))
         return x[:, ::stride, ::stride]
 
     def norm(self, name: str, x: Array) -> Array:
-        """Apply batch norm; in training by the batch's statistics, which also update the running ones."""
+        """Apply batch norm to images `x`; in training by the batch's statistics, which also update the running ones."""
         weight, bias = (self._parameters[f"{name}.{part}"] for part in ("weight", "bias"))
         mean, var = f"{name}.running_mean", f"{name}.running_var"
         running, tiles = ChannelStatistics(self.statistics[mean], self.statistics[var]), self._tiles(x)
@@ -197,17 +201,19 @@ class LayerApplier:
         return y
 
     def max_pool(self, x: Array, kernel: int, stride: int, padding: int) -> Array:
+        """Return the largest value of each window of images `x`."""
         return spatial.max_pool(x, Window(kernel, stride, padding), self._tiles(x))
 
     def global_average_pool(self, x: Array) -> Array:
-        """Return the mean over the pixels of each image, fp32 (or fp64) [n, channels]."""
+        """Return the mean over the pixels of each image of `x`, fp32 (or fp64) [n, channels]."""
         return spatial.global_average_pool(x.astype(jnp.promote_types(x.dtype, jnp.float32)), self._tiles(x))
 
     def gather_tiles(self, x: Array) -> Array:
+        """Return whole images from tiles `x`; whole images as they are."""
         return spatial.gather_tiles(x, self._tiles(x))
 
     def linear(self, name: str, x: Array) -> Array:
-        """Map [n, inputs] to fp32 (or fp64) [n, outputs]: products in the network's dtype, sums and bias exact."""
+        """Map `x` [n, inputs] to fp32 (or fp64) [n, outputs]: products in the network's dtype, sums and bias exact."""
         exact = jnp.promote_types(self._options.dtype, jnp.float32)
         y = jnp.dot(x.astype(self._options.dtype), self._weight(name).T, preferred_element_type=exact)
         return y + self._parameters[f"{name}.bias"]

@@ -11,7 +11,7 @@ from podscale.models.resnet import BASIC, BOTTLENECK, EXPANSION, ResNetSpec, res
 
 
 def resnet(layers: LayerApplier, images: Array, model: ModelSection) -> Array:
-    """Return logits fp32 [n, classes] of float images [n, height, width, 3]."""
+    """Return logits fp32 [n, classes] of float `images` [n, height, width, 3]."""
     network = resnet_spec(model)
     x = layers.stem("conv1", images, stride=network.stem.stride, padding=network.stem.padding)
     x = nn.relu(layers.norm("bn1", x))
@@ -33,13 +33,13 @@ class ResidualBlock(ABC):
     def __call__(self, name: str, x: Array, inner: int, stride: int) -> Array: ...
 
     def conv(self, name: str, norm: str, x: Array, stride: int = 1) -> Array:
-        """Apply a convolution, of blurred images if the spec says so, and its batch norm."""
+        """Apply a convolution to images `x`, blurred if the spec blurs them, and its batch norm."""
         if self.spec.uses_blur(x.shape[-1], stride):
             x = self.layers.blur(x)
         return self.layers.norm(norm, self.layers.convolution(name, x, stride=stride))
 
     def shortcut(self, name: str, x: Array, outputs: int, stride: int) -> Array:
-        """Return the identity if shapes agree, else the spec's projection or padding."""
+        """Return images `x` if shapes agree, else the spec's projection or padding of them."""
         if stride == 1 and x.shape[-1] == outputs:
             return x
         if self.spec.shortcut == "padding":

@@ -34,9 +34,9 @@ ADAM_MOMENTS = {"momentum": 0.0, "variance": 0.0}
 
 @dataclass(frozen=True)
 class AdamMoments:
-    """Moments of Adam and LAMB.
+    """Moments m and v of Adam and LAMB, and their direction.
 
-    m = b1 * m + (1 - b1) * g;  v = b2 * v + (1 - b2) * g^2;  m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps)
+    m = b1 * m + (1 - b1) * g;  v = b2 * v + (1 - b2) * g^2;  direction = m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps)
     with t the steps applied so far, this one included.
     """
 
@@ -46,7 +46,10 @@ class AdamMoments:
     def directions(
         self, gradients: Buckets, opt_state: OptState, beta1: Array, finite: Array
     ) -> tuple[Buckets, OptState]:
-        """Return the directions and the new state. If the step is not finite, the state stays unchanged, to the bit."""
+        """Return the directions and the new state. If `finite` is False, the state stays unchanged, to the bit.
+
+        `beta1` is an fp32 scalar, `finite` a bool scalar.
+        """
         steps = opt_state.scalars["updates"] + finite
         first, second = bias_corrections(steps, beta1, self.beta2)
         directions, means, variances = [], [], []
@@ -61,14 +64,20 @@ class AdamMoments:
 
 
 def bias_corrections(steps: Array, beta1: Array, beta2: float) -> tuple[Array, Array]:
-    """Return the factors that correct m and the root of v, by expm1: 1 - 0.999 has four correct digits in fp32."""
+    """Return the factors that correct m and the root of v after `steps`; all are fp32 scalars, `beta1` too.
+
+    Computed by expm1, because 1 - 0.999 has four correct digits in fp32.
+    """
     count = jnp.maximum(steps, 1.0)
     log2 = math.log(beta2) if beta2 else -math.inf
     return -1.0 / jnp.expm1(count * jnp.log(beta1)), jnp.sqrt(-1.0 / jnp.expm1(count * log2))
 
 
 def divide_or_zero(numerator: Array, denominator: Array) -> Array:
-    """Divide; 0 for a zero denominator, which padding has if eps is 0 and which would spoil norms."""
+    """Return `numerator` / `denominator`, or 0 for a denominator of 0.
+
+    Padding has it if eps is 0, and its NaN would reach the norms.
+    """
     return jnp.where(denominator == 0, 0.0, numerator / denominator)
 
 
@@ -76,7 +85,7 @@ def divide_or_zero(numerator: Array, denominator: Array) -> Array:
 class Adam(Optimizer):
     """Adam: w -= rate * u with the direction u of `AdamMoments` for g + weight_decay * w.
 
-    Decoupled (AdamW): u for g alone, and w -= rate * weight_decay * w.
+    If `decoupled` (AdamW), u is for g alone, and w -= rate * weight_decay * w.
     """
 
     beta2: float = 0.999
@@ -107,7 +116,7 @@ class Adam(Optimizer):
 
 @dataclass(frozen=True)
 class Lamb(Optimizer):
-    """LAMB. clip_norm: 0 leaves gradients as they are. clip: a ratio above 1 becomes 1."""
+    """LAMB (see the module). `clip_norm` 0 leaves the gradient as it is; with `clip` a ratio above 1 becomes 1."""
 
     beta2: float
     eps: float = 1e-6
@@ -145,7 +154,7 @@ RmsPropVariant = Literal["torch", "tensorflow"]
 
 @dataclass(frozen=True)
 class RmsProp(Optimizer):
-    """RMSProp: direction u, then momentum in any form."""
+    """RMSProp (see the module)."""
 
     decay: float = 0.9
     eps: float = 1e-8

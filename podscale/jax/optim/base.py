@@ -1,8 +1,8 @@
 """Optimizer protocol, hyperparameters and state, and the parameter shard that a device steps.
 
-An optimizer never knows whether the step is sharded: it sees buckets of rows, each row within one array, and asks the
-shard for norms of whole arrays and for factors of arrays row by row. If the step is sharded, the sums of squares of all
-arrays are added over the devices in one small message (Kumar 2019; Xu 2020).
+An optimizer does not depend on whether the step is sharded: it sees buckets of rows, each row within one array, and
+asks the shard for norms of whole arrays and for factors of arrays row by row. If the step is sharded, the sums of
+squares of all arrays are added over the devices in one small message (Kumar 2019; Xu 2020).
 """
 
 from abc import ABC, abstractmethod
@@ -41,13 +41,13 @@ class ParamShard:
             self._rows = [lax.dynamic_slice_in_dim(r, index * (len(r) // shards), len(r) // shards) for r in self._rows]
 
     def norms(self, finite: Array, *values: Buckets) -> tuple[Array, list[Array]]:
-        """Return whether all devices are `finite`, and the L2 norms of every array for each of the values."""
+        """Return True if all devices are `finite` (bool scalar), and for each of `values` the L2 norms [arrays]."""
         squares = [self._squares(buckets) for buckets in values]
         finite, squares = self.sum_over_devices(finite, squares)
         return finite, [jnp.sqrt(square) for square in squares]
 
     def sum_over_devices(self, finite: Array, sums: Sequence[Array] = ()) -> tuple[Array, list[Array]]:
-        """Return whether all devices are `finite`, and sums [arrays] added over them, in one message."""
+        """Return True if all devices are `finite` (bool scalar), and `sums` [arrays] over them, in one message."""
         if not self._axes:
             return finite, list(sums)
         bad = jnp.where(finite, 0.0, 1.0)[None]
@@ -56,7 +56,7 @@ class ParamShard:
         return total[0] == 0.0, list(total[1:].reshape(len(sums), -1)) if sums else []
 
     def per_row(self, factor: Array) -> list[Array]:
-        """Expand one factor, or one per array, to factors of the rows of each bucket."""
+        """Expand `factor`, a scalar or [arrays], to factors of the rows of each bucket."""
         if factor.ndim == 0:
             return [factor] * len(self._rows)
         return [jnp.take(factor, rows)[:, None] for rows in self._rows]
@@ -72,7 +72,7 @@ class ParamShard:
 
 
 def as_rows(bucket: Array) -> Array:
-    """View a flat bucket as rows, [rows, ROW_ELEMENTS]."""
+    """View a flat `bucket` as rows, [rows, ROW_ELEMENTS]."""
     return bucket.reshape(-1, ROW_ELEMENTS)
 
 

@@ -20,9 +20,9 @@ TrustForm = Literal["sum_of_norms", "norm_of_sum"]
 
 @dataclass(frozen=True)
 class Lars(Optimizer):
-    """LARS. Norms are those of unsharded fp32 arrays, after averaging over the devices.
+    """LARS (see the module). Norms are those of unsharded fp32 arrays, after averaging over the devices.
 
-    Arrays that do not adapt get ratio 1, which leaves plain momentum. clip: LARC's, the ratio becomes
+    Arrays without trust ratio have ratio 1, which leaves plain momentum. With `clip` (LARC) the ratio is
     min(ratio / rate, 1), so that no layer moves faster than the learning rate.
     """
 

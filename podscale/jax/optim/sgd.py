@@ -12,13 +12,13 @@ from podscale.jax.optim.base import HyperParams, Optimizer, OptimizerResult, Opt
 MomentumForm = Literal["unscaled", "scaled", "ratio_inside"]
 """Position of the learning rate and LARS's trust ratio (Kumar 2019, table 1; You 2017, algorithm 1).
 
-unscaled: both inside the momentum buffer, so that a change of them acts on new gradients alone. scaled: both outside,
-so that it rescales what old gradients left. ratio_inside: the ratio inside, the learning rate outside.
+unscaled: both inside the momentum buffer, so that a change of them affects new gradients only. scaled: both outside, so
+that a change rescales the whole buffer. ratio_inside: the ratio inside, the learning rate outside.
 """
 
 
 def add_weight_decay(shard: ParamShard, weights: Buckets, gradients: Buckets, weight_decay: Array) -> Buckets:
-    """Return g + weight_decay * w for arrays that decay, and g for others."""
+    """Return g + `weight_decay` (scalar) * w for arrays that decay, and g for others."""
     decays = shard.per_row(weight_decay * shard.uses_weight_decay)
     return tuple(
         (as_rows(g) + decay * as_rows(w)).reshape(-1) for w, g, decay in zip(weights, gradients, decays, strict=True)
@@ -26,7 +26,7 @@ def add_weight_decay(shard: ParamShard, weights: Buckets, gradients: Buckets, we
 
 
 def apply_direction(shard: ParamShard, weights: Buckets, directions: Buckets, rate: Array, finite: Array) -> Buckets:
-    """Return w - rate * d if the step is finite, else w. The rate is a scalar or one value per array."""
+    """Return w - rate * d if `finite` (bool scalar), else w. `rate` is a scalar or [arrays]."""
     return tuple(
         jnp.where(finite, as_rows(w) - row_rates * as_rows(d), as_rows(w)).reshape(-1)
         for w, d, row_rates in zip(weights, directions, shard.per_row(rate), strict=True)
@@ -35,7 +35,9 @@ def apply_direction(shard: ParamShard, weights: Buckets, directions: Buckets, ra
 
 @dataclass(frozen=True)
 class MomentumUpdate:
-    """u = inside * d;  m = momentum * m + u;  w -= outside * (u + momentum * m if nesterov else m).
+    """Momentum update.
+
+    u = inside * d;  m = momentum * m + u;  w -= outside * (u + momentum * m if nesterov else m).
 
     `inside` and `outside` are one factor, or one for each array (see `MomentumForm`).
     """
@@ -53,7 +55,12 @@ class MomentumUpdate:
         finite: Array,
         ratio: Array | float = 1.0,
     ) -> OptimizerResult:
-        """Step along `directions`, which include weight decay. Other moments of the state stay as they are."""
+        """Step along `directions`, which include weight decay. Other moments of the state stay as they are.
+
+        Args:
+            finite: bool scalar; if False, nothing changes.
+            ratio: trust ratio, a scalar or [arrays].
+        """
         factors = momentum_factors(self.form, hyper.learning_rate, ratio * jnp.ones_like(hyper.learning_rate))
         new_weights, new_momenta = [], []
         buckets = zip(weights, directions, opt_state.moments["momentum"], *map(shard.per_row, factors), strict=True)
@@ -68,7 +75,7 @@ class MomentumUpdate:
 
 
 def momentum_factors(form: MomentumForm, rate: Array, ratio: Array) -> tuple[Array, Array]:
-    """Return the factors inside and outside the momentum buffer."""
+    """Return the factors inside and outside of the momentum buffer; `rate` is a scalar, `ratio` too or [arrays]."""
     match form:
         case "unscaled":
             return rate * ratio, jnp.ones_like(rate)
@@ -82,8 +89,8 @@ def momentum_factors(form: MomentumForm, rate: Array, ratio: Array) -> tuple[Arr
 class Sgd(Optimizer):
     """SGD: d = g + weight_decay * w, then momentum (see `MomentumUpdate`), scaled by default as in Goyal 2017.
 
-    Scaled: m = momentum * m + d;  w -= rate * (d + momentum * m if nesterov else m). Unscaled, the rate stands inside
-    the buffer, and a schedule of the momentum can correct for its changes (Goyal 2017, section 3; Codreanu 2017).
+    Scaled: m = momentum * m + d;  w -= rate * (d + momentum * m if nesterov else m). In the unscaled form the rate is
+    inside the buffer, and a momentum schedule can correct for its changes (Goyal 2017, section 3; Codreanu 2017).
     """
 
     nesterov: bool

@@ -48,7 +48,7 @@ def build_all_reduce(section: AllReduceSection, world: World) -> AllReduce:
             )
         case "auto":
             raise InputError(
-                "`podscale train` makes the choice when it starts, and stores it with the run",
+                "only `podscale train` chooses: it measures the links at its start, and stores the choice with the run",
                 field="train.all_reduce.algorithm",
                 got="auto",
                 hint="Name an algorithm here (`podscale bench allreduce` measures them).",

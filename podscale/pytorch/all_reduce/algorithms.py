@@ -40,14 +40,14 @@ WIRE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.floa
 
 
 class AllReduce(Protocol):
-    """Averages flat fp32 buckets over all ranks, on the calling thread and its current stream.
+    """Average of flat fp32 buckets over all ranks, on the calling thread and its current stream.
 
     Buckets have one element or more. The order of additions depends only on the length and the ranks. Contributions
     are divided by the number of ranks before they are added: in half precision a sum can overflow when the mean fits.
     """
 
     def __call__(self, bucket: Tensor) -> None:
-        """Replace the bucket by its mean over all ranks, bit-identical on each."""
+        """Replace `bucket`, fp32 [elements], by its mean over all ranks, bit-identical on each."""
         ...
 
 
@@ -63,15 +63,15 @@ class ShardedAllReduce(AllReduce, Protocol):
     shard: int
 
     def reduce_scatter(self, bucket: Tensor) -> Tensor:
-        """Return this rank's shard of the mean as a new fp32 tensor. Overwrites the bucket."""
+        """Return this rank's shard of the mean as a new fp32 tensor. Overwrites `bucket`, fp32 [elements]."""
         ...
 
     def all_gather(self, shard: Tensor, out: Tensor) -> None:
-        """Fill `out` with every rank's shard, in order, in the tensor's own dtype (not the wire dtype)."""
+        """Fill `out` [shards * len(shard)] with every rank's `shard`, in order, in their dtype (not the wire dtype)."""
         ...
 
 
-class FlatAllReduce:
+class FlatAllReduce(ShardedAllReduce):
     """The backend's own all-reduce over all ranks. It has one shard per rank."""
 
     def __init__(self, world: World, wire: torch.dtype = torch.float32) -> None:
@@ -92,7 +92,7 @@ class FlatAllReduce:
         self._line.all_reduce(bucket.mul_(1.0 / self.shards))
 
 
-class RingAllReduce:
+class RingAllReduce(ShardedAllReduce):
     """Ring along an axis with all ranks. It has one shard per rank."""
 
     def __init__(self, line: Axis, device: torch.device, wire: torch.dtype = torch.float32) -> None:
@@ -118,7 +118,7 @@ class RingAllReduce:
         return parts
 
 
-class DoubleTreeAllReduce:
+class DoubleTreeAllReduce(AllReduce):
     """Double binary tree along an axis with all ranks."""
 
     def __init__(self, line: Axis, device: torch.device, wire: torch.dtype = torch.float32) -> None:
@@ -148,7 +148,7 @@ class GridAllReduce:
         self._column_queue = build_comm_queue(device, "all-reduce-columns")
 
 
-class HierarchicalAllReduce(GridAllReduce):
+class HierarchicalAllReduce(GridAllReduce, AllReduce):
     """Hierarchical all-reduce. The master of a row is its position 0."""
 
     def __call__(self, bucket: Tensor) -> None:
@@ -169,7 +169,7 @@ class HierarchicalAllReduce(GridAllReduce):
         )
 
 
-class HybridAllReduce:
+class HybridAllReduce(AllReduce):
     """`small` for buckets below `threshold` bytes of fp32, `large` for the others."""
 
     def __init__(self, small: AllReduce, large: AllReduce, threshold: int) -> None:

@@ -28,28 +28,31 @@ all_gather_tensor: Any = getattr(dist, "all_gather_single", None) or dist.all_ga
 
 
 class AxisCollectives(Protocol):
-    """Sums along one axis, in place, in flat fp32 buffers. `parts` has one span of the buffer for each position."""
+    """Collectives along one axis, in place, in a flat fp32 `buffer` [elements].
+
+    `parts` has one span of the buffer for each position.
+    """
 
     axis: Axis
 
     def reduce_scatter(self, buffer: Tensor, parts: list[Span]) -> None:
-        """Sum `parts[position]` over the axis. Overwrites the other parts."""
+        """Sum `parts[position]` of the `buffer` over the axis. Overwrites the other parts."""
         ...
 
     def all_gather(self, buffer: Tensor, parts: list[Span]) -> None:
-        """Copy every part from its position."""
+        """Copy every part of the `buffer` from its position."""
         ...
 
     def all_reduce(self, buffer: Tensor) -> None:
-        """Sum the buffer over the axis."""
+        """Sum the `buffer` over the axis."""
         ...
 
     def reduce(self, buffer: Tensor) -> None:
-        """Sum the buffer into position 0. Overwrites the buffers of other positions."""
+        """Sum the `buffer` into position 0. Overwrites the buffers of other positions."""
         ...
 
     def broadcast(self, buffer: Tensor) -> None:
-        """Copy the buffer of position 0."""
+        """Copy the `buffer` of position 0."""
         ...
 
 
@@ -60,7 +63,7 @@ def build_collectives(axis: Axis, wire: torch.dtype, device: torch.device) -> Ax
     return BackendCollectives(axis, wire) if device.type == "cuda" else P2PCollectives(axis, wire, device)
 
 
-class NoCollectives:
+class NoCollectives(AxisCollectives):
     """Collectives of an axis with one rank: nothing is sent, so nothing is rounded."""
 
     def __init__(self, axis: Axis) -> None:
@@ -77,7 +80,7 @@ class NoCollectives:
     reduce = broadcast = all_reduce
 
 
-class BackendCollectives:
+class BackendCollectives(AxisCollectives):
     """The backend's own collectives, used on NCCL, which knows the links between the GPUs."""
 
     def __init__(self, axis: Axis, wire: torch.dtype) -> None:
@@ -151,7 +154,7 @@ SEGMENT_ELEMENTS = {"cpu": 2**18, "cuda": 2**20}
 """Length of a message by device, elements (1 and 4 MiB of fp32): short for overlap, long for the cost of a call."""
 
 
-class P2PCollectives:
+class P2PCollectives(AxisCollectives):
     """Collectives by rings and chains of point-to-point messages, pipelined in segments."""
 
     def __init__(self, axis: Axis, wire: torch.dtype, device: torch.device) -> None:
@@ -178,9 +181,11 @@ class P2PCollectives:
 
 
 class P2PTransport(Protocol):
-    """Runs a message plan over an fp32 buffer. Sent elements are rounded in it too: all ranks end with equal bits."""
+    """Transport of the messages of a plan between the ranks of an axis."""
 
-    def run(self, plan: MessagePlan, buffer: Tensor) -> None: ...
+    def run(self, plan: MessagePlan, buffer: Tensor) -> None:
+        """Run `plan` over the fp32 `buffer`. Sent elements are rounded in it too, so all ranks end with equal bits."""
+        ...
 
 
 def build_transport(axis: Axis, wire: torch.dtype, device: torch.device) -> P2PTransport:
@@ -196,7 +201,7 @@ It is several times the number of sends in RECEIVES_AHEAD rounds: else all ranks
 """
 
 
-class GlooTransport:
+class GlooTransport(P2PTransport):
     """Messages between CPU tensors. A rank waits only for the message that it needs next."""
 
     def __init__(self, axis: Axis, wire: torch.dtype) -> None:
@@ -252,7 +257,7 @@ class GlooTransport:
             buffer[receive.start : receive.stop].copy_(values)
 
 
-class NcclTransport:
+class NcclTransport(P2PTransport):
     """Messages between GPU tensors. NCCL pairs sends with receives, so each round is one batch."""
 
     def __init__(self, axis: Axis, wire: torch.dtype, device: torch.device) -> None:

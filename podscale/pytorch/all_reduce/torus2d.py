@@ -7,7 +7,7 @@ row, so a slow link between rows carries 1/row of the data. If rows are nodes, N
 import torch
 from torch import Tensor
 
-from podscale.pytorch.all_reduce.algorithms import GridAllReduce
+from podscale.pytorch.all_reduce.algorithms import GridAllReduce, ShardedAllReduce
 from podscale.pytorch.all_reduce.collectives import all_gather_tensor
 from podscale.pytorch.all_reduce.plan import Span, equal_spans
 from podscale.pytorch.comm_queue import run_pipelined, slice_count
@@ -20,7 +20,7 @@ def slice_spans(length: int, row: int, slices: int) -> list[list[Span]]:
     return [list(spans) for spans in zip(*by_shard, strict=True)]
 
 
-class Torus2DAllReduce(GridAllReduce):
+class Torus2DAllReduce(GridAllReduce, ShardedAllReduce):
     """2-D torus all-reduce. It has one shard per position of the row."""
 
     def __init__(self, mesh: Mesh, device: torch.device, *wires: torch.dtype) -> None:

@@ -8,16 +8,22 @@ from torch import Tensor
 from podscale.pytorch.batch_norm.native_kernels import memory_order, statistics_dtype
 
 Running = tuple[Tensor, Tensor]
-"""Running mean and variance of each channel."""
+"""Running mean and variance of each channel, fp32 [channels]."""
 
 
 def ghost_batch_norm(
     x: Tensor, weight: Tensor, bias: Tensor, running: Running, part_size: int, momentum: float, eps: float
 ) -> Tensor:
-    """Normalise each part of `part_size` images [n, channels, height, width]. A remainder joins the last part.
+    """Normalise each part of `part_size` images by its own statistics. A remainder joins the last part.
 
     The running statistics move once, towards the mean of the parts' means and of their unbiased variances: as if each
     part were a rank, and the ranks' running statistics were averaged.
+
+    Args:
+        x: images [n, channels, height, width].
+        weight: scale, fp32 [channels].
+        bias: shift, fp32 [channels].
+        running: updated in place.
     """
     parts = len(x) // part_size
     sizes = [part_size] * (parts - 1) + [len(x) - (parts - 1) * part_size]

@@ -14,7 +14,8 @@ Running statistics. They are averaged over the ranks at every step. The field av
 checkpoint (Google's JAX entry to MLPerf v0.7, flax's ImageNet example, timm's `--dist-bn reduce`). A running average is
 linear, so both give the same values; with ours a checkpoint holds one copy, restores at any world size, and a resumed
 run is bit-exact. It costs no extra message: the change of a step is sent with the gradients (see reducer). The change
-is sent, not the value: in half precision a rounded value would stop following at 2 % of itself (8 bits, momentum 0.1).
+is sent, not the value: rounded to bf16 (8 bits), a value would stop changing once the batch is within 2 % of it (at
+momentum 0.1).
 As in the field, the variance is the mean of the ranks' variances. Google's TensorFlow entry to v0.6 does not
 synchronise them, which corresponds to the statistics of the first rank.
 """
@@ -44,7 +45,7 @@ SumFunction = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class ChannelMoments:
-    """Mean, biased and unbiased variance of each channel; count: values of a channel, fp64 [1] on the device."""
+    """Mean, biased and unbiased variance [channels]; `count` is the number of values of a channel, fp64 [1]."""
 
     mean: Tensor
     var: Tensor
@@ -55,7 +56,13 @@ class ChannelMoments:
 def combine_moments(
     mean: Tensor, var: Tensor, count: int, sum_over_group: SumFunction, dtype: torch.dtype
 ) -> ChannelMoments:
-    """Return the moments over all ranks, in `dtype`, from those of this rank (its biased variance)."""
+    """Return the moments over all ranks, in `dtype`.
+
+    Args:
+        mean: mean of this rank's values, [channels].
+        var: biased variance of this rank's values, [channels].
+        count: values of a channel on this rank.
+    """
     channels = len(mean)
     message = torch.cat([mean, var, mean.new_ones(1)]).double()
     local_mean, local_square = message[:channels], message[channels:-1]
@@ -72,7 +79,7 @@ def combine_moments(
 def sync_batch_norm(
     x: Tensor, weight: Tensor, bias: Tensor, eps: float, group: dist.ProcessGroup
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Normalise images [n, channels, height, width] over `group`.
+    """Normalise images `x` [n, channels, height, width] over `group`, by `weight` and `bias` [channels].
 
     Every rank of the group must call this in the same order. The batches may differ in size, but must not be empty.
     Returns output, mean and unbiased variance, the last two without gradient.
@@ -121,7 +128,7 @@ log = logging.getLogger(__name__)
 
 
 class BatchNorm(nn.Module):
-    """Normalises images [n, channels, height, width] per channel, over the batch, the batches of `group`, or parts.
+    """Batch norm per channel of images [n, channels, height, width], over the batch, the batches of `group`, or parts.
 
     Statistics are fp32 (fp64 for fp64 images), whatever the dtype of the images; the output has the dtype and memory
     order of the images. The running variance is the unbiased one, as in torch and cuDNN; flax stores the biased one,
@@ -203,11 +210,11 @@ class RunningStatistics:
         self._saved.copy_(self.flat)
 
     def write_change(self, to_average: Tensor) -> None:
-        """Write this rank's contribution to the average over the ranks: the weighted change since `save`."""
+        """Write the weighted change since `save` to `to_average`, fp32 [statistics], to be averaged over the ranks."""
         torch.sub(self.flat, self._saved, out=to_average).mul_(self._weight)
 
     def apply_change(self, change: Tensor, finite: Tensor) -> None:
-        """Apply the averaged change, or restore the saved values if the step is not finite."""
+        """Apply the averaged `change`, fp32 [statistics], or restore the saved values if `finite` (scalar) is False."""
         torch.where(finite, self._saved + change, self._saved, out=self.flat)
 
 

@@ -1,7 +1,7 @@
 """Four passes of batch norm over images by torch's own kernels, which support both memory formats and mixed dtypes.
 
-On CUDA they are the kernels of SyncBatchNorm. A CPU has no such kernels; there batch norm in evaluation mode with
-explicit statistics does the same work, also as a general affine map per channel. Scales and moments are fp32 (fp64 for
+On CUDA they are the kernels of SyncBatchNorm. A CPU has none: there, batch norm in evaluation mode does the same work,
+given the statistics, and serves as an affine map per channel. Scales and moments are fp32 (fp64 for
 fp64 images), whatever the dtype of the images.
 """
 
@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 MOMENT_BLOCK_VALUES = 2**20
-"""Values in one block of the CPU's moments: it stays in the cache between its two passes, and the channels-last kernel
-has one fp32 sum over all rows, whose error grows with their number (2e-5 of the variance at 100,000)."""
+"""Values in one block of the CPU's moments. A block stays in the cache between its two passes. It also bounds the error
+of the channels-last kernel, which has one fp32 sum over all rows (2e-5 of the variance at 100,000 rows)."""
 
 FAR_DEVIATIONS = 100.0
 """Standard deviations from zero beyond which, on a CPU, the mean is subtracted and moments are computed again."""
 
 
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean and biased variance of each channel of images [n, channels, height, width], fp32 or fp64."""
+    """Return mean and biased variance [channels] of images `x` [n, channels, height, width], fp32 or fp64."""
     if x.is_cuda:
         return torch.batch_norm_update_stats(x, None, None, 0.0)
     mean, var = _block_moments(x)
@@ -31,14 +31,14 @@ def moments(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def normalise(x: Tensor, mean: Tensor, invstd: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Return (x - mean) * invstd * weight + bias."""
+    """Return (x - mean) * invstd * weight + bias of images `x`; all others are [channels]."""
     if x.is_cuda:
         return torch.batch_norm_elemt(x, weight, bias, mean, invstd, 0.0)
     return _affine(x, mean, weight * invstd, bias)
 
 
 def gradient_sums(dy: Tensor, x: Tensor, mean: Tensor, invstd: Tensor) -> tuple[Tensor, Tensor]:
-    """Return sum(dy) and sum(dy * (x - mean)) of each channel."""
+    """Return sum(dy) and sum(dy * (x - mean)) [channels]; `dy` and `x` are images, `mean` and `invstd` [channels]."""
     if x.is_cuda:
         weight = invstd  # only its dtype is used, which must be that of the parameters
         sum_dy, sum_dy_xmu, _, _ = torch.batch_norm_backward_reduce(dy, x, mean, invstd, weight, True, False, False)
@@ -53,7 +53,12 @@ def gradient_sums(dy: Tensor, x: Tensor, mean: Tensor, invstd: Tensor) -> tuple[
 def input_gradient(
     dy: Tensor, x: Tensor, mean: Tensor, invstd: Tensor, weight: Tensor, sums: Tensor, count: Tensor
 ) -> Tensor:
-    """Return weight * invstd * (dy - sums[0] / count - (x - mean) * invstd^2 * sums[1] / count) in the dtype of x."""
+    """Return weight * invstd * (dy - sums[0] / count - (x - mean) * invstd^2 * sums[1] / count) in the dtype of x.
+
+    Args:
+        sums: those of `gradient_sums` over the group, [2, channels].
+        count: values of a channel in the group, fp64 [1].
+    """
     if x.is_cuda:
         return torch.batch_norm_backward_elemt(dy, x, mean, invstd, weight, sums[0], sums[1], count.to(torch.int32))
     scale = weight * invstd
@@ -63,7 +68,7 @@ def input_gradient(
 
 
 def statistics_dtype(x: Tensor) -> torch.dtype:
-    """Return fp32, or fp64 for fp64 images."""
+    """Return the dtype of statistics of `x`: fp32, or fp64 for fp64 images."""
     return torch.promote_types(x.dtype, torch.float32)
 
 

@@ -1,4 +1,4 @@
-"""Four passes of batch norm as plain operations, which a compiler fuses with others (documented in native_kernels)."""
+"""Four passes of batch norm as plain operations, which a compiler fuses with others (see `native_kernels`)."""
 
 import torch
 from torch import Tensor
@@ -9,16 +9,19 @@ REDUCED_DIMS = (0, 2, 3)
 
 
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and biased variance [channels] of images `x` [n, channels, height, width], fp32 or fp64."""
     var, mean = torch.var_mean(x.to(statistics_dtype(x)), dim=REDUCED_DIMS, correction=0)
     return mean, var
 
 
 def normalise(x: Tensor, mean: Tensor, invstd: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Return (x - mean) * invstd * weight + bias of images `x`; all others are [channels]."""
     y = (x.to(mean.dtype) - _per_channel(mean)) * _per_channel(invstd * weight) + _per_channel(bias)
     return y.to(x.dtype)
 
 
 def gradient_sums(dy: Tensor, x: Tensor, mean: Tensor, invstd: Tensor) -> tuple[Tensor, Tensor]:
+    """Return sum(dy) and sum(dy * (x - mean)) [channels]; `dy` and `x` are images. `invstd` is not used here."""
     exact = dy.to(mean.dtype)
     return exact.sum(REDUCED_DIMS), (exact * (x.to(mean.dtype) - _per_channel(mean))).sum(REDUCED_DIMS)
 
@@ -26,6 +29,7 @@ def gradient_sums(dy: Tensor, x: Tensor, mean: Tensor, invstd: Tensor) -> tuple[
 def input_gradient(
     dy: Tensor, x: Tensor, mean: Tensor, invstd: Tensor, weight: Tensor, sums: Tensor, count: Tensor
 ) -> Tensor:
+    """Return weight * invstd * (dy - sums[0] / count - (x - mean) * invstd^2 * sums[1] / count) in the dtype of x."""
     mean_dy, mean_dy_xmu = sums / count.to(sums.dtype)
     xmu = x.to(mean.dtype) - _per_channel(mean)
     dx = dy.to(mean.dtype) - _per_channel(mean_dy) - xmu * _per_channel(invstd * invstd * mean_dy_xmu)

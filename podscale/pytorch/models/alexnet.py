@@ -53,7 +53,7 @@ class AlexNet(nn.Module):
         return self.forward_head(self.forward_features(x))
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """Return the input of fc6: [n, channels, 6, 6]."""
+        """Map images `x` [n, 3, height, width] to the input of fc6, [n, channels, 6, 6]."""
         for number in range(1, 6):
             x = getattr(self, f"conv{number}")(x)
             if hasattr(self, f"bn{number}"):

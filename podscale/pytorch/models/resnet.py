@@ -74,7 +74,7 @@ def initialise(network: nn.Module, zero_init_last_gamma: bool) -> None:
 
 
 class BlockBuilder:
-    """Builds the blocks of one network and the modules that they share."""
+    """Builder of the blocks of one network and of the modules that they share."""
 
     def __init__(self, spec: ResNetSpec, norm: NormFactory, depth_rate: float) -> None:
         self.spec, self.norm, self.depth_rate = spec, norm, depth_rate
@@ -159,7 +159,7 @@ class BlurredConv(nn.Conv2d):
 
 
 def blur(x: Tensor) -> Tensor:
-    """Filter each channel of [n, channels, height, width] with [1, 2, 1] / 4 in both directions, zero-padded."""
+    """Filter each channel of `x` [n, channels, height, width] with [1, 2, 1] / 4 in both directions, zero-padded."""
     line = x.new_full((3,), 0.25)  # filled on the device: a CUDA graph cannot hold a copy from the host
     line[1].fill_(0.5)
     kernel = torch.outer(line, line).expand(x.shape[1], 1, 3, 3)

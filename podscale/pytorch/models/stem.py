@@ -59,7 +59,7 @@ def build_layer(layer: LayerSpec) -> nn.Module:
 
 
 def space_to_depth(x: Tensor, block: int) -> Tensor:
-    """Fold blocks of pixels: [n, c, h, w] -> [n, c * block^2, h / block, w / block], one copy in NHWC order."""
+    """Fold pixels of `x`: [n, c, h, w] -> [n, c * block^2, h / block, w / block], one copy in NHWC order."""
     n, c, h, w = x.shape
     parts = x.reshape(n, c, h // block, block, w // block, block).permute(0, 2, 4, 1, 3, 5)
     return parts.reshape(n, h // block, w // block, c * block * block).permute(0, 3, 1, 2)

@@ -22,13 +22,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from podscale.pytorch.optim.base import HyperParams, where_finite
+from podscale.pytorch.optim.base import HyperParams, Optimizer, where_finite
 from podscale.pytorch.optim.param_shard import ParamNorms, ParamShard
 from podscale.pytorch.optim.sgd import MomentumForm, add_weight_decay, build_momentum_update, momentum_factors
 
 
 class AdamMoments:
-    """m = b1 * m + (1 - b1) * g;  v = b2 * v + (1 - b2) * g^2;  m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps)
+    """Moments m and v of Adam and LAMB, and their direction.
+
+    m = b1 * m + (1 - b1) * g;  v = b2 * v + (1 - b2) * g^2;  direction = m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps)
 
     with b1 the schedule's momentum and t the steps applied so far, this one included. Moments are fp32.
     """
@@ -40,7 +42,10 @@ class AdamMoments:
         self._views = [shard.views(values) for values in self.values.values()]
 
     def bias_corrections(self, beta1: Tensor, finite: Tensor) -> tuple[Tensor, Tensor]:
-        """Count the step unless it is masked, and return the factors that correct m and the root of v, fp32 scalars."""
+        """Count the step if it is `finite`, and return the factors that correct m and the root of v.
+
+        All are scalars on the device: `beta1` and the factors fp32, `finite` bool.
+        """
         self.steps += finite
         count = self.steps.clamp(min=1.0).double()
         return (1.0 / (1.0 - beta1.double() ** count)).float(), (1.0 / (1.0 - self._beta2**count)).sqrt().float()
@@ -48,7 +53,8 @@ class AdamMoments:
     def write_directions(self, number: int, beta1: Tensor, corrections: tuple[Tensor, Tensor], finite: Tensor) -> None:
         """Replace the gradients of group `number` by the directions.
 
-        If not finite, the gradients must be zero, and the moments stay unchanged, to the bit.
+        If `finite` is False, the gradients must be zero, and the moments stay unchanged, to the bit. `beta1` is an fp32
+        scalar, `corrections` are the result of `bias_corrections`.
         """
         group, (first, second) = self._shard.groups[number], corrections
         m, v = self._views[0][number], self._views[1][number]
@@ -65,7 +71,7 @@ class AdamMoments:
         torch._foreach_mul_(group.gradients, first)
 
 
-class Adam:
+class Adam(Optimizer):
     """Adam: w -= rate * u with the direction u of `AdamMoments` for g + weight_decay * w.
 
     If `decoupled` (AdamW), u is for g alone, and w -= rate * weight_decay * w.
@@ -91,7 +97,7 @@ class Adam:
         return finite
 
 
-class Lamb:
+class Lamb(Optimizer):
     """LAMB (see the module). `clip_norm` 0 leaves the gradient as it is; with `clip` a ratio above 1 becomes 1."""
 
     def __init__(
@@ -138,7 +144,7 @@ class Lamb:
 RmsPropVariant = Literal["torch", "tensorflow"]
 
 
-class RmsProp:
+class RmsProp(Optimizer):
     """RMSProp (see the module). torch's own has no mask and takes the momentum from the host."""
 
     def __init__(

@@ -36,7 +36,7 @@ class Optimizer(Protocol):
     """Scalar state by name: fp32, equal on all ranks."""
 
     def step(self, hyper: HyperParams, finite: Tensor) -> Tensor:
-        """Run one step. Returns whether it was applied (bool scalar), the same on all ranks. Overwrites the gradients.
+        """Run one step. Returns True if it was applied (bool scalar), the same on all ranks. Overwrites the gradients.
 
         Args:
             finite: bool scalar; False if a gradient on this rank is not finite, after the caller has zeroed them. If
@@ -59,7 +59,7 @@ class ExtraStateOptimizer(Protocol):
         ...
 
     def load_extra_state(self, arrays: Mapping[str, Tensor]) -> None:
-        """Load what `extra_state_arrays` returned, possibly at another world size."""
+        """Load `arrays`, as `extra_state_arrays` returned them, possibly at another world size."""
         ...
 
 
@@ -82,23 +82,25 @@ class LookaheadOptimizer(Protocol):
 
 
 def where_finite(finite: Tensor, factor: Tensor | float, otherwise: float) -> Tensor:
+    """Return `factor` if `finite` (bool scalar), else `otherwise`, with which a masked step changes nothing."""
     return torch.where(finite, factor, otherwise)
 
 
 def copy_where_finite(finite: Tensor, target: Tensor, value: Tensor) -> None:
-    """Copy `value` into `target` if the step is finite; else leave `target` unchanged, to the bit."""
+    """Copy `value` into `target` if `finite` (bool scalar); else leave `target` unchanged, to the bit."""
     target.copy_(torch.where(finite, value, target))
 
 
 def dot_fp64(a: Tensor, b: Tensor) -> Tensor:
-    """Return the dot product in fp64, to the rounding of each fp32 product."""
+    """Return the dot product of `a` and `b`, of one shape, in fp64, to the rounding of each fp32 product."""
     return sum_fp64(a * b)
 
 
 def sum_fp64(values: Tensor) -> Tensor:
-    """Return the sum in fp64.
+    """Return the sum of fp32 `values` as an fp64 scalar.
 
-    A few values on a CPU are summed in fp32: torch adds in a tree there, which is as accurate in a third of the time.
+    Up to `SMALL_SUM_VALUES` values on a CPU are summed in fp32. torch adds in a tree there, which is as accurate in a
+    third of the time.
     """
     is_small = values.device.type == "cpu" and values.numel() <= SMALL_SUM_VALUES
     return values.sum().double() if is_small else values.sum(dtype=torch.float64)

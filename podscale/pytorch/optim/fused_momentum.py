@@ -94,6 +94,7 @@ class FusedMomentum:
         self.step(zero, zero, zero, zero, zero, decayed=False)
 
     def norms(self, weight_decay: Tensor, *, of_sum: bool) -> tuple[Tensor, Tensor]:
+        """Return the norms of each chunk, fp32 [chunks]; `weight_decay` is a scalar (see `MomentumUpdate`)."""
         shard, (w, g) = self._shard, torch.empty(2, len(self._shard.chunks), device=self._shard.device)
         if shard.chunks:
             _norms_kernel[(len(shard.chunks),)](
@@ -112,6 +113,11 @@ class FusedMomentum:
     def step(
         self, inside: Tensor, outside: Tensor, momentum: Tensor, weight_decay: Tensor, finite: Tensor, *, decayed: bool
     ) -> None:
+        """Step the weights, or change nothing if not `finite`.
+
+        `inside` and `outside` are scalars or [parameters]; `momentum`, `weight_decay` and `finite` are scalars. The
+        kernel adds weight decay itself, so `decayed` is not used.
+        """
         shard, params = self._shard, len(self._shard.param_slices)
         if shard.chunks:
             _momentum_kernel[(len(shard.chunks),)](

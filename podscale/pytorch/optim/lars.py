@@ -18,14 +18,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from podscale.pytorch.optim.base import HyperParams
+from podscale.pytorch.optim.base import HyperParams, Optimizer
 from podscale.pytorch.optim.param_shard import ParamNorms, ParamShard
 from podscale.pytorch.optim.sgd import MomentumForm, build_momentum_update, momentum_factors
 
 TrustForm = Literal["sum_of_norms", "norm_of_sum"]
 
 
-class Lars:
+class Lars(Optimizer):
     """LARS (see the module). Norms are those of whole parameters in fp32, after averaging over the ranks.
 
     Parameters without trust ratio have ratio 1, which leaves plain momentum. With `clip` (LARC) the ratio is

@@ -1,4 +1,4 @@
-"""Neumann optimizer (Krishnan 2018, algorithm 2): terms of Neumann's series for the inverse Hessian, one a gradient.
+"""Neumann optimizer (Krishnan 2018, algorithm 2): each gradient adds a term of the series for the inverse Hessian.
 
 The stored weights w are the result + mu m, where the next gradient is taken. With eta the learning rate, mu = 1 - 1 /
 (1 + t) between two bounds, N the number of variables, and norms over all of them:
@@ -22,12 +22,12 @@ import torch
 from torch import Tensor
 
 from podscale.config.optimizer import NeumannSection
-from podscale.pytorch.optim.base import HyperParams, copy_where_finite, dot_fp64
+from podscale.pytorch.optim.base import HyperParams, LookaheadOptimizer, Optimizer, copy_where_finite, dot_fp64
 from podscale.pytorch.optim.param_shard import ParamShard
 from podscale.pytorch.optim.sgd import add_weight_decay
 
 
-class Neumann:
+class Neumann(Optimizer, LookaheadOptimizer):
     """Neumann optimizer (see the module)."""
 
     def __init__(self, shard: ParamShard, section: NeumannSection, steps_per_epoch: float) -> None:

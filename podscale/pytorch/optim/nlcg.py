@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from podscale.config.optimizer import NlcgSection
-from podscale.pytorch.optim.base import HyperParams, copy_where_finite, sum_fp64
+from podscale.pytorch.optim.base import HyperParams, Optimizer, copy_where_finite, sum_fp64
 from podscale.pytorch.optim.param_shard import ParamNorms, ParamShard
 from podscale.pytorch.optim.sgd import add_weight_decay
 
@@ -48,7 +48,7 @@ RateMode = Literal["step", "online", "none"]
 
 
 class NlcgPart(NamedTuple):
-    """Part of the weights and their state, by the names of the module's text; `s_old` for Polak-Ribiere."""
+    """Part of the weights and their state, named as in the module's docstring; `s_old` for Polak-Ribiere only."""
 
     w: Tensor
     g: Tensor
@@ -58,7 +58,7 @@ class NlcgPart(NamedTuple):
     s_old: Tensor | None = None
 
 
-class Nlcg:
+class Nlcg(Optimizer):
     """Preconditioned nonlinear conjugate gradient (see the module)."""
 
     def __init__(self, shard: ParamShard, section: NlcgSection) -> None:
@@ -170,7 +170,7 @@ class Nlcg:
 
 
 class LossRateControl:
-    """Line 3 of the module's text: base rate and fraction of the last direction to take back, from the loss."""
+    """Line 3 of the module's docstring: base rate and fraction of the last direction to take back, from the loss."""
 
     def __init__(self, mode: RateMode, tolerance: float, device: torch.device) -> None:
         self._mode = mode

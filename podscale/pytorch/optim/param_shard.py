@@ -112,7 +112,7 @@ class ParamShard:
         return torch.zeros(self.length, device=self.device)
 
     def views(self, values: Tensor) -> list[list[Tensor]]:
-        """Return the parts of such a buffer, group by group."""
+        """Return the parts of `values`, a buffer as from `zeros`, group by group."""
         if self._slice_of_rows:
             return [[_as_rows(values, local, local + stop - start) for local, start, stop in self._range_offsets()]]
         return [[values.narrow(0, c.local_offset, c.size) for c in self.chunks[g.first : g.last]] for g in self.groups]
@@ -133,7 +133,7 @@ class ParamShard:
         return chunks
 
     def per_part(self, factor: Tensor) -> list[Tensor]:
-        """Return the factor of each part, from one for all parameters (scalar) or one for each."""
+        """Return the factor of each part, from a `factor` for all parameters (scalar) or for each of them [slices]."""
         if self._slice_of_rows:
             return [factor.index_select(0, i)[:, None] if factor.dim() else factor for i in self._slice_of_rows]
         if factor.dim():
@@ -141,19 +141,19 @@ class ParamShard:
         return list(factor.expand(len(self.chunks)).unbind())
 
     def sum_local(self, values: Sequence[Tensor]) -> Tensor:
-        """Return the sum of fp64 scalars of this rank's parts (possibly none) as `sum_over_ranks` takes it: [1]."""
+        """Return the sum [1] of `values`, fp64 scalars of this rank's parts, of which there may be none."""
         total = torch.stack(list(values)).sum() if values else self.weights.new_zeros((), dtype=torch.float64)
         return total.view(1)
 
     def sum_over_ranks(self, finite: Tensor, *values: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Return whether all ranks are finite, and the sums of fp64 vectors over the ranks, by one small message."""
+        """Return True if all ranks are `finite` (scalar), and the sums of `values`, fp64 vectors, by one message."""
         if self._sum_ranks is None:
             return finite, list(values)
         total = self._sum_ranks(torch.cat([(~finite).double().view(1), *values]))
         return total[0] == 0, list(total[1:].split([len(value) for value in values]))
 
     def mask_nonfinite(self, finite: Tensor) -> Tensor:
-        """Return whether all ranks are finite; if not, zero the gradients on all of them."""
+        """Return True if all ranks are `finite` (bool scalar); if not, zero the gradients on all of them."""
         all_finite, _ = self.sum_over_ranks(finite)
         if self._sum_ranks is not None:  # else the caller has zeroed them
             for group in self.groups:
@@ -253,7 +253,7 @@ class ParamNorms:
         self._membership = (shard.slice_of_chunk == indices[:, None]).double()
 
     def __call__(self, finite: Tensor, *chunk_norms: Sequence[Tensor] | Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Return whether all ranks are `finite`, and the norms of the parameters, fp32 [slices] each."""
+        """Return True if all ranks are `finite` (bool scalar), and the norms of the parameters, fp32 [slices] each."""
         squares = [self._membership @ self._stack(norms).square() for norms in chunk_norms]
         finite, sums = self._shard.sum_over_ranks(finite, *squares)
         return finite, [total.sqrt().float() for total in sums]

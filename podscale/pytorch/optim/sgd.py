@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from podscale.pytorch.optim.base import HyperParams, where_finite
+from podscale.pytorch.optim.base import HyperParams, Optimizer, where_finite
 from podscale.pytorch.optim.param_shard import ParamShard, PartGroup
 
 log = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ that a change rescales the whole buffer. ratio_inside: the ratio inside, the lea
 
 
 def add_weight_decay(group: PartGroup, weight_decay: Tensor) -> None:
-    """Add weight_decay * w to the gradients of the parts that decay."""
+    """Add weight_decay * w to the gradients of the parts that decay; `weight_decay` is a scalar."""
     gradients = [group.gradients[i] for i in group.decayed_parts]
     weights = [group.weights[i] for i in group.decayed_parts]
     if weights:
@@ -40,7 +40,7 @@ class MomentumUpdate(Protocol):
     def norms(
         self, weight_decay: Tensor, *, of_sum: bool
     ) -> tuple[Sequence[Tensor] | Tensor, Sequence[Tensor] | Tensor]:
-        """Return the norms of weights and gradients of each chunk; if `of_sum`, of g + weight_decay * w for g."""
+        """Return the norms of weights and gradients of each chunk; if `of_sum`, of g + `weight_decay` * w for g."""
         ...
 
     def step(
@@ -49,7 +49,11 @@ class MomentumUpdate(Protocol):
         """Step the weights, or change nothing if not finite. Overwrites the gradients.
 
         Args:
-            inside: factor inside the momentum buffer, one or one for each parameter (see `MomentumForm`).
+            inside: factor inside the momentum buffer, scalar or [parameters] (see `MomentumForm`).
+            outside: factor outside of it, likewise.
+            momentum: decay of the buffer, scalar.
+            weight_decay: scalar.
+            finite: bool scalar.
             decayed: weight decay was added by `norms(of_sum=True)`.
         """
         ...
@@ -70,8 +74,11 @@ def build_momentum_update(shard: ParamShard, *, nesterov: bool) -> MomentumUpdat
     return ForeachMomentum(shard, nesterov=nesterov)
 
 
-class ForeachMomentum:
-    """u = inside * g;  m = momentum * m + u;  w -= outside * (u + momentum * m if nesterov else m)."""
+class ForeachMomentum(MomentumUpdate):
+    """Momentum update by lists of operations.
+
+    u = inside * g;  m = momentum * m + u;  w -= outside * (u + momentum * m if nesterov else m).
+    """
 
     def __init__(self, shard: ParamShard, *, nesterov: bool) -> None:
         self._shard, self._nesterov = shard, nesterov
@@ -79,7 +86,7 @@ class ForeachMomentum:
         self._views = shard.views(self.values)
 
     def norms(self, weight_decay: Tensor, *, of_sum: bool) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the norms (see `MomentumUpdate`). Leaves the sum in the gradients."""
+        """Return the norms (see `MomentumUpdate`). If `of_sum`, leaves g + weight_decay * w in the gradients."""
         w, g = list[Tensor](), list[Tensor]()
         for group in self._shard.groups:
             if of_sum:
@@ -110,6 +117,7 @@ class ForeachMomentum:
 
 
 def momentum_factors(form: MomentumForm, rate: Tensor, ratio: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the factors inside and outside of the momentum buffer; `rate` is a scalar, `ratio` too or [parameters]."""
     match form:
         case "unscaled":
             return rate * ratio, torch.ones_like(rate)
@@ -119,7 +127,7 @@ def momentum_factors(form: MomentumForm, rate: Tensor, ratio: Tensor) -> tuple[T
             return ratio, rate
 
 
-class Sgd:
+class Sgd(Optimizer):
     """SGD: d = g + weight_decay * w, then momentum (see `ForeachMomentum`), scaled by default as in Goyal 2017.
 
     Scaled: m = momentum * m + d;  w -= rate * (d + momentum * m if nesterov else m). In the unscaled form the rate is

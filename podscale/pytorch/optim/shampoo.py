@@ -23,13 +23,20 @@ import torch
 from torch import Tensor
 
 from podscale.config.optimizer import ShampooSection
-from podscale.pytorch.optim.base import HyperParams, ReplicaGroup, where_finite
+from podscale.pytorch.optim.base import (
+    ExtraStateOptimizer,
+    HyperParams,
+    Optimizer,
+    ReplicaGroup,
+    StepAware,
+    where_finite,
+)
 from podscale.pytorch.optim.param_shard import ParamNorms, ParamShard
 from podscale.pytorch.optim.sgd import build_momentum_update
 from podscale.pytorch.optim.shampoo_factors import KroneckerFactors, stack_blocks
 
 
-class Shampoo:
+class Shampoo(Optimizer, ExtraStateOptimizer, StepAware):
     """Shampoo (see the module). `shard` has all weights; the ranks of `replica_group` share the inverse roots."""
 
     def __init__(

@@ -44,11 +44,11 @@ class BlockStack(NamedTuple):
     positions: Tensor
 
     def gather_blocks(self, flat: Tensor) -> Tensor:
-        """Return a copy of the blocks, fp32 [blocks, *shape]."""
+        """Return a copy of the blocks in `flat`, fp32 [blocks, *shape]."""
         return flat.index_select(0, self.positions.view(-1)).view(self.positions.shape)
 
     def scatter_blocks(self, flat: Tensor, blocks: Tensor) -> None:
-        """Write the blocks to their positions: the inverse of `gather_blocks`."""
+        """Write `blocks` to their positions in `flat`: the inverse of `gather_blocks`."""
         flat.index_copy_(0, self.positions.view(-1), blocks.reshape(-1))
 
 
@@ -139,7 +139,12 @@ class DimFactors:
         self.roots = torch.eye(self.size, device=device).repeat(len(factors), 1, 1)
 
     def accumulate(self, blocks: Tensor, beta2: float, finite: Tensor) -> None:
-        """Add the gradients of the stack to the local statistics: a moving average, or with beta2 = 1 a sum."""
+        """Add the gradients of the stack to the local statistics: a moving average, or with beta2 = 1 a sum.
+
+        Args:
+            blocks: gradients of all blocks, fp32 [blocks, *shape].
+            finite: bool scalar; if False, nothing is added.
+        """
         local = blocks.index_select(0, self.local_rows).movedim(1 + self.dim, 1)
         unfolded = local.reshape(len(local), self.size, blocks[0].numel() // self.size)
         weight = 1.0 if beta2 == 1.0 else 1.0 - beta2
@@ -147,7 +152,7 @@ class DimFactors:
         _copy_finite_matrices(self.statistics, sums, finite)
 
     def unpack_message(self, message: Tensor) -> Tensor:
-        """Return all matrices, fp32 [blocks, d, d], from the message of all ranks."""
+        """Return all matrices, fp32 [blocks, d, d], from the `message` of all ranks, fp32 [elements]."""
         offsets = self.message_offsets[:, None] + torch.arange(self.size**2, device=message.device)
         return message[offsets].view(-1, self.size, self.size)
 
@@ -185,10 +190,12 @@ class KroneckerFactors:
         return sum(each.statistics.nbytes + each.roots.nbytes for each in self._dim_factors)
 
     def accumulate(self, blocks: Sequence[Tensor], finite: Tensor) -> None:
+        """Add the gradients of each stack, `blocks`, to the statistics if `finite` (bool scalar)."""
         for each in self._dim_factors:
             each.accumulate(blocks[each.stack], self._section.beta2, finite)
 
     def update_roots(self, finite: Tensor) -> None:
+        """Compute the inverse roots of this rank's factors and gather all roots; keep the old ones if not `finite`."""
         dtype = {"fp32": torch.float32, "fp64": torch.float64}[self._section.roots_precision]
         local_roots = []
         for each in self._dim_factors:
@@ -198,7 +205,7 @@ class KroneckerFactors:
             _copy_finite_matrices(each.roots, roots, finite)
 
     def precondition(self, stack: int, blocks: Tensor) -> Tensor:
-        """Return the blocks of a stack multiplied by their roots along every dimension, in their shape."""
+        """Return the `blocks` of a stack, [blocks, *shape], multiplied by their roots along every dimension."""
         for each in self._dim_factors:
             if each.stack == stack:  # each product moves its dimension to the end
                 count, size, *others = blocks.shape
@@ -220,7 +227,7 @@ class KroneckerFactors:
         }
 
     def load(self, arrays: Mapping[str, Tensor]) -> None:
-        """Load what `arrays` returned, possibly at another number of ranks."""
+        """Load `arrays`, as the method of this name returned them, possibly at another number of ranks."""
         for kind in ("statistics", "roots"):
             of_dims = [torch.empty_like(each.roots) for each in self._dim_factors]
             for name, of_param in self._by_param(of_dims):
@@ -254,7 +261,8 @@ class KroneckerFactors:
 RootMethod = Literal["eigh", "newton"]
 
 NEWTON_ITERATIONS = 60
-"""Iterations of newton: each multiplies a small eigenvalue by (1 + 1/p) ^ p, at least 2; a few are quadratic."""
+"""Iterations of newton: each multiplies a small eigenvalue by (1 + 1/p) ^ p, at least 2; the last few converge
+quadratically."""
 NEWTON_TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-12}
 """Largest difference from the identity at which a matrix of newton has converged."""
 MAX_NEWTON_ERROR = 0.1

@@ -1,4 +1,4 @@
-"""Real processes of JAX, started as in a run: they meet, agree, and those that are left name who was lost."""
+"""JAX processes, started as in a run: they join, agree, and name a lost process."""
 
 import hashlib
 import json
@@ -29,16 +29,16 @@ from tests.support.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
 TIMEOUT, SHORT = 120.0, 40.0
-"""The longest that ranks wait for each other, in seconds; the short one where a test waits for it to pass."""
+"""Timeouts of waits between ranks, seconds; the short one for tests that wait until it expires."""
 TIMEOUT_SECONDS = 300.0
-"""Seconds for anything to happen on a loaded machine."""
+"""Timeout of the test itself, seconds, for a loaded machine."""
 NO_JAX = {"JAX_PLATFORMS": "nowhere"}
-"""With it JAX fails as soon as it looks for devices."""
+"""Environment in which JAX fails when it looks for devices."""
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How the ranks of a world ended, and what they said; `seconds` since one of them was hit."""
+    """Exit code, output, reports and results of a world's ranks; `seconds` since one of them was hit by a signal."""
 
     code: int
     out: str
@@ -52,7 +52,7 @@ Start = Callable[..., Ended]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """start(processes, module, pods=1, **variables): a launcher for each pod with its ranks, to their end."""
+    """Return `start(processes, module, pods=1, **variables)`, which runs a launcher with its ranks for each pod."""
     launchers: list[subprocess.Popen[str]] = []
 
     def run(processes: int, module: str, *, pods: int = 1, **variables: str) -> Ended:
@@ -102,7 +102,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def _await_end(launchers: list[subprocess.Popen[str]], rank_directory: Path, ranks: int) -> float:
-    """Returns when all ranks but a stopped one, which is then killed, have ended; when one of them was hit."""
+    """Wait until all ranks but a stopped one have exited, and kill that one. Returns the time of the signal."""
     deadline, hit = time.monotonic() + TIMEOUT_SECONDS, time.monotonic()
     seen = False
     while any(launcher.poll() is None for launcher in launchers):
@@ -124,15 +124,15 @@ def body(name: str) -> dict[str, str]:
     return {"PODSCALE_TEST_BODY": f"tests.support.jax_bodies:{name}"}
 
 
-def test_processes_of_one_pod_meet(start: Start) -> None:
+def test_processes_of_one_pod_join(start: Start) -> None:
     ended = start(2, "tests.support.jax_rank", **body("describe_world"))
     assert ended.code == 0, ended.out
     check_that_they_met(ended.answers, 2, devices=1)
     assert {outcome.exit_code for outcome in ended.outcomes.values()} == {0}
 
 
-def test_one_process_compiles_and_the_others_read(start: Start) -> None:
-    """At the first launch and at the next; but for the last process, whose CPU is of another kind."""
+def test_one_process_compiles_and_the_others_read_its_program(start: Start) -> None:
+    """At the first launch and at the next one. The last process compiles for itself: its CPU is of another kind."""
     for hits in ([0, 1, 0], [1, 1, 0]):
         ended = start(3, "tests.support.jax_rank", **body("keeps"))
         assert ended.code == 0, ended.out
@@ -140,10 +140,10 @@ def test_one_process_compiles_and_the_others_read(start: Start) -> None:
 
 
 @pytest.mark.parametrize(("processes", "devices"), [(1, 2), (2, 1)])
-def test_each_host_reads_its_own_shards_and_both_engines_the_same(
+def test_each_host_reads_its_own_shards_and_both_engines_the_same_samples(
     start: Start, make_shard_set: MakeShardSet, processes: int, devices: int
 ) -> None:
-    """Two hosts over three epochs, each with a process of two devices, or two of one, against PyTorch's four ranks."""
+    """Two hosts, with one process of two devices or two of one, read what PyTorch's four ranks read in three epochs."""
     directory = make_shard_set(shards=4)
     changes = ["input.order=blocked", "input.groups=4", "input.image_size=32", "train.global_batch=16"]
     config = load(None, [*changes, "train.engine=jax", "launch.nodes=2", f"launch.processes={processes}"])
@@ -186,7 +186,7 @@ def test_each_host_reads_its_own_shards_and_both_engines_the_same(
 
 
 def check_that_they_met(answers: dict[int, Any], size: int, devices: int) -> None:
-    """devices: of each process."""
+    """Assert that each of `size` processes, with `devices` devices each, returned the same world."""
     of_devices = [rank for rank in range(size) for _ in range(devices)]
     assert sorted(answers) == list(range(size))
     for rank, answer in answers.items():
@@ -208,8 +208,8 @@ def check_that_they_met(answers: dict[int, Any], size: int, devices: int) -> Non
     ("victim", "number"),
     [(0, signal.SIGKILL), (1, signal.SIGKILL), (0, signal.SIGSTOP), (1, signal.SIGSTOP)],
 )
-def test_the_others_name_who_was_lost(start: Start, tmp_path: Path, victim: int, number: signal.Signals) -> None:
-    """Process 0 is where JAX's own service lives: with it JAX would end the others by SIGABRT."""
+def test_the_others_name_the_lost_process(start: Start, tmp_path: Path, victim: int, number: signal.Signals) -> None:
+    """Process 0 runs JAX's own service. If it is lost, JAX would abort the other processes by SIGABRT."""
     stopped = number is signal.SIGSTOP
     variables = {"PODSCALE_TEST_VICTIM": str(victim), "PODSCALE_TEST_SIGNAL": str(int(number))}
     variables["PODSCALE_TEST_TIMEOUT"] = str(SHORT if stopped else TIMEOUT)
@@ -229,11 +229,11 @@ def test_the_others_name_who_was_lost(start: Start, tmp_path: Path, victim: int,
         assert len(list((tmp_path / "hang").iterdir())) == 2
 
 
-def test_a_process_that_does_not_come_to_a_barrier_is_named(start: Start) -> None:
+def test_a_process_that_does_not_reach_a_barrier_is_named(start: Start) -> None:
     ended = start(3, "tests.support.jax_rank", **body("stays_away"), PODSCALE_TEST_TIMEOUT=str(SHORT))
     first = ended.outcomes[0]
     assert first.exit_code == 76
-    assert "timed out: rank 1 did not come to the save" in first.error
+    assert "timed out: rank 1 did not reach the save" in first.error
     assert ended.outcomes[2].exit_code == 76
 
 
@@ -243,10 +243,10 @@ def test_a_process_that_does_not_come_to_a_barrier_is_named(start: Start) -> Non
         (1, 4, "another document", 2, "train.label_smoothing: 0.25 on rank 1, 0.1 on rank"),
         (2, 2, "another library", 2, "\n  - jaxlib: 0.4.2 on rank 1, {jaxlib} on ranks 0, 2 and 3\nGive every rank"),
         (1, 2, "no shard set", 2, "not every rank can start, so none does:\n  - rank 1: /nowhere"),
-        (1, 4, "never comes", 76, "launch.timeout_seconds: rank 1 of 4 did not come to the start (got 40.0)"),
+        (1, 4, "never comes", 76, "launch.timeout_seconds: rank 1 of 4 did not reach the startup check (got 40.0)"),
     ],
 )
-def test_ranks_that_do_not_agree_start_nothing(
+def test_no_rank_starts_if_ranks_disagree(
     start: Start,
     tmp_path: Path,
     make_shard_set: MakeShardSet,
@@ -256,7 +256,7 @@ def test_ranks_that_do_not_agree_start_nothing(
     code: int,
     message: str,
 ) -> None:
-    """By the rank entry itself; JAX does not begin."""
+    """Checked by the worker's entry point, before JAX starts."""
     seconds = SHORT if what == "never comes" else TIMEOUT
     changes = [f"run.workspace={tmp_path}", "train.engine=jax", f"launch.timeout_seconds={seconds}"]
     variables = {
@@ -267,7 +267,7 @@ def test_ranks_that_do_not_agree_start_nothing(
         **NO_JAX,
     }
     if what == "never comes":
-        (tmp_path / "hit").touch()  # rank 1 is taken away once the others have ended
+        (tmp_path / "hit").touch()  # rank 1 is killed after the others have exited
     ended = start(processes, "tests.support.jax_odd_rank", pods=pods, **variables)
     others = {rank: outcome for rank, outcome in ended.outcomes.items() if what != "never comes" or rank != 1}
     assert len(others) == pods * processes - (what == "never comes"), ended.out
@@ -276,10 +276,10 @@ def test_ranks_that_do_not_agree_start_nothing(
     assert message.format(jaxlib=metadata.version("jaxlib")) in others[0].error
 
 
-def test_hosts_that_cannot_share_the_shards_start_nothing(
+def test_no_host_starts_if_the_shards_cannot_be_divided(
     start: Start, tmp_path: Path, make_shard_set: MakeShardSet
 ) -> None:
-    """Three hosts and four groups of shards: one message on each, with the numbers that would do."""
+    """Three hosts and four groups of shards: each host reports the same error, with numbers that would fit."""
     changes = [f"run.workspace={tmp_path}", "train.engine=jax", "train.global_batch=48", "launch.nodes=3"]
     variables = {
         "PODSCALE_CONFIG": load(None, [*changes, "input.order=blocked", "input.groups=4"]).model_dump_json(),

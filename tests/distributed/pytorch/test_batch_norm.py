@@ -1,4 +1,4 @@
-"""Batch norm over groups of ranks and parts of batches, against plain batch norm of the same images in float64."""
+"""Batch norm over groups of ranks and parts of batches equals batch norm of the same images in float64."""
 
 import logging
 from dataclasses import replace
@@ -21,7 +21,7 @@ MOMENTUM = 0.3
 
 
 class Case(NamedTuple):
-    """What is normalised: over whom, which images, in which dtype and memory order."""
+    """One test case: size of the group, images, dtype and memory order."""
 
     ranks: int
     images: int
@@ -89,7 +89,7 @@ def normalise(world: World, case: Case) -> dict[str, Tensor]:
 
 
 class Oracle:
-    """One set of statistics: torch's batch norm in float64, over rows of the ranks' concatenated batches."""
+    """torch's batch norm in float64 over images that share statistics, of the ranks' concatenated batches."""
 
     def __init__(self, case: Case, x: Tensor, dy: Tensor) -> None:
         mine = case.layer()
@@ -103,13 +103,13 @@ class Oracle:
 
 
 def split_sizes(case: Case, size: int) -> list[int]:
-    """A rest joins the last part; a batch below two parts is one."""
+    """Return the sizes of the parts. A remainder joins the last one; a batch of less than two parts is one part."""
     parts = max(1, size // case.images)
     return [case.images] * (parts - 1) + [size - (parts - 1) * case.images]
 
 
 def check(case: Case, ranks: range, results: list[dict[str, Tensor]]) -> None:
-    """`found` of one group of ranks against one oracle, or of one rank against an oracle for each part."""
+    """Compare the `results` of one group of ranks with one oracle, or of one rank with an oracle for each part."""
     x = torch.cat([case.draw(rank, 1) for rank in ranks])
     dy = torch.cat([case.draw(rank, 2) for rank in ranks])
     sizes = [len(x)] if case.ranks > 1 else split_sizes(case, len(x))
@@ -126,8 +126,8 @@ def check(case: Case, ranks: range, results: list[dict[str, Tensor]]) -> None:
 
     close("y", torch.cat([f["y"] for f in results]), torch.cat([o.y for o in oracles]))
     close("dx", torch.cat([f["dx"] for f in results]), torch.cat([o.dx for o in oracles]))
-    local = 1e-11 if case.dtype == torch.float64 else 1e-5  # sums and statistics are fp32 whatever the images are
-    for name in ("weight", "bias"):  # each rank has its part of the sum; the averaging of gradients adds them up
+    local = 1e-11 if case.dtype == torch.float64 else 1e-5  # sums and statistics are fp32 for images of any dtype
+    for name in ("weight", "bias"):  # each rank has its part of the sum; averaging the gradients adds the parts
         expected = torch.stack([getattr(layer, name).grad for layer in layers]).sum(0)
         close(name, torch.stack([f[name] for f in results]).sum(0), expected, local)
     mean = torch.stack([layer.running_mean for layer in layers]).mean(0)
@@ -141,7 +141,7 @@ def check(case: Case, ranks: range, results: list[dict[str, Tensor]]) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 4, 8])
-def test_who_shares_statistics_normalises_as_one_batch(run_world: Any, size: int) -> None:
+def test_images_that_share_statistics_are_normalised_as_one_batch(run_world: Any, size: int) -> None:
     results = run_world(size, lambda world: [normalise(world, case) for case in cases(size)])
     for number, case in enumerate(cases(size)):
         for first in range(0, size, case.ranks):
@@ -153,7 +153,7 @@ def test_who_shares_statistics_normalises_as_one_batch(run_world: Any, size: int
 
 
 def far_from_zero(world: World) -> list[tuple[Tensor, ...]]:
-    """Images of mean 1000 and deviation 0.05, 0.1 more on the second rank; in both memory orders."""
+    """Normalise images of mean 1000 (1000.1 on the second rank) and deviation 0.05, in both memory orders."""
     results = []
     for order in (torch.contiguous_format, torch.channels_last):
         layer = BatchNorm(3, momentum=1.0)
@@ -167,7 +167,7 @@ def far_from_zero(world: World) -> list[tuple[Tensor, ...]]:
     return results
 
 
-def test_a_large_mean_does_not_eat_the_variance(run_world: Any) -> None:
+def test_a_large_mean_does_not_spoil_the_variance(run_world: Any) -> None:
     """Sums of squares in fp32 would have an error of 0.06 in a variance of 0.005."""
     for (x, y, mean, var), (other, _, _, _) in zip(*run_world(2, far_from_zero), strict=True):
         both = torch.cat([x, other]).double()
@@ -191,7 +191,7 @@ def small_network() -> nn.Module:
 
 
 def train_steps(world: World, ranks: int, overlap: bool) -> list[Tensor]:
-    """Gradients after some steps, whose buckets of a few values keep the all-reduce thread busy all along."""
+    """Return the parameters after some steps with buckets of a few values, so that the queue is always busy."""
     model = small_network()
     assign_batch_norm_groups(model, world, BatchNormGroup(ranks, 4))
     reducer = BucketedReducer(model, FlatAllReduce(world), world, bucket_mb=1e-4, overlap=overlap)
@@ -210,8 +210,8 @@ def train_steps(world: World, ranks: int, overlap: bool) -> list[Tensor]:
     return [parameter.detach().clone() for parameter in model.parameters()]
 
 
-def test_its_messages_and_those_of_gradients_pass_each_other(run_world: Any) -> None:
-    """Two threads send at once, in groups of their own; what comes out has the bits of one after the other."""
+def test_messages_of_batch_norm_and_of_gradients_overlap(run_world: Any) -> None:
+    """Two threads send at the same time, each in its own group. The result has the bits of sending in sequence."""
 
     def body(world: World) -> list[list[Tensor]]:
         return [train_steps(world, ranks, overlap) for ranks in (2, 4) for overlap in (True, False)]
@@ -224,7 +224,7 @@ def test_its_messages_and_those_of_gradients_pass_each_other(run_world: Any) -> 
 
 
 def compiled_and_not(world: World) -> list[tuple[str, Tensor, Tensor]]:
-    """Outputs, gradients and running statistics with and without torch.compile, as one graph without a break."""
+    """Return outputs, gradients and running statistics with and without torch.compile, as one graph without a break."""
     results = []
     for span, dtype in (
         (BatchNormGroup(2, 4), torch.float32),
@@ -254,7 +254,7 @@ def compiled_and_not(world: World) -> list[tuple[str, Tensor, Tensor]]:
 
 
 @pytest.mark.slow
-def test_a_compiled_network_normalises_alike(run_world: Any) -> None:
+def test_a_compiled_network_equals_the_eager_one(run_world: Any) -> None:
     import torch._dynamo  # once, before the processes fork: it takes 10 s
 
     assert torch._dynamo.is_dynamo_supported()
@@ -267,7 +267,7 @@ def test_a_compiled_network_normalises_alike(run_world: Any) -> None:
 
 
 def over_nodes(world: World) -> list[str]:
-    """What is logged where nodes have two ranks and groups have 1, 2 and 4."""
+    """Return the warnings for groups of 1, 2 and 4 ranks on nodes of two ranks."""
     said: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
@@ -279,13 +279,13 @@ def over_nodes(world: World) -> list[str]:
     return said
 
 
-def test_groups_that_leave_their_node_are_told_of_once(run_world: Any) -> None:
+def test_one_warning_is_logged_for_groups_that_span_nodes(run_world: Any) -> None:
     first, *others = run_world(4, over_nodes)
     assert [line.split(":")[0] for line in first] == ["batch-norm groups of 4 ranks span nodes"]
     assert others == [[], [], []]
 
 
-def test_running_statistics_settle_or_go_back() -> None:
+def test_running_statistics_are_averaged_or_restored() -> None:
     model = nn.Sequential(BatchNorm(3), BatchNorm(2))
     statistics, change = RunningStatistics(model), torch.empty(10)
     assert len(statistics) == 10
@@ -300,8 +300,8 @@ def test_running_statistics_settle_or_go_back() -> None:
     assert dict(model.named_buffers())["0.running_var"].tolist() == [4.0, 5.0, 6.0]
 
 
-def test_running_statistics_follow_through_short_messages() -> None:
-    """A variance that moves from 1 to 1.5, each change rounded to bf16 on its way; rounded values would stay behind."""
+def test_running_statistics_follow_the_batch_in_bf16_messages() -> None:
+    """A variance moves from 1 to 1.5, each change rounded to bf16. Rounded values would stop before."""
     layer = BatchNorm(1)
     statistics, change = RunningStatistics(layer), torch.empty(2)
     for _ in range(100):

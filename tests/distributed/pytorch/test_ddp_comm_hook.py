@@ -1,4 +1,4 @@
-"""The DDP hook with real DDP: several buckets, against plain DDP and the float64 gradient of the whole batch."""
+"""DDP hook with torch's DDP and several buckets: averages equal plain DDP's and the whole batch's float64 gradient."""
 
 import copy
 import re
@@ -49,7 +49,7 @@ def gradients_of(module: nn.Module, rank: int, step: int) -> list[Tensor]:
 
 
 def hooked(world: World) -> dict[int, list[list[Tensor]]]:
-    """The gradients of every step; the key -1 is plain DDP."""
+    """Return the gradients of every step by number of the options; -1 is plain DDP."""
     gradients = {}
     for number, options in [(-1, None), *enumerate(OPTIONS)]:
         runs = []
@@ -100,7 +100,7 @@ def test_half_precision_gradients_are_added_in_fp32(run_world: Any) -> None:
 
 
 def failing(world: World) -> None:
-    """Raises where a failed all-reduce or a wrong option is not told."""
+    """Check that a failed all-reduce and wrong options raise."""
     ddp = DistributedDataParallel(network(), bucket_cap_mb=0.01)
     ddp_comm_hook.register(ddp, algorithm="ring")
 
@@ -121,15 +121,15 @@ def failing(world: World) -> None:
         ddp_comm_hook.register(ddp, algoritm="tree")
 
 
-def test_failures_and_wrong_options_are_told(run_world: Any) -> None:
+def test_failures_and_wrong_options_raise(run_world: Any) -> None:
     run_world(2, failing)
 
 
 def missing_a_peer(world: World) -> float:
-    """Seconds until a backward pass that the other rank stays away from ended; 0 for that rank."""
+    """Return the seconds until a backward pass without the other rank fails; 0 on that other rank."""
     ddp = DistributedDataParallel(network(), bucket_cap_mb=0.01)
     ddp_comm_hook.register(ddp, algorithm="ring", timeout_seconds=4)
-    for step in range(2):  # after the first, DDP itself speaks in the default group, which waits longer
+    for step in range(2):  # after the first, DDP itself uses the default group, which has a longer timeout
         gradients_of(ddp, world.rank, step)
     waited = 0.0
     if world.is_rank0:
@@ -141,7 +141,7 @@ def missing_a_peer(world: World) -> float:
     return waited
 
 
-def test_a_peer_is_waited_for_as_long_as_was_said(run_world: Any) -> None:
+def test_a_missing_peer_fails_after_the_timeout(run_world: Any) -> None:
     waited, _ = run_world(2, missing_a_peer, timeout_seconds=60.0)
     assert 3 < waited < 30
 

@@ -1,4 +1,4 @@
-"""AlexNet on real processes: dropout is keyed by (seed, step, rank), so a resumed training repeats it to the bit."""
+"""Dropout of AlexNet on real processes is keyed by (seed, step, rank), so a resumed run repeats it to the bit."""
 
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ def document(workspace: Path) -> RunConfig:
 
 
 def training(config: RunConfig, shards: Path, world: World, stop: int | None = None) -> dict[str, float]:
-    """One launch; asks for a stop during step `stop`."""
+    """Run one launch, with a stop request during step `stop`."""
 
     def prepare(session: PyTorchTrainer) -> None:
         feed = session.prefetcher
@@ -74,11 +74,11 @@ def test_a_resumed_alexnet_repeats_its_dropout_to_the_bit(run_world: Any, make_s
     }
 
 
-def test_masks_differ_by_update_rank_and_seed_and_by_nothing_else() -> None:
+def test_masks_depend_on_step_rank_and_seed_only() -> None:
     model = build_model(document(Path()).model, 3).train()
 
     def mask(seed: int, step: int, rank: int) -> list[bool]:
-        torch.manual_seed(np.random.default_rng().integers(2**31))  # whatever was drawn before
+        torch.manual_seed(np.random.default_rng().integers(2**31))  # independent of earlier draws
         DropoutRng(model, seed, World(rank, 2, rank, 2, torch.device("cpu"))).start_step(step)
         return (torch.nn.functional.dropout(torch.ones(64)) > 0).tolist()
 
@@ -88,7 +88,7 @@ def test_masks_differ_by_update_rank_and_seed_and_by_nothing_else() -> None:
     assert len({tuple(other) for other in others}) == 3
 
 
-def test_a_network_without_dropout_leaves_the_generator_alone() -> None:
+def test_a_network_without_dropout_does_not_seed_the_generator() -> None:
     randomness = DropoutRng(torch.nn.Linear(2, 2), 0, World(0, 1, 0, 1, torch.device("cpu")))
     before = torch.get_rng_state()
     randomness.start_step(3)

@@ -1,4 +1,4 @@
-"""The running average of the weights: its recursion, resuming, sharded updates, and what becomes of it at the end."""
+"""Running average of the weights: its recursion, resuming, sharded steps, and its export."""
 
 import json
 from pathlib import Path
@@ -35,7 +35,7 @@ def averaging(workspace: Path, run: str, **changes: Any) -> RunConfig:
 
 
 def recorded(session: PyTorchTrainer, weights: dict[int, Values]) -> None:
-    """The weights and statistics at the start and after each step, before the average takes them in."""
+    """Record the weights and statistics at the start and after each step, before the average is updated."""
     step, state = session.step, session.state
 
     class Recording:
@@ -52,7 +52,7 @@ def recorded(session: PyTorchTrainer, weights: dict[int, Values]) -> None:
 
 
 def recursion(trained: dict[int, Values]) -> Values:
-    """The average in float64, from its definition."""
+    """Return the average in float64, from its definition."""
     average = {name: value.astype(np.float64) for name, value in trained[0].items()}
     for step in range(EVERY, max(trained) + 1, EVERY):
         for name, value in trained[step].items():
@@ -85,7 +85,7 @@ def test_the_average_follows_its_recursion_and_resumes_to_the_bit(
     assert_same_bits(final_state(halted), state)
 
 
-def test_the_document_says_which_weights_are_the_model(run_world: Any, make_shard_set: Any, tmp_path: Path) -> None:
+def test_evaluate_weights_chooses_the_weights_of_the_model(run_world: Any, make_shard_set: Any, tmp_path: Path) -> None:
     shards = make_shard_set()
     plain, averaged = averaging(tmp_path, "plain"), averaging(tmp_path, "averaged", evaluate__weights="ema")
 
@@ -94,7 +94,7 @@ def test_the_document_says_which_weights_are_the_model(run_world: Any, make_shar
             run_training(config, shards, world)
 
     run_world(1, body)
-    assert_same_bits(final_state(averaged), final_state(plain))  # evaluating lends the model and gives it back
+    assert_same_bits(final_state(averaged), final_state(plain))  # an evaluation restores the training weights
     for config, prefix, other in ((plain, "model/", "ema/"), (averaged, "ema/", "model/")):
         state, model = final_state(config), RunDirectory.for_config(config).model
         for file, kind in ((WEIGHTS_FILE, prefix), (OTHER_WEIGHTS_FILES[config.evaluate.weights], other)):
@@ -110,7 +110,7 @@ def test_the_document_says_which_weights_are_the_model(run_world: Any, make_shar
     assert training["ema"] == {"decay": DECAY, "every_steps": EVERY}
 
 
-def test_a_document_cannot_ask_for_an_average_that_is_not_kept(tmp_path: Path) -> None:
+def test_evaluating_an_average_that_is_not_kept_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"evaluate\.weights: .*train\.ema\.decay"):
         document(tmp_path, evaluate__weights="ema")
     with pytest.raises(ValueError, match=r"train\.ema\.decay: .*train\.engine=pytorch"):

@@ -1,4 +1,4 @@
-"""Several models evaluated together: their answers averaged, a model of their mean weights, and what is refused."""
+"""Evaluation of an ensemble: averaged predictions, a model of the mean weights, and refused models."""
 
 import json
 import shutil
@@ -43,7 +43,7 @@ def document(workspace: Path, **changes: Any) -> RunConfig:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunConfig, Path]:
-    """Three collapsed members, the first with a running average of its weights, and their shards."""
+    """Train three collapsed members, the first with a running average. Returns the document and the shards."""
     from tests.support.shard_set import make_shard_set
 
     workspace = tmp_path_factory.mktemp("together")
@@ -58,7 +58,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunConfig, Path]:
 
 
 def evaluated(config: RunConfig, shards: Path) -> evaluation_json.Evaluation:
-    """What `pytorch.rank` and the parent of the ranks do with the stage, in a world of one."""
+    """Run the evaluation stage of worker and parent, in a world of one."""
     run, shard_set = RunDirectory.for_config(config).create(), ShardSet.open(shards)
     worker_env = WorkerEnv(config, "evaluate", str(shards), run.path / "ranks")
     worker_env.rank_directory.mkdir(exist_ok=True)
@@ -70,7 +70,7 @@ def evaluated(config: RunConfig, shards: Path) -> evaluation_json.Evaluation:
 
 
 def logits_of(config: RunConfig, shards: Path, weights: Path) -> dict[int, np.ndarray[Any, Any]]:
-    """What one model says of each sample, by key, in float64."""
+    """Return the logits of one model for each sample by key, in float64."""
     shard_set = ShardSet.open(shards)
     try:
         world = join_world(60.0, {})
@@ -92,8 +92,8 @@ def softmax(logits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return np.asarray(raised / raised.sum(-1, keepdims=True))
 
 
-def test_what_together_they_answer(trained: tuple[RunConfig, Path]) -> None:
-    """Every way against NumPy in float64, and the figures against the predictions that they are of."""
+def test_averaged_predictions_equal_numpys(trained: tuple[RunConfig, Path]) -> None:
+    """Averages equal NumPy's in float64, and the scores follow from the predictions."""
     config, shards = trained
     ensemble = evaluated(config, shards).ensemble
     assert ensemble is not None
@@ -123,7 +123,7 @@ def test_what_together_they_answer(trained: tuple[RunConfig, Path]) -> None:
     assert ensemble.disagreement[0][2] > 0
 
 
-def test_what_they_cost_and_where_they_are_from(trained: tuple[RunConfig, Path]) -> None:
+def test_costs_and_origins_of_the_members_are_reported(trained: tuple[RunConfig, Path]) -> None:
     config, shards = trained
     evaluation = evaluated(
         config.model_copy(update={"evaluate": config.evaluate.model_copy(update={"combine": "logits"})}), shards
@@ -142,7 +142,7 @@ def test_what_they_cost_and_where_they_are_from(trained: tuple[RunConfig, Path])
     assert [(m.name, m.started_from, m.started_epoch, m.epochs) for m in ensemble.members] == [
         (f"tiny-c{cycle}", "tiny", cycle + 1.0, 1.0) for cycle in range(3)
     ]
-    assert ensemble.epochs == 3 + 3  # cycles are shared
+    assert ensemble.epochs == 3 + 3  # members share cycles
     assert ensemble.members[0].average is not None
     assert ensemble.members[0].average.loss != ensemble.members[0].answered.loss
     assert ensemble.members[1].average is None
@@ -151,7 +151,7 @@ def test_what_they_cost_and_where_they_are_from(trained: tuple[RunConfig, Path])
         assert text in page, text
 
 
-def test_the_mean_of_the_weights_has_statistics_of_its_own(trained: tuple[RunConfig, Path]) -> None:
+def test_the_mean_model_has_its_own_statistics(trained: tuple[RunConfig, Path]) -> None:
     config, shards = trained
     evaluated(config, shards)
     mean = load_file(RunDirectory.for_config(config).ensemble / "mean" / WEIGHTS_FILE)
@@ -166,8 +166,8 @@ def test_the_mean_of_the_weights_has_statistics_of_its_own(trained: tuple[RunCon
     assert all((values > 0).all() for name, values in mean.items() if "running_var" in name)
 
 
-def test_any_models_can_be_set_beside_each_other(trained: tuple[RunConfig, Path], tmp_path: Path) -> None:
-    """Named by directory, against a single model; a copy that lies alone is a model like any other."""
+def test_any_models_can_form_an_ensemble(trained: tuple[RunConfig, Path], tmp_path: Path) -> None:
+    """Models are named by directory, and compared with a single model. A copied model directory is enough."""
     config, shards = trained
     first, second, _ = (member.model for member in ensemble_members.ensemble_members(config))
     shutil.copytree(second, tmp_path / "alone")
@@ -213,8 +213,8 @@ def test_a_model_that_does_not_fit_is_refused(
         read_evaluated_models(config.model_copy(update={"evaluate": asked}), ShardSet.open(shards).classes)
 
 
-def test_votes_add_up_where_probabilities_vanish() -> None:
-    """Two members that are sure of different classes: half each, though one of them has exp(-200) for either."""
+def test_probabilities_are_averaged_without_underflow() -> None:
+    """Two members certain of different classes give half each, though each has exp(-200) for the other's class."""
     rows = Batch(None, np.array([0]), np.array([7], np.uint64), np.ones(1, np.float32), 0)
     votes = LogitAverage()
     for logits in ([200.0, 0.0, -300.0], [0.0, 200.0, -300.0]):

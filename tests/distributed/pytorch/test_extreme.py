@@ -1,4 +1,4 @@
-"""Whole trainings with NLCG and the Neumann optimizer: stopped and resumed, on fewer ranks, and what is exported."""
+"""Trainings with NLCG and the Neumann optimizer: stopped, resumed, restored on fewer ranks, and exported."""
 
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ def config_of(workspace: Path, name: str, run: str, **changes: Any) -> RunConfig
 
 
 def looking(session: PyTorchTrainer, seen: list[Values]) -> None:
-    """Keeps the parameters of every evaluation."""
+    """Record the parameters of every evaluation."""
     measure = session.evaluator.evaluate
 
     def measure_and_look(model: Any, *arguments: Any) -> Any:
@@ -41,7 +41,7 @@ def looking(session: PyTorchTrainer, seen: list[Values]) -> None:
     session.evaluator.evaluate = measure_and_look  # type: ignore[method-assign]
 
 
-def test_they_resume_to_the_bit_and_on_fewer_ranks(run_world: Any, make_shard_set: Any, tmp_path: Path) -> None:
+def test_both_resume_to_the_bit_and_on_fewer_ranks(run_world: Any, make_shard_set: Any, tmp_path: Path) -> None:
     shards = make_shard_set()
 
     def on_four(world: World) -> dict[str, list[Values]]:
@@ -67,13 +67,13 @@ def test_they_resume_to_the_bit_and_on_fewer_ranks(run_world: Any, make_shard_se
         reached = reached_by(state)
         for parameter, value in reached.items():
             np.testing.assert_array_equal(exported[parameter], value)
-            for rank in evaluated:  # in bf16, where the model computes in that
+            for rank in evaluated:  # in bf16 if the model computes in it
                 np.testing.assert_allclose(rank[name][-1][parameter], value, rtol=2**-8 if name == "neumann" else 0)
         moved = any(np.abs(reached[parameter] - state[f"model/{parameter}"]).max() > 1e-4 for parameter in reached)
-        assert moved == (name == "neumann"), "what is exported is another point than what is trained on"
+        assert moved == (name == "neumann"), "Neumann exports another point than it trains on"
 
     def on_two(world: World) -> dict[str, Values]:
-        """Not sharded, and sharded in another way."""
+        """Restore on two ranks, with another all-reduce."""
         other = {"train__all_reduce": {"algorithm": "flat"}}
         return {name: restored(config_of(tmp_path, name, "halted/copy0", **other), shards, world) for name in CASES}
 
@@ -84,7 +84,7 @@ def test_they_resume_to_the_bit_and_on_fewer_ranks(run_world: Any, make_shard_se
 
 
 def reached_by(state: Values) -> Values:
-    """The point reached by parameter, from a checkpoint: Neumann's w - mu m; of other rules the weights."""
+    """Return the result by parameter from a checkpoint: Neumann's w - mu m, or the weights of other optimizers."""
     weights = {name.removeprefix("model/"): value for name, value in state.items() if name.startswith("model/")}
     displaced = "optimizer/average/fc.weight" in state
     mu = state["optimizer/mu"] if displaced else np.float32(0)

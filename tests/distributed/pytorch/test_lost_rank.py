@@ -1,4 +1,4 @@
-"""A rank that is killed or stopped in the middle: the others end in time and name it and what they waited for."""
+"""A rank is killed or stopped during a step: the others exit in time, and name it and the collective."""
 
 import os
 import signal
@@ -65,7 +65,7 @@ def barrier(world: World) -> RunStep:
 def lose(
     run_world: Any, directory: Path, build: Callable[[World], RunStep], number: signal.Signals, victim: int
 ) -> dict[int, tuple[int, str, float]]:
-    """What the survivors of 4 ranks say, one of which meets signal `number`: exit code, error, seconds since."""
+    """Send `number` to one of 4 ranks. Returns exit code, error and seconds since then of each survivor."""
 
     def answers() -> list[Path]:
         return list(directory.glob("answer-*"))
@@ -82,7 +82,7 @@ def lose(
                 for step in range(1000):
                     tracker.enter_phase("forward_backward")
                     if step == DIES_AT and world.rank == victim:
-                        time.sleep(2 * BEAT)  # the others are waiting by now
+                        time.sleep(2 * BEAT)  # so that the others are waiting
                         os.kill(os.getpid(), number)
                     started = time.monotonic()
                     run_step(step)
@@ -133,15 +133,15 @@ def test_the_others_name_the_rank_and_the_collective(
         assert first.startswith(f"rank {rank} of 4 {'timed out waiting for its peers' if stopped else 'lost a peer'}")
         assert collective in first
         assert f"of step {DIES_AT + 1}" in first
-        pid = (tmp_path / f"pid-{victim}").read_text()  # of rank 0 too, though the store ends with it here
+        pid = (tmp_path / f"pid-{victim}").read_text()  # of rank 0 too, although it serves the store here
         assert f"rank {victim} {'is stopped' if stopped else 'is gone'} (process {pid} on " in first
         assert f"last seen in forward_backward of step {DIES_AT + 1})" in first
         assert [f"rank {other} " in first.partition("): ")[2] for other in range(4) if other != victim] == [False] * 3
         assert seconds < TIMEOUT + 10
 
 
-def test_a_rank_that_works_on_is_not_missing_but_behind(run_world: Any) -> None:
-    """Rank 1 is in its data; the others wait for it in vain."""
+def test_a_slow_rank_is_reported_as_behind_and_not_as_missing(run_world: Any) -> None:
+    """Rank 1 stays in data_wait until the waits of the others time out."""
 
     def body(world: World) -> str:
         rank_group = join_torch_rank_group(TIMEOUT)
@@ -165,7 +165,7 @@ def test_a_rank_that_works_on_is_not_missing_but_behind(run_world: Any) -> None:
         assert said[rank].endswith("), in data_wait of step 8")
 
 
-def test_who_ends_by_itself_says_why(run_world: Any) -> None:
+def test_the_peers_of_a_failed_rank_report_its_error(run_world: Any) -> None:
     def body(world: World) -> str:
         try:
             with watch_torch_peers(join_torch_rank_group(TIMEOUT), lambda error: None, interval_seconds=BEAT):
@@ -181,11 +181,11 @@ def test_who_ends_by_itself_says_why(run_world: Any) -> None:
         raise AssertionError("nobody was missed")
 
     for said in run_world(3, body, timeout_seconds=TIMEOUT)[:2]:
-        assert said.endswith("rank 2 ended: index 3 is out of bounds")
+        assert said.endswith("rank 2 exited: index 3 is out of bounds")
 
 
-def test_a_rank_whose_collectives_never_return_is_ended_by_its_watch(run_world: Any) -> None:
-    """As with NCCL, whose collectives wait on the device: the main thread learns nothing, the heartbeat thread does."""
+def test_a_rank_whose_collectives_never_return_exits_by_its_heartbeat(run_world: Any) -> None:
+    """As with NCCL, whose collectives wait on the device: only the heartbeat thread can detect the failure."""
 
     def body(world: World) -> tuple[int, str]:
         ended: list[PodscaleError] = []
@@ -197,7 +197,7 @@ def test_a_rank_whose_collectives_never_return_is_ended_by_its_watch(run_world: 
             tracker.enter_phase("allreduce_wait")
             if world.rank == 1:
                 os.kill(os.getpid(), signal.SIGSTOP)
-                return 0, ""  # continued by rank 0
+                return 0, ""  # rank 0 sends SIGCONT
             while not ended and time.monotonic() < started + 20:
                 time.sleep(0.05)
         os.kill(int(str(ended[0]).partition("(process ")[2].partition(" ")[0]), signal.SIGCONT)
@@ -209,8 +209,8 @@ def test_a_rank_whose_collectives_never_return_is_ended_by_its_watch(run_world: 
     assert "rank 1 is stopped" in text
 
 
-def test_an_update_that_never_ends_is_called_a_hang(run_world: Any, tmp_path: Path) -> None:
-    """By the clock, also where nobody waits for this rank; an evaluation may take as long as it likes."""
+def test_a_step_that_never_ends_is_a_hang(run_world: Any, tmp_path: Path) -> None:
+    """By the time since the last step, even if no rank waits for this one. An evaluation has no limit."""
     limit = 1.0
 
     def body(world: World) -> list[tuple[int, str]]:
@@ -238,8 +238,8 @@ def test_an_update_that_never_ends_is_called_a_hang(run_world: Any, tmp_path: Pa
     assert "test_lost_rank.py" in (tmp_path / "rank-0.txt").read_text()
 
 
-def test_who_was_stopped_itself_calls_nothing_a_hang(run_world: Any) -> None:
-    """As a process in a container that is paused, or on a machine that is moved."""
+def test_a_suspended_process_reports_no_hang(run_world: Any) -> None:
+    """As in a container that is paused, or on a virtual machine that is migrated."""
     limit, pause = 6.0, 9.0
 
     def body(world: World) -> int:
@@ -253,7 +253,7 @@ def test_who_was_stopped_itself_calls_nothing_a_hang(run_world: Any) -> None:
             subprocess.Popen(["sh", "-c", f"sleep {pause}; kill -CONT {os.getpid()}"])
             stopped = time.monotonic()
             os.kill(os.getpid(), signal.SIGSTOP)
-            time.sleep(4 * BEAT)  # the watch wakes up before anything has moved
+            time.sleep(4 * BEAT)  # the heartbeat runs before any progress
             while time.monotonic() < stopped + pause + 8 * BEAT:
                 tracker.step_done(20, 0.01)
                 time.sleep(BEAT)

@@ -1,4 +1,4 @@
-"""The reducer against a float64 oracle, in worlds of 1, 2 and 4 real processes."""
+"""Reducers average as a float64 oracle does, in worlds of 1, 2 and 4 processes."""
 
 import copy
 from itertools import product
@@ -30,7 +30,7 @@ def data(rank: int, part: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def oracle(size: int, parts: int = 1) -> list[np.ndarray[Any, Any]]:
-    """The mean gradient over all ranks and parts, by one process in float64."""
+    """Return the mean gradient over all ranks and parts, computed in float64."""
     model = network().double()
     losses = [
         nn.functional.cross_entropy(model(images.double()), labels)
@@ -54,11 +54,11 @@ def one_step(reducer: Any, rank: int, parts: int = 1) -> list[Tensor]:
 
 ALGORITHMS = ("flat", "ring", "tree", "hierarchical", "torus2d", "hybrid", "ddp")
 BUCKETS = [(1, False, 1), (1, True, 3), (10_000, False, 3)]
-"""KiB of a bucket, channels-last, passes of a step."""
+"""Bucket size in KiB, channels-last order, and passes of a step."""
 
 
 def everything(world: World) -> dict[Any, list[Tensor]]:
-    """Every algorithm with and without overlap, for several buckets, memory orders and accumulations, twice each."""
+    """Return the second step's averages by algorithm, row, bucket size, overlap, memory order and passes."""
     results = {}
     for name in ALGORITHMS:
         rows = (1, 2, 4) if name in ("hierarchical", "torus2d") else (world.size,)
@@ -76,7 +76,7 @@ def everything(world: World) -> dict[Any, list[Tensor]]:
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_averages_are_the_oracles_on_every_rank(run_world: Any, size: int) -> None:
+def test_averages_equal_the_oracles_on_every_rank(run_world: Any, size: int) -> None:
     ranks = run_world(size, everything)
     expected = {parts: oracle(size, parts) for parts in (1, 3)}
     for key, values in ranks[0].items():
@@ -109,7 +109,7 @@ def halves(world: World) -> dict[int, tuple[Tensor, Tensor, Tensor]]:
     return results
 
 
-def test_the_two_halves_make_the_whole(run_world: Any) -> None:
+def test_reduce_scatter_and_all_gather_make_up_the_all_reduce(run_world: Any) -> None:
     for row_results in run_world(4, halves):
         for averaged, _, gathered in row_results.values():
             assert torch.allclose(averaged, torch.arange(32.0) * 2.5)
@@ -117,7 +117,7 @@ def test_the_two_halves_make_the_whole(run_world: Any) -> None:
 
 
 def early_reduction(world: World) -> int:
-    """How many buckets are handed over before the last pass of a step."""
+    """Return the number of buckets submitted before the last pass of a step."""
     reducer = BucketedReducer(network(), FlatAllReduce(world), world, bucket_mb=1 / 1024)
     submitted: list[Any] = []
     submit = reducer._comm_queue.submit
@@ -130,7 +130,7 @@ def early_reduction(world: World) -> int:
     during_backward = len(submitted)
     reducer.finish()
     assert len(submitted) == len(reducer.buffer.layout.bounds) > 3
-    assert during_backward >= len(submitted) - 1, "only the bucket with `extra` may wait for the end"
+    assert during_backward >= len(submitted) - 1, "only the bucket with `extra` may wait"
     reducer.close()
     return early
 

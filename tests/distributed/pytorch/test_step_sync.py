@@ -1,4 +1,4 @@
-"""The control word: all ranks learn the same, late, and never wait for it in between."""
+"""Step status: all ranks receive the same statuses, `STATUS_LAG` steps late, and do not wait before."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def conversation(world: World) -> list[tuple[int, list[StepStatus]]]:
     return received
 
 
-def test_words_are_agreed_and_late(run_world: Any) -> None:
+def test_statuses_are_equal_on_all_ranks_and_late(run_world: Any) -> None:
     ranks = run_world(4, conversation)
     assert all(received == ranks[0] for received in ranks[1:])
     statuses = {status.step: (at, status) for at, statuses_at in ranks[0] for status in statuses_at}
@@ -44,7 +44,7 @@ def test_words_are_agreed_and_late(run_world: Any) -> None:
         )
 
 
-def test_a_long_step_does_not_overflow(run_world: Any) -> None:
+def test_the_time_of_a_long_step_is_clamped(run_world: Any) -> None:
     def body(world: World) -> StepStatus:
         control = StepSync(world)
         control.send(1, StepResult(torch.tensor(0.0), torch.tensor(True)), busy_seconds=1e6, stop=False)

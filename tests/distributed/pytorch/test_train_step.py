@@ -1,4 +1,4 @@
-"""One step against what a single process computes in float64 for all ranks together."""
+"""One step on several ranks equals a single process in float64 on all their images."""
 
 import copy
 from contextlib import nullcontext
@@ -94,12 +94,12 @@ def test_weights_loss_and_running_statistics_are_the_averages(run_world: Any, si
             np.testing.assert_allclose(result[name].numpy(), value.numpy(), rtol=2e-5, atol=2e-6, err_msg=name)
 
 
-def test_the_norm_is_taken_now_and_then(run_world: Any) -> None:
+def test_the_norm_is_computed_every_norm_every_steps(run_world: Any) -> None:
     (result,) = run_world(1, lambda world: one_step(world, norm_every=2))
     assert result["norm"] is None
 
 
-def test_running_statistics_of_the_first_rank_can_stand_for_all(run_world: Any) -> None:
+def test_running_first_keeps_the_statistics_of_the_first_rank(run_world: Any) -> None:
     alone = run_world(1, one_step)[0]
     mean = run_world(2, one_step)[0]
     for result in run_world(2, lambda world: one_step(world, "first")):

@@ -1,6 +1,6 @@
-"""The two engines train alike: the same weights over the same batches of digits, on four ranks of their own kind.
+"""Both engines train equally: the same weights on the same batches of digits, on four ranks each.
 
-A small part of what benchmarks/parity does; the table is benchmarks/results/parity-digits.md.
+benchmarks/parity runs more cases; benchmarks/results/parity-digits.md has its table.
 """
 
 from pathlib import Path
@@ -16,9 +16,9 @@ from tests.support.xla import QUICK_XLA
 STEPS = 6
 
 
-@pytest.mark.timeout(900)  # one compiles a whole step, the other starts four processes
+@pytest.mark.timeout(900)  # JAX compiles a step, PyTorch starts four processes
 @pytest.mark.parametrize("case", [Case("sgd", 1, sharded=False), Case("lars", 4, sharded=True)], ids=lambda c: c.name)
-def test_losses_of_the_first_updates_agree(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_losses_of_the_first_steps_agree(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XLA_FLAGS", QUICK_XLA)
     store = ResultStore(tmp_path, "digits", STEPS, "code")
 
@@ -36,4 +36,4 @@ def test_losses_of_the_first_updates_agree(case: Case, tmp_path: Path, monkeypat
     assert any(f"| {case.group} |" in line for line in table({case: {"pytorch": [torchs], "jax": [jaxs]}}))
 
     monkeypatch.setattr("benchmarks.parity.__main__.ENGINES", dict.fromkeys(ENGINES))
-    train()  # nothing is trained twice
+    train()  # stored results are not trained again

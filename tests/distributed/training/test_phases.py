@@ -1,7 +1,4 @@
-"""Phases in the engine: they change the training, all ranks alike, and a run resumed inside one has the same bits.
-
-So does one that mixes its images.
-"""
+"""Phases in the engine change the training, and a run resumed inside a phase has the same bits, with mixing too."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +17,7 @@ from tests.distributed.training.test_training import (
 )
 
 COLLAPSE = {
-    "start": 2.4,  # step 7.2 of 12, so 8 is the first
+    "start": 2.4,  # step 7.2 of 12, so the phase begins with step 8
     "schedule": {"name": "polynomial", "learning_rate": 0.02},
     "weight_decay": 0.01,
     "reset_momentum": True,
@@ -55,8 +52,8 @@ CHANGES = {
 }
 
 
-def test_each_part_of_a_phase_reaches_the_update(run_world: Any, make_shard_set: Any, tmp_path: Path) -> None:
-    """Up to the phase the losses are those of a run without it, and then they are not."""
+def test_each_value_of_a_phase_changes_the_losses(run_world: Any, make_shard_set: Any, tmp_path: Path) -> None:
+    """Losses equal those of a run without the phase until it begins, and differ afterwards."""
     shards = make_shard_set()
     plain = document(tmp_path, run__id="plain")
     phased = {
@@ -71,6 +68,6 @@ def test_each_part_of_a_phase_reaches_the_update(run_world: Any, make_shard_set:
     run_world(1, body)
     before = losses_of(plain)
     for name, config in phased.items():
-        first = 7 if name in ("crop", "size") else 8  # counted from 1; another step shows in the loss after it
+        first = 7 if name in ("crop", "size") else 8  # from 1; a changed step shows in the next loss
         after = losses_of(config)
         assert [before[step] == after[step] for step in range(1, 13)] == [step < first for step in range(1, 13)], name

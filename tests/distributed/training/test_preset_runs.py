@@ -1,7 +1,7 @@
-"""Presets whose ingredients no other puts together: rendered, planned, and trained for some steps by two ranks.
+"""Presets with combinations of options that no other has: rendered, planned, and trained for some steps on two ranks.
 
-The network and the images are small ones, and the schedule is compressed; everything else is the preset's. The second
-run of each is stopped in the middle: it ends with the bits of the first, so all that is drawn is keyed.
+The network and the images are small, and the schedule is short; all else is the preset's. A second run of each is
+stopped in the middle and ends with the bits of the first, so all random draws are keyed.
 """
 
 import re

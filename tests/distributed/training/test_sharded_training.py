@@ -1,4 +1,4 @@
-"""Whole trainings with a sharded update and with master weights: checkpoints that know of neither, resuming."""
+"""Trainings with a sharded step and with master weights: checkpoints depend on neither, and resume to the bit."""
 
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ SHARDED = {"train__optimizer": LARS, "train__weight_update": "sharded", "train__
 
 
 def outcome(config: RunConfig, shards: Path, world: World, prepare: Prepare = lambda s: None) -> TrainResult | None:
-    """None after a stop."""
+    """Run a training; returns None after a stop request."""
     try:
         return run_training(config, shards, world, prepare)
     except Preempted:
@@ -42,7 +42,7 @@ def outcome(config: RunConfig, shards: Path, world: World, prepare: Prepare = la
 
 
 def restored(config: RunConfig, shards: Path, world: World) -> dict[str, np.ndarray[Any, Any]]:
-    """What a session holds before its first step."""
+    """Return the state of a trainer before its first step."""
     arrays: dict[str, np.ndarray[Any, Any]] = {}
 
     def look(session: PyTorchTrainer) -> None:
@@ -60,13 +60,13 @@ def restored(config: RunConfig, shards: Path, world: World) -> dict[str, np.ndar
 
 
 def test_a_checkpoint_does_not_depend_on_the_sharding(run_world: Any, make_shard_set: Any, tmp_path: Path) -> None:
-    """Written by four ranks in two rows, taken up to the bit by four, two and one, sharded or not."""
+    """A checkpoint of four ranks in two rows is restored to the bit on four, two and one rank, sharded or not."""
     shards = make_shard_set()
     run_world(4, lambda world: outcome(document(tmp_path, **SHARDED), shards, world, stop_after(4, 0)))
     written = final_state(document(tmp_path))
     assert sum(name.startswith("optimizer/momentum/") for name in written) > 50
     assert all(written[name].any() for name in written if name.startswith("optimizer/momentum/"))
-    # `restored` trains on for a moment and saves: in copies, so that everyone finds the first checkpoint.
+    # `restored` trains a step and saves, so each call gets a copy of the first checkpoint.
     for number, (size, changes) in enumerate(
         [
             (4, {}),
@@ -98,9 +98,9 @@ def copied(workspace: Path, number: int) -> Path:
         {"train__precision": "bf16-pure", "train__optimizer": {"name": "lamb"}},
         {"train__optimizer": {"name": "shampoo", "shampoo": {"every_steps": 3}}},
     ],
-    ids=["sharded", "sharded, bf16", "masters, lamb", "dealt out"],
+    ids=["sharded", "sharded, bf16", "masters, lamb", "shampoo"],
 )
-def test_two_launches_make_the_bits_of_one(
+def test_two_launches_give_the_bits_of_one(
     run_world: Any, make_shard_set: Any, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     shards = make_shard_set()
@@ -122,7 +122,7 @@ def test_two_launches_make_the_bits_of_one(
     assert started["optimizer_bytes"] == pytest.approx(reports * 4 * started["parameters"] / row, rel=0.2)
 
 
-def test_a_nan_on_one_rank_masks_a_sharded_update_on_all(run_world: Any, make_shard_set: Any, tmp_path: Path) -> None:
+def test_a_nan_on_one_rank_masks_a_sharded_step_on_all(run_world: Any, make_shard_set: Any, tmp_path: Path) -> None:
     shards = make_shard_set()
     config = document(tmp_path, **SHARDED, checkpoint__every_steps=1, checkpoint__keep_last=20)
     results = run_world(4, lambda world: outcome(config, shards, world, poison(range(4, 6), 3)))
@@ -147,7 +147,7 @@ def weights_and_masters(config: RunConfig, shards: Path, world: World) -> Any:
 def test_weights_differ_from_their_masters_by_rounding(
     run_world: Any, make_shard_set: Any, tmp_path: Path, sharded: bool
 ) -> None:
-    """bf16-pure learns; what computes is bf16, what is kept and handed on is fp32."""
+    """bf16-pure learns. The network computes in bf16; masters, checkpoints and exports are fp32."""
     shards = make_shard_set()
     more = SHARDED if sharded else {}
     config = document(
@@ -160,7 +160,7 @@ def test_weights_differ_from_their_masters_by_rounding(
     )
     (_, parameters, masters), other = run_world(2, lambda world: weights_and_masters(config, shards, world))
     losses = losses_of(config)
-    # By seed, fp32 comes to 0.57 to 0.72 of the loss that it began with, and so does this, by seed and CPU.
+    # fp32 reaches 0.57 to 0.72 of its first loss, depending on the seed; so does bf16, depending on seed and CPU.
     assert np.mean([losses[step] for step in range(56, 61)]) < 0.85 * losses[1]
     halves = {name for name, (dtype, _) in parameters.items() if dtype == torch.bfloat16}
     assert halves == {n for n in parameters if "conv" in n or "downsample.0" in n or n.startswith("fc.")}
@@ -175,10 +175,8 @@ def test_weights_differ_from_their_masters_by_rounding(
         np.testing.assert_array_equal(final_state(config)[f"model/{name}"], master)
 
 
-def test_the_way_of_reducing_and_updating_is_not_a_setting_of_the_result(
-    run_world: Any, make_shard_set: Any, tmp_path: Path
-) -> None:
-    """DDP and a sharded update train what our reducer and a whole update train, but for the order of additions."""
+def test_all_reduce_and_sharding_do_not_change_the_result(run_world: Any, make_shard_set: Any, tmp_path: Path) -> None:
+    """DDP and a sharded step give the weights of our reducer and an unsharded step, but for the order of additions."""
     shards = make_shard_set()
     states = {}
     for name, changes in {

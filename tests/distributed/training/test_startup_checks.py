@@ -1,4 +1,4 @@
-"""Four ranks of which one is about to do something else: all end with one error that names it."""
+"""Four ranks, one of which has another configuration: all raise one error that names it."""
 
 import platform
 import shutil
@@ -32,7 +32,7 @@ def here(config: RunConfig, shard_set: ShardSet) -> dict[str, str]:
 
 
 def prefixed(rank_group: RankGroup, name: str) -> RankGroup:
-    """The same ranks in a corner of the store that nobody has used yet."""
+    """Return the rank group with an unused key prefix in its store."""
     from torch._C._distributed_c10d import PrefixStore
 
     return replace(rank_group, store=TorchStore(PrefixStore(name, torch_store(rank_group))))
@@ -100,7 +100,7 @@ def test_every_kind_of_difference_is_named_on_every_rank(run_world: Any, make_sh
         assert "ranks 0, 1 and 3" in answers[0][name]
 
 
-def test_what_one_rank_cannot_open_all_hear_of(run_world: Any, make_shard_set: Any) -> None:
+def test_an_error_of_one_rank_is_raised_on_all(run_world: Any, make_shard_set: Any) -> None:
     shards = make_shard_set()
 
     def body(world: World) -> str:
@@ -115,7 +115,7 @@ def test_what_one_rank_cannot_open_all_hear_of(run_world: Any, make_shard_set: A
     assert answers[0].startswith("not every rank can start, so none does:\n  - rank 3: /nowhere")
 
 
-def test_a_rank_that_never_comes_is_named(run_world: Any) -> None:
+def test_a_rank_that_does_not_arrive_is_named(run_world: Any) -> None:
     def body(world: World) -> str:
         if world.rank == 1:
             return ""
@@ -127,7 +127,7 @@ def test_a_rank_that_never_comes_is_named(run_world: Any) -> None:
         assert ("rank 1 of 4 " in text and "launch.timeout_seconds" in text) if rank != 1 else text == ""
 
 
-def test_the_options_of_each_machine_may_differ() -> None:
+def test_machine_local_options_may_differ() -> None:
     config = RunConfig.model_validate(RUN)
     facts = startup_checks.document_facts(config)
     options = {"input": {"workers": 7, "prefetch": 3, "cache_dir": "/x"}, "launch": {"threads": 3, "processes": 4}}
@@ -135,7 +135,7 @@ def test_the_options_of_each_machine_may_differ() -> None:
     assert {"train.global_batch", "train.all_reduce.algorithm", "evaluate.batch", "run.seed"} <= facts.keys()
 
 
-def test_the_source_hash_names_the_content(tmp_path: Path) -> None:
+def test_the_source_hash_depends_on_the_content_only(tmp_path: Path) -> None:
     copy = shutil.copytree(Path(podscale.__file__).parent, tmp_path / "podscale", ignore=lambda *_: ["__pycache__"])
     assert startup_checks.source_hash(copy) == startup_checks.source_hash()
     with (copy / "pytorch" / "step.py").open("a") as file:

@@ -1,4 +1,4 @@
-"""Whole trainings on real processes: learning, bit-exact resume, stopping, masking."""
+"""Trainings on real processes: learning, bit-exact resume, stopping, masking."""
 
 import json
 from collections.abc import Callable
@@ -30,12 +30,12 @@ Prepare = Callable[[PyTorchTrainer], None]
 
 
 def run_training(config: RunConfig, shards: Path, world: World, prepare: Prepare = lambda s: None) -> TrainResult:
-    """What `pytorch.rank` does with a stage, and a hook to disturb it."""
+    """Run the training stage of a worker; `prepare` may change its trainer."""
     return train_session(build_trainer, config, world, shards, prepare)
 
 
 def before_every_step(session: PyTorchTrainer, act: Callable[[Any], None]) -> None:
-    """`act(batch)` before each step."""
+    """Call `act(batch)` before each step."""
     step = session.step
 
     class Disturbed:
@@ -49,7 +49,7 @@ def before_every_step(session: PyTorchTrainer, act: Callable[[Any], None]) -> No
 
 
 def stop_after(step: int, rank: int) -> Prepare:
-    """One rank is asked to stop while it works on step `step`."""
+    """Request a stop of one rank during step `step`."""
 
     def prepare(session: PyTorchTrainer) -> None:
         def ask(batch: Any) -> None:
@@ -62,12 +62,12 @@ def stop_after(step: int, rank: int) -> Prepare:
 
 
 def keys_of(session: PyTorchTrainer, keys: dict[int, list[int]]) -> None:
-    """Records the sample keys of every step."""
+    """Record the sample keys of every step."""
     before_every_step(session, lambda batch: keys.update({batch.host_batch.step: batch.host_batch.keys.tolist()}))
 
 
 def final_state(config: RunConfig) -> dict[str, np.ndarray[Any, Any]]:
-    """The arrays of the newest checkpoint."""
+    """Return the arrays of the newest checkpoint."""
     from podscale.runs.checkpoint.format import complete_entries, read_snapshot
 
     return read_snapshot(complete_entries(RunDirectory.for_config(config).checkpoints)[0]).arrays
@@ -87,7 +87,7 @@ def assert_same_bits(actual: dict[str, Any], expected: dict[str, Any]) -> None:
     assert not different, different
 
 
-def test_training_learns_and_leaves_everything_behind(run_world: Any, make_shard_set: Any, tmp_path: Path) -> None:
+def test_training_learns_and_writes_all_its_files(run_world: Any, make_shard_set: Any, tmp_path: Path) -> None:
     shards = make_shard_set()
     config = document(tmp_path, train__epochs=20, train__schedule__learning_rate=0.1, input__crop={"scale": (0.9, 1)})
     results = run_world(2, lambda world: run_training(config, shards, world))
@@ -106,8 +106,8 @@ def test_training_learns_and_leaves_everything_behind(run_world: Any, make_shard
     assert [event for event in events if event not in by_chance] == ["start", "goodput", "done"]
 
 
-def test_two_launches_make_the_bits_of_one(run_world: Any, make_shard_set: Any, tmp_path: Path) -> None:
-    """Stopped in the middle of an epoch, at worlds of 2 and 4, with everything on that keeps a state."""
+def test_two_launches_give_the_bits_of_one(run_world: Any, make_shard_set: Any, tmp_path: Path) -> None:
+    """Stopped in the middle of an epoch, on 2 and on 4 ranks, with options that have state."""
     shards = make_shard_set()
 
     def body(world: World, config: RunConfig, prepare: Prepare) -> tuple[str, dict[int, list[int]]]:
@@ -155,7 +155,7 @@ def test_two_launches_make_the_bits_of_one(run_world: Any, make_shard_set: Any, 
 
 
 def stop_in_evaluation(step: int, rank: int, steps_seen: list[int]) -> Prepare:
-    """One rank is asked to stop while the state after step `step` is being measured, early in the split."""
+    """Request a stop of one rank early in the evaluation after step `step`."""
 
     def prepare(session: PyTorchTrainer) -> None:
         original = session.evaluator.loader.batches
@@ -173,8 +173,8 @@ def stop_in_evaluation(step: int, rank: int, steps_seen: list[int]) -> Prepare:
 
 
 @pytest.mark.parametrize("step", [6, 12])
-def test_a_stop_cuts_an_evaluation_short(run_world: Any, make_shard_set: Any, tmp_path: Path, step: int) -> None:
-    """In the middle and at the end of a run; the next launch measures first, and the end is the same."""
+def test_a_stop_request_ends_an_evaluation(run_world: Any, make_shard_set: Any, tmp_path: Path, step: int) -> None:
+    """In the middle and at the end of a run. The next launch evaluates first, and the result is the same."""
     shards = make_shard_set()
     straight = document(tmp_path / "straight", evaluate__batch=1)
     halted = document(tmp_path / "halted", evaluate__batch=1)
@@ -217,7 +217,7 @@ def test_resume_at_another_world_size(run_world: Any, make_shard_set: Any, tmp_p
 
 
 def poison(steps: range, rank: int) -> Prepare:
-    """One rank's images come out of normalisation as something that is not a number."""
+    """Replace one rank's normalised images by NaN in these steps."""
 
     def prepare(session: PyTorchTrainer) -> None:
         step = -1
@@ -236,7 +236,7 @@ def poison(steps: range, rank: int) -> Prepare:
     return prepare
 
 
-def test_a_nan_on_one_rank_masks_the_update_on_all(run_world: Any, make_shard_set: Any, tmp_path: Path) -> None:
+def test_a_nan_on_one_rank_masks_the_step_on_all(run_world: Any, make_shard_set: Any, tmp_path: Path) -> None:
     shards = make_shard_set()
     config = document(tmp_path, checkpoint__every_steps=1, checkpoint__keep_last=20)
 
@@ -257,7 +257,7 @@ def test_a_nan_on_one_rank_masks_the_update_on_all(run_world: Any, make_shard_se
     assert not np.array_equal(by_step[7]["model/fc.weight"], by_step[6]["model/fc.weight"])
 
 
-def test_too_many_masked_updates_end_the_run(run_world: Any, make_shard_set: Any, tmp_path: Path) -> None:
+def test_too_many_masked_steps_fail_the_run(run_world: Any, make_shard_set: Any, tmp_path: Path) -> None:
     shards = make_shard_set()
     config = document(tmp_path, train__max_nonfinite=3)
 
@@ -269,7 +269,7 @@ def test_too_many_masked_updates_end_the_run(run_world: Any, make_shard_set: Any
     assert all(NONFINITE_MESSAGE in text for text in run_world(2, body))
 
 
-def test_a_checkpoint_of_another_run_is_refused_by_all(run_world: Any, make_shard_set: Any, tmp_path: Path) -> None:
+def test_all_ranks_refuse_a_checkpoint_of_another_run(run_world: Any, make_shard_set: Any, tmp_path: Path) -> None:
     shards = make_shard_set()
     run_world(1, lambda world: run_training(document(tmp_path, train__epochs=2), shards, world))
     other = document(tmp_path, train__epochs=2, train__label_smoothing=0.0)
@@ -366,7 +366,7 @@ def test_with_flip_the_logits_of_an_image_and_its_mirror_image_are_averaged(
 
 
 def test_fp16_scales_its_loss(run_world: Any, make_shard_set: Any, tmp_path: Path) -> None:
-    """A loss scale that overflows fp16 at first: steps are masked and the scale comes down until they are not."""
+    """The loss scale overflows fp16 at first: steps are masked, and the scale halves until they are finite."""
     shards = make_shard_set()
     config = document(tmp_path, train__precision="fp16", train__loss_scale=2.0**24)
     results = run_world(2, lambda world: run_training(config, shards, world))

@@ -1,4 +1,4 @@
-"""What `podscale tpu compile` gives the compiler is the step as it is run; its collectives are read from its text."""
+"""`podscale tpu compile` compiles the step as it is run, and reads its collectives from the program's text."""
 
 from collections import Counter
 
@@ -13,7 +13,7 @@ from tests.jax.test_train_step import CLASSES, LARS, RESNET, SCHEDULE, SHARDED, 
 
 
 def test_the_compiled_step_takes_real_arguments_and_its_collectives_are_found() -> None:
-    """Of eight simulated devices: a sharded update in rows of four, batch norm over pairs."""
+    """Eight simulated devices, a sharded step in rows of four, batch norm over pairs."""
     config = document(RESNET, span=8, optimizer=LARS, **SHARDED)
     step = build_train_step(config, mesh_for_config(config, jax.devices()), CLASSES)
     compiled = step.run_steps.lower(*step_arguments(step, config, CLASSES, UPDATES)).compile()

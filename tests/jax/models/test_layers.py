@@ -1,4 +1,4 @@
-"""Convolutions by products of matrices, as on a CPU, are those of torch in fp64; accelerators get XLA's own."""
+"""Convolutions by matrix products, as on a CPU, equal torch's in fp64; accelerators use XLA's own."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -26,9 +26,9 @@ CLASSES_OF_SHAPE = {
     "one pixel": (1, 1, 1, (5, 6)),
     "one pixel with stride": (1, 2, 1, (5, 6)),
     "one pixel in groups": (1, 1, 2, (5, 6)),
-    "fewer pixels than the kernel has": (3, 1, 1, (2, 2)),
-    "fewer pixels come out than the kernel has": (3, 2, 1, (4, 4)),
-    "one pixel comes out": (3, 2, 1, (2, 1)),
+    "fewer pixels than the kernel": (3, 1, 1, (2, 2)),
+    "fewer outputs than the kernel has pixels": (3, 2, 1, (4, 4)),
+    "one output": (3, 2, 1, (2, 1)),
     "few pixels in groups": (5, 1, 2, (3, 4)),
     "groups": (3, 1, 2, (7, 6)),
     "plain": (3, 1, 1, (7, 6)),
@@ -39,7 +39,7 @@ CLASSES_OF_SHAPE = {
 
 
 @pytest.mark.parametrize("name", CLASSES_OF_SHAPE)
-def test_products_are_the_convolution_of_torch(name: str) -> None:
+def test_products_equal_torchs_convolution(name: str) -> None:
     """Outputs and both gradients in fp64, and outputs in fp32 within its rounding."""
     kernel, stride, groups, sides = CLASSES_OF_SHAPE[name]
     generator = np.random.default_rng(0)
@@ -69,8 +69,8 @@ def test_products_are_the_convolution_of_torch(name: str) -> None:
 @pytest.mark.parametrize(
     ("sides", "window"), [((16, 8), Window(3, 1, 1)), ((8, 8), Window(3, 2, 1)), ((14, 9), Window(1, 2, 0))]
 )
-def test_products_of_tiles_are_those_of_the_full_image(sides: tuple[int, int], window: Window) -> None:
-    """Tiles have fewer pixels, so that a device may take products where whole images would not."""
+def test_products_over_tiles_equal_those_over_the_image(sides: tuple[int, int], window: Window) -> None:
+    """Tiles have fewer pixels, so a device may use products although whole images would not."""
     tiles = Tiles(sides, (4, 2))
     x, weight = drawn(2, *sides, 3), drawn(4, 3, window.kernel, window.kernel, seed=1)
     want, back = jax.vjp(lambda x, weight: xla_convolution(x, weight, window.stride, window.padding), x, weight)
@@ -93,7 +93,7 @@ def test_products_of_tiles_are_those_of_the_full_image(sides: tuple[int, int], w
     np.testing.assert_allclose(dw, want_dw, rtol=1e-5, atol=2e-5)
 
 
-def test_a_folded_stem_takes_products_too() -> None:
+def test_a_folded_stem_can_use_products() -> None:
     x, weight = drawn(2, 32, 32, 3), drawn(4, 3, 7, 7, seed=1)
     outputs = jax.jit(lambda x, weight: stem_convolution(x, weight, 2, 3, "space_to_depth", matmul_convolution))(
         x, weight
@@ -105,8 +105,8 @@ def convolutions(lowered: Any) -> list[str]:
     return [line for line in lowered.as_text().splitlines() if "stablehlo.convolution" in line]
 
 
-def test_accelerators_get_one_convolution_a_layer() -> None:
-    """Forward for a TPU, as lowered: nothing of what suits CPUs is in its program."""
+def test_accelerators_run_one_convolution_per_layer() -> None:
+    """The forward pass lowered for a TPU has no matrix products in place of convolutions."""
     mesh: Any = SimpleNamespace(devices=np.array([SimpleNamespace(platform="tpu")]))
     model = ModelSection(name="resnet18", stem="small", width=8)
     parameters, statistics = initialise(model, CLASSES, seed=0)
@@ -120,8 +120,8 @@ def test_accelerators_get_one_convolution_a_layer() -> None:
     assert len(lowered(Mesh(jax.devices()[:1], "x"))) == 13, "3 x 3 on 2 x 2 pixels and 1 x 1 are products"
 
 
-def test_a_step_on_cpus_takes_products() -> None:
-    """Forward and backward: of the 13 convolutions that remain all but the first have three."""
+def test_a_step_on_cpus_uses_products() -> None:
+    """Each of the 13 remaining convolutions has three, with its two gradients; the first has two."""
     config = document(RESNET)
     step = build_train_step(config, mesh_for_config(config, jax.devices()[:1]), CLASSES)
     images, labels = batches(config.input.image_size)

@@ -1,4 +1,4 @@
-"""The networks of the two engines: one safetensors file gives the same outputs, gradients and running statistics."""
+"""Networks of both engines: one safetensors file gives the same outputs, gradients and running statistics."""
 
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,7 @@ def section(name: str, **options: Any) -> ModelSection:
 
 
 def torch_network(model: ModelSection) -> torch.nn.Module:
-    """A network none of whose arrays is zero or one."""
+    """Return a network without arrays of zeros or ones."""
     torch.manual_seed(3)
     network = build_torch_model(model, CLASSES)
     for name, parameter in network.named_parameters():
@@ -63,7 +63,7 @@ def save_torch(network: torch.nn.Module, directory: Path) -> Path:
 def compare_outputs(
     network: torch.nn.Module, model: ModelSection, arrays: tuple[Any, Any], batch: Any, *, ways: tuple[bool, ...]
 ) -> None:
-    """In fp32; ways: whether as they are trained, or as they are evaluated."""
+    """Compare outputs in fp32; `ways` has the values of `train`."""
     of_images = torch.from_numpy(batch).permute(0, 3, 1, 2)
     apply = build_model(model)
     for train in ways:
@@ -85,7 +85,7 @@ def compare_outputs(
     ids=["resnet18", "resnet50 with small stem", "resnet20 with blur", "alexnet", "alexnet of one tower"],
 )
 def test_one_file_gives_both_engines_the_same_network(model: ModelSection, side: int, tmp_path: Path) -> None:
-    """Outputs in fp32; gradients and running statistics in fp64, where rounding does not hide a difference."""
+    """Outputs are compared in fp32, gradients and running statistics in fp64, in which rounding hides no difference."""
     network = torch_network(model)
     spec = models.model_spec(model, CLASSES)
     parameters, statistics = load_weights_file(spec, save_torch(network, tmp_path))
@@ -107,7 +107,7 @@ def test_one_file_gives_both_engines_the_same_network(model: ModelSection, side:
         gradients, moved = jax.jit(jax.grad(along, has_aux=True))({p.name: given[p.name] for p in spec.parameters})
         for name, parameter in network.named_parameters():
             scale = float(parameter.grad.abs().max())
-            tolerance = 1e-12 + 1e-7 * scale  # what a batch norm follows directly has no gradient but rounding
+            tolerance = 1e-12 + 1e-7 * scale  # biases before a batch norm have gradients of rounding only
             np.testing.assert_allclose(gradients[name], parameter.grad, rtol=1e-6, atol=tolerance, err_msg=name)
         for name, buffer in network.named_buffers():
             np.testing.assert_allclose(moved[name], buffer, rtol=1e-9, atol=1e-10, err_msg=name)
@@ -115,14 +115,14 @@ def test_one_file_gives_both_engines_the_same_network(model: ModelSection, side:
 
 @pytest.mark.parametrize("name", ["resnet34", "resnet101", "resnet152"])
 def test_deep_networks_give_both_engines_the_same_outputs(name: str, tmp_path: Path) -> None:
-    """The others for ImageNet, as they are evaluated; they differ from those above in the number of blocks alone."""
+    """The other ImageNet networks, in evaluation mode; only their number of blocks differs."""
     model = section(name)
     network = torch_network(model)
     arrays = load_weights_file(models.model_spec(model, CLASSES), save_torch(network, tmp_path))
     compare_outputs(network, model, arrays, images(32, 4), ways=(False,))
 
 
-def test_what_jax_writes_torch_reads(tmp_path: Path) -> None:
+def test_torch_reads_the_weights_that_jax_writes(tmp_path: Path) -> None:
     model = section("resnet18", stem="small")
     parameters, statistics = initialise(model, CLASSES, seed=4)
     export_model(
@@ -143,7 +143,7 @@ def test_what_jax_writes_torch_reads(tmp_path: Path) -> None:
     [("resnet18", 11_689_512), ("resnet50", 25_557_032), ("resnet32", 528_504), ("alexnet", 60_967_112)],
 )
 def test_parameter_counts(name: str, count: int) -> None:
-    """torchvision's, and the published AlexNet with two values a channel for the bias of each convolution."""
+    """Counts of torchvision, and of the published AlexNet with two values per channel instead of each bias."""
     model = ModelSection(name=name)
     parameters, statistics = initialise(model, 1000, seed=0)
     assert sum(array.size for array in parameters.values()) == count
@@ -153,8 +153,8 @@ def test_parameter_counts(name: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["resnet18", "resnet50", "alexnet"])
-def test_networks_begin_as_torchs_do(name: str) -> None:
-    """Other numbers of the same distributions: zeros and ones where those are, and the same deviations."""
+def test_initial_weights_have_torchs_distributions(name: str) -> None:
+    """Zeros and ones are in the same places, and standard deviations are equal."""
     model = ModelSection.model_validate({"name": name, "width": 16})
     parameters, statistics = initialise(model, CLASSES, seed=1)
     torch.manual_seed(0)
@@ -173,7 +173,7 @@ def test_networks_begin_as_torchs_do(name: str) -> None:
 
 
 @pytest.mark.parametrize("compute", ["padded4", "space_to_depth"])
-def test_the_stem_may_be_computed_in_other_ways(compute: Any) -> None:
+def test_every_way_equals_the_plain_stem(compute: Any) -> None:
     from podscale.jax.models.layers import stem_convolution
 
     generator = np.random.default_rng(0)
@@ -194,7 +194,7 @@ def test_the_stem_may_be_computed_in_other_ways(compute: Any) -> None:
 
 
 def test_a_folded_stem_has_no_stride() -> None:
-    """What makes it fast: twelve input channels and a 4 x 4 kernel at stride 1; a stem of stride 1 stays plain."""
+    """It has twelve input channels and a 4 x 4 kernel at stride 1. A stem of stride 1 stays plain."""
     from podscale.jax.models.layers import stem_convolution
 
     def lowered(stride: int, kernel: int) -> str:
@@ -210,7 +210,7 @@ def test_a_folded_stem_has_no_stride() -> None:
     assert "tensor<1x32x32x3xf32>, tensor<8x3x3x3xf32>" in lowered(1, 3)
 
 
-def test_a_network_with_a_folded_stem_is_that_of_torch() -> None:
+def test_a_network_with_a_folded_stem_equals_torchs() -> None:
     model = section("resnet18")
     network = torch_network(model).eval()
     set_stem_compute(network, "space_to_depth")
@@ -225,8 +225,8 @@ def test_a_network_with_a_folded_stem_is_that_of_torch() -> None:
     np.testing.assert_allclose(outputs, want, rtol=1e-4, atol=1e-4)
 
 
-def test_bf16_computes_short_and_keeps_long() -> None:
-    """As Ying 2018: activations in bf16; variables, statistics and logits in fp32, and near those of fp32."""
+def test_bf16_is_for_activations_only() -> None:
+    """As in Ying 2018: activations are bf16; variables, statistics and logits are fp32, and near those of fp32."""
     model = section("resnet18", stem="small")
     parameters, statistics = initialise(model, CLASSES, seed=0)
     short, long = (
@@ -244,7 +244,7 @@ def test_bf16_computes_short_and_keeps_long() -> None:
         np.testing.assert_allclose(moved[name], array, rtol=0.05, atol=0.02, err_msg=name)
 
 
-def test_dropout_is_for_training_alone_and_keyed() -> None:
+def test_dropout_acts_in_training_only_and_is_keyed() -> None:
     model = section("alexnet", alexnet={"dropout": 0.5})
     parameters, statistics = initialise(model, CLASSES, seed=0)
     parameters["fc8.weight"] = 100 * parameters["fc8.weight"]

@@ -1,6 +1,6 @@
-"""The optimizers against the float64 oracles of the PyTorch engine's, whole and sharded, over 50 steps.
+"""Optimizers follow the float64 oracles of the PyTorch engine, unsharded and sharded, over 50 steps.
 
-Those that optax defines alike are held against optax.
+Those that optax defines equally are compared with optax.
 """
 
 from functools import partial
@@ -61,7 +61,7 @@ def treated(decays: dict[str, bool], adapts: dict[str, bool]) -> dict[str, Param
 
 
 def schedule(decay: float, beta: float | None = None) -> np.ndarray[Any, Any]:
-    """beta: the momentum, where it stands still."""
+    """Return the schedule table; `beta` is a constant momentum."""
     return np.array([[rate(step), beta or momentum(step), decay] for step in range(STEPS)], np.float32)
 
 
@@ -80,7 +80,7 @@ def all_gradients() -> Values:
 
 
 def scan_steps(optimizer: Optimizer, shard: ParamShard, weights: Any, pushes: Any, table: Any) -> Any:
-    """Return the weights after all steps, in the buckets of the shard. pushes: bucket by bucket [steps, elements]."""
+    """Return the weights after all steps, in the buckets of the shard. `pushes`: gradients [steps, elements]."""
 
     def step(carried: Any, given: Any) -> Any:
         row, push = given
@@ -106,11 +106,11 @@ def trained(optimizer: Optimizer, decay: float, options: dict[str, ParamOptions]
     return {name: np.asarray(w) for name, w in weights.items()}
 
 
-def test_the_layout_takes_every_array_there_and_back() -> None:
+def test_unpack_reverses_pack() -> None:
     layout = ParamLayout(SHAPES, bucket_elements=30_000, shards=4)
     buckets = layout.pack(start())
     assert [len(bucket) for bucket in buckets] == list(layout.lengths)
-    assert len(layout.lengths) == 2  # the large array is one of its own
+    assert len(layout.lengths) == 2  # the large array has its own bucket
     assert all(length % (4 * ROW_ELEMENTS) == 0 for length in layout.lengths)
     for name, array in layout.unpack(buckets).items():
         np.testing.assert_array_equal(array, start()[name])
@@ -168,18 +168,18 @@ def test_lamb_follows_its_oracle(
 
 
 @pytest.mark.parametrize("beta", [0.999, 0.9, 0.0])
-def test_corrections_keep_their_digits(beta: float) -> None:
-    """In fp32, 1 - 0.999 is 3e-5 from what it should be; before the first step they count as after it."""
+def test_bias_corrections_are_exact_in_fp32(beta: float) -> None:
+    """In fp32, 1 - 0.999 has an error of 3e-5. A count of 0 counts as 1."""
     counts = np.array([0, 1, 2, 1000, 10**6])
     first, second = bias_corrections(jnp.float32(counts), jnp.float32(beta), beta)
     exact = 1 / (1 - beta ** np.maximum(counts, 1))
     np.testing.assert_allclose(second, np.sqrt(exact), rtol=1e-6)
-    if beta != 0.999:  # the scheduled one comes in fp32
+    if beta != 0.999:  # the scheduled one is fp32
         np.testing.assert_allclose(first, exact, rtol=1e-6)
 
 
 def of_optax(rule: Any) -> Values:
-    """What a transformation of optax makes of the same gradients, which the first of the steps leaves as they are."""
+    """Return the weights of an optax transformation after the same gradients."""
     import optax
 
     weights: Any = {name: jnp.asarray(array) for name, array in start().items()}
@@ -197,7 +197,7 @@ def optax_rate(count: Any) -> Any:
 
 
 def test_lamb_of_optax() -> None:
-    """Which does not clip, and scales every array."""
+    """optax's LAMB does not clip, and scales every array."""
     optax = pytest.importorskip("optax")
     want = of_optax(optax.lamb(optax_rate, BETA, 0.99, eps=1e-6, weight_decay=DECAY, mask=DECAYS))
     optimizer = Lamb(beta2=0.99, eps=1e-6, clip_norm=0.0)
@@ -217,7 +217,7 @@ def test_adam_of_optax(decoupled: bool) -> None:
 
 @pytest.mark.parametrize(("variant", "eps", "initial"), [("torch", 1e-6, 0.0), ("tensorflow", 1.0, 1.0)])
 def test_rmsprop_of_optax(variant: Any, eps: float, initial: float) -> None:
-    """Which has the rate in the momentum buffer."""
+    """optax's RMSProp has the rate in the momentum buffer."""
     optax = pytest.importorskip("optax")
     theirs = optax.rmsprop(
         optax_rate, 0.95, eps, initial_scale=initial, eps_in_sqrt=variant == "tensorflow", momentum=BETA
@@ -234,7 +234,7 @@ def test_rmsprop_of_optax(variant: Any, eps: float, initial: float) -> None:
 def test_a_sharded_step_equals_the_unsharded_one(
     optimizer: Optimizer, algorithm: Any, shards: int, norms: list[int], tolerance: float
 ) -> None:
-    """Each device holds its shard alone; the norms travel in small messages, so many for each array and step."""
+    """Each device holds only its shard. `norms` has the values per array of each small message."""
     mesh = arrange_devices(jax.devices(), np.arange(8).reshape(1, 2, 4))
     reduce = build_all_reduce(AllReduceSection(algorithm=algorithm), mesh)
     layout = ParamLayout(SHAPES, bucket_elements=30_000, shards=shards)
@@ -299,7 +299,7 @@ def test_a_non_finite_step_changes_nothing() -> None:
                 assert same == (bad_one is not None)
 
 
-def test_the_document_chooses_the_rule_and_what_it_skips() -> None:
+def test_the_document_chooses_the_optimizer_and_its_options() -> None:
     section = ModelSection(name="resnet18", width=4, stem="small")
     spec = models.model_spec(section, 10)
     layout = ParamLayout({p.name: p.shape for p in spec.parameters}, bucket_elements=10**6)
@@ -333,7 +333,7 @@ def test_the_document_chooses_the_rule_and_what_it_skips() -> None:
 
 
 @pytest.mark.parametrize("name", OPTIMIZER_NAMES)
-def test_the_rules_of_this_engine_are_those_that_documents_may_name(name: Any) -> None:
+def test_each_optimizer_of_a_document_is_built_or_refused(name: Any) -> None:
     section = OptimizerSection(name=name)
     if name in JAX_OPTIMIZERS:
         assert type(build_optimizer(section)).__name__.lower() == name

@@ -1,4 +1,4 @@
-"""An error inside a watched block is raised with the culprit's name if another rank caused it, and recorded."""
+"""PeerWatch records each error, and raises one caused by another rank with that rank's name."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ def record(store: LocalStore) -> tuple[str, bool]:
 
 
 @pytest.mark.parametrize("kind", [PeerLost, HangDetected])
-def test_an_error_of_a_collective_names_the_culprit(tmp_path: Path, kind: type[PodscaleError]) -> None:
+def test_the_error_of_a_collective_names_the_culprit(tmp_path: Path, kind: type[PodscaleError]) -> None:
     store, cause = LocalStore(), RuntimeError("first line\nconnection closed by peer")
     with pytest.raises(kind) as raised, watch(store, tmp_path, kind):
         raise cause
@@ -33,7 +33,7 @@ def test_an_error_of_a_collective_names_the_culprit(tmp_path: Path, kind: type[P
     assert (tmp_path / "rank-0.txt").exists() == (kind is HangDetected)
 
 
-def test_an_error_of_this_rank_stays_as_it_is(tmp_path: Path) -> None:
+def test_an_error_of_this_rank_is_raised_unchanged(tmp_path: Path) -> None:
     store, error = LocalStore(), ValueError("index 3 is out of bounds")
     with pytest.raises(ValueError, match="index 3") as raised, watch(store, tmp_path, None):
         raise error
@@ -42,7 +42,7 @@ def test_an_error_of_this_rank_stays_as_it_is(tmp_path: Path) -> None:
     assert store.get([FAILED_KEY]) == ["0"]
 
 
-def test_an_error_that_names_its_culprit_is_caused_by_a_peer(tmp_path: Path) -> None:
+def test_an_error_that_names_its_culprit_is_recorded_as_caused_by_a_peer(tmp_path: Path) -> None:
     store, error = LocalStore(), PeerLost("rank 1 is gone")
     with pytest.raises(PeerLost) as raised, watch(store, tmp_path, None):
         raise error
@@ -51,7 +51,7 @@ def test_an_error_that_names_its_culprit_is_caused_by_a_peer(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_an_end_or_a_stop_is_no_failure(tmp_path: Path, stopped: bool) -> None:
+def test_a_finished_or_preempted_rank_has_not_failed(tmp_path: Path, stopped: bool) -> None:
     store = LocalStore()
     if stopped:
         with pytest.raises(Preempted), watch(store, tmp_path, PeerLost):
@@ -59,5 +59,5 @@ def test_an_end_or_a_stop_is_no_failure(tmp_path: Path, stopped: bool) -> None:
     else:
         with watch(store, tmp_path, PeerLost) as progress_tracker:
             progress_tracker.step_done(1)
-    assert record(store) == ("it is done", False)
+    assert record(store) == ("it finished", False)
     assert not store.has(FAILED_KEY)

@@ -1,4 +1,4 @@
-"""A rank's heartbeat detects the hang that a peer reports, and not its own. With a real store."""
+"""Heartbeat of a rank: it detects a hang that a peer reports, not one that its own rank reports. With a real store."""
 
 import json
 
@@ -11,8 +11,8 @@ from tests.support.polling import until
 INTERVAL = 0.02
 
 
-def test_a_reported_hang_is_for_the_peers() -> None:
-    """The rank that reports it raises its own error, which says more."""
+def test_a_reported_hang_is_a_failure_on_the_peers_only() -> None:
+    """The reporting rank raises its own error, which is more precise."""
     server = StoreServer("127.0.0.1", 0)
     failures: dict[int, str] = {}
 

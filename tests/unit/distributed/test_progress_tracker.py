@@ -1,4 +1,4 @@
-"""The time without a step that is called a hang."""
+"""Hang limit: the time without a step that counts as a hang."""
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -10,13 +10,13 @@ from podscale.telemetry.registry import MetricRegistry
 @pytest.mark.parametrize(
     ("seconds", "limit"),
     [
-        ([0.1] * (MIN_STEPS - 1), 300.0),  # too few to know
+        ([0.1] * (MIN_STEPS - 1), 300.0),  # too few step times
         ([0.1] * MIN_STEPS, 60.0),
         ([8.0] * MIN_STEPS, 8.0 * P99_MULTIPLE),
         ([40.0] * MIN_STEPS, 300.0),
-        ([0.1] * 199 + [20.0], 60.0),  # one of many that took long teaches nothing
+        ([0.1] * 199 + [20.0], 60.0),  # one slow step of 200 does not raise the limit
         ([0.1] * 100 + [20.0] * 100, 20.0 * P99_MULTIPLE),
-        ([20.0] * 100 + [0.1] * WINDOW_STEPS, 60.0),  # that is long ago
+        ([20.0] * 100 + [0.1] * WINDOW_STEPS, 60.0),  # the slow steps are outside of the window
     ],
 )
 def test_the_limit_is_learned_from_recent_steps(seconds: list[float], limit: float) -> None:
@@ -26,14 +26,14 @@ def test_the_limit_is_learned_from_recent_steps(seconds: list[float], limit: flo
     assert learned.seconds == pytest.approx(limit)
 
 
-def test_the_longest_wait_bounds_the_least() -> None:
+def test_the_maximum_also_bounds_the_minimum() -> None:
     learned = HangLimit(180.0, 5.0)
     for _ in range(MIN_STEPS):
         learned.add(0.1)
     assert learned.seconds == 5.0
 
 
-def test_it_is_exported() -> None:
+def test_the_limit_is_exported() -> None:
     registry = CollectorRegistry()
     readings = MetricRegistry(run="r", rank="3")
     readings.add_source(HangLimit(60.0, 300.0))

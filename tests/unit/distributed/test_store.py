@@ -1,4 +1,4 @@
-"""The store by which processes meet: several clients, waiting, ends."""
+"""Store of a run: several clients, waits, lost servers."""
 
 import json
 import socket
@@ -29,11 +29,11 @@ def test_values_are_stored(kind: str, request: pytest.FixtureRequest) -> None:
     assert [store.add("n", 2), other.add("n", 0), other.add("n", -1)] == [2, 2, 1]
     with pytest.raises(StoreTimeout, match="c"):
         other.wait(["a", "c"], 0.05)
-    assert other.get(["a"]) == ['x"\n\u00fc'], "a client goes on after a time-out"
+    assert other.get(["a"]) == ['x"\n\u00fc'], "a client can be used after a timeout"
     assert not other.has(FAILED_KEY)
 
 
-def test_who_waits_hears_of_it(store: StoreClient) -> None:
+def test_a_waiting_client_gets_the_values_once_all_keys_are_set(store: StoreClient) -> None:
     heard: list[list[str]] = []
     waiting = [threading.Thread(target=lambda: heard.append(store.clone(20.0).get(["a", "b"]))) for _ in range(20)]
     for thread in waiting:
@@ -47,7 +47,7 @@ def test_who_waits_hears_of_it(store: StoreClient) -> None:
     assert heard == [["1", "2"]] * 20
 
 
-def test_a_server_may_come_later() -> None:
+def test_a_client_waits_for_a_server_that_starts_later() -> None:
     port = free_port()
     heard: list[bool] = []
     early = threading.Thread(target=lambda: heard.append(StoreClient("127.0.0.1", port, 30.0).has("a")))
@@ -66,12 +66,12 @@ def test_an_absent_or_stopped_server_is_an_error() -> None:
         threading.Thread(target=lambda: server_socket.accept()[0].close(), daemon=True).start()
         with pytest.raises(StoreError, match="does not answer"):
             store.get(["a"])
-        with pytest.raises(StoreError):  # for good: an answer to the question before might come now
+        with pytest.raises(StoreError):  # it stays lost: a late response could be that of an earlier request
             store.has("a")
 
 
 def test_exit_messages_of_one_world_do_not_reach_the_next() -> None:
-    """Pods are started again one by one, and meet where they met before."""
+    """Pods restart one by one, and the new store has the address of the old one."""
     port = free_port()
     first = StoreServer("127.0.0.1", port)
     store = StoreClient("127.0.0.1", port, 20.0)
@@ -83,18 +83,18 @@ def test_exit_messages_of_one_world_do_not_reach_the_next() -> None:
     assert not StoreClient("127.0.0.1", second.port, 20.0).has(FAILED_KEY)
 
 
-def test_invalid_requests_do_no_harm(store: StoreClient) -> None:
+def test_an_invalid_request_does_not_stop_the_server(store: StoreClient) -> None:
     store.set("a", "1")
     for line in (b"GET / HTTP/1.1\r\n\r\n", b"{}\n", json.dumps({"get": 3}).encode() + b"\n", b"\xff\n"):
         with socket.create_connection(("127.0.0.1", store._port)) as stranger:
             stranger.settimeout(20)
             stranger.sendall(line)
             with stranger.makefile("rb") as said:
-                assert len(said.read().splitlines()) == 1, "the store's name, and no answer"
+                assert len(said.read().splitlines()) == 1, "the store's name, and no response"
     assert store.get(["a"]) == ["1"]
 
 
-def test_the_server_stays_for_its_clients() -> None:
+def test_the_server_waits_until_its_clients_disconnect() -> None:
     server = StoreServer("127.0.0.1")
     store = StoreClient("127.0.0.1", server.port, 20.0)
     store.set("a", "1")

@@ -1,4 +1,4 @@
-"""Waits for other ranks: the name that an error carries, and the one that another thread reads."""
+"""Named waits for other ranks: an error carries the name of its wait, and another thread can read the current one."""
 
 import threading
 from collections.abc import Callable
@@ -27,7 +27,7 @@ def test_an_error_carries_the_innermost_wait() -> None:
     def nested() -> None:
         with waiting_for(waits.OPTIMIZER):
             with waiting_for(waits.BARRIER):
-                pass  # over: not what the error is about
+                pass  # finished before the error
             with waiting_for(waits.CHECKPOINT):
                 lose()
 
@@ -37,7 +37,7 @@ def test_an_error_carries_the_innermost_wait() -> None:
     assert current_wait() == ""
 
 
-def test_a_helper_thread_hands_the_name_over_with_the_error() -> None:
+def test_an_error_of_a_helper_thread_keeps_its_name_in_the_thread_that_receives_it() -> None:
     def in_lane() -> None:
         with waiting_for_bucket(3):
             lose()
@@ -49,7 +49,7 @@ def test_a_helper_thread_hands_the_name_over_with_the_error() -> None:
     assert name_of(main) == "the average of gradient bucket 3"
 
 
-def test_a_hook_of_autograd_hands_the_name_over_through_backward() -> None:
+def test_an_error_of_an_autograd_hook_keeps_its_name_through_backward() -> None:
     def hook(parameter: torch.Tensor) -> None:
         with waiting_for(waits.BATCH_NORM):
             lose()
@@ -92,8 +92,8 @@ def test_a_helper_threads_wait_is_read_while_the_main_thread_has_none() -> None:
 
 
 @pytest.mark.parametrize("path", ["pytorch/control.py", "pytorch/allreduce/flat.py", "jax/world.py", "elsewhere.py"])
-def test_the_name_of_a_file_tells_nothing(path: str) -> None:
-    """Only names that were given count, so that any module may be renamed or moved."""
+def test_a_wait_does_not_depend_on_file_names(path: str) -> None:
+    """Only explicit names count, so that any module may be renamed or moved."""
     file = Path(podscale.__file__).parent / path
     names = {"lose": lose, "current_wait": current_wait, "waiting_for": waiting_for}
     code = "def unnamed():\n    assert current_wait() == ''\n    lose()\n\nnamed = waiting_for('a barrier')(lose)\n"

@@ -1,4 +1,4 @@
-"""Exit codes of failed collectives."""
+"""Classification of failed collectives."""
 
 import pytest
 
@@ -18,5 +18,5 @@ def test_failed_collectives_are_classified(text: str, code: int | None) -> None:
     assert (int(kind.exit_code) if kind else None) == code
 
 
-def test_other_errors_are_no_lost_peers() -> None:
+def test_errors_of_other_types_are_not_classified() -> None:
     assert classify_error(ValueError("gloo connection closed by peer")) is None

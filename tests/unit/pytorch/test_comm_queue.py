@@ -1,4 +1,4 @@
-"""The queue of collectives and the pipeline on it: order, errors and waits."""
+"""Queue of collectives, and the pipeline that uses it: order, errors and waits."""
 
 import threading
 import time
@@ -30,7 +30,7 @@ def test_operations_run_in_order_and_a_wait_raises_the_error_of_its_operation() 
 
 
 @pytest.mark.parametrize("slices", [1, 2, 5])
-def test_a_slice_passes_its_phases_in_order_and_the_axes_overlap(slices: int) -> None:
+def test_a_slice_runs_its_phases_in_order_and_the_axes_overlap(slices: int) -> None:
     calls: list[tuple[str, int]] = []
     second_inward = threading.Event()
 
@@ -54,4 +54,4 @@ def test_a_slice_passes_its_phases_in_order_and_the_axes_overlap(slices: int) ->
         assert [number for called, number in calls if called == name] == list(range(slices))
     calls.clear()
     run_pipelined(queue, slices, inward, across, None)
-    assert calls[-1] == ("across", slices - 1), "it returned before the last slice was done"
+    assert calls[-1] == ("across", slices - 1), "run_pipelined returned before the last slice was done"

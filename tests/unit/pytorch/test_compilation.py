@@ -1,4 +1,4 @@
-"""torch.compile around the network: the same steps as without it, gradients in the reducer's buffer."""
+"""torch.compile around the network: the same steps as without it, with gradients in the reducer's buffer."""
 
 import copy
 import shutil
@@ -49,7 +49,7 @@ def _fresh_compiler() -> Any:
 def train_steps(
     network: Callable[[], nn.Module], world: World, side: int, *, mode: Any, backend: Any, ranks: int
 ) -> tuple[list[float], nn.Module]:
-    """Three gradient steps on uint8 images through the reducer; the losses, and the network after them."""
+    """Run three gradient steps on uint8 images through the reducer. Returns the losses, and the network after them."""
     torch.manual_seed(3)
     model = network().to(memory_format=torch.channels_last).train()
     statistics = RunningStatistics(model)
@@ -79,8 +79,8 @@ def assert_alike(found: tuple[list[float], nn.Module], want: tuple[list[float], 
     assert found[0][0] != found[0][2]
 
 
-def test_alone_it_is_one_graph_and_with_others_one_a_region(world: World) -> None:
-    from torch._dynamo.testing import CompileCounterWithBackend  # here: it takes seconds of all who only collect
+def test_one_rank_compiles_one_graph_and_several_one_for_each_region(world: World) -> None:
+    from torch._dynamo.testing import CompileCounterWithBackend  # not at the top: it takes seconds
 
     plain = train_steps(resnet, world, 16, mode="off", backend="inductor", ranks=1)
     for ranks, graphs in ((1, 1), (4, 6)):

@@ -1,4 +1,4 @@
-"""From uint8 batches to images on the device, and to normalised ones."""
+"""Batches on the device: order, normalisation, mixup and cutmix."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,7 +26,7 @@ def batch(step: int) -> Batch:
 
 
 @pytest.mark.parametrize("channels_last", [True, False])
-def test_images_are_normalised_in_the_order_given(channels_last: bool) -> None:
+def test_batches_keep_their_order_and_are_normalised(channels_last: bool) -> None:
     section = InputSection(mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
     phases: list[str] = []
 
@@ -48,7 +48,7 @@ def test_images_are_normalised_in_the_order_given(channels_last: bool) -> None:
     assert phases == ["data_wait", "h2d", "data_wait", "h2d", "data_wait"]
 
 
-def test_a_loaders_own_tensors_are_not_changed() -> None:
+def test_tensors_of_the_loader_are_not_changed() -> None:
     source = batch(0)
     images = torch.from_numpy(source.images)
     before = images.clone()
@@ -69,7 +69,7 @@ def mixing(seed: int = 5, rank: int = 0, **section: float) -> BatchMixer:
 
 
 @pytest.mark.parametrize("alpha", [0.1, 0.5, 1.0])
-def test_draws_are_from_the_beta_distribution(alpha: float) -> None:
+def test_draws_have_the_moments_of_the_beta_distribution(alpha: float) -> None:
     """Beta(a, a) has mean 1/2 and variance 1 / (4 (2 a + 1))."""
     draws = np.array([sample_beta(alpha, derive_key(1, number)) for number in range(4000)])
     assert ((draws >= 0) & (draws <= 1)).all()
@@ -86,7 +86,7 @@ def test_mixup_adds_an_image_and_its_counterpart() -> None:
     np.testing.assert_allclose(mix.mix_images(images).numpy(), want, rtol=1e-5, atol=1e-6)
 
 
-def test_cutmix_puts_in_a_rectangle_and_counts_its_pixels() -> None:
+def test_cutmix_replaces_a_rectangle_and_weighs_by_its_pixels() -> None:
     mix = mixing(cutmix=1.0)
     images = torch.arange(4.0)[:, None, None, None].expand(4, 3, 20, 30)
     areas = []
@@ -96,7 +96,7 @@ def test_cutmix_puts_in_a_rectangle_and_counts_its_pixels() -> None:
         other = mixed[0, 0] == 3
         assert ((mixed[0, 0] == 0) | other).all()
         rows, columns = np.flatnonzero(other.any(1)), np.flatnonzero(other.any(0))
-        assert other.sum() == len(rows) * len(columns), "what was put in is a rectangle"
+        assert other.sum() == len(rows) * len(columns), "the replaced pixels are a rectangle"
         assert share == pytest.approx(1 - other.mean(), abs=1e-6)
         np.testing.assert_array_equal(mixed[3, 0] == 0, other)
         areas.append(other.mean())
@@ -115,7 +115,7 @@ def test_draws_are_keyed_by_seed_step_and_rank() -> None:
     assert drawn(7) != drawn(7, seed=6)
     assert drawn(7) != drawn(7, rank=1)
     ways = [drawn(step)[0] for step in range(60)]
-    assert 15 < sum(ways) < 45, "both ways, each about half of the time"
+    assert 15 < sum(ways) < 45, "mixup and cutmix are each drawn about half of the time"
 
 
 LABELS = torch.tensor([0, 2, 1, 2])
@@ -131,7 +131,7 @@ def test_mixed_targets_give_the_cross_entropy_of_soft_targets() -> None:
 
 
 @pytest.mark.parametrize(("threshold", "targets"), [(None, 0.9 * SOFT + 0.1 / 3), (0.2, SOFT > 0)])
-def test_binary_cross_entropy_asks_for_each_class(threshold: float | None, targets: np.ndarray) -> None:
+def test_binary_cross_entropy_is_the_mean_over_classes(threshold: float | None, targets: np.ndarray) -> None:
     logits = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
     chances = 1 / (1 + np.exp(-logits.double().numpy()))
     want = -(targets * np.log(chances) + (1 - targets) * np.log(1 - chances)).mean()
@@ -139,7 +139,7 @@ def test_binary_cross_entropy_asks_for_each_class(threshold: float | None, targe
     assert float(found) == pytest.approx(want, rel=1e-5)
 
 
-def test_what_does_not_go_together() -> None:
+def test_conflicting_options_are_refused() -> None:
     with refused("train.loss=binary_cross_entropy", field="train.binary_threshold", got=0.2):
         loads("train: {binary_threshold: 0.2}")
     with refused("train.engine=pytorch", field="train.mix"):

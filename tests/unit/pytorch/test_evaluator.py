@@ -6,7 +6,7 @@ import torch
 from podscale.pytorch.evaluator import batch_predictions, eval_mode
 
 
-def test_answers_are_ordered_and_ties_go_to_the_lower_class() -> None:
+def test_predictions_are_ordered_and_equal_ones_by_class() -> None:
     logits = torch.tensor([[0.0, 2.0, 2.0, 1.0, -1.0, 3.0], [1.0] * 6])
     answers = batch_predictions(logits, torch.tensor([1, 5]))
     assert answers.topk.tolist() == [[5, 1, 2, 3, 0], [0, 1, 2, 3, 4]]
@@ -16,7 +16,7 @@ def test_answers_are_ordered_and_ties_go_to_the_lower_class() -> None:
     np.testing.assert_allclose(answers.confidences[0].numpy(), probabilities[0, [5, 1, 2, 3, 0]], rtol=1e-5)
 
 
-def test_few_classes_have_few_answers() -> None:
+def test_fewer_than_five_classes_have_fewer_predictions() -> None:
     assert batch_predictions(torch.randn(2, 3), torch.tensor([0, 1])).topk.shape == (2, 3)
 
 

@@ -1,4 +1,4 @@
-"""Which ranks make up a row: nodes, parts of nodes, or a clear refusal."""
+"""Rows of the mesh are nodes or parts of nodes; other grids are refused."""
 
 import pytest
 

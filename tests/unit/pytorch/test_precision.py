@@ -1,4 +1,4 @@
-"""Numeric policies: the loss scale of fp16 and what stays in fp32."""
+"""Precision policies: the loss scale of fp16, and the values that stay fp32."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ def test_loss_scale_halves_at_once_and_doubles_after_many() -> None:
     assert precision.state_dict() == {"loss_scale": 512.0, "finite_in_a_row": 1}
 
 
-def test_state_survives() -> None:
+def test_state_can_be_saved_and_loaded() -> None:
     first, second = Precision("fp16", CPU, 1024.0), Precision("fp16", CPU, 1024.0)
     for finite in (NO, YES, YES):
         first.update_loss_scale(finite)
@@ -40,7 +40,7 @@ def test_state_survives() -> None:
     assert second.state_dict() == first.state_dict() == {"loss_scale": 512.0, "finite_in_a_row": 2}
 
 
-def test_scaled_gradients_come_back_to_their_size() -> None:
+def test_unscale_reverses_the_loss_scale() -> None:
     precision = Precision("fp16", CPU, 4096.0)
     weight = torch.tensor([3.0], requires_grad=True)
     precision.scale_loss((weight * 2).sum()).backward()

@@ -1,7 +1,7 @@
-"""A step on a device that cannot answer: what would make the host wait for a GPU, or hand it a number, fails here.
+"""Train step on torch's `meta` device: fails on operations that would make the host wait for a GPU or copy to it.
 
-Tensors on torch's `meta` device have shapes and no values. Everything that a step does on a GPU runs on them, and
-each operation is looked at: none may ask for a value, none may bring one over from the host.
+Tensors on `meta` have shapes and no values. Every operation of a step is checked: none may read a value, none may mix
+tensors of the host and of the device.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ FAR = torch.device("meta")
 
 
 class Watch(TorchDispatchMode):
-    """Raises where an operation asks the device, or mixes its tensors with those of the host."""
+    """Check that no operation reads a value from the device, or mixes its tensors with those of the host."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Watch(TorchDispatchMode):
 
 
 class Alone:
-    """The all-reduce of one rank."""
+    """All-reduce of one rank."""
 
     shards, shard = 1, 0
 
@@ -88,14 +88,14 @@ def step_on(rule: str, precision: str, model: ModelSection) -> Callable[[], None
 
 @pytest.fixture
 def autocast(monkeypatch: Any) -> None:
-    """torch has no autocast for `meta`; the casts are the device's in any case."""
+    """Disable autocast, which torch does not have for `meta`; casts stay on the device in any case."""
     monkeypatch.setattr(Precision, "autocast", lambda self: nullcontext())
 
 
 @pytest.mark.usefixtures("autocast")
 @pytest.mark.parametrize("optimizer", ["sgd", "lars", "lamb", "nlcg", "neumann"])
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16-pure"])
-def test_a_step_asks_nothing_of_the_device(optimizer: str, precision: str) -> None:
+def test_a_step_reads_no_value_from_the_device(optimizer: str, precision: str) -> None:
     update = step_on(optimizer, precision, ModelSection(name="resnet18", width=4))
     with Watch() as watch:
         update()
@@ -103,13 +103,13 @@ def test_a_step_asks_nothing_of_the_device(optimizer: str, precision: str) -> No
 
 
 @pytest.mark.usefixtures("autocast")
-def test_neither_does_alexnet() -> None:
+def test_a_step_of_alexnet_reads_no_value_from_the_device() -> None:
     update = step_on("lars", "fp32", ModelSection(name="alexnet", width=4))
     with Watch():
         update()
 
 
-def test_the_watch_sees_what_it_is_for() -> None:
+def test_the_check_detects_reads_and_copies() -> None:
     far = torch.zeros(3, device=FAR)
     with Watch():
         for wrong in (lambda: far.sum().item(), lambda: far + torch.ones(3).to(FAR), lambda: far.copy_(torch.ones(3))):

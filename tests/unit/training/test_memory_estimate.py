@@ -1,4 +1,4 @@
-"""Estimated memory of a training's state."""
+"""Estimated memory of the training state."""
 
 from typing import Any
 
@@ -31,14 +31,14 @@ from podscale.training.param_layout import preconditioner_elements
         ({"ema": {"decay": 0.9}, "weight_update": "sharded"}, 8, 8 / 32),
     ],
 )
-def test_sharding_divides_what_the_optimizer_keeps(changes: dict[str, Any], weights: int, optimizer: float) -> None:
+def test_bytes_per_weight_of_each_optimizer(changes: dict[str, Any], weights: int, optimizer: float) -> None:
     train = TrainSection.model_validate(changes)
     assert state_bytes(train, 3200, ranks=32, per_node=8) == (3200 * weights, 3200 * optimizer)
 
 
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_shampoos_matrices_are_the_roots_and_a_part_of_the_statistics(ranks: int) -> None:
-    """Against what the rule itself keeps is tests/unit/pytorch/optim/test_shampoo.py; here by hand, of one layer."""
+    """Computed by hand for one layer; tests/unit/pytorch/optim/test_shampoo.py compares with the optimizer's state."""
     train = TrainSection.model_validate({"optimizer": {"name": "shampoo", "shampoo": {"block": 16, "vectors": False}}})
     small = model_spec(ModelSection(name="resnet18", stem="small", width=4), 10)
     names = {p.name: p.shape for p in small.parameters}

@@ -1,4 +1,4 @@
-"""The final model as files: readable by others, and refused where it does not fit."""
+"""Exported model: other libraries can read it, and weights that do not fit are refused."""
 
 import json
 from pathlib import Path
@@ -28,7 +28,7 @@ def arrays_of(model: torch.nn.Module) -> dict[str, np.ndarray[Any, Any]]:
 def test_torchvision_reads_the_weights(tmp_path: Path) -> None:
     model = build_model(SECTION, 3).to(memory_format=torch.channels_last)
     export_model(arrays_of(model), TRAINED, tmp_path / "model")
-    import torchvision  # here: it takes seconds, of every process that only collects this test
+    import torchvision  # not at the top: it takes seconds, in every process that collects this test
 
     theirs = torchvision.models.resnet18(num_classes=3)
     theirs.load_state_dict(load_file(tmp_path / "model" / WEIGHTS_FILE), strict=True)
@@ -42,7 +42,7 @@ def test_torchvision_reads_the_weights(tmp_path: Path) -> None:
     assert description["parameters"] == sum(p.numel() for p in theirs.parameters())
 
 
-def test_weights_come_back_to_the_bit(tmp_path: Path) -> None:
+def test_weights_are_loaded_to_the_bit(tmp_path: Path) -> None:
     torch.manual_seed(1)
     first, second = build_model(SECTION, 3), build_model(SECTION, 3)
     first.get_buffer("bn1.running_var").uniform_(1, 2)

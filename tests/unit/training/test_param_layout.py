@@ -1,4 +1,4 @@
-"""The flat layout: nothing overlaps, everything is aligned and can be sharded."""
+"""Flat layout: tensors do not overlap, are aligned and can be sharded."""
 
 import torch
 from hypothesis import given
@@ -27,7 +27,7 @@ def test_layout_invariants(sizes: list[int], bucket: int, multiple: int) -> None
     assert layout == plan_buckets(sizes, bucket, multiple)
 
 
-def test_small_tensors_share_a_bucket_and_large_ones_stand_alone() -> None:
+def test_small_tensors_share_a_bucket_and_a_large_one_has_its_own() -> None:
     assert plan_buckets([10, 10, 1000, 10], 100, 1).buckets == (0, 0, 1, 2)
 
 
@@ -41,7 +41,7 @@ def test_views_keep_the_memory_order_of_filters() -> None:
     assert torch.equal(view_like(flat, 0, torch.empty(7, 2)), flat[:14].view(7, 2))
 
 
-def test_strides_follow_where_they_mean_nothing() -> None:
+def test_strides_of_dimensions_of_size_1_are_adapted() -> None:
     flat = torch.zeros(64)
     filters = torch.randn(8, 4, 1, 1).to(memory_format=torch.channels_last)
     view = view_like(flat, 0, filters)

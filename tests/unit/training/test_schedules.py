@@ -1,4 +1,4 @@
-"""Schedules by their defining points."""
+"""Schedules: values at their defining points, and at every step by independent formulas."""
 
 import math
 
@@ -22,7 +22,7 @@ def learning_rate(section: TrainSection, step: int, steps_per_epoch: float) -> f
     return float(schedules.hyperparameters_at(section, np.array([step]), steps_per_epoch)[0, 0])
 
 
-def test_total_steps_sees_every_image_of_the_last_epoch() -> None:
+def test_total_steps_cover_every_image_of_the_last_epoch() -> None:
     assert schedules.total_steps(train(), 1_281_167) == math.ceil(90 * 1_281_167 / 256)
     assert schedules.total_steps(TrainSection(epochs=1, global_batch=10), 100) == 10
     assert schedules.total_steps(TrainSection(epochs=0.1, global_batch=10), 100) == 1
@@ -42,7 +42,7 @@ def test_step_schedule_is_goyals() -> None:
     assert at == pytest.approx({10: 0.4, 29: 0.4, 30: 0.04, 59: 0.04, 60: 0.004, 80: 0.0004, 89: 0.0004})
 
 
-def test_cosine_halves_at_half_way_and_ends_at_the_end() -> None:
+def test_cosine_is_at_its_mean_half_way_and_at_its_end_rate_at_the_end() -> None:
     document = train(name="cosine", warmup_epochs=10, end_learning_rate=0.02)
     assert learning_rate(document, 100, 10.0) == pytest.approx(0.4)
     assert learning_rate(document, 500, 10.0) == pytest.approx(0.21)
@@ -55,7 +55,7 @@ def test_polynomial_is_mlperfs() -> None:
     assert learning_rate(document, round(half * 40), 40.0) == pytest.approx(1e-4 + (29 - 1e-4) * 0.25)
 
 
-def test_table_holds_every_step() -> None:
+def test_the_table_has_a_row_for_every_step() -> None:
     document = train(warmup_epochs=3)
     table = schedules.step_table(document, 2560)
     assert table.dtype == np.float32
@@ -63,8 +63,8 @@ def test_table_holds_every_step() -> None:
     assert table[450, 0] == np.float32(learning_rate(document, 450, 10.0))
 
 
-def test_a_decay_from_the_start_is_under_way_when_the_warm_up_ends() -> None:
-    """Caffe: base * (1 - it / max_iter) ** power, it being the global counter; linear warm-up before."""
+def test_a_decay_from_the_start_has_progressed_when_the_warm_up_ends() -> None:
+    """Caffe: base * (1 - it / max_iter) ** power with the global iteration `it`, after a linear warm-up."""
     document = train(
         name="polynomial", power=1.0, learning_rate=4.8, warmup_epochs=5, warmup_start=0.1, decay_from="start"
     )
@@ -72,11 +72,11 @@ def test_a_decay_from_the_start_is_under_way_when_the_warm_up_ends() -> None:
     assert len(table) == 9000
     oracle = [0.1 + (4.8 - 0.1) * it / 500 if it < 500 else 4.8 * (1 - it / 9000) for it in range(9000)]
     assert np.allclose(table[:, 0], oracle, rtol=1e-6)
-    assert table[499, 0] > table[500, 0] + 0.2, "the paper's rate drops where the warm-up ends"
+    assert table[499, 0] > table[500, 0] + 0.2, "the paper's rate drops at the end of the warm-up"
 
 
 def test_a_cycle_is_cut_before_its_rate_is_zero() -> None:
-    """Codreanu's 64-node run: init and cyc1 of five parts, counted in iterations (312 of them an epoch)."""
+    """The first two of five parts (init, cyc1) of Codreanu's 64-node run, in iterations, 312 to an epoch."""
     document = TrainSection.model_validate(
         {
             "epochs": 37,
@@ -124,7 +124,7 @@ def test_a_phase_changes_what_it_sets_and_nothing_else() -> None:
     assert not np.array_equal(plain[:800, 0], until[:, 0])
     assert (table[:300, 2] == np.float32(1e-4)).all()
     assert (table[300:, 2] == np.float32(2e-4)).all()
-    assert (table[:601, 1] == np.float32(0.9)).all(), "epoch 60.05 is step 600.5, so 601 is the first beyond it"
+    assert (table[:601, 1] == np.float32(0.9)).all(), "epoch 60.05 is step 600.5, so the phase begins with step 601"
     assert (table[601:, 1] == np.float32(0.8)).all()
     config = RunConfig.model_construct(train=document, input=InputSection(image_size=160))
     assert [(first, size, crop.short_side) for first, size, crop in schedules.image_phases(config, 2560)] == [
@@ -142,7 +142,7 @@ def test_a_phase_may_begin_with_an_empty_buffer() -> None:
     assert (np.delete(momenta, 400) == np.float32(0.9)).all()
 
 
-def test_momentum_moves_linearly_and_the_other_way_than_the_rate() -> None:
+def test_momentum_changes_linearly_between_start_peak_and_end() -> None:
     document = train(name="polynomial", warmup_epochs=10, momentum_start=0.95, momentum_end=0.97)
     momenta = schedules.step_table(document, 2560)[:, 1]
     oracle = [
@@ -153,8 +153,8 @@ def test_momentum_moves_linearly_and_the_other_way_than_the_rate() -> None:
 
 
 @pytest.mark.parametrize("start", [0.0, 0.1])
-def test_corrected_momentum_makes_a_buffer_with_the_rate_inside_equal_to_one_without(start: float) -> None:
-    """Goyal 2017, section 3: v = m (rate_t / rate_before) v + rate g is rate times u = m u + g."""
+def test_momentum_correction_makes_both_buffer_forms_equal_in_the_warm_up(start: float) -> None:
+    """Goyal 2017, section 3: v = m (rate_t / rate_before) v + rate g equals rate times u = m u + g."""
     document = train(name="constant", warmup_epochs=5, warmup_start=start, momentum_correction=True)
     rows = schedules.hyperparameters_at(document, np.arange(100), 10.0)
     rates, momenta = rows[:50, 0], rows[:50, 1]
@@ -164,10 +164,10 @@ def test_corrected_momentum_makes_a_buffer_with_the_rate_inside_equal_to_one_wit
         outside = 0.9 * outside + gradient if rate else 0.0
         assert inside == pytest.approx(rate * outside, rel=1e-9)
     assert momenta[30] > 0.9
-    assert (rows[50:, 1] == 0.9).all(), "only during the warm-up (the authors' solver stops there too)"
+    assert (rows[50:, 1] == 0.9).all(), "only during the warm-up, as in the authors' solver"
 
 
-def test_a_schedule_that_begins_anew_has_nothing_to_correct() -> None:
+def test_the_first_step_of_a_later_schedule_is_not_corrected() -> None:
     again = ScheduleSection(learning_rate=0.2, warmup_epochs=2, warmup_start=0.05, momentum_correction=True)
     document = train().model_copy(update={"phases": (PhaseSection(start=40, schedule=again),)})
     momenta = schedules.step_table(document, 2560)[:, 1]
@@ -178,7 +178,7 @@ def test_a_schedule_that_begins_anew_has_nothing_to_correct() -> None:
 
 @given(st.integers(7, 5000), st.integers(1, 64), st.floats(0.3, 9.0), st.floats(0.05, 0.95))
 @settings(deadline=None)
-def test_a_row_does_not_depend_on_what_else_is_asked_for(samples: int, batch: int, epochs: float, share: float) -> None:
+def test_a_row_does_not_depend_on_the_other_steps(samples: int, batch: int, epochs: float, share: float) -> None:
     document = TrainSection.model_validate(
         {
             "epochs": epochs,
@@ -194,16 +194,16 @@ def test_a_row_does_not_depend_on_what_else_is_asked_for(samples: int, batch: in
     for step in {0, len(table) // 2, len(table) - 1}:
         assert table[step, 0] == np.float32(learning_rate(document, step, per_epoch))
     first = schedules.first_step(epochs * share, per_epoch)
-    assert first * document.global_batch >= epochs * share * samples - 1e-6, "all its images lie behind the boundary"
+    assert first * document.global_batch >= epochs * share * samples - 1e-6, "all its images are beyond the boundary"
     assert (first - 1) * document.global_batch < epochs * share * samples
 
 
-def test_a_table_of_a_million_steps_takes_no_time() -> None:
+def test_a_table_of_a_million_steps_can_be_computed() -> None:
     document = TrainSection(epochs=90, global_batch=96)
     assert schedules.step_table(document, 1_281_167).shape == (1_201_095, 3)
 
 
-def test_a_sketch_holds_both_sides_of_every_jump() -> None:
+def test_the_points_of_a_plot_include_both_sides_of_every_jump() -> None:
     document = train(name="step", warmup_epochs=5, milestones=(20,)).model_copy(
         update={"phases": (PhaseSection(start=40.03, reset_momentum=True, weight_decay=2e-4),)}
     )

@@ -1,4 +1,4 @@
-"""Steps of a run: how many, and which an evaluation or a checkpoint follows. No engine takes part."""
+"""Step plan of a run: the number of steps, and those that an evaluation or a checkpoint follows. Needs no engine."""
 
 import math
 from typing import Any
@@ -13,7 +13,7 @@ from podscale.training.step_plan import StepPlan, completes_period
 
 
 def plan(images: int = 48, **sections: dict[str, Any]) -> StepPlan:
-    """Twelve steps of 16 images over 48 images, four epochs, unless the sections say otherwise."""
+    """Return a plan of 12 steps: four epochs of 48 images with batches of 16, unless the sections say otherwise."""
     train = {"epochs": 4, "global_batch": 16, **sections.pop("train", {})}
     return StepPlan(RunConfig.model_validate({"train": train, **sections}), images)
 
@@ -22,7 +22,7 @@ def due(rule: Any, steps: int) -> list[int]:
     return [step for step in range(1, steps + 1) if rule(step)]
 
 
-def test_an_epoch_may_be_a_fraction_of_steps() -> None:
+def test_an_epoch_need_not_be_a_whole_number_of_steps() -> None:
     odd = plan(images=40)
     assert (odd.steps_per_epoch, odd.steps) == (2.5, 10)
     assert due(odd.evaluates_after, 10) == [3, 5, 8, 10]
@@ -60,23 +60,23 @@ def test_saves_follow_steps_epochs_snapshots_and_the_last_step(
     assert step_plan.steps_between_saves == between
 
 
-def test_a_snapshot_is_of_the_first_step_at_which_its_epoch_is_complete() -> None:
+def test_a_snapshot_follows_the_step_that_completes_its_epoch() -> None:
     assert plan(images=40, checkpoint={"snapshots": [1, 2, 3.1]}).snapshot_steps == {3, 5, 8}
     assert plan().snapshot_steps == frozenset()
 
 
-def test_either_of_both_makes_a_step_due() -> None:
+def test_an_evaluation_or_a_save_makes_a_step_due() -> None:
     both = plan(evaluate={"every_epochs": 2}, checkpoint={"every_steps": 5, "every_epochs": 0})
     assert due(both.is_due_after, 12) == [5, 6, 10, 12]
 
 
 @given(st.floats(0.3, 50), st.integers(1, 2000))
-def test_periods_are_crossed_as_often_as_they_fit(period: float, steps: int) -> None:
+def test_periods_are_completed_as_often_as_they_fit(period: float, steps: int) -> None:
     crossed = sum(completes_period(step, period) for step in range(1, steps + 1))
     assert crossed == (math.floor(steps / period + 1e-9) if period >= 1 else steps - _skipped(period, steps))
     assert not completes_period(steps, 0)
 
 
 def _skipped(period: float, steps: int) -> int:
-    """Below one step per period every step completes at least one."""
+    """Return the number of steps that complete no period, for periods below one step."""
     return sum(math.floor(s / period + 1e-9) == math.floor((s - 1) / period + 1e-9) for s in range(1, steps + 1))

@@ -1,4 +1,4 @@
-"""Steps and phases of a rank reach its metrics, its heartbeat and its log lines."""
+"""Step timer: steps and phases of a rank reach its metrics, its heartbeat and its log lines."""
 
 import time
 
@@ -20,7 +20,7 @@ def metrics(registry: CollectorRegistry) -> TrainMetrics:
     return TrainMetrics(registry, rank=0, run="r")
 
 
-def test_a_log_line_gets_the_interval_since_the_last_one_once(metrics: TrainMetrics) -> None:
+def test_each_log_line_gets_the_interval_since_the_one_before_once(metrics: TrainMetrics) -> None:
     timer = StepTimer(metrics, log_every=2)
     timer.start(step=0, last_step=5)
     for step in range(1, 6):

@@ -1,4 +1,4 @@
-"""What became of checkpoints reaches the metrics of the rank that reads and writes them."""
+"""Outcomes of checkpoints reach the metrics of the rank that reads and writes them."""
 
 import pytest
 from prometheus_client import CollectorRegistry

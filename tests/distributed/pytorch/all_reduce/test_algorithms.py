@@ -1,4 +1,4 @@
-"""The all-reduce family in worlds of 2, 3, 4 and 8 processes: right to rounding, in the stated order to the bit."""
+"""All-reduce algorithms on 2, 3, 4 and 8 processes: means are right to rounding, and additions in the planned order."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -28,9 +28,9 @@ from tests.support import reduction
 
 LENGTHS = (1, 5, 64, 101, 203)
 LONG = 1201
-"""More segments in a part than messages that may be under way."""
+"""Length with more segments in a part than messages in flight, elements."""
 SMALL = 101
-"""Hybrid's threshold in elements."""
+"""Threshold of hybrid, elements."""
 TOLERANCE = {"fp32": 1e-6, "fp16": 4e-3, "bf16": 3e-2}
 
 
@@ -56,7 +56,7 @@ def cases(size: int) -> Iterator[Case]:
 
 @pytest.fixture(scope="module", autouse=True)
 def short_messages() -> Iterator[None]:
-    """Many segments and slices also in buckets of a few elements; the worlds are forked with these values."""
+    """Use short segments and slices, so that small buckets have many. The worlds are forked with these values."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(collectives.SEGMENT_ELEMENTS, "cpu", 7)
         patch.setitem(comm_queue.SLICE_ELEMENTS, "cpu", 32)
@@ -88,7 +88,7 @@ def worlds(
     return ranks
 
 
-def test_means_are_the_oracles_and_the_same_on_every_rank(worlds: list[dict[tuple[Case, int], Tensor]]) -> None:
+def test_means_are_exact_to_rounding_and_equal_on_all_ranks(worlds: list[dict[tuple[Case, int], Tensor]]) -> None:
     assert worlds[0].keys() == worlds[-1].keys()
     for (case, length), mean in worlds[0].items():
         exact = torch.stack([contribution(rank, length).double() for rank in range(len(worlds))]).mean(0)
@@ -98,10 +98,10 @@ def test_means_are_the_oracles_and_the_same_on_every_rank(worlds: list[dict[tupl
             assert torch.equal(mean, other[case, length]), (case, length)
 
 
-def test_sums_are_in_the_stated_order_to_the_bit(worlds: list[dict[tuple[Case, int], Tensor]]) -> None:
+def test_sums_have_the_bits_of_the_planned_order(worlds: list[dict[tuple[Case, int], Tensor]]) -> None:
     size = len(worlds)
     for (case, length), mean in worlds[0].items():
-        if case.algorithm == "flat":  # gloo's order is its own
+        if case.algorithm == "flat":  # gloo's order is not ours
             continue
         values = [contribution(rank, length) * (1.0 / size) for rank in range(size)]
         assert torch.equal(mean, simulated(case, values)), (case, length)
@@ -125,7 +125,7 @@ def simulated(case: Case, values: list[Tensor]) -> Tensor:
 
 
 def halves(world: World) -> None:
-    """Raises where the halves of an algorithm do not make up the whole, or round what they only move."""
+    """Assert that reduce-scatter and all-gather make up the all-reduce, and that all-gather does not round."""
     built = [Case(name, None, "fp32", "bf16").build(world) for name in ("flat", "ring")]
     built += [Case("torus2d", row, "bf16", "bf16").build(world) for row in (1, 2, 4)]
     for all_reduce in built:
@@ -143,12 +143,12 @@ def halves(world: World) -> None:
             assert torch.equal(gathered, weights.to(dtype))
 
 
-def test_halves_make_up_the_whole_and_gather_exactly(run_world: Any) -> None:
+def test_reduce_scatter_and_all_gather_make_up_the_all_reduce(run_world: Any) -> None:
     run_world(4, halves)
 
 
 def as_on_gpus(world: World) -> None:
-    """Raises where the grids over the backend's own collectives, which GPUs use, are wrong; here over gloo's."""
+    """Check the grids with the backend's own collectives, as on GPUs, but with gloo's."""
 
     def backend(axis: Axis, wire: torch.dtype, device: torch.device) -> collectives.AxisCollectives:
         return collectives.BackendCollectives(axis, wire)
@@ -169,7 +169,7 @@ def test_grids_over_the_backends_own_collectives(run_world: Any) -> None:
 
 
 def scattered_nodes(world: World) -> tuple[Any, Tensor]:
-    """Ranks 0, 2, 4, 6 on one machine and 1, 3, 5, 7 on the other."""
+    """Run with ranks 0, 2, 4, 6 on one node and 1, 3, 5, 7 on the other."""
     world = replace(world, node=world.rank % 2)
     mesh = build_mesh(world)
     bucket = contribution(world.rank, 203)
@@ -213,7 +213,7 @@ def misfits(world: World) -> list[tuple[str, object, str]]:
     return messages
 
 
-def test_what_does_not_fit_is_refused_alike_on_every_rank(run_world: Any) -> None:
+def test_options_that_do_not_fit_are_refused_equally_on_every_rank(run_world: Any) -> None:
     found = run_world(4, misfits)
     assert found == [found[0]] * 4
     row, uneven, nccl = found[0]

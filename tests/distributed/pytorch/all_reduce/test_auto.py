@@ -1,4 +1,4 @@
-"""`auto` over real processes: one decision for all, kept for the run, never taken over by another world."""
+"""`algorithm: auto` on real processes: all ranks make one choice, the run keeps it, another world does not reuse it."""
 
 import json
 import shutil
@@ -27,7 +27,7 @@ AUTO = AllReduceSection(algorithm="auto", row=2)
 
 
 @pytest.mark.parametrize("size", [1, 4])
-def test_every_rank_comes_to_the_same(run_world: RunWorld, tmp_path: Path, size: int) -> None:
+def test_every_rank_makes_the_same_choice(run_world: RunWorld, tmp_path: Path, size: int) -> None:
     section = AUTO if size > 1 else AllReduceSection(algorithm="auto")
 
     def body(world: World) -> Any:
@@ -51,7 +51,7 @@ def test_every_rank_comes_to_the_same(run_world: RunWorld, tmp_path: Path, size:
         assert 1e6 < 1 / first.fabric.row.per_byte < 1e12, "bytes/s between two processes of one machine"
 
 
-def test_another_world_or_another_model_decides_anew(run_world: RunWorld, tmp_path: Path) -> None:
+def test_another_world_or_model_chooses_again(run_world: RunWorld, tmp_path: Path) -> None:
     keep = tmp_path / "all_reduce.json"
 
     def body(world: World) -> list[bool]:
@@ -66,7 +66,7 @@ def test_another_world_or_another_model_decides_anew(run_world: RunWorld, tmp_pa
     assert json.loads(keep.read_text())["choice"]["algorithm"]
 
 
-def test_a_format_for_rows_asks_for_an_algorithm_with_rows(run_world: RunWorld, tmp_path: Path) -> None:
+def test_a_wire_format_for_rows_chooses_an_algorithm_with_rows(run_world: RunWorld, tmp_path: Path) -> None:
     section = AllReduceSection(algorithm="auto", row=2, wire_row="bf16", wire_column="bf16")
 
     def body(world: World) -> tuple[str, ...]:
@@ -80,11 +80,11 @@ def test_a_format_for_rows_asks_for_an_algorithm_with_rows(run_world: RunWorld, 
 
     either, halved = run_world(4, body)[0]
     assert either in ("hierarchical", "torus2d")
-    assert halved == "torus2d", "a sharded update needs one that stops half way"
+    assert halved == "torus2d", "a sharded step needs an algorithm with a reduce-scatter"
 
 
 class StopAfter(StopRequest):
-    """Asks to stop when it has been looked at so often: once a step."""
+    """Stop request after `steps` reads, one a step."""
 
     def __init__(self, steps: int) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class StopAfter(StopRequest):
 
 
 def train_a_while(config: RunConfig, shards: Path, world: World, steps: int) -> bool:
-    """The stage as a rank carries it out; whether it came to its end."""
+    """Run the training stage of a rank. Returns False if it was stopped."""
     run = RunDirectory.for_config(config)
     worker_env = WorkerEnv(config, "train", str(shards), run.path / "ranks")
     worker_env.rank_directory.mkdir(parents=True, exist_ok=True)
@@ -112,7 +112,7 @@ def train_a_while(config: RunConfig, shards: Path, world: World, steps: int) -> 
     return True
 
 
-def test_a_run_that_continues_keeps_its_choice_and_its_bits(
+def test_a_resumed_run_keeps_its_choice_and_its_bits(
     run_world: RunWorld, make_shard_set: MakeShardSet, tmp_path: Path
 ) -> None:
     shards = make_shard_set()
@@ -123,7 +123,7 @@ def test_a_run_that_continues_keeps_its_choice_and_its_bits(
     keep = RunDirectory.for_config(auto).all_reduce
     choice = json.loads(keep.read_text())
     assert choice["choice"]["algorithm"] == chosen(auto)[0][0]
-    choice["choice"] |= {"algorithm": "tree", "bucket_mb": 0.01}  # what nothing on this machine would come to
+    choice["choice"] |= {"algorithm": "tree", "bucket_mb": 0.01}  # a choice that this machine would not make
     keep.write_text(json.dumps(choice))
     shutil.rmtree(RunDirectory.for_config(auto).checkpoints)
 
@@ -135,6 +135,6 @@ def test_a_run_that_continues_keeps_its_choice_and_its_bits(
 
 
 def chosen(config: RunConfig) -> list[tuple[str, bool]]:
-    """What each launch said of its choice."""
+    """Return the algorithm of each launch, and whether it was reused, from the event log."""
     records = read_records(RunDirectory.for_config(config).metrics)
     return [(record["algorithm"], record["kept"]) for record in records if record.get("event") == "all_reduce"]

@@ -1,4 +1,4 @@
-"""The sharded update, and one whose work is dealt out, against the whole one, on real processes."""
+"""Sharded optimizer steps, and Shampoo with distributed factors, equal unsharded ones, on real processes."""
 
 from typing import Any
 
@@ -42,7 +42,7 @@ def train_section(**changes: Any) -> Any:
 
 
 class Update:
-    """A model with the parts of its update, without a loss: gradients are given."""
+    """Model with the parts of its optimizer step, without a loss: gradients are given."""
 
     def __init__(self, world: World, **changes: Any) -> None:
         torch.manual_seed(0)
@@ -57,7 +57,7 @@ class Update:
         )
 
     def named(self) -> dict[str, dict[str, np.ndarray[Any, Any]]]:
-        """Weights, moments and what is kept in other shapes, by parameter."""
+        """Return weights, moments and the optimizer's other state, by parameter."""
         assert isinstance(self.optimizer, ExtraStateOptimizer)
         flat = {"weights": self.weights.model_weights, **self.optimizer.moments}
         arrays = {kind: self.weights.named_views(values) for kind, values in flat.items()} | {
@@ -66,7 +66,7 @@ class Update:
         return {kind: {name: t.numpy().copy() for name, t in tensors.items()} for kind, tensors in arrays.items()}
 
     def step(self, number: int, rank: int, *, bad: int | None = None) -> bool:
-        """One step from random gradients of this rank; `bad` is an element of its own averages that becomes NaN."""
+        """Run one step from random gradients of this rank; element `bad` of its averages becomes NaN."""
         generator = torch.Generator().manual_seed(100 * number + rank)
         self.reducer.start_step()
         weighted = [(p * torch.randn(p.shape, generator=generator).to(p.dtype)).sum() for p in self.model.parameters()]
@@ -129,7 +129,7 @@ def whole_and_sharded(world: World) -> dict[Any, Any]:
 
 
 def dealt_out(world: World) -> list[Any]:
-    """Shampoo's state at the beginning, between two refreshes of its roots, and at the end."""
+    """Return Shampoo's state at the beginning, between two updates of its roots, and at the end."""
     update = Update(world, optimizer=SHAMPOO, all_reduce={"algorithm": "flat", "bucket_mb": 0.05})
     states = [update.named()]
     for number in range(SHAMPOO_STEPS):
@@ -142,7 +142,7 @@ def dealt_out(world: World) -> list[Any]:
 
 
 def means(number: int, size: int, shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray[Any, Any]]:
-    """The averaged gradients of a step."""
+    """Return the averaged gradients of a step."""
     generators = [torch.Generator().manual_seed(100 * number + rank) for rank in range(size)]
     return {
         name: torch.stack([torch.randn(shape, generator=g) for g in generators]).mean(0).numpy()
@@ -151,7 +151,7 @@ def means(number: int, size: int, shapes: dict[str, tuple[int, ...]]) -> dict[st
 
 
 def check_shampoo(ranks: list[Any]) -> None:
-    """Against the oracle; alike on all ranks to the bit; taken up in the middle by a rank that is alone."""
+    """Check equality with the oracle, of all ranks to the bit, and with one rank that resumes in the middle."""
     (start, middle, end), _ = ranks[0]
     for states, _ in ranks[1:]:
         for state, others in zip(states, (start, middle, end), strict=True):
@@ -180,7 +180,7 @@ def check_shampoo(ranks: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 4, 8])
-def test_a_sharded_update_is_the_whole_one_and_so_is_one_dealt_out(run_world: Any, size: int) -> None:
+def test_a_sharded_step_equals_the_unsharded_one(run_world: Any, size: int) -> None:
     ranks = run_world(size, whole_and_sharded)
     if size < 8:
         check_shampoo([rank.pop("shampoo") for rank in ranks])
@@ -199,7 +199,7 @@ def test_a_sharded_update_is_the_whole_one_and_so_is_one_dealt_out(run_world: An
 
 
 def one_bad_shard(world: World) -> list[Any]:
-    """A NaN that only one rank sees, in a sum that overflowed: nobody updates, and all go on alike."""
+    """Run steps of which one has a NaN in one shard only, as after an overflowed sum."""
     update = Update(world, weight_update="sharded", all_reduce={"algorithm": "torus2d", "row": 2, "bucket_mb": 0.05})
     assert update.step(0, world.rank)
     state = [update.weights.model_weights, update.weights.masters, *update.optimizer.moments.values()]
@@ -210,7 +210,7 @@ def one_bad_shard(world: World) -> list[Any]:
     return [carried_out, same, update.step(2, world.rank), update.parameters()]
 
 
-def test_a_bad_shard_masks_the_update_on_all_ranks(run_world: Any) -> None:
+def test_a_bad_shard_masks_the_step_on_all_ranks(run_world: Any) -> None:
     ranks = run_world(4, one_bad_shard)
     for carried_out, same, afterwards, parameters in ranks:
         assert (carried_out, same, afterwards) == (False, True, True)

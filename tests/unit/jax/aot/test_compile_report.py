@@ -1,4 +1,4 @@
-"""`podscale tpu compile` without a TPU compiler: topologies, bounds, what is kept, what goes wrong, the sweep."""
+"""`podscale tpu compile` without a TPU compiler: topologies, bounds, cached results, failures, the sweep."""
 
 import gzip
 import importlib.util
@@ -99,7 +99,7 @@ def test_a_topology_has_the_devices_that_the_compiler_describes(
         ("v3:16x8", "It has 2x2, 4x4, 4x8, 8x8, 8x16, 16x16, 16x32, 32x32"),
     ],
 )
-def test_a_topology_that_does_not_exist_is_answered_with_those_that_do(name: str, said: str) -> None:
+def test_the_error_of_an_unknown_topology_lists_the_known_ones(name: str, said: str) -> None:
     with refused(said, field="--topology", got=name):
         find_topology(name)
 
@@ -122,14 +122,14 @@ def test_bounds_are_work_over_peaks_of_a_device() -> None:
     assert compute_bounds(work, find_topology("v3:4x4"), "bf16") == StepBounds(1.0, 1.0, 1.0, 0.0), "half a chip each"
     two = compute_bounds(DeviceWork(0, 0, 0, bytes_between_slices=3.125e9), find_topology("v5e:4x4", 2), "bf16")
     assert (two.network, two.binding, two.seconds) == (1.0, "network", 1.0)
-    assert compute_bounds(work, find_topology("v3:4x4"), "fp32").compute == 6.0, "an exact product is six of bf16"
+    assert compute_bounds(work, find_topology("v3:4x4"), "fp32").compute == 6.0, "an exact product takes six of bf16"
 
 
-def test_the_cost_model_counts_where_it_can_be() -> None:
+def test_the_cost_model_is_used_unless_it_is_impossible() -> None:
     bounds = StepBounds(compute=0.010, memory=0.050, links=0.001, network=0.0)
     assert bounds.binding == "memory"
     assert estimate_step_seconds(0.040, bounds) == (0.040, "cost model"), (
-        "less than memory's bound, which counts too much"
+        "below the memory bound, which may be too high"
     )
     for nonsense in (-60.9, 0.0, 0.009, None):
         assert estimate_step_seconds(nonsense, bounds) == (0.050, "roofline")
@@ -153,7 +153,7 @@ def test_the_cost_model_counts_where_it_can_be() -> None:
         ("INTERNAL: Mosaic failed to compile", None),
     ],
 )
-def test_what_the_compiler_says_of_memory(message: str, expected: OutOfMemory | None) -> None:
+def test_the_compilers_out_of_memory_messages_are_parsed(message: str, expected: OutOfMemory | None) -> None:
     assert parse_out_of_memory(message) == expected
 
 
@@ -175,7 +175,7 @@ def test_report_of_a_step_that_fits() -> None:
     )
     text = "\n".join(format_compile_report(report))
     assert "fits: 3.0 GiB of 15.8 GiB that a program may use of a device's 16.0 GiB; arguments" in text
-    assert "(the largest bound, because the cost model's -60,900.0 ms cannot be): 204,800 images/s" in text
+    assert "(the largest bound, because the cost model's -60,900.0 ms is impossible): 204,800 images/s" in text
     assert "all-reduce          all" in text
     assert "not run" in text
 
@@ -198,7 +198,7 @@ def test_report_of_a_step_that_does_not_fit() -> None:
 
 
 def needing(gib: float, available: float | None = None) -> dict[str, Any]:
-    """A result of the compiler: what fits tells its parts, what does not tells what there is."""
+    """Return a result of the compiler: with the parts of the memory if it fits, else with the available memory."""
     if available is None:
         return {"fits": True, "memory": {"needed": gib * GIB, "arguments": 1 * GIB, "temporaries": (gib - 1) * GIB}}
     return {"fits": False, "memory": {"needed": gib * GIB, "available": available * GIB}}
@@ -212,19 +212,19 @@ def needing(gib: float, available: float | None = None) -> dict[str, Any]:
         ({128: needing(18, 15)}, 104, "proportion", 106, [128]),
         ({4: needing(40, 8)}, 0, "proportion", 0, [4]),
         ({16: needing(2), 128: needing(3), 256: needing(4)}, 1760, "line", 1760, [128, 256]),
-        ({96: needing(14), 128: needing(15, 15)}, 120, "line", 127, [96, 128]),  # the compiler rounds what it tells
+        ({96: needing(14), 128: needing(15, 15)}, 120, "line", 127, [96, 128]),  # the compiler rounds its numbers
         ({64: needing(2), 128: needing(3), 512: needing(18, 15)}, 432, "line", 435, [128, 512]),
         ({128: needing(18, 15), 256: needing(30, 15)}, 96, "line", 96, [128, 256]),
-        ({1: needing(3), 2: needing(3)}, 8, "proportion", 14, [2]),  # a tile's rows are filled up
+        ({1: needing(3), 2: needing(3)}, 8, "proportion", 14, [2]),  # rows of a tile are padded
         ({96: needing(14), 128: needing(15.5, 15)}, 112, "line", 117, [96, 128]),
         ({96: needing(14), 104: needing(15.5, 15)}, 96, "compiled", 96, [96, 104]),
         ({100: needing(14), 104: needing(15.5, 15)}, 100, "compiled", 100, [100, 104]),
         ({4096: needing(3)}, 4096, "compiled", 4096, [4096]),
         ({1: needing(17, 15), 128: needing(170, 15)}, 0, "compiled", 0, [1]),
-        ({96: needing(15.2), 128: needing(15.3, 15.0)}, 96, "line", 96, [96, 128]),  # by the line, not even those 96
+        ({96: needing(15.2), 128: needing(15.3, 15.0)}, 96, "line", 96, [96, 128]),  # by the line, not even 96
     ],
 )
-def test_the_largest_batch_by_what_is_known(
+def test_the_largest_batch_by_known_results(
     results: dict[int, Any], batch: int, basis: str, images: int, of: list[int]
 ) -> None:
     want = {"batch": batch, "global_batch": 16 * batch, "basis": basis, "images": images, "of": of}
@@ -232,7 +232,7 @@ def test_the_largest_batch_by_what_is_known(
 
 
 def test_an_estimate_is_a_batch_that_the_document_allows() -> None:
-    """Statistics over 256 images: 1,024 for each rank, but not 944."""
+    """Batch-norm statistics over 256 images allow 1,024 images for each rank, but not 944."""
     spans = RunConfig.model_validate({"train": {"global_batch": 2048}, "model": {"batch_norm": {"span": 256}}})
     report = largest_known_batch(replace(REQUEST, config=spans), {128: needing(3)})
     assert (report["batch"], report["images"]) == (768, 944)
@@ -240,8 +240,8 @@ def test_an_estimate_is_a_batch_that_the_document_allows() -> None:
 
 @settings(deadline=None, max_examples=40)
 @given(st.integers(1, 4000), st.floats(0, 8), st.floats(0.001, 2))
-def test_of_memory_that_grows_evenly_two_batches_tell_the_largest(limit: int, fixed: float, each: float) -> None:
-    """One tells too few where it fits, too many where it does not, and never contradicts what was compiled."""
+def test_two_batches_determine_the_largest_if_memory_is_linear(limit: int, fixed: float, each: float) -> None:
+    """One batch underestimates if it fits and overestimates if not. No estimate contradicts a compiled result."""
     memory = fixed + each * (limit + 0.5)
     small = replace(REQUEST, topology=replace(V5E, chip=replace(V5E.chip, available_gib=memory)))
 
@@ -259,7 +259,7 @@ def test_of_memory_that_grows_evenly_two_batches_tell_the_largest(limit: int, fi
         assert alone <= max(batch, limit)
 
 
-def test_the_report_says_how_the_largest_batch_is_known() -> None:
+def test_the_report_states_the_basis_of_the_largest_batch() -> None:
     report = build_report(REQUEST, CompileResult(FOUND, TEXT, VERSIONS))
     assert not any(line.startswith("largest") for line in format_compile_report(report))
 
@@ -270,7 +270,7 @@ def test_the_report_says_how_the_largest_batch_is_known() -> None:
     assert largest_text({128: needing(3)}) == (
         "944 images a device, 15,104 in all, an ESTIMATE (exactly: --sweep batch)\n"
         "           memory for about 944 images, by this step alone, whose temporaries are taken to grow evenly; more "
-        "may fit, because the compiler recomputes where it runs short"
+        "may fit, because the compiler recomputes values if memory is short"
     )
     assert "           memory for about 1,760 images, by a line through the memory of 128 and 256; more" in (
         largest_text({128: needing(3), 256: needing(4)})
@@ -322,7 +322,7 @@ with open(os.environ["COUNT"], "a") as file:
 
 @pytest.fixture
 def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A process in the place of the compiler's, that behaves as the run's id says; returns its count of calls."""
+    """Replace the compiler process by one that behaves as the run's id says. Returns the file that counts its calls."""
     (tmp_path / "ahead_child.py").write_text(CHILD)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("COUNT", str(tmp_path / "count"))
@@ -346,7 +346,7 @@ def test_a_result_is_cached(child: Path, tmp_path: Path) -> None:
     assert child.read_text() == "xx"
 
 
-def test_all_that_changes_the_program_changes_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_option_that_changes_the_program_changes_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jax_request, "compiler_versions", lambda: VERSIONS)
     others = [
         replace(REQUEST, classes=10),
@@ -375,7 +375,7 @@ def test_all_that_changes_the_program_changes_the_key(monkeypatch: pytest.Monkey
     assert replace(REQUEST).cache_key not in keys
 
 
-def test_the_key_covers_the_step_and_not_what_runs_or_reads_it() -> None:
+def test_the_key_covers_the_modules_of_the_step_only() -> None:
     names = {f"{path.parent.name}/{path.name}" for path in jax_request._source_modules()}
     step = {"jax/train_step.py", "jax/mesh.py", "optim/lars.py", "jax/all_reduce.py", "jax/batch_norm.py"}
     assert {*step, "aot/compiler.py", "models/branches.py", "config/batch_norm_groups.py"} <= names
@@ -401,18 +401,18 @@ def test_a_pattern_of_the_key_that_matches_nothing_is_an_error(monkeypatch: pyte
 def test_a_compiler_that_fails_is_one_clear_error(
     child: Path, tmp_path: Path, name: str, kind: type[Exception], said: str
 ) -> None:
-    for _ in range(2):  # a failure is not kept
+    for _ in range(2):  # a failure is not cached
         with pytest.raises(kind, match=said):
             compile_aot(named(name), tmp_path / "kept", 60.0)
     assert list((tmp_path / "kept").iterdir()) == []
 
 
-def test_time_is_limited(child: Path, tmp_path: Path) -> None:
+def test_a_compilation_has_a_time_limit(child: Path, tmp_path: Path) -> None:
     with pytest.raises(PodscaleError, match=r"1 s.* --time-limit"):
         compile_aot(named("slow"), tmp_path / "kept", 1.0)
 
 
-def test_a_folder_that_cannot_hold_results(child: Path, tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_created_is_an_error(child: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with refused(field="--cache", got=str(tmp_path / "file" / "kept")):
         compile_aot(REQUEST, tmp_path / "file" / "kept", 60.0)
@@ -446,7 +446,7 @@ def test_wrong_options(arguments: list[str], field: str, says: list[str], capsys
 def test_the_command_reports_cached_results(
     child: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """launch.hardware and launch.cluster.slices stand in for the options; JSON is what the report is made of."""
+    """launch.hardware and launch.cluster.slices replace the options; --json prints the report's values."""
     from podscale.cli.tpu import build_compile_request
 
     changes = ["launch.hardware=tpu-v5e-4x4", "launch.cluster.slices=2", "launch.backend=jobset"]
@@ -488,7 +488,7 @@ def test_the_command_reports_cached_results(
 @pytest.mark.parametrize(
     ("preset", "field"),
     [
-        ("kumar2019-32k", None),  # its loader and its graph are how PyTorch goes about it
+        ("kumar2019-32k", None),  # its loader and CUDA graph are options of PyTorch only
         ("rsb-a2", "train.loss"),
         ("torchvision-v2", "train.ema.decay"),
         ("adya2018-65k", "train.optimizer.name"),
@@ -528,7 +528,7 @@ def test_devices_that_share_images_are_one_rank() -> None:
 def test_a_search_for_the_largest_batch_needs_few_compilations(
     limit: int, fixed: float, each: float, first: int
 ) -> None:
-    """Memory that grows evenly, up to the steps of 1 % in which a compiler makes other choices."""
+    """Memory is linear, up to steps of 1 % between which the compiler makes other choices."""
     available = fixed + each * limit
     tried: list[int] = []
 
@@ -549,13 +549,13 @@ def test_a_search_for_the_largest_batch_needs_few_compilations(
     report = find_largest_batch(start, measure)
     assert report in fitting
     following = next((batch for batch in allowed if batch > report), None)
-    assert following is None or following not in fitting, "the next one does not fit"
+    assert following is None or following not in fitting, "the next batch does not fit"
     assert len(tried) == len(set(tried)) <= 14
 
 
 @pytest.mark.parametrize(("first", "needed", "largest"), [(128, 15.7, 1600), (4096, 40.0, 16), (128, 15.7, 4096)])
-def test_few_compilations_find_the_end_of_a_memory_that_is_no_line(first: int, needed: float, largest: int) -> None:
-    """Where it is short the compiler recomputes, and needs as good as all of it for many batches; or has a floor."""
+def test_a_search_needs_few_compilations_if_memory_is_not_linear(first: int, needed: float, largest: int) -> None:
+    """If memory is short, the compiler recomputes and needs nearly all of it for many batches; or it has a floor."""
     tried: list[int] = []
 
     def measure(request: CompileRequest) -> FitResult:
@@ -569,8 +569,8 @@ def test_few_compilations_find_the_end_of_a_memory_that_is_no_line(first: int, n
     assert len(tried) == len(set(tried)) <= 16
 
 
-def test_the_compiler_decides_what_fits_and_not_the_figures_of_its_message() -> None:
-    """Which are rounded: 15.75G needed of 15.75G."""
+def test_the_compilers_answer_decides_and_not_the_sizes_in_its_message() -> None:
+    """The sizes are rounded: 15.75G needed of 15.75G."""
     fits = {96: 14.0, 104: 14.9}
     report = find_largest_batch(
         with_batch(REQUEST, 96), lambda one: FitResult(one.batch in fits, fits.get(one.batch, 15.75), 15.75)
@@ -578,7 +578,7 @@ def test_the_compiler_decides_what_fits_and_not_the_figures_of_its_message() -> 
     assert report == 104
 
 
-def test_a_sweep_without_a_possible_batch() -> None:
+def test_a_sweep_without_an_allowed_batch_is_an_error() -> None:
     ranks = find_topology("v5e:4x4").device_count
     odd = RunConfig.model_validate({"train": {"global_batch": 48}, "model": {"batch_norm": {"group": 3}}})
     with refused(f"4096 images for each of the {ranks} ranks", field="--sweep", got="batch"):

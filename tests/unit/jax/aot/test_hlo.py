@@ -1,4 +1,4 @@
-"""Collectives in the text of compiled programs: recorded lines of libtpu 0.0.42.1, shortened where they say nothing."""
+"""Collectives in the text of compiled programs: recorded lines of libtpu 0.0.42.1, shortened."""
 
 import numpy as np
 import pytest
@@ -70,21 +70,21 @@ def only(line: str, mesh: dict[str, int]) -> Collective:
     ids=lambda value: value.kind if isinstance(value, Collective) else "",
 )
 def test_an_instruction(line: str, expected: Collective) -> None:
-    if expected.axes == "irregular":  # places that hold some of an axis, not all
+    if expected.axes == "irregular":  # groups of some devices of an axis, not all
         line = line.replace("[4,8]<=[2,2,8]T(1,0,2)", "[8,4]<=[2,16]T(1,0)")
         expected = expected._replace(members=4)
     assert only(line, V3) == expected
 
 
 def test_groups_as_counts_are_the_same_as_groups_as_lists() -> None:
-    """`[8,4]<=[2,2,2,4]T(1,3,0,2)`: numbers in that shape, turned, and cut into groups."""
+    """`[8,4]<=[2,2,2,4]T(1,3,0,2)`: a range in that shape, transposed, and cut into groups."""
     listed = f"  %a = f32[4]{{0}} all-reduce(%x), replica_groups={COLUMNS}, to_apply=%add"
     counted = "  %a = f32[4]{0} all-reduce(%x), replica_groups=[8,4]<=[2,2,2,4]T(1,3,0,2), to_apply=%add"
     assert only(listed, V3) == only(counted, V3) == Collective("all-reduce", "column+group_column", 4, 16)
 
 
 def test_a_fused_scatter_is_a_scatter_and_not_the_all_reduce_inside() -> None:
-    """What v5e makes of a reduce-scatter: one operation that adds and cuts, of the whole padded array."""
+    """Reduce-scatter as compiled for v5e: one fused operation that adds the whole padded array and slices it."""
     text = """
 %all-reduce-scatter (input: f32[32768,128]) -> f32[8208,128] {
   %input = f32[32768,128]{1,0:T(8,128)} parameter(0)
@@ -105,7 +105,7 @@ ENTRY %main.10_spmd (param: f32[4194304]) -> f32[1050624] {
 
 
 def test_an_asynchronous_message_is_one_message() -> None:
-    """What v5e makes of an all-gather: a start, convolutions that carry it on and name it again, and an end."""
+    """All-gather as compiled for v5e: a start, convolutions that repeat its instruction, and a done."""
     groups = "channel_id=1, replica_groups={{0,1,2,3},{4,5,6,7}}, dimensions={0}"
     text = f"""
 %fused_computation.2192 (param_0.6960: f32[1024]) -> (f32[1024], f32[4096], s32[2], u32[]) {{
@@ -135,7 +135,7 @@ ENTRY %main.10_spmd (param: f32[4096]) -> f32[4096] {{
     ]
 
 
-def test_what_crosses_between_slices_is_a_message_to_the_host() -> None:
+def test_a_message_between_slices_is_a_transfer_to_the_host() -> None:
     line = (
         "  %send = (f32[128,8,128]{2,1,0:T(8,128)}, u32[], token[]) send(%fusion, %after-all), channel_id=2, "
         'is_host_transfer=true, frontend_attributes={_xla_host_transfer_handler_name="xla_megascale_runtime",'
@@ -166,7 +166,7 @@ def test_bytes_sent_are_those_of_a_ring() -> None:
     assert Collective("collective-permute", "none", 2, 1000).bytes_sent == 0
 
 
-def test_messages_of_a_kind_are_put_together() -> None:
+def test_messages_are_grouped_by_kind_and_axes() -> None:
     small, large = Collective("all-reduce", "row", 4, 10), Collective("all-gather", "row", 4, 1000)
     assert summarise_collectives([small, large, small]) == [
         {"kind": "all-gather", "axes": "row", "members": 4, "messages": 1, "bytes": 1000, "sent": 750.0},

@@ -1,9 +1,9 @@
-"""The error of a mean of 2048 gradients in low precision, by the orders in which our all-reduces add.
+"""Error of a mean of 2048 gradients in low precision, by the order in which each all-reduce adds.
 
-Reproduces the simulation of which the expected values are known: signal 0.05, noise 1, every partial sum rounded. The
-orders are those that the plans of messages follow (tests/unit/pytorch/all_reduce/test_plan.py) and that real worlds
-give bit by bit (tests/distributed/pytorch/all_reduce/test_algorithms.py), so this fails when the order of an
-implementation changes.
+The simulation has signal 0.05, noise 1, and rounds every partial sum. The expected values are those of an earlier
+simulation. Message plans add in these orders (tests/unit/pytorch/all_reduce/test_plan.py), and so do real worlds, bit
+for bit (tests/distributed/pytorch/all_reduce/test_algorithms.py), so this fails if the order of an implementation
+changes.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,14 +19,14 @@ RANKS, ELEMENTS = 2048, 1024
 
 @pytest.fixture(scope="module")
 def gradients() -> list[Tensor]:
-    """One a rank, already divided by the number of ranks."""
+    """Return the gradient of each rank, divided by the number of ranks."""
     generator = torch.Generator().manual_seed(0)
     signal = 0.05 * torch.randn(ELEMENTS, generator=generator)
     return [(signal + torch.randn(ELEMENTS, generator=generator)) / RANKS for _ in range(RANKS)]
 
 
 def flat_ring(values: Sequence[Tensor], wire: torch.dtype) -> Tensor:
-    """One part of a ring; parts differ only in where they start."""
+    """Return one part of a ring's sum; parts differ only in the rank where they start."""
     return on_wire(chain(values, ring_order(0, len(values)), wire), wire)
 
 
@@ -35,7 +35,7 @@ def grid(row: int) -> Callable[[Sequence[Tensor], torch.dtype], Tensor]:
 
 
 def exact_nodes(column: Callable[[Sequence[Tensor], torch.dtype], Tensor]) -> Callable[..., Tensor]:
-    """fp32 inside a node of 8, `wire` between nodes."""
+    """Add in fp32 inside a node of 8 ranks, in `wire` between nodes."""
     return lambda values, wire: torus2d(values, 8, torch.float32, lambda shards: column(shards, wire))
 
 

@@ -1,4 +1,4 @@
-"""Plans of messages, carried out by all positions in one process: they match, they add up, their slack is safe."""
+"""Message plans, run for all positions in one process: sends match receives, sums are right, early sends are safe."""
 
 from collections import deque
 from collections.abc import Callable
@@ -28,7 +28,7 @@ CASES = [(length, segment) for length in (1, 2, 7, 40, 101) for segment in (3, 1
 
 
 def carry_out(plans: list[MessagePlan], buffers: list[Tensor], *, eager: bool) -> None:
-    """All positions in lockstep; eager: every send leaves as many rounds early as its plan allows."""
+    """Run the plans of all positions in lockstep; if `eager`, with every send as early as its plan allows."""
     count = len(plans[0].rounds)
     assert all(len(plan.rounds) == count for plan in plans)
     sent: list[deque[tuple[int, int, int, Tensor]]] = [deque() for _ in plans]  # by receiver: sender, span, content
@@ -47,7 +47,7 @@ def carry_out(plans: list[MessagePlan], buffers: list[Tensor], *, eager: bool) -
                 sent[position].remove(message)
                 target = buffers[position][start:stop]
                 _ = target.add_(message[3]) if adds else target.copy_(message[3])
-    assert not any(sent), "messages that nobody took"
+    assert not any(sent), "messages that were not received"
 
 
 def contributions(size: int, length: int) -> list[Tensor]:
@@ -87,7 +87,7 @@ def test_plans_add_in_the_stated_order(length: int, segment: int, eager: bool) -
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 7, 8, 31, 32, 100, 1024])
-def test_rings_and_trees_are_what_they_are_called(size: int) -> None:
+def test_rings_visit_all_positions_and_trees_are_binary_and_balanced(size: int) -> None:
     for part in {0, 1 % size, size - 1}:
         ring = reduction.ring_order(part, size)
         assert sorted(ring) == list(range(size))
@@ -108,11 +108,11 @@ def test_rings_and_trees_are_what_they_are_called(size: int) -> None:
     assert sorted(mirror_position(position, size) for position in range(size)) == list(range(size))
     inner = {parent for parent in parents if parent is not None}
     twice = sum(mirror_position(position, size) in inner and position in inner for position in range(size))
-    assert twice <= 1, "a position that is an inner node of both trees carries more than the others"
+    assert twice <= 1, "an inner node of both trees sends more than the other positions"
 
 
 @pytest.mark.parametrize("size", [2, 4, 8])
-def test_every_link_carries_what_the_bound_says(size: int) -> None:
+def test_no_link_carries_more_than_its_bound(size: int) -> None:
     length, segment = 64 * size, 8
     parts = tuple(equal_spans(length, size))
     for position in range(size):
@@ -123,5 +123,5 @@ def test_every_link_carries_what_the_bound_says(size: int) -> None:
 
 
 def volume(plan: MessagePlan) -> int:
-    """Elements sent."""
+    """Return the number of elements sent."""
     return sum(stop - start for one in plan.rounds for _, start, stop in one.sends)

@@ -1,4 +1,4 @@
-"""Moments of images on a CPU, in one block and in many, near zero and far from it."""
+"""Moments of images on a CPU, in one block and in many, with means near zero and far from it."""
 
 import numpy as np
 import pytest

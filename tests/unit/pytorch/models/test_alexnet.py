@@ -1,4 +1,4 @@
-"""AlexNet: the published counts, torchvision's network where the two coincide, and a training on small images."""
+"""AlexNet: published counts, and outputs equal to torchvision's if the layers agree."""
 
 import math
 
@@ -24,7 +24,7 @@ def section(width: int = 64, **options: object) -> ModelSection:
     [
         ({**PLAIN, "groups": 2}, 60_965_224),  # Krizhevsky 2012, and Caffe's reference network: 244 MB in fp32
         ({**PLAIN, "groups": 1}, 62_378_344),  # the same channels without towers
-        # Batch norm brings 2 values per channel in the place of 1 bias; after pool5 2 x 256.
+        # Batch norm has 2 values per channel instead of 1 bias, and 2 x 256 after pool5.
         ({"groups": 2}, 60_965_224 + (96 + 256 + 384 + 384 + 256) + 2 * 256),
     ],
 )
@@ -35,13 +35,13 @@ def test_parameter_counts(options: dict[str, object], count: int) -> None:
 
 
 def test_flops_of_one_image() -> None:
-    """0.72 GMAC with two groups (the figure that AlexNet is known for), 1.14 without."""
+    """0.72 GMAC with two groups (AlexNet's usual number), 1.14 without."""
     assert models.model_spec(section(groups=2), 1000).flops(224) / 2e9 == pytest.approx(0.715, abs=0.01)
     assert models.model_spec(section(groups=1), 1000).flops(224) / 2e9 == pytest.approx(1.136, abs=0.01)
 
 
 @pytest.mark.parametrize("options", [{}, {"groups": 1}, PLAIN, {"pool5_norm": False}, {"convolution_norm": False}])
-def test_the_catalogue_names_and_counts_what_the_network_has(options: dict[str, object]) -> None:
+def test_the_spec_has_the_names_shapes_and_counts_of_the_network(options: dict[str, object]) -> None:
     model = section(8, **options)
     with torch.device("meta"):
         network, spec = build_model(model, 7), models.model_spec(model, 7)
@@ -70,10 +70,10 @@ def test_only_weights_decay() -> None:
 
 @pytest.mark.parametrize("side", [63, 224, 100])
 def test_outputs_are_those_of_torchvisions_layers(side: int) -> None:
-    """torchvision's network has other channels but the same geometry: its layers are set to ours."""
+    """torchvision's network has other channels but the same geometry, so its layers are replaced by ours."""
     torch.manual_seed(0)
     ours = build_model(section(8, **PLAIN, groups=1), 10).eval().double()
-    import torchvision  # here: it takes seconds, of every process that only collects this test
+    import torchvision  # not at the top: it takes seconds, in every process that collects this test
 
     theirs = torchvision.models.AlexNet(num_classes=10).double().eval()
     numbers = {0: "conv1", 3: "conv2", 6: "conv3", 8: "conv4", 10: "conv5"}
@@ -89,16 +89,16 @@ def test_outputs_are_those_of_torchvisions_layers(side: int) -> None:
     torch.testing.assert_close(ours(images), theirs(images), rtol=1e-12, atol=1e-12)
 
 
-def test_dropout_is_for_training_alone() -> None:
+def test_dropout_acts_in_training_only() -> None:
     torch.manual_seed(0)
     network = build_model(section(4, dropout=0.5), 3)
-    network(torch.randn(4, 3, 63, 63))  # running statistics that are not zero and one
+    network(torch.randn(4, 3, 63, 63))  # for running statistics other than zero and one
     images = torch.randn(4, 3, 63, 63)
     assert not torch.equal(network.train()(images), network(images))
     assert torch.equal(network.eval()(images), network(images))
 
 
-def test_what_alexnet_does_not_have() -> None:
+def test_options_that_do_not_fit_alexnet_are_refused() -> None:
     def config(*changes: str) -> RunConfig:
         return loads("", overrides=["model.name=alexnet", *changes])
 

@@ -1,4 +1,4 @@
-"""Inception-V3 against torchvision's network, Inception-ResNet-V2 against timm's: same weights, same outputs."""
+"""Inception-V3 equals torchvision's network and Inception-ResNet-V2 timm's: same weights, same outputs."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def section(name: str, **options: Any) -> ModelSection:
 
 
 def lively(network: nn.Module) -> nn.Module:
-    """The network with running statistics and gammas that are not zero and one."""
+    """Return the network with random running statistics and gammas, instead of zeros and ones."""
     for module in network.modules():
         if hasattr(module, "running_var"):
             module.running_mean.normal_(0.0, 0.1)
@@ -50,14 +50,14 @@ def test_parameter_counts_are_the_published_ones(model: ModelSection, count: int
 
 
 def test_flops_are_the_published_ones() -> None:
-    """torchvision gives 5.713 GMAC for its weights, the paper of Inception-ResNet-V2's authors about 13."""
+    """torchvision states 5.713 GMAC for its weights, the paper of Inception-ResNet-V2 about 13."""
     assert models.model_spec(section("inception_v3"), 1000).flops(299) / 2e9 == pytest.approx(5.713, abs=5e-4)
     assert models.model_spec(section("inception_resnet_v2"), 1000).flops(299) / 2e9 == pytest.approx(13.16, abs=0.01)
 
 
 def test_inception_v3_is_torchvisions() -> None:
-    """Evaluation at the smallest side; training, with the auxiliary head, at the side that this head needs."""
-    import torchvision  # here: it takes seconds, of every process that only collects this test
+    """Evaluation at the smallest side; training, with the auxiliary head, at the side which that head needs."""
+    import torchvision  # not at the top: it takes seconds, in every process that collects this test
 
     torch.manual_seed(0)
     ours = lively(build_model(section("inception_v3", inception={"dropout": 0.0}), 10))
@@ -75,7 +75,7 @@ def test_inception_v3_is_torchvisions() -> None:
 
 
 def test_inception_resnet_v2_is_timms() -> None:
-    import timm  # here: it takes seconds, of every process that only collects this test
+    import timm  # not at the top: it takes seconds, in every process that collects this test
 
     torch.manual_seed(0)
     ours = lively(build_model(section("inception_resnet_v2", inception={"dropout": 0.0}), 10))
@@ -96,7 +96,7 @@ def test_inception_resnet_v2_is_timms() -> None:
     ],
     ids=["inception_v3", "without its auxiliary head", "inception_resnet_v2"],
 )
-def test_the_catalogue_names_and_counts_what_the_network_has(model: ModelSection, side: int) -> None:
+def test_the_spec_has_the_names_shapes_and_counts_of_the_network(model: ModelSection, side: int) -> None:
     with torch.device("meta"):
         network, images = build_model(model, 7), torch.empty(1, 3, side, side)
     spec = models.model_spec(model, 7)
@@ -112,7 +112,7 @@ def test_the_catalogue_names_and_counts_what_the_network_has(model: ModelSection
     assert 2 * spec.training_flops(side) == counter.get_total_flops()
 
 
-def test_the_auxiliary_head_adds_its_share_to_the_training_loss() -> None:
+def test_the_auxiliary_head_adds_its_weighted_loss_in_training() -> None:
     logits, auxiliary = torch.randn(4, 3), torch.randn(4, 3)
     labels = torch.tensor([0, 1, 2, 0])
     whole = TrainingLoss(0.1, 0.4)(InceptionOutputs(logits, auxiliary), labels)
@@ -121,14 +121,14 @@ def test_the_auxiliary_head_adds_its_share_to_the_training_loss() -> None:
     torch.testing.assert_close(TrainingLoss(0.1, 0.4)(logits, labels), parts[0])
 
 
-def test_dropout_is_for_training_alone() -> None:
+def test_dropout_acts_in_training_only() -> None:
     network = build_model(section("inception_resnet_v2", width=4, inception={"dropout": 0.5}), 3)
     images = torch.randn(2, 3, 90, 90)
     assert not torch.equal(network.train()(images), network(images))
     assert torch.equal(network.eval()(images), network(images))
 
 
-def test_what_the_inceptions_do_not_have() -> None:
+def test_options_that_do_not_fit_the_inceptions_are_refused() -> None:
     def config(*changes: str) -> RunConfig:
         return loads("", overrides=changes)
 

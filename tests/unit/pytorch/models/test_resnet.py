@@ -1,4 +1,4 @@
-"""Our residual networks against torchvision's: the same weights give the same outputs, in both directions."""
+"""Residual networks equal torchvision's: the same weights give the same outputs, in both directions."""
 
 import os
 import platform
@@ -26,13 +26,13 @@ from tests.support.refusals import refused
 
 
 def exported(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """What a safetensors file of the model holds."""
+    """Return the content of a safetensors file of the model."""
     return dict([*model.named_parameters(), *model.named_buffers()])
 
 
 def peer(name: str) -> Callable[..., torch.nn.Module]:
-    """torchvision's network of the same name."""
-    import torchvision  # here: it takes seconds, of every process that only collects these tests
+    """Return torchvision's network of the same name."""
+    import torchvision  # not at the top: it takes seconds, in every process that collects these tests
 
     network: Callable[..., torch.nn.Module] = getattr(torchvision.models, name)
     return network
@@ -76,7 +76,7 @@ def test_stochastic_depth_rises_over_the_blocks_as_timms(name: str) -> None:
 
 
 def test_stochastic_depth_drops_residual_branches_per_image() -> None:
-    """The mean over draws is the branch itself, and evaluation leaves out nothing."""
+    """The mean over draws is the branch itself, and evaluation drops nothing."""
     skip = DropPath(0.25)
     y = torch.randn(4000, 3, 2, 2)
     found = skip(y)
@@ -86,7 +86,7 @@ def test_stochastic_depth_drops_residual_branches_per_image() -> None:
     assert torch.equal(skip.eval()(y), y)
 
 
-def test_stochastic_depth_is_refused_where_it_is_not() -> None:
+def test_stochastic_depth_is_refused_if_engine_or_model_lacks_it() -> None:
     with refused("train.engine=pytorch", field="model.stochastic_depth"):
         loads("{train: {engine: jax}, model: {stochastic_depth: 0.1}}")
     with refused("alexnet", field="model.stochastic_depth"):
@@ -109,7 +109,7 @@ def test_stochastic_depth_draws_by_step_and_adds_no_parameters() -> None:
     assert torch.equal(output(3), output(3))
     assert not torch.equal(output(3), output(4))
     assert not torch.allclose(output(3), plain(images))
-    assert torch.equal(model.eval()(images), plain.eval()(images)) is False, "running statistics saw other branches"
+    assert torch.equal(model.eval()(images), plain.eval()(images)) is False, "running statistics of other branches"
     plain.load_state_dict(model.state_dict())
     assert torch.equal(model(images), plain(images))
 
@@ -124,7 +124,7 @@ def test_the_family_has_torchvisions_arrays(name: str) -> None:
 
 
 class OptionA(torch.nn.Module):
-    """He 2015's shortcut without parameters, written another way than ours: pooling of one pixel, zeros behind."""
+    """Shortcut without parameters (He 2015), written in another way than ours: 1x1 pooling, then channels of zeros."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = torch.nn.functional.avg_pool2d(x, 1, stride=2)
@@ -162,7 +162,7 @@ def test_the_cifar_family_is_that_of_torchvisions_blocks(name: str) -> None:
 
 
 def test_a_blur_is_the_binomial_filter_with_zeros_outside() -> None:
-    """Against plain NumPy, over batches in both memory orders."""
+    """Equal to a NumPy filter, for images in both memory orders."""
     images = np.random.default_rng(0).normal(size=(2, 5, 6, 7))
     padded = np.pad(images, ((0, 0), (0, 0), (1, 1), (1, 1)))
     weights = np.outer([1, 2, 1], [1, 2, 1]) / 16
@@ -172,8 +172,8 @@ def test_a_blur_is_the_binomial_filter_with_zeros_outside() -> None:
         np.testing.assert_allclose(found.numpy(), want, rtol=1e-13, atol=1e-13)
 
 
-def test_what_strides_sees_blurred_images_but_not_the_first_convolution() -> None:
-    """As FFCV has it; the weights are those of the network without."""
+def test_all_strided_convolutions_but_the_first_blur_their_images() -> None:
+    """As in FFCV. The weights are those of the network without blur."""
     section = ModelSection(name="resnet50", width=16, blurpool=True)
     network = build_model(section, 10)
     blurred = {name for name, module in network.named_modules() if isinstance(module, BlurredConv)}
@@ -194,7 +194,7 @@ def test_what_strides_sees_blurred_images_but_not_the_first_convolution() -> Non
         ModelSection(name="resnet34", shortcut="padding", width=16, blurpool=True),
     ],
 )
-def test_the_catalogue_names_what_the_network_has(section: ModelSection) -> None:
+def test_the_spec_has_the_names_and_shapes_of_the_network(section: ModelSection) -> None:
     network, spec = build_model(section, 7), models.model_spec(section, 7)
     assert {p.name: p.shape for p in spec.parameters} == {n: tuple(p.shape) for n, p in network.named_parameters()}
     assert {b.name: b.shape for b in spec.buffers} == {n: tuple(b.shape) for n, b in network.named_buffers()}
@@ -229,7 +229,7 @@ def test_blocks_start_as_the_identity() -> None:
     assert plain["layer2.0.bn3.weight"].all()
 
 
-def test_one_seed_is_one_network() -> None:
+def test_equal_seeds_give_equal_networks() -> None:
     networks = []
     for seed in (5, 5, 6):
         torch.manual_seed(seed)
@@ -246,13 +246,13 @@ from tests.support.engines import small, train_in_torch
 print("trained", train_in_torch(small(Path(sys.argv[1])), Path(sys.argv[2])).steps)
 """
 FAULTY = re.compile(r",backward_weights,.*[,_]ic[1-7]oc\d+_ih\d+oh\d+kh1sh[2-9]")
-"""In oneDNN's log, the weight gradient of a strided 1x1 convolution of fewer than 8 channels."""
+"""Line of oneDNN's log: weight gradient of a strided 1x1 convolution of fewer than 8 channels."""
 
 
 def test_a_tiny_network_trains_with_the_kernels_of_avx2(make_shard_set: MakeShardSet) -> None:
-    """In a process of its own, because the fault corrupts the heap: the process aborts or never leaves the kernel.
+    """Runs in its own process, because the fault corrupts the heap: the process aborts or hangs in the kernel.
 
-    oneDNN's log is read as well, because some processes survive the fault.
+    The test also reads oneDNN's log, because some processes survive the fault.
     """
     shards = make_shard_set()
     variables = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ONEDNN_VERBOSE": "1"}
@@ -268,11 +268,11 @@ def test_a_tiny_network_trains_with_the_kernels_of_avx2(make_shard_set: MakeShar
     assert "trained 12" in done.stdout
     assert not [line for line in done.stdout.splitlines() if FAULTY.search(line)]
     if platform.machine() == "x86_64":
-        assert re.search(r",backward_weights,.*kh1sh1", done.stdout), "the log of oneDNN has another form"
+        assert re.search(r",backward_weights,.*kh1sh1", done.stdout), "oneDNN's log has another format"
 
 
 class Strides(TorchDispatchMode):
-    """Records the stride of each convolution that torch carries out."""
+    """Recorder of the stride of each convolution that torch runs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -292,7 +292,7 @@ def convolutions(width: int) -> dict[str, nn.Module]:
 
 
 def test_only_strided_1x1_convolutions_of_few_channels_subsample() -> None:
-    """With 8 channels or more the modules are torch's own."""
+    """With 8 or more channels the modules are torch's own."""
     found = {name for name, module in convolutions(4).items() if isinstance(module, SubsampledConv)}
     assert found == {"layer2.0.downsample.0"}
     assert {type(module) for module in convolutions(8).values()} == {Stem, nn.Conv2d}
@@ -300,7 +300,7 @@ def test_only_strided_1x1_convolutions_of_few_channels_subsample() -> None:
 
 @pytest.mark.parametrize(("device", "stride"), [("cpu", 1), ("meta", 2)])
 def test_only_a_cpu_subsamples(device: str, stride: int) -> None:
-    """torch's device without data stands for a GPU."""
+    """The meta device stands for a GPU."""
     with Strides() as strides:
         output = SubsampledConv(4, 8, 1, 2, bias=False, device=device)(torch.empty(2, 4, 16, 16, device=device))
     assert output.shape == (2, 8, 8, 8)
@@ -313,7 +313,7 @@ def test_only_a_cpu_subsamples(device: str, stride: int) -> None:
 def test_subsampling_has_the_outputs_and_gradients_of_the_strided_convolution(
     channels: int, stride: int | tuple[int, int], layout: torch.memory_format
 ) -> None:
-    """fp32 against the sum over channels in fp64, also if the stride does not divide the image."""
+    """fp32 results are near fp64 sums over channels, also if the stride does not divide the image."""
     torch.manual_seed(0)
     conv = SubsampledConv(channels, 6, 1, stride, bias=False).to(memory_format=layout)
     images = torch.randn(4, channels, 12, 7).to(memory_format=layout).requires_grad_()

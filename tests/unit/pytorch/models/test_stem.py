@@ -1,4 +1,4 @@
-"""The ways to compute the first convolution: one result, one gradient, one set of parameters."""
+"""First convolution: each way to compute it has the same result, gradient and parameters."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from podscale.pytorch.models import Stem, build_model, set_stem_compute
 @pytest.mark.parametrize("compute", ["padded4", "space_to_depth"])
 @pytest.mark.parametrize("side", [(224, 224), (65, 80), (63, 63)])
 @pytest.mark.parametrize(("kernel", "stride", "padding"), [(7, 2, 3), (11, 4, 2), (3, 1, 1), (5, 3, 0)])
-def test_every_way_is_the_plain_convolution(
+def test_every_way_equals_the_plain_convolution(
     compute: str, side: tuple[int, int], kernel: int, stride: int, padding: int
 ) -> None:
     torch.manual_seed(0)
@@ -50,7 +50,7 @@ def test_a_stem_without_stride_stays_plain() -> None:
 
 
 def test_folding_gives_channels_last_memory() -> None:
-    """One copy: the convolution finds NHWC memory, as it wants it on a GPU."""
+    """One copy gives NHWC memory, which convolutions on a GPU need."""
     from podscale.pytorch.models.stem import space_to_depth
 
     images = torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last)

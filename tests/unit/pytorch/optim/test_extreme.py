@@ -1,4 +1,4 @@
-"""NLCG and the Neumann optimizer against oracles in float64, by one rank and by several that share the update."""
+"""NLCG and the Neumann optimizer follow float64 oracles, on one rank and on several with a sharded step."""
 
 from collections.abc import Callable
 from functools import partial
@@ -20,7 +20,7 @@ DECAY = 1e-2
 
 
 def trained(build: Callable[[ParamShard], Optimizer], ranks: int) -> tuple[FlatArrays, list[Optimizer]]:
-    """After all steps down the bowl."""
+    """Return the arrays and each rank's optimizer after all steps on a quadratic loss."""
     arrays = FlatArrays(start(), DECAYS, norms=NORMS)
     rules = [build(share) for share in arrays.shares(ranks)]
     for step in range(STEPS):
@@ -31,7 +31,7 @@ def trained(build: Callable[[ParamShard], Optimizer], ranks: int) -> tuple[FlatA
 
 
 def near(found: Values, want: Values, within: float) -> None:
-    """As a share of how far the weights have come, array by array."""
+    """Assert equality within a fraction of the largest change of each array."""
     begun = start()
     for name, value in want.items():
         scale = np.abs(value - begun[name]).max()
@@ -89,21 +89,21 @@ def test_neumann_follows_its_oracle(options: dict[str, Any], ranks: int) -> None
 @pytest.mark.parametrize("mode", ["step", "online"])
 @pytest.mark.parametrize("rise", [0.9, 1.009, 1.011, 1.03, 1.06, 1.08, 1.11, 1.13, 1.2])
 def test_the_base_rate_follows_the_table(mode: Any, rise: float) -> None:
-    """Both from half the highest base rate, which leaves room to grow."""
+    """Starts from half the maximum base rate, so that it can grow."""
     rule, here = LossRateControl(mode, 1.0, torch.device("cpu")), torch.tensor(True)
     rule.scalars["base_rate"].fill_(0.5)
     rule.scalars["loss_average"].fill_(2.0)
     rule.scalars["loss_before"].fill_(2.0)
-    now = 2.0 * rise if mode == "online" else (2.0 * rise - 0.7 * 2.0) / 0.3  # whose average has risen so much
+    now = 2.0 * rise if mode == "online" else (2.0 * rise - 0.7 * 2.0) / 0.3  # gives the average this rise
     base, taken_back = rule(torch.tensor(now), torch.tensor(5.0), here)
     factor, share = table_row(rise, 1.0, {"step": 1.05, "online": 1.02}[mode])
     assert (base.item(), taken_back.item()) == (pytest.approx(0.5 * factor), pytest.approx(share))
     if mode == "step":
         _, between = rule(torch.tensor(100.0), torch.tensor(6.0), here)
-        assert (between.item(), base.item()) == (0.0, pytest.approx(0.5 * factor)), "only every fifth update looks"
+        assert (between.item(), base.item()) == (0.0, pytest.approx(0.5 * factor)), "only every fifth step compares"
 
 
-def test_the_base_rate_has_a_floor_and_a_cap() -> None:
+def test_the_base_rate_has_a_minimum_and_a_maximum() -> None:
     rule, here = LossRateControl("online", 1.0, torch.device("cpu")), torch.tensor(True)
     rule(torch.tensor(1.0), torch.tensor(0.0), here)
     for number in range(1, 30):
@@ -114,8 +114,8 @@ def test_the_base_rate_has_a_floor_and_a_cap() -> None:
     assert base.item() == 1.0
 
 
-def test_a_direction_is_taken_back_at_a_rate_of_zero_too() -> None:
-    """The end of a decay, and the start of a warm-up."""
+def test_taking_back_a_direction_works_at_a_learning_rate_of_zero() -> None:
+    """As at the end of a decay, and at the start of a warm-up."""
     arrays = FlatArrays(start(), DECAYS)
     rule = Nlcg(arrays.share(), NlcgSection(step="online"))
     for step, (own_rate, own_loss) in enumerate([(0.0, 1.0), (0.1, 1.0), (0.0, 9.0), (0.1, 1.0)]):
@@ -124,9 +124,9 @@ def test_a_direction_is_taken_back_at_a_rate_of_zero_too() -> None:
     assert arrays.weights.isfinite().all()
 
 
-def test_optimizer_state_of_every_weight() -> None:
+def test_the_number_of_moments_per_weight() -> None:
     arrays = FlatArrays(start(), DECAYS)
-    assert len(Nlcg(arrays.share(), NlcgSection()).moments) == 3, "r . s_old is for Polak-Ribiere alone"
+    assert len(Nlcg(arrays.share(), NlcgSection()).moments) == 3, "only Polak-Ribiere needs s_old"
     assert len(Nlcg(arrays.share(), NlcgSection(beta="polak_ribiere")).moments) == 4
     assert len(Neumann(arrays.share(), NeumannSection(), PER_EPOCH).moments) == 2
 

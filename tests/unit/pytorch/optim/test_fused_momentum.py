@@ -1,4 +1,4 @@
-"""The Triton kernels in Triton's own interpreter, in a process of its own because that is chosen at import."""
+"""Triton kernels, in Triton's interpreter, which must be chosen at import and so needs its own process."""
 
 import json
 import os
@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[4]
 
 
-def test_fused_momentum_is_the_listed_one() -> None:
+def test_fused_momentum_equals_lists_of_operations() -> None:
     pytest.importorskip("triton")
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.update_rules"],
@@ -35,7 +35,7 @@ def test_fused_momentum_is_the_listed_one() -> None:
 def test_the_kernels_compile_for_a_gpu_and_load_full_vectors(
     kernel: str, constants: dict[str, Any], tmp_path: Path, monkeypatch: Any
 ) -> None:
-    """For an H100 or H200 (sm_90), which takes no GPU."""
+    """Compiled for an H100 or H200 (sm_90), which needs no GPU."""
     triton = pytest.importorskip("triton")
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -49,14 +49,14 @@ def test_the_kernels_compile_for_a_gpu_and_load_full_vectors(
         fn=function,
         signature={name: types.get(name, "*fp32") for name in function.arg_names},
         constexprs=constants,
-        attrs={(number,): [["tt.divisibility", 16]] for number in range(3)},  # as torch allocates
+        attrs={(number,): [["tt.divisibility", 16]] for number in range(3)},  # torch's alignment
     )
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 8})
     vectors = compiled.asm["ptx"].count("ld.global.v4")
-    assert vectors == {"_norms_kernel": 4, "_momentum_kernel": 6}[kernel]  # of 8 elements a thread of each array
+    assert vectors == {"_norms_kernel": 4, "_momentum_kernel": 6}[kernel]  # 8 elements of each array per thread
 
 
-def test_where_triton_cannot_compile_lists_of_operations_do(monkeypatch: Any, caplog: Any) -> None:
+def test_lists_of_operations_are_used_if_triton_cannot_compile(monkeypatch: Any, caplog: Any) -> None:
     import torch
 
     pytest.importorskip("triton")

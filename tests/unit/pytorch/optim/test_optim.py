@@ -1,6 +1,6 @@
-"""The update rules against independent NumPy oracles in float64, over many steps, in every form they have.
+"""Optimizers follow independent float64 NumPy oracles over many steps, in every form.
 
-test_optimizers_peers holds those forms that other libraries define too against the libraries themselves.
+test_torch_parity compares the forms that other libraries define with those libraries.
 """
 
 from typing import Any
@@ -37,7 +37,7 @@ from tests.support.updates import (
 
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_sgd_with_the_rate_in_its_buffer_follows_its_oracle(nesterov: bool) -> None:
-    """The form of the published large-batch runs; torch, which has the other, is a peer."""
+    """The form of the published large-batch runs; test_torch_parity has torch's form."""
     arrays = FlatArrays(start(), DECAYS)
     found = arrays.train(Sgd(arrays.share(), nesterov=nesterov, form="unscaled"), 1e-2)
     compare(found, momentum_oracle(None, "unscaled", nesterov, 1e-2, DECAYS, dict.fromkeys(SHAPES, False)))
@@ -75,7 +75,7 @@ def test_lars_follows_its_oracle(
     [(0.0, 0.0, False, DECAYS), (1e-2, 1.0, True, EVERYTHING)],
 )
 def test_lamb_follows_its_oracle(decay: float, clip_norm: float, clip: bool, adapts: dict[str, bool]) -> None:
-    """Without clipping of gradients, and where every parameter adapts; the rest is compared with timm's."""
+    """Without clipping, and with trust ratios for every parameter; test_torch_parity compares the rest with timm's."""
     arrays = FlatArrays(start(), DECAYS, adapts)
     optimizer = Lamb(arrays.share(), beta2=0.99, eps=1e-6, clip_norm=clip_norm, clip=clip)
     compare(arrays.train(optimizer, decay), lamb_oracle(decay, 0.99, 1e-6, clip_norm, clip, adapts))
@@ -101,8 +101,8 @@ def rules(arrays: FlatArrays, **share: Any) -> dict[str, Optimizer]:
 
 @pytest.mark.parametrize("name", rules(FlatArrays(start(), DECAYS)))
 @pytest.mark.parametrize("elsewhere", [False, True])
-def test_a_masked_update_changes_nothing_to_the_bit(name: str, elsewhere: bool) -> None:
-    """Whether the bad gradient was seen here, and zeroed, or by another rank that shares the weights."""
+def test_a_masked_step_changes_nothing_to_the_bit(name: str, elsewhere: bool) -> None:
+    """The bad gradient was seen and zeroed on this rank, or was seen by another rank that shares the weights."""
     bad_there = torch.tensor(0.0)
 
     def exchange(values: torch.Tensor) -> torch.Tensor:
@@ -128,7 +128,7 @@ def test_a_masked_update_changes_nothing_to_the_bit(name: str, elsewhere: bool) 
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(1, 3 * CHUNK_ELEMENTS), min_size=1, max_size=8), st.integers(1, 5), st.randoms())
-def test_the_pieces_of_all_ranks_are_every_element_once(sizes: list[int], ranks: int, random: Any) -> None:
+def test_the_chunks_of_all_ranks_cover_each_element_once(sizes: list[int], ranks: int, random: Any) -> None:
     starts = np.concatenate([[0], np.cumsum([size + random.randrange(40) for size in sizes])]).tolist()
     segments = [ParamSlice(str(i), starts[i], size, True, True) for i, size in enumerate(sizes)]
     length = -(-starts[-1] // ranks) * ranks

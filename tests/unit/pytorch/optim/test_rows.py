@@ -1,4 +1,4 @@
-"""Updates in rows, as a GPU takes them: the bits of steps in pieces, in a few operations whatever the model is."""
+"""Steps in rows, as on a GPU, give the bits of steps in chunks, in few operations for any model size."""
 
 from collections.abc import Callable
 from typing import Any
@@ -28,7 +28,7 @@ RULES: dict[str, Callable[[ParamShard], Optimizer]] = {
     "rmsprop": lambda share: RmsProp(share),
 }
 OVER_ALL = ("nlcg", "neumann")
-"""Rules with sums over whole ranges, which are added in another order than sums over pieces."""
+"""Optimizers with sums over whole ranges, which add in another order than sums over chunks."""
 
 
 def arrays(seed: int) -> dict[str, np.ndarray[Any, Any]]:
@@ -37,7 +37,7 @@ def arrays(seed: int) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def train(rule: str, owned: list[tuple[int, int]], *, rows: bool, own: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weights and moments after five steps, one of them masked; `own`: of masters that hold the share alone."""
+    """Return weights and moments after five steps, one of them masked; if `own`, of masters with this shard only."""
     flat = FlatArrays(arrays(0), DECAYS)
     ranges = owned or [(0, len(flat.weights))]
     weights = torch.cat([flat.weights[start:stop] for start, stop in ranges]) if own else flat.weights
@@ -51,7 +51,7 @@ def train(rule: str, owned: list[tuple[int, int]], *, rows: bool, own: bool) -> 
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("owned", [[], [(0, 320), (384, 39_680)], [(39_680, 40_480)]])
 @pytest.mark.parametrize("rule", RULES)
-def test_rows_give_the_bits_of_pieces(rule: str, owned: list[tuple[int, int]], own: bool) -> None:
+def test_rows_give_the_bits_of_chunks(rule: str, owned: list[tuple[int, int]], own: bool) -> None:
     expected = train(rule, owned, rows=False, own=own)
     result = train(rule, owned, rows=True, own=own)
     for left, right in zip(result, expected, strict=True):
@@ -62,7 +62,7 @@ def test_rows_give_the_bits_of_pieces(rule: str, owned: list[tuple[int, int]], o
     assert expected[1].any()
 
 
-def test_every_row_knows_its_segment() -> None:
+def test_every_row_has_the_index_of_its_parameter() -> None:
     segments = [
         ParamSlice("a", 64, 33, True, True),
         ParamSlice("b", 0, 40, True, True),
@@ -75,7 +75,7 @@ def test_every_row_knows_its_segment() -> None:
 
 
 def test_the_number_of_operations_does_not_grow_with_the_weights() -> None:
-    """On a GPU each operation on a tensor is a launch: pieces of ResNet-50 would be thousands of them."""
+    """On a GPU each operation on a tensor is a launch, and ResNet-50 has thousands of chunks."""
 
     class Count(TorchDispatchMode):
         tensors = 0

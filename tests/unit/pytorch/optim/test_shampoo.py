@@ -1,6 +1,6 @@
-"""Shampoo's parts against definitions, and the whole rule against a float64 NumPy oracle over 50 steps.
+"""Shampoo's parts follow their definitions, and the whole optimizer a float64 NumPy oracle over 50 steps.
 
-Its dealing out over ranks is tested on real processes in tests/distributed/pytorch/optim/test_sharded_update.py.
+tests/distributed/pytorch/optim/test_sharded_update.py tests the distribution over ranks on real processes.
 """
 
 from typing import Any
@@ -41,7 +41,7 @@ def draw(seed: int) -> Values:
 def steps() -> list[Step]:
     found = [Step(draw(1000 + n), rate(n), momentum(n), DECAY, n not in MASKED) for n in range(STEPS)]
     for step in found:
-        step.gradients["zero"][:] = 0  # no length to give, and none to take
+        step.gradients["zero"][:] = 0  # a norm of zero, of the graft and of the direction
     return found
 
 
@@ -87,9 +87,9 @@ def test_shampoo_follows_its_oracle(options: dict[str, Any], roots: RootMethod) 
         np.testing.assert_allclose(found[name], value, rtol=2e-5, atol=2e-5, err_msg=name)
 
 
-def test_a_masked_step_leaves_no_trace_of_its_gradient() -> None:
+def test_a_masked_step_does_not_change_the_state() -> None:
     arrays, rule = build(block=8, start_step=1, every_steps=2, graft="rmsprop")
-    carry_out(arrays, rule, last=4)  # the next one, number 4, is masked; so is 9, in which roots would be taken
+    carry_out(arrays, rule, last=4)  # steps 4 and 9 are masked; step 9 would compute roots
     for number in (4, 9):
         before = [
             arrays.weights.clone(),
@@ -104,8 +104,8 @@ def test_a_masked_step_leaves_no_trace_of_its_gradient() -> None:
         carry_out(arrays, rule, number + 1, 9)
 
 
-def test_a_resumed_rule_goes_on_to_the_bit() -> None:
-    """In the middle between two refreshes of the roots, which are part of what is kept."""
+def test_a_resumed_optimizer_continues_to_the_bit() -> None:
+    """Resumed between two updates of the roots, which are part of the state."""
     options: dict[str, Any] = {"block": 8, "start_step": 2, "every_steps": 7, "graft": "adagrad"}
     whole, rule = build(**options)
     carry_out(whole, rule, last=20)
@@ -122,7 +122,7 @@ def test_a_resumed_rule_goes_on_to_the_bit() -> None:
     }
 
 
-def test_a_square_that_overflows_leaves_its_matrix_as_it_was() -> None:
+def test_a_square_that_overflows_does_not_change_its_matrix() -> None:
     arrays, rule = build(block=8)
     carry_out(arrays, rule, last=4)
     before = rule.extra_state_arrays()
@@ -144,13 +144,13 @@ def test_an_inverse_root_to_its_power_is_the_inverse(method: RootMethod, power: 
     matrices, eps = matrices.float().double(), 1e-4
     found = inverse_root(matrices.float(), power, eps, method, torch.float64)
     values, vectors = torch.linalg.eigh(matrices)
-    if method == "eigh":  # newton takes what rounding left below 0 as it is
+    if method == "eigh":  # newton does not clamp eigenvalues that rounding left below 0
         values = values.clamp(min=0)
     want = (vectors * (values + eps)[:, None, :] ** (-1 / power)) @ vectors.mT
     np.testing.assert_allclose(found, want, rtol=2e-4, atol=2e-4 * want.abs().max().item())
 
 
-def test_no_root_of_what_newton_cannot_take() -> None:
+def test_newton_returns_nan_for_a_matrix_that_does_not_converge() -> None:
     matrices = torch.eye(3).repeat(2, 1, 1)
     matrices[1] *= -1
     found = inverse_root(matrices, 2, 1e-6, "newton", torch.float64)
@@ -169,13 +169,13 @@ def test_no_root_of_what_newton_cannot_take() -> None:
         ((1, 1), (1,)),
     ],
 )
-def test_small_dimensions_become_one(shape: tuple[int, ...], want: tuple[int, ...]) -> None:
+def test_small_dimensions_are_merged(shape: tuple[int, ...], want: tuple[int, ...]) -> None:
     assert merge_small_dims(shape, 128) == want
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
-def test_blocks_are_every_element_once_in_the_order_of_dimensions(channels_last: bool) -> None:
-    """Whatever the order of the elements in memory: a checkpoint of one is taken up by the other."""
+def test_blocks_cover_each_element_once_in_the_order_of_dimensions(channels_last: bool) -> None:
+    """In either memory order, so that a checkpoint of one order can be loaded in the other."""
     filters = torch.arange(20 * 10 * 9.0).view(20, 10, 3, 3)
     memory = filters.to(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
     segments = [
@@ -194,7 +194,7 @@ def test_blocks_are_every_element_once_in_the_order_of_dimensions(channels_last:
 
 
 @pytest.mark.parametrize("ranks", [1, 3, 8, 40])
-def test_factors_are_dealt_out_evenly_and_alike_everywhere(ranks: int) -> None:
+def test_factors_are_assigned_evenly_and_equally_on_all_ranks(ranks: int) -> None:
     arrays = FlatArrays(draw(0), DECAYS)
     factors = list_factors(stack_blocks(arrays.segments, 8, torch.device("cpu"), vectors=True))
     owners = assign_factors(factors, ranks)
@@ -217,7 +217,7 @@ def test_the_largest_factor_comes_first() -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 4])
-def test_what_a_rank_keeps_is_all_roots_and_its_part_of_the_statistics(ranks: int) -> None:
+def test_a_rank_holds_all_roots_and_its_part_of_the_statistics(ranks: int) -> None:
     arrays = FlatArrays(draw(0), DECAYS)
     rule = Shampoo(arrays.share(), ShampooSection(block=8), ReplicaGroup(0, ranks), nesterov=True)
     roots = 4 * sum(preconditioner_elements(shape, 8, vectors=True) for shape in SHAPES.values())

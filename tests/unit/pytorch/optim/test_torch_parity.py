@@ -1,4 +1,4 @@
-"""The rules against the libraries that define their variants (torch, optax, timm), at a rate that changes."""
+"""Optimizers equal the libraries that define their variants (torch, optax, timm), at a changing learning rate."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ DECAY, ETA, BETA = 1e-2, 0.02, 0.9
 
 
 def of_torch(rule: Any, *, times: float = 1.0, **options: Any) -> Values:
-    """What a torch optimizer makes of the same gradients; each array is a group, which decays or not."""
+    """Return the weights of a torch optimizer after the same gradients; each array is a group, which decays or not."""
     weights = {name: torch.from_numpy(w).requires_grad_() for name, w in start().items()}
     groups = [{"params": [w], "weight_decay": DECAY * DECAYS[name]} for name, w in weights.items()]
     optimizer = rule(groups, lr=0.1, **options)
@@ -95,7 +95,7 @@ def test_rmsprop_of_torch() -> None:
 
 @pytest.mark.parametrize("form", ["scaled", "unscaled"])
 def test_rmsprop_of_tensorflow(form: Any) -> None:
-    """As timm has it, with the epsilon of Inception's training."""
+    """As in timm, with the epsilon of Inception's training."""
     rule = pytest.importorskip("timm.optim").RMSpropTF
     arrays = FlatArrays(start(), DECAYS)
     want = of_torch(rule, momentum=BETA, alpha=0.95, eps=1.0, lr_in_momentum=form == "unscaled")
