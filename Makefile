@@ -9,7 +9,8 @@ ARGS ?=
 WORKERS ?= auto
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help run test coverage lint types check bench bench-network bench-gpu bench-tpu chart dashboards drills images clean lock lock-upgrade \
+.PHONY: help run test coverage lint types check docs docs-serve reference bench bench-network bench-gpu bench-tpu chart dashboards drills images \
+  clean lock lock-upgrade \
   cluster-up cluster-images cluster-test cluster-down cluster-clean
 
 help: ## this list
@@ -28,13 +29,23 @@ test: .venv/.dev ## every test, a file at a time in WORKERS processes (ARGS="-k 
 coverage: .venv/.dev ## the same, and which lines ran: slower, and blind for ranks, which end without a word to coverage
 	@$(SUITE) --cov --cov-report=term:skip-covered $(ARGS)
 
-lint: .venv/.dev ## ruff: style and common mistakes
+lint: .venv/.dev ## ruff: style and common mistakes; links between Markdown pages
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+	@$(BIN)/python -m tools.markdown_links
 
 types: .venv/.dev ## mypy: types
 	@$(BIN)/mypy
 
 check: lint types test ## what continuous integration runs
+
+docs: .venv/.docs ## build the documentation site into site/ (REPOSITORY=https://... for links to its code)
+	@$(BIN)/python -m tools.docs_site build $(if $(REPOSITORY),--repository $(REPOSITORY))
+
+docs-serve: .venv/.docs ## show the site at http://localhost:8000, following changes of docs/
+	@$(BIN)/python -m tools.docs_site serve $(if $(REPOSITORY),--repository $(REPOSITORY))
+
+reference: .venv/.dev ## write the pages of docs/reference/ that come from the code
+	@$(BIN)/python -m tools.reference_pages
 
 bench: .venv/.dev ## benchmarks into benchmarks/results/ (three more with IMAGES=originals.tar and SHARD_SET=dir)
 	@for name in telemetry reducer batchnorm optimizers jax_cpu pipeline; do OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.$$name || exit 1; done
@@ -86,7 +97,7 @@ cluster-clean: .venv/.dev ## remove those too, podman's among them; Go's caches 
 	@$(BIN)/python -m tests.cluster.lab clean
 
 clean: ## remove the environment, caches and what `make run` wrote
-	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage* runs datasets
+	rm -rf .venv build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage* runs datasets
 
 # The environment is made from hash-pinned files alone. A stamp is older than its requirement file exactly when
 # something is to be done, so a second `make` takes no time.
@@ -100,3 +111,6 @@ clean: ## remove the environment, caches and what `make run` wrote
 
 .venv/.dev: requirements/dev.txt requirements/build.txt pyproject.toml setup.py | .venv/bin/python
 	@tools/install.sh dev
+
+.venv/.docs: requirements/docs.txt requirements/build.txt pyproject.toml setup.py | .venv/bin/python
+	@tools/install.sh docs

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # usage: [CPU_INDEX=URL] tools/lock.sh [--upgrade]
 # Writes requirements/*.txt from pyproject.toml: names, versions and hashes for every platform, and no index address.
-# build, run and dev are for this machine, the others are what each image holds (see images/).
+# build, run, dev and docs are for this machine, the others are what each image holds (see images/).
 # With CPU_INDEX only requirements/cpu.txt is written, which is not kept in the repository.
 # Needs uv, from the development set or the PATH.
 set -euo pipefail
@@ -42,6 +42,10 @@ compile requirements/build.txt requirements/build.in "${upgrade[@]}"
 compile requirements/run.txt --extra torch --extra gpu --extra cluster pyproject.toml "${upgrade[@]}"
 compile requirements/dev.txt --extra torch --extra gpu --extra cluster --extra dev --constraint requirements/run.txt \
   pyproject.toml "${upgrade[@]}"
+# The site's builder alone, in the versions of dev.txt: either file, or both in any order, leave one set of versions.
+python3 -c 'import tomllib
+print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")' |
+  compile requirements/docs.txt --constraint requirements/dev.txt "${upgrade[@]}" -
 
 image base "$cuda" --extra torch --extra cluster
 image tpu none --extra cluster requirements/tpu.in
