@@ -91,7 +91,9 @@ def broken_links(page: Path, root: Path = ROOT) -> list[str]:
 
 
 def markdown_pages(root: Path = ROOT) -> list[Path]:
-    """Return the Markdown pages of the repository that git does not ignore."""
+    """Return the Markdown pages that git does not ignore; outside a checkout, all of them."""
+    if not (root / ".git").exists():
+        return sorted(root.rglob("*.md"))
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--deduplicate", "*.md"]
     names = subprocess.check_output(command, cwd=root, text=True).splitlines()
     return sorted(path for path in (root / name for name in names) if path.exists())

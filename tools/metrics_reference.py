@@ -31,8 +31,9 @@ EXPORTERS = {
 
 HEAD = """# Metrics
 
-Generated from `podscale/telemetry/catalogue.py`, the rules and the dashboards by `tools/metrics_reference.py`; a test
-keeps it true, and another that a real training exports these series with these labels and no others.
+Prometheus series of a run, with the panels and rules that use each. Generated from `podscale/telemetry/catalogue.py`,
+the rules and the dashboards by `tools/metrics_reference.py`; a test keeps it true, and another that a real training
+exports these series with these labels and no others.
 
 A stage serves them at `/metrics` while it runs; `telemetry.address` and `telemetry.port` say where. Counters exist at 0
 from the start. A series that is not known does not exist: nothing is reported as 0 or -1 for want of a value. Rates are

@@ -18,6 +18,7 @@ from podscale.runs.checkpoint.format import complete_entries, replace_manifest
 from podscale.telemetry.events import filter_replays, read_records
 from tests.support.commands import Command, different, podscale, result, set_options
 from tests.support.outcomes import assert_error, reused_stages
+from tools import files_reference
 
 ROOT = Path(__file__).resolve().parents[3]
 STAGES = ["shard", "train", "evaluate", "report"]
@@ -81,6 +82,17 @@ def test_a_run_leaves_a_model_its_figures_and_their_story(calm: Path) -> None:
     for text in ("resnet18", "1438", f"{100 * figures['top1']:.2f}"):
         assert text in card
     assert "<svg" in run.report.read_text()
+
+
+def test_the_reference_names_every_file(calm: Path) -> None:
+    """docs/reference/files.md lists what a run leaves, and nothing that it does not."""
+    run = calm / "runs" / "calm"
+    (shard_set,) = (path for path in (calm / "datasets").iterdir() if path.is_dir())
+    directories = [(run, files_reference.RUN_FILES), (shard_set, files_reference.SHARD_SET_FILES)]
+    directories += [(path, files_reference.CHECKPOINT_FILES) for path in (run / "checkpoints").iterdir()]
+    for directory, rows in directories:
+        assert files_reference.unknown_files(directory, rows) == []
+        assert files_reference.absent_files(directory, rows) == []
 
 
 def test_outputs_are_typed_artifacts(calm: Path) -> None:
