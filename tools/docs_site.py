@@ -37,6 +37,8 @@ BRANCH = "main"
 POLL_SECONDS = 1.0
 GENERATED = re.compile(r"Generated from .{0,200}?`tools/", re.DOTALL)
 """Text of the pages that a tool writes; they have no edit link."""
+TEXT_COLUMNS = ("content", "meaning", "purpose", "subject", "what it does", "what it is")
+_TABLE = re.compile(r"^(\|[^\n]*\|)\n\|[-|: ]+\|\n(?:\|[^\n]*(?:\n|\Z))*", re.MULTILINE)
 _TITLE = re.compile(r"^# +(.+?) *#*$", re.MULTILINE)
 _SENTENCE_END = re.compile(r"(?<=[.!?:])\s+(?=[A-Z`\[*(])|:\s*$")
 _LINK_WITH_TEXT = re.compile(r"!?\[((?:[^\[\]]|\[[^\]]*\])*)\]\([^()]*(?:\([^()]*\))?[^()]*\)")
@@ -121,7 +123,8 @@ class Site:
         meta = {"description": describe(text)}
         if not GENERATED.search(text):
             meta["source"] = self.files[place]
-        return f"---\n{yaml.safe_dump(meta, width=1000, allow_unicode=True)}---\n\n{self.rewrite(text, source, place)}"
+        body = stack_tables(self.rewrite(text, source, place))
+        return f"---\n{yaml.safe_dump(meta, width=1000, allow_unicode=True)}---\n\n{body}"
 
     def rewrite(self, text: str, source: Path, place: str) -> str:
         """Return the text of a page with the links that it needs at its place on the site."""
@@ -214,6 +217,18 @@ def describe(text: str) -> str:
     first = next((one for one in paragraphs if one and not one.startswith(("#", "|", "<", "```", "![", "---"))), "")
     sentence = _SENTENCE_END.split(_LINK_WITH_TEXT.sub(r"\1", first))[0]
     return sentence.replace("**", "").replace("`", "").strip().removesuffix(":")
+
+
+def stack_tables(text: str) -> str:
+    """Mark tables whose last column is a text, which phones show with the cells of a row below each other."""
+
+    def mark(match: re.Match[str]) -> str:
+        cells = [cell.strip() for cell in match[1].strip("|").split("|")]
+        if cells[-1] not in TEXT_COLUMNS or len(cells) < 2:
+            return match[0]
+        return f'<div class="stacked columns-{len(cells)}" markdown>\n\n{match[0]}\n</div>\n'
+
+    return _TABLE.sub(mark, text)
 
 
 def title_of(text: str) -> str:

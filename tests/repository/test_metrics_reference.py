@@ -7,7 +7,7 @@ import pytest
 
 from podscale.telemetry.catalogue import CATALOGUE, METRICS, MetricSpec
 from podscale.telemetry.phases import PHASES
-from tools.metrics_reference import TARGET, names_in, read_panels, read_rules, render, row
+from tools.metrics_reference import TARGET, names_in, read_panels, read_rules, render, use_row
 
 UNITS = {"seconds": "_seconds", "bytes": "_bytes", "ratio": "_ratio", "watts": "_watts", "degrees Celsius": "_celsius"}
 
@@ -54,10 +54,11 @@ groups:
     ]
     (tmp_path / "b.json").write_text(json.dumps({"title": "Board", "panels": panels}))
     rules, shown = list(read_rules(tmp_path)), list(read_panels(tmp_path))
-    images = row(CATALOGUE["train_images"], rules, shown)
-    assert images.endswith("| Board: Rate, Board: Inside | `run:images:rate5m` |")
-    assert row(CATALOGUE["train_step_duration_seconds"], rules, shown).endswith("|  | `Slow` |")
-    assert row(CATALOGUE["train_steps"], rules, shown).endswith("|  |  |")
+    images = use_row(CATALOGUE["train_images"], rules, shown)
+    assert images == "| `podscale_train_images_total` | Board: Rate, Board: Inside | `run:images:rate5m` |"
+    slow = use_row(CATALOGUE["train_step_duration_seconds"], rules, shown)
+    assert slow == "| `podscale_train_step_duration_seconds` |  | `Slow` |"
+    assert use_row(CATALOGUE["train_steps"], rules, shown) is None
 
 
 def test_a_series_is_found_as_a_whole_word() -> None:
