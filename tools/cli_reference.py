@@ -59,7 +59,7 @@ podscale evaluate runs/a runs/b --shard-set datasets/FINGERPRINT
 
 Two models or more are evaluated together. `--shard-set` takes an fsspec URL too (`http://`, `gs://`, `s3://`), which is
 read through the node-local cache of `input.cache_dir`.""",
-    "study": "A study is a grid of runs: variants, options, seeds. It resumes trial by trial. See [studies](../how-to/studies.md).",
+    "study": "Resumes trial by trial. See [studies](../how-to/studies.md).",
     "config": """```
 podscale config ying2018-32k --set train.epochs=90
 podscale config digits --plot                  # learning rate, momentum and weight decay over the run
@@ -78,22 +78,22 @@ podscale doctor --cluster digits               # operators, permissions, nodes, 
 rank 0. SIGTERM and Ctrl-C leave the job running unless `--stop-on-signal` is given. `podscale-defaults`, the ConfigMap
 that the chart leaves in the namespace, holds below the document; `--defaults FILE` replaces it.""",
     "status": "`RUN` may be the id of the run, here and in `logs` and `stop`.",
-    "stop": """The pods save first, and submitting again continues. The job of a pipeline returns when its task is retried:
-terminate the pipeline's run instead.""",
+    "stop": """The pods save first, and submitting again continues. The job of a pipeline returns when its task is
+retried: terminate the pipeline's run instead.""",
     "render": """```
 podscale render digits --backend pytorchjob --stage all | kubectl apply -f -
 ```
 
 Examples are in [manifests/jobs](../../manifests/jobs).""",
-    "compile": "The package is for `podscale pipeline`, or for the user interface. See [the pipeline on KFP](../how-to/kfp.md).",
+    "compile": "The package is for `podscale pipeline` or for KFP's user interface. See [kfp](../how-to/kfp.md).",
     "pipeline upload": "An unchanged package is sent once. See [the pipeline on KFP](../how-to/kfp.md).",
     "pipeline run": "With `--wait` it shows the stages as they start and end, and fails if the run fails.",
     "pipeline schedule": "Each run is named `<run.id>-<time>`.",
-    "rules export": "For a Prometheus that the chart does not reach. See [runbooks](../runbooks/README.md) and [drills](../how-to/drills.md).",
-    "dashboards export": "For a Grafana that the chart does not reach. See [dashboards](../how-to/dashboards.md).",
+    "rules export": "See [runbooks](../runbooks/README.md), and [drills](../how-to/drills.md) for `--shorten`.",
+    "dashboards export": "For a Grafana without Podscale's chart. See [dashboards](../how-to/dashboards.md).",
     "bench train": """One variant, a grid (`--vary a.b=x,y`) or a sweep. Started again, it measures what is missing. See
 [gpu](../how-to/gpu.md).""",
-    "bench allreduce": "On `--ranks N` processes here, or as the program of `torchrun`. See [all-reduce](../explanation/all-reduce.md).",
+    "bench allreduce": "Here, or as the program of `torchrun`. See [all-reduce](../explanation/all-reduce.md).",
     "tpu compile": """Needs no TPU. It reports memory, an estimate of the largest batch that fits, collectives, work and
 estimated images/s; `--sweep batch` finds that batch by compiling. See [tpu](../explanation/tpu.md).""",
 }
@@ -117,8 +117,9 @@ that waits for it: when the API server does not answer for some minutes, or the 
 on, and the same command follows it again.
 
 A stage that exits with code 2 ends its job at once, because no restart can help. So does an image that cannot be
-pulled, after five minutes. The permissions that submitting needs are one table, `podscale/kubernetes/cluster_doctor.py`:
-the chart's launcher role is made of it, and `podscale doctor --cluster` asks the API server about each line.
+pulled, after five minutes. The permissions that submitting needs are one table,
+`podscale/kubernetes/cluster_doctor.py`: the chart's launcher role is made of it, and `podscale doctor --cluster` asks
+the API server about each line.
 """
 
 
@@ -189,7 +190,10 @@ def render() -> str:
     assert NOTES.keys() <= known.keys(), f"NOTES: no such command (got {NOTES.keys() - known.keys()})"
     parts = [HEAD]
     for topic, names in TOPICS.items():
-        rows = [f"| [`podscale {name}`](#podscale-{name.replace(' ', '-')}) | {_cell(known[name].summary)} |" for name in names]
+        rows = [
+            f"| [`podscale {name}`](#podscale-{name.replace(' ', '-')}) | {_cell(known[name].summary)} |"
+            for name in names
+        ]
         parts += [f"**{topic}**\n", "| command | what it does |", "|---|---|", *rows, ""]
     parts.append(TAIL)
     for name in placed:
@@ -212,8 +216,10 @@ def _section(command: Command) -> Iterator[str]:
 
 def _row(one: CommandParameter) -> str:
     value = one.value.replace("|", "\\|")
-    names = f"`{value}`" if one.is_argument else ", ".join(f"`{name}`" for name in one.names) + (
-        f" `{value}`" if value else ""
+    names = (
+        f"`{value}`"
+        if one.is_argument
+        else ", ".join(f"`{name}`" for name in one.names) + (f" `{value}`" if value else "")
     )
     return f"| {names} | {'required' if one.required else one.default} | {one.text} |"
 

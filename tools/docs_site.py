@@ -12,7 +12,6 @@ Needs requirements/docs.txt alone.
 """
 
 import argparse
-import os
 import posixpath
 import re
 import shutil
@@ -35,12 +34,14 @@ BUILD_FOLDER = ROOT / "build" / "docs-site"
 SITE = ROOT / "site"
 BRANCH = "main"
 POLL_SECONDS = 1.0
-GENERATED = re.compile(r"Generated from .{0,200}?`tools/", re.DOTALL)
+GENERATED = re.compile(r"Generated\s+from\s.{0,200}?`tools/", re.DOTALL)
 """Text of the pages that a tool writes; they have no edit link."""
 TEXT_COLUMNS = ("content", "meaning", "purpose", "subject", "what it does", "what it is")
 _TABLE = re.compile(r"^(\|[^\n]*\|)\n\|[-|: ]+\|\n(?:\|[^\n]*(?:\n|\Z))*", re.MULTILINE)
 _TITLE = re.compile(r"^# +(.+?) *#*$", re.MULTILINE)
-_SENTENCE_END = re.compile(r"(?<=[.!?:])\s+(?=[A-Z`\[*(])|:\s*$")
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z`\[*(])")
+_FENCE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
+_NOT_PROSE = ("#", "|", "<", "```", "![", "---", "Command:")
 _LINK_WITH_TEXT = re.compile(r"!?\[((?:[^\[\]]|\[[^\]]*\])*)\]\([^()]*(?:\([^()]*\))?[^()]*\)")
 
 
@@ -89,7 +90,9 @@ class Site:
         files = {path.relative_to(docs).as_posix(): path for path in sorted(docs.rglob("*")) if path.is_file()}
         files |= {entry.path: self.root / entry.path for entry in self.nav if entry.path not in files}
         for path in [path for path in files.values() if path.suffix == ".md" and path.exists()]:
-            files |= {self._target(link, path).as_posix(): self.root / self._target(link, path) for link in self._images(path)}
+            files |= {
+                self._target(link, path).as_posix(): self.root / self._target(link, path) for link in self._images(path)
+            }
         return {name: path.relative_to(self.root).as_posix() for name, path in files.items()}
 
     @cached_property
@@ -120,7 +123,8 @@ class Site:
         """Return the text of a page on the site, with its front matter."""
         source = self.root / self.files[place]
         text = source.read_text(encoding="utf-8")
-        meta = {"description": describe(text)}
+        description = describe(text)
+        meta = {"description": description} if description else {}
         if not GENERATED.search(text):
             meta["source"] = self.files[place]
         body = stack_tables(self.rewrite(text, source, place))
@@ -154,7 +158,9 @@ class Site:
                 section = entry.section[:1]
                 lines += ["", *(f"## {title}" for title in section), *([""] if section else [])]
             text = (self.root / self.files[entry.path]).read_text(encoding="utf-8")
-            lines.append(f"- [{entry.title or title_of(text)}]({address_of(entry.path)}): {describe(text)}")
+            description = describe(text)
+            link = f"- [{entry.title or title_of(text)}]({address_of(entry.path)})"
+            lines.append(f"{link}: {description}" if description else link)
         return "\n".join(lines) + "\n"
 
     def settings(self) -> dict[str, Any]:
@@ -212,10 +218,11 @@ def _redirect(path: Path, target: str) -> None:
 
 def describe(text: str) -> str:
     """Return the first sentence of a page below its title, as plain text."""
-    body = text[match.end() :] if (match := _TITLE.search(text)) else text
+    body = _FENCE.sub("\n", text[match.end() :] if (match := _TITLE.search(text)) else text)
     paragraphs = (" ".join(paragraph.split()) for paragraph in re.split(r"\n\s*\n", body))
-    first = next((one for one in paragraphs if one and not one.startswith(("#", "|", "<", "```", "![", "---"))), "")
-    sentence = _SENTENCE_END.split(_LINK_WITH_TEXT.sub(r"\1", first))[0]
+    first = next((one for one in paragraphs if one and not one.startswith(_NOT_PROSE)), "")
+    text = _LINK_WITH_TEXT.sub(lambda link: "" if link[0].startswith("!") else link[1], first)
+    sentence = _SENTENCE_END.split(text)[0]
     return sentence.replace("**", "").replace("`", "").strip().removesuffix(":")
 
 
@@ -294,7 +301,7 @@ def main() -> None:
         return
     pages = build(site, BUILD_FOLDER)
     shutil.rmtree(SITE, ignore_errors=True)
-    os.replace(pages, SITE)
+    pages.replace(SITE)
     size = sum(path.stat().st_size for path in SITE.rglob("*") if path.is_file())
     print(f"{SITE.relative_to(ROOT)}/index.html: {len(site.nav)} pages, {size / 1e6:.1f} MB")
 

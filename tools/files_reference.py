@@ -39,10 +39,10 @@ RUN_FILES = (
     FileRow("checkpoints/step-*/*", "train", "Checkpoints (below)."),
     FileRow("model/model.safetensors", "train", "Weights and buffers in fp32 under torchvision's names."),
     FileRow("model/ema.safetensors", "train", "Running average of the weights, if `train.ema` keeps one.", False),
+    FileRow("model/trained.safetensors", "train", "Weights of the last step, if `evaluate.weights` is `ema`.", False),
     FileRow(
-        "model/trained.safetensors", "train", "Weights of the last step, if `evaluate.weights` is `ema`.", False
+        "model/model.json", "train", "Architecture, classes and preprocessing (below); its presence marks a model."
     ),
-    FileRow("model/model.json", "train", "Architecture, classes and preprocessing (below); its presence marks a model."),
     FileRow("model/README.md", "report", "Model card."),
     FileRow("predictions.safetensors", "evaluate", "One row for each validation image (below)."),
     FileRow("evaluation.json", "evaluate", "Scores of the model (below)."),
@@ -63,7 +63,11 @@ RUN_FILES = (
 )
 
 SHARD_SET_FILES = (
-    FileRow(MANIFEST_FILE, "last packer", "Splits, shards and hashes (below). Written last: its presence marks a complete set."),
+    FileRow(
+        MANIFEST_FILE,
+        "last packer",
+        "Splits, shards and hashes (below). Written last: its presence marks a complete set.",
+    ),
     FileRow("classes.json", "last packer", "Class names in index order."),
     FileRow("plan", "first packer", "Order and shard of every image, a column file."),
     FileRow("rejects.jsonl", "last packer", "Unusable images and the reason of each."),
@@ -106,7 +110,8 @@ lines of steps that are done again appear twice: the later ones hold.
 
 | kind | keys |
 |---|---|
-| `step` | `step`, `epoch`, `loss`, `learning_rate`, `images_per_second` (over all ranks), `phases` (seconds since the last line), and more by option |
+| `step` | `step`, `epoch`, `loss`, `learning_rate`, `images_per_second` (over all ranks), \
+`phases` (seconds since the last line), and more by option |
 | `evaluation` | `step`, `epoch`, `top1`, `top5` (fractions), `loss` |
 | `event` | `event`, such as `start`, `resumed`, `checkpoint`, `evaluated` or `done`, and its own keys |
 """
@@ -121,7 +126,8 @@ MODEL = f"""## model.json
 | `parameters` | Number of trainable values. |
 | `classes` | Class names in index order. |
 | `preprocessing` | `color`, `image_size` in pixels, `crop_fraction`, `mean` and `std` per channel. |
-| `training` | Epochs, batch, steps (`updates`), skipped steps, last evaluation, origin of the initial weights, `weights` (`trained` or `ema`). |
+| `training` | Epochs, batch, steps (`updates`), skipped steps, last evaluation, origin of the initial weights, \
+`weights` (`trained` or `ema`). |
 
 With `model.safetensors`, it is all that another program needs to use the model; the model card has the code.
 """
@@ -154,20 +160,22 @@ def render() -> str:
         "Its JSON schema is `podscale/evaluation/evaluation.schema.json`.\n",
         *_schema(Evaluation.model_json_schema()),
         "## Shard set\n",
-        "`datasets/<fingerprint>/`, with a folder for each split (`train`, `validation`). The same source and options give "
-        "the same bytes on every machine, at any number of packers.\n",
+        "`datasets/<fingerprint>/`, with a folder for each split (`train`, `validation`). The same source and options "
+        "give the same bytes on every machine, at any number of packers.\n",
         *_files(SHARD_SET_FILES),
-        "Beside the folder, `<fingerprint>.outcome.json` and `<fingerprint>.telemetry.json` have the outcome and the last "
-        "metric values of the shard stage.\n",
+        "Beside the folder, `<fingerprint>.outcome.json` and `<fingerprint>.telemetry.json` have the outcome and "
+        "the last metric values of the shard stage.\n",
         "`manifest.json`:\n",
         *_fields({"": ShardSetManifest, "splits.<name>": SplitSummary, "splits.<name>.shards[]": Shard}, SHARD_FIELDS),
-        f"`index`: magic `{INDEX_MAGIC.rstrip(bytes(1)).decode()}`, version {INDEX_VERSION} (u32), number of columns (u32), "
-        "rows (u64), then the columns in this order, each aligned to 64 bytes, little-endian:\n",
+        f"`index`: magic `{INDEX_MAGIC.rstrip(bytes(1)).decode()}`, version {INDEX_VERSION} (u32), number of columns "
+        "(u32), rows (u64), then the columns in this order, each aligned to 64 bytes, little-endian:\n",
         "| column | dtype | content |",
         "|---|---|---|",
         *(f"| `{name}` | {np.dtype(dtype)} | {INDEX_TEXTS[name]} |" for name, dtype in INDEX_COLUMNS.items()),
         "",
-        "Flags: " + ", ".join(f"{flag.name.lower().replace('_', ' ')} {flag.value}" for flag in ImageFlag if flag.name) + ".",
+        "Flags: "
+        + ", ".join(f"{flag.name.lower().replace('_', ' ')} {flag.value}" for flag in ImageFlag if flag.name)
+        + ".",
     ]
     return "\n".join(parts).rstrip() + "\n"
 
@@ -200,6 +208,7 @@ SHARD_FIELDS = {
     "splits.<name>.shards[].bytes": "Its size.",
     "splits.<name>.shards[].sha256": "Its hash.",
 }
+ENSEMBLE_TEXT = "Several models: members, combinations, disagreement; null for one model. The schema has its keys."
 EVALUATION_TEXTS = {
     "schema_version": "Version of this format.",
     "run": "Id of the run.",
@@ -273,8 +282,12 @@ def _files(rows: tuple[FileRow, ...]) -> Iterator[str]:
 
 def _fields(models: Mapping[str, type[Any]], texts: Mapping[str, str]) -> Iterator[str]:
     """Yield the table of the fields of nested dataclasses, by the path of each."""
-    names = [f"{path}.{field.name}" if path else field.name for path, model in models.items() for field in fields(model)]
-    leaves = [name for name in names if name not in models and f"{name}[]" not in models and f"{name}.<name>" not in models]
+    names = [
+        f"{path}.{field.name}" if path else field.name for path, model in models.items() for field in fields(model)
+    ]
+    leaves = [
+        name for name in names if name not in models and f"{name}[]" not in models and f"{name}.<name>" not in models
+    ]
     assert set(leaves) == set(texts), f"texts of fields (got {set(leaves) ^ set(texts)})"
     yield "| key | content |"
     yield "|---|---|"
@@ -293,7 +306,7 @@ def _schema(schema: dict[str, Any]) -> Iterator[str]:
 def _properties(schema: dict[str, Any], definitions: dict[str, Any], prefix: str) -> Iterator[str]:
     for name, value in schema["properties"].items():
         if name == "ensemble" and not prefix:
-            yield "| `ensemble` | object or null | Members, combinations and their disagreement, if several models were evaluated together; keys in the schema. |"
+            yield f"| `ensemble` | object or null | {ENSEMBLE_TEXT} |"
             continue
         kind, inner = _kind(value, definitions)
         text = EVALUATION_TEXTS.get(prefix + name) or value.get("description") or (inner or {}).get("description")

@@ -147,9 +147,7 @@ def use_row(entry: MetricSpec, rules: list[Rule], panels: list[Panel]) -> str | 
     shown = [panel for panel in panels if panel.names & mentioned]
     if not shown and not using:
         return None
-    return _join(
-        f"`{entry.series}`", ", ".join(map(str, shown)), ", ".join(f"`{rule.name}`" for rule in using)
-    )
+    return _join(f"`{entry.series}`", ", ".join(map(str, shown)), ", ".join(f"`{rule.name}`" for rule in using))
 
 
 def _join(*cells: str) -> str:

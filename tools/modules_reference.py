@@ -112,9 +112,11 @@ def _find(module: str, name: str) -> tuple[str, ast.FunctionDef | ast.ClassDef] 
 
 
 def signature(node: ast.FunctionDef | ast.ClassDef) -> str:
-    """Return the first line of a definition, on several lines if it is long; a class has the arguments of its making."""
+    """Return the head of a definition, on several lines if it is long; a class has the arguments of its constructor."""
     if isinstance(node, ast.FunctionDef):
-        return _call(f"def {node.name}", _arguments(node.args), f" -> {ast.unparse(node.returns)}" if node.returns else "")
+        return _call(
+            f"def {node.name}", _arguments(node.args), f" -> {ast.unparse(node.returns)}" if node.returns else ""
+        )
     init = next((one for one in node.body if isinstance(one, ast.FunctionDef) and one.name == "__init__"), None)
     if init is not None:
         return _call(f"class {node.name}", _arguments(init.args)[1:], "")
@@ -126,7 +128,9 @@ def signature(node: ast.FunctionDef | ast.ClassDef) -> str:
 
 
 def _is_private(node: ast.AnnAssign) -> bool:
-    return isinstance(node.target, ast.Name) and (node.target.id.startswith("_") or "ClassVar" in ast.unparse(node.annotation))
+    return isinstance(node.target, ast.Name) and (
+        node.target.id.startswith("_") or "ClassVar" in ast.unparse(node.annotation)
+    )
 
 
 def _is_record(node: ast.ClassDef) -> bool:

@@ -50,7 +50,7 @@ The class of an option is what it may change:
 | class | changes | in an existing run |
 |---|---|---|
 | `result` | the numbers | refused: a run directory and a checkpoint belong to one set of them |
-| `placement` | where, and on how many processes, the run is carried out | allowed: the run continues with the new value |
+| `placement` | where and on how many processes it runs | allowed: the run continues with the new value |
 | `display` | what is shown and logged | allowed |
 """
 
@@ -94,7 +94,8 @@ FIRST_OPTIONS = (
             "train.schedule.warmup_epochs",
             "train.precision",
         ),
-        "podscale run RUN --set train.global_batch=1024 --set train.schedule.learning_rate=0.4 --set train.schedule.warmup_epochs=5",
+        "podscale run RUN --set train.global_batch=1024 --set train.schedule.learning_rate=0.4 "
+        "--set train.schedule.warmup_epochs=5",
     ),
     Group(
         "Evaluation and checkpoints",
@@ -115,7 +116,10 @@ FIRST_OPTIONS = (
 def pages() -> dict[Path, str]:
     """Return the text of each page by its path."""
     sections = RunConfig.model_fields.items()
-    return {TARGET: _first_page(), **{SECTION_PAGES / f"{name}.md": _section_page(name, info) for name, info in sections}}
+    return {
+        TARGET: _first_page(),
+        **{SECTION_PAGES / f"{name}.md": _section_page(name, info) for name, info in sections},
+    }
 
 
 def _first_page() -> str:
@@ -157,8 +161,8 @@ def _section_page(name: str, info: FieldInfo) -> str:
     model = _model_of(info)
     parts = [
         f"# Options of {name}\n",
-        f"{_summary(name, model)} Generated from `podscale/config` by `tools/options_reference.py`; a test keeps it true. "
-        "[Options](../options.md) explains the classes and lists the options that people change first.\n",
+        f"{_summary(name, model)} Generated from `podscale/config` by `tools/options_reference.py`; a test keeps it "
+        "true. [Options](../options.md) explains the classes and lists the options that people change first.\n",
         *_tables(name, model, level=1),
     ]
     return "\n".join(parts).rstrip() + "\n"

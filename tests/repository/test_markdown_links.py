@@ -17,7 +17,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "targets"),
     [
-        ("[a](b.md), ![c](d.png \"title\") and [e](<f.md>)", ["b.md", "d.png", "f.md"]),
+        ('[a](b.md), ![c](d.png "title") and [e](<f.md>)', ["b.md", "d.png", "f.md"]),
         ("[`code`](b.md#x)", ["b.md#x"]),
         ("[a][ref]\n\n[ref]: b.md", ["b.md"]),
         ('<img src="a.png"> <a class="x" href="b.md">', ["a.png", "b.md"]),
@@ -35,7 +35,7 @@ def test_links_are_found(text: str, targets: list[str]) -> None:
 
 
 def test_anchors_follow_the_rule_of_github() -> None:
-    text = "# `podscale run`\n## A / b, c-d_e\n## Twice\n## Twice ##\n## [Link](x.md) *x*\n<a id=\"own\"></a>\n"
+    text = '# `podscale run`\n## A / b, c-d_e\n## Twice\n## Twice ##\n## [Link](x.md) *x*\n<a id="own"></a>\n'
     code = "```\n# no heading\n```\n"
     assert heading_anchors(text + code) == {
         "podscale-run",
