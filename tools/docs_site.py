@@ -97,8 +97,8 @@ class Site:
 
     @cached_property
     def place_of(self) -> dict[str, str]:
-        """Path on the site of each source."""
-        return {source: place for place, source in self.files.items()}
+        """Path on the site of each source; the home page stands for README.md."""
+        return {"README.md": "index.md", **{source: place for place, source in self.files.items()}}
 
     def missing_pages(self) -> list[str]:
         """Return the entries of the navigation that no file backs."""
@@ -137,7 +137,7 @@ class Site:
                 continue
             target = self._target(link, source).as_posix()
             found = self.place_of.get(target) or self.place_of.get(f"{target}/README.md")
-            anchor = f"#{link.anchor}" if link.anchor else ""
+            anchor = f"#{link.anchor}" if link.anchor and target != "README.md" else ""
             if found is not None:
                 new = posixpath.relpath(found, posixpath.dirname(place) or ".") + anchor
             elif self.repository:
