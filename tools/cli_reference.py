@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import EnumType
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -34,7 +35,7 @@ TOPICS = {
     "Measurements": ("bench train", "bench allreduce", "tpu compile"),
 }
 
-NOTES = {
+REMARKS = {
     "run": """The same command continues an interrupted run, and does not repeat finished stages.
 
 ```
@@ -187,7 +188,7 @@ def render() -> str:
     known = {command.name: command for command in commands()}
     placed = [name for names in TOPICS.values() for name in names]
     assert sorted(placed) == sorted(known), f"TOPICS: name each command once (got {set(placed) ^ set(known)})"
-    assert NOTES.keys() <= known.keys(), f"NOTES: no such command (got {NOTES.keys() - known.keys()})"
+    assert REMARKS.keys() <= known.keys(), f"REMARKS: no such command (got {REMARKS.keys() - known.keys()})"
     parts = [HEAD]
     for topic, names in TOPICS.items():
         rows = [
@@ -206,8 +207,8 @@ def _section(command: Command) -> Iterator[str]:
     arguments = [one for one in found if one.is_argument]
     yield f"## podscale {command.name}\n"
     yield _escape(command.summary) + "\n"
-    if command.name in NOTES:
-        yield NOTES[command.name] + "\n"
+    if command.name in REMARKS:
+        yield REMARKS[command.name] + "\n"
     if found:
         yield "| argument or option | default | meaning |"
         yield "|---|---|---|"
@@ -246,15 +247,16 @@ def _names(name: str, kind: Any, info: ArgumentInfo | OptionInfo) -> tuple[str, 
 def _value(kind: Any, info: ArgumentInfo | OptionInfo) -> str:
     """Return the placeholder of a value; empty for a switch."""
     if info.metavar:
-        return info.metavar
+        return str(info.metavar)
     kind = _without_none(kind)
     if kind is bool:
         return ""
     if get_origin(kind) is Literal:
         return "|".join(map(str, get_args(kind)))
     kind = get_args(kind)[0] if get_origin(kind) in (list, tuple) else kind
-    if isinstance(kind, type) and hasattr(kind, "__members__"):
-        return "|".join(str(member.value) for member in kind)
+    if isinstance(kind, EnumType):
+        members: dict[str, Any] = dict(kind.__members__)
+        return "|".join(str(member.value) for member in members.values())
     return {int: "N", float: "NUMBER", str: "TEXT", Path: "PATH"}[kind]
 
 

@@ -77,7 +77,8 @@ def _public(folder: Path) -> Iterator[str]:
 def exported(init: Path) -> list[PublicName]:
     """Return the functions and classes of a package's `__all__`, in its order."""
     tree = _parse(init)
-    names = next((ast.literal_eval(node.value) for node in tree.body if _assigns(node, "__all__")), [])
+    values = (value for node in tree.body if (value := _assigned(node, "__all__")) is not None)
+    names: list[str] = next(map(ast.literal_eval, values), [])
     origins = {
         alias.asname or alias.name: (node.module, alias.name)
         for node in tree.body
@@ -215,8 +216,11 @@ def _docstring(path: Path) -> str:
     return ast.get_docstring(_parse(path)) or ""
 
 
-def _assigns(node: ast.stmt, name: str) -> bool:
-    return isinstance(node, ast.Assign) and any(isinstance(one, ast.Name) and one.id == name for one in node.targets)
+def _assigned(node: ast.stmt, name: str) -> ast.expr | None:
+    """Return the value that a statement assigns to a name; None for another statement."""
+    if isinstance(node, ast.Assign) and any(isinstance(one, ast.Name) and one.id == name for one in node.targets):
+        return node.value
+    return None
 
 
 @cache
