@@ -1,6 +1,7 @@
 """Write docs/reference/modules.md and a page for each room from the docstrings: `python -m tools.modules_reference`."""
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -195,12 +196,10 @@ PURPOSES = {
 
 
 def _escape(text: str) -> str:
-    """Return a text in which `<` and `*` outside code are no markup."""
+    """Return a text in which `<`, `*` and `_` outside code are no markup; inside a word, `_` is none."""
     parts = text.split("`")
-    return "`".join(
-        part.replace("<", "&lt;").replace("*", "\\*").replace("_", "\\_") if index % 2 == 0 else part
-        for index, part in enumerate(parts)
-    )
+    parts[::2] = [re.sub(r"\*|\b_|_\b", r"\\\g<0>", part.replace("<", "&lt;")) for part in parts[::2]]
+    return "`".join(parts)
 
 
 def _modules(name: str) -> list[Path]:
