@@ -159,8 +159,8 @@ def commands(instance: typer.Typer = app, prefix: str = "") -> Iterator[Command]
         assert info.callback is not None
         yield Command(prefix + (info.name or info.callback.__name__.replace("_", "-")), info.callback)
     for group in instance.registered_groups:
-        name = group.name if isinstance(group.name, str) else group.typer_instance.info.name
         assert group.typer_instance is not None
+        name = group.name if isinstance(group.name, str) else group.typer_instance.info.name
         yield from commands(group.typer_instance, f"{prefix}{name} " if isinstance(name, str) else prefix)
 
 

@@ -2,8 +2,12 @@
 
 import re
 import subprocess
+import threading
+import time
 from collections.abc import Iterator
+from functools import partial
 from html.parser import HTMLParser
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -11,6 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from podscale.version import VERSION
+from tests.support.browser import Browser, browser, find_browser
 from tools.docs_site import (
     Site,
     address_of,
@@ -113,6 +118,83 @@ def test_pages_can_be_edited_unless_a_tool_writes_them(site_folder: Path) -> Non
     assert edit_link("how-to/gke") == [f"{REPOSITORY}/edit/main/docs/how-to/gke.md"]
     assert edit_link("charts/podscale") == [f"{REPOSITORY}/edit/main/charts/podscale/README.md"]
     assert edit_link("reference/options") == []
+
+
+class QuietHandler(SimpleHTTPRequestHandler):
+    """Handler without a log."""
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def served(site_folder: Path) -> Iterator[str]:
+    """The address at which the site is served."""
+    handler = partial(QuietHandler, directory=str(site_folder))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def tab() -> Iterator[Browser]:
+    program = find_browser()
+    if program is None:
+        pytest.skip("no Chromium is installed (Debian: apt-get install chromium)")
+    with browser(program) as found:
+        yield found
+
+
+def requested(tab: Browser) -> list[str]:
+    """The addresses that the page asked for, data: and blob: apart."""
+    sent = [
+        event["params"]["request"]["url"] for event in tab.events if event.get("method") == "Network.requestWillBeSent"
+    ]
+    return [address for address in sent if not address.startswith(("data:", "blob:"))]
+
+
+def wait_for(tab: Browser, script: str, value: object, seconds: float = 20) -> bool:
+    """True as soon as an expression has a value in the page."""
+    deadline = time.monotonic() + seconds
+    while tab.evaluate(script) != value:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+@needs_builder
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_browser_asks_no_other_host_and_no_page_is_wider_than_the_screen(
+    tab: Browser, served: str, width: int, dark: bool
+) -> None:
+    tab.open("about:blank")
+    tab.call("Storage.clearDataForOrigin", origin=served, storageTypes="all")  # the scheme that was shown last
+    for page in ("/", "/reference/metrics/", "/reference/options/train/", "/how-to/gke/", "/404.html"):
+        tab.open(served + page, width=width, dark=dark)
+        assert wait_for(tab, "document.body.dataset.mdColorScheme", "slate" if dark else "default"), page
+        background = tab.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (sum(map(int, re.findall(r"\d+", background)[:3])) < 3 * 128) == dark
+        time.sleep(0.3)  # what scripts ask for after the page is drawn
+        addresses = requested(tab)
+        assert addresses
+        assert [address for address in addresses if not address.startswith(f"{served}/")] == []
+        assert tab.evaluate("document.documentElement.scrollWidth") <= width, page
+
+
+@needs_builder
+def test_the_search_finds_an_option_without_a_network(tab: Browser, served: str) -> None:
+    tab.open(f"{served}/reference/cli/")
+    time.sleep(0.5)
+    key = {"type": "keyDown", "key": "/", "text": "/", "code": "Slash", "windowsVirtualKeyCode": 191}
+    tab.call("Input.dispatchKeyEvent", **key)
+    time.sleep(0.5)
+    tab.call("Input.insertText", text="steps_per_call")
+    results = "[...document.querySelectorAll('*')].flatMap(one => [...one.shadowRoot?.querySelectorAll('a') ?? []])"
+    assert wait_for(tab, f"{results}.some(one => one.href.includes('/reference/options/train/'))", True)
+    assert [address for address in requested(tab) if not address.startswith(f"{served}/")] == []
 
 
 @pytest.fixture

@@ -63,15 +63,15 @@ class Browser:
                 return result
             self.events.append(answer)
 
-    def open(self, path: Path, *, width: int = 1280, dark: bool = False, media: str = "") -> None:
-        """Loads a file in a window of `width` CSS pixels and waits until it is drawn."""
+    def open(self, page: Path | str, *, width: int = 1280, dark: bool = False, media: str = "") -> None:
+        """Load a file or an address in a window of `width` CSS pixels and wait until it is drawn."""
         self.call(
             "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 500
         )
         scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self.call("Emulation.setEmulatedMedia", media=media, features=scheme)
         self.events.clear()
-        self.call("Page.navigate", url=path.as_uri())
+        self.call("Page.navigate", url=page if isinstance(page, str) else page.as_uri())
         deadline = time.monotonic() + 60
         while self.evaluate("document.readyState") != "complete" and time.monotonic() < deadline:
             time.sleep(0.05)
