@@ -22,7 +22,7 @@ Every command of `podscale`, with its arguments, options and defaults. Generated
 
 A run document is YAML. `RUN` is its path or the name of a [preset](presets.md), and may be left out for the embedded
 digits. Every command that takes a document also takes `--set section.key=value`, as often as needed
-([options](options.md)). `podscale COMMAND --help` prints what stands here; `podscale --install-completion` adds
+([options](options.md)). `--help` after a command prints what stands here; `podscale --install-completion` adds
 completion of commands, presets and option names to the shell.
 """
 
@@ -191,10 +191,7 @@ def render() -> str:
     assert REMARKS.keys() <= known.keys(), f"REMARKS: no such command (got {REMARKS.keys() - known.keys()})"
     parts = [HEAD]
     for topic, names in TOPICS.items():
-        rows = [
-            f"| [`podscale {name}`](#podscale-{name.replace(' ', '-')}) | {_cell(known[name].summary)} |"
-            for name in names
-        ]
+        rows = [f"| [`{name}`](#podscale-{name.replace(' ', '-')}) | {_cell(known[name].summary)} |" for name in names]
         parts += [f"**{topic}**\n", "| command | what it does |", "|---|---|", *rows, ""]
     parts.append(TAIL)
     for name in placed:

@@ -65,7 +65,7 @@ def test_documented_commands_parse(page: Path) -> None:
     refused = []
     for line in documented(page.read_text(encoding="utf-8")):
         words = arguments(line)
-        if not words:
+        if not words or (page.parent.name == "modules" and len(words) == 1):  # a docstring may name a command alone
             continue
         try:
             parse(words)
