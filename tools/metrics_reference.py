@@ -94,9 +94,7 @@ USE_HEAD = """## Panels and rules
 
 The panels of the [dashboards](../how-to/dashboards.md) and the [rules](../runbooks/README.md) that use each series,
 directly or through a recorded one.
-
-| series | panels | rules |
-|---|---|---|"""
+"""
 
 
 @dataclass(frozen=True)
@@ -115,9 +113,6 @@ class Panel:
     title: str
     names: frozenset[str]
 
-    def __str__(self) -> str:
-        return f"{self.dashboard}: {self.title}"
-
 
 def render() -> str:
     """Return the page."""
@@ -126,7 +121,7 @@ def render() -> str:
     for exporter, (title, text) in EXPORTERS.items():
         entries = [entry for entry in METRICS if entry.exporter == exporter]
         parts += [f"## {title}\n", f"{text}\n", COLUMNS, *map(row, entries), ""]
-    parts += [SERVING, USE_HEAD, *filter(None, (use_row(entry, rules, panels) for entry in METRICS)), ""]
+    parts += [SERVING, USE_HEAD, *filter(None, (uses(entry, rules, panels) for entry in METRICS)), ""]
     return "\n".join(parts)
 
 
@@ -137,8 +132,8 @@ def row(entry: MetricSpec) -> str:
     return _join(f"`{entry.series}`", ", ".join(filter(None, (entry.kind, entry.unit))), meaning)
 
 
-def use_row(entry: MetricSpec, rules: list[Rule], panels: list[Panel]) -> str | None:
-    """Return the row of the panels and rules that use a metric; None if there are none."""
+def uses(entry: MetricSpec, rules: list[Rule], panels: list[Panel]) -> str | None:
+    """Return the list entry of the panels, by dashboard, and rules that use a metric; None if there are none."""
     mentioned = {entry.series} | {entry.series + suffix for suffix in SUFFIXES.get(entry.kind, ())}
     using: list[Rule] = []
     while recording_rules := [rule for rule in rules if rule.names & mentioned and rule not in using]:
@@ -147,7 +142,14 @@ def use_row(entry: MetricSpec, rules: list[Rule], panels: list[Panel]) -> str | 
     shown = [panel for panel in panels if panel.names & mentioned]
     if not shown and not using:
         return None
-    return _join(f"`{entry.series}`", ", ".join(map(str, shown)), ", ".join(f"`{rule.name}`" for rule in using))
+    boards = {panel.dashboard: [one.title for one in shown if one.dashboard == panel.dashboard] for panel in shown}
+    lines = [f"- `{entry.series}`"]
+    if shown:
+        texts = (f"{board} ({', '.join(dict.fromkeys(titles))})" for board, titles in boards.items())
+        lines.append(f"    - panels: {'; '.join(texts)}")
+    if using:
+        lines.append(f"    - rules: {', '.join(f'`{rule.name}`' for rule in using)}")
+    return "\n".join(lines)
 
 
 def _join(*cells: str) -> str:

@@ -43,7 +43,7 @@ def render() -> str:
         "|---|---|---|---|---|---|",
         *(_row(name, config, _settings(config)) for name, config in own.items()),
         "\n## Published runs\n",
-        "| preset | model | batch | epochs | rule | top-1 | minutes | hardware |",
+        "| preset | model | batch | epochs | rule | top-1, % | minutes | hardware |",
         "|---|---|---|---|---|---|---|---|",
         *(_row(name, config, [*_settings(config, image=False), *_claim(config)]) for name, config in published.items()),
         "",
@@ -72,7 +72,7 @@ def _settings(config: RunConfig, *, image: bool = True) -> list[str]:
 
 def _claim(config: RunConfig) -> list[str]:
     claim = config.claim
-    top1 = "" if claim.top1 is None else f"{claim.top1:.2%}".replace("%", " %")
+    top1 = "" if claim.top1 is None else f"{100 * claim.top1:.2f}"
     return [top1, "" if claim.minutes is None else f"{claim.minutes:g}", claim.hardware or ""]
 
 
