@@ -36,6 +36,8 @@ BRANCH = "main"
 POLL_SECONDS = 1.0
 GENERATED = re.compile(r"Generated\s+from\s.{0,200}?`tools/", re.DOTALL)
 """Text of the pages that a tool writes; they have no edit link."""
+WITHOUT_CONTENTS = ("reference/presets.md",)
+"""Pages whose table is their list of contents, and needs the width."""
 TEXT_COLUMNS = ("content", "meaning", "purpose", "subject", "what it does", "what it is")
 _TABLE = re.compile(r"^(\|[^\n]*\|)\n\|[-|: ]+\|\n(?:\|[^\n]*(?:\n|\Z))*", re.MULTILINE)
 _TITLE = re.compile(r"^# +(.+?) *#*$", re.MULTILINE)
@@ -124,7 +126,9 @@ class Site:
         source = self.root / self.files[place]
         text = source.read_text(encoding="utf-8")
         description = describe(text)
-        meta = {"description": description} if description else {}
+        meta: dict[str, Any] = {"description": description} if description else {}
+        if place in WITHOUT_CONTENTS:
+            meta["hide"] = ["toc"]
         if not GENERATED.search(text):
             meta["source"] = self.files[place]
         body = stack_tables(self.rewrite(text, source, place))
