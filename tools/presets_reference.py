@@ -17,7 +17,7 @@ The run documents that come with Podscale, by the name that commands take: `pods
 
 The text of each preset is the head of its document. "Claim" is what was published; the report of a run compares itself
 with it. "Ours" is what the publication does not say, or what differs here. None of the published runs has run at its
-full size here: [what ran where](../../README.md) is in the README.
+full size here; [what was measured](../explanation/measured.md) has what did.
 """
 
 STUDIES_HEAD = """## Studies
