@@ -19,7 +19,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -74,7 +75,6 @@ class Site:
 
     root: Path = ROOT
     repository: str = ""
-    _files: dict[str, str] = field(default_factory=dict, repr=False)
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -92,9 +92,7 @@ class Site:
         files = {path.relative_to(docs).as_posix(): path for path in sorted(docs.rglob("*")) if path.is_file()}
         files |= {entry.path: self.root / entry.path for entry in self.nav if entry.path not in files}
         for path in [path for path in files.values() if path.suffix == ".md" and path.exists()]:
-            files |= {
-                self._target(link, path).as_posix(): self.root / self._target(link, path) for link in self._images(path)
-            }
+            files |= {picture: self.root / picture for picture in self._pictures(path)}
         return {name: path.relative_to(self.root).as_posix() for name, path in files.items()}
 
     @cached_property
@@ -109,17 +107,17 @@ class Site:
     def pages_outside_nav(self) -> list[str]:
         return sorted({name for name in self.files if name.endswith(".md")} - {entry.path for entry in self.nav})
 
-    def _images(self, page: Path) -> Iterator[Link]:
-        """Yield the links of a page outside docs/ to pictures, which the site then needs too."""
-        if page.is_relative_to(self.root / "docs"):
-            return
+    def _pictures(self, page: Path) -> Iterator[str]:
+        """Yield the pictures outside docs/ to which a page links; the site then needs them too."""
         for link in find_links(page.read_text(encoding="utf-8")):
-            if link.is_relative and link.path.endswith((".svg", ".png")):
-                yield link
+            target = self._target(link, page)
+            if link.is_relative and target.endswith((".svg", ".png")) and not target.startswith("docs/"):
+                yield target
 
-    def _target(self, link: Link, page: Path) -> PurePosixPath:
+    def _target(self, link: Link, page: Path) -> str:
+        """Return the target of a link, relative to the top of the repository."""
         folder = page.parent.relative_to(self.root).as_posix()
-        return PurePosixPath(posixpath.normpath(posixpath.join(folder, link.path)))
+        return posixpath.normpath(posixpath.join(folder, link.path))
 
     def page(self, place: str) -> str:
         """Return the text of a page on the site, with its front matter."""
@@ -139,7 +137,7 @@ class Site:
         for link in reversed(find_links(text)):
             if not link.is_relative or not link.path:
                 continue
-            target = self._target(link, source).as_posix()
+            target = self._target(link, source)
             found = self.place_of.get(target) or self.place_of.get(f"{target}/README.md")
             anchor = f"#{link.anchor}" if link.anchor and target != "README.md" else ""
             if found is not None:
@@ -288,7 +286,10 @@ def serve(site: Site, folder: Path) -> None:
         try:
             while server.poll() is None:
                 time.sleep(POLL_SECONDS)
-                Site(site.root, site.repository).stage(folder)
+                current = Site(site.root, site.repository)
+                with suppress(OSError, yaml.YAMLError):  # a file in the middle of a change
+                    if not current.missing_pages():
+                        current.stage(folder)
         except KeyboardInterrupt:
             server.terminate()
 
