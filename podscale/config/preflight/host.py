@@ -49,12 +49,12 @@ def processes_per_node(document: RunConfig) -> int:
 
 
 def local_device_count(document: RunConfig) -> int:
-    """Return the devices of this machine that JAX computes on; 0 for PyTorch, where each process has one."""
+    """Return the devices of this machine that JAX computes on; 0 for PyTorch, because each process has one."""
     if document.train.engine == "pytorch":
         return 0
     processes = processes_per_node(document)
     simulated = re.search(r"xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
-    gpus = host_info.visible_gpus() if processes == 1 else 0  # of several processes each takes one
+    gpus = host_info.visible_gpus() if processes == 1 else 0  # each of several processes takes one
     return len(host_info.tpu_chips()) or gpus or processes * (int(simulated[1]) if simulated else 0)
 
 
