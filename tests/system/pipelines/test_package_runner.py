@@ -297,7 +297,7 @@ def test_jobs_that_have_ended_or_are_not_ours_are_left_alone(start, tmp_path, cl
     runner = start("launch.backend=pytorchjob", job="wait")
     cancelled(runner, tmp_path)
     assert cluster.get("pytorchjobs", "digits") is not None
-    assert "No training job was at work." in summary(tmp_path, runner)
+    assert "No training job was running." in summary(tmp_path, runner)
 
 
 @pytest.mark.parametrize(

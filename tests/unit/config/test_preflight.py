@@ -330,7 +330,7 @@ def test_jax_needs_its_library_where_tpus_are(monkeypatch, tmp_path):
     assert find_problems(config, "here") == []
     there.remove("libtpu")
     monkeypatch.setenv("PODSCALE_IMAGE", "podscale-tpu")
-    assert only(config).hint.startswith("podscale-tpu should hold it")
+    assert only(config).hint.startswith("podscale-tpu should contain it")
     monkeypatch.setenv("PODSCALE_IMAGE", "podscale-base")
     assert only(config).hint == "This is podscale-base, choose podscale-tpu"
     there.clear()
