@@ -43,7 +43,10 @@ class LeaseTaken(InputError):
 
 @dataclass(frozen=True)
 class LeaseHolder:
-    """Holder of the lease; `started` (clock ticks since boot) distinguishes reused process ids."""
+    """Holder of the lease, with the time since it holds it (seconds since the epoch).
+
+    `started` (clock ticks since boot) distinguishes reused process ids.
+    """
 
     number: int
     host: str

@@ -115,7 +115,7 @@ class SweepSeries:
             )
         for name, _ in self.point:
             if name in self.variant.set:
-                raise InputError(f"in the grid and in {self.variant.name}", field=name, location=study)
+                raise InputError(f"set by the grid and by {self.variant.name}", field=name, location=study)
 
     def rate_from_rule(self, get: GetRecord) -> float | None:
         """Return the rate by rule or table; None without one, or until the rate it depends on is known."""

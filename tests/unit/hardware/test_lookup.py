@@ -50,7 +50,7 @@ def test_what_a_pod_asks_for(name: str, machine: str, label: str, accelerators: 
         ("tpu-v5e", "needs a topology"),
         ("nvidia-h100 x8", "Did you mean nvidia-h100-80gb?"),
         ("tpu-v3-32x32", "no such hardware"),
-        ("", "There is cpu, nvidia-t4"),
+        ("", "Known: cpu, nvidia-t4"),
         ("nvidia-l4 x0", "no machine has 0"),
         ("nvidia-l4 x-1", "no such hardware"),
     ],

@@ -149,14 +149,14 @@ def test_a_training_that_failed_says_why(digits_run: DigitsRun, run: Path) -> No
     assert "rank 1 was killed <hard>" in text
     assert "the scores: stage train lost a rank (exit code 77): rank 1 was killed <hard>" in text
     assert "Training" in text  # the curves until then
-    assert "Pictures of the split train" in text
+    assert "Sample images of the split train" in text
 
 
 def test_an_empty_run_directory_still_gets_a_report(tmp_path: Path) -> None:
     text = page_text(tmp_path, None)
     assert "not finished" in text
     assert "no shard set was given" in text
-    assert "stage train has no recorded end" in text
+    assert "no outcome of stage train is recorded" in text
 
 
 def test_damaged_files_are_named(run: Path, tmp_path: Path) -> None:
