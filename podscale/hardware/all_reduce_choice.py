@@ -51,7 +51,8 @@ MIN_LATENCY, MIN_PER_BYTE = 1e-7, 1e-13
 def fit_affine_cost(sizes: Sequence[int], seconds: Sequence[float]) -> AffineCost:
     """Fit a cost without negative parts to the seconds of messages by size in bytes.
 
-    Minimises the squares of the relative errors. With absolute errors, the noise of the largest message would hide the latency.
+    Minimises the squares of the relative errors. With absolute errors, the noise of the largest message would hide the
+    latency.
     """
     size, time = np.asarray(sizes, float), np.asarray(seconds, float)
     rows = np.stack([1 / time, size / time], axis=1)
