@@ -100,7 +100,7 @@ def _timing_cells(timing: Mapping[str, Any], factor: float) -> str:
 
 
 def percentile(ordered: Sequence[float], fraction: float) -> float:
-    """Return the nearest-rank percentile of values in rising order."""
+    """Return the nearest-rank percentile of values in rising order; `fraction` is 0.95 for the 95th."""
     return ordered[min(len(ordered), max(1, ceil(fraction * len(ordered)))) - 1]
 
 

@@ -55,7 +55,10 @@ class LaunchView:
             self._draw_progress(launch)
 
     def print_result(self, result: LaunchResult, seconds: float) -> None:
-        """Print the table and the report, or the error; with JSON lines, also a summary line."""
+        """Print the table and the report, or the error; with JSON lines, also a summary line.
+
+        `seconds` is the wall time of the launch.
+        """
         self._bar.clear()
         run, json_lines = self._run, self._steps.json
         top1 = _read_top1(run) if result.exit_code == ExitCode.DONE else None
@@ -137,7 +140,7 @@ def stage_seconds(outcomes: dict[str, StageOutcome]) -> dict[str, float]:
 
 
 def pipeline_seconds(outcomes: dict[str, StageOutcome], seconds: float) -> float:
-    """Return the wall time of a launch outside of its stages."""
+    """Return the part of a launch's wall time, `seconds`, that is outside of its stages."""
     return max(0.0, seconds - sum(stage_seconds(outcomes).values()))
 
 

@@ -178,7 +178,7 @@ def fill_cycles(values: Any) -> Any:
 
 
 def check_ensemble(section: EnsembleSection, epochs: float, snapshots: tuple[float, ...]) -> None:
-    """Raise if a snapshot is outside of the run, or the snapshot of an ensemble member is missing."""
+    """Raise if a snapshot is outside of a run of `epochs`, or the snapshot of an ensemble member is missing."""
     if outside := [epoch for epoch in snapshots if not 0 < epoch <= epochs]:
         problem = f"not within a run of {epochs:g} epochs"
         raise conflict_error("checkpoint.snapshots", problem, got=outside[0], hint="Leave it out.")

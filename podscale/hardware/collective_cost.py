@@ -30,6 +30,7 @@ class AffineCost(NamedTuple):
         return AffineCost(self.fixed + other.fixed, self.per_byte + other.per_byte)
 
     def for_fraction(self, fraction: float) -> "AffineCost":
+        """Return the cost if only this fraction of the bytes is reduced."""
         return AffineCost(self.fixed, self.per_byte * fraction)
 
 

@@ -163,12 +163,13 @@ class SweepSeries:
             yield from self.seed_trials(chosen)
 
     def sweep_trials(self, rate: float) -> list[Trial]:
+        """Return the trials that try a learning rate in the sweep."""
         assert self.rate_section is not None
         assert self.rate_section.sweep is not None
         return [self._trial(rate, seed, 0) for seed in self.study.seeds[: self.rate_section.sweep.seeds]]
 
     def seed_trials(self, rate: float) -> list[Trial]:
-        """Return a trial for each seed."""
+        """Return a trial at this learning rate for each seed."""
         return [self._trial(rate, seed, number) for number, seed in enumerate(self.study.seeds)]
 
     def pending_trials(self, get: GetRecord) -> Iterator[PlannedTrial]:

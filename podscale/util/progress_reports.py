@@ -71,7 +71,7 @@ def read_progress(path: Path) -> ProgressUpdate | None:
 
 
 class ProgressReporter:
-    """Counter of a stage's images that reports at most ten times a second."""
+    """Counter of a stage's images (`total`: 0 if unknown) that reports at most ten times a second."""
 
     INTERVAL_SECONDS = 0.1
 

@@ -104,12 +104,12 @@ def _memory_problems(document: RunConfig, processes: int) -> Iterator[InputError
 
 
 def input_cache_bytes(document: RunConfig, processes: int) -> int:
-    """Return the maximal bytes of the input caches of one node."""
+    """Return the maximal bytes of the input caches of one node with `processes` training processes."""
     return processes * (document.input.record_cache_bytes + document.input.decoded_cache_bytes)
 
 
 def shared_memory_bytes(document: RunConfig, processes: int) -> int:
-    """Return the bytes of /dev/shm for the batches in flight of one node."""
+    """Return the bytes of /dev/shm for the batches in flight of one node with `processes` training processes."""
     section = document.input
     if section.loader == "synthetic":
         return 0
