@@ -1,4 +1,4 @@
-"""docs/reference/options.md says what the model says."""
+"""docs/reference/options.md agrees with the model."""
 
 from podscale.config import option_names
 from tools.options_reference import TARGET, render

@@ -1,4 +1,4 @@
-"""`podscale bench train` on a CPU: real sessions in real processes, tiny networks."""
+"""`podscale bench train` on a CPU: real processes, tiny networks."""
 
 import json
 import subprocess
@@ -62,7 +62,7 @@ def test_several_ranks_a_row_is_measured_once_and_time_is_limited(tmp_path: Path
     assert row.found is not None, row.reason
     assert (row.found["ranks"], row.found["batch"]) == (2, 4)
     rate = row.found["images_per_second"]
-    monkeypatch.setattr(sweep, "BENCHMARK_MODULE", "podscale.no_such_module")  # nothing can be measured any more
+    monkeypatch.setattr(sweep, "BENCHMARK_MODULE", "podscale.no_such_module")  # no more measurements are possible
     again, other = measure([two, BenchVariant("other", batch=6)], tmp_path)
     assert again.found is not None
     assert again.found["images_per_second"] == rate

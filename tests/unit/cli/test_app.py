@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_help_imports_nothing_heavy():
-    """Time is the machine's; what is imported decides it."""
+    """The time depends on the machine, so the test checks the imports that decide it."""
     script = (
         "import sys, podscale.cli as c\n"
         "try: c.main(['--help'])\n"

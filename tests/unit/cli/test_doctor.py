@@ -1,4 +1,4 @@
-"""podscale doctor tells the truth about this machine, and what to do where something is missing."""
+"""Results of `podscale doctor` on this machine, with advice if something is missing."""
 
 import json
 import socket

@@ -1,4 +1,4 @@
-"""Hardware by name: shapes that exist, with what a pod must ask for, and those that do not, with what there is."""
+"""Hardware by name: existing shapes with the requests of a pod, and the errors for others."""
 
 import pytest
 
@@ -32,7 +32,7 @@ def test_what_a_pod_asks_for(name: str, machine: str, label: str, accelerators: 
     hardware = find_hardware(name)
     assert (hardware.machine, hardware.accelerators, hardware.hosts) == (machine, accelerators, hosts)
     assert label in hardware.node_selector.values()
-    assert find_hardware(hardware.name) == hardware, "its own name means the same again"
+    assert find_hardware(hardware.name) == hardware, "its own name gives the same hardware"
 
 
 @pytest.mark.parametrize(

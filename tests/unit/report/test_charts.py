@@ -1,4 +1,4 @@
-"""The chart module: round ticks, honest decimation, marks where the data is."""
+"""Charts: round ticks, decimation that keeps extremes, marks at the data."""
 
 import re
 from itertools import pairwise

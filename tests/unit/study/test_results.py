@@ -1,4 +1,4 @@
-"""What a study says of its records: spread, differences, critical batch, table, pictures and page."""
+"""Results of a study: spread, differences, critical batch, table, charts and page."""
 
 import csv
 import io
@@ -106,7 +106,7 @@ UPDATES = {64: 500, 256: 200, 1024: 125}
 
 
 def results_of(**changes: Any) -> StudyResults:
-    """A study whose first line loses at 1,024 and whose second diverges there with one seed of three."""
+    """Results of a study whose first line loses accuracy at 1,024 and whose second diverges there at one seed."""
     grid = TrialGrid(StudyDocument.model_validate({**STUDY, **changes}))
     records: dict[str, TrialRecord] = {}
     for _ in range(3):
