@@ -29,7 +29,7 @@ def doctor(
     defaults: ClusterDefaults = "cluster",
     cluster_options: ClusterOptions,
 ) -> None:
-    """Check this machine, or a cluster; print what it has, what is missing, and what that is needed for."""
+    """Check this machine, or a cluster, and print what it has and what is missing."""
     from podscale.cli.machine_doctor import check_machine
 
     results = (

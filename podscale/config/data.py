@@ -75,8 +75,8 @@ class DataSection(Section):
     )
     policy: Literal["quarantine", "fail", "convert"] = result_field(
         "quarantine",
-        "Policy for unusable images: `quarantine` leaves them out and lists them, `fail` fails, `convert` converts "
-        "those that can be converted.",
+        "Policy for unusable images: `quarantine` leaves them out and lists them, `convert` converts those that can "
+        "be converted, `fail` ends the stage.",
     )
     max_reject_rate: float = result_field(
         0.01, "Fail if more than this fraction of the images is unusable.", ge=0, le=1

@@ -87,7 +87,7 @@ def read_text(path: Path) -> str:
 def loads(
     text: str, name: str = "document", overrides: Sequence[str] = (), defaults: Defaults | None = None
 ) -> RunConfig:
-    """Load a run document from text; `name` stands for the file in messages."""
+    """Load a run document from text; `name` is the name of the file in messages."""
     values, origins = _read_values(text, name, overrides, defaults)
     _drop_unsupported_options(values, origins)
     return _validate(RunConfig, values, origins)

@@ -41,8 +41,8 @@ class EvaluateSection(Section):
     weights: Literal["trained", "ema"] = result_field(
         "trained",
         "Weights of the final model: those of the last step, or their running average (train.ema). Accuracies, "
-        "`target_top1` and model.safetensors are of these weights; the other weights are evaluated and written "
-        "besides.",
+        "`target_top1` and model.safetensors are of these weights; the other weights are evaluated and written as "
+        "well.",
     )
     models: tuple[str, ...] = result_field(
         (),
@@ -70,7 +70,7 @@ class CheckpointSection(Section):
     )
     every_steps: int = placement_field(0, "Steps between checkpoints; 0 = by epochs alone.", ge=0)
     keep_last: int = placement_field(2, "Number of newest checkpoints to keep.", ge=1)
-    keep_best: int = placement_field(1, "Number of best checkpoints by validation top-1 to keep besides.", ge=0)
+    keep_best: int = placement_field(1, "Number of best checkpoints by validation top-1 to keep as well.", ge=0)
     resume: str = placement_field(
         "auto",
         "`auto`: resume from the newest complete checkpoint of this run. `never`: refuse to continue. Else the "

@@ -11,11 +11,9 @@ class CropSection(Section):
     """Random crop of training images, keyed by (seed, epoch, sample key)."""
 
     scale: tuple[float, float] = result_field(
-        (0.08, 1.0), "Area of a random crop as a fraction of the image's, from and to."
+        (0.08, 1.0), "Range of a random crop's area, as a fraction of the image's."
     )
-    ratio: tuple[float, float] = result_field(
-        (3 / 4, 4 / 3), "Aspect ratio (width / height) of a random crop, from and to."
-    )
+    ratio: tuple[float, float] = result_field((3 / 4, 4 / 3), "Range of a random crop's aspect ratio (width / height).")
     flip: float = result_field(0.5, "Probability of a horizontal flip.", ge=0, le=1)
     short_side: float | None = result_field(
         None,

@@ -79,8 +79,8 @@ class StudyDocument(Section):
         pattern=r"^[a-z][-a-z0-9]{0,59}$",
     )
     title: str = Field("", description="Heading of the results; default: the name.")
-    question: str = Field("", description="Question and method; stands before the results.")
-    reading: str = Field("", description="Interpretation by a person; stands after the results.")
+    question: str = Field("", description="Question and method; shown before the results.")
+    reading: str = Field("", description="Interpretation by a person; shown after the results.")
     run: str | OptionValues = Field(
         ..., description="Run to vary: a preset, a path (relative to this file), or a document."
     )
