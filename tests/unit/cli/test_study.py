@@ -25,7 +25,7 @@ def test_a_plan_says_what_a_time_box_leaves_out(tmp_path: Path, capsys: pytest.C
     said = capsys.readouterr().out
     assert re.search(r"estimate: 2:00 .*\b1 job\b", said)
     assert re.search(r"LEFT OUT .*\b16 trials", said)
-    assert re.search(r"seeds 2, 3\b", said)
+    assert re.search(r"further seeds: 2, 3\b", said)
     assert not list(tmp_path.iterdir()), "a plan writes nothing"
 
 

@@ -227,7 +227,7 @@ class TestBlocks:
     def test_an_unfinished_study_says_so(self) -> None:
         grid = TrialGrid(StudyDocument.model_validate(STUDY))
         results = study_results(grid, lambda key: None)
-        assert list(summary_sentences(results)) == ["Not finished: 21 trials still to be run."]
+        assert list(summary_sentences(results)) == ["Not finished: 21 trials left to run."]
         tables = [block for block in result_blocks(results) if isinstance(block, TableBlock)]
         assert tables[0].rows[0][1] == "not chosen yet"
 
