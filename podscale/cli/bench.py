@@ -119,7 +119,7 @@ def train(
     budget: Annotated[float, typer.Option(help="Time limit of all variants, seconds.", min=10)] = 86400.0,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for train-<device>.md and .json.")] = Path(),
 ) -> None:
-    """Measure images/s, parts of a step, fraction of the device's peak, and memory. The same command again resumes."""
+    """Measure images/s, parts of a step, fraction of the device's peak, and memory. The same command resumes it."""
     from podscale import config
     from podscale.bench.sweep import SweepRow, SweepSettings, run_sweep
     from podscale.bench.train_report import format_report, write_report

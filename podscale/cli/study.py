@@ -57,7 +57,7 @@ def study(
     parallel: Annotated[int, typer.Option(help="With --backend kfp: pods in parallel.", min=1)] = 8,
     kfp: Kfp = "2.16",
 ) -> None:
-    """Train a grid of runs: table, curves with their spread, critical batch size. The same command again resumes."""
+    """Train a grid of runs: table, curves with their spread, critical batch size. The same command again resumes it."""
     if backend not in ("here", "kfp"):
         raise InputError("unknown backend", field="--backend", got=backend, hint="Choose here or kfp.")
     if backend == "kfp":

@@ -259,7 +259,7 @@ class LaunchSection(Section):
     shard_pods: int = placement_field(1, "Pods that pack the shard set in parallel on a cluster.", ge=1)
     max_restarts: int = placement_field(0, "Restarts from the newest checkpoint after a lost rank, per launch.", ge=0)
     grace_seconds: float = placement_field(
-        60.0, "Time to save a checkpoint after a stop request, before processes are killed, seconds.", gt=0
+        60.0, "Time for saving between a stop request and the kill of the processes, seconds.", gt=0
     )
     timeout_seconds: float = placement_field(
         300.0, "Longest wait of a rank for its peers, seconds; then all ranks exit and name the missing one.", gt=0
