@@ -71,7 +71,7 @@ def test_several_ranks_a_row_is_measured_once_and_time_is_limited(tmp_path: Path
     (late,) = measure([BenchVariant("late", batch=8)], tmp_path, time_limit=0.3)
     assert late.reason == "ran past its limit of 0 s"
     (never,) = measure([BenchVariant("never", batch=8)], tmp_path, budget=1)
-    assert never.reason == "not measured: the time of the sweep was over"
+    assert never.reason == "not measured: the time limit of the sweep had passed"
     rows_on_disk = read_rows(tmp_path / "rows.json")
     assert rate in [row.found["images_per_second"] for row in rows_on_disk if row.found], (
         "other sweeps' rows are not lost"
