@@ -78,7 +78,7 @@ def test_version(capsys):
         (["compile", "-o", "no/such/folder/pipeline.yaml"], "no/such/folder/pipeline.yaml", ["folder"]),
         (["shard", "--index", "2", "--of", "2"], "--index", ["from 0 to 1"]),
         (["shard", "--inspect", "nowhere"], "nowhere", []),
-        (["evaluate", "."], ".", ["two models"]),
+        (["evaluate", "."], ".", ["two or more models"]),
         (["evaluate", "a", "b"], "a", ["directory"]),
         (["evaluate", ".", "."], ".", ["--shard-set"]),
         (["evaluate", ".", ".", "--shard-set", "s"], ".", ["podscale collapse"]),
