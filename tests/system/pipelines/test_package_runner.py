@@ -283,7 +283,7 @@ def test_the_healthy_job_of_another_document_under_the_same_run_id_is_left_alone
     runner = start("launch.backend=pytorchjob", job="refuse:PyTorchJob digits belongs to another document")
     assert runner.run() == "FAILED"
     assert cluster.get("pytorchjobs", "digits") is not None
-    assert "PyTorchJob digits runs on" in summary(tmp_path, runner)
+    assert "PyTorchJob digits keeps running" in summary(tmp_path, runner)
 
 
 @pytest.mark.parametrize("how", ["succeeded", "not ours"])
