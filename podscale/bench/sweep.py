@@ -25,7 +25,7 @@ BENCHMARK_MODULE = "podscale.pytorch.throughput_benchmark"
 SYNTHETIC_BATCHES = 4
 """Batches in the synthetic training split; few keep its index small."""
 MIN_SECONDS_LEFT = 10.0
-"""Least time left in the sweep's budget to start a variant, seconds."""
+"""Minimal time left in the sweep's budget to start a variant, seconds."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def _measure(
 ) -> None:
     """Measure a variant in separate processes and fill its row."""
     if seconds_left < MIN_SECONDS_LEFT:
-        row.reason = "not measured: the time of the sweep was over"
+        row.reason = "not measured: the time limit of the sweep had passed"
         return
     limit = min(settings.time_limit, seconds_left)
     started = time.monotonic()

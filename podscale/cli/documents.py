@@ -38,9 +38,9 @@ def show_config(
     as_json: Json = False,
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of run documents.")] = False,
     plot: Annotated[
-        bool, typer.Option("--plot", help="Draw learning rate, momentum and weight decay over the run instead.")
+        bool, typer.Option("--plot", help="Plot learning rate, momentum and weight decay over the run instead.")
     ] = False,
-    svg: Annotated[Path | None, typer.Option(metavar="FILE", help="Write that drawing as an SVG file too.")] = None,
+    svg: Annotated[Path | None, typer.Option(metavar="FILE", help="Write that plot as an SVG file too.")] = None,
 ) -> None:
     """Print the resolved run document: every option with its value."""
     if schema:
@@ -66,7 +66,7 @@ def compile_pipeline(
     """Compile the pipeline of a run document into a KFP package for a cluster."""
     config = load_with_defaults(document, changes, defaults)
     if output.suffix not in (".yaml", ".yml"):
-        raise InputError("a pipeline package ends in .yaml", field=str(output))
+        raise InputError("the name of a pipeline package must end in .yaml", field=str(output))
     if not output.absolute().parent.is_dir():
         raise InputError("the folder does not exist", field=str(output))
     _print_problems(config)
@@ -94,7 +94,7 @@ def render(
     changes: Set = [],
     backend: Annotated[
         str | None,
-        typer.Option(help="pytorchjob, jaxjob, trainjob, jobset or job; default: what the document or hardware says."),
+        typer.Option(help="pytorchjob, jaxjob, trainjob, jobset or job; default: by the document or the hardware."),
     ] = None,
     stage: Annotated[str, typer.Option(help="shard, train, evaluate, report, or all of them.")] = "train",
     defaults: Defaults = None,
@@ -155,7 +155,7 @@ def _load_defaults(document: str | None, changes: Sequence[str], location: str |
 
 
 def _print_problems(config: "RunConfig") -> None:
-    """Print the problems of a document on a cluster, as notes."""
+    """Print the problems that a document has on a cluster, as notes."""
     from podscale.config.preflight import find_problems
 
     for problem in find_problems(config, "cluster"):
@@ -186,7 +186,7 @@ def render_stages(config: "RunConfig", stages: "Sequence[StageName]", backend: s
 
     if backend is not None and backend not in RENDERERS_BY_KIND:
         hint = f"Choose one of {', '.join(RENDERERS_BY_KIND)}."
-        raise InputError("no kind of job", field="--backend", got=backend, hint=hint)
+        raise InputError("unknown kind of job", field="--backend", got=backend, hint=hint)
     specs = [build_job_spec(config, stage) for stage in stages]
     return [
         manifest
@@ -214,5 +214,5 @@ def plot_schedules(config: "RunConfig", svg: Path | None) -> str:
         try:
             svg.write_text(schedule_svg(curves), encoding="utf-8")
         except OSError as error:
-            raise InputError(f"cannot write the drawing: {error.strerror}", field=str(svg)) from error
+            raise InputError(f"cannot write the plot: {error.strerror}", field=str(svg)) from error
     return terminal_chart(curves, config.train.epochs, terminal_width())

@@ -1,4 +1,4 @@
-"""Imports between the rooms of the library point downwards, without a circle, and frameworks stay in their rooms."""
+"""Imports between the rooms of the library go downwards, without cycles, and frameworks stay in their rooms."""
 
 import ast
 import json
@@ -96,7 +96,7 @@ def room_of(module: str) -> str:
 
 
 def cycle_in(graph: Mapping[str, Iterable[str | None]]) -> list[str]:
-    """Return one circle of a graph, empty if there is none."""
+    """Return one cycle of a graph; empty if there is none."""
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:

@@ -37,7 +37,7 @@ def test_every_name_is_there_once() -> None:
 
 
 def test_the_page_knows_who_uses_a_series(tmp_path: Path) -> None:
-    """A panel that shows a recorded series shows what that was recorded from."""
+    """A panel of a recorded series counts as a panel of the series that it was recorded from."""
     (tmp_path / "a.yaml").write_text(
         """
 groups:

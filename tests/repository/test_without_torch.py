@@ -1,4 +1,4 @@
-"""A TPU image has no torch: whatever it runs, from the command line to the rank, must do without."""
+"""A TPU image has no torch: the command line, the stages and the ranks must run without it."""
 
 import subprocess
 import sys

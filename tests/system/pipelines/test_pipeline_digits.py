@@ -1,5 +1,7 @@
-"""The real pipeline on the real digits through `podscale run`: what it leaves, what it does not do again, what it
-refuses; a stop in the middle of the evaluation; and an ensemble, from one command and of models named by hand."""
+"""The real pipeline on the digits through `podscale run`: its files, stages that do not run again, refused documents.
+
+Also a stop in the middle of the evaluation, and an ensemble, from one command and of models named by hand.
+"""
 
 import json
 import re
@@ -26,7 +28,7 @@ STAGES = ["shard", "train", "evaluate", "report"]
 
 @pytest.fixture
 def workspace(calm: Path, tmp_path: Path) -> Path:
-    """A copy of the finished run that a test may change."""
+    """Copy of the finished run that a test may change."""
     directory = tmp_path / "workspace"
     for part in ("datasets", "runs/calm"):
         shutil.copytree(calm / part, directory / part, symlinks=True)
@@ -35,7 +37,7 @@ def workspace(calm: Path, tmp_path: Path) -> Path:
 
 
 def written(run: Path) -> dict[str, int]:
-    """When the products of a run were written."""
+    """Return the times at which the products of a run were written."""
     names = ["model/model.safetensors", "evaluation.json", "predictions.safetensors", "report.html"]
     return {name: (run / name).stat().st_mtime_ns for name in names}
 
@@ -57,7 +59,7 @@ def test_a_run_says_how_it_went(calm: Path) -> None:
         f"[{number}/4] {stage}" for number, stage in enumerate(STAGES, 1)
     ]
     assert len(re.findall(r"^      metrics at http://127\.0\.0\.1:\d+/metrics$", err, re.MULTILINE)) == 3  # stages
-    assert not RunDirectory(run).endpoint.exists(), "it tells of a server that is there"
+    assert not RunDirectory(run).endpoint.exists(), "it has the address of a running server"
     assert "Traceback" not in out + err
     assert "KFP" not in out + err
 
@@ -133,7 +135,7 @@ def test_again_nothing_is_done_again_and_another_document_is_refused(workspace: 
     assert fresh.code == 0, fresh.err
     assert reused_stages(fresh.err) == ["shard"], "the shards depend on the data alone"
     (aside,) = (path for path in (workspace / "runs").iterdir() if path.name.startswith("calm."))
-    assert written(aside) == before, "the former run is kept"
+    assert written(aside) == before, "the earlier run is kept"
     assert load(run / "config.yaml").train.schedule.learning_rate == 0.2
 
 

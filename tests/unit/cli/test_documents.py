@@ -1,4 +1,4 @@
-"""`podscale render` as people use it."""
+"""`podscale render` through the command line."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The commands as people type them, against the cluster double."""
+"""Commands for jobs through the command line, against the cluster double."""
 
 import json
 import threading
@@ -259,7 +259,7 @@ def test_a_named_pod_is_followed_through_silence_and_restarts(
     cluster.say("r1-worker-1", "epoch 1")
 
     def go_on() -> None:
-        time.sleep(1.0)  # longer than a stream may be silent
+        time.sleep(1.0)  # longer than the silence of a stream may last
         cluster.restart("r1-worker-1")
         cluster.put("pods", pod(1, restarts=1, last=terminated(1)))
         cluster.say("r1-worker-1", "epoch 2")

@@ -1,4 +1,4 @@
-"""`podscale watch` of a job on the cluster double: records from the log of rank 0, figures of ranks from their pods."""
+"""`podscale watch` of a job on the cluster double: records from the log of rank 0, metrics from the pods."""
 
 import json
 from typing import Any
@@ -28,7 +28,7 @@ STEP = {
 
 @pytest.fixture
 def training(cluster: FakeCluster) -> FakeCluster:
-    """A job of two pods that has told of one step."""
+    """Job of two pods that has logged one step."""
     cluster.put("pytorchjobs", job())
     for index in (0, 1):
         cluster.put("pods", pod(index))
@@ -37,7 +37,7 @@ def training(cluster: FakeCluster) -> FakeCluster:
             f"podscale_train_images_total{{{labels}}} 400\n"
             f"podscale_train_step_duration_seconds_sum{{{labels}}} {10 * (index + 1)}\n"
         )
-    cluster.say("r1-worker-0", "metrics at http://0.0.0.0:9464/metrics")  # what is no record is passed over
+    cluster.say("r1-worker-0", "metrics at http://0.0.0.0:9464/metrics")  # a line that is no record is skipped
     for record in (START, STEP):
         cluster.say("r1-worker-0", json.dumps(record))
     return cluster
@@ -99,7 +99,7 @@ def test_pods_that_serve_https(training: FakeCluster, capsys: pytest.CaptureFixt
 
 
 def with_document(made: dict[str, Any], telemetry: dict[str, Any]) -> dict[str, Any]:
-    """The pod with such a section in the document of its container."""
+    """Return the pod with a telemetry section in the document of its container."""
     document = {"name": "PODSCALE_RUN_DOCUMENT", "value": yaml.safe_dump({"telemetry": telemetry})}
     made["spec"]["containers"] = [{"name": "pytorch", "env": [document]}]
     return made

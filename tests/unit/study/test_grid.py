@@ -1,4 +1,4 @@
-"""Studies before anything runs: documents, trials and their order, learning rates, the time box."""
+"""Studies before they run: documents, trials and their order, learning rates, the time box."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +23,7 @@ def study(**section: Any) -> StudyDocument:
 
 
 def swept(at: Any = 0.1, **section: Any) -> StudyDocument:
-    """Two variants at three batches; the first sweeps its rate, the second takes the first's at the smallest."""
+    """Study of two variants at three batches; the first sweeps its rate, the second uses that of the smallest batch."""
     rate = {"at": at, "batch": 64, "rule": "linear", "sweep": {"factors": [0.5, 1, 2], "widen": 2}}
     variants = [
         {"name": "swept", "learning_rate": rate},
@@ -251,7 +251,7 @@ class TestTimeBox:
         assert made.seconds == pytest.approx(2 * 4.0 + 2 * 8.0)
 
     def test_a_cell_measured_on_a_busy_machine_costs_its_cpu_seconds(self) -> None:
-        """Nine seconds of the clock were one trial's bad luck: what the others took of it for a CPU second counts."""
+        """One trial took nine wall seconds on a busy machine; the ratio of the other trials is used."""
         grid = TrialGrid(study(seeds=[1, 2, 3, 4], grid={"train.global_batch": [64]}))
         trials = grid.due_trials(nothing)
         records = {
@@ -262,10 +262,12 @@ class TestTimeBox:
         assert (made.wall_cpu_ratio, made.seconds) == (pytest.approx(1.5), pytest.approx(4.5))
         busy = plan_study(grid, records.get, jobs=1, time_box_seconds=None, cores=2, ended={trials[0].key})
         assert (busy.wall_cpu_ratio, busy.ended, busy.seconds) == (pytest.approx(3.0), 1, pytest.approx(9.0)), (
-            "now it is so again"
+            "the ratio is recent again"
         )
         on_gpus = plan_study(grid, records.get, jobs=1, time_box_seconds=None, cores=0)
-        assert (on_gpus.wall_cpu_ratio, on_gpus.seconds) == (None, pytest.approx(9.0)), "of the first: none is nearer"
+        assert (on_gpus.wall_cpu_ratio, on_gpus.seconds) == (None, pytest.approx(9.0)), (
+            "from the first: no other is nearer"
+        )
 
     def test_the_newest_records_say_how_fast_the_machine_is(self) -> None:
         grid = TrialGrid(study(seeds=list(range(1, 10)), grid={"train.global_batch": [64]}))
@@ -283,7 +285,7 @@ class TestTimeBox:
         )
 
     def test_jobs_cannot_be_faster_than_the_cores(self) -> None:
-        """A trial that had both cores to itself took half its CPU seconds; beside another it gets one."""
+        """Alone on both cores, a trial took half its CPU seconds of wall time; beside another it gets one core."""
         grid = TrialGrid(study(grid={"train.global_batch": [64]}))
         first = grid.due_trials(nothing)[0]
         records = {first.key: record(first, 0.9, seconds=1.5, cpu_seconds=3.0)}
