@@ -1,4 +1,4 @@
-"""What people are told of a job, from objects as the real API server, operators and kubelets leave them."""
+"""The reported state of a job, from objects as the real API server, operators and kubelets write them."""
 
 from dataclasses import dataclass, field
 from typing import Any
