@@ -36,7 +36,7 @@ LOST = LostWorker(1, 42, -9)
         (GroupExit({0: SAVED, 1: PEER}, stop_requested=True), 75, "saved step 3"),
         (GroupExit({0: PEER}, lost_worker=LOST, status=1), 77, "rank 1 (process 42) was killed by SIGKILL"),
         (GroupExit({0: PEER, 1: PEER}), 77, "a peer is gone"),
-        (GroupExit({0: PEER}, lost_worker=LostWorker(1, 42, None)), 77, "ended without a report"),
+        (GroupExit({0: PEER}, lost_worker=LostWorker(1, 42, None)), 77, "exited without a report"),
         (GroupExit({0: PEER}, lost_worker=LostWorker(1, 42, -11)), 1, "SIGSEGV"),
         (GroupExit({0: PEER}, lost_worker=LostWorker(1, 42, 5)), 1, "exited with code 5"),
         (GroupExit({}, lost_worker=LostWorker(0, 42, -9, out_of_memory=True)), 77, "ran out of memory"),
