@@ -1,4 +1,4 @@
-"""Event log of a run, metrics.jsonl: rank 0 of every launch appends a JSON line for a logged step or an event."""
+"""Event log of a run, metrics.jsonl: rank 0 of each launch writes a JSON line per logged step, evaluation and event."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""Scrapes are answered whatever other clients do. Requests have a time limit of ten minutes here, so it does not help."""
+"""Scrapes are answered whatever other clients do, even without the time limit of requests (here ten minutes)."""
 
 import resource
 import socket
