@@ -104,7 +104,9 @@ def test_bad_answers_are_asked_for_again(kind, store, make_shard_set, tmp_path) 
     assert not list((tmp_path / "cache").rglob("*.part"))
 
 
-@pytest.mark.parametrize(("kind", "said"), [("error", "4 tries"), ("corrupt", "sha256 differed 4 times")])
+@pytest.mark.parametrize(
+    ("kind", "said"), [("error", "in 4 attempts"), ("corrupt", "sha256 differs from the manifest after 4 attempts")]
+)
 def test_lasting_failures_end_with_one_clear_error(kind, said, store, make_shard_set, tmp_path) -> None:
     make_shard_set(shards=1)
     remote = ShardCache(tmp_path / "cache", 10**9, QUICK).open(f"{store.url}/shards")

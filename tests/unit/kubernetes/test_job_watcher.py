@@ -142,7 +142,7 @@ def test_a_launcher_that_comes_again_adopts(operator: Operator) -> None:
     operator.pods(pod(0), pod(1))
     first.sees("running")
     second = Waiting()
-    second.sees("runs on as it was submitted", "running")
+    second.sees("continues as it was submitted", "running")
     operator.succeed()
     assert first.end() == second.end() == JobResult("train", 0)
 
