@@ -27,7 +27,7 @@ class BatchRequest:
     Args:
         planned_rows: int64 [n], rows that the sampler chose.
         rows: int64 [n], the same with substitutes for bad records.
-        epochs: int64 [n], epoch of each sample.
+        epochs: int64 [n], as in `SampleIndices`.
         weights: float32 [n], 1 for a sample, 0 for padding, which comes last.
     """
 

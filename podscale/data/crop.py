@@ -73,7 +73,7 @@ def training_crops(
     image resized to a short side of size / fraction.
 
     Args:
-        epochs: int64 [n], epoch of each sample.
+        epochs: int64 [n], number of earlier uses of each sample.
         keys: uint64 [n], key of each sample.
         widths: int64 [n], pixels.
         heights: int64 [n], pixels.

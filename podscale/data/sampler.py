@@ -52,7 +52,7 @@ class SampleTable(Protocol):
 
 @dataclass(frozen=True)
 class SampleIndices:
-    """Consecutive positions of the sample order.
+    """Positions of the sample order.
 
     Args:
         rows: int64 [n], numbers of samples in the split, from 0.
@@ -180,7 +180,7 @@ def _format_choices(numbers: Sequence[int]) -> str:
 def assign_shards_to_groups(shard_of_row: npt.NDArray[Any], group_count: int) -> tuple[RowIndices, ...]:
     """Return the rows of each group of shards, ascending; `shard_of_row` [n] has the shard number of each row.
 
-    Each shard, largest first, goes to the group with the fewest samples (Graham 1969), in a tie to the first.
+    Each shard, largest first, goes to the group with the fewest samples (Graham 1969), or in a tie to the first of them.
     """
     sizes = np.bincount(shard_of_row)
     shards = [int(shard) for shard in np.argsort(-sizes, kind="stable") if sizes[shard]]

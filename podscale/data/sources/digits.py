@@ -46,7 +46,7 @@ def load() -> dict[str, npt.NDArray[np.uint8]]:
 
 
 def gray_png(pixels: npt.NDArray[np.uint8]) -> bytes:
-    """Return a PNG of gray `pixels`, uint8 [height, width], uncompressed: its bytes do not depend on the zlib."""
+    """Return a PNG of gray `pixels`, uint8 [height, width], uncompressed: its bytes do not depend on zlib."""
     height, width = pixels.shape
     rows = b"".join(b"\0" + row.tobytes() for row in pixels)  # filter type 0 before every row
     return (
