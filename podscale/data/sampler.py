@@ -180,7 +180,7 @@ def _format_choices(numbers: Sequence[int]) -> str:
 def assign_shards_to_groups(shard_of_row: npt.NDArray[Any], group_count: int) -> tuple[RowIndices, ...]:
     """Return the rows of each group of shards, ascending; `shard_of_row` [n] has the shard number of each row.
 
-    Each shard, largest first, goes to the group with the fewest samples (Graham 1969), or in a tie to the first of them.
+    Each shard, largest first, goes to the group with the fewest samples (Graham 1969). A tie goes to the first group.
     """
     sizes = np.bincount(shard_of_row)
     shards = [int(shard) for shard in np.argsort(-sizes, kind="stable") if sizes[shard]]
