@@ -321,7 +321,7 @@ class TestImageNet:
             ("val.txt", "n01440764\n", "1 labels for 3 validation images"),
             ("val.csv", "ILSVRC2012_val_00000001,n01440764\n", "no label for ILSVRC2012_val_00000002"),
             ("val.txt", "1\n2\n1\n", "Class numbers need the kit's meta.mat"),
-            ("other.md", "", "expected one label file of the validation images, found none"),
+            ("other.md", "", "needs one label file for the validation images, found none"),
         ],
     )
     def test_labels_that_do_not_fit(self, tmp_path: Path, name: str, labels: str, said: str) -> None:
