@@ -1,6 +1,7 @@
 """Retry policy of requests to the API server, by tenacity, and the notices of an outage.
 
-The user gets one line when an outage has lasted, and one when it is over, however many threads retry.
+The user gets one line when an outage has lasted NOTICE_AFTER_SECONDS, and one when it is over, however many threads
+retry.
 """
 
 import threading
@@ -13,7 +14,7 @@ from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_bef
 from podscale.kubernetes.errors import ApiUnreachable
 
 NOTICE_AFTER_SECONDS = 5.0
-"""Age of an outage from which the user is notified, seconds."""
+"""Duration of an outage after which the user is notified, seconds."""
 
 Notify = Callable[[str], None]
 """Takes one line for the user."""
@@ -26,7 +27,7 @@ class RetryPolicy:
     """Time limits of a request.
 
     Args:
-        deadline: longest time from the first attempt to the last, seconds; 0 for one attempt.
+        deadline: maximal time from the first attempt to the last, seconds; 0 for one attempt.
         read_timeout: timeout of one answer, seconds.
     """
 
@@ -53,9 +54,9 @@ class RetryPolicy:
 
 
 INTERACTIVE = RetryPolicy(15.0, read_timeout=15.0)
-"""For commands whose user waits at the terminal."""
+"""Policy of commands whose user waits at the terminal."""
 UNATTENDED = RetryPolicy(1800.0)
-"""For commands that follow a job, which runs on during an outage."""
+"""Policy of commands that follow a job, which continues during an outage."""
 
 
 class OutageNotice:

@@ -1,6 +1,7 @@
 """Metrics of a pod (build, volumes, GPUs by NVML), and the metrics endpoint of a stage.
 
-A thread polls volumes and GPUs. If a call hangs, on a dead network volume or a failed GPU, only these values are stale.
+A thread polls volumes and GPUs. If a call hangs (on a dead network volume or a failed GPU), only these values are
+stale.
 """
 
 import json
@@ -40,9 +41,9 @@ GATEWAY_SECONDS = 10.0
 
 
 class StageTelemetry:
-    """Metrics endpoint of a stage, as its document asks; a context manager.
+    """Metrics endpoint of a stage, as the run document configures it; a context manager.
 
-    It does nothing without `telemetry.enabled`, or, after a warning, if the server cannot listen.
+    It does nothing if `telemetry.enabled` is false. If the server cannot listen, it logs a warning and does nothing.
 
     Args:
         volumes: Paths by their names in the catalogue.
@@ -80,7 +81,7 @@ class StageTelemetry:
         return self._server.url if self._server is not None else None
 
     def start(self, endpoint: Path | None = None) -> None:
-        """Start the server and print its URL; the file `endpoint` has it too until `close`."""
+        """Start the server and print its URL; until `close`, the URL is also in the file `endpoint`."""
         if self._server is None:
             return
         self._server.start()
@@ -130,19 +131,19 @@ class StageTelemetry:
             return MetricsServer(self._section.address, self._section.port, self._merged, auth=auth)
         except ListenError as error:
             if self._section.required:
-                hint = f"{error.hint} Or set telemetry.required=false to go on without metrics.".strip()
+                hint = f"{error.hint} Or set telemetry.required=false to run without metrics.".strip()
                 raise InputError(error.problem, field=error.field, got=error.got, hint=hint) from error
             logger.warning("no metrics are served: %s", error)
             return None
 
     def _write_summary(self, path: Path, text: bytes) -> None:
-        """Add this stage's final values to the file, which has those of other stages."""
+        """Add this stage's final values to the file, and keep those of other stages."""
         try:
             stages = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
             values = {"time": round(time.time(), 3), "series": series_values(text.decode())}
             write_json(path, {**stages, self._stage: values})
         except (OSError, ValueError, TypeError) as error:
-            logger.warning("%s: the final metrics of the stage could not be written: %s", path, error)
+            logger.warning("%s: cannot write the final metrics of the stage: %s", path, error)
 
     def _request_gateway(self, method: str, body: bytes | None = None) -> bool:
         """Send a request to the Pushgateway; log a warning and return False if it failed."""
@@ -164,7 +165,7 @@ class PodMetrics:
     """Metrics of this pod in `registry`, polled until `close`.
 
     Args:
-        volumes: Paths by their names in the catalogue; a path may appear later.
+        volumes: Paths by their names in the catalogue; they need not exist yet.
     """
 
     def __init__(
@@ -284,7 +285,7 @@ class Nvml:
         )
 
     def _query(self, function: Any, *arguments: Any) -> Any:
-        """Return the value; None if the GPU does not support the query (MIG parts, virtual GPUs)."""
+        """Return the value; None if the GPU does not support the query (MIG instances, virtual GPUs)."""
         try:
             return function(*arguments)
         except self._library.NVMLError:

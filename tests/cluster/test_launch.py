@@ -53,7 +53,7 @@ def test_a_killed_launcher_comes_back_to_its_job_and_a_deleted_pod_costs_no_line
     before = jobs(cluster, namespace)
 
     second = launcher.start("submit", "--stage=train")
-    second.sees(cluster, "runs on as it was submitted", step_text(45))
+    second.sees(cluster, "continues as it was submitted", step_text(45))
     cluster.kill(namespace, "adopted-worker-0")
     assert second.end() == 0, second.text
     assert jobs(cluster, namespace) == before

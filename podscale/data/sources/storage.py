@@ -43,7 +43,7 @@ class Storage(Protocol):
         ...
 
     def size(self, path: bytes) -> int:
-        """Return the bytes of one file; raises OSError."""
+        """Return the size of one file in bytes; raises OSError."""
         ...
 
 
@@ -61,7 +61,7 @@ class LocalStorage:
         self._root = os.fsencode(os.path.expanduser(location)).rstrip(b"/") or b"/"
         if not os.path.exists(self._root):
             raise SourceMissing(
-                "no such file or directory", field="data.source", got=location, hint="Give the path of images."
+                "no such file or directory", field="data.source", got=location, hint="Give the path of the images."
             )
         self._opened: tuple[bytes, int] | None = None
 
@@ -93,7 +93,7 @@ class LocalStorage:
                 raise (
                     Where(self.location)
                     .below(relative)
-                    .refusal("symbolic link loop: it leads back to a directory above itself", "Remove the link.")
+                    .refusal("symbolic link to a directory above itself", "Remove the link.")
                 )
             with os.scandir(here) as entries:
                 for entry in entries:
@@ -106,7 +106,7 @@ class LocalStorage:
                         yield StorageFile(path, _file_size(entry))
         except OSError as error:
             where = Where(self.location, decode_name(relative))
-            raise where.refusal(f"cannot be listed: {error.strerror}", "Make it readable or leave it out.") from error
+            raise where.refusal(f"cannot be listed: {error.strerror}", "Make it readable or remove it.") from error
 
     def read(self, path: bytes, offset: int = 0, size: int | None = None) -> bytes:
         if size is not None:
@@ -143,7 +143,7 @@ def _is_directory(entry: os.DirEntry[bytes]) -> bool:
 
 
 def _file_size(entry: os.DirEntry[bytes]) -> int:
-    """Return the bytes of a file; 0 for a directory and a broken link, which packing finds unreadable."""
+    """Return the size of a file; 0 for a directory and a broken link, which packing rejects as unreadable."""
     try:
         return 0 if entry.is_dir() else entry.stat().st_size
     except OSError:
@@ -158,7 +158,7 @@ def _read_to_end(descriptor: int) -> bytes:
 
 
 class RemoteStorage:
-    """URL that fsspec reads (gs://, s3://, https://, memory://, ...), with the environment's credentials."""
+    """Files below a URL that fsspec reads (gs://, s3://, https://, ...), with the environment's credentials."""
 
     def __init__(self, location: str) -> None:
         self.location = location.rstrip("/")
@@ -166,7 +166,7 @@ class RemoteStorage:
         try:
             if not self._fs.exists(self._root):
                 raise SourceMissing(
-                    "nothing at this URL", field="data.source", got=location, hint="Check it and its access."
+                    "nothing at this URL", field="data.source", got=location, hint="Check it and your access to it."
                 )
         except InputError:
             raise
@@ -239,7 +239,7 @@ class RemoteStorage:
 
 
 class _as_os_error:  # noqa: N801 - reads as a statement
-    """Context that raises a backend's errors as OSError."""
+    """Context manager that raises a backend's errors as OSError."""
 
     def __enter__(self) -> None:
         return None

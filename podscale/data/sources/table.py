@@ -41,7 +41,7 @@ class TableSource:
         return storage.read(path)
 
     def _size(self, name: bytes) -> int:
-        """Return the bytes of an image; 0 if it is missing, which packing finds unreadable."""
+        """Return the size of an image in bytes; 0 if it is missing, which packing rejects as unreadable."""
         try:
             storage, path = self._locate(name)
             return storage.size(path)

@@ -73,7 +73,7 @@ def test_a_lost_rank_is_restarted_and_counted(launch: Launch) -> None:
     assert code == 0, err
     events = [json.loads(line) for line in out.splitlines()]
     assert [event["cause"] for event in events if event.get("event") == "restart"] == ["lost_rank"]
-    assert "restarting (0 more)" in err
+    assert "restarting (0 left)" in err
     book = read_goodput_state(run.run_directory / ".heartbeat")
     assert book is not None
     assert (book.launch, book.exit_cause) == (2, "done")

@@ -87,7 +87,7 @@ def test_a_tracker_that_hangs_does_not_hold_up_a_stop(launch: Launch) -> None:
     run.process.send_signal(signal.SIGTERM)
     code, _, err = run.end()
     assert code == ExitCode.PREEMPTED, err
-    assert failures(run) == [("tensorboard", "it was not done in time; its last values may be missing")]
+    assert failures(run) == [("tensorboard", "it did not finish in time; its last values may be missing")]
     assert run.members() == []
 
 
@@ -99,7 +99,7 @@ def test_a_tracker_that_is_killed_is_missed_by_nobody_else(launch: Launch) -> No
     code, _, err = run.end()
     assert code == 0, err
     ((name, why),) = failures(run)
-    assert (name, why.startswith("it ended with code -9")) == ("tensorboard", True)
+    assert (name, why.startswith("it exited with code -9")) == ("tensorboard", True)
 
 
 def test_trackers_die_with_their_supervisor(launch: Launch) -> None:
@@ -132,7 +132,7 @@ def test_kubeflow_trainer_is_told_where_it_listens(launch: Launch, tmp_path: Pat
     code, _, err = run.end()
     assert code == 0, err
     assert "trainjob: https://127.0.0.1:9/status" in err
-    assert err.count("the status of the TrainJob could not be sent") == 1
+    assert err.count("cannot send the status of the TrainJob") == 1
     assert failures(run) == []
 
 

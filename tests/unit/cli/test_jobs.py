@@ -200,7 +200,7 @@ def test_status_tells_job_and_pods(cluster: FakeCluster, capsys: pytest.CaptureF
     assert main(["status", "r1"]) == 0
     output = capsys.readouterr().out
     assert "PyTorchJob r1" in output
-    assert "restarting, 1 of 2 pods, 1 restart: r1-worker-1: no node for it: 0/1 nodes are available" in output
+    assert "restarting, 1 of 2 pods, 1 restart: r1-worker-1: unschedulable: 0/1 nodes are available" in output
     assert "r1-worker-0 on node-1, 1 restarts: exit code 77: rank 1 is lost" in output
 
 

@@ -1,4 +1,4 @@
-"""RandAugment, TrivialAugment, erased rectangles and repeats, against timm and torchvision; and their draws."""
+"""RandAugment, TrivialAugment, random erasing and repeats against timm and torchvision; and their random draws."""
 
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ FILL = (124, 116, 104)
 
 
 def picture(seed: int = 0, size: int = 37) -> Image.Image:
-    """Not grey, not square in its values, and with edges: noise over a slope."""
+    """Return a coloured image with edges and uneven values: noise over a gradient."""
     noise = np.random.default_rng(seed).integers(0, 90, (size, size, 3))
     slope = np.linspace(0, 150, size)[:, None, None] * np.array([1, 0.7, 0.4])
     return Image.fromarray((noise + slope).astype(np.uint8))
@@ -102,7 +102,7 @@ def test_an_operation_of_trivial_augment_gives_torchvisions_pixels(number, negat
 
 
 def test_posterize_keeps_the_highest_bits() -> None:
-    """At the largest magnitude none: Pillow 13 refuses that, and timm with it."""
+    """The largest magnitude keeps no bits, which Pillow 13, and so timm, refuses."""
     operation = next(one for one in RAND_AUGMENT if one.name == "posterize")
     look = FillMode(Image.Resampling.BILINEAR, FILL)
     assert not np.asarray(operation(picture(), 1.0, negative=False, fill_mode=look)).any()
@@ -111,7 +111,7 @@ def test_posterize_keeps_the_highest_bits() -> None:
 
 
 def test_rand_augment_as_timm_draws_it() -> None:
-    """How many operations, which, how strong, on which side, between which pixels."""
+    """Number, kind, strength, sign and interpolation of the operations."""
     made = augmentation(policy="rand_augment", rand_augment={"magnitude": 7, "layers": 2, "probability": 0.5})
     seen: list[tuple[str, float, bool, FillMode]] = []
 
@@ -173,7 +173,7 @@ def test_trivial_augment_draws_one_operation_of_one_of_31_strengths() -> None:
 
 
 def rectangle(before: np.ndarray, after: np.ndarray) -> tuple[int, int, int, int] | None:
-    """top, left, height, width of what was changed; asserts that it is one rectangle of the mean colour."""
+    """Return top, left, height, width of the changed pixels; assert that they are a rectangle of the mean colour."""
     changed = (before != after).any(axis=2)
     if not changed.any():
         return None
@@ -184,7 +184,7 @@ def rectangle(before: np.ndarray, after: np.ndarray) -> tuple[int, int, int, int
 
 
 def test_an_erased_rectangle_is_one_of_torchvisions() -> None:
-    """The shares of area, shapes and places that RandomErasing draws, by their distributions."""
+    """Compare the distributions of areas, ratios and positions with those of RandomErasing."""
     import torch
     from torchvision.transforms import RandomErasing
 
@@ -213,7 +213,7 @@ WANTED = {"policy": "rand_augment", "erase": 0.3}
 
 
 def images(shards: Path, start: int, stop: int, world: int = 1, **run: Any) -> dict[tuple[int, int, int], bytes]:
-    """(step, key, nth of the step) -> the pixels, gathered from all ranks."""
+    """Return {(step, key, nth of the step): pixels}, gathered from all ranks."""
     config = document(batch=12, input={"augment": WANTED, "repeats": 2}, run={"seed": 4, **run})
     augmented: dict[tuple[int, int, int], bytes] = {}
     for rank in range(world):
@@ -243,7 +243,7 @@ def test_draws_are_keyed_by_seed_epoch_and_sample() -> None:
 
 
 def test_the_loader_changes_what_it_cropped(make_shard_set) -> None:
-    """The reference: the same crops without changes, then the changes by hand."""
+    """Reference: the same crops without augmentation, then augmented by hand."""
     shards = make_shard_set()
     plain = train(document(batch=12), shards, 0, 4)
     changed = train(document(batch=12, input={"augment": WANTED}), shards, 0, 4)
@@ -262,7 +262,7 @@ def test_the_loader_changes_what_it_cropped(make_shard_set) -> None:
 
 @pytest.mark.parametrize(("repeats", "world", "count"), [(3, 4, 100), (4, 2, 96), (3, 2, 256 * 3 + 5)])
 def test_repeats_are_those_of_timms_sampler(repeats: int, world: int, count: int, monkeypatch) -> None:
-    """The same permutation given to both: each rank has the same samples in the same order, epoch by epoch."""
+    """Given the same permutation, each rank has the same samples in the same order in every epoch."""
     import torch
 
     sampler = pytest.importorskip("timm.data.distributed_sampler").RepeatAugSampler

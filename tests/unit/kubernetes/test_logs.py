@@ -1,4 +1,4 @@
-"""The log of rank 0 as one stream: every line once, through restarts, new pods and broken connections."""
+"""The log of rank 0 as one stream: every line once, across restarts, new pods and broken connections."""
 
 import threading
 from collections.abc import Iterator
@@ -69,7 +69,7 @@ def test_broken_connections_lose_and_repeat_nothing(
 
 
 def test_lines_of_one_instant_are_each_shown_once(api: ClusterClient, cluster: FakeCluster, notices: list[str]) -> None:
-    """A clock may stamp many lines alike, and the API takes whole seconds alone to start from."""
+    """Many lines may have the same timestamp, and the API accepts only whole seconds as a start."""
     cluster.put("pods", pod(0))
     log = ContainerLog(api, pod(0), notices.append)
     for number in range(3):

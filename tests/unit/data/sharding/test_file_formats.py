@@ -1,4 +1,4 @@
-"""Our tar headers are read by others as what we meant."""
+"""Python's tarfile reads our tar headers as intended."""
 
 import io
 import tarfile
