@@ -241,8 +241,10 @@ def _supervise(
 ) -> "StageResult":
     """Check the stage, run its ranks, and turn the predictions of an evaluation into evaluation.json."""
     from podscale.launch import supervisor
+    from podscale.training.memory_check import training_memory_problems
 
-    preflight(config, preflight_target(), shard_set)
+    others = training_memory_problems(config) if stage == "train" else ()
+    preflight(config, preflight_target(), shard_set, others)
     if stage == "evaluate":
         _check_models_exist(config)
     result = supervisor.supervise_stage(config, stage, shard_set, lease)

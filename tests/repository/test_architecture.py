@@ -31,7 +31,7 @@ ROOMS = {
     "report": "util config data runs training evaluation",
     "launch": "util config runs telemetry distributed",
     "kubernetes": "util config hardware data runs",
-    "stages": "util config data runs telemetry evaluation report launch kubernetes",
+    "stages": "util config data runs telemetry training evaluation report launch kubernetes",
     "monitoring": "util config runs telemetry kubernetes",
     "bench": "util config hardware data report",
     "study": "util config runs training evaluation report stages",

@@ -13,7 +13,9 @@ from podscale.errors import InputError, InputErrors
 PreflightTarget = Literal["here", "pack", "containers", "pod", "job", "cluster"]
 
 
-def preflight(document: RunConfig, target: PreflightTarget, shard_set: str | None = None) -> None:
+def preflight(
+    document: RunConfig, target: PreflightTarget, shard_set: str | None = None, others: Iterable[InputError] = ()
+) -> None:
     """Raise one InputError that lists every problem.
 
     Args:
@@ -22,8 +24,9 @@ def preflight(document: RunConfig, target: PreflightTarget, shard_set: str | Non
             `pack` is a machine or pod that packs shards and does not train.
             `cluster` and `job` check the document alone; `job` leaves the ranks to the launcher.
         shard_set: location of the shards; None if they are still to be packed (a pod then packs and does not train).
+        others: problems that checks of another package found.
     """
-    problems = find_problems(document, target, shard_set)
+    problems = [*find_problems(document, target, shard_set), *others]
     if len(problems) == 1:
         raise problems[0]
     if problems:
