@@ -44,6 +44,7 @@ GROUPS = (
     Group("real images", r"PODSCALE_TEST_DATA|imagenette224", advice="PODSCALE_TEST_DATA=folder"),
     Group("a GPU", r"CUDA|\bGPU|\bNCCL|\bNVIDIA", advice="make bench-gpu"),
     Group("libtpu", r"libtpu", advice="requirements/tpu.txt"),
+    Group("a user other than root", r"root (may read|reads) everything"),
     Group("root", r"\broot\b|mount a tmpfs|namespace"),
 )
 

@@ -43,14 +43,16 @@ def write_columns(path: Path, header: Mapping[str, Any], columns: Columns) -> No
     write_atomically(path, encode_columns(header, columns))
 
 
-def read_columns(path: Path) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
-    """Return header and memory-mapped columns; raises InputError if the file is none or is cut short."""
+def read_columns(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
+    """Return header and memory-mapped columns; raises InputError if the file is none of this kind or is cut short."""
     try:
         raw: npt.NDArray[np.uint8] = np.memmap(path, dtype=np.uint8, mode="r")
         magic, length = _PREFIX.unpack(raw[: _PREFIX.size].tobytes())
         if magic != COLUMN_FILE_MAGIC:
             raise ValueError("another kind of file")
         header = json.loads(raw[_PREFIX.size : _PREFIX.size + length].tobytes())
+        if header.pop("kind") != kind:
+            raise ValueError(f"no {kind}, but another kind of column file")
         columns = {}
         offset = _PREFIX.size + length
         for name, dtype, count in header.pop("columns"):
