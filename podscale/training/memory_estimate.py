@@ -12,7 +12,7 @@ MOMENTS = {"sgd": 1, "lars": 1, "lamb": 2, "adam": 2, "rmsprop": 2, "nlcg": 3, "
 
 
 class MemoryEstimate(NamedTuple):
-    """Bytes of one training process.
+    """Bytes of one training process, without those of Python and torch (see `memory_check.EXTRA_BYTES`).
 
     `weights` includes gradients, and `optimizer` masters, averages and Shampoo's matrices. `activations` are the
     outputs of convolutions and norms, which forward keeps for backward.
