@@ -21,7 +21,6 @@ from podscale.config.data import DataSection
 from podscale.config.preflight import preflight
 from podscale.config.telemetry import TelemetrySection
 from podscale.data.manifest import WHOLE_SHARD_SET, ShardPart, ShardSetManifest
-from podscale.data.sharding.pack_progress import NULL_OBSERVER, BuildObserver
 from podscale.errors import ExitCode, InputError, error_from_exit_code
 from podscale.runs import (
     Lease,
@@ -40,6 +39,7 @@ from podscale.util.locations import Location
 from podscale.util.progress_reports import ProgressCallback
 
 if TYPE_CHECKING:
+    from podscale.data.sharding.pack_progress import BuildObserver
     from podscale.launch.stage_result import StageResult
 
 
@@ -128,9 +128,11 @@ def shard(
 @contextmanager
 def _export_build_metrics(
     telemetry: ExportedTelemetry | None, directory: Path, summary: Path
-) -> Iterator[BuildObserver]:
+) -> "Iterator[BuildObserver]":
     """Serve the metrics of a build, and write the last values at its end, also after bad input."""
     if telemetry is None:
+        from podscale.data.sharding.pack_progress import NULL_OBSERVER
+
         yield NULL_OBSERVER
         return
     from podscale.telemetry.metrics import ShardMetrics

@@ -176,6 +176,13 @@ def test_packages_on_the_way_load_no_framework() -> None:
     assert loaded_by(f"podscale.{name}" for name in MARKERS) == {}
 
 
+def test_the_process_of_a_stage_begins_without_numpy() -> None:
+    """Five processes of a run load this, and those whose stage is finished need no more."""
+    program = "import sys; from podscale.components import steps; print(*(set(sys.modules) & {'numpy', 'kfp', 'rich'}))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
 def test_help_loads_no_validation_library() -> None:
     """`podscale --help` answers at once because even pydantic is imported later."""
     program = (
