@@ -98,7 +98,6 @@ def test_the_real_compiler(world: World, tmp_path: Any, monkeypatch: Any) -> Non
     monkeypatch.setattr("torch._inductor.config.cpp_cache_precompile_headers", False)  # slower than these few kernels
     monkeypatch.setattr("torch._inductor.config.cpp.vec_isa_ok", True)  # the check compiles a program
     monkeypatch.setattr("torch._inductor.config.compile_threads", 1)  # a pool of processes would import torch first
-    monkeypatch.setattr("torch._inductor.config.cpp.simdlen", 1)  # scalar kernels compile sooner
     plain = train_steps(small, world, 16, mode="off", backend="inductor", ranks=1)
     compiled = train_steps(small, world, 16, mode="default", backend="inductor", ranks=1)
     assert_alike(compiled, plain)
