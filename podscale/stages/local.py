@@ -245,8 +245,9 @@ def _supervise(
     from podscale.launch import supervisor
     from podscale.training.memory_check import training_memory_problems
 
-    others = training_memory_problems(config) if stage == "train" else ()
-    preflight(config, preflight_target(), shard_set, others)
+    target = preflight_target()
+    trains_here = stage == "train" and target == "here"  # a pod has the memory that its job requests
+    preflight(config, target, shard_set, training_memory_problems(config) if trains_here else ())
     if stage == "evaluate":
         _check_models_exist(config)
     result = supervisor.supervise_stage(config, stage, shard_set, lease)

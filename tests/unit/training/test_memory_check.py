@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,10 +11,13 @@ from podscale.cli import main
 from podscale.cli.dry_run import memory_problems
 from podscale.config import RunConfig, data_fingerprint, load
 from podscale.errors import InputError
+from podscale.launch import supervisor
 from podscale.pipelines import presets
 from podscale.runs import StageOutcome, stage_outcomes
+from podscale.stages import local
 from podscale.training.memory_check import EXTRA_BYTES, MIN_PASS_IMAGES, node_memory, training_memory_problems
 from podscale.util import env, host_info
+from tests.support.refusals import refused
 
 GIB = 2**30
 SetFree = Callable[..., None]
@@ -124,3 +128,26 @@ def test_dry_run_and_run_say_so(
     assert code == (0 if arguments else 2)
     assert "a step needs about 21.7 GiB of memory, 19.1 GiB are free" in (printed.out if arguments else printed.err)
     assert not (tmp_path / "runs").exists()
+
+
+LARGE = ("train.global_batch=32", "model.width=64", "input.image_size=64")
+
+
+def test_the_stage_refuses_on_this_machine_and_not_in_a_pod(
+    free: SetFree, make_shard_set: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    free(0.45)
+    started: list[str] = []
+    failed = SimpleNamespace(exit_code=1, is_leader=True)
+    monkeypatch.setattr(supervisor, "supervise_stage", lambda config, stage, *rest: started.append(stage) or failed)
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    config = load(presets.resolve_preset("digits"), [f"run.workspace={tmp_path}", *LARGE])
+    shard_set = str(make_shard_set(shards=2))
+    with refused("a step needs about", field="train.global_batch"):
+        local._supervise(config, "train", shard_set, None)
+    assert started == []
+    monkeypatch.setattr(local, "_check_models_exist", lambda config: None)
+    local._supervise(config, "evaluate", shard_set, None)
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    local._supervise(config, "train", shard_set, None)
+    assert started == ["evaluate", "train"]
