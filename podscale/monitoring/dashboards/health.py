@@ -177,7 +177,7 @@ LEARNING_PANELS = [
         "Updates a second with a non-finite loss or gradient, by kind, and those masked.",
         PanelQuery(rate_query("train_nonfinite_steps", f"{BY_RUN}, kind"), "{{run}} {{kind}}"),
         PanelQuery(rate_query("train_steps_skipped", BY_RUN), "{{run}} masked"),
-        field=Field("count:updates/s", NONE, soft_max=1),
+        field=Field("count:steps/s", NONE, soft_max=1),
         alert="PodscaleNonFiniteSteps",
     ),
     time_series_panel(
