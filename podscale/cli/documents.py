@@ -65,7 +65,10 @@ def compile_pipeline(
     defaults: Defaults = None,
     kfp: Kfp = "2.16",
 ) -> None:
-    """Compile the pipeline of a run document into a KFP package for a cluster."""
+    """Compile the pipeline of a run document into a KFP package for a cluster.
+
+    Without --defaults, the chart's workspace is assumed if the document names none; a comment at the top names it.
+    """
     config, comment = _load_for_cluster(document, changes, defaults)
     if output.suffix not in (".yaml", ".yml"):
         raise InputError("a pipeline package ends in .yaml", field=str(output))
@@ -102,7 +105,10 @@ def render(
     defaults: Defaults = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write a file instead.")] = None,
 ) -> None:
-    """Print the Kubernetes objects of a run: `podscale render RUN | kubectl apply -f -`."""
+    """Print the Kubernetes objects of a run: `podscale render RUN | kubectl apply -f -`.
+
+    Without --defaults, the chart's workspace is assumed if the document names none; a comment at the top names it.
+    """
     from podscale.kubernetes.render.common import to_yaml
 
     config, comment = _load_for_cluster(document, changes, defaults)
