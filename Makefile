@@ -9,7 +9,7 @@ ARGS ?=
 WORKERS ?= auto
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help run test coverage lint types check docs docs-serve reference bench bench-network bench-gpu bench-tpu chart dashboards drills images \
+.PHONY: help run test test-programs coverage lint types check docs docs-serve reference bench bench-network bench-gpu bench-tpu chart dashboards drills images \
   clean lock lock-upgrade \
   cluster-up cluster-images cluster-test cluster-down cluster-clean
 
@@ -25,6 +25,9 @@ SUITE = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reo
 
 test: .venv/.dev ## every test, a file at a time in WORKERS processes (ARGS="-k name" to choose)
 	@$(SUITE) $(ARGS)
+
+test-programs: ## install Debian's packages of programs without which tests are skipped: needs root
+	@tools/test_programs.sh
 
 coverage: .venv/.dev ## the same, and which lines ran: slower, and blind for ranks, which end without a word to coverage
 	@$(SUITE) --cov --cov-report=term:skip-covered $(ARGS)

@@ -231,6 +231,7 @@ def _stage_variables(launch: LocalLaunch) -> dict[str, str]:
         env.PROGRESS_FILE: str(launch.progress_file),
         env.SHARD_WORKERS: str(launch.config.launch.shard_workers),
         **ExportedTelemetry.for_config(launch.config, RunDirectory.for_config(launch.config).endpoint).variables,
+        **{name: os.environ[name] for name in (env.IGNORE_MEMORY,) if name in os.environ},  # into containers too
         "PYTHONUNBUFFERED": "1",
     }
 

@@ -82,7 +82,7 @@ def exported(init: Path) -> list[PublicName]:
     names: list[str] = next(map(ast.literal_eval, values), [])
     origins = {
         alias.asname or alias.name: (node.module, alias.name)
-        for node in tree.body
+        for node in ast.walk(tree)  # `if TYPE_CHECKING:` holds names that load on first use
         if isinstance(node, ast.ImportFrom) and node.module is not None
         for alias in node.names
     }

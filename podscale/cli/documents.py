@@ -4,8 +4,8 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -26,6 +26,8 @@ app = typer.Typer()
 
 CLUSTER_DEFAULTS = "cluster"
 """Value of --defaults for the chart's defaults in the document's namespace."""
+CHART_WORKSPACE, CHART_CLAIM = "/workspace", "podscale-workspace"
+"""Path and PersistentVolumeClaim of the workspace of the chart, installed under the name `podscale`."""
 STAGES: tuple["StageName", ...] = ("shard", "train", "evaluate", "report")
 IMAGENET_IMAGES = 1_281_167
 """Training images assumed before sharding; only momentum corrections depend on them."""
@@ -63,8 +65,11 @@ def compile_pipeline(
     defaults: Defaults = None,
     kfp: Kfp = "2.16",
 ) -> None:
-    """Compile the pipeline of a run document into a KFP package for a cluster."""
-    config = load_with_defaults(document, changes, defaults)
+    """Compile the pipeline of a run document into a KFP package for a cluster.
+
+    Without --defaults, the chart's workspace is assumed if the document names none; a comment at the top names it.
+    """
+    config, comment = _load_for_cluster(document, changes, defaults)
     if output.suffix not in (".yaml", ".yml"):
         raise InputError("the name of a pipeline package must end in .yaml", field=str(output))
     if not output.absolute().parent.is_dir():
@@ -72,7 +77,7 @@ def compile_pipeline(
     _print_problems(config)
     from podscale.pipelines.package import package_pipeline
 
-    output.write_text(package_pipeline(config, kfp=kfp), encoding="utf-8")
+    output.write_text(comment + package_pipeline(config, kfp=kfp), encoding="utf-8")
     print(f"{output}: the pipeline of run {config.run.id}")
 
 
@@ -100,11 +105,14 @@ def render(
     defaults: Defaults = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write a file instead.")] = None,
 ) -> None:
-    """Print the Kubernetes objects of a run: `podscale render RUN | kubectl apply -f -`."""
+    """Print the Kubernetes objects of a run: `podscale render RUN | kubectl apply -f -`.
+
+    Without --defaults, the chart's workspace is assumed if the document names none; a comment at the top names it.
+    """
     from podscale.kubernetes.render.common import to_yaml
 
-    config = load_with_defaults(document, changes, defaults)
-    text = to_yaml(render_stages(config, parse_stages(stage), backend))
+    config, comment = _load_for_cluster(document, changes, defaults)
+    text = comment + to_yaml(render_stages(config, parse_stages(stage), backend))
     _print_problems(config)
     if output is None:
         sys.stdout.write(text)
@@ -118,6 +126,43 @@ def render(
 def load_with_defaults(document: str | None, changes: Sequence[str], defaults: str | None) -> "RunConfig":
     """Load a run document over the defaults of --defaults (a file or CLUSTER_DEFAULTS)."""
     return load_run_document(document, changes, _load_defaults(document, changes, defaults))
+
+
+def _load_for_cluster(document: str | None, changes: Sequence[str], defaults: str | None) -> "tuple[RunConfig, str]":
+    """Load a run document for pods; return with it a YAML comment on what was assumed.
+
+    Without --defaults, the chart's workspace holds for what neither the document nor --set says.
+    """
+    if defaults is not None or (document is None and env.RUN_DOCUMENT in os.environ):
+        return load_with_defaults(document, changes, defaults), ""
+    from podscale import config
+    from podscale.config.document import format_overrides
+
+    assumed = _assumed_workspace(document, changes)
+    loaded = load_run_document(document, changes, config.Defaults(json.dumps(assumed), "the chart's defaults"))
+    if not assumed:
+        return loaded, ""
+    settings = " ".join(f"--set {setting}" for setting in format_overrides(assumed)).replace('"', "")
+    return loaded, (
+        f"# Assumed (the chart's defaults): {settings}\n"
+        "# Set what is different, or read the settings of the namespace with --defaults cluster.\n"
+    )
+
+
+def _assumed_workspace(document: str | None, changes: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return the chart's workspace path and claim, as far as a document leaves them open."""
+    from podscale.config.document import is_set, peek
+
+    path, assumed = presets.resolve_preset(document), dict[str, dict[str, Any]]()
+    if not is_set(path, "run.workspace", changes):
+        assumed["run"] = {"workspace": CHART_WORKSPACE}
+    workspace = PurePosixPath(str(peek(path, "run.workspace", changes) or CHART_WORKSPACE))
+    volumes = peek(path, "launch.cluster.volumes", changes)
+    paths = [volume.get("path") for volume in volumes if isinstance(volume, dict)] if isinstance(volumes, list) else []
+    is_mounted = any(workspace.is_relative_to(str(mount)) for mount in paths)
+    if not (is_mounted or is_set(path, "launch.cluster.workspace_claim", changes)):
+        assumed["launch"] = {"cluster": {"workspace_claim": CHART_CLAIM}}
+    return assumed
 
 
 def load_run_document(

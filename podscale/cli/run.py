@@ -47,12 +47,13 @@ def run(
 
 
 def _run_with_lease(config: "RunConfig", runner: str, started: float, *, fresh: bool, verbose: bool) -> int:
+    from podscale.cli.dry_run import memory_problems
     from podscale.config.preflight import preflight
     from podscale.runs import Lease, RunDirectory, check_not_taken, stage_outcomes
 
     run = RunDirectory.for_config(config)
     check_not_taken(run.lease)
-    preflight(config, "here" if runner == "process" else "containers")
+    preflight(config, "here" if runner == "process" else "containers", others=memory_problems(config, fresh=fresh))
     stages = _build_runner(config, runner)
     if not fresh:
         stage_outcomes.check_run_document(config)

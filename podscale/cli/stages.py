@@ -62,7 +62,7 @@ def shard(
         if index >= of:
             raise InputError(f"parts of --of {of} are counted from 0 to {of - 1}", field="--index", got=index)
         config = load_run_document(document, changes)
-        preflight(config, local.preflight_target())
+        preflight(config, "pack")
         progress = ProgressLine(sys.stderr)
         result = local.shard(
             config.data,

@@ -106,6 +106,13 @@ def peek(path: Path | str | None, key: str, overrides: Sequence[str] = ()) -> An
     return value
 
 
+def is_set(path: Path | str | None, key: str, overrides: Sequence[str] = ()) -> bool:
+    """Return whether a document or its overrides hold a key, if only with the value null."""
+    section, _, last = key.rpartition(".")
+    values = peek(path, section, overrides)
+    return isinstance(values, dict) and last in values
+
+
 def dumps(config: RunConfig) -> str:
     """Return the resolved document as YAML; `loads(dumps(c)) == c`."""
     return dump_yaml(config.model_dump(mode="json"))

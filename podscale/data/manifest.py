@@ -9,9 +9,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from podscale.data import index
 from podscale.errors import InputError
 from podscale.util.files import write_json
 from podscale.util.progress_reports import ProgressCallback, ProgressReporter, ignore_progress
@@ -137,6 +134,8 @@ def verify_shard_set(
     directory: Path, manifest: ShardSetManifest, progress: ProgressCallback = ignore_progress
 ) -> list[Damage]:
     """Read every shard and index; return the damage in manifest order."""
+    from podscale.data import index  # loads NumPy, which readers of a manifest do without
+
     ticker = ProgressReporter("verify", progress, manifest.count)
     damage = []
     for name, split in manifest.splits.items():
@@ -151,13 +150,11 @@ def verify_shard_set(
         try:
             if hashlib.sha256(path.read_bytes()).hexdigest() != split.index_sha256:
                 damage.append(Damage(f"{name}/index", "differs from its sha256 in the manifest"))
-            elif len(index.SourceNames(directory / name / "sources", _row_count(path))) != _row_count(path):
+                continue
+            rows = len(index.read_index(path)["key"])
+            if len(index.SourceNames(directory / name / "sources", rows)) != rows:
                 damage.append(Damage(f"{name}/sources", "does not have as many rows as the index"))
         except (OSError, ValueError, InputError) as error:
             damage.append(Damage(f"{name}/index", f"cannot be read ({error})"))
     ticker.close()
     return damage
-
-
-def _row_count(path: Path) -> int:
-    return len(np.asarray(index.read_index(path)["key"]))

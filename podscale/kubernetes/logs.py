@@ -152,7 +152,7 @@ class LogFollower:
         self._thread.join(timeout_seconds)
 
     def _run(self) -> None:
-        with suppress(ApiUnreachable):  # the thread that waits for the job raises it as well
+        with suppress(ApiError, ApiUnreachable):  # the thread that waits for the job raises it as well
             while True:
                 is_last = self._is_finishing.is_set()
                 if self._print_new_lines() and is_last:

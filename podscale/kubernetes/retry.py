@@ -9,7 +9,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_before_delay, wait_exponential_jitter
+from tenacity import (
+    RetryCallState,
+    Retrying,
+    retry_if_exception_type,
+    stop_before_delay,
+    wait_exponential,
+    wait_random,
+)
 
 from podscale.kubernetes.errors import ApiUnreachable
 
@@ -19,7 +26,7 @@ NOTICE_AFTER_SECONDS = 5.0
 Notify = Callable[[str], None]
 """Takes one line for the user."""
 
-_backoff = wait_exponential_jitter(initial=0.5, max=20.0, jitter=0.25)
+_backoff = wait_exponential(multiplier=0.5, max=20.0) + wait_random(0.0, 0.25)
 
 
 @dataclass(frozen=True)

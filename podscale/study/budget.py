@@ -143,12 +143,13 @@ def plan_study(
     total, is_known = 0.0, True
     for trial in waiting:
         seconds = costs.seconds(trial)
-        is_known = is_known and seconds is not None
-        if time_box_seconds is None or seconds is None or total + seconds / jobs <= time_box_seconds:
-            total += (seconds or 0.0) / jobs
-            (excluded if excluded else planned).append(trial)
-        else:
+        fits = time_box_seconds is None or seconds is None or total + seconds / jobs <= time_box_seconds
+        if excluded or not fits:
             excluded.append(trial)
+            continue
+        is_known = is_known and seconds is not None
+        total += (seconds or 0.0) / jobs
+        planned.append(trial)
     counts = [Counter(trial.series for trial in part) for part in (planned, excluded)]
     return StudyPlan(
         done_trials=sum(get(trial.key) is not None for trial in trials),

@@ -38,6 +38,9 @@ POLL_SECONDS = 5.0
 PUSHED_STAGES = ("shard", "evaluate")
 """Stages that may exit before Prometheus has discovered them."""
 GATEWAY_SECONDS = 10.0
+"""Longest wait for a Pushgateway's answer, seconds."""
+MIN_GATEWAY_SECONDS = 1.0
+"""The same when telemetry.linger_seconds leaves less time, seconds."""
 
 
 class StageTelemetry:
@@ -98,7 +101,8 @@ class StageTelemetry:
     def finish(self, summary: Path | None, interrupted: Callable[[], bool] = lambda: False) -> None:
         """Export the final values to the file `summary`, to the Pushgateway, and in one more scrape.
 
-        It waits at most `telemetry.linger_seconds`, or until `interrupted`. Errors are logged.
+        It waits at most `telemetry.linger_seconds`, or until `interrupted`. A Pushgateway that hangs can add
+        MIN_GATEWAY_SECONDS for each of two requests. Errors are logged.
         """
         if self._server is None:
             return
@@ -108,12 +112,12 @@ class StageTelemetry:
             self._write_summary(summary, text)
         deadline = time.monotonic() + self._section.linger_seconds
         pushes = self._stage in PUSHED_STAGES and self._section.pushgateway is not None
-        pushed = pushes and self._request_gateway("PUT", text)
-        self._server.wait_for_scrape(self._section.linger_seconds, interrupted)
+        pushed = pushes and self._request_gateway("PUT", deadline, text)
+        self._server.wait_for_scrape(max(0.0, deadline - time.monotonic()), interrupted)
         if pushed:
             while time.monotonic() < deadline and not interrupted():
                 time.sleep(0.1)
-            self._request_gateway("DELETE")
+            self._request_gateway("DELETE", deadline)
 
     def close(self) -> None:
         """Stop the endpoint; safe to call twice."""
@@ -145,15 +149,16 @@ class StageTelemetry:
         except (OSError, ValueError, TypeError) as error:
             logger.warning("%s: cannot write the final metrics of the stage: %s", path, error)
 
-    def _request_gateway(self, method: str, body: bytes | None = None) -> bool:
-        """Send a request to the Pushgateway; log a warning and return False if it failed."""
+    def _request_gateway(self, method: str, deadline: float, body: bytes | None = None) -> bool:
+        """Send a request to the Pushgateway; log a warning and return False if it failed or took too long."""
         assert self._section.pushgateway is not None
         key = {"job": "podscale", "instance": socket.gethostname(), "run": self._run, "stage": self._stage}
         group = "/".join(f"{name}/{quote(value, safe='')}" for name, value in key.items())
         url = f"{self._section.pushgateway.rstrip('/')}/metrics/{group}"
         try:
             request = urllib.request.Request(url, body, {"Content-Type": CONTENT_TYPE}, method=method)
-            with urllib.request.urlopen(request, timeout=GATEWAY_SECONDS):
+            seconds = max(MIN_GATEWAY_SECONDS, min(GATEWAY_SECONDS, deadline - time.monotonic()))
+            with urllib.request.urlopen(request, timeout=seconds):
                 return True
         except (OSError, ValueError, HTTPException) as error:  # URLError and HTTPError are OSErrors
             reason = getattr(error, "reason", None) or error

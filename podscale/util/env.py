@@ -47,6 +47,7 @@ IMAGE: Final = "PODSCALE_IMAGE"
 COMMIT: Final = "PODSCALE_COMMIT"
 
 # From the user.
+IGNORE_MEMORY: Final = "PODSCALE_IGNORE_MEMORY"
 KFP_TOKEN: Final = "PODSCALE_KFP_TOKEN"
 KFP_COOKIES: Final = "PODSCALE_KFP_COOKIES"
 
@@ -176,6 +177,13 @@ VARIABLES: Final = (
     Variable(TERMINATION_LOG, "path", "rendered manifest", "stages", "Termination message, shown in the pod's status."),
     Variable(IMAGE, "name", "image", "`podscale doctor`, preflight checks", "Image that this process runs in."),
     Variable(COMMIT, "commit", "image", "stages", "Commit of the source in the image, for environment.json."),
+    Variable(
+        IGNORE_MEMORY,
+        "any text",
+        "user",
+        "`podscale run`, stages",
+        "Start a training on CPUs even if its estimated memory is not free.",
+    ),
     Variable(KFP_TOKEN, "text", "user", "`podscale pipeline`", "Bearer token of a Kubeflow Pipelines backend."),
     Variable(
         KFP_COOKIES, "text", "user", "`podscale pipeline`", "Cookies of a browser that is logged in to the backend."

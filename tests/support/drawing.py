@@ -14,6 +14,17 @@ from tests.support.browser import Browser
 ROOT = Path(__file__).resolve().parents[2]
 RENDERER = ROOT / "tools" / "dashboards_renderer"
 BUNDLE = RENDERER / "dist" / "board.js"
+WATCH_LABELS = """
+window.CUT = [];
+const fillText = CanvasRenderingContext2D.prototype.fillText;
+CanvasRenderingContext2D.prototype.fillText = function (text, x, y, ...rest) {
+  const { a, b, e } = this.getTransform();
+  const width = this.measureText(text).width * { right: 1, end: 1, center: 0.5 }[this.textAlign] || 0;
+  if (b === 0 && a * (x - width) + e < 0) window.CUT.push(text);
+  return fillText.call(this, text, x, y, ...rest);
+};
+"""
+"""Program that collects texts which begin left of their canvas, so that their first letters are cut."""
 EVERYTHING = {"namespace": ".*", "run": ".+", "rank": ".+"}
 """What Grafana puts in for `All`."""
 
@@ -55,7 +66,7 @@ def draw(
         '<!doctype html><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         '<style>body{margin:0}</style><div id="board"></div>'
         f'<link rel="stylesheet" href="{BUNDLE.with_suffix(".css").as_uri()}">'
-        f"<script>window.JOB = {json.dumps(job)}</script>"
+        f"<script>{WATCH_LABELS}window.JOB = {json.dumps(job)}</script>"
         f'<script src="{BUNDLE.as_uri()}"></script>',
         encoding="utf-8",
     )
@@ -68,5 +79,7 @@ def draw(
             raise RuntimeError(f"{dashboard['title']} could not be drawn: {failed} {thrown[:1]}")
         assert time.monotonic() < deadline, f"{dashboard['title']} is not drawn after two minutes"
         time.sleep(0.1)
+    if cut := browser.evaluate("window.CUT"):
+        raise RuntimeError(f"{dashboard['title']}: labels are cut at the left: {', '.join(cut[:5])}")
     empty: list[str] = browser.evaluate("window.EMPTY")
     return empty

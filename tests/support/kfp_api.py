@@ -19,8 +19,6 @@ from urllib.parse import parse_qs, urlsplit
 
 import yaml
 from google.protobuf import json_format
-from kfp.kubernetes import kubernetes_executor_config_pb2 as executor_config
-from kfp.pipeline_spec import pipeline_spec_pb2
 
 BASE = "/apis/v2beta1"
 Answer = tuple[int, dict[str, Any]]
@@ -193,6 +191,9 @@ def _upload(store: Store, query: dict[str, str], package: bytes) -> Answer:
 
 def check_package(text: str) -> list[dict[str, Any]]:
     """The documents of a package; raises Refusal for what the server would not take."""
+    from kfp.kubernetes import kubernetes_executor_config_pb2 as executor_config  # here: kfp takes a second to load
+    from kfp.pipeline_spec import pipeline_spec_pb2
+
     documents = list(yaml.safe_load_all(text))
     try:
         spec = json_format.ParseDict(documents[0], pipeline_spec_pb2.PipelineSpec())

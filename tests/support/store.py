@@ -20,6 +20,8 @@ class Store:
     """An HTTP server with range requests; `faults` says how often an answer for a path ending in a name goes wrong."""
 
     url: str
+    timeout: float = QUICK.timeout_seconds
+    """Of the client, seconds: what a slow answer exceeds."""
     faults: dict[tuple[str, str], int] = field(default_factory=dict)
     bytes_sent: Counter[str] = field(default_factory=Counter)
     lock: Any = field(default_factory=threading.Lock)
@@ -39,6 +41,7 @@ def serve(root: Path) -> Iterator[Store]:
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True  # else every answer waits 40 ms for the delayed acknowledgement of its headers
 
         def do_GET(self) -> None:
             path = root / self.path.lstrip("/")
@@ -55,7 +58,7 @@ def serve(root: Path) -> Iterator[Store]:
                 self.send_error(503)
                 return
             if fault == "slow":
-                time.sleep(QUICK.timeout_seconds + 1)
+                time.sleep(served.timeout + 1)
             if fault == "corrupt":
                 content = content[:-1] + bytes([content[-1] ^ 1])
             self.send_response(status)

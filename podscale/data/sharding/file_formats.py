@@ -44,14 +44,16 @@ def write_columns(path: Path, header: Mapping[str, Any], columns: Columns) -> No
     write_atomically(path, encode_columns(header, columns))
 
 
-def read_columns(path: Path) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
-    """Return header and memory-mapped columns; raises InputError if it is not a column file or is truncated."""
+def read_columns(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
+    """Return header and memory-mapped columns; raises InputError if it is no column file of `kind` or is truncated."""
     try:
         raw: npt.NDArray[np.uint8] = np.memmap(path, dtype=np.uint8, mode="r")
         magic, length = _PREFIX.unpack(raw[: _PREFIX.size].tobytes())
         if magic != COLUMN_FILE_MAGIC:
             raise ValueError("not a column file")
         header = json.loads(raw[_PREFIX.size : _PREFIX.size + length].tobytes())
+        if header.pop("kind") != kind:
+            raise ValueError(f"no {kind}, but another kind of column file")
         columns = {}
         offset = _PREFIX.size + length
         for name, dtype, count in header.pop("columns"):

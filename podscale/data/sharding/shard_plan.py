@@ -97,7 +97,7 @@ class ShardPlan:
     @classmethod
     def read(cls, path: Path) -> "ShardPlan":
         """Read a plan, memory-mapped; raises InputError if the file is not a plan."""
-        header, columns = file_formats.read_columns(path)
+        header, columns = file_formats.read_columns(path, "plan")
         bounds = {split: columns.pop(f"bounds_{split}").astype(np.int64) for split in SPLITS}
         return cls(header["fingerprint"], header["classes"], bounds, columns)
 

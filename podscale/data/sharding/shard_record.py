@@ -58,7 +58,7 @@ class ShardRecord:
     @classmethod
     def read(cls, path: Path) -> "ShardRecord":
         """Read a record; raises InputError if the file is not a record."""
-        header, columns = file_formats.read_columns(path)
+        header, columns = file_formats.read_columns(path, "record")
         rejects = [RejectedImage(*entry) for entry in header["rejects"]]
         return cls(header["plan"], header["bytes"], header["sha256"], columns, rejects)
 

@@ -13,6 +13,8 @@ from podscale.util.locations import Location
 # Paths are bytes of any encoding, which pathlib does not take.
 # ruff: noqa: PTH110, PTH111, PTH112, PTH113, PTH116, PTH118, PTH123, PTH208
 
+MAX_READ_BYTES = 2**30
+
 
 class StorageFile(NamedTuple):
     """File with its path relative to the root and its size in bytes."""
@@ -116,7 +118,8 @@ class LocalStorage:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
                 raise IsADirectoryError(21, "not a regular file")
-            return os.read(descriptor, status.st_size + 1) if status.st_size < 2**30 else _read_to_end(descriptor)
+            content = os.read(descriptor, min(status.st_size + 1, MAX_READ_BYTES))
+            return content if len(content) >= status.st_size else content + _read_to_end(descriptor)
         finally:
             os.close(descriptor)
 
@@ -126,7 +129,10 @@ class LocalStorage:
                 os.close(self._opened[1])
                 self._opened = None
             self._opened = (path, os.open(self._absolute(path), os.O_RDONLY))
-        return os.pread(self._opened[1], size, offset)
+        content = os.pread(self._opened[1], size, offset)
+        while len(content) < size and (rest := os.pread(self._opened[1], size - len(content), offset + len(content))):
+            content += rest  # the kernel may return less than was asked, on network file systems above all
+        return content
 
     def open(self, path: bytes) -> IO[bytes]:
         return open(self._absolute(path), "rb")
@@ -152,7 +158,7 @@ def _file_size(entry: os.DirEntry[bytes]) -> int:
 
 def _read_to_end(descriptor: int) -> bytes:
     parts = []
-    while part := os.read(descriptor, 2**30):
+    while part := os.read(descriptor, MAX_READ_BYTES):
         parts.append(part)
     return b"".join(parts)
 

@@ -39,7 +39,7 @@ TABLE_PANELS = [
             "Images/s": (f"{TRAINED} / {WALL_SECONDS}", "none"),
             "Per chip": (f"{TRAINED} / {WALL_SECONDS} / {RANKS}", "none"),
             "MFU": (f"{increase_query('train_model_flops', BY_RUN)} / {WALL_SECONDS} / {PEAKS}", "percentunit"),
-            "Update p50": (f"histogram_quantile(0.5, {STEP}) >= 0", "s"),
+            "Step p50": (f"histogram_quantile(0.5, {STEP}) >= 0", "s"),
             "Data wait": (f"{DATA_WAIT_SECONDS} / ({PHASE_SECONDS} > 0)", "percentunit"),
             "Goodput": (GOODPUT, "percentunit"),
             "Restarts": (RESTARTED, "none"),

@@ -174,10 +174,10 @@ LEARNING_PANELS = [
     ),
     time_series_panel(
         "Steps that were not finite",
-        "Updates a second with a non-finite loss or gradient, by kind, and those masked.",
+        "Steps a second with a non-finite loss or gradient, by kind, and those masked.",
         PanelQuery(rate_query("train_nonfinite_steps", f"{BY_RUN}, kind"), "{{run}} {{kind}}"),
         PanelQuery(rate_query("train_steps_skipped", BY_RUN), "{{run}} masked"),
-        field=Field("count:updates/s", NONE, soft_max=1),
+        field=Field("count:steps/s", NONE, soft_max=1),
         alert="PodscaleNonFiniteSteps",
     ),
     time_series_panel(

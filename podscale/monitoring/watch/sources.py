@@ -1,6 +1,7 @@
 """Sources of a run's records and metrics: its directory, or its job on a cluster."""
 
 import threading
+import time
 from collections import deque
 from collections.abc import Mapping
 from contextlib import ExitStack, closing, suppress
@@ -131,8 +132,9 @@ class JobSource:
         threads = [threading.Thread(target=self._scrape, args=(pod, texts), daemon=True) for pod in pods]
         for thread in threads:
             thread.start()
+        deadline = time.monotonic() + 2 * SCRAPE_TIMEOUT_SECONDS
         for thread in threads:
-            thread.join(2 * SCRAPE_TIMEOUT_SECONDS)
+            thread.join(max(0.0, deadline - time.monotonic()))
         return dict(texts)
 
     def headline(self) -> str:

@@ -148,7 +148,7 @@ def test_a_recipe_is_shown_and_written(capsys):
 
 
 def test_compile_warns_of_what_a_cluster_would_miss(capsys, tmp_path):
-    assert main(["compile", "-o", str(tmp_path / "p.yaml")]) == 0
+    assert main(["compile", "--set", "run.workspace=runs", "-o", str(tmp_path / "p.yaml")]) == 0
     assert "note: run.workspace: " in capsys.readouterr().err
     package = next(yaml.safe_load_all((tmp_path / "p.yaml").read_text()))
     assert package["pipelineInfo"]["name"] == "podscale-training"

@@ -46,15 +46,16 @@ def test_bad_input_is_refused(
     assert_error(main(["study", *words]), capsys.readouterr().err, *says, field=field)
 
 
-class TestPackage:
-    @pytest.fixture(scope="class")
-    def pipeline(self, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-        path = tmp_path_factory.mktemp("package") / "study.yaml"
-        options = ["--set", "run.workspace=/workspace", "--set", "launch.image=registry/podscale:1", "--parallel", "5"]
-        assert main(["study", "digits-large-batch", "--backend", "kfp", "-o", str(path), *options]) == ExitCode.DONE
-        pipeline, _ = check_package(path.read_text())
-        return pipeline
+@pytest.fixture(scope="module")
+def pipeline(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    path = tmp_path_factory.mktemp("package") / "study.yaml"
+    options = ["--set", "run.workspace=/workspace", "--set", "launch.image=registry/podscale:1", "--parallel", "5"]
+    assert main(["study", "digits-large-batch", "--backend", "kfp", "-o", str(path), *options]) == ExitCode.DONE
+    pipeline, _ = check_package(path.read_text())
+    return pipeline
 
+
+class TestPackage:
     def test_small_jobs_over_the_chains_in_waves(self, pipeline: dict[str, Any]) -> None:
         tasks = pipeline["root"]["dag"]["tasks"]
         loops = [tasks[name] for name in tasks if name.startswith("for-loop")]

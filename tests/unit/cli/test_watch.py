@@ -1,6 +1,8 @@
 """`podscale watch` of a job on the cluster double: records from the log of rank 0, metrics from the pods."""
 
 import json
+import threading
+import time
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ import yaml
 from podscale.cli import main
 from podscale.kubernetes import logs
 from podscale.kubernetes.job_spec import METRICS_PORT
+from podscale.monitoring.watch import sources
 from tests.support.cluster_objects import condition, job, pod, terminated
 from tests.support.fake_cluster import FakeCluster
 from tests.support.outcomes import assert_error
@@ -61,6 +64,20 @@ def test_a_job_is_seen_with_all_its_ranks(training: FakeCluster, capsys: pytest.
 def test_a_pod_that_does_not_answer_is_left_out(training: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
     del training.served[f"r1-worker-1:{METRICS_PORT}"]
     assert [rank["rank"] for rank in watched(capsys)["rank_figures"]] == [0]
+
+
+def test_pods_that_hang_cost_the_time_of_one(
+    training: FakeCluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for index in range(2, 12):
+        training.put("pods", pod(index))
+    answered = threading.Event()
+    monkeypatch.setattr(sources, "SCRAPE_TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr(sources.JobSource, "_scrape", lambda self, pod, texts: answered.wait(30.0))
+    began = time.monotonic()
+    assert watched(capsys)["rank_figures"] == []
+    answered.set()
+    assert time.monotonic() - began < 12 * 2 * 0.1
 
 
 def test_without_the_right_to_reach_pods_the_rest_is_shown(

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from scipy.stats import chisquare, kstest, norm
 
 from podscale.config import loads
 from podscale.config.data import AugmentSection
@@ -112,6 +111,8 @@ def test_posterize_keeps_the_highest_bits() -> None:
 
 def test_rand_augment_as_timm_draws_it() -> None:
     """Number, kind, strength, sign and interpolation of the operations."""
+    from scipy import stats  # imported here, because it takes a second of every collection
+
     made = augmentation(policy="rand_augment", rand_augment={"magnitude": 7, "layers": 2, "probability": 0.5})
     seen: list[tuple[str, float, bool, FillMode]] = []
 
@@ -129,9 +130,9 @@ def test_rand_augment_as_timm_draws_it() -> None:
             made(picture(size=4), drawn)
     assert len(seen) / images == pytest.approx(2 * 0.5, abs=0.04)
     counts = [sum(name == operation.name for name, *_ in seen) for operation in RAND_AUGMENT]
-    assert chisquare(counts).pvalue > 1e-3
+    assert stats.chisquare(counts).pvalue > 1e-3
     levels = np.array([level for _, level, _, _ in seen])
-    assert kstest(levels, norm(0.7, 0.05).cdf).pvalue > 1e-3
+    assert stats.kstest(levels, stats.norm(0.7, 0.05).cdf).pvalue > 1e-3
     assert np.mean([negative for _, _, negative, _ in seen]) == pytest.approx(0.5, abs=0.04)
     smooth = [look.resample for *_, look in seen]
     assert np.mean([one == Image.Resampling.BICUBIC for one in smooth]) == pytest.approx(0.5, abs=0.04)
@@ -155,6 +156,8 @@ def test_a_strength_stays_within_its_scale() -> None:
 
 
 def test_trivial_augment_draws_one_operation_of_one_of_31_strengths() -> None:
+    from scipy import stats  # here: it takes a second of all who only collect
+
     made, seen = augmentation(policy="trivial_augment"), []
 
     def watched(name: str) -> Any:
@@ -166,10 +169,10 @@ def test_trivial_augment_draws_one_operation_of_one_of_31_strengths() -> None:
         for drawn in draws(made, images):
             made(picture(size=4), drawn)
     assert len(seen) == images
-    assert chisquare([sum(name == one.name for name, _ in seen) for one in TRIVIAL_AUGMENT]).pvalue > 1e-3
+    assert stats.chisquare([sum(name == one.name for name, _ in seen) for one in TRIVIAL_AUGMENT]).pvalue > 1e-3
     strengths = [strength for _, strength in seen]
     assert sorted(set(strengths)) == list(range(LEVELS))
-    assert chisquare([strengths.count(number) for number in range(LEVELS)]).pvalue > 1e-3
+    assert stats.chisquare([strengths.count(number) for number in range(LEVELS)]).pvalue > 1e-3
 
 
 def rectangle(before: np.ndarray, after: np.ndarray) -> tuple[int, int, int, int] | None:
@@ -186,6 +189,7 @@ def rectangle(before: np.ndarray, after: np.ndarray) -> tuple[int, int, int, int
 def test_an_erased_rectangle_is_one_of_torchvisions() -> None:
     """Compare the distributions of areas, ratios and positions with those of RandomErasing."""
     import torch
+    from scipy import stats  # here: it takes a second of all who only collect
     from torchvision.transforms import RandomErasing
 
     size, count = 64, 3000
@@ -204,7 +208,7 @@ def test_an_erased_rectangle_is_one_of_torchvisions() -> None:
         lambda part: part[:, 0] / (size - part[:, 2]),
         lambda part: part[:, 1] / (size - part[:, 3]),
     ):
-        assert kstest(of(erased), of(want)).pvalue > 1e-3
+        assert stats.kstest(of(erased), of(want)).pvalue > 1e-3
     everywhere = augmentation(erase=1.0)
     assert all(rectangle(before, everywhere(Image.fromarray(before), one)) for one in draws(everywhere, 50))
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,9 @@ def test_what_comes_to_memory_is_what_the_manifest_states(store, make_shard_set,
 def test_bad_answers_are_asked_for_again(kind, store, make_shard_set, tmp_path) -> None:
     local = ShardSet.open(make_shard_set(shards=1))
     store.faults = {(kind, ".tar"): 1, (kind, "train/index"): 1, (kind, "manifest.json"): kind != "corrupt"}
-    remote = ShardCache(tmp_path / "cache", 10**9, QUICK).open(f"{store.url}/shards")
+    store.timeout = 0.4
+    policy = replace(QUICK, timeout_seconds=store.timeout, max_attempts=8) if kind == "slow" else QUICK
+    remote = ShardCache(tmp_path / "cache", 10**9, policy).open(f"{store.url}/shards")
     assert read_all(remote.split("train")) == read_all(local.split("train"))
     assert not any(store.faults.values())
     assert not list((tmp_path / "cache").rglob("*.part"))

@@ -9,6 +9,7 @@ import pytest
 
 from podscale.kubernetes import logs
 from podscale.kubernetes.client import ClusterClient
+from podscale.kubernetes.errors import ApiError, ApiUnreachable
 from podscale.kubernetes.logs import ContainerLog, LogFollower, first_pod, split_timestamp
 from podscale.kubernetes.resources import PODS
 from podscale.kubernetes.transport import StreamInterrupted
@@ -146,6 +147,23 @@ def test_a_broken_stream_is_reported(api: ClusterClient, cluster: FakeCluster, n
     cluster.cut()
     with pytest.raises(StreamInterrupted):
         next(lines)
+
+
+@pytest.mark.parametrize("error", [ApiError("no longer permitted", status=403), ApiUnreachable("gone")])
+def test_a_lost_job_ends_the_thread_without_a_traceback(
+    api: ClusterClient, notices: list[str], monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """The thread that waits for the job raises the same error."""
+    tracebacks: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", tracebacks.append)
+
+    def pods() -> list[Any]:
+        raise error
+
+    follower = LogFollower(api, pods, print, notices.append)
+    follower.finish(5.0)
+    assert not follower._thread.is_alive()
+    assert tracebacks == []
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from podscale.errors import ABSENT
 from podscale.pipelines import presets
 from podscale.study import StudyDocument, read_study
-from podscale.study.budget import plan_study
+from podscale.study.budget import TrialCosts, plan_study
 from podscale.study.grid import TrialGrid
 from podscale.study.records import EvaluationPoint, RecordStore, TrialRecord, trial_key
 from podscale.study.sweep_series import SweepSeries, Trial
@@ -223,6 +223,16 @@ class TestTimeBox:
         assert plan_study(
             TrialGrid(study(cell_seconds=10.0)), nothing, jobs=2, time_box_seconds=None
         ).seconds == pytest.approx(15.0)
+
+    def test_the_estimate_is_of_the_planned_trials_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The first trial that does not fit ends the plan: a shorter one after it is left out, and not counted."""
+        costs = {256: 10.0, 64: 25.0}
+        monkeypatch.setattr(TrialCosts, "seconds", lambda self, trial: costs[trial.config.train.global_batch])
+        grid = TrialGrid(study(grid={"train.global_batch": [64, 256]}))
+        made = plan_study(grid, nothing, jobs=1, time_box_seconds=30.0)
+        assert [trial.config.train.global_batch for trial in made.planned_trials] == [256]
+        assert made.excluded_trials[1].config.train.global_batch == 256
+        assert made.seconds == pytest.approx(10.0)
 
     def test_what_does_not_fit_is_the_last_and_is_named(self) -> None:
         grid = TrialGrid(study(grid={"train.global_batch": [64, 256]}, cell_seconds=10.0))

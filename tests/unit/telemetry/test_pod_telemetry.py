@@ -177,13 +177,15 @@ class Gateway:
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, str, bytes]] = []
-        self.status = 200
+        self.status, self.hangs_at, self.free = 200, "", threading.Event()
         gateway = self
 
         class Handler(BaseHTTPRequestHandler):
             def answer(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
                 gateway.asked.append((self.command, self.path, body))
+                if self.command == gateway.hangs_at:
+                    gateway.free.wait(30.0)
                 self.send_response(gateway.status)
                 self.end_headers()
 
@@ -228,6 +230,18 @@ def test_a_gateway_that_is_not_there_costs_one_warning(
             run_stage(tmp_path, pushgateway=url, linger_seconds=0.1)
         assert len(caplog.records) == 1, caplog.text
         assert reason in caplog.text
+
+
+@pytest.mark.parametrize("hangs_at", ["PUT", "DELETE"])
+def test_a_gateway_that_hangs_takes_its_time_from_the_linger(
+    tmp_path: Path, gateway: Gateway, monkeypatch: pytest.MonkeyPatch, hangs_at: str
+) -> None:
+    monkeypatch.setattr(pod_telemetry, "MIN_GATEWAY_SECONDS", 0.2)
+    gateway.hangs_at, linger = hangs_at, 0.5
+    began = time.monotonic()
+    run_stage(tmp_path, pushgateway=gateway.url, linger_seconds=linger)
+    gateway.free.set()
+    assert linger <= time.monotonic() - began < 2 * linger + 0.5  # of GATEWAY_SECONDS, each request took 10 s
 
 
 def dead_url() -> str:

@@ -36,6 +36,20 @@ def listed(source: Path | str, form: str = "auto") -> dict[str, tuple[str, str]]
     return found
 
 
+@pytest.mark.parametrize("name", ["folder", "t.csv", "images.tar"])
+def test_reads_that_return_less_than_was_asked_are_continued(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As network file systems may; `listed` compares the bytes with the size."""
+    images = write(tmp_path / "folder", *(f"{label}/{label}.jpg" for label in ("cat", "dog")))
+    (tmp_path / "t.csv").write_text("".join(f"folder/{image},{image[:3]}\n" for image in images))
+    make_tar(tmp_path / "images.tar", images)
+    read, pread = os.read, os.pread
+    monkeypatch.setattr(os, "read", lambda file, size: read(file, min(size, 3)))
+    monkeypatch.setattr(os, "pread", lambda file, size, offset: pread(file, min(size, 3), offset))
+    assert sorted(label for label, _ in listed(tmp_path / name).values()) == ["cat", "dog"]
+
+
 def make_tar(path: Path, members: dict[str, bytes], form: int = tarfile.USTAR_FORMAT) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(path, "w", format=form) as archive:
@@ -218,6 +232,8 @@ class TestTable:
         [
             ("t.csv", "path,label\ncat/1.jpg,cat\ndog/2.jpg,dog\n"),
             ("t.csv", "cat/1.jpg,cat\n\ndog/2.jpg,dog\n"),
+            ("t.csv", "\npath,label\ncat/1.jpg,cat\ndog/2.jpg,dog\n"),
+            ("t.csv", "\r\n  \r\nlabel,file\r\ncat,cat/1.jpg\r\ndog,dog/2.jpg\r\n"),
             ("t.csv", "\ufefflabel,x,file\r\ncat,9,cat/1.jpg\r\ndog,9,dog/2.jpg\r\n"),
             ("t.jsonl", '{"path": "cat/1.jpg", "label": "cat"}\n{"file": "dog/2.jpg", "class": "dog"}\n'),
         ],
@@ -250,6 +266,7 @@ class TestTable:
             ("t.csv", "path,label\na.jpg\n", 2, ["a.jpg"]),
             ("t.csv", "a.jpg,cat,test\n", 1, "test"),
             ("t.csv", "a.jpg,\n", 1, ABSENT),
+            ("t.csv", "\n,\n", 2, ABSENT),
             ("t.jsonl", '{"path": "a.jpg"}\n', 1, '{"path": "a.jpg"}'),
             ("t.jsonl", '\n["a.jpg", "cat"]\n', 2, '["a.jpg", "cat"]'),
             ("t.jsonl", "path,label\n", 1, "path,label"),

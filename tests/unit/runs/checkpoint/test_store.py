@@ -319,6 +319,25 @@ def test_a_full_disk_leaves_the_old_checkpoint(tmp_path: Path) -> None:
     assert [type(event) for event in events] == [Saved, Failed]
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_checkpoint_that_cannot_be_removed_is_reported(
+    tmp_path: Path, asynchronous: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> None:
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    events: list[CheckpointReport] = []
+    store = checkpoints(tmp_path, asynchronous=asynchronous, listener=events.append, keep_last=1, keep_best=0)
+    store.save(snapshot(1))
+    store.wait()
+    monkeypatch.setattr("podscale.runs.checkpoint.store.remove_checkpoint", refuse)
+    with refused("step 2 is written", os.strerror(errno.EACCES), kind=PodscaleError, field=str(tmp_path / "step-1")):
+        store.save(snapshot(2))
+        store.close()
+    assert [type(event) for event in events] == [Saved, Failed]
+    assert restored_step(tmp_path) == 2
+
+
 WRITER = """
 import sys
 from pathlib import Path
