@@ -11,9 +11,9 @@ echo "installing requirements/$set_name.txt (a few GB on the first run; log: $lo
 {
   "$python" -m pip install --require-hashes --no-deps --progress-bar off -r requirements/build.txt
   "$python" -m pip install --require-hashes --no-deps --progress-bar off -r "requirements/$set_name.txt"
-  # The build tools were installed above from pinned files: nothing is fetched for building the package itself.
+  # The build tools are installed above from pinned files, so building the package downloads nothing.
   "$python" -m pip install --no-deps --no-build-isolation --progress-bar off --editable .
-} >"$log" 2>&1 || { tail -n 25 "$log" >&2; echo "installation failed; the whole log is $log" >&2; exit 1; }
+} >"$log" 2>&1 || { tail -n 25 "$log" >&2; echo "installation failed. The full log is in $log" >&2; exit 1; }
 touch ".venv/.$set_name"
-# the development set holds everything that a run needs
+# The development set contains everything that a run needs.
 if [ "$set_name" = dev ]; then touch .venv/.run; fi
