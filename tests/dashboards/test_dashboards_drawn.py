@@ -1,6 +1,6 @@
-"""The dashboards drawn by Grafana's own components: on a wide screen and on a phone, nothing empty, nothing outside.
+"""Dashboards drawn by Grafana's components: no empty panel and no overflow, on a wide screen and on a phone.
 
-Needs what `make dashboards` has installed (npm's packages, 460 MB), and is skipped elsewhere.
+Needs the npm packages that `make dashboards` installs (460 MB); skipped without them.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""An HTTP server with range requests that cuts, slows and corrupts its answers when told to."""
+"""HTTP server with range requests and injected faults: cut, slow and corrupt responses."""
 
 import http.server
 import threading
@@ -17,7 +17,7 @@ QUICK = ReadRetryPolicy(timeout_seconds=2.0, max_attempts=4, pause_seconds=0.01,
 
 @dataclass
 class Store:
-    """An HTTP server with range requests; `faults` says how often an answer for a path ending in a name goes wrong."""
+    """HTTP server with range requests; `faults` is the number of faulty responses by path ending."""
 
     url: str
     timeout: float = QUICK.timeout_seconds
@@ -37,7 +37,7 @@ class Store:
 
 @contextmanager
 def serve(root: Path) -> Iterator[Store]:
-    """Serves the files under a directory."""
+    """Serve the files in a directory inside the context."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"

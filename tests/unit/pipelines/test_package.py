@@ -297,5 +297,5 @@ def test_every_component_has_a_readme_that_names_its_inputs_and_outputs(name):
 def test_a_task_of_several_pods_is_refused() -> None:
     slice_ = ["launch.hardware=tpu-v5e-4x4", "launch.processes=1", "launch.nodes=1", "train.global_batch=512"]
     config = load(presets.resolve_preset(None), ["run.workspace=/workspace", *slice_])
-    with refused("asks for 4", field="launch.hardware", got="tpu-v5e-4x4"):
+    with refused("requests 4", field="launch.hardware", got="tpu-v5e-4x4"):
         package_pipeline(config)
