@@ -1,5 +1,8 @@
-"""Maps into the package what stands elsewhere: components/ and pipelines/ at the top of the repository, where Kubeflow
-users look for them, and the dashboards in the chart. Everything else about the package is in pyproject.toml."""
+"""Map directories outside podscale/ into the package; everything else about the package is in pyproject.toml.
+
+components/ and pipelines/ are at the top of the repository, where Kubeflow users look for them. The dashboards are in
+the chart.
+"""
 
 from setuptools import find_packages, setup
 

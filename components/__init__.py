@@ -1,4 +1,4 @@
 """KFP components, one per stage, installed as podscale.components."""
 
 IMAGE = "podscale-base:latest"
-"""Container image of the components; launch.image of the run document replaces it."""
+"""Default container image of the components; launch.image of the run document replaces it."""

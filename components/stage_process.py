@@ -1,4 +1,4 @@
-"""Stage process: the common frame of every component, which ties it to its launcher and reports errors.
+"""Common wrapper of all components, which ties the stage process to its launcher and reports errors.
 
 kfp runs a component as `sh -ec "... python3 -m kfp.dsl.executor_main"`. The parent of this process is therefore a shell
 that survives `podscale run`, and a parent-death signal is not enough. The environment names the launcher's process

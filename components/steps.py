@@ -232,7 +232,7 @@ def summary_markdown(config: RunConfig, state: str, stopped: str = "") -> str:
             lines += ["", f"## {outcome.stage}", "", "```", outcome.error, "```"]
     if stopped:
         lines += ["", stopped]
-    lines += ["", f"Everything of this run is under `{RunDirectory.for_config(config).path}`.", ""]
+    lines += ["", f"All files of this run are under `{RunDirectory.for_config(config).path}`.", ""]
     return "\n".join(lines)
 
 

@@ -1,22 +1,25 @@
 #!/bin/bash
 # usage: images/build.sh [NAME...]       base, gpu, tpu, tools; default: all four
-# Builds podscale-NAME:TAG with podman or docker (ENGINE). Used by `make images`. From the environment:
-#   BASE_IMAGE           instead of docker.io/library/debian:bookworm-slim; images/debian.sh makes one without a registry
-#   PIP_INDEX_URL        package index, PIP_EXTRA_INDEX_URL a second one; PIP_CERT certificates of a private one
-#   CPU_INDEX            index with PyTorch's build for CPUs: base takes PyTorch from there (needs uv, see tools/lock.sh)
-#   REQUIREMENTS         another hash-pinned file than the image's own
+# Builds podscale-NAME:TAG with podman or docker (ENGINE). Used by `make images`. Environment variables:
+#   BASE_IMAGE           base image, default docker.io/library/debian:bookworm-slim; images/debian.sh builds one
+#                        without a registry
+#   PIP_INDEX_URL        package index
+#   PIP_EXTRA_INDEX_URL  second package index
+#   PIP_CERT             certificates of a private index
+#   CPU_INDEX            index of PyTorch's CPU build, which base then installs (needs uv, see tools/lock.sh)
+#   REQUIREMENTS         hash-pinned file that replaces the image's own
 #   REGISTRY, TAG        default localhost and dev
-#   ARCHIVES             folder for NAME.tar, docker archives
-#   CACHE=no             takes over nothing from earlier builds
+#   ARCHIVES             folder in which the images are saved as docker archives, podscale-NAME.tar
+#   CACHE=no             build without the cache of earlier builds
 set -euo pipefail
 cd "$(dirname "$0")/.."
 engine=${ENGINE:-$(command -v podman || command -v docker)} ||
-  { echo "make images needs podman or docker; name one with ENGINE=" >&2; exit 2; }
+  { echo "make images: needs podman or docker. Install one, or set ENGINE to its path." >&2; exit 2; }
 registry=${REGISTRY:-localhost} tag=${TAG:-dev}
 version=$(sed -n 's/^VERSION = "\(.*\)"/\1/p' podscale/version.py)
 revision=$(git describe --always --dirty --abbrev=40 --exclude='*' 2>/dev/null || true)
 created=$(TZ=UTC git log -1 --date=format-local:%Y-%m-%dT%H:%M:%SZ --format=%cd 2>/dev/null || echo 1980-01-01T00:00:00Z)
-epoch=315532800 # 1980, the time of every file: one that moved would make new layers of unchanged packages
+epoch=315532800 # 1980, the time of every file: a time that changes would create new layers for unchanged packages
 
 arguments=(--build-arg "VERSION=$version" --build-arg "REVISION=$revision" --build-arg "SOURCE_DATE_EPOCH=$epoch"
   --build-arg "CREATED=$created")

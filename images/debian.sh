@@ -1,7 +1,7 @@
 #!/bin/sh
 # usage: debian.sh NAME [SUITE]
-# Makes a Debian base image where no registry can be reached: debootstrap, with root, from the package archive that it
-# takes by default (DEBIAN_MIRROR names another). Then: make images BASE_IMAGE=NAME
+# Builds a Debian base image without a registry: debootstrap, as root, from its default package archive or from
+# DEBIAN_MIRROR. Then: make images BASE_IMAGE=NAME
 set -eu
 name=$1 suite=${2:-bookworm} engine=${ENGINE:-podman}
 root=$(mktemp -d)
@@ -9,13 +9,13 @@ trap 'rm -rf "$root"' EXIT
 debootstrap --variant=minbase --include=ca-certificates "$suite" "$root" ${DEBIAN_MIRROR:+"$DEBIAN_MIRROR"} >"$root.log" ||
   { tail -n 5 "$root.log" >&2; exit 1; }
 rm -f "$root.log"
-mirror=$(awk '$1 == "deb" { print $2; exit }' "$root/etc/apt/sources.list")  # as debootstrap left it
+mirror=$(awk '$1 == "deb" { print $2; exit }' "$root/etc/apt/sources.list")  # as debootstrap wrote it
 cat >"$root/etc/apt/sources.list" <<END
 deb $mirror $suite main
 deb $mirror $suite-updates main
 deb $mirror-security $suite-security main
 END
-# As Debian's own slim images: no documentation, now or later.
+# No documentation, now or after an upgrade, as in Debian's own slim images.
 cat >"$root/etc/dpkg/dpkg.cfg.d/slim" <<END
 path-exclude /usr/share/doc/*
 path-include /usr/share/doc/*/copyright
@@ -25,7 +25,7 @@ path-exclude /usr/share/locale/*
 END
 find "$root/usr/share/doc" -type f ! -name copyright -delete
 rm -rf "$root"/usr/share/man/* "$root"/usr/share/info/* "$root"/usr/share/locale/*
-# TMPDIR is a folder of this machine: packages' scripts would look for it inside.
+# TMPDIR is a folder outside the chroot. Package scripts would look for it inside.
 env -u TMPDIR chroot "$root" sh -c 'apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get upgrade -qq -y >/dev/null'
 rm -rf "$root"/var/cache/apt/* "$root"/var/lib/apt/lists/* "$root"/var/log/*
 tar --numeric-owner --sort=name --mtime=@"${SOURCE_DATE_EPOCH:-0}" --one-file-system -C "$root" -c . | "$engine" import --change CMD=/bin/sh - "$name"

@@ -4,7 +4,7 @@
 usage: sbom.py --name IMAGE --dpkg-status FILE ENVIRONMENT...
 
 Reads only Debian's package database and the metadata of Python environments, so the same packages give the same bytes.
- https://spdx.github.io/spdx-spec/v2.3, https://github.com/package-url/purl-spec
+https://spdx.github.io/spdx-spec/v2.3, https://github.com/package-url/purl-spec
 """
 
 import argparse
@@ -24,7 +24,7 @@ SPDX_LICENSE = re.compile(r"[A-Za-z0-9.+-]+( (AND|OR|WITH) [A-Za-z0-9.+-]+)*")
 
 
 class Package(NamedTuple):
-    """Installed package; license: an SPDX expression, or "" if it has none."""
+    """Installed package; `license` is an SPDX expression, or "" if it has none."""
 
     name: str
     version: str

@@ -26,17 +26,17 @@ UNREAD = (
     "torch/bin/protoc*",
     "nvidia/dali/include",
     "nvidia/libnvcomp/bin",
-    # Triton's profiler, with a CUPTI of its own for each architecture; torch.profiler has nvidia/cu13/lib's.
+    # Triton's profiler, with its own CUPTI for each architecture; torch.profiler uses the one in nvidia/cu13/lib.
     "triton/_C/libproton.so",
     "triton/backends/nvidia/lib/cupti*",
-    # Triton's code generator for AMD, loaded when a kernel is compiled for one, and what its developers test with.
+    # Triton's code generator for AMD GPUs, loaded when a kernel is compiled for one, and its developers' test tools.
     "triton/backends/amd/lib/libtriton_amd_codegen.so",
     "triton/FileCheck",
     "triton/instrumentation",
     "triton/plugins",
-    # cuSOLVER over several GPUs: neither PyTorch nor DALI is linked to it or names it.
+    # cuSOLVER over several GPUs: neither PyTorch nor DALI links or loads it.
     "nvidia/cu13/lib/libcusolverMg.so*",
-    # NVSHMEM inside of Triton kernels; libtorch_nvshmem.so is linked to the host's library, which stays.
+    # NVSHMEM inside Triton kernels; libtorch_nvshmem.so links the host's library, which stays.
     "nvidia/nvshmem/lib/*.bc",
 )
 """Patterns below site-packages; missing files are no error."""
@@ -50,12 +50,12 @@ MIN_GAIN = 500_000
 def main(site: Path) -> int:
     """Slim a site-packages folder in place; return the exit status."""
     if not site.is_dir():
-        print(f"{site} is not there: install the packages first", file=sys.stderr)
+        print(f"{site}: no such folder. Install the packages first.", file=sys.stderr)
         return 2
     removed = sum(_remove(path) for path in sorted(unread(site)))
     libraries = [path for path in sorted(site.rglob("*.so*")) if _is_file(path) and path.stat().st_size > MIN_GAIN]
     cut = sum(elf.shrink(path, at_least=MIN_GAIN) for path in libraries)
-    print(f"removed {removed / 1e6:.0f} MB that nothing reads and {cut / 1e6:.0f} MB of symbol tables")
+    print(f"removed {removed / 1e6:.0f} MB of unread files and {cut / 1e6:.0f} MB of symbol tables")
     return 0
 
 

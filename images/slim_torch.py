@@ -55,7 +55,7 @@ def main(site: Path) -> int:
     """Slim torch in place, print the changes, and return the exit status."""
     folder = site / "torch" / "lib"
     if not folder.is_dir():
-        print(f"{folder} is not there: install torch into {site} first", file=sys.stderr)
+        print(f"{folder}: no such folder. Install torch into {site} first.", file=sys.stderr)
         return 2
     for name in LOADED_WITH_A_GPU:
         (folder / name).unlink(missing_ok=True)

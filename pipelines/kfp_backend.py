@@ -105,7 +105,7 @@ class KfpBackend:
                 raise InputError(
                     f"experiment {request.experiment} has a schedule of this name: {self._schedule_link(existing[0])}",
                     field=f"schedule {request.name}",
-                    hint="Give --replace or another --name",
+                    hint="Use --replace or another --name.",
                 )
             created = self._client.create_recurring_run(
                 experiment_id,
@@ -143,7 +143,7 @@ class KfpBackend:
                     return progress.state
             except BackendUnreachable as error:
                 if time.monotonic() - answered_at > OUTAGE_SECONDS:
-                    hint = "The run itself continues: look at it later."
+                    hint = "The run itself continues. Check it later."
                     raise PodscaleError(error.problem, field=error.field, got=error.got, hint=hint) from error
             time.sleep(poll_seconds)
 
@@ -202,8 +202,8 @@ class KfpBackend:
             return error
         hint = {
             400: "Podscale's packages need KFP 2.15 or newer.",
-            404: "It may have been deleted meanwhile.",
-            409: "Another client created it at the same moment: start the same command again.",
+            404: "It may have been deleted.",
+            409: "Another client created it at the same time. Run the same command again.",
         }.get(answer.status, "")
         return InputError(f"could not {action}: {message}", field=self.endpoint.host, hint=hint)
 
@@ -212,7 +212,7 @@ def connect_backend(endpoint: KfpEndpoint) -> KfpBackend:
     """Probe the backend and return a client of it. Raises as kfp_endpoint.probe_backend does."""
     multi_user = probe_backend(endpoint)
     if multi_user and not endpoint.namespace:
-        hint = "Name the namespace to use with --namespace"
+        hint = "Set your namespace with --namespace."
         raise InputError("several users share this KFP", field=endpoint.host, hint=hint)
     with _silence_kfp():
         from kfp.client import Client

@@ -76,11 +76,11 @@ def resolve_endpoint(
         raise InputError(
             "no address of a KFP backend",
             field="--host",
-            hint=f"Give it, or set {HOST_VARIABLE}. For that of your cluster: `{PORT_FORWARD_COMMAND}` in another "
-            "terminal, then --host http://localhost:8888",
+            hint=f"Set it, or {HOST_VARIABLE}. For your cluster's KFP: `{PORT_FORWARD_COMMAND}` in another "
+            "terminal, then --host http://localhost:8888.",
         )
     if ca_file is not None and not ca_file.is_file():
-        problem = "no such file, which must have the certificate authority of the endpoint (PEM)"
+        problem = "no such file. It must contain the endpoint's certificate authority (PEM)"
         raise InputError(problem, field="--ca-file", got=str(ca_file))
     return KfpEndpoint(
         host=_normalise_url(address),
@@ -107,8 +107,8 @@ def probe_backend(endpoint: KfpEndpoint) -> bool:
     if status in (401, 403) or 300 <= status < 400:
         raise credentials_error(endpoint, status)
     if status >= 500:
-        problem = "KFP fails"
-        raise BackendUnreachable(problem, field=endpoint.host, got=status, hint="Look at its pods.")
+        problem = "KFP returns a server error"
+        raise BackendUnreachable(problem, field=endpoint.host, got=status, hint="Check its pods.")
     try:
         answer = json.loads(body) if status == 200 else None
     except ValueError:
@@ -132,9 +132,9 @@ def credentials_error(endpoint: KfpEndpoint, status: int, message: str = "") -> 
     )
     if status == 403:
         scope = f" in namespace {endpoint.namespace}" if endpoint.namespace else " (a shared KFP needs --namespace)"
-        problem = f"{sent} was sent, and this user is not allowed{scope}"
+        problem = f"{sent} was sent, but this user is not authorized{scope}"
     elif status == 401:
-        problem = f"{sent} was sent, which is not accepted (tokens expire after an hour or so)"
+        problem = f"{sent} was sent, but rejected (tokens expire after about an hour)"
     else:
         problem = f"{sent} was sent, and the answer is a login page"
     return InputError(f"{problem}: {message}" if message else problem, field=endpoint.host, got=status, hint=hint)
@@ -173,17 +173,17 @@ def _unreachable_error(endpoint: KfpEndpoint, reason: Any) -> PodscaleError:
     host = endpoint.host
     if isinstance(reason, ssl.SSLCertVerificationError):
         problem = f"its certificate is not trusted ({reason.verify_message})"
-        return InputError(problem, field=host, hint="Name its authority with --ca-file")
+        return InputError(problem, field=host, hint="Set its certificate authority with --ca-file.")
     if isinstance(reason, ssl.SSLError):
         return InputError(f"TLS fails ({reason.reason})", field=host, hint="It may be an http:// address.")
     if isinstance(reason, socket.gaierror) and reason.errno != socket.EAI_AGAIN:
-        hint = f"Check the address, or go through `{PORT_FORWARD_COMMAND}`"
+        hint = f"Check the address, or use `{PORT_FORWARD_COMMAND}`."
         return InputError("unknown host", field=host, hint=hint)
     if isinstance(reason, TimeoutError):
-        hint = f"If that is a firewall, go through `{PORT_FORWARD_COMMAND}`"
+        hint = f"If a firewall blocks it, use `{PORT_FORWARD_COMMAND}`."
         return BackendUnreachable(f"no answer within {TIMEOUT_SECONDS:.0f} s", field=host, hint=hint)
     text = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
-    hint = f"`{PORT_FORWARD_COMMAND}` brings a cluster's KFP to localhost."
+    hint = f"`{PORT_FORWARD_COMMAND}` makes a cluster's KFP available on localhost."
     return BackendUnreachable(f"cannot be reached: {text}", field=host, hint=hint)
 
 
@@ -199,7 +199,7 @@ def _normalise_url(address: str, field: str = "--host") -> str:
     except ValueError:
         valid = False
     if not valid:
-        hint = "It looks like https://kfp.example.com/pipeline"
+        hint = "Example: https://kfp.example.com/pipeline"
         raise InputError("not the address of a KFP backend", field=field, got=address, hint=hint)
     return url.rstrip("/")
 

@@ -150,14 +150,14 @@ def _run_kfp(launch: LocalLaunch, root: Path) -> None:
     from podscale.pipelines.kfp_fast_import import local
     from podscale.pipelines.training_pipeline import PipelineOptions, training_pipeline
 
-    shutil.rmtree(root, ignore_errors=True)  # artifacts of the former launch: copies of what the run directory holds
+    shutil.rmtree(root, ignore_errors=True)  # artifacts of the previous launch, which are copies from the run directory
     root.mkdir()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # resources and images mean nothing here
+        warnings.simplefilter("ignore")  # resources and images do not apply to local runs
         local.init(
             runner=launch.runner.kfp_runner(),
             pipeline_root=str(root),
-            workspace_root=str(launch.scratch / "workspace"),  # else kfp leaves one behind
+            workspace_root=str(launch.scratch / "workspace"),  # otherwise kfp leaves one behind
             raise_on_error=True,
         )
         try:
@@ -206,8 +206,8 @@ def _launch_result(launch: LocalLaunch, stopped_by: int | None, seconds: float, 
         return LaunchResult(outcomes, seconds, ExitCode.PREEMPTED, STOP_MESSAGE, log=log)
     stage = launch.stage or "pipeline"
     error = (
-        f"the {stage} stage exited without an error. If it was killed, by a user or for lack of memory, the same "
-        f"command continues. End of its output:\n{_stage_log_tail(log, stage)}"
+        f"the {stage} stage exited without an error. If it was killed (by a user, or because memory ran out), run the "
+        f"same command to continue. End of its output:\n{_stage_log_tail(log, stage)}"
     )
     return LaunchResult(outcomes, seconds, ExitCode.FAILED, error, stage, log)
 
@@ -231,6 +231,7 @@ def _stage_variables(launch: LocalLaunch) -> dict[str, str]:
         env.PROGRESS_FILE: str(launch.progress_file),
         env.SHARD_WORKERS: str(launch.config.launch.shard_workers),
         **ExportedTelemetry.for_config(launch.config, RunDirectory.for_config(launch.config).endpoint).variables,
+        **{name: os.environ[name] for name in (env.IGNORE_MEMORY,) if name in os.environ},  # into containers too
         "PYTHONUNBUFFERED": "1",
     }
 
@@ -285,7 +286,7 @@ class _SignalForwarder:
         now = time.monotonic()
         if self.received is None:
             self.received, self._since = number, now
-            os.write(2, b"\npodscale: stopping after saving; once more ends it at once\n")
+            os.write(2, b"\npodscale: saving, then stopping; a second signal kills it at once\n")
         elif now - self._since > DUPLICATE_SIGNAL_SECONDS:
             self.repeated = True
 

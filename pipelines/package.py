@@ -53,11 +53,12 @@ def package_pipeline(config: RunConfig, *, cache: bool = True, kfp: str = KFP_VE
     KFP's tasks do not support.
     """
     if kfp not in KFP_VERSIONS:
-        hint = f"One of {', '.join(KFP_VERSIONS)} (which stands for every newer one too)."
+        hint = f"Choose one of {', '.join(KFP_VERSIONS)} (the last includes newer ones)."
         raise InputError("unknown version", field="--kfp", got=kfp, hint=hint)
     place = task_placer(config, security=kfp != "2.15")
     options = PipelineOptions(place_task=place, parts=config.launch.shard_pods, cache=cache)
-    served = config.model_copy(update={"telemetry": pod_telemetry(config)})  # by the tasks that are pods themselves
+    # for tasks that run a stage in their own pod
+    served = config.model_copy(update={"telemetry": pod_telemetry(config)})
     return compile_to_yaml(training_pipeline(served, options))
 
 

@@ -53,7 +53,7 @@ class ProcessRunner:
 
     @contextlib.contextmanager
     def prepare(self, variables: Mapping[str, str], scratch: Path) -> Iterator[None]:
-        # kfp leaves one directory a task in TMPDIR
+        # kfp leaves one directory per task in TMPDIR
         with set_environment({**variables, env.LAUNCHER_PID: str(os.getpid()), "TMPDIR": str(scratch)}):
             yield
 
@@ -217,9 +217,9 @@ def _engine_address() -> str:
             if stat.S_ISSOCK(path.stat().st_mode) and os.access(path, os.R_OK | os.W_OK):
                 return f"unix://{path}"
     raise InputError(
-        "no container engine: this user has none of the usual sockets, and DOCKER_HOST is not set",
+        "no container engine: none of the usual sockets is accessible, and DOCKER_HOST is not set",
         field="--runner",
-        hint="Start Docker, or podman's service (systemctl --user start podman.socket), or set DOCKER_HOST",
+        hint="Start Docker, or podman's service (systemctl --user start podman.socket), or set DOCKER_HOST.",
     )
 
 
@@ -231,7 +231,7 @@ def _connect_engine(docker: Any, host: str) -> Any:
         raise InputError(
             f"no container engine answers at {host} ({error})",
             field="--runner",
-            hint=f"Start it, or set {DOCKER_HOST_VARIABLE}",
+            hint=f"Start it, or set {DOCKER_HOST_VARIABLE}.",
         ) from error
     return client
 
@@ -245,10 +245,10 @@ def _ensure_image(docker: Any, client: Any, image: str) -> None:
             client.images.pull(*docker.utils.parse_repository_tag(image))
         except docker.errors.APIError as error:
             raise InputError(
-                f"not on this machine, and it cannot be pulled ({error.explanation or error})",
+                f"not on this machine, and cannot be pulled ({error.explanation or error})",
                 field="launch.image",
                 got=image,
-                hint="Build it with `make images`, or name another with --set launch.image=...",
+                hint="Build it with `make images`, or set another one: --set launch.image=...",
             ) from error
 
 

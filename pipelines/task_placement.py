@@ -58,10 +58,10 @@ def _role_pod_template(config: RunConfig, role: TaskRole) -> dict[str, Any]:
     spec = build_job_spec(config, STAGE_OF_ROLE[role], mounted=False)
     if spec.nodes > 1 and spec.stage != "shard":
         raise InputError(
-            f"the {spec.stage} task of a pipeline is one pod, and this document asks for {spec.nodes}",
+            f"the {spec.stage} task of a pipeline is one pod, but this document requests {spec.nodes}",
             field="launch.hardware",
             got=spec.hardware.name,
-            hint="Choose hardware of one machine.",
+            hint="Choose hardware with one machine.",
         )
     job = render_job(spec, "job").job
     pod: dict[str, Any] = job["spec"]["template"]
@@ -141,10 +141,10 @@ def _mount_volume(task: Any, volume: Mapping[str, Any], mount: Mapping[str, Any]
     else:
         kind = next(key for key in volume if key != "name")
         raise InputError(
-            f"a volume of kind {kind}, which tasks of KFP cannot mount",
+            f"KFP tasks cannot mount a volume of kind {kind}",
             field="launch.cluster.volumes",
             got=path,
-            hint="Make a PersistentVolume of it with a claim, and name the claim (docs/how-to/kfp.md shows it for "
+            hint="Create a PersistentVolume and a claim for it, and name the claim (docs/how-to/kfp.md shows this for "
             "a bucket).",
         )
 

@@ -1,8 +1,10 @@
-"""Shared fixtures. Real images are found through PODSCALE_TEST_DATA or beside the checkout (see CONTRIBUTING)."""
+"""Shared fixtures. Real images are in PODSCALE_TEST_DATA or beside the checkout (see CONTRIBUTING)."""
 
 import os
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before NumPy and torch: their threads would spin, beside each worker's
+os.environ.setdefault(
+    "OMP_NUM_THREADS", "1"
+)  # before NumPy and torch: their threads would spin beside those of other workers
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,20 +17,20 @@ from podscale.util.host_info import cpu_count
 if TYPE_CHECKING:
     from tests.support.digits_run import DigitsRun
 
-pytest_plugins = ["tests.support.lost_workers"]
+pytest_plugins = ["tests.support.lost_workers", "tests.support.skipped_tests"]
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.hookimpl(optionalhook=True)  # only asked by pytest-xdist
 def pytest_xdist_auto_num_workers() -> int:
-    """Workers of `-n auto`: one more than there are cores, because many tests wait, for processes above all."""
+    """Return the workers of `-n auto`: one more than there are cores, because many tests wait for processes."""
     return min(8, cpu_count() + 1)
 
 
 @pytest.fixture(scope="session")
 def real_data() -> Path:
-    """The directory that holds imagenette224.tar and imagenet-500.tar; skips where it is absent."""
+    """Directory of imagenette224.tar and imagenet-500.tar; skips if it is absent."""
     candidates = [os.environ.get("PODSCALE_TEST_DATA"), str(ROOT.parent / "shared" / "data")]
     for candidate in candidates:
         if candidate and (Path(candidate) / "imagenette224.tar").exists():
@@ -38,7 +40,7 @@ def real_data() -> Path:
 
 @pytest.fixture(scope="session")
 def digits_run(tmp_path_factory: pytest.TempPathFactory) -> "DigitsRun":
-    """A finished run on the digits (see tests/support/digits_run.py); copy it before changing it."""
+    """Finished run on the digits (see tests/support/digits_run.py); copy it before changing it."""
     from tests.support.digits_run import make_digits_run
 
     return make_digits_run(tmp_path_factory.mktemp("digits"))

@@ -101,7 +101,8 @@ def schema(values: list[Value]) -> dict[str, Any]:
     document = _strip(RunConfig.model_json_schema())
     definitions = {**document.pop("$defs"), "RunConfig": document}
     root = _object("")
-    root["properties"]["global"] = {"type": "object", "description": "What charts share; Podscale's reads none of it."}
+    shared = {"type": "object", "description": "Values that Helm shares between charts. This chart uses none."}
+    root["properties"]["global"] = shared
     for value in values:
         parent = root
         for name in value.path[:-1]:

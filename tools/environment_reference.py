@@ -8,9 +8,10 @@ TARGET = Path(__file__).resolve().parent.parent / "docs" / "reference" / "enviro
 
 HEAD = """# Environment variables
 
-Generated from `podscale/util/env.py` by `tools/environment_reference.py`; a test keeps it true. Podscale sets all
-of them itself, in processes and pods that it starts or in its images. Only the last two are for users.
-`launch.cluster.env` refuses names that begin with `PODSCALE_`.
+Variables that pass values between Podscale's processes and pods. Generated from `podscale/util/env.py` by
+`tools/environment_reference.py`; a test keeps it true. Podscale sets all of them itself, in processes and pods that it
+starts or in its images. Only the last three are for users. `launch.cluster.env` refuses names that begin with
+`PODSCALE_`.
 
 Launchers of pods (torchrun, JAXJob, TrainJob, TPU slices) have variables of their own, which
 [tpu.md](../explanation/tpu.md) lists.

@@ -1,16 +1,18 @@
 #!/bin/bash
-# What a GPU machine is worth in one command: the gpu tests, then the sweep of `podscale bench train`, inside LIMIT
-# seconds. What was found is in OUT after every row, so a session that is cut off keeps it, and the next one goes on.
+# Runs the GPU tests, then the sweep of `podscale bench train`, within LIMIT seconds. Results are written to OUT after
+# every row, so an interrupted session keeps them, and the next session continues.
 #
 #   tools/gpu_session.sh
 #   OUT=/tmp/found LIMIT=590 PYTHON=python3 WHEELS=wheels IMAGES=photos.tar tools/gpu_session.sh
 #
-# PYTHON: an interpreter with torch. WHEELS: a folder of wheels for what else is missing there, where no registry can
-# be reached (pip download fills it elsewhere): besides torch and torchvision it takes numpy, pillow, prometheus-client,
-# pydantic (with pydantic-core, annotated-types, typing-inspection), PyYAML, safetensors, simplejpeg, typer (with
-# shellingham), xxhash, fsspec, and pytest for the tests. IMAGES: archive or folder of JPEGs for the rows with
-# real images. TESTS=0 leaves the tests out; SWEEP names another series than `gpu`; further arguments go to `podscale
-# bench train`.
+# PYTHON: interpreter with torch and torchvision.
+# WHEELS: folder of wheels for the other packages, for machines without a package index (fill it elsewhere with pip
+#   download): numpy, pillow, prometheus-client, pydantic (with pydantic-core, annotated-types, typing-inspection),
+#   PyYAML, safetensors, simplejpeg, typer (with shellingham), xxhash, fsspec, and pytest for the tests.
+# IMAGES: archive or folder of JPEGs, for the rows with real images.
+# TESTS=0: skip the tests.
+# SWEEP: series of the sweep, default gpu.
+# Further arguments go to `podscale bench train`.
 set -u
 cd "$(dirname "$0")/.."
 OUT=${OUT:-benchmarks/results} LIMIT=${LIMIT:-590} PYTHON=${PYTHON:-python3} TESTS=${TESTS:-1} SWEEP=${SWEEP:-gpu}
@@ -23,7 +25,7 @@ if [ -n "${WHEELS:-}" ]; then
     --upgrade "$WHEELS"/*.whl || exit 1
   PYTHONPATH=/tmp/podscale-site:$PYTHONPATH
 fi
-# Without an installation, `podscale.pipelines` and `podscale.components` are found by these links (see pyproject.toml).
+# Without an installation, these links provide `podscale.pipelines` and `podscale.components` (see setup.py).
 if ! "$PYTHON" -c 'import podscale.pipelines' 2>/dev/null; then
   links=/tmp/podscale-tree
   rm -rf "$links" && mkdir -p "$links" && cp -r podscale "$links/podscale"
@@ -34,14 +36,14 @@ export PYTHONPATH=${PYTHONPATH%:}
 podscale() { PYTHONSAFEPATH=1 "$PYTHON" -m podscale "$@"; }
 left() { echo $((LIMIT - SECONDS)); }
 
-# Without the project's own settings, which ask for plugins that may not be there.
+# Without the project's pytest settings, which need plugins that may be missing.
 tests() {
   PYTHONPATH=$PWD:$PYTHONPATH timeout "$1" "$PYTHON" -m pytest -c /dev/null --rootdir "$PWD" --import-mode=importlib \
     -p no:cacheprovider -W ignore -m gpu tests/gpu -q -rfE --durations=10 -k "$2" 2>&1 | tee -a "$OUT/gpu-tests.txt"
 }
 if [ "$TESTS" != 0 ]; then
   : >"$OUT/gpu-tests.txt"
-  # Last come the compiler's tests, which take longest (the sweep compiles too), and ranks that take turns on the GPU.
+  # The compiler's tests run last, because they take longest and the sweep compiles too. So do ranks that share the GPU.
   tests 150 'not compiled and not nccl'
 fi
 real=()

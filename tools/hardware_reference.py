@@ -10,10 +10,11 @@ TARGET = Path(__file__).resolve().parent.parent / "docs" / "reference" / "hardwa
 
 HEAD = f"""# Hardware by name
 
-Generated from `podscale/hardware/` by `tools/hardware_reference.py`; a test keeps it true. `launch.hardware` takes the
-names below; everything else about a pod follows from it: which nodes, how many accelerators, which taints it accepts,
-how many machines a TPU slice has. An impossible shape is refused, with the possible ones listed. `cpu` asks for no
-accelerator; without `launch.hardware` the pods ask for what `launch.resources` counts, on any node.
+GPU machines and TPU slices by the names that `launch.hardware` takes. Generated from `podscale/hardware/` by
+`tools/hardware_reference.py`; a test keeps it true. Everything else about a pod follows from the name: which nodes, how
+many accelerators, which taints it accepts, how many machines a TPU slice has. An impossible shape is refused, with the
+possible ones listed. `cpu` asks for no accelerator; without `launch.hardware` the pods ask for what `launch.resources`
+counts, on any node.
 
 Each pod requests `launch.resources`, by default {POD_SHARE:.0%} of the machine's cores and memory; the node needs the
 rest. Limits equal requests. There is one process per GPU, or one per TPU machine.

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# usage: tools/install.sh run|dev
+# usage: tools/install.sh run|dev|docs
 # Installs the hash-pinned requirements/<set>.txt and the package itself (editable) into .venv. Used by the Makefile.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -7,13 +7,15 @@ set_name=$1
 python=.venv/bin/python
 log=.venv/install.log
 
-echo "installing requirements/$set_name.txt (a few GB on the first run; log: $log)"
+size="a few GB"
+if [ "$set_name" = docs ]; then size="about 100 MB"; fi
+echo "installing requirements/$set_name.txt ($size on the first run; log: $log)"
 {
   "$python" -m pip install --require-hashes --no-deps --progress-bar off -r requirements/build.txt
   "$python" -m pip install --require-hashes --no-deps --progress-bar off -r "requirements/$set_name.txt"
-  # The build tools were installed above from pinned files: nothing is fetched for building the package itself.
+  # The build tools are installed above from pinned files, so building the package downloads nothing.
   "$python" -m pip install --no-deps --no-build-isolation --progress-bar off --editable .
-} >"$log" 2>&1 || { tail -n 25 "$log" >&2; echo "installation failed; the whole log is $log" >&2; exit 1; }
+} >"$log" 2>&1 || { tail -n 25 "$log" >&2; echo "installation failed. The full log is in $log" >&2; exit 1; }
 touch ".venv/.$set_name"
-# the development set holds everything that a run needs
-if [ "$set_name" = dev ]; then touch .venv/.run; fi
+# The development set contains everything that a run and the site need.
+if [ "$set_name" = dev ]; then touch .venv/.run .venv/.docs; fi

@@ -2,7 +2,7 @@
 
     python tools/job_manifests.py
 
-Each file begins with its command. A test compares them with the present output.
+Each file begins with its command. A test compares the files with the current output.
 """
 
 import shlex

@@ -1,20 +1,21 @@
 #!/usr/bin/env bash
 # usage: [CPU_INDEX=URL] tools/lock.sh [--upgrade]
-# Writes requirements/*.txt from pyproject.toml: names, versions and hashes for every platform, and no index address.
-# build, run and dev are for this machine, the others are what each image holds (see images/).
-# With CPU_INDEX only requirements/cpu.txt is written, which is not kept in the repository.
+# Writes requirements/*.txt from pyproject.toml: names, versions and hashes for all platforms, without an index address.
+# build, run, dev and docs are for this machine. The others are the packages of each image (see images/).
+# With CPU_INDEX, only requirements/cpu.txt is written, which is not committed.
 # Needs uv, from the development set or the PATH.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 uv=.venv/bin/uv
-[ -x "$uv" ] || uv=$(command -v uv) || { echo "uv is needed: run 'make .venv/.dev' first, or install uv" >&2; exit 2; }
+[ -x "$uv" ] || uv=$(command -v uv) || { echo "uv: not found. Run 'make .venv/.dev' first, or install uv." >&2; exit 2; }
 
 compile() {
   "$uv" pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-emit-index-url \
     --no-header --output-file "$@"
 }
 upgrade=("$@") project=pyproject.toml
-# An image holds the versions of run.txt and nothing that its pods never import: --no-deps installs exactly these files.
+# Writes an image's requirements: versions of run.txt, without packages that its pods never import. Images are installed
+# with --no-deps, so they contain exactly these packages.
 image() {
   local name=$1 unwanted=$2
   shift 2
@@ -25,7 +26,7 @@ image() {
 }
 cuda='nvidia-|cuda-|triton'
 
-# podscale-base with PyTorch's build for CPUs: PyTorch comes from that index, all else from the ordinary one.
+# podscale-base with PyTorch's CPU build: PyTorch comes from CPU_INDEX, all other packages from the usual index.
 if [ -n "${CPU_INDEX:-}" ]; then
   work=$(mktemp -d)
   trap 'rm -r "$work"' EXIT
@@ -42,6 +43,10 @@ compile requirements/build.txt requirements/build.in "${upgrade[@]}"
 compile requirements/run.txt --extra torch --extra gpu --extra cluster pyproject.toml "${upgrade[@]}"
 compile requirements/dev.txt --extra torch --extra gpu --extra cluster --extra dev --constraint requirements/run.txt \
   pyproject.toml "${upgrade[@]}"
+# The site's builder alone, in the versions of dev.txt: either file, or both in any order, leave one set of versions.
+python3 -c 'import tomllib
+print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")' |
+  compile requirements/docs.txt --constraint requirements/dev.txt "${upgrade[@]}" -
 
 image base "$cuda" --extra torch --extra cluster
 image tpu none --extra cluster requirements/tpu.in

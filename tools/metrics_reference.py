@@ -31,8 +31,9 @@ EXPORTERS = {
 
 HEAD = """# Metrics
 
-Generated from `podscale/telemetry/catalogue.py`, the rules and the dashboards by `tools/metrics_reference.py`; a test
-keeps it true, and another that a real training exports these series with these labels and no others.
+Prometheus series of a run, with the panels and rules that use each. Generated from `podscale/telemetry/catalogue.py`,
+the rules and the dashboards by `tools/metrics_reference.py`; a test keeps it true, and another that a real training
+exports these series with these labels and no others.
 
 A stage serves them at `/metrics` while it runs; `telemetry.address` and `telemetry.port` say where. Counters exist at 0
 from the start. A series that is not known does not exist: nothing is reported as 0 or -1 for want of a value. Rates are
@@ -88,7 +89,12 @@ number). The label `run` of a shard task is the `run.id` of the compiled documen
 task whose result comes from KFP's cache has no pod and serves nothing.
 """
 
-COLUMNS = "| series | type | unit | labels | meaning | panels | rules |\n|---|---|---|---|---|---|---|"
+COLUMNS = "| series | type, unit | meaning |\n|---|---|---|"
+USE_HEAD = """## Panels and rules
+
+The panels of the [dashboards](../how-to/dashboards.md) and the [rules](../runbooks/README.md) that use each series,
+directly or through a recorded one.
+"""
 
 
 @dataclass(frozen=True)
@@ -107,9 +113,6 @@ class Panel:
     title: str
     names: frozenset[str]
 
-    def __str__(self) -> str:
-        return f"{self.dashboard}: {self.title}"
-
 
 def render() -> str:
     """Return the page."""
@@ -117,28 +120,39 @@ def render() -> str:
     parts = [HEAD]
     for exporter, (title, text) in EXPORTERS.items():
         entries = [entry for entry in METRICS if entry.exporter == exporter]
-        parts += [f"## {title}\n", f"{text}\n", COLUMNS, *(row(entry, rules, panels) for entry in entries), ""]
-    parts.append(SERVING)
+        parts += [f"## {title}\n", f"{text}\n", COLUMNS, *map(row, entries), ""]
+    parts += [SERVING, USE_HEAD, *filter(None, (uses(entry, rules, panels) for entry in METRICS)), ""]
     return "\n".join(parts)
 
 
-def row(entry: MetricSpec, rules: list[Rule], panels: list[Panel]) -> str:
+def row(entry: MetricSpec) -> str:
     """Return the row of a metric."""
+    labels = "; ".join(_label(name, values) for name, values in entry.own_labels.items())
+    meaning = f"{entry.meaning} Labels: {labels}." if labels else entry.meaning
+    return _join(f"`{entry.series}`", ", ".join(filter(None, (entry.kind, entry.unit))), meaning)
+
+
+def uses(entry: MetricSpec, rules: list[Rule], panels: list[Panel]) -> str | None:
+    """Return the list entry of the panels, by dashboard, and rules that use a metric; None if there are none."""
     mentioned = {entry.series} | {entry.series + suffix for suffix in SUFFIXES.get(entry.kind, ())}
     using: list[Rule] = []
     while recording_rules := [rule for rule in rules if rule.names & mentioned and rule not in using]:
         using += recording_rules
         mentioned |= {rule.name for rule in recording_rules}  # a recorded series also counts as its source
     shown = [panel for panel in panels if panel.names & mentioned]
-    cells = (
-        f"`{entry.series}`",
-        entry.kind,
-        entry.unit,
-        "; ".join(_label(name, values) for name, values in entry.own_labels.items()),
-        entry.meaning,
-        ", ".join(map(str, shown)),
-        ", ".join(f"`{rule.name}`" for rule in using),
-    )
+    if not shown and not using:
+        return None
+    boards = {panel.dashboard: [one.title for one in shown if one.dashboard == panel.dashboard] for panel in shown}
+    lines = [f"- `{entry.series}`"]
+    if shown:
+        texts = (f"{board} ({', '.join(dict.fromkeys(titles))})" for board, titles in boards.items())
+        lines.append(f"    - panels: {'; '.join(texts)}")
+    if using:
+        lines.append(f"    - rules: {', '.join(f'`{rule.name}`' for rule in using)}")
+    return "\n".join(lines)
+
+
+def _join(*cells: str) -> str:
     return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
 
 
@@ -173,7 +187,7 @@ def _flat(panels: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def _label(name: str, values: tuple[str, ...]) -> str:
-    return f"`{name}`: {', '.join(values)}" if values else f"`{name}`"
+    return f"`{name}` ({', '.join(values)})" if values else f"`{name}`"
 
 
 if __name__ == "__main__":

@@ -1,49 +1,237 @@
-"""Write docs/reference/options.md from the run document's model: `python tools/options_reference.py`."""
+"""Write docs/reference/options.md, a page for each section, from the run document's model.
+
+Run `python -m tools.options_reference`.
+"""
 
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any, NamedTuple, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from podscale.config import RunConfig
+from podscale.config import RunConfig, option_names
 from podscale.config.option_names import section_of
 
-TARGET = Path(__file__).resolve().parent.parent / "docs" / "reference" / "options.md"
+REFERENCE = Path(__file__).resolve().parents[1] / "docs" / "reference"
+TARGET = REFERENCE / "options.md"
+SECTION_PAGES = REFERENCE / "options"
 
-HEAD = """# Options of a run document
+HEAD = """# Options
 
-Generated from `podscale/config` by `tools/options_reference.py`; a test keeps it true. `podscale config RUN`
-prints a document with all of them resolved.
+A run document is YAML with the options below; those that it leaves out have their defaults. Generated from
+`podscale/config` by `tools/options_reference.py`; a test keeps it true.
 
-The class says what an option may change: `result` options change the numbers, so a run directory and a checkpoint
-belong to one set of them; `placement` options say where and on how many processes a run is carried out, so a run may
-be continued with others; `display` options change only what is shown.
+A document needs few lines, and the command line changes single options:
+
+```yaml
+run: {id: flowers, seed: 1}
+data: {source: /data/flowers}
+model: {name: resnet50}
+train:
+  epochs: 30
+  global_batch: 256
+  schedule: {name: cosine, learning_rate: 0.1, warmup_epochs: 5}
+```
+
+```
+podscale run flowers.yaml --set train.epochs=40 --set run.id=flowers-40
+podscale config flowers.yaml       # every option with its value
+```
+
+An unknown option is refused, with the nearest name.
+"""
+
+CLASSES = """## Classes
+
+The class of an option is what it may change:
+
+| class | changes | in an existing run |
+|---|---|---|
+| `result` | the numbers | refused: a run directory and a checkpoint belong to one set of them |
+| `placement` | where and on how many processes it runs | allowed: the run continues with the new value |
+| `display` | what is shown and logged | allowed |
 """
 
 
-def render() -> str:
-    """Return the page."""
-    sections = [_section(name, info) for name, info in RunConfig.model_fields.items()]
-    return "\n".join([HEAD, *sections])
+class Group(NamedTuple):
+    """Options that people change together."""
+
+    title: str
+    text: str
+    options: tuple[str, ...]
+    example: str
 
 
-def _section(name: str, info: FieldInfo) -> str:
-    model = info.annotation
-    assert isinstance(model, type)
-    assert issubclass(model, BaseModel)
-    tables = [f"## {name}\n", *_table(name, model)]
-    for field_name, field_info in model.model_fields.items():
-        if (entry := _entry(field_info)) is not None:
-            tables += [f"Each entry of `{name}.{field_name}`:\n", *_table(f"{name}.{field_name}[]", entry)]
-    return "\n".join(tables)
+FIRST_OPTIONS = (
+    Group(
+        "The run",
+        "The id names the run directory and the jobs; the same id continues the run.",
+        ("run.id", "run.workspace", "run.seed"),
+        "podscale run RUN --set run.id=flowers-seed2 --set run.seed=2",
+    ),
+    Group(
+        "The images",
+        "A folder with a subfolder for each class, a table, an archive or a URL.",
+        ("data.source", "data.format", "data.validation_fraction", "input.image_size", "input.crop.flip"),
+        "podscale run RUN --set data.source=/data/flowers --set input.image_size=160",
+    ),
+    Group(
+        "The model and its training",
+        "A batch that is multiplied by k usually takes a learning rate that is multiplied by k, and a warm-up; "
+        "`train.recipe` fills in published values for a batch.",
+        (
+            "model.name",
+            "train.recipe",
+            "train.epochs",
+            "train.global_batch",
+            "train.accumulation",
+            "train.optimizer.name",
+            "train.optimizer.weight_decay",
+            "train.schedule.name",
+            "train.schedule.learning_rate",
+            "train.schedule.warmup_epochs",
+            "train.precision",
+        ),
+        "podscale run RUN --set train.global_batch=1024 --set train.schedule.learning_rate=0.4 "
+        "--set train.schedule.warmup_epochs=5",
+    ),
+    Group(
+        "Evaluation and checkpoints",
+        "",
+        ("evaluate.every_epochs", "train.target_top1", "checkpoint.every_epochs"),
+        "podscale run RUN --set evaluate.every_epochs=5 --set train.target_top1=0.76",
+    ),
+    Group(
+        "Where it runs",
+        "Processes of this machine, or a kind of machine on a cluster.",
+        ("launch.backend", "launch.hardware", "launch.nodes", "launch.processes", "input.workers"),
+        "podscale submit RUN --set launch.hardware='nvidia-h100-80gb x8' --set launch.nodes=4",
+    ),
+)
+"""Options that people change first, for the first page."""
 
 
-def _table(prefix: str, model: type[BaseModel]) -> list[str]:
-    rows = [f"| `{option}` | {kind} | {default} | {text} |" for option, kind, default, text in _rows(prefix, model)]
-    return ["| option | class | default | meaning |", "|---|---|---|---|", *rows, ""]
+def pages() -> dict[Path, str]:
+    """Return the text of each page by its path."""
+    sections = RunConfig.model_fields.items()
+    return {
+        TARGET: _first_page(),
+        **{SECTION_PAGES / f"{name}.md": _section_page(name, info) for name, info in sections},
+    }
+
+
+def _first_page() -> str:
+    rows = {row.name: row for name, info in RunConfig.model_fields.items() for row in _all_rows(name, _model_of(info))}
+    parts = [HEAD, "## Change these first\n"]
+    for group in FIRST_OPTIONS:
+        parts += [f"### {group.title}\n", *([f"{group.text}\n"] if group.text else [])]
+        parts += [*_table(rows[name] for name in group.options), "", f"```\n{group.example}\n```\n"]
+    parts += [CLASSES, "## All options by section\n", "| section | options | subject |", "|---|---|---|"]
+    for name, info in RunConfig.model_fields.items():
+        options = sum(option.startswith(f"{name}.") for option in option_names())
+        parts.append(f"| [`{name}`](options/{name}.md) | {options} | {_summary(name, _model_of(info))} |")
+    return "\n".join(parts) + "\n"
+
+
+SUMMARIES = {
+    "model": "Architecture and its parts.",
+    "model.batch_norm": "Batch statistics and their groups.",
+    "train": "Length, batch, loss, precision and communication of the training.",
+    "train.optimizer": "Update rule; its own options are in the sections below.",
+    "train.optimizer.adam": "Adam and AdamW.",
+    "train.optimizer.rmsprop": "RMSProp.",
+    "train.schedule": "Learning rate and momentum over the run.",
+    "evaluate": "Evaluation, during the training and as a stage of its own.",
+    "checkpoint": "Times and number of checkpoints.",
+    "telemetry": "Metrics endpoint, logs and experiment trackers.",
+    "launch": "Processes, machines and jobs.",
+}
+"""Subjects of sections whose classes have no docstring."""
+
+
+def _summary(name: str, model: type[BaseModel]) -> str:
+    text = SUMMARIES.get(name) or " ".join((model.__doc__ or "").partition("\n\n")[0].split())
+    assert text, f"SUMMARIES: the section needs a subject (got {name})"
+    return text.replace("|", "\\|")
+
+
+def _section_page(name: str, info: FieldInfo) -> str:
+    model = _model_of(info)
+    parts = [
+        f"# Options of {name}\n",
+        f"{_summary(name, model)} Generated from `podscale/config` by `tools/options_reference.py`; a test keeps it "
+        "true. [Options](../options.md) explains the classes and lists the options that people change first.\n",
+        *_tables(name, model, level=1),
+    ]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _tables(prefix: str, model: type[BaseModel], level: int) -> Iterator[str]:
+    """Yield the table of a section's own options, then a heading and tables for each section inside."""
+    if level > 1:
+        yield f"{'#' * min(level, 3)} {prefix}\n"
+        yield f"{_summary(prefix, model)}\n"
+    yield from _table(_rows(prefix, model))
+    yield ""
+    for name, info in model.model_fields.items():
+        if (inner := _subsection(info)) is not None:
+            yield from _tables(f"{prefix}.{name}", inner, level + 1)
+        elif (entry := _entry(info)) is not None:
+            yield f"{'#' * min(level + 1, 3)} Entries of {prefix}.{name}\n"
+            yield from _table(_all_rows(f"{prefix}.{name}[]", entry))
+            yield ""
+
+
+class Row(NamedTuple):
+    name: str
+    kind: str
+    default: str
+    text: str
+
+
+def _table(rows: Iterator[Row]) -> Iterator[str]:
+    yield "| option | class | default | meaning |"
+    yield "|---|---|---|---|"
+    yield from (f"| `{row.name}` | {row.kind} | {row.default} | {row.text} |" for row in rows)
+
+
+def _all_rows(prefix: str, model: type[BaseModel]) -> Iterator[Row]:
+    """Yield the options of a section, those of the sections inside included."""
+    yield from _rows(prefix, model)
+    for name, info in model.model_fields.items():
+        if (inner := _subsection(info)) is not None:
+            yield from _all_rows(f"{prefix}.{name}", inner)
+
+
+def _rows(prefix: str, model: type[BaseModel]) -> Iterator[Row]:
+    for name, info in model.model_fields.items():
+        if _subsection(info) is not None:
+            continue
+        extra: Any = info.json_schema_extra
+        choices = [argument for argument in get_args(info.annotation) if isinstance(argument, str)]
+        listed = f" ({', '.join(f'`{choice}`' for choice in choices)})" if choices else ""
+        text = _escape(f"{info.description}{listed}")
+        default = "required" if info.is_required() else f"`{json.dumps(info.default)}`"
+        yield Row(f"{prefix}.{name}", extra["x-class"], default, text)
+
+
+def _escape(text: str) -> str:
+    """Return a table's cell, in which `<` outside code is no HTML."""
+    parts = text.replace("|", "\\|").split("`")
+    return "`".join(part.replace("<", "&lt;") if index % 2 == 0 else part for index, part in enumerate(parts))
+
+
+def _model_of(info: FieldInfo) -> type[BaseModel]:
+    model = _subsection(info)
+    assert model is not None
+    return model
+
+
+def _subsection(info: FieldInfo) -> type[BaseModel] | None:
+    kind = info.annotation
+    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
 
 
 def _entry(info: FieldInfo) -> type[BaseModel] | None:
@@ -51,18 +239,7 @@ def _entry(info: FieldInfo) -> type[BaseModel] | None:
     return section_of(info.annotation) if get_origin(info.annotation) is tuple else None
 
 
-def _rows(prefix: str, model: type[BaseModel]) -> Iterator[tuple[str, str, str, str]]:
-    for name, info in model.model_fields.items():
-        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
-            yield from _rows(f"{prefix}.{name}", info.annotation)
-            continue
-        extra: Any = info.json_schema_extra
-        choices = [argument for argument in get_args(info.annotation) if isinstance(argument, str)]
-        listed = f" ({', '.join(f'`{choice}`' for choice in choices)})" if choices else ""
-        text = f"{info.description}{listed}".replace("|", "\\|")
-        default = "required" if info.is_required() else f"`{json.dumps(info.default)}`"
-        yield f"{prefix}.{name}", extra["x-class"], default, text
-
-
 if __name__ == "__main__":
-    TARGET.write_text(render(), encoding="utf-8")
+    SECTION_PAGES.mkdir(exist_ok=True)
+    for path, text in pages().items():
+        path.write_text(text, encoding="utf-8")

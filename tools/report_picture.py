@@ -22,7 +22,7 @@ def draw(report: Path, target: Path) -> None:
     """Take a screenshot of the top of `report` and reduce it to 128 colours."""
     browser = shutil.which("chromium") or shutil.which("chromium-browser")
     if browser is None:
-        sys.exit("Chromium is missing. Install the package chromium.")
+        sys.exit("chromium: not on the PATH. Install the package chromium.")
     with tempfile.TemporaryDirectory() as scratch:
         picture = Path(scratch) / "report.png"
         command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run"]

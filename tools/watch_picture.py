@@ -2,7 +2,7 @@
 
     podscale run digits --set run.id=digits-b64 & python tools/watch_picture.py runs/digits-b64
 
-The picture is of a real run, after the share of its steps that `--share` gives.
+The picture shows a real run after the fraction `--share` of its steps.
 """
 
 import argparse
@@ -25,11 +25,11 @@ FONTS = "ui-monospace, Menlo, Consolas, DejaVu Sans Mono, monospace"
 
 
 def save_picture(run: Path, share: float, target: Path) -> None:
-    """Watch the run until it has made a share of its steps, and save the picture."""
+    """Watch the run until a fraction of its steps is done, and save the picture."""
     watched = WatchedRun(DirectorySource(RunDirectory(run)))
     while not _is_due(watched, share):
         if watched.source.has_ended():
-            raise SystemExit(f"{run}: the run ended before --share {share}")
+            raise SystemExit(f"{run}: the run ended before --share {share} of its steps")
         time.sleep(INTERVAL_SECONDS)
         watched.poll()
     console = Console(file=io.StringIO(), record=True, width=WIDTH, force_terminal=True, color_system="truecolor")

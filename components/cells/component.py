@@ -1,4 +1,4 @@
-"""Part of a study as a KFP component: the runs of one chain."""
+"""KFP component of a study: the trials of one sweep series (chain)."""
 
 from kfp import dsl
 
@@ -7,9 +7,9 @@ from podscale.components import IMAGE
 
 @dsl.component(base_image=IMAGE, install_kfp_package=False)
 def cells(study: str, chain: int) -> None:
-    """Runs what is missing of one chain of a study: its learning rates, then its seeds, one run after the other.
+    """Run the missing trials of one chain of a study in sequence: its learning rates, then its seeds.
 
-    A run that diverges is a result. The records are kept in the workspace, so that a second attempt goes on.
+    A trial that diverges is a result. The records are in the workspace, so that a second attempt continues.
 
     Args:
         study: The study document as JSON, with the run document inside.

@@ -1,4 +1,4 @@
-"""A stage between 2 and 3 as a KFP component: a snapshot to a member of an ensemble."""
+"""KFP component between stages 2 and 3: train an ensemble member from a snapshot."""
 
 from kfp import dsl
 
@@ -14,14 +14,14 @@ def collapse(
     cycle: int,
     run_id: str = "",
 ) -> None:
-    """Trains one member of a document's ensemble from the snapshot that the training kept, or continues it.
+    """Train one member of a document's ensemble from a snapshot of the training, or continue its training.
 
     Args:
         document: The resolved run document of the whole ensemble as JSON.
-        shard_set: The manifest that the shard component made.
+        shard_set: The manifest from the shard component.
         main: The model of the training in cycles, for lineage; the snapshot is read from its run directory.
         cycle: The cycle at whose end the snapshot was taken, from 0.
-        run_id: Takes the place of run.id in the document; empty: as the document says.
+        run_id: Replaces run.id of the document; empty: the document's own.
         model: Directory with the member's model.safetensors and model.json.
     """
     from podscale.components import steps

@@ -1,4 +1,4 @@
-"""Stage 3 as a KFP component: a model to its figures."""
+"""KFP component of stage 3: evaluate a model."""
 
 from kfp import dsl
 
@@ -14,15 +14,15 @@ def evaluate(
     confusion: dsl.Output[dsl.ClassificationMetrics],
     run_id: str = "",
 ) -> None:
-    """Evaluates the trained model on every validation image exactly once.
+    """Evaluate the trained model on every validation image exactly once.
 
     Args:
         document: The resolved run document as JSON.
-        shard_set: The manifest that the shard component made.
+        shard_set: The manifest from the shard component.
         model: The trained model, for lineage; the weights are read from the run directory.
         metrics: Top-1, top-5, loss, calibration error, images/s.
         confusion: The confusion matrix, up to 20 classes; the report shows larger ones.
-        run_id: Takes the place of run.id in the document; empty: as the document says.
+        run_id: Replaces run.id of the document; empty: the document's own.
     """
     from podscale.components import steps
 

@@ -1,4 +1,4 @@
-"""The end of a study as a KFP component: what its runs say together."""
+"""KFP component of a study: write the results of all its trials."""
 
 from kfp import dsl
 
@@ -7,12 +7,12 @@ from podscale.components import IMAGE
 
 @dsl.component(base_image=IMAGE, install_kfp_package=False)
 def findings(study: str, page: dsl.Output[dsl.HTML], text: dsl.Output[dsl.Markdown]) -> None:
-    """Writes table, curves and report of a study from the records in its workspace.
+    """Write table, curves and report of a study from the records in its workspace.
 
     Args:
         study: The study document as JSON, with the run document inside.
-        page: The results as one file, no remote asset.
-        text: The same as Markdown; its pictures are beside it in the workspace.
+        page: The results as one file without remote assets.
+        text: The results as Markdown; its pictures are in the workspace.
     """
     from podscale.components import steps
 

@@ -1,1 +1,1 @@
-"""The component that packs one part of a shard set."""
+"""The pack component."""

@@ -1,4 +1,4 @@
-"""A worker of stage 1 as a KFP component: one part of a shard set."""
+"""KFP component of a stage 1 worker: pack one part of a shard set."""
 
 from kfp import dsl
 
@@ -7,11 +7,11 @@ from podscale.components import IMAGE
 
 @dsl.component(base_image=IMAGE, install_kfp_package=False)
 def pack(data: str, workspace: str, index: int, of: int) -> None:
-    """Packs every of-th shard, counted from `index`; the shard component completes the set afterwards.
+    """Pack every of-th shard from `index` on; the shard component completes the set afterwards.
 
     Args:
-        data: The `data` section of the run document as JSON, as the shard component gets it.
-        workspace: Directory under which datasets/<fingerprint> is made.
+        data: The `data` section of the run document as JSON, the same as for the shard component.
+        workspace: Directory in which datasets/<fingerprint> is created.
         index: Number of this worker, from 0.
         of: Number of workers.
     """

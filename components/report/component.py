@@ -1,4 +1,4 @@
-"""Stage 4 as a KFP component: the run as one page."""
+"""KFP component of stage 4: write the report of a run."""
 
 from kfp import dsl
 
@@ -14,15 +14,15 @@ def report(
     card: dsl.Output[dsl.Markdown],
     run_id: str = "",
 ) -> None:
-    """Writes the self-contained report and the model card.
+    """Write the self-contained report and the model card.
 
     Args:
         document: The resolved run document as JSON.
-        shard_set: The manifest that the shard component made.
-        metrics: The figures of the evaluation, for lineage; the page is made from the run directory.
-        page: The report: one file, no remote asset.
+        shard_set: The manifest from the shard component.
+        metrics: The metrics of the evaluation, for lineage; the page is built from the run directory.
+        page: The report, one file without remote assets.
         card: The model card.
-        run_id: Takes the place of run.id in the document; empty: as the document says.
+        run_id: Replaces run.id of the document; empty: the document's own.
     """
     from podscale.components import steps
 

@@ -1,4 +1,4 @@
-"""The exit handler as a KFP component: what happened, whatever happened."""
+"""KFP component of the exit handler: summarize the run, however it ended."""
 
 from kfp import dsl
 
@@ -12,13 +12,13 @@ def summary(
     page: dsl.Output[dsl.Markdown],
     run_id: str = "",
 ) -> None:
-    """Stops the training job of a run that failed or was cancelled, and writes how each stage ended.
+    """Stop the training job of a failed or cancelled run, and write the outcome of each stage.
 
     Args:
         document: The resolved run document as JSON.
-        status: State of the pipeline, filled in by KFP.
+        status: State of the pipeline, set by KFP.
         page: The summary.
-        run_id: Takes the place of run.id in the document; empty: as the document says.
+        run_id: Replaces run.id of the document; empty: the document's own.
     """
     from podscale.components import steps
 

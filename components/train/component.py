@@ -1,4 +1,4 @@
-"""Stage 2 as a KFP component: a shard set to a model."""
+"""KFP component of stage 2: train a model on a shard set."""
 
 from kfp import dsl
 
@@ -12,16 +12,16 @@ def train(
     model: dsl.Output[dsl.Model],
     run_id: str = "",
 ) -> None:
-    """Trains the network of a run document, or continues an interrupted training.
+    """Train the model of a run document, or continue an interrupted training.
 
-    Where the document names a launcher (launch.backend), this pod trains nothing: it starts the job, or finds it at
-    work, and waits for it.
+    If the document names a launcher (launch.backend), this pod does not train: it submits the job, or finds it running,
+    and waits for it.
 
     Args:
         document: The resolved run document as JSON.
-        shard_set: The manifest that the shard component made.
-        run_id: Takes the place of run.id in the document; empty: as the document says.
-        model: Directory with model.safetensors, model.json and the model card once training is finished.
+        shard_set: The manifest from the shard component.
+        run_id: Replaces run.id of the document; empty: the document's own.
+        model: Directory with model.safetensors, model.json and the model card, when training is finished.
     """
     from podscale.components import steps
 

@@ -1,7 +1,7 @@
 #!/bin/sh
 # usage: package.sh IMAGE
-# Podscale itself and the list of everything in the image, under /out/opt/podscale: a layer of its own, since it
-# changes with every commit and the packages below it do not.
+# Installs Podscale and the image's SBOM under /out/opt/podscale, for a separate layer: it changes with every commit,
+# unlike the packages in the layer below.
 set -eu
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_DEPS=1 PIP_QUIET=2 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
 /opt/pip/bin/pip wheel --no-build-isolation --wheel-dir /wheel .

@@ -1,5 +1,5 @@
 #!/bin/sh
-# What building takes and no image keeps: a compiler for the stubs of slim_torch.py, and pip.
+# Build tools that no image keeps: a compiler for the stubs of slim_torch.py, and pip.
 set -eu
 export DEBIAN_FRONTEND=noninteractive
 apt-get update -qq

@@ -1,4 +1,4 @@
-"""Documents shipped with Podscale, by name: the presets beside this file, and the studies in `../studies/`."""
+"""Documents shipped with Podscale, by name: presets in this folder, and studies in `../studies/`."""
 
 import difflib
 from pathlib import Path

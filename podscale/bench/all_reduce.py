@@ -34,7 +34,7 @@ def run_link_benchmark(job: Mapping[str, Any], ranks: int, time_limit: float) ->
             raise PodscaleError("exited; its error is above", field=f"rank {rank}", got=codes[rank])
         if None in codes:
             raise PodscaleError(
-                "the measurement took longer",
+                "the measurement did not finish in time",
                 field="--time-limit",
                 got=time_limit,
                 hint="Choose fewer --sizes or raise the limit.",
@@ -78,7 +78,7 @@ def format_tables(results: Mapping[str, Any]) -> list[str]:
         phase = f"{timing['axis']} of {group} | {timing['phase'].replace('_', '-')}"
         lines.append(f"| {phase} | {timing['bytes']:,} | {_timing_cells(timing, factor)} |")
     if results["steps"]:
-        lines += ["", "A step of forward and backward, with the all-reduce and with nothing in its place:", ""]
+        lines += ["", "Forward and backward of a step, with and without the all-reduce:", ""]
         lines += [
             "| algorithm | step, ms | without, ms | exposed, ms | share of the step |",
             "|---|---:|---:|---:|---:|",
@@ -100,7 +100,7 @@ def _timing_cells(timing: Mapping[str, Any], factor: float) -> str:
 
 
 def percentile(ordered: Sequence[float], fraction: float) -> float:
-    """Return the nearest-rank percentile of values in rising order."""
+    """Return the nearest-rank percentile of values in rising order; `fraction` is 0.95 for the 95th."""
     return ordered[min(len(ordered), max(1, ceil(fraction * len(ordered)))) - 1]
 
 

@@ -24,6 +24,9 @@ def run_workers(
     Returns the exit code of each rank, None for a rank that was killed.
 
     Args:
+        module: Module to run.
+        arguments: Its command line.
+        ranks: Number of processes.
         limit: Time limit, seconds.
         threads: CPU threads of a rank; 0 for its share of the cores.
         log: File for the output; default: this process's output.
@@ -58,7 +61,8 @@ def run_workers(
 def worker_environment(rank: int, ranks: int, port: int, threads: int = 0) -> dict[str, str]:
     """Return this process's environment variables plus torchrun's.
 
-    Ranks that share a GPU get different NCCL_HOSTIDs and use sockets, because NCCL allows one rank per device and host.
+    `port` is MASTER_PORT; `threads` are the CPU threads of a rank, 0 for its share of the cores. Ranks that share a GPU
+    get different NCCL_HOSTIDs and use sockets, because NCCL allows one rank per device and host.
     """
     gpus = host_info.visible_gpus()
     variables = {

@@ -20,12 +20,13 @@ from podscale.data.manifest import MANIFEST_FILE, ShardSetManifest
 from podscale.errors import InputError
 from podscale.util import host_info
 from podscale.util.files import write_json
+from podscale.util.locations import Location
 
 BENCHMARK_MODULE = "podscale.pytorch.throughput_benchmark"
 SYNTHETIC_BATCHES = 4
 """Batches in the synthetic training split; few keep its index small."""
 MIN_SECONDS_LEFT = 10.0
-"""Least time left in the sweep's budget to start a variant, seconds."""
+"""Minimal time left in the sweep's budget to start a variant, seconds."""
 
 
 @dataclass(frozen=True)
@@ -142,8 +143,21 @@ def row_key(config: RunConfig, variant: BenchVariant, settings: SweepSettings) -
         for name, value in values.items()
         if (section, name) != ("train", "schedule")
     }
-    images = "real" if variant.real_images else "synthetic"
-    return {"images": images, "steps": settings.steps, "warmup": settings.warmup, "options": options}
+    return {
+        "images": "real" if variant.real_images else "synthetic",
+        "shard_set": _shard_set_name(settings) if variant.real_images else None,
+        "device": host_info.gpu_names()[0] if host_info.visible_gpus() else host_info.cpu_name(),
+        "steps": settings.steps,
+        "warmup": settings.warmup,
+        "parts": settings.parts,
+        "options": options,
+    }
+
+
+def _shard_set_name(settings: SweepSettings) -> str | None:
+    """Return the absolute location of the real images."""
+    location = settings.shard_set
+    return location if location is None or Location.parse(location).is_remote else str(Path(location).absolute())
 
 
 def _measure(
@@ -151,7 +165,7 @@ def _measure(
 ) -> None:
     """Measure a variant in separate processes and fill its row."""
     if seconds_left < MIN_SECONDS_LEFT:
-        row.reason = "not measured: the time of the sweep was over"
+        row.reason = "not measured: the time limit of the sweep had passed"
         return
     limit = min(settings.time_limit, seconds_left)
     started = time.monotonic()
@@ -161,7 +175,7 @@ def _measure(
         write_json(job, _benchmark_job(config, settings, settings.shard_set if variant.real_images else None, folder))
         arguments, threads = [str(job), str(result)], config.launch.threads or 0
         codes = run_workers(BENCHMARK_MODULE, arguments, config.launch.processes, limit, threads=threads, log=log)
-        if result.exists():
+        if result.exists() and codes == [0] * len(codes):  # a rank may fail after rank 0 has written it
             row.found = json.loads(result.read_text())
         elif None in codes and not any(codes):
             row.reason = f"ran past its limit of {limit:.0f} s"

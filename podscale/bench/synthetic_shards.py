@@ -13,7 +13,10 @@ WIDTH, HEIGHT = 500, 375
 
 
 def write_synthetic_shard_set(directory: Path, *, images: int, classes: int = 1000) -> Path:
-    """Write the index of `images` training images without records; only the synthetic loader can use it."""
+    """Write the index of `images` training images, and one validation image for each class, without records.
+
+    Only the synthetic loader can use it.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     names = [f"class-{number:04d}" for number in range(classes)]
     write_json(directory / "classes.json", names)

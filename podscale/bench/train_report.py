@@ -54,9 +54,9 @@ def _conditions(command: str, measured: Sequence[SweepRow]) -> list[str]:
         f"Versions: {', '.join(sorted(versions))}  ",
         f"Date: {time.strftime('%Y-%m-%d')}",
         "",
-        "Images/s are per rank, over steps between which nothing waits for the device; collectives, optimizer and",
-        "input included. Times of parts are device times of ordinary steps, in ms (a CUDA graph does not show them).",
-        "MFU counts 2 per multiply-add of convolutions and linear layers, forward and backward, against dense peaks:",
+        "Images/s are per rank, over steps in which the host does not wait for the device; collectives, optimizer and",
+        "input are included. Times of parts are device times of ordinary steps, ms (a CUDA graph does not show them).",
+        "MFU counts 2 FLOP per multiply-add of convolutions and linear layers, forward and backward, over dense peaks:",
     ]
     for name in devices:
         chip = find_gpu_chip(name)

@@ -74,7 +74,7 @@ SWEEPS: Mapping[str, Sequence[BenchVariant]] = {"gpu": GPU_VARIANTS, "cpu": CPU_
 def named_sweep(name: str, *, real_images: bool) -> list[BenchVariant]:
     """Return the variants of a sweep, those of real images only if `real_images`. Raises InputError if unknown."""
     if name not in SWEEPS:
-        hint = f"There are {', '.join(SWEEPS)}; make others with --vary a.b=x,y"
+        hint = f"Known: {', '.join(SWEEPS)}. Define others with --vary a.b=x,y"
         raise InputError("unknown sweep", field="--sweep", got=name, hint=hint)
     return [variant for variant in SWEEPS[name] if real_images or not variant.real_images]
 
@@ -94,7 +94,7 @@ def variant_grid(settings: Sequence[str], *, real_images: bool) -> list[BenchVar
 def _variant(settings: Sequence[tuple[str, str]], real_images: bool) -> BenchVariant:
     batch = next((value for name, value in settings if name == "batch"), None)
     if batch is not None and not batch.isdecimal():
-        raise InputError("images per rank, a whole number", field="--vary batch", got=batch)
+        raise InputError("not a whole number of images per rank", field="--vary batch", got=batch)
     changes: dict[str, Any] = {name: yaml.safe_load(value) for name, value in settings if name != "batch"}
     name = ", ".join(f"{name.rpartition('.')[2]}={value}" for name, value in settings) or "as the document says"
     return BenchVariant(name, changes, None if batch is None else int(batch), real_images)

@@ -23,8 +23,8 @@ UsageError: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__nam
 
 app = typer.Typer(
     name="podscale",
-    help="Train image classifiers at supercomputer scale on Kubernetes, and on this machine. One run document (YAML) "
-    "says everything; without one, commands use the embedded digits.",
+    help="Train image classifiers at supercomputer scale on Kubernetes, and on this machine. One document "
+    "(YAML) describes a run; without one, commands use the embedded digits.",
     epilog=EXIT_CODES,
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -31,32 +31,34 @@ RESNET50 = (
     "train.precision=bf16",
     "train.optimizer.name=lars",
 )
-"""Options of the measured run without a document."""
+"""Options of the run that is measured if no document is given."""
 
 
 @app.command("allreduce")
 def allreduce(
-    ranks: Annotated[int, typer.Option(help="Processes here; a torchrun world brings its own.", min=1)] = 2,
-    algorithms: Annotated[str, typer.Option(metavar="A,B", help="What to measure.")] = (
+    ranks: Annotated[int, typer.Option(help="Processes on this machine; torchrun brings its own.", min=1)] = 2,
+    algorithms: Annotated[str, typer.Option(metavar="A,B", help="Algorithms to measure.")] = (
         "flat,ring,tree,hierarchical,torus2d,hybrid"
     ),
-    sizes: Annotated[str, typer.Option(metavar="64K,1M", help="Bytes of fp32 gradients.")] = "4K,64K,1M,16M,64M",
-    wire: Annotated[str, typer.Option(metavar="fp32|bf16|fp16", help="Format of messages.")] = "fp32",
+    sizes: Annotated[
+        str, typer.Option(metavar="64K,1M", help="Sizes of the fp32 gradients, bytes.")
+    ] = "4K,64K,1M,16M,64M",
+    wire: Annotated[str, typer.Option(metavar="fp32|bf16|fp16", help="Number format of messages.")] = "fp32",
     row: Annotated[
-        int | None, typer.Option(help="Ranks in a row of the grid; default: the ranks of a node.", min=1)
+        int | None, typer.Option(help="Ranks per row of the grid; default: the ranks of a node.", min=1)
     ] = None,
-    bucket_mb: Annotated[float, typer.Option(help="MiB of a bucket in the measured step.", min=0.1)] = 25.0,
-    seconds: Annotated[float, typer.Option(help="About so long for each algorithm and size.", min=0.01)] = 1.0,
+    bucket_mb: Annotated[float, typer.Option(help="Bucket size in the measured step, MiB.", min=0.1)] = 25.0,
+    seconds: Annotated[float, typer.Option(help="Approximate seconds for each algorithm and size.", min=0.01)] = 1.0,
     model: Annotated[
         str | None, typer.Option(help="Network of the measured step; `--model ''` measures none.")
     ] = "resnet50",
-    side: Annotated[int, typer.Option(help="Side of its images in pixels.", min=8)] = 64,
+    side: Annotated[int, typer.Option(help="Side of the images in the measured step, pixels.", min=8)] = 64,
     batch: Annotated[int, typer.Option(help="Images per rank in the measured step.", min=2)] = 8,
-    time_limit: Annotated[float, typer.Option(help="Seconds for everything.", min=10)] = 900.0,
+    time_limit: Annotated[float, typer.Option(help="Time limit for everything, seconds.", min=10)] = 900.0,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for allreduce.md, .json and .svg.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Time, algbw and busbw of every all-reduce by size and axis, and its exposed time in a step (gloo or NCCL)."""
+    """Measure all-reduces (gloo or NCCL): time, algbw and busbw by size and axis, and exposed time in a step."""
     from podscale.bench import all_reduce
 
     if out is not None and not out.is_dir():
@@ -100,22 +102,24 @@ def train(
         ),
     ] = None,
     changes: Set = [],
-    sweep: Annotated[str | None, typer.Option(help="Measure a named series of variants: gpu, cpu.")] = None,
+    sweep: Annotated[str | None, typer.Option(help="Named series of variants to measure: gpu, cpu.")] = None,
     vary: Annotated[
         list[str],
-        typer.Option(metavar="A.B=X,Y", help="Measure these values; several make a grid. batch= is images per rank."),
+        typer.Option(
+            metavar="A.B=X,Y", help="Values to measure; several options make a grid. batch= is images per rank."
+        ),
     ] = [],
     shard_set: Annotated[
         str | None, typer.Option(metavar="DIR", help="Shard set for the variants that read real images.")
     ] = None,
     warmup: Annotated[int, typer.Option(help="Steps before timing begins.", min=5)] = 20,
-    steps: Annotated[int, typer.Option(help="Updates timed.", min=2)] = 50,
+    steps: Annotated[int, typer.Option(help="Timed steps.", min=2)] = 50,
     parts: Annotated[int, typer.Option(help="Further steps measured part by part.", min=1)] = 5,
-    time_limit: Annotated[float, typer.Option(help="Seconds for one variant.", min=10)] = 300.0,
-    budget: Annotated[float, typer.Option(help="Seconds for all variants.", min=10)] = 86400.0,
+    time_limit: Annotated[float, typer.Option(help="Time limit of one variant, seconds.", min=10)] = 300.0,
+    budget: Annotated[float, typer.Option(help="Time limit of all variants, seconds.", min=10)] = 86400.0,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for train-<device>.md and .json.")] = Path(),
 ) -> None:
-    """Images/s, parts of a step, share of the device's peak, memory. Started again, it measures what is missing."""
+    """Measure images/s, parts of a step, fraction of the device's peak, and memory. The same command resumes it."""
     from podscale import config
     from podscale.bench.sweep import SweepRow, SweepSettings, run_sweep
     from podscale.bench.train_report import format_report, write_report
@@ -124,7 +128,7 @@ def train(
     if not out.is_dir():
         raise InputError("the folder does not exist", field="--out", got=str(out))
     if sweep is not None and vary:
-        raise InputError("a sweep is one or the other", field="--sweep, --vary")
+        raise InputError("only one of them can define the variants", field="--sweep, --vary")
     path = presets.resolve_preset(document) if document is not None else None
     base_changes = [*(() if document is not None else RESNET50), *changes]
 
@@ -154,7 +158,7 @@ def _section(name: str, wire: str, row: int | None, bucket_mb: float) -> dict[st
     if name not in ALGORITHMS:
         raise InputError("unknown algorithm", field="--algorithms", got=name, hint=f"Known: {', '.join(ALGORITHMS)}.")
     if wire not in ("fp32", "bf16", "fp16"):
-        raise InputError("messages are fp32, bf16 or fp16", field="--wire", got=wire)
+        raise InputError("unknown format", field="--wire", got=wire, hint="Choose fp32, bf16 or fp16.")
     wire_row = "fp32" if name in ALGORITHMS_WITHOUT_ROWS else wire
     values = {"algorithm": name, "row": row, "bucket_mb": bucket_mb}
     values |= {"wire_row": wire_row, "wire_column": wire}

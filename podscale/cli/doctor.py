@@ -22,14 +22,14 @@ def doctor(
     changes: Set = [],
     *,
     as_json: Json = False,
-    workspace: Annotated[Path, typer.Option(help="Where runs would be kept.")] = Path(),
+    workspace: Annotated[Path, typer.Option(help="Workspace to check.")] = Path(),
     cluster: Annotated[
-        bool, typer.Option("--cluster", help="Look at the Kubernetes cluster instead, for the run document.")
+        bool, typer.Option("--cluster", help="Check the Kubernetes cluster instead, for the run document.")
     ] = False,
     defaults: ClusterDefaults = "cluster",
     cluster_options: ClusterOptions,
 ) -> None:
-    """Tell what this machine, or a cluster, offers and what is missing for what."""
+    """Check this machine, or a cluster, and print what it has and what is missing."""
     from podscale.cli.machine_doctor import check_machine
 
     results = (
@@ -52,6 +52,6 @@ def _check_cluster(document: str | None, changes: Sequence[str], defaults: str) 
         defaults_error = error
     results = list(check_cluster(config))
     if defaults_error is not None and results[0].verdict == "ok":  # else there is no API server to read them from
-        advice = "mend them: all else was examined without them"
+        advice = "fix them: the other checks ran without them"
         results.append(CheckResult("defaults", "missing", str(defaults_error), advice))
     return results

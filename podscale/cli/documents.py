@@ -4,8 +4,8 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -26,6 +26,8 @@ app = typer.Typer()
 
 CLUSTER_DEFAULTS = "cluster"
 """Value of --defaults for the chart's defaults in the document's namespace."""
+CHART_WORKSPACE, CHART_CLAIM = "/workspace", "podscale-workspace"
+"""Path and PersistentVolumeClaim of the workspace of the chart, installed under the name `podscale`."""
 STAGES: tuple["StageName", ...] = ("shard", "train", "evaluate", "report")
 IMAGENET_IMAGES = 1_281_167
 """Training images assumed before sharding; only momentum corrections depend on them."""
@@ -38,9 +40,9 @@ def show_config(
     as_json: Json = False,
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of run documents.")] = False,
     plot: Annotated[
-        bool, typer.Option("--plot", help="Draw learning rate, momentum and weight decay over the run instead.")
+        bool, typer.Option("--plot", help="Plot learning rate, momentum and weight decay over the run instead.")
     ] = False,
-    svg: Annotated[Path | None, typer.Option(metavar="FILE", help="Write that drawing as an SVG file too.")] = None,
+    svg: Annotated[Path | None, typer.Option(metavar="FILE", help="Write that plot as an SVG file too.")] = None,
 ) -> None:
     """Print the resolved run document: every option with its value."""
     if schema:
@@ -63,16 +65,19 @@ def compile_pipeline(
     defaults: Defaults = None,
     kfp: Kfp = "2.16",
 ) -> None:
-    """Compile the pipeline of a run document into a KFP package for a cluster."""
-    config = load_with_defaults(document, changes, defaults)
+    """Compile the pipeline of a run document into a KFP package for a cluster.
+
+    Without --defaults, the chart's workspace is assumed if the document names none; a comment at the top names it.
+    """
+    config, comment = _load_for_cluster(document, changes, defaults)
     if output.suffix not in (".yaml", ".yml"):
-        raise InputError("a pipeline package ends in .yaml", field=str(output))
+        raise InputError("the name of a pipeline package must end in .yaml", field=str(output))
     if not output.absolute().parent.is_dir():
         raise InputError("the folder does not exist", field=str(output))
     _print_problems(config)
     from podscale.pipelines.package import package_pipeline
 
-    output.write_text(package_pipeline(config, kfp=kfp), encoding="utf-8")
+    output.write_text(comment + package_pipeline(config, kfp=kfp), encoding="utf-8")
     print(f"{output}: the pipeline of run {config.run.id}")
 
 
@@ -94,17 +99,20 @@ def render(
     changes: Set = [],
     backend: Annotated[
         str | None,
-        typer.Option(help="pytorchjob, jaxjob, trainjob, jobset or job; default: what the document or hardware says."),
+        typer.Option(help="pytorchjob, jaxjob, trainjob, jobset or job; default: by the document or the hardware."),
     ] = None,
     stage: Annotated[str, typer.Option(help="shard, train, evaluate, report, or all of them.")] = "train",
     defaults: Defaults = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write a file instead.")] = None,
 ) -> None:
-    """Print the Kubernetes objects of a run: `podscale render RUN | kubectl apply -f -`."""
+    """Print the Kubernetes objects of a run: `podscale render RUN | kubectl apply -f -`.
+
+    Without --defaults, the chart's workspace is assumed if the document names none; a comment at the top names it.
+    """
     from podscale.kubernetes.render.common import to_yaml
 
-    config = load_with_defaults(document, changes, defaults)
-    text = to_yaml(render_stages(config, parse_stages(stage), backend))
+    config, comment = _load_for_cluster(document, changes, defaults)
+    text = comment + to_yaml(render_stages(config, parse_stages(stage), backend))
     _print_problems(config)
     if output is None:
         sys.stdout.write(text)
@@ -118,6 +126,43 @@ def render(
 def load_with_defaults(document: str | None, changes: Sequence[str], defaults: str | None) -> "RunConfig":
     """Load a run document over the defaults of --defaults (a file or CLUSTER_DEFAULTS)."""
     return load_run_document(document, changes, _load_defaults(document, changes, defaults))
+
+
+def _load_for_cluster(document: str | None, changes: Sequence[str], defaults: str | None) -> "tuple[RunConfig, str]":
+    """Load a run document for pods; return with it a YAML comment on what was assumed.
+
+    Without --defaults, the chart's workspace holds for what neither the document nor --set says.
+    """
+    if defaults is not None or (document is None and env.RUN_DOCUMENT in os.environ):
+        return load_with_defaults(document, changes, defaults), ""
+    from podscale import config
+    from podscale.config.document import format_overrides
+
+    assumed = _assumed_workspace(document, changes)
+    loaded = load_run_document(document, changes, config.Defaults(json.dumps(assumed), "the chart's defaults"))
+    if not assumed:
+        return loaded, ""
+    settings = " ".join(f"--set {setting}" for setting in format_overrides(assumed)).replace('"', "")
+    return loaded, (
+        f"# Assumed (the chart's defaults): {settings}\n"
+        "# Set what is different, or read the settings of the namespace with --defaults cluster.\n"
+    )
+
+
+def _assumed_workspace(document: str | None, changes: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return the chart's workspace path and claim, as far as a document leaves them open."""
+    from podscale.config.document import is_set, peek
+
+    path, assumed = presets.resolve_preset(document), dict[str, dict[str, Any]]()
+    if not is_set(path, "run.workspace", changes):
+        assumed["run"] = {"workspace": CHART_WORKSPACE}
+    workspace = PurePosixPath(str(peek(path, "run.workspace", changes) or CHART_WORKSPACE))
+    volumes = peek(path, "launch.cluster.volumes", changes)
+    paths = [volume.get("path") for volume in volumes if isinstance(volume, dict)] if isinstance(volumes, list) else []
+    is_mounted = any(workspace.is_relative_to(str(mount)) for mount in paths)
+    if not (is_mounted or is_set(path, "launch.cluster.workspace_claim", changes)):
+        assumed["launch"] = {"cluster": {"workspace_claim": CHART_CLAIM}}
+    return assumed
 
 
 def load_run_document(
@@ -155,7 +200,7 @@ def _load_defaults(document: str | None, changes: Sequence[str], location: str |
 
 
 def _print_problems(config: "RunConfig") -> None:
-    """Print the problems of a document on a cluster, as notes."""
+    """Print the problems that a document has on a cluster, as notes."""
     from podscale.config.preflight import find_problems
 
     for problem in find_problems(config, "cluster"):
@@ -186,7 +231,7 @@ def render_stages(config: "RunConfig", stages: "Sequence[StageName]", backend: s
 
     if backend is not None and backend not in RENDERERS_BY_KIND:
         hint = f"Choose one of {', '.join(RENDERERS_BY_KIND)}."
-        raise InputError("no kind of job", field="--backend", got=backend, hint=hint)
+        raise InputError("unknown kind of job", field="--backend", got=backend, hint=hint)
     specs = [build_job_spec(config, stage) for stage in stages]
     return [
         manifest
@@ -214,5 +259,5 @@ def plot_schedules(config: "RunConfig", svg: Path | None) -> str:
         try:
             svg.write_text(schedule_svg(curves), encoding="utf-8")
         except OSError as error:
-            raise InputError(f"cannot write the drawing: {error.strerror}", field=str(svg)) from error
+            raise InputError(f"cannot write the plot: {error.strerror}", field=str(svg)) from error
     return terminal_chart(curves, config.train.epochs, terminal_width())

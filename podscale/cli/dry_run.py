@@ -1,12 +1,16 @@
 """Plan of a run, for `podscale run --dry-run`."""
 
+from collections.abc import Iterator
+
 from podscale import models
 from podscale.config import RunConfig
 from podscale.config.preflight import find_problems
 from podscale.config.preflight.host import processes_per_node
 from podscale.config.preflight.storage import shard_set_counts
+from podscale.errors import InputError
 from podscale.runs import RunDirectory, dataset_directory, read_outcomes, stage_outcomes
 from podscale.training import schedules
+from podscale.training.memory_check import DEFAULT_CLASSES, training_memory_problems
 from podscale.training.memory_estimate import estimate_memory
 from podscale.util import host_info
 from podscale.util.formatting import format_bytes, format_count
@@ -30,10 +34,17 @@ def describe_run(config: RunConfig, *, fresh: bool = False) -> str:
         *_stage_rows(config, fresh),
     ]
     text = "\n".join(f"{name:<11} {value}" for name, value in rows)
-    problems = find_problems(config, "here")
+    problems = [*find_problems(config, "here"), *memory_problems(config, fresh=fresh)]
     if problems:
         text += "\n\nThis run could not start:\n" + "\n".join(f"  - {problem}" for problem in problems)
     return text
+
+
+def memory_problems(config: RunConfig, *, fresh: bool) -> Iterator[InputError]:
+    """Yield the problems of the training's memory, unless the training is finished."""
+    shard_set = dataset_directory(config.run.workspace, config.data)
+    if fresh or not shard_set_counts(config) or not stage_outcomes.finished_outcome(config, "train", shard_set):
+        yield from training_memory_problems(config, known_data(config)[1])
 
 
 def known_data(config: RunConfig) -> tuple[dict[str, int], int | None]:
@@ -93,7 +104,7 @@ def _evaluation_row(config: RunConfig, images: int | None) -> str:
 
 
 def _memory_row(config: RunConfig, classes: int | None) -> str:
-    memory = estimate_memory(config, classes or 1000, processes_per_node(config))
+    memory = estimate_memory(config, classes or DEFAULT_CLASSES, processes_per_node(config))
     text = (
         f"about {format_bytes(sum(memory))} per process: weights and gradients {format_bytes(memory.weights)}, "
         f"optimizer {format_bytes(memory.optimizer)}, activations {format_bytes(memory.activations)}"

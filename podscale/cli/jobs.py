@@ -71,24 +71,24 @@ def submit(
     defaults: ClusterDefaults = "cluster",
     cluster: ClusterOptions,
     wait: Annotated[
-        bool, typer.Option("--wait/--no-wait", help="Follow the job to its end, or return when it is submitted.")
+        bool, typer.Option("--wait/--no-wait", help="Follow the job to its end, or return once it is submitted.")
     ] = True,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Have the API server check it and create nothing.")
+        bool, typer.Option("--dry-run", help="Let the API server check the objects; create nothing.")
     ] = False,
     stop_on_signal: Annotated[
-        bool, typer.Option("--stop-on-signal", help="Delete the job on SIGTERM and Ctrl-C; else it runs on.")
+        bool, typer.Option("--stop-on-signal", help="Delete the job on SIGTERM and Ctrl-C; else it keeps running.")
     ] = False,
 ) -> None:
-    """Carry out a run on a Kubernetes cluster, each stage as a job. The same command again adopts what is there."""
+    """Run on a Kubernetes cluster, each stage as a job. The same command again adopts the jobs there."""
     from podscale.config.preflight import preflight
     from podscale.kubernetes.client import connect_cluster
     from podscale.kubernetes.run_stage import LinePrinter, run_stage, submit_stage
 
     stages = parse_stages(stage)
     if len(stages) > 1 and not (wait or dry_run):
-        hint = "Submit one: --stage shard, then --stage train ..."
-        raise InputError("the stages need each other", field="--no-wait", hint=hint)
+        hint = "Submit one at a time: --stage shard, then --stage train ..."
+        raise InputError("each stage waits for the one before it", field="--no-wait", hint=hint)
     config = load_with_defaults(document, [*changes, *cluster.changes], defaults)
     preflight(config, "job")
     if dry_run:
@@ -127,11 +127,11 @@ def logs(
     run: RunOrId,
     *,
     stage: Annotated[str, typer.Option(help="shard, train, evaluate or report.")] = "train",
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
-    pod: Annotated[str | None, typer.Option(metavar="NAME", help="Another pod than that of rank 0.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow the log until the job has ended.")] = False,
+    pod: Annotated[str | None, typer.Option(metavar="NAME", help="Pod to read instead of that of rank 0.")] = None,
     cluster: ClusterOptions,
 ) -> None:
-    """Print the log of rank 0, also through restarts."""
+    """Print the log of rank 0, across restarts."""
     from podscale.kubernetes import retry
     from podscale.kubernetes.logs import ContainerLog, first_pod, newest_pod_named
     from podscale.kubernetes.resources import name_of, title_of
@@ -158,11 +158,13 @@ def stop(
     run: RunOrId,
     *,
     stage: Stage = None,
-    remove: Annotated[bool, typer.Option("--delete", help="Jobs that have ended go too, with their logs.")] = False,
+    remove: Annotated[
+        bool, typer.Option("--delete", help="Also delete jobs that have ended, with their logs.")
+    ] = False,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Return when the pods are gone, or at once.")] = True,
     cluster: ClusterOptions,
 ) -> None:
-    """End the jobs of a run: their pods save first, and submitting again goes on from there."""
+    """Stop the jobs of a run. Their pods save a checkpoint first; submitting again resumes from it."""
     from podscale.kubernetes.client import wait_until_gone
     from podscale.kubernetes.jobs import is_resubmitted, stop_jobs
     from podscale.kubernetes.resources import title_of
@@ -170,13 +172,13 @@ def stop(
     name, api = _resolve_run(run, cluster)
     stopped = stop_jobs(api, name, stage, include_finished=remove).stopped
     if not stopped:
-        print(f"no job of run {name} is at work in namespace {api.namespace}")
+        print(f"no running job of run {name} in namespace {api.namespace}")
     for job in stopped:
         print(f"{title_of(job)}: deleted; its pods have time to save", flush=True)
         if is_resubmitted(job):
             print(
-                "  a pipeline waits for it, and submits it again when its task is tried again: terminate the "
-                "pipeline's run in Kubeflow Pipelines, which stops the job too",
+                "  a pipeline waits for it, and submits it again when its task is retried. Terminate the pipeline's "
+                "run in Kubeflow Pipelines; that stops the job too.",
                 flush=True,
             )
     for job in stopped if wait else ():
@@ -237,7 +239,7 @@ def _dry_run(config: "RunConfig", stages: "Sequence[StageName]", shard_set: str 
 def _follow_log(
     api: "ClusterClient", entry: "JobEntry", choose_pod: "PodChooser", output: "LinePrinter", messages: "LinePrinter"
 ) -> None:
-    """Print the log of a pod through restarts, until the job has ended."""
+    """Print the log of a pod across restarts, until the job has ended."""
     from podscale.kubernetes.job_watcher import JobObserver
     from podscale.kubernetes.logs import LogFollower
 

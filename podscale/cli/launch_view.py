@@ -22,17 +22,19 @@ OVERHEAD_GOAL = 0.10
 
 
 class LaunchView:
-    """Display of a launch from its files: stages, progress and, with `steps`, the step log."""
+    """Display of a launch, read from its files: stages, progress and, with `steps`, the step log."""
 
     def __init__(self, config: RunConfig, *, steps: bool) -> None:
         self._config, self._run = config, RunDirectory.for_config(config)
         self._bar = ProgressLine(sys.stderr)
         self._metrics = FileTail(self._run.metrics) if steps else None
-        self._steps = StepLog(sys.stdout, config.telemetry.log)  # now: while kfp runs, sys.stdout is its log
+        self._steps = StepLog(
+            sys.stdout, config.telemetry.log
+        )  # opened now, because sys.stdout is kfp's log while kfp runs
         self._printed_stages: set[str] = set()
         self._stage: str | None = None
         self._since = time.monotonic()
-        self._run.endpoint.unlink(missing_ok=True)  # of a launch that was killed
+        self._run.endpoint.unlink(missing_ok=True)  # left by a launch that was killed
         self._printed_endpoint = ""
 
     def print_title(self) -> None:
@@ -53,7 +55,10 @@ class LaunchView:
             self._draw_progress(launch)
 
     def print_result(self, result: LaunchResult, seconds: float) -> None:
-        """Print the table and the report, or the error; with JSON lines, also a summary line."""
+        """Print the table and the report, or the error; with JSON lines, also a summary line.
+
+        `seconds` is the wall time of the launch.
+        """
         self._bar.clear()
         run, json_lines = self._run, self._steps.json
         top1 = _read_top1(run) if result.exit_code == ExitCode.DONE else None
@@ -116,7 +121,7 @@ class LaunchView:
 
 
 def stage_table(outcomes: dict[str, StageOutcome], seconds: float) -> str:
-    """Return a table of the seconds and share of each stage and of the pipeline around them."""
+    """Return a table of the seconds, and the fraction of the total, of each stage and of the pipeline around them."""
     stages, overhead = stage_seconds(outcomes), pipeline_seconds(outcomes, seconds)
     width = max([10, *map(len, outcomes)])
     lines = [f"{'stage':<{width}}{'seconds':>9}{'share':>8}"]
@@ -135,7 +140,7 @@ def stage_seconds(outcomes: dict[str, StageOutcome]) -> dict[str, float]:
 
 
 def pipeline_seconds(outcomes: dict[str, StageOutcome], seconds: float) -> float:
-    """Return the wall time of a launch outside of its stages."""
+    """Return the part of a launch's wall time, `seconds`, that is outside of its stages."""
     return max(0.0, seconds - sum(stage_seconds(outcomes).values()))
 
 

@@ -90,7 +90,7 @@ def _check_tpus() -> Iterator[CheckResult]:
     if chips := host_info.tpu_chips():
         yield CheckResult("TPUs", "ok", f"{len(chips)} chips of {', '.join(sorted(set(chips)))}")
     elif installed("libtpu") is not None:
-        yield CheckResult("TPUs", "note", "none: JAX finds its CPU only", "start it on a machine with TPUs")
+        yield CheckResult("TPUs", "note", "none: JAX finds only the CPU", "run it on a machine with TPUs")
 
 
 def _check_jax() -> Iterator[CheckResult]:
@@ -105,11 +105,11 @@ def _check_jax() -> Iterator[CheckResult]:
     probe = software.probe()
     versions = f"{probe.version}, libtpu {library or 'not installed'}"
     if probe.problem:
-        advice = "end what else uses its devices, or see there"
+        advice = "stop other programs that use its devices, or follow the message"
         yield CheckResult("JAX", "missing", f"{versions}: {probe.problem}", advice)
     elif chips and probe.platform != "tpu":
         advice = "pip install 'jax[tpu]'" if library is None else "unset JAX_PLATFORMS"
-        yield CheckResult("JAX", "missing", f"{versions}: it finds its {probe.platform} only, not the TPUs", advice)
+        yield CheckResult("JAX", "missing", f"{versions}: it finds only {probe.platform}, not the TPUs", advice)
     else:
         kinds = ", ".join(sorted(set(probe.devices)))
         yield CheckResult("JAX", "ok", f"{versions}: {len(probe.devices)} x {kinds} (train.engine=jax)")
@@ -121,7 +121,7 @@ def _check_memory() -> Iterator[CheckResult]:
     advice = "use small batches, or close other programs"
     yield _check("memory", memory.available >= COMFORTABLE_MEMORY_BYTES, found, advice, otherwise="note")
     found = f"{format_bytes(memory.shared_free)} free"
-    advice = "loader processes hand batches over here: --shm-size in a container, a memory-backed emptyDir in a pod"
+    advice = "loader processes pass batches through it: --shm-size in a container, a memory-backed emptyDir in a pod"
     yield _check("/dev/shm", memory.shared_free >= COMFORTABLE_SHM_BYTES, found, advice, otherwise="note")
 
 
@@ -133,16 +133,16 @@ def _check_disk(workspace: Path) -> Iterator[CheckResult]:
         return
     free = shutil.disk_usage(existing).free
     found = f"{format_bytes(free)} free on {existing}"
-    advice = "shards take about the size of the images, each checkpoint twice the model's"
+    advice = "shards need about the size of the images, each checkpoint twice that of the model"
     yield _check(subject, free >= COMFORTABLE_DISK_BYTES, found, advice, otherwise="note")
 
 
 def _check_network() -> Iterator[CheckResult]:
     try:
         with socket.create_server(("127.0.0.1", 0)):
-            yield CheckResult("loopback ports", "ok", "ranks on this machine can meet")
+            yield CheckResult("loopback ports", "ok", "ranks on this machine can connect")
     except OSError as error:
-        advice = "allow processes to listen on 127.0.0.1: ranks meet there"
+        advice = "allow processes to listen on 127.0.0.1: ranks connect there"
         yield CheckResult("loopback ports", "missing", str(error), advice)
     subject = f"metrics port {METRICS_PORT}"
     with socket.socket() as probe:
@@ -162,7 +162,7 @@ def _check_software() -> Iterator[CheckResult]:
         version = installed(package)
         yield _check(package, version, version or f"needed for {purpose}", "pip install podscale")
     dali = installed("nvidia-dali-cuda130") if find_spec("nvidia") else None
-    found = dali or "not installed: GPUs decode by torchvision (input.loader=nvjpeg), CPUs as ever"
+    found = dali or "not installed: on GPUs, torchvision decodes (input.loader=nvjpeg)"
     yield _check("DALI", dali, found, "on Linux x86-64: pip install 'podscale[gpu]'", otherwise="note")
 
 

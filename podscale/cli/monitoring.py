@@ -35,33 +35,37 @@ def monitor(
     client_certificate: ClientCertificate = None,
     client_key: ClientKey = None,
 ) -> None:
-    """Start the real Prometheus with Podscale's rules for the runs of this machine, and print which alerts fire."""
+    """Start Prometheus with Podscale's rules for the runs of this machine, and print the alerts that fire."""
     from podscale.monitoring.local_prometheus import run_prometheus
     from podscale.telemetry.endpoint import ClientCertFiles
 
     client = ClientCertFiles.from_options(client_certificate, client_key)
     with suppress(KeyboardInterrupt, SigtermReceived), run_prometheus(runs, port, client) as prometheus:
         print(f"Prometheus at {prometheus.url}, with Podscale's rules; it follows the runs in {runs}", flush=True)
-        print(f"its samples stay in {runs}/.prometheus; Ctrl-C ends it", flush=True)
+        print(f"its samples stay in {runs}/.prometheus; Ctrl-C stops it", flush=True)
         follow_prometheus(prometheus)
 
 
 @rules.command("export")
 def rules_export(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder for podscale-rules.yaml; made if missing.")],
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Folder for podscale-rules.yaml; created if missing.")
+    ],
     form: Annotated[
         str, typer.Option("--format", help="prometheus: a rule file; prometheusrule: for its operator; gmp: Google's.")
     ] = "prometheus",
-    runbooks: Annotated[str, typer.Option(metavar="URL", help="Where docs/runbooks/ is served.")] = "docs/runbooks/",
+    runbooks: Annotated[
+        str, typer.Option(metavar="URL", help="Address of docs/runbooks/, for the links.")
+    ] = "docs/runbooks/",
     thresholds: Annotated[
-        list[str], typer.Option("--threshold", metavar="NAME=NUMBER", help="Another limit (docs/runbooks).")
+        list[str], typer.Option("--threshold", metavar="NAME=NUMBER", help="Threshold of an alert (docs/runbooks).")
     ] = [],
     without: Annotated[list[str], typer.Option(metavar="ALERT", help="Leave out an alert.")] = [],
     shorten: Annotated[
-        float, typer.Option(metavar="TIMES", help="Divide every window and wait by it, for a drill.")
+        float, typer.Option(metavar="TIMES", help="Divide every window and wait by this number, for a drill.")
     ] = 1,
 ) -> None:
-    """Write the rules for a Prometheus that the chart does not reach."""
+    """Write the rules for a Prometheus that the chart does not configure."""
     from podscale.kubernetes.render.common import to_yaml
     from podscale.monitoring.rule_files import FORMATS, RuleSettings
 
@@ -85,16 +89,16 @@ def rules_export(
 
 @dashboards.command()
 def export(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write them into; made where it is absent.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder for the dashboards; created if missing.")],
     runbooks: Annotated[
-        str, typer.Option(metavar="URL", help="Where the pages of docs/runbooks/ are served, for the links.")
+        str, typer.Option(metavar="URL", help="Address of docs/runbooks/, for the links.")
     ] = "docs/runbooks/",
 ) -> None:
-    """Write the dashboards as files that Grafana's provisioning or its import page takes."""
+    """Write the dashboards as files for Grafana's provisioning or import page."""
     from podscale.monitoring.rule_types import fill_tokens
 
     if set(runbooks) & set(' "\\'):
-        problem = "an address holds no spaces, quotes or backslashes"
+        problem = "a URL has no spaces, quotes or backslashes"
         raise InputError(problem, field="--runbooks", got=runbooks)
     packaged = importlib.resources.files("podscale.dashboards")
     try:
@@ -130,7 +134,7 @@ def follow_prometheus(prometheus: "LocalPrometheus") -> None:
 
 
 class AlertPrinter:
-    """Printer of alerts, when they begin and end, and of failing scrapes."""
+    """Printer of new and resolved alerts, and of failing scrapes."""
 
     def __init__(self) -> None:
         self._firing: set[FiringAlert] = set()
@@ -140,8 +144,8 @@ class AlertPrinter:
     def print_changes(self, firing: "set[FiringAlert]", down: dict[str, str], targets: list[str]) -> None:
         """Print new and resolved alerts, and new scrape errors.
 
-        `down` has the error of each address that cannot be scraped. An error is printed the second time, because a
-        stage may just have ended.
+        `down` has the error of each address that cannot be scraped. An error is printed the second time in a
+        row, because a stage may just have ended.
         """
         for alert in sorted(firing - self._firing, key=lambda alert: alert.name):
             print(f"ALERT {alert.name}: {alert.summary}", flush=True)

@@ -51,7 +51,7 @@ Kfp = Annotated[str, typer.Option(help="Oldest KFP that must accept the package:
 _from_defaults = typer.Option(
     "--defaults",
     metavar="FILE|cluster",
-    help="Options that hold where the document says nothing; cluster: what the chart left in the namespace.",
+    help="Defaults for options that the document leaves open; cluster: those of the chart in the namespace.",
 )
 Defaults = Annotated[str | None, _from_defaults]
 ClusterDefaults = Annotated[str, _from_defaults]
@@ -60,7 +60,7 @@ Namespace = Annotated[str | None, typer.Option("--namespace", "-n", help="Short 
 Context = Annotated[str | None, typer.Option(help="Short for launch.cluster.context (of the kubeconfig).")]
 ClientCertificate = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="PEM file of a certificate, for metrics endpoints that want one (mTLS)."),
+    typer.Option(metavar="FILE", help="PEM file of a client certificate, for metrics endpoints with mTLS."),
 ]
 ClientKey = Annotated[Path | None, typer.Option(metavar="FILE", help="PEM file of that certificate's key.")]
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from podscale.pipelines.kfp_backend import KfpBackend, PipelineProgress, PipelineVersion, RunRequest, StartedRun
     from podscale.pipelines.kfp_endpoint import KfpEndpoint
 
-app = typer.Typer(help="Hand the pipeline of a run document to Kubeflow Pipelines.", no_args_is_help=True)
+app = typer.Typer(help="Submit the pipeline of a run document to Kubeflow Pipelines.", no_args_is_help=True)
 
 SCHEDULED_TIME = "[[ScheduledTime]]"
 """KFP's macro for the planned time of a scheduled run, 14 digits."""
@@ -38,14 +38,16 @@ class BackendOptions:
     """Options for the backend and its credentials."""
 
     host: Annotated[
-        str | None, typer.Option(metavar="URL", help="KFP's API or user interface; else KF_PIPELINES_ENDPOINT.")
+        str | None, typer.Option(metavar="URL", help="KFP's API or user interface; default: KF_PIPELINES_ENDPOINT.")
     ] = None
-    namespace: Annotated[str, typer.Option("--namespace", "-n", help="Yours, where several users share the KFP.")] = ""
+    namespace: Annotated[
+        str, typer.Option("--namespace", "-n", help="Your namespace, if several users share the KFP.")
+    ] = ""
     ui: Annotated[str | None, typer.Option(metavar="URL", help="User interface for the links; default: the host.")] = (
         None
     )
     token_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help=f"Bearer token; else {env.KFP_TOKEN} or _COOKIES.")
+        Path | None, typer.Option(metavar="FILE", help=f"Bearer token; default: {env.KFP_TOKEN} or _COOKIES.")
     ] = None
     ca_file: Annotated[Path | None, typer.Option(metavar="FILE", help="Certificate authority of the host (PEM).")] = (
         None
@@ -60,12 +62,12 @@ class BackendOptions:
 
 @dataclass(frozen=True)
 class PackageOptions:
-    """Options of the package."""
+    """Options of the pipeline package."""
 
     pipeline: Annotated[str, typer.Option(help="Name of the pipeline that gets a new version.")] = "podscale-training"
     defaults: Defaults = None
     cache: Annotated[
-        bool, typer.Option("--cache/--no-cache", help="KFP may reuse the shard stage's former result.")
+        bool, typer.Option("--cache/--no-cache", help="Let KFP reuse an earlier result of the shard stage.")
     ] = True
     kfp: Kfp = "2.16"
 
@@ -92,7 +94,7 @@ class StartOptions:
 def upload(
     document: Run = None, changes: Set = [], *, backend: BackendOptions, package: PackageOptions, as_json: Json = False
 ) -> None:
-    """Make the package of a run document the newest version of a pipeline; the same package is sent once."""
+    """Upload the package of a run document as the newest version of a pipeline; an unchanged one is not sent again."""
     endpoint = backend.endpoint()
     config = _load_document(document, changes, package)
     _, version = _upload_package(config, endpoint, package)
@@ -108,10 +110,10 @@ def run(
     backend: BackendOptions,
     package: PackageOptions,
     start: StartOptions,
-    wait: Annotated[bool, typer.Option("--wait", help="Show the stages as they go; fail where the run fails.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Show the stages until the run ends; fail if it fails.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Upload, and start a run. Interrupting --wait leaves the run at work."""
+    """Upload the package and start a run. Interrupting --wait does not stop the run."""
     endpoint = backend.endpoint()
     config = _load_document(document, changes, package)
     client, version = _upload_package(config, endpoint, package)
@@ -124,17 +126,19 @@ def run(
 @app.command()
 @expand_option_groups
 def schedule(
-    cron: Annotated[str, typer.Option(metavar="'M H D M W'", help="When, in UTC: five fields, or six with seconds.")],
+    cron: Annotated[
+        str, typer.Option(metavar="'M H D M W'", help="Start times in UTC: five fields, or six with seconds.")
+    ],
     document: Run = None,
     changes: Set = [],
     *,
     backend: BackendOptions,
     package: PackageOptions,
     start: StartOptions,
-    replace: Annotated[bool, typer.Option("--replace", help="Take the place of a schedule of this name.")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace a schedule of this name.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Upload, and start a run at every time of a cron expression; each is named <run.id>-<time>."""
+    """Upload the package and start a run, named <run.id>-<time>, at each time of a cron expression."""
     endpoint = backend.endpoint()
     config = _load_document(document, changes, package)
     longest = ID_CHARACTERS - TIME_CHARACTERS
@@ -187,12 +191,12 @@ def _follow_run(client: "KfpBackend", started: "StartedRun") -> int:
     try:
         state = client.follow(started.id, view.update)
     except KeyboardInterrupt:
-        print(f"\nno longer watching; the run goes on: {started.link}", file=sys.stderr)
+        print(f"\nno longer watching; the run continues: {started.link}", file=sys.stderr)
         raise
     if state == "SUCCEEDED":
         return int(ExitCode.DONE)
     print(
-        f"podscale: run {started.name} ended {state}; its summary task says how each stage ended: {started.link}",
+        f"podscale: run {started.name} ended {state}; its summary task has the result of each stage: {started.link}",
         file=sys.stderr,
     )
     return int(ExitCode.FAILED)
@@ -229,8 +233,8 @@ def _kfp_cron(cron: str) -> str:
         return cron
     if len(fields) not in (5, 6):
         raise InputError(
-            "not five fields (minute hour day month weekday) or six (with seconds before them), such as '0 2 * * *' "
-            "for every night at two (UTC)",
+            "must have five fields (minute hour day month weekday) or six (with seconds before them), such as "
+            "'0 2 * * *' for every night at two (UTC)",
             field="--cron",
             got=cron,
         )

@@ -25,16 +25,17 @@ def run(
     document: Run = None,
     changes: Set = [],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and start nothing.")] = False,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Move a former run of this id aside and start anew.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show what kfp and the stages print.")] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Move an earlier run of this id aside and start over.")
+    ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the output of kfp and the stages.")] = False,
     runner: Annotated[
         str, typer.Option(metavar="process|docker", help="docker: each stage in a container of launch.image.")
     ] = "process",
 ) -> None:
-    """The whole pipeline here: shard, train, evaluate, report. The same command again continues."""
+    """Run the pipeline on this machine: shard, train, evaluate, report. The same command again resumes it."""
     if runner not in RUNNERS:
-        problem = "stages run as `process` or in containers, `docker`"
-        raise InputError(problem, field="--runner", got=runner)
+        raise InputError("unknown runner", field="--runner", got=runner, hint="Choose process or docker.")
     started = time.monotonic() - time.process_time()  # imports so far count as the pipeline's own time
     config = load_run_document(document, changes)
     if dry_run:
@@ -46,18 +47,19 @@ def run(
 
 
 def _run_with_lease(config: "RunConfig", runner: str, started: float, *, fresh: bool, verbose: bool) -> int:
+    from podscale.cli.dry_run import memory_problems
     from podscale.config.preflight import preflight
     from podscale.runs import Lease, RunDirectory, check_not_taken, stage_outcomes
 
     run = RunDirectory.for_config(config)
     check_not_taken(run.lease)
-    preflight(config, "here" if runner == "process" else "containers")
+    preflight(config, "here" if runner == "process" else "containers", others=memory_problems(config, fresh=fresh))
     stages = _build_runner(config, runner)
     if not fresh:
         stage_outcomes.check_run_document(config)
     with Lease.acquire(run.create().lease) as lease:
         if fresh and (moved := stage_outcomes.move_run_aside(config)) is not None:
-            print(f"the former run is now {moved}", file=sys.stderr, flush=True)
+            print(f"the earlier run is now {moved}", file=sys.stderr, flush=True)
         stage_outcomes.prepare_run_directory(config)
         return _run_and_display(config, lease, started, stages, verbose=verbose)
 

@@ -26,8 +26,8 @@ app = typer.Typer()
 def shard(
     document: Run = None,
     changes: Set = [],
-    workers: Annotated[int, typer.Option(help="Packing processes; 0 = as the document says.", min=0)] = 0,
-    index: Annotated[int, typer.Option("--index", help="This pod's part, from 0.", min=0)] = 0,
+    workers: Annotated[int, typer.Option(help="Packing processes; 0 = launch.shard_workers.", min=0)] = 0,
+    index: Annotated[int, typer.Option("--index", help="Index of this pod's part, from 0.", min=0)] = 0,
     of: Annotated[int, typer.Option("--of", help="Number of parts.", min=1)] = 1,
     verify: Annotated[bool, typer.Option("--verify", help="Read every shard again and check its hash.")] = False,
     inspect: Annotated[
@@ -36,14 +36,16 @@ def shard(
     ] = None,
     contact_sheet: Annotated[
         Path | None,
-        typer.Option("--contact-sheet", metavar="FOLDER", help="With --inspect: a picture of each split, to look at."),
+        typer.Option(
+            "--contact-sheet", metavar="FOLDER", help="With --inspect: write a picture of each split's images."
+        ),
     ] = None,
     dedup: Annotated[str | None, typer.Option(help="Short for --set data.dedup=...")] = None,
     resize_short: Annotated[int | None, typer.Option(help="Short for --set data.resize_short=...")] = None,
     quality: Annotated[int | None, typer.Option(help="Short for --set data.quality=...")] = None,
     json: Json = False,
 ) -> None:
-    """Stage 1: images to a shard set. Finished shards are not made again."""
+    """Stage 1: pack images into a shard set. Finished shards are not packed again."""
     from podscale.config.preflight import preflight
     from podscale.data.manifest import ShardPart
     from podscale.kubernetes.termination_message import write_termination_on_exit
@@ -53,14 +55,14 @@ def shard(
         _inspect(inspect, verify=verify, contact_sheets=contact_sheet, as_json=json)
         return
     if contact_sheet is not None or json:
-        raise InputError("these go with --inspect DIR", field="--contact-sheet, --json")
+        raise InputError("these need --inspect DIR", field="--contact-sheet, --json")
     shortcuts = {"data.dedup": dedup, "data.resize_short": resize_short, "data.quality": quality}
     changes = [*changes, *(f"{name}={value}" for name, value in shortcuts.items() if value is not None)]
     with write_termination_on_exit("shard"):
         if index >= of:
             raise InputError(f"parts of --of {of} are counted from 0 to {of - 1}", field="--index", got=index)
         config = load_run_document(document, changes)
-        preflight(config, local.preflight_target())
+        preflight(config, "pack")
         progress = ProgressLine(sys.stderr)
         result = local.shard(
             config.data,
@@ -73,7 +75,7 @@ def shard(
         )
         progress.clear()
         if result is None:
-            print(f"part {index} of {of} is done; the part that ends last completes the set")
+            print(f"part {index} of {of} is done; the last part to finish completes the set")
             return
         _print_shard_set(result)
 
@@ -88,7 +90,7 @@ def train(
     ] = None,
     shard_set: ShardSetLocation = None,
 ) -> None:
-    """Stage 2: train on a finished shard set, or continue an interrupted training."""
+    """Stage 2: train on a finished shard set, or resume an interrupted training."""
     from podscale.kubernetes.termination_message import write_termination_on_exit
     from podscale.runs import RunDirectory
     from podscale.stages import local
@@ -104,11 +106,12 @@ def collapse(
     document: Run = None,
     changes: Set = [],
     cycle: Annotated[
-        list[int], typer.Option(metavar="K", help="The snapshot of this cycle alone, from 0; may be repeated.", min=0)
+        list[int],
+        typer.Option(metavar="K", help="Only from the snapshot of this cycle, from 0; may be repeated.", min=0),
     ] = [],
     shard_set: ShardSetLocation = None,
 ) -> None:
-    """Train the members of an ensemble from the snapshots that its run kept, each a run of its own."""
+    """Train the members of an ensemble, each as a run of its own, from the snapshots that its run kept."""
     from podscale.kubernetes.termination_message import write_termination_on_exit
     from podscale.runs import dataset_directory, ensemble_members, stage_outcomes
     from podscale.stages import local
@@ -135,7 +138,7 @@ def evaluate(
         list[str] | None,
         typer.Argument(
             metavar="RUN|MODEL...",
-            help="A run document; or two models and more, as directories of runs or of models, to evaluate together.",
+            help="Run document, or two or more directories of runs or models to evaluate together.",
             autocompletion=complete_run,
         ),
     ] = None,
@@ -228,7 +231,7 @@ def _load_with_shard_set(
 def _load_to_evaluate(
     documents: Sequence[str], changes: Sequence[str], shard_set: str | None
 ) -> "tuple[RunConfig, str]":
-    """Return the document to evaluate (of several models, an ensemble's) and the location of its shards."""
+    """Return the document to evaluate (for several models, that of their ensemble) and the location of its shards."""
     from podscale.evaluation.adhoc_ensemble import adhoc_ensemble_document
     from podscale.runs import dataset_directory, stage_outcomes
 
@@ -239,7 +242,7 @@ def _load_to_evaluate(
         return config, location
     if len(documents) > 1:
         missing = next(name for name in documents if not Path(name).is_dir())
-        hint = "Name a model by its directory or by that of its run."
+        hint = "Name a model by its directory or that of its run."
         raise InputError("there is no such directory", field=missing, hint=hint)
     return _load_with_shard_set(documents[0] if documents else None, changes, shard_set)
 

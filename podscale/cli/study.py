@@ -17,7 +17,7 @@ app = typer.Typer()
 
 
 def complete_study(incomplete: str) -> list[str]:
-    """Return the completions of STUDY: studies, documents and folders."""
+    """Return the completions of STUDY: included studies, documents and folders."""
     names = [name for name in presets.study_names() if name.startswith(incomplete)]
     return names + complete_document(incomplete)
 
@@ -27,35 +27,39 @@ def study(
     document: Annotated[
         str,
         typer.Argument(
-            metavar="STUDY", help="Study document: a path or the name of one here.", autocompletion=complete_study
+            metavar="STUDY",
+            help="Study document: a path or the name of an included study.",
+            autocompletion=complete_study,
         ),
     ],
     changes: Set = [],
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print trials, estimate and what is left out; start nothing.")
+        bool,
+        typer.Option("--dry-run", help="Print the trials, their estimated time and what is left out; start nothing."),
     ] = False,
-    jobs: Annotated[int, typer.Option(help="Trials at a time; 0 = as many as the cores carry.", min=0)] = 0,
+    jobs: Annotated[int, typer.Option(help="Trials in parallel; 0 = as many as the cores allow.", min=0)] = 0,
     time_box: Annotated[
-        float | None, typer.Option(metavar="MINUTES", help="Begin no trial that would end later than this.", min=0.01)
+        float | None, typer.Option(metavar="MINUTES", help="Start no trial that would end later than this.", min=0.01)
     ] = None,
-    restart: Annotated[bool, typer.Option("--restart", help="Forget the results there are, and run all anew.")] = False,
-    keep_runs: Annotated[bool, typer.Option("--keep-runs", help="Leave the run directories of the trials.")] = False,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Discard existing results and run all trials again.")
+    ] = False,
+    keep_runs: Annotated[bool, typer.Option("--keep-runs", help="Keep the run directories of the trials.")] = False,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write the results here too, as files to commit.")
     ] = None,
     backend: Annotated[
-        str, typer.Option(metavar="here|kfp", help="kfp: compile a package whose small jobs run the trials.")
+        str, typer.Option(metavar="here|kfp", help="kfp: compile a package that runs the trials in small jobs.")
     ] = "here",
     output: Annotated[Path, typer.Option("--output", "-o", help="With --backend kfp: file to write.")] = Path(
         "study.yaml"
     ),
-    parallel: Annotated[int, typer.Option(help="With --backend kfp: pods at a time.", min=1)] = 8,
+    parallel: Annotated[int, typer.Option(help="With --backend kfp: pods in parallel.", min=1)] = 8,
     kfp: Kfp = "2.16",
 ) -> None:
-    """A grid of runs: table, curves with their spread, critical batch size. The same command again continues."""
+    """Train a grid of runs: table, curves with their spread, critical batch size. The same command again resumes it."""
     if backend not in ("here", "kfp"):
-        problem = "trials run `here`, or in the pods of a package for `kfp`"
-        raise InputError(problem, field="--backend", got=backend)
+        raise InputError("unknown backend", field="--backend", got=backend, hint="Choose here or kfp.")
     if backend == "kfp":
         _compile_package(document, changes, output, parallel=parallel, kfp=kfp)
         return
@@ -76,7 +80,7 @@ def _load_study(document: str, changes: Sequence[str]) -> "StudyDocument":
 
 def _compile_package(document: str, changes: Sequence[str], output: Path, *, parallel: int, kfp: str) -> None:
     if output.suffix not in (".yaml", ".yml"):
-        raise InputError("a pipeline package ends in .yaml", field=str(output))
+        raise InputError("the name of a pipeline package must end in .yaml", field=str(output))
     from podscale.pipelines.study_pipeline import study_package
 
     study = _load_study(document, changes)

@@ -1,4 +1,4 @@
-"""`podscale tpu compile`: compile the training step of a document for TPUs that are not here."""
+"""`podscale tpu compile`: compile the training step of a document for TPUs, without having them."""
 
 import json
 import sys
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from podscale.hardware import Topology
     from podscale.jax.aot.request import CompileRequest
 
-app = typer.Typer(help="Compile and estimate a run for TPUs that are not here.", no_args_is_help=True)
+app = typer.Typer(help="Compile and estimate a run for TPUs, without having them.", no_args_is_help=True)
 
 DEFAULT_CLASSES = 1000
 """Classes assumed before sharding if the document names none."""
@@ -29,14 +29,14 @@ def compile_step(
     changes: Set = [],
     topology: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Chips of a slice, such as v5e:16x16; default: launch.hardware."),
+        typer.Option(metavar="NAME", help="Topology of a slice, such as v5e:16x16; default: launch.hardware."),
     ] = None,
     slices: Annotated[
         int | None, typer.Option(help="Slices of that topology; default: launch.cluster.slices.", min=1)
     ] = None,
     sweep: Annotated[
         str | None,
-        typer.Option(metavar="batch", help="Find the largest batch that fits for certain: several compilations."),
+        typer.Option(metavar="batch", help="Find the largest batch that fits, by several compilations."),
     ] = None,
     cache: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder of results; default: ~/.cache/podscale/tpu-compile.")
@@ -44,14 +44,14 @@ def compile_step(
     time_limit: Annotated[float, typer.Option(help="Seconds for one compilation.", min=1)] = 7200.0,
     as_json: Json = False,
 ) -> None:
-    """Compile the training step with the real TPU compiler: memory, about the largest batch that fits, collectives,
-    work, estimated speed. Takes minutes, and needs libtpu but no TPU."""
+    """Compile the training step with the TPU compiler: memory, estimate of the largest batch that fits, collectives,
+    FLOP and bytes, estimated speed. Takes minutes; needs libtpu, but no TPU."""
     from podscale.jax.aot.batch_search import FitResult, cached_results, find_largest_batch, largest_known_batch
     from podscale.jax.aot.compile_report import build_report, format_compile_report, format_sweep_report
     from podscale.jax.aot.request import cached_result, compile_aot, default_cache
 
     if sweep not in (None, "batch"):
-        raise InputError("there is one sweep, batch", field="--sweep", got=sweep)
+        raise InputError("unknown sweep", field="--sweep", got=sweep, hint="Choose batch.")
     config = load_run_document(document, changes)
     request = build_compile_request(config, _resolve_topology(config, topology, slices))
     cache = cache or default_cache()
@@ -87,7 +87,7 @@ def compile_step(
 def _too_large_error(findings: dict[str, Any]) -> InputError:
     largest = findings["largest"]
     hint = (
-        f"Lower it to {largest['global_batch']}, or ask --sweep batch"
+        f"Lower it to {largest['global_batch']}, or find it with --sweep batch"
         if largest["batch"]
         else "No batch that the document allows fits: choose larger chips, a smaller model or smaller images."
     )
@@ -127,7 +127,7 @@ def as_jax_config(config: "RunConfig") -> "RunConfig":
     )
     if unsupported := find_unsupported_option(jax_config):
         raise InputError(
-            f"{unsupported.problem} (a step for TPUs is one of the JAX engine)",
+            f"{unsupported.problem} (training on TPUs needs the JAX engine)",
             field=unsupported.key,
             hint=f"Set {unsupported.key}={unsupported.instead}",
         )

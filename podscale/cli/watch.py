@@ -1,4 +1,4 @@
-"""`podscale watch`: a run on one screen while it goes on."""
+"""`podscale watch`: live view of a run on one screen."""
 
 from contextlib import closing, suppress
 from pathlib import Path
@@ -33,14 +33,14 @@ def watch(
         ),
     ] = None,
     stage: Annotated[str, typer.Option(help="Stage of a job on a cluster.")] = "train",
-    once: Annotated[bool, typer.Option("--once", help="Show it as it stands now and return.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Show the current state and exit.")] = False,
     as_json: Json = False,
     *,
     cluster: ClusterOptions,
     client_certificate: ClientCertificate = None,
     client_key: ClientKey = None,
 ) -> None:
-    """Show a run on one screen while it goes on: rates, phases, goodput, time left, every rank."""
+    """Show a run live on one screen: rates, phases, goodput, time left, every rank."""
     from podscale.monitoring.watch.live import show_run
     from podscale.monitoring.watch.sources import DirectorySource
     from podscale.telemetry.endpoint import ClientCertFiles
@@ -82,7 +82,7 @@ def _find_job(run: str, cluster: ClusterOptions, stage: str, *, follow: bool) ->
         api, jobs = find_jobs(run, cluster)
     except InputError as error:
         reason = format_error(error.problem, field=error.field, got=error.got)
-        problem = f"no directory {RUNS_DIRECTORY / run} here, and no answer of a cluster: {reason}"
+        problem = f"no directory {RUNS_DIRECTORY / run} here, and no answer from a cluster: {reason}"
         raise InputError(problem, field=f"run {run}", hint=error.hint) from error
     jobs_of_stage = [entry for entry in jobs if entry.stage == stage]
     if not jobs_of_stage:

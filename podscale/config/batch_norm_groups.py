@@ -31,7 +31,7 @@ def devices_per_rank(config: RunDocument) -> int:
 def batch_norm_group(config: RunDocument, devices: int) -> BatchNormGroup:
     """Return the batch-norm group for a number of devices; raises a conflict if it does not fit.
 
-    Its base is the batch of one rank and forward pass: global batch / (ranks x accumulation).
+    A group is measured in batches of one rank and forward pass: global batch / (ranks x accumulation) images.
     """
     section, train = config.model.batch_norm, config.train
     ranks = devices // devices_per_rank(config)
@@ -40,7 +40,7 @@ def batch_norm_group(config: RunDocument, devices: int) -> BatchNormGroup:
         if ranks % section.group:
             raise conflict_error(
                 "model.batch_norm.group",
-                f"groups do not divide the {ranks} ranks of the run",
+                f"does not divide the {ranks} ranks of the run",
                 got=section.group,
             )
         return BatchNormGroup(section.group, batch)
@@ -58,7 +58,7 @@ def batch_norm_group(config: RunDocument, devices: int) -> BatchNormGroup:
     if rest:
         raise conflict_error(
             "model.batch_norm.span",
-            f"no multiple of the {images}",
+            f"not a multiple of the {images}",
             got=section.span,
             hint="Use a multiple or a divisor.",
         )
@@ -67,7 +67,7 @@ def batch_norm_group(config: RunDocument, devices: int) -> BatchNormGroup:
 
 
 def check_batch_norm_span(config: RunDocument) -> None:
-    """Raise if the batch-norm span does not divide a pass, at any number of ranks."""
+    """Raise if the batch-norm span does not divide the images of one pass, so that no number of ranks fits."""
     section, train = config.model.batch_norm, config.train
     if section.span is None:
         return

@@ -91,7 +91,7 @@ def check_input(config: RunDocument) -> None:
         if section.augment.is_enabled:
             raise conflict_error(
                 "input.loader",
-                "it only crops and mirrors, and input.augment asks for more",
+                "it only crops and flips, and input.augment needs more",
                 got=section.loader,
                 hint="Set input.loader=torchvision, or leave input.augment out.",
             )
@@ -144,7 +144,7 @@ def check_weight_update(train: TrainSection) -> None:
     if train.optimizer.name == "shampoo" and sharded:
         raise conflict_error(
             "train.weight_update",
-            "Shampoo needs whole blocks of the gradient, of which a sharded update leaves each rank a part",
+            "Shampoo needs whole blocks of the gradient, and a sharded update leaves each rank a part",
             got="sharded",
             hint="Set train.weight_update=replicated: statistics and their roots are spread over the ranks anyway.",
         )
@@ -165,7 +165,7 @@ def check_weight_update(train: TrainSection) -> None:
     if sharded and algorithm in ("tree", "hierarchical", "hybrid"):
         raise conflict_error(
             "train.all_reduce.algorithm",
-            "train.weight_update=sharded needs a reduce-scatter, and it has none",
+            "has no reduce-scatter, which train.weight_update=sharded needs",
             got=algorithm,
             hint="Use torus2d, ring or flat.",
         )
@@ -190,7 +190,7 @@ def check_momentum(train: TrainSection) -> None:
     keys += [f"train.phases.{i}.reset_momentum" for i, phase in enumerate(train.phases) if phase.reset_momentum]
     if keys:
         raise conflict_error(
-            keys[0], f"for {join_words(supporting)}; {name} has no such momentum", hint="Leave it out."
+            keys[0], f"only {join_words(supporting)} have this momentum, not {name}", hint="Leave it out."
         )
 
 
@@ -275,8 +275,8 @@ def check_schedules(train: TrainSection) -> None:
         if schedule.momentum_correction and train.optimizer.effective_momentum_form != "unscaled":
             raise conflict_error(
                 f"{key}.schedule.momentum_correction",
-                f"for a momentum buffer that holds the learning rate, and that of {train.optimizer.name} is "
-                f"{train.optimizer.effective_momentum_form} here",
+                f"needs a momentum buffer that contains the learning rate, and the momentum form of "
+                f"{train.optimizer.name} is {train.optimizer.effective_momentum_form} here",
                 hint="Set train.optimizer.momentum_form=unscaled, or leave it out.",
             )
 
@@ -288,7 +288,7 @@ def check_ranks(config: RunDocument, devices: int) -> None:
         down, across = train.spatial_partitions
         raise conflict_error(
             "train.spatial_partitions",
-            f"{down} x {across} devices share an image, which do not divide the {devices} devices of the run",
+            f"{down} x {across} devices share an image, and this does not divide the {devices} devices of the run",
             got=train.spatial_partitions,
         )
     ranks = devices // shared
@@ -296,11 +296,11 @@ def check_ranks(config: RunDocument, devices: int) -> None:
     batch_norm_group(config, devices)
     row = train.all_reduce.row
     if row is not None and devices % row:
-        raise conflict_error("train.all_reduce.row", f"rows do not divide the {devices} ranks of the run", got=row)
+        raise conflict_error("train.all_reduce.row", f"does not divide the {devices} ranks of the run", got=row)
 
 
 def fits_devices(config: RunDocument, devices: int) -> bool:
-    """Return whether batch, spans and rows of a document fit the devices."""
+    """Return True if batch, spans and rows of a document fit the number of devices."""
     try:
         check_batch_norm_span(config)
         check_ranks(config, devices)

@@ -76,7 +76,7 @@ def read_text(path: Path) -> str:
     """Return the text of a document; raises InputError if it cannot be read."""
     try:
         if path.stat().st_size > MAX_DOCUMENT_BYTES:
-            raise InputError(f"no run document: larger than {MAX_DOCUMENT_BYTES} bytes", field=str(path))
+            raise InputError(f"too large for a run document, more than {MAX_DOCUMENT_BYTES} bytes", field=str(path))
         return path.read_text(encoding="utf-8")
     except OSError as error:
         raise InputError(f"cannot read the run document: {error.strerror or error}", field=str(path)) from error
@@ -87,7 +87,7 @@ def read_text(path: Path) -> str:
 def loads(
     text: str, name: str = "document", overrides: Sequence[str] = (), defaults: Defaults | None = None
 ) -> RunConfig:
-    """Load a run document from text; `name` stands for the file in messages."""
+    """Load a run document from text; `name` is the name of the file in messages."""
     values, origins = _read_values(text, name, overrides, defaults)
     _drop_unsupported_options(values, origins)
     return _validate(RunConfig, values, origins)
@@ -104,6 +104,13 @@ def peek(path: Path | str | None, key: str, overrides: Sequence[str] = ()) -> An
     for part in key.split("."):
         value = value.get(part) if isinstance(value, dict) else None
     return value
+
+
+def is_set(path: Path | str | None, key: str, overrides: Sequence[str] = ()) -> bool:
+    """Return whether a document or its overrides hold a key, if only with the value null."""
+    section, _, last = key.rpartition(".")
+    values = peek(path, section, overrides)
+    return isinstance(values, dict) and last in values
 
 
 def dumps(config: RunConfig) -> str:

@@ -34,7 +34,7 @@ def check_engine_support(config: RunDocument) -> None:
     elif config.train.steps_per_call != 1:
         raise conflict_error(
             "train.steps_per_call",
-            "only the JAX engine has more than one step a call",
+            "only the JAX engine runs more than one step per call",
             got=config.train.steps_per_call,
             hint="Set train.engine=jax, or train.steps_per_call=1.",
         )
@@ -64,7 +64,7 @@ def find_unsupported_option(config: RunDocument) -> UnsupportedOption | None:
     options = {
         "train.cuda_graph": (train.cuda_graph, "compiles every step into one program anyway", "false"),
         "train.compile": (train.compile != "off", "compiles every step anyway", "off"),
-        "train.channels_last": (not train.channels_last, "computes in NHWC alone", "true"),
+        "train.channels_last": (not train.channels_last, "computes only in NHWC", "true"),
         "train.deterministic": (train.deterministic, "has no switch for it", "false"),
         "train.precision": (train.precision not in ("fp32", "bf16"), "computes in fp32 or bf16", "bf16"),
         "train.weight_gather": (train.weight_gather != "fp32", "gathers weights in fp32", "fp32"),
@@ -91,15 +91,15 @@ def find_unsupported_option(config: RunDocument) -> UnsupportedOption | None:
         "train.all_reduce.wire_row": (reduce.wire_row != "fp32", "averages gradients in fp32", "fp32"),
         "train.all_reduce.wire_column": (reduce.wire_column != "fp32", "averages gradients in fp32", "fp32"),
         "train.all_reduce.overlap": (not reduce.overlap, "leaves overlapping to XLA", "true"),
-        "train.all_reduce.backend": (reduce.backend != "auto", "leaves the way of sending to XLA", "auto"),
+        "train.all_reduce.backend": (reduce.backend != "auto", "leaves communication to XLA", "auto"),
         "input.loader": (
             config.input.loader in ("dali", "nvjpeg"),
-            "is fed by the host; decoders on GPUs hand their images to PyTorch",
+            "gets its images from the host, and decoders on GPUs give theirs to PyTorch",
             "auto",
         ),
         "launch.cluster.min_nodes": (
             config.launch.cluster.min_nodes is not None,
-            "goes on with all pods or none; jobs of other kinds start them all again",
+            "continues with all pods or none",
             "null",
         ),
     }
@@ -114,11 +114,11 @@ def find_unsupported_option(config: RunDocument) -> UnsupportedOption | None:
 
 
 MIN_IMAGE_SIZE = {"alexnet": 63, "inception_v3": 75, "inception_resnet_v2": 75}
-"""Pixels; below, a network's last pooling would get less than one of its windows."""
+"""Minimal image size, pixels; below it, the window of a network's last pooling is larger than its input."""
 MIN_IMAGE_SIZE_IMAGENET_STEM = 32
-"""Pixels; below, the last stage of a residual network would get less than one pixel after five halvings."""
+"""Minimal image size, pixels; below it, five halvings leave the last stage less than one pixel."""
 MIN_IMAGE_SIZE_AUXILIARY = 299
-"""Pixels; below, the auxiliary head's 5x5 convolution would get less than one of its windows."""
+"""Minimal size of training images, pixels; below it, the auxiliary head's 5x5 convolution is larger than its input."""
 
 
 def check_model(config: RunDocument) -> None:
@@ -163,5 +163,5 @@ def _check_residual_options(config: RunDocument) -> None:
         )
     options = {"shortcut": model.shortcut, "blurpool": model.blurpool, "stochastic_depth": model.stochastic_depth}
     if key := next((key for key, value in options.items() if value), None):
-        problem = f"{model.name} has none, only residual networks have"
+        problem = f"only residual networks have it, and {model.name} is none"
         raise conflict_error(f"model.{key}", problem, hint="Leave it out.")

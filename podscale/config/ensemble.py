@@ -1,4 +1,4 @@
-"""Sections for the collapsed ensemble of Codreanu 2017, and the schedule that follows from them.
+"""Sections for the collapsed ensemble of Codreanu 2017, and the schedule that they define.
 
 A run has cycles, each with a lower peak learning rate than the one before. A short run, the collapse, starts from the
 snapshot at the end of a cycle and trains with more weight decay and a gentler augmentation; its model is a member of
@@ -21,10 +21,13 @@ class StartSection(Section):
     """Initial weights and batch-norm statistics from another run, at step 0 and with empty momentum."""
 
     run: str | None = result_field(
-        None, "That run: its id, where it has the same workspace, or its directory. Default: initial weights."
+        None,
+        "Run to start from: its id, if it has the same workspace, or its directory. Default: random initial weights.",
     )
     epoch: float | None = result_field(
-        None, "At which of its kept checkpoints (checkpoint.snapshots), in its epochs; default: its newest.", gt=0
+        None,
+        "Epoch of that run, one of its kept checkpoints (checkpoint.snapshots); default: its newest checkpoint.",
+        gt=0,
     )
 
 
@@ -33,10 +36,10 @@ class CollapseSection(Section):
 
     epochs: float = result_field(5.0, "Length of a collapse in passes over the training split.", gt=0)
     learning_rate: float | None = result_field(
-        None, "Its first learning rate; default: `learning_rate_ratio` of the peak of its cycle.", gt=0
+        None, "Initial learning rate; default: `learning_rate_ratio` x the peak of its cycle.", gt=0
     )
-    learning_rate_ratio: float = result_field(0.25, "Its first learning rate over the peak of its cycle.", gt=0)
-    power: float = result_field(2.0, "Exponent of its polynomial decay to zero.", gt=0)
+    learning_rate_ratio: float = result_field(0.25, "Initial learning rate over the peak of its cycle.", gt=0)
+    power: float = result_field(2.0, "Exponent of the polynomial decay to zero.", gt=0)
     weight_decay_factor: float = result_field(
         2.0,
         "Weight decay over that of the document. The authors double it after one hour, and take four times in the "
@@ -49,7 +52,7 @@ class CollapseSection(Section):
 class EnsembleSection(Section):
     """Cycles whose snapshots become the members of an ensemble; without cycles there is no ensemble.
 
-    If the document leaves train.epochs, train.phases and checkpoint.snapshots open, they follow from here.
+    They set train.epochs, train.phases and checkpoint.snapshots, if the document leaves these open.
     """
 
     cycles: tuple[float, ...] = result_field(
@@ -60,14 +63,14 @@ class EnsembleSection(Section):
     )
     peak_ratio: float = result_field(0.75, "Peak of each later cycle over that of the one before.", gt=0)
     restart_ratio: float = result_field(
-        0.25, "Where a cycle's warm-up begins, over the peak of the cycle before.", ge=0
+        0.25, "Learning rate at the start of a cycle's warm-up over the peak of the cycle before.", ge=0
     )
     warmup_epochs: tuple[float, ...] = result_field(
-        (0.0,), "Warm-up of each cycle after the first, in epochs; one value stands for all."
+        (0.0,), "Warm-up of each cycle after the first, in epochs; a single value is for all."
     )
     power: float = result_field(2.0, "Exponent of the polynomial decay in the cycles after the first.", gt=0)
     decay_epochs: float | None = result_field(
-        None, "Length of that decay in epochs, cut where the cycle ends before; default: the cycle's length.", gt=0
+        None, "Length of that decay in epochs, cut off at the end of the cycle; default: the cycle's length.", gt=0
     )
     collapsed: tuple[int, ...] | None = result_field(
         None, "Cycles, from 0, whose snapshots are collapsed; default: all of them."
@@ -83,7 +86,7 @@ class EnsembleSection(Section):
         if len(self.warmup_epochs) not in (1, len(self.cycles) - 1) or any(w < 0 for w in self.warmup_epochs):
             raise conflict_error(
                 "warmup_epochs",
-                f"one value, or one for each of the {len(self.cycles) - 1} later cycles",
+                f"must be one value, or one for each of the {len(self.cycles) - 1} later cycles",
                 got=list(self.warmup_epochs),
             )
         if any(not 0 <= number < len(self.cycles) for number in self.collapsed or ()):
@@ -175,7 +178,7 @@ def fill_cycles(values: Any) -> Any:
 
 
 def check_ensemble(section: EnsembleSection, epochs: float, snapshots: tuple[float, ...]) -> None:
-    """Raise if a snapshot is outside of the run, or that of an ensemble member is missing."""
+    """Raise if a snapshot is outside of a run of `epochs`, or the snapshot of an ensemble member is missing."""
     if outside := [epoch for epoch in snapshots if not 0 < epoch <= epochs]:
         problem = f"not within a run of {epochs:g} epochs"
         raise conflict_error("checkpoint.snapshots", problem, got=outside[0], hint="Leave it out.")

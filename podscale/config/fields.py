@@ -58,7 +58,7 @@ def input_error(context: Any) -> InputError:
 
 
 def first_error(error: ValidationError) -> InputError:
-    """Return the first problem of a section that a program made."""
+    """Return the user's error for the first problem of a section that was not read from a document."""
     first: Any = error.errors()[0]
     if first["type"] == "conflict":
         return input_error(first["ctx"])

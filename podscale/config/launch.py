@@ -28,25 +28,25 @@ RESERVED_LABELS = (
 )
 RESERVED_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 RESERVED_PREFIXES = (PREFIX, "PET_")
-"""Environment variables that launchers and Podscale set in pods, and prefixes of others."""
+"""Prefixes of environment variables that launchers and Podscale set in pods, besides those above."""
 RESERVED_PATHS = ("/", "/tmp", "/dev", "/dev/shm", "/proc", "/sys", "/etc", "/usr")
 
 
 class VolumeSection(Section):
     """Further volume of every pod: its path and exactly one kind of volume."""
 
-    path: str = option(..., "Where it is mounted in the pods.", pattern=r"^/[^:]*$")
+    path: str = option(..., "Mount path in the pods.", pattern=r"^/[^:]*$")
     claim: DnsSubdomain | None = option(None, "Name of a PersistentVolumeClaim.")
     bucket: str | None = option(
         None, "Name of a Cloud Storage bucket, mounted by the GCS FUSE driver of GKE (needs Workload Identity)."
     )
     secret: DnsSubdomain | None = option(None, "Name of a Secret; its keys become files.")
     config_map: DnsSubdomain | None = option(None, "Name of a ConfigMap; its keys become files.")
-    empty_gib: float | None = option(None, "Size in GiB of an empty directory that ends with the pod.", gt=0)
+    empty_gib: float | None = option(None, "Size of an empty directory that is deleted with the pod, GiB.", gt=0)
     nfs: str | None = option(
-        None, "An NFS export, `server:/path`; not where Pod Security is restricted.", pattern=r"^[^:/]+:/.*$"
+        None, "NFS export, `server:/path`; restricted Pod Security forbids it.", pattern=r"^[^:/]+:/.*$"
     )
-    read_only: bool = option(False, "Mount it for reading alone.")
+    read_only: bool = option(False, "Mount the volume read-only.")
 
     @property
     def kind(self) -> str:
@@ -75,17 +75,19 @@ class TolerationSection(Section):
     key: LabelKey | None = option(None, "Key of the taint; none = every taint.")
     operator: Literal["Exists", "Equal"] = option("Exists", "`Equal` compares the value too.")
     value: LabelValue | None = option(None, "Value of the taint, with Equal.")
-    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = option(None, "Effect; none = every one.")
-    seconds: int | None = option(None, "With NoExecute: how long a pod stays on the node.", ge=0)
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = option(
+        None, "Effect of the taint; none = every effect."
+    )
+    seconds: int | None = option(None, "With NoExecute: seconds that a pod stays on the node.", ge=0)
 
     @model_validator(mode="after")
     def _check_toleration(self) -> "TolerationSection":
         if (self.operator == "Equal") != (self.value is not None):
-            raise conflict_error("value", "goes with operator Equal, and only with it", got=self.value)
+            raise conflict_error("value", "belongs to operator Equal, and only to it", got=self.value)
         if self.key is None and self.operator != "Exists":
             raise conflict_error("key", "a toleration of every taint has operator Exists", got=None)
         if self.seconds is not None and self.effect != "NoExecute":
-            raise conflict_error("seconds", "goes with effect NoExecute", got=self.seconds)
+            raise conflict_error("seconds", "needs effect NoExecute", got=self.seconds)
         return self
 
 
@@ -97,47 +99,50 @@ class ClusterSection(Section):
     namespace: DnsLabel | None = option(None, "Namespace; default: the current one of the context, or of the launcher.")
     context: str | None = option(None, "Context of the kubeconfig; default: the current one.", min_length=1)
     service_account: DnsSubdomain | None = option(
-        None, "Service account of the pods, for access to storage; no token of it is mounted."
+        None, "Service account of the pods, for access to storage; its token is not mounted."
     )
     workspace_claim: DnsSubdomain | None = option(
-        None, "PersistentVolumeClaim mounted at run.workspace in every pod; many pods write: ReadWriteMany."
+        None, "PersistentVolumeClaim mounted at run.workspace in every pod; ReadWriteMany, because many pods write."
     )
     volumes: tuple[VolumeSection, ...] = option(
         (), "More volumes: `path` and one of claim, bucket, secret, config_map, empty_gib, nfs."
     )
     metrics_tls_secret: DnsSubdomain | None = option(
         None,
-        "Secret whose `tls.crt` and `tls.key` the pods serve metrics with, over HTTPS (in place of telemetry.tls_*).",
+        "Secret with `tls.crt` and `tls.key`, with which the pods serve metrics over HTTPS (in place of "
+        "telemetry.tls_*).",
     )
     metrics_mutual_tls: bool = option(
-        False, "Only scrapers may read them whose certificate the authority `ca.crt` of that Secret has signed."
+        False, "Require client certificates of scrapers, signed by the authority `ca.crt` of that Secret."
     )
-    metrics_token_secret: DnsSubdomain | None = option(None, "Secret whose `token` those who read metrics must bear.")
+    metrics_token_secret: DnsSubdomain | None = option(None, "Secret whose `token` scrapers must send as bearer token.")
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = option(
-        None, "When nodes fetch the image; default: Kubernetes' own rule (Always for the tag latest)."
+        None, "Pull policy of the images; default: Kubernetes' own rule (Always for the tag latest)."
     )
     image_pull_secrets: tuple[DnsSubdomain, ...] = option((), "Secrets with the credentials of the image registry.")
     labels: dict[LabelKey, LabelValue] = option({}, "Further labels of jobs and pods.")
     annotations: dict[LabelKey, str] = option({}, "Further annotations of jobs and pods.")
-    node_selector: dict[LabelKey, LabelValue] = option({}, "Labels that nodes must have, beside those of the hardware.")
+    node_selector: dict[LabelKey, LabelValue] = option(
+        {}, "Labels that nodes must have, besides those of the hardware."
+    )
     tolerations: tuple[TolerationSection, ...] = option(
-        (), "Taints of nodes to accept, beside those of the hardware: key, operator, value, effect, seconds."
+        (), "Taints of nodes to accept, besides those of the hardware: key, operator, value, effect, seconds."
     )
     env: dict[EnvName, str] = option({}, "Further environment variables of the containers.")
-    spot: bool = option(False, "Run on Spot VMs of GKE: cheaper, and taken away at short notice.")
+    spot: bool = option(False, "Run on Spot VMs of GKE: cheaper, but preempted at short notice.")
     reservation: DnsLabel | None = option(None, "Run on the machines of this Compute Engine reservation (GKE).")
     compute_class: DnsLabel | None = option(None, "Compute class of GKE that chooses or creates the nodes.")
     placement: Literal["any", "compact"] = option(
-        "any", "`compact`: machines close to each other, by a placement group of GKE named as the run."
+        "any", "`compact`: machines close to each other, by a GKE placement group with the name of the run."
     )
-    local_ssd: bool = option(False, "Keep the shard cache on Local SSD of the node (GKE).")
+    local_ssd: bool = option(False, "Keep the shard cache on the node's Local SSD (GKE).")
     queue: DnsLabel | None = option(
         None,
-        "LocalQueue of Kueue that admits the job (PyTorchJob and JAXJob where its configuration names them).",
+        "LocalQueue of Kueue that admits the job (PyTorchJob and JAXJob if Kueue's configuration names them).",
     )
     priority_class: DnsSubdomain | None = option(None, "PriorityClass of the pods; Kueue orders its queue by it too.")
     topology: Literal["none", "preferred", "required"] = option(
-        "none", "Whether Kueue places all pods within one domain of its topology."
+        "none", "Placement of all pods within one domain of Kueue's topology."
     )
     topology_level: LabelKey | None = option(
         None, "Node label of that domain; default: cloud.google.com/gce-topology-block."
@@ -145,21 +150,22 @@ class ClusterSection(Section):
     runtime_class: DnsSubdomain | None = option(None, "RuntimeClass of the pods (gvisor, nvidia ...).")
     security: Literal["restricted", "privileged"] | None = option(
         None,
-        "Pod Security the pods fit: `restricted`, or `privileged` for TPUs and GPUDirect. Default: by the hardware.",
+        "Pod Security level that the pods meet: `restricted`, or `privileged` for TPUs and GPUDirect. Default: by the "
+        "hardware.",
     )
     network: Literal["auto", "plain", "gpudirect"] = option(
         "auto",
         "`gpudirect`: TCPX, TCPXO or RDMA, by the machine (needs its driver and networks in the cluster). `auto`: "
-        "where security is privileged and whole machines of such a kind are asked for.",
+        "gpudirect if security is privileged and whole machines that have it are requested.",
     )
     min_nodes: int | None = option(
-        None, "Elastic: go on with this many of launch.nodes when nodes are lost (PyTorchJob).", ge=1
+        None,
+        "Elastic training: continue with at least this many of launch.nodes when nodes are lost (PyTorchJob).",
+        ge=1,
     )
     slices: int = option(1, "TPU slices of the topology in launch.hardware (multislice; JobSet).", ge=1)
-    restarts: int = option(10, "Restarts of the job by its operator, before it counts as failed.", ge=0)
-    keep_hours: float | None = option(
-        24.0, "Delete a job this long after its end; none = keep it until somebody deletes it.", ge=0
-    )
+    restarts: int = option(10, "Restarts of the job by its operator before the job fails.", ge=0)
+    keep_hours: float | None = option(24.0, "Hours after its end at which a job is deleted; none = never.", ge=0)
 
     @model_validator(mode="after")
     def _check_names(self) -> "ClusterSection":
@@ -172,24 +178,24 @@ class ClusterSection(Section):
                 raise conflict_error("env", "set by podscale or the launcher", got=name, hint="Leave it out.")
         paths = [volume.path.rstrip("/") for volume in self.volumes]
         if duplicate := next((path for path in paths if paths.count(path) > 1), None):
-            raise conflict_error("volumes", "two of them at one path", got=duplicate)
+            raise conflict_error("volumes", "two volumes at one path", got=duplicate)
         return self
 
     @model_validator(mode="after")
     def _check_options(self) -> "ClusterSection":
         if self.metrics_mutual_tls and self.metrics_tls_secret is None:
             raise conflict_error(
-                "metrics_mutual_tls", "certificates of clients need TLS", hint="Name metrics_tls_secret, too."
+                "metrics_mutual_tls", "client certificates need TLS", hint="Set metrics_tls_secret too."
             )
         if self.topology != "none" and self.queue is None:
             raise conflict_error(
                 "topology",
-                "Kueue places pods by topology",
+                "only Kueue places pods by topology",
                 got=self.topology,
-                hint="Name its queue with queue, or leave it out.",
+                hint="Set queue to a LocalQueue of Kueue, or leave it out.",
             )
         if self.topology_level is not None and self.topology == "none":
-            raise conflict_error("topology_level", "goes with topology preferred or required", got=self.topology_level)
+            raise conflict_error("topology_level", "needs topology preferred or required", got=self.topology_level)
         if self.spot and self.reservation is not None:
             raise conflict_error(
                 "spot", "machines of a reservation are no Spot VMs", hint="Choose spot or reservation."
@@ -208,14 +214,14 @@ class ResourcesSection(Section):
     """Resources that one pod of the pipeline requests; 0 and null request none, or those of the hardware."""
 
     cpus: float = placement_field(0.0, "CPU cores per pod.", ge=0)
-    memory_gib: float = placement_field(0.0, "Memory per pod in GiB.", ge=0)
+    memory_gib: float = placement_field(0.0, "Memory per pod, GiB.", ge=0)
     accelerator: str | None = placement_field(None, "Resource name of the accelerators, such as nvidia.com/gpu.")
     accelerators: int = placement_field(0, "Accelerators per pod of training and evaluation.", ge=0)
     ephemeral_gib: float = placement_field(
-        0.0, "Space per pod for temporary files and logs in GiB; 0 = 8, and as much as the shard cache besides.", ge=0
+        0.0, "Space per pod for temporary files and logs, GiB; 0 = 8, plus the size of the shard cache.", ge=0
     )
     shm_gib: float = placement_field(
-        0.0, "Shared memory (/dev/shm) per pod in GiB, part of its memory; 0 = what loaders and NCCL need.", ge=0
+        0.0, "Shared memory (/dev/shm) per pod, GiB, part of its memory; 0 = as much as loaders and NCCL need.", ge=0
     )
 
     @model_validator(mode="after")
@@ -229,7 +235,7 @@ class ResourcesSection(Section):
         if self.memory_gib and self.shm_gib >= self.memory_gib:
             raise conflict_error(
                 "shm_gib",
-                f"part of the pod's memory, and leaves nothing of memory_gib={self.memory_gib:g}",
+                f"must be smaller than memory_gib={self.memory_gib:g}, of which it is a part",
                 got=self.shm_gib,
             )
         return self
@@ -238,32 +244,30 @@ class ResourcesSection(Section):
 class LaunchSection(Section):
     backend: Literal["local", "pytorchjob", "jaxjob", "trainjob", "jobset", "auto"] = placement_field(
         "local",
-        "Who starts the processes: this machine, or the kind of job on a cluster. `auto`: by what the cluster has and "
-        "the hardware asks for.",
+        "Launcher of the processes: this machine, or a kind of job on a cluster. `auto`: chosen by what the cluster "
+        "has installed and the hardware needs.",
     )
     hardware: str | None = placement_field(
         None,
-        "Kind of machine on a cluster, such as `nvidia-h100-80gb x8` (GPUs per pod), `nvidia-l4`, `tpu-v5e-4x4` or "
-        "`cpu` (docs/reference/hardware.md); default: what launch.resources says.",
+        "Type of machine on a cluster, such as `nvidia-h100-80gb x8` (GPUs per pod), `nvidia-l4`, `tpu-v5e-4x4` or "
+        "`cpu` (docs/reference/hardware.md); default: launch.resources.",
     )
-    processes: int = placement_field(
-        0, "Training processes per node; 0 = one per GPU, or one where there is none.", ge=0
-    )
+    processes: int = placement_field(0, "Training processes per node; 0 = one per GPU, or one without GPUs.", ge=0)
     nodes: int = placement_field(1, "Nodes of the job.", ge=1)
     threads: int = placement_field(0, "CPU threads per process; 0 = cores / processes.", ge=0)
     shard_workers: int = placement_field(0, "Packing processes; 0 = one per core.", ge=0)
-    shard_pods: int = placement_field(1, "Pods that make the shard set together, where a cluster does it.", ge=1)
+    shard_pods: int = placement_field(1, "Pods that pack the shard set in parallel on a cluster.", ge=1)
     max_restarts: int = placement_field(0, "Restarts from the newest checkpoint after a lost rank, per launch.", ge=0)
     grace_seconds: float = placement_field(
-        60.0, "Time to save after a stop request, before processes are killed.", gt=0
+        60.0, "Time for saving between a stop request and the kill of the processes, seconds.", gt=0
     )
     timeout_seconds: float = placement_field(
-        300.0, "Longest wait of one rank for its peers; then all end and name the missing one.", gt=0
+        300.0, "Longest wait of a rank for its peers, seconds; then all ranks exit and name the missing one.", gt=0
     )
     hang_seconds: float = placement_field(
         180.0,
-        "Least time without a step that counts as a hang: more where ten times the usual step is more, at most "
-        "launch.timeout_seconds. Never during an evaluation, a checkpoint or the first step.",
+        "Minimal time without a step that counts as a hang, seconds. If ten times the usual step is longer, that is "
+        "the limit, up to launch.timeout_seconds. Evaluations, checkpoints and the first step do not count.",
         gt=0,
     )
     image: str = placement_field(
@@ -272,11 +276,11 @@ class LaunchSection(Section):
         min_length=1,
     )
     launcher_image: str = placement_field(
-        "podscale-tools:latest", "Container image of what only launches and waits on a cluster.", min_length=1
+        "podscale-tools:latest", "Container image of launchers, which start and watch jobs on a cluster.", min_length=1
     )
-    retries: int = placement_field(2, "Times a pipeline on a cluster starts a failed stage again.", ge=0)
+    retries: int = placement_field(2, "Restarts of a failed stage in a pipeline on a cluster.", ge=0)
     time_limit_hours: float = placement_field(
-        168.0, "Longest time a stage on a cluster may take, retries included.", gt=0
+        168.0, "Time limit of a stage on a cluster, hours, retries included.", gt=0
     )
     resources: ResourcesSection = ResourcesSection()
     cluster: ClusterSection = ClusterSection()

@@ -12,25 +12,30 @@ CIFAR_RESNETS = ("resnet20", "resnet32", "resnet44", "resnet56", "resnet110")
 
 class BatchNormSection(Section):
     momentum: float = result_field(
-        0.1, "Weight of the new statistics in the running ones; 0.1 is the published decay of 0.9.", gt=0, le=1
+        0.1, "Weight of new statistics in the running ones; 0.1 is the published decay of 0.9.", gt=0, le=1
     )
     eps: float = result_field(1e-5, "Added to the variance.", gt=0)
     span: int | None = result_field(
         None,
-        "Images that share batch statistics (`model_bn_span` in MLPerf's logs), at any number of ranks: parts of a "
-        "rank's batch, or groups of ranks. Default: what `group` says.",
+        "Images that share batch statistics, at any number of ranks (`model_bn_span` in MLPerf's logs): part of a "
+        "rank's batch, or the batches of a group of ranks. Default: set by `group`.",
         ge=2,
     )
-    group: int = result_field(1, "Ranks that share batch statistics (Ying 2018); 1 = each its own.", ge=1)
+    group: int = result_field(
+        1, "Ranks that share batch statistics (Ying 2018); 1 = statistics of each rank alone.", ge=1
+    )
     running: Literal["mean", "first"] = result_field(
-        "mean", "Running statistics of the model: `mean` of all ranks', or those of the `first` rank alone."
+        "mean", "Running statistics of the model: `mean` over all ranks, or those of the `first` rank."
     )
 
     @model_validator(mode="after")
     def _check_span(self) -> "BatchNormSection":
         if self.span is not None and self.group != 1:
             raise conflict_error(
-                "span", f"says who shares statistics, and so does group={self.group}", got=self.span, hint="Give one."
+                "span",
+                f"sets the images that share statistics, and so does group={self.group}",
+                got=self.span,
+                hint="Give one.",
             )
         return self
 
@@ -49,7 +54,7 @@ class AlexNetSection(Section):
         True, "Batch norm after each convolution, in the place of its bias (You 2017)."
     )
     pool5_norm: bool = result_field(True, "Batch norm after pool5, before the first linear layer (Jia 2018).")
-    dropout: float = result_field(0.5, "Share of the outputs of fc6 and fc7 that a step leaves out.", ge=0, lt=1)
+    dropout: float = result_field(0.5, "Dropout rate of the outputs of fc6 and fc7.", ge=0, lt=1)
 
 
 class InceptionSection(Section):
@@ -60,9 +65,9 @@ class InceptionSection(Section):
     """
 
     auxiliary: float = result_field(
-        0.4, "Inception-V3: weight of the auxiliary head's loss, which training adds; 0 = no such head.", ge=0
+        0.4, "Inception-V3: weight of the auxiliary head's loss in training; 0 = no auxiliary head.", ge=0
     )
-    dropout: float = result_field(0.2, "Share of the classifier's inputs that a step leaves out.", ge=0, lt=1)
+    dropout: float = result_field(0.2, "Dropout rate of the classifier's inputs.", ge=0, lt=1)
 
 
 class ModelSection(Section):
@@ -83,35 +88,38 @@ class ModelSection(Section):
     ] = result_field("resnet50", "Architecture, by its name in the catalogue (docs/reference/models.md).")
     stem: Literal["imagenet", "small"] = result_field(
         "imagenet",
-        "`imagenet`: 7x7 stride 2 and max-pool. `small`: one 3x3 stride 1, for images below about 100 px; the CIFAR "
-        "family (resnet20 to resnet110) has it always.",
+        "First layers. `imagenet`: 7x7 convolution of stride 2 and max-pool. `small`: one 3x3 convolution of stride "
+        "1, for images below about 100 px; the CIFAR family (resnet20 to resnet110) always has it.",
     )
     width: int = result_field(
         64,
-        "Channels of a residual network's first stage. 64 is the published width of every network: the channels of "
-        "those that begin otherwise grow and shrink in proportion.",
+        "Channels of a residual network's first stage. 64 is the published width of every network; in networks that "
+        "begin with another number, all channels scale in proportion.",
         ge=4,
         multiple_of=4,
     )
     shortcut: Literal["projection", "padding"] | None = result_field(
         None,
-        "Residual networks, where shapes change: a `projection` (He 2015, option B), or every other pixel with "
-        "channels of zeros behind (`padding`, option A). Default: padding in the CIFAR family, else projection.",
+        "Residual networks: shortcut between shapes that differ, a `projection` (He 2015, option B), or every other "
+        "pixel with channels of zeros appended (`padding`, option A). Default: padding in the CIFAR family, else "
+        "projection.",
     )
     blurpool: bool = result_field(
         False,
-        "Residual networks: blur with [1, 2, 1] in both directions before each convolution that strides, the first one "
-        "aside (Zhang 2019, as FFCV applies it).",
+        "Residual networks: blur with [1, 2, 1] in both directions before each strided convolution except the first "
+        "(Zhang 2019, as in FFCV).",
     )
     stochastic_depth: float = result_field(
         0.0,
-        "Residual networks: probability with which training leaves out the last block's branch for an image; it rises "
-        "in proportion from 0 at the first block (Huang 2016, as timm applies it).",
+        "Residual networks: probability that training drops the last block's branch for an image; it rises linearly "
+        "from 0 at the first block (Huang 2016, as in timm).",
         ge=0,
         lt=1,
     )
     zero_init_last_gamma: bool = result_field(
-        True, "Start each residual block as the identity (Goyal 2017, section 5.1)."
+        True,
+        "Initialise the last batch-norm scale of each residual block to 0: the block starts as the identity (Goyal "
+        "2017, section 5.1).",
     )
     batch_norm: BatchNormSection = BatchNormSection()
     alexnet: AlexNetSection = AlexNetSection()

@@ -33,6 +33,7 @@ class RecipeRow:
     """One published setting.
 
     Args:
+        warmup: length of the warm-up, epochs.
         epochs: length of the schedule in whole epochs, warm-up included (`decay_steps` in logs exclude it).
         reached: mean epochs to the target.
         span: images per batch-norm group.

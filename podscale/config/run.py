@@ -20,7 +20,7 @@ class RunSection(Section):
 
     id: str = placement_field(
         "run",
-        "Identity of the run: adopting, resuming and stopping go by it. A DNS-1035 label, because pods carry it.",
+        "Run id, by which commands resume, adopt and stop the run. A DNS-1035 label, because pods carry it.",
         pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$",
         max_length=40,
     )
@@ -31,58 +31,63 @@ class RunSection(Section):
 
 
 class EvaluateSection(Section):
-    batch: int = placement_field(256, "Images per rank and step.", ge=1)
+    batch: int = placement_field(256, "Evaluation batch size, images per rank.", ge=1)
     image_size: int | None = result_field(
-        None, "Side of the evaluation image in pixels; default: that of the last training images.", ge=4
+        None, "Side of the evaluation image in pixels; default: the last training size.", ge=4
     )
-    crop_fraction: float = result_field(0.875, "Centre crop side over resized short side.", gt=0, le=1)
-    flip: bool = result_field(False, "Average the logits of each image and of its mirror image, at twice the cost.")
-    every_epochs: float = result_field(1.0, "Evaluate during training this often; 0 = only at the end.", ge=0)
+    crop_fraction: float = result_field(0.875, "Side of the centre crop over the resized short side.", gt=0, le=1)
+    flip: bool = result_field(False, "Average the logits of each image and its mirror image, at twice the cost.")
+    every_epochs: float = result_field(1.0, "Epochs between evaluations during training; 0 = only at the end.", ge=0)
     weights: Literal["trained", "ema"] = result_field(
         "trained",
-        "Which weights are the model: those of the last step, or their running average (train.ema). They are what "
-        "accuracies and `target_top1` are of, and model.safetensors; the others are measured and written beside.",
+        "Weights of the final model: those of the last step, or their running average (train.ema). Accuracies, "
+        "`target_top1` and model.safetensors are of these weights; the other weights are evaluated and written as "
+        "well.",
     )
     models: tuple[str, ...] = result_field(
         (),
-        "Evaluate these models together in place of the run's own: directories of runs or of models, or run ids of the "
-        "same workspace. Default: where the document has an `ensemble`, its members.",
+        "Evaluate these models together in place of the run's own: run or model directories, or run ids of the same "
+        "workspace. Default: the members of the document's `ensemble`, if it has one.",
     )
     combine: Literal["probabilities", "logits", "weights"] = display_field(
         "probabilities",
-        "Which way of combining several models the headline figures are of; all are computed: mean of the "
-        "probabilities, mean of the logits, one model of the mean weights (Izmailov 2018).",
+        "Combination of several models that the headline figures are of: mean of the probabilities, mean of the "
+        "logits, or one model of the mean weights (Izmailov 2018). All three are computed.",
     )
     statistics_images: int = result_field(
-        16384, "Training images over which batch norm's statistics of the mean weights are estimated anew.", ge=1
+        16384, "Training images from which batch norm's statistics of the mean weights are computed.", ge=1
     )
     baseline: str | None = display_field(
-        None, "A single model to set beside several, named as in `models`; at best one of as many epochs in all."
+        None,
+        "Single model to compare several models with, named as in `models`; best is one trained for as many epochs in "
+        "total.",
     )
 
 
 class CheckpointSection(Section):
     every_epochs: float = placement_field(
-        1.0, "Save this often, in epochs; 0 = only at the end and when stopped.", ge=0
+        1.0, "Epochs between checkpoints; 0 = only at the end and when stopped.", ge=0
     )
-    every_steps: int = placement_field(0, "Save this often, in steps; 0 = by epochs alone.", ge=0)
-    keep_last: int = placement_field(2, "Newest checkpoints kept.", ge=1)
-    keep_best: int = placement_field(1, "Best checkpoints by validation top-1 kept besides.", ge=0)
+    every_steps: int = placement_field(0, "Steps between checkpoints; 0 = by epochs alone.", ge=0)
+    keep_last: int = placement_field(2, "Number of newest checkpoints to keep.", ge=1)
+    keep_best: int = placement_field(1, "Number of best checkpoints by validation top-1 to keep as well.", ge=0)
     resume: str = placement_field(
-        "auto", "`auto`: the newest complete checkpoint of this run; `never`: refuse to continue; or a directory."
+        "auto",
+        "`auto`: resume from the newest complete checkpoint of this run. `never`: refuse to continue. Else the "
+        "directory to start from.",
     )
-    snapshots: tuple[float, ...] = placement_field((), "Epochs whose states are saved and kept for good besides.")
-    asynchronous: bool = placement_field(True, "Write while training goes on.")
+    snapshots: tuple[float, ...] = placement_field((), "Epochs at which a checkpoint is saved and kept for good.")
+    asynchronous: bool = placement_field(True, "Write checkpoints while training goes on.")
 
 
 class ClaimSection(Section):
     """Results of the published run; the report compares them with this run's."""
 
-    top1: float | None = display_field(None, "Top-1 accuracy as a share.", ge=0, le=1)
+    top1: float | None = display_field(None, "Top-1 accuracy as a fraction.", ge=0, le=1)
     minutes: float | None = display_field(None, "Training time in minutes.", gt=0)
     images_per_second: float | None = display_field(None, "Training throughput over all devices.", gt=0)
-    hardware: str | None = display_field(None, "What it ran on.")
-    source: str | None = display_field(None, "Where it was published.")
+    hardware: str | None = display_field(None, "Hardware it ran on.")
+    source: str | None = display_field(None, "Publication.")
 
 
 class RunDocument(Section):

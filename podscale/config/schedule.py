@@ -10,13 +10,15 @@ from podscale.config.fields import Section, conflict_error, result_field
 class CropSection(Section):
     """Random crop of training images, keyed by (seed, epoch, sample key)."""
 
-    scale: tuple[float, float] = result_field((0.08, 1.0), "Share of the image's area that a random crop keeps.")
-    ratio: tuple[float, float] = result_field((3 / 4, 4 / 3), "Aspect ratio (width / height) of a random crop.")
-    flip: float = result_field(0.5, "Probability of a horizontal mirror.", ge=0, le=1)
+    scale: tuple[float, float] = result_field(
+        (0.08, 1.0), "Range of a random crop's area, as a fraction of the image's."
+    )
+    ratio: tuple[float, float] = result_field((3 / 4, 4 / 3), "Range of a random crop's aspect ratio (width / height).")
+    flip: float = result_field(0.5, "Probability of a horizontal flip.", ge=0, le=1)
     short_side: float | None = result_field(
         None,
-        "Instead of a random scale and ratio: a square whose side is this share of the image's short side, anywhere "
-        "in the image; 0.875 is a crop of 224 from a short side of 256.",
+        "Instead of a random scale and ratio: a square crop, anywhere in the image, whose side is this fraction of "
+        "the image's short side; 0.875 is a crop of 224 from a short side of 256.",
         gt=0,
         le=1,
     )
@@ -34,7 +36,7 @@ class CropSection(Section):
 class ScheduleSection(Section):
     name: Literal["cosine", "step", "polynomial", "constant"] = result_field("cosine", "Decay after the warm-up.")
     learning_rate: float = result_field(0.1, "Peak learning rate at the full global batch.", gt=0)
-    warmup_epochs: float = result_field(0.0, "Linear warm-up, in epochs.", ge=0)
+    warmup_epochs: float = result_field(0.0, "Length of the linear warm-up, epochs.", ge=0)
     warmup_start: float = result_field(0.0, "Learning rate at step 0 of the warm-up.", ge=0)
     end_learning_rate: float = result_field(0.0, "Learning rate at the end of cosine and polynomial decay.", ge=0)
     power: float = result_field(2.0, "Exponent of the polynomial decay.", gt=0)
@@ -42,25 +44,25 @@ class ScheduleSection(Section):
     gamma: float = result_field(0.1, "Factor of the step schedule at each milestone.", gt=0, lt=1)
     decay_from: Literal["warmup", "start"] = result_field(
         "warmup",
-        "Where cosine and polynomial decay begin to count: at the end of the warm-up, or at the start of the "
-        "schedule, so that they are under way when the warm-up ends (Codreanu 2017).",
+        "Start of cosine and polynomial decay: the end of the warm-up, or the start of the schedule, so that the "
+        "decay is under way when the warm-up ends (Codreanu 2017).",
     )
     decay_epochs: float | None = result_field(
         None,
-        "Length of cosine and polynomial decay in epochs; default: to the end of the schedule. A longer one is cut "
-        "before its end (the poly_cyc of Codreanu 2017).",
+        "Length of cosine and polynomial decay in epochs; default: to the end of the schedule. A longer decay is cut "
+        "off there (the poly_cyc of Codreanu 2017).",
         gt=0,
     )
     momentum_start: float | None = result_field(
-        None, "Momentum at step 0 of the warm-up, from where it moves linearly to the phase's.", ge=0, lt=1
+        None, "Momentum at step 0 of the warm-up; it changes linearly to the phase's momentum.", ge=0, lt=1
     )
     momentum_end: float | None = result_field(
-        None, "Momentum at the end of the schedule, to which it moves linearly after the warm-up.", ge=0, lt=1
+        None, "Momentum at the end of the schedule; it changes linearly to this value after the warm-up.", ge=0, lt=1
     )
     momentum_correction: bool = result_field(
         False,
-        "Multiply momentum by rate(t) / rate(t - 1) during the warm-up, for momentum buffers that hold the learning "
-        "rate inside (Goyal 2017, section 3; Codreanu 2017).",
+        "Multiply momentum by rate(t) / rate(t - 1) during the warm-up, for momentum buffers that contain the "
+        "learning rate (Goyal 2017, section 3; Codreanu 2017).",
     )
 
     @model_validator(mode="after")
@@ -71,18 +73,18 @@ class ScheduleSection(Section):
 
 
 class PhaseSection(Section):
-    """Later part of a run; options that it leaves out stay as in the phase before."""
+    """Later part of a run; options left out keep the values of the phase before."""
 
     start: float = result_field(..., "Epoch at which the phase begins; it may lie inside an epoch.", gt=0)
     schedule: ScheduleSection | None = result_field(
         None,
-        "A schedule of its own (options of train.schedule) that counts from the start of the phase; default: the one "
-        "before goes on.",
+        "Schedule of its own (options of train.schedule), counted from the start of the phase; default: the schedule "
+        "before continues.",
     )
     momentum: float | None = result_field(None, "Momentum from here on.", ge=0, lt=1)
     weight_decay: float | None = result_field(None, "Weight decay from here on.", ge=0)
     reset_momentum: bool = result_field(
-        False, "Begin with an empty momentum buffer, as a run started from saved weights alone does."
+        False, "Begin with an empty momentum buffer, as a run does that starts from saved weights."
     )
     crop: CropSection | None = result_field(None, "Training augmentation from here on (options of input.crop).")
     image_size: int | None = result_field(

@@ -25,8 +25,8 @@ class MlflowSection(Section):
 
     tracking_uri: str | None = display_field(
         None,
-        "Tracking server of MLflow, https://... or sqlite:///...; default: MLFLOW_TRACKING_URI. Credentials belong "
-        "into MLflow's variables.",
+        "Tracking server of MLflow, https://... or sqlite:///...; default: MLFLOW_TRACKING_URI. Put credentials into "
+        "MLflow's variables.",
         min_length=1,
     )
     experiment: str | None = display_field(
@@ -36,38 +36,40 @@ class MlflowSection(Section):
 
 class TelemetrySection(Section):
     enabled: bool = display_field(True, "Serve Prometheus metrics while a stage runs.")
-    address: str = display_field("127.0.0.1", "Address the metrics endpoint listens on (0.0.0.0 in pods).")
+    address: str = display_field("127.0.0.1", "Address that the metrics endpoint listens on (0.0.0.0 in pods).")
     port: int = display_field(0, "Port of the metrics endpoint; 0 = any free one (printed).", ge=0, le=65535)
     linger_seconds: float = display_field(
-        0.0, "Keep serving after the end until scraped once more, at most this long.", ge=0
+        0.0, "Keep serving metrics after the end until the next scrape, at most this many seconds.", ge=0
     )
     required: bool = display_field(
         False,
-        "Fail where metrics cannot be served, and stop where a tracker fails; else training goes on without them, with "
-        "a warning.",
+        "Fail if metrics cannot be served, and stop if a tracker fails. Otherwise the run logs a warning and "
+        "continues.",
     )
-    tls_certificate: str | None = display_field(None, "PEM file of the certificate of an HTTPS endpoint.")
+    tls_certificate: str | None = display_field(None, "PEM file of the HTTPS endpoint's certificate.")
     tls_key: str | None = display_field(None, "PEM file of the certificate's key, without a password.")
     tls_client_ca: str | None = display_field(
-        None, "PEM file of the authority whose certificates scrapers must show (mTLS)."
+        None, "PEM file of the authority that signs the client certificates of scrapers (mTLS)."
     )
-    bearer_token_file: str | None = display_field(None, "File with the token that scrapers must bear.")
+    bearer_token_file: str | None = display_field(None, "File with the bearer token that scrapers must send.")
     pushgateway: str | None = display_field(
         None,
-        "URL of a Pushgateway to which sharding and evaluation push their last figures; deleted from it after "
+        "URL of a Pushgateway to which sharding and evaluation push their last metrics, deleted from it after "
         "linger_seconds.",
         pattern="^https?://[^/]",
     )
-    log: Literal["auto", "text", "json"] = display_field("auto", "`auto`: text on a terminal, JSON lines elsewhere.")
+    log: Literal["auto", "text", "json"] = display_field(
+        "auto", "Format of the log. `auto`: text on a terminal, JSON lines elsewhere."
+    )
     log_every: int = display_field(10, "Steps between two lines of the step log.", ge=1)
     mlperf_log: bool = display_field(
-        False, "Also write mlperf.log in the run directory: lines that MLPerf's tools read. Needs train.target_top1."
+        False, "Also write mlperf.log in the run directory, for MLPerf's tools. Needs train.target_top1."
     )
-    mlperf_division: Literal["closed", "open"] = display_field("open", "Division that mlperf.log names.")
-    mlperf_org: str = display_field("none", "Organisation that mlperf.log names.", min_length=1)
+    mlperf_division: Literal["closed", "open"] = display_field("open", "Division named in mlperf.log.")
+    mlperf_org: str = display_field("none", "Organisation named in mlperf.log.", min_length=1)
     trackers: tuple[TrackerName, ...] = display_field(
         (),
-        "Experiment trackers that get the figures of a training: `tensorboard` (event files in the run directory), "
+        "Experiment trackers to which training logs its metrics: `tensorboard` (event files in the run directory), "
         "`wandb`, `mlflow`.",
     )
     wandb: WandbSection = WandbSection()
@@ -83,14 +85,14 @@ class TelemetrySection(Section):
             )
         if self.tls_client_ca is not None and self.tls_certificate is None:
             raise conflict_error(
-                "tls_client_ca", "certificates of clients need TLS", hint="Give tls_certificate and tls_key too."
+                "tls_client_ca", "client certificates need TLS", hint="Give tls_certificate and tls_key too."
             )
         if self.pushgateway is not None and not self.linger_seconds:
             raise conflict_error(
                 "pushgateway",
                 "needs linger_seconds",
-                hint="Set that to two scrape intervals of the gateway or more.",
+                hint="Set it to two scrape intervals of the gateway or more.",
             )
         if len(set(self.trackers)) < len(self.trackers):
-            raise conflict_error("trackers", "one of them is named twice", got=list(self.trackers))
+            raise conflict_error("trackers", "a tracker is named twice", got=list(self.trackers))
         return self

@@ -1,4 +1,4 @@
-"""Train section, with gradient averaging over the ranks and the mixing of images."""
+"""Train section, with the all-reduce of the gradients, Mixup and CutMix."""
 
 from typing import Annotated, Literal
 
@@ -11,21 +11,22 @@ from podscale.config.schedule import PhaseSection, ScheduleSection
 
 
 class MixSection(Section):
-    """Mixing of training images and their targets in pairs; if both kinds are on, each step draws one.
+    """Mixup and CutMix of pairs of training images and their targets; if both are on, each step draws one of them.
 
     Draws are keyed by (seed, step, rank), so a resumed run repeats them.
     """
 
     mixup: float = result_field(
         0.0,
-        "Add two images, weighted by a draw from Beta(mixup, mixup) and its complement (Zhang 2017). 0 = do not.",
+        "Mixup: the weights of the two images are a draw from Beta(mixup, mixup) and its complement (Zhang 2017). 0 = "
+        "off.",
         ge=0,
         le=1,
     )
     cutmix: float = result_field(
         0.0,
-        "Put a rectangle of one image into the other; the share that it leaves is drawn from Beta(cutmix, cutmix) "
-        "(Yun 2019). 0 = do not.",
+        "CutMix: a rectangle of one image replaces that of another; the fraction of the image that stays is drawn "
+        "from Beta(cutmix, cutmix) (Yun 2019). 0 = off.",
         ge=0,
         le=1,
     )
@@ -37,30 +38,33 @@ class MixSection(Section):
 
 
 class AllReduceSection(Section):
-    """Average of the gradients over the ranks (docs/explanation/all-reduce.md)."""
+    """All-reduce of the gradients (docs/explanation/all-reduce.md)."""
 
     algorithm: Literal["auto", "flat", "ring", "tree", "hierarchical", "torus2d", "hybrid", "ddp"] = placement_field(
         "flat",
-        "`auto`: measure the links when the run first starts, and choose algorithm and bucket_mb; kept with the run. "
-        "`flat`: the backend's all-reduce on our buckets. `ring`: one ring through all ranks. `tree`: two binary "
-        "trees. `hierarchical`: reduce in the row, ring of the rows' masters, broadcast. `torus2d`: reduce-scatter in "
-        "the row, all-reduce in the column, all-gather in the row. `hybrid`: hierarchical for small buckets, ring for "
-        "large ones. `ddp`: torch's DistributedDataParallel, as a baseline.",
+        "`auto`: measure the links at the first start of the run, choose algorithm and bucket_mb, and keep them for "
+        "the run. `flat`: the backend's all-reduce on our buckets. `ring`: one ring through all ranks. `tree`: two "
+        "binary trees. `hierarchical`: reduce in the row, ring of the rows' masters, broadcast. `torus2d`: "
+        "reduce-scatter in the row, all-reduce in the column, all-gather in the row. `hybrid`: hierarchical for small "
+        "buckets, ring for large ones. `ddp`: PyTorch's DistributedDataParallel, as a baseline.",
     )
     row: int | None = placement_field(
-        None, "Ranks in a row of the grid (fast links); default: the ranks of one node.", ge=1
+        None, "Ranks per row of the grid (fast links); default: the ranks of one node.", ge=1
     )
-    bucket_mb: float = placement_field(25.0, "Size of one gradient bucket in MiB.", gt=0)
-    overlap: bool = placement_field(True, "Reduce buckets while backward is still running.")
-    wire_row: Literal["fp32", "bf16", "fp16"] = result_field("fp32", "Format of messages along the rows.")
+    bucket_mb: float = placement_field(25.0, "Size of one gradient bucket, MiB.", gt=0)
+    overlap: bool = placement_field(True, "Reduce buckets during the backward pass.")
+    wire_row: Literal["fp32", "bf16", "fp16"] = result_field("fp32", "Number format of messages along the rows.")
     wire_column: Literal["fp32", "bf16", "fp16"] = result_field(
-        "fp32", "Format of messages along the columns; of all messages of flat, ring and tree, which know no rows."
+        "fp32",
+        "Number format of messages along the columns; of all messages of flat, ring and tree, which have no rows.",
     )
     hybrid_mb: float = placement_field(
-        8.0, "`hybrid`: buckets of fewer MiB go hierarchical (our value; the published threshold is not known).", ge=0
+        8.0,
+        "`hybrid`: buckets below this size, MiB, use hierarchical (our value; the published threshold is not known).",
+        ge=0,
     )
     backend: Literal["auto", "nccl"] = placement_field(
-        "auto", "`auto`: NCCL between GPUs, gloo between CPUs. `nccl`: refuse to run on CPUs."
+        "auto", "Communication backend. `auto`: NCCL between GPUs, gloo between CPUs. `nccl`: refuse to run on CPUs."
     )
 
     @model_validator(mode="after")
@@ -72,36 +76,44 @@ class AllReduceSection(Section):
                 "wire_row",
                 f"{self.algorithm} has no rows",
                 got=self.wire_row,
-                hint="Set wire_column, the format of all it sends.",
+                hint="Set wire_column, the format of all its messages.",
             )
         if self.algorithm == "ddp" and (self.wire_row, self.wire_column) != ("fp32", "fp32"):
-            raise conflict_error("wire_column", "ddp sends fp32", hint="Choose another algorithm for shorter messages.")
+            raise conflict_error("wire_column", "ddp sends fp32", hint="Choose another algorithm.")
         return self
 
 
 class TrainSection(Section):
     recipe: Literal["mlperf-lars"] | None = result_field(
         None,
-        "Published settings for the global batch: fills in epochs, label smoothing, optimizer, schedule and batch-norm "
-        "span where the document leaves them open.",
+        "Published settings for the global batch. Fills in epochs, label smoothing, optimizer, schedule and "
+        "batch-norm span if the document leaves them open.",
     )
-    recipe_origin: str | None = display_field(None, "Written by the recipe: which published rows its values are from.")
+    recipe_origin: str | None = display_field(
+        None, "Published rows that the recipe's values come from; written by the recipe."
+    )
     engine: Literal["pytorch", "jax"] = placement_field(
         "pytorch", "Training engine: PyTorch on GPUs and CPUs, JAX on TPUs."
     )
-    epochs: float = result_field(90.0, "Length of the run in passes over the training split.", gt=0)
-    global_batch: int = result_field(256, "Images per step, over all ranks and accumulation steps.", ge=1)
-    accumulation: int = placement_field(1, "Forward-backward passes per step.", ge=1)
+    epochs: float = result_field(90.0, "Length of the run, epochs (passes over the training split).", gt=0)
+    global_batch: int = result_field(256, "Global batch size, images (over all ranks and accumulation passes).", ge=1)
+    accumulation: int = placement_field(1, "Gradient accumulation: forward-backward passes per step.", ge=1)
     target_top1: float | None = result_field(
-        None, "End the run with the evaluation that reaches this top-1 accuracy, as a share.", gt=0, lt=1
+        None, "End the run at the evaluation that reaches this top-1 accuracy, as a fraction.", gt=0, lt=1
     )
-    label_smoothing: float = result_field(0.1, "Mass of the target spread over all classes.", ge=0, lt=1)
+    label_smoothing: float = result_field(
+        0.1, "Label smoothing: probability mass of the target spread over all classes.", ge=0, lt=1
+    )
     loss: Literal["cross_entropy", "binary_cross_entropy"] = result_field(
         "cross_entropy",
-        "`binary_cross_entropy`: one yes or no for each class, the mean over images and classes (Wightman 2021).",
+        "Training loss. `binary_cross_entropy`: one binary decision per class, averaged over images and classes "
+        "(Wightman 2021).",
     )
     binary_threshold: float | None = result_field(
-        None, "Binary cross entropy: targets above this count as 1, others as 0; default: as they are.", ge=0, lt=1
+        None,
+        "Binary cross entropy: targets above this count as 1, others as 0; default: targets are used as they are.",
+        ge=0,
+        lt=1,
     )
     mix: MixSection = MixSection()
     optimizer: OptimizerSection = OptimizerSection()
@@ -110,52 +122,54 @@ class TrainSection(Section):
     start_from: StartSection = StartSection()
     phases: tuple[PhaseSection, ...] = result_field(
         (),
-        "Later parts of the run, each from an epoch on: `start` and what changes there (`schedule`, `momentum`, "
-        "`reset_momentum`, `weight_decay`, `crop`, `image_size`). The part before the first is what the other options "
-        "say.",
+        "Later parts of the run: the epoch at which each begins (`start`) and the options that change there "
+        "(`schedule`, `momentum`, `reset_momentum`, `weight_decay`, `crop`, `image_size`). Before the first phase, "
+        "the other options apply.",
     )
     weight_update: Literal["replicated", "sharded"] = placement_field(
         "replicated",
-        "`replicated`: every rank updates all weights. `sharded`: each updates its part and gathers the others' (Kumar "
-        "2019); needs an all-reduce that stops half way.",
+        "`replicated`: every rank updates all weights. `sharded`: each rank updates its part and gathers the others "
+        "(Kumar 2019); needs an all-reduce with a reduce-scatter (flat, ring, torus2d).",
     )
     weight_gather: Literal["fp32", "bf16"] = result_field(
         "fp32",
-        "Format in which a sharded update gathers weights. `bf16` halves the volume; the model then computes with "
-        "rounded weights, batch norm's included, while the masters stay fp32.",
+        "Number format in which a sharded update gathers weights. `bf16` halves the volume; the model then computes "
+        "with rounded weights, batch norm's included, and the master weights stay fp32.",
     )
     precision: Literal["fp32", "bf16", "bf16-pure", "fp16"] = result_field(
         "fp32",
-        "Arithmetic of forward and backward. `bf16`, `fp16`: autocast, fp16 with a loss scale. `bf16-pure`: weights of "
-        "convolutions and linear layers in bf16, rounded from fp32 masters after every step.",
+        "Precision of forward and backward. `bf16`, `fp16`: autocast, fp16 with a loss scale. `bf16-pure`: weights of "
+        "convolutions and linear layers in bf16, rounded from fp32 master weights after every step.",
     )
-    loss_scale: float = result_field(65536.0, "Initial dynamic loss scale of fp16; above 1.", gt=0)
+    loss_scale: float = result_field(65536.0, "Initial value of fp16's dynamic loss scale; above 1.", gt=0)
     channels_last: bool = placement_field(True, "Activations in NHWC memory order.")
     steps_per_call: int = placement_field(
         1,
-        "Most steps that the devices carry out in one program, so that dispatching never binds (engine jax); fewer "
-        "where an evaluation, a checkpoint or a line of the log comes between. On CPUs leave it at 1: XLA computes "
+        "Maximal number of steps in one call of the compiled program (engine jax), so that dispatch is never the "
+        "bottleneck; an evaluation, a checkpoint or a log line ends a call. Leave it at 1 on CPUs: XLA computes "
         "convolutions in a loop several times slower there.",
         ge=1,
     )
     stem_compute: Literal["plain", "padded4", "space_to_depth"] = placement_field(
         "plain",
-        "How the first convolution is computed, with the same parameters and results: `padded4` with a fourth channel "
+        "Computation of the first convolution, with the same parameters and results: `padded4` with a fourth channel "
         "of zeros, `space_to_depth` with blocks of pixels folded into channels.",
     )
     spatial_partitions: tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]] = placement_field(
         (1, 1),
-        "Parts that each image is cut into along its height and its width (engine jax): so many devices share an image "
-        "and count as one rank (Kumar 2019). For more cores than images.",
+        "Parts that each image is cut into along its height and its width (engine jax). The devices that share an "
+        "image count as one rank (Kumar 2019). For more cores than images.",
     )
     compile: Literal["off", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = (
         placement_field(
-            "off", "Mode of torch.compile for forward and backward; the optimizer and the reduction stay as they are."
+            "off", "Mode of torch.compile for forward and backward; the optimizer and the all-reduce are not compiled."
         )
     )
     cuda_graph: bool = placement_field(
-        False, "Record the whole step once, collectives and optimizer included, and replay it (GPU)."
+        False, "Capture the whole step, collectives and optimizer included, as a CUDA graph and replay it (GPU)."
     )
     all_reduce: AllReduceSection = AllReduceSection()
-    max_nonfinite: int = result_field(10, "Fail after this many masked non-finite steps in a row.", ge=0)
-    deterministic: bool = placement_field(False, "Ask the framework for deterministic kernels (GPU).")
+    max_nonfinite: int = result_field(
+        10, "Tolerated number of non-finite steps in a row, which are masked; one more fails the run.", ge=0
+    )
+    deterministic: bool = placement_field(False, "Request deterministic kernels from the framework (GPU).")

@@ -48,7 +48,7 @@ def _affine(image: Image.Image, matrix: tuple[float, ...], fill_mode: FillMode) 
 
 
 def _with_bits(image: Image.Image, bits: int) -> Image.Image:
-    """Keep the highest bits of each value. 0 bits give black; Pillow's `posterize` refuses them."""
+    """Keep the highest `bits` of each value. 0 bits give black, which Pillow's `posterize` refuses."""
     return image.point([value & (0xFF00 >> bits) for value in range(256)] * 3)
 
 
@@ -113,22 +113,22 @@ TRIVIAL_AUGMENT: Sequence[Operation] = (
     Operation("autocontrast"),
     Operation("equalize"),
 )
-"""Mueller 2021 as in torchvision's TrivialAugmentWide; its level is one of LEVELS."""
+"""Mueller 2021 as in torchvision's TrivialAugmentWide; the level is one of LEVELS values."""
 
 LEVELS = 31
-"""Strengths of TrivialAugment: 0, 1/30, ..., 1."""
+"""Number of strengths of TrivialAugment: 0, 1/30, ..., 1."""
 
 
 RandomDraws = npt.NDArray[np.float64]
 
 _KEY_DOMAIN = 0x6175676D  # "augm": keeps these keys apart from those of the crops
 _TRIES = 10
-_ERASED = (0.02, 0.33)  # share of the image's area, and height / width, of an erased rectangle: torchvision's defaults
-_ERASED_RATIO = (0.3, 3.3)
+_ERASED = (0.02, 0.33)  # limits of an erased rectangle's fraction of the area; as in torchvision
+_ERASED_RATIO = (0.3, 3.3)  # limits of its height / width
 
 
 class OperationDraws(NamedTuple):
-    """Draws of one operation; RandAugment's normal deviate takes `strength` and `strength_angle`."""
+    """Random draws of one operation; RandAugment makes a normal deviate of `strength` and `strength_angle`."""
 
     applies: float
     operation: float
@@ -148,13 +148,13 @@ class Augmentation:
         self._layers = {"none": 0, "trivial_augment": 1, "rand_augment": section.rand_augment.layers}[section.policy]
 
     def draws(self, epochs: npt.NDArray[np.int64], keys: npt.NDArray[np.uint64]) -> RandomDraws:
-        """Return numbers in [0, 1) for n images, float64 [n, draws per image]."""
+        """Return numbers in [0, 1) for n images, float64 [n, draws per image], from their `epochs` and `keys` [n]."""
         sample = derive_key(self._seed, _KEY_DOMAIN, epochs, keys)
         count = self._layers * len(OperationDraws._fields) + 2 * _TRIES + 3
         return uniform(derive_key(sample[:, np.newaxis], np.arange(count)))
 
     def __call__(self, image: Image.Image, draws: RandomDraws) -> npt.NDArray[np.uint8]:
-        """Return the augmented image, uint8 [height, width, 3]."""
+        """Return the augmented image, uint8 [height, width, 3]; `draws` is one row of the method `draws`."""
         change = self._rand_augment if self._section.policy == "rand_augment" else _trivial_augment
         end = self._layers * len(OperationDraws._fields)
         for layer in draws[:end].reshape(-1, len(OperationDraws._fields)).tolist():
@@ -167,7 +167,7 @@ class Augmentation:
         return pixels
 
     def _rand_augment(self, image: Image.Image, drawn: OperationDraws) -> Image.Image:
-        """Apply one operation of RandAugment, bilinear or bicubic on the mean colour, as timm does."""
+        """Apply one operation of RandAugment, bilinear or bicubic, filled with the mean colour, as timm does."""
         section = self._section.rand_augment
         if drawn.applies >= section.probability:
             return image
@@ -180,7 +180,7 @@ class Augmentation:
 
 
 def _trivial_augment(image: Image.Image, drawn: OperationDraws) -> Image.Image:
-    """Apply one operation of TrivialAugment, bilinear on black, as torchvision's reference training does."""
+    """Apply one operation of TrivialAugment, bilinear, filled with black, as torchvision's reference training does."""
     level = int(drawn.strength * LEVELS) / (LEVELS - 1)
     operation = TRIVIAL_AUGMENT[int(drawn.operation * len(TRIVIAL_AUGMENT))]
     return operation(image, level, negative=drawn.sign < 0.5, fill_mode=FillMode(Image.Resampling.BILINEAR, (0, 0, 0)))

@@ -22,9 +22,13 @@ ImagePhases = Sequence[tuple[int, int, CropSection]]
 
 @dataclass(frozen=True)
 class BatchRequest:
-    """Slots of one process and step: rows int64 [n], epochs int64 [n], weights float32 [n] (0: padding, at the end).
+    """Samples of one process in one step.
 
-    `rows` has substitutes in place of the bad records of `planned_rows`.
+    Args:
+        planned_rows: int64 [n], rows that the sampler chose.
+        rows: int64 [n], the same with substitutes for bad records.
+        epochs: int64 [n], as in `SampleIndices`.
+        weights: float32 [n], 1 for a sample, 0 for padding, which comes last.
     """
 
     step: int
@@ -35,7 +39,7 @@ class BatchRequest:
 
     @property
     def sample_count(self) -> int:
-        """Number of slots without the padding, which is not decoded."""
+        """Number of samples without the padding, which is not decoded."""
         return int(np.count_nonzero(self.weights))
 
 
@@ -54,18 +58,22 @@ class BatchPlan(Protocol):
         ...
 
     def steps_of_one_size(self, start: int, stop: int) -> int:
-        """Return the first step after `start` with another image size, at most `stop`."""
+        """Return the first step after `start` with a different image size, at most `stop`."""
         ...
 
     def request_at(self, step: int) -> BatchRequest: ...
 
-    def crops_of(self, step: int, rows: RowIndices, epochs: RowIndices) -> CropParamsBatch: ...
+    def crops_of(self, step: int, rows: RowIndices, epochs: RowIndices) -> CropParamsBatch:
+        """Return the crops of these `rows` in their `epochs`, both int64 [n]."""
+        ...
 
-    def make_batch(self, request: BatchRequest, images: Any) -> Batch: ...
+    def make_batch(self, request: BatchRequest, images: Any) -> Batch:
+        """Return the batch of decoded `images`, uint8 [n, size, size, 3], and count its bad records."""
+        ...
 
 
 class TrainingBatchPlan:
-    """Parts of `ranks` of each global batch, in random crops; a bad record counts as its substitute."""
+    """The part of each global batch that `ranks` train on, in random crops, with substitutes for bad records."""
 
     def __init__(
         self,
@@ -113,7 +121,7 @@ class TrainingBatchPlan:
 
 
 class EvaluationBatchPlan:
-    """Every sample of a split once over all ranks, in centre crops; a bad record has weight 0."""
+    """Every sample of a split once over all ranks, in centre crops; a bad record gets weight 0."""
 
     augment = None
 
@@ -128,7 +136,7 @@ class EvaluationBatchPlan:
         parts = [
             evaluation_rows(len(self.split), step, rank, self._world_size, self._batch_size) for rank in self._ranks
         ]
-        # In ascending order over the ranks, so that padding comes last; no result depends on a sample's rank.
+        # Interleaved over the ranks, so that padding comes last; no result depends on the rank of a sample.
         rows, weights = (np.stack(columns, axis=1).reshape(-1) for columns in zip(*parts, strict=True))
         epochs = np.zeros_like(rows)
         return BatchRequest(step, rows, self._guard.substitute_all(rows, epochs), epochs, weights)

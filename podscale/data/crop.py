@@ -67,10 +67,16 @@ def training_crops(
     crop: CropSection,
     size: int,
 ) -> CropParamsBatch:
-    """Return random rectangles by `crop.scale` and `crop.ratio`, resized to the square of `size`.
+    """Return random rectangles by `crop.scale` and `crop.ratio`, each resized to a square of `size` pixels.
 
     With `crop.short_side`, they are squares of that fraction of the short side: the same as cutting `size` out of an
     image resized to a short side of size / fraction.
+
+    Args:
+        epochs: int64 [n], number of earlier uses of each sample.
+        keys: uint64 [n], key of each sample.
+        widths: int64 [n], pixels.
+        heights: int64 [n], pixels.
     """
     sample = derive_key(seed, _KEY_DOMAIN, epochs, keys)
     draws = uniform(derive_key(sample[:, np.newaxis], np.arange(2 * _TRIES + 3)))
@@ -93,7 +99,7 @@ def _random_rectangles(
     """Return the first of ten drawn rectangles that fits into the image, else the largest with an allowed ratio.
 
     Random area and aspect ratio: Szegedy et al. 2015, section 6, with torchvision's limits and fallback. Returns
-    widths, heights, and a mask of the images for which a draw fits (the others are centred).
+    widths, heights, and a mask of the images for which a draw fits (the other rectangles are centred).
     """
     area = draws[:, :_TRIES] * (crop.scale[1] - crop.scale[0]) + crop.scale[0]
     low, high = np.log(crop.ratio)
@@ -112,10 +118,10 @@ def _random_rectangles(
 
 
 def evaluation_crops(widths: IntArray, heights: IntArray, *, size: int, fraction: float) -> CropParamsBatch:
-    """Return the centre square of the whole image, its short side resized to round(size / fraction).
+    """Return the centre square of `size` pixels, of images resized to a short side of round(size / fraction).
 
-    All loaders get the same sizes, because libraries round the long side differently. As in torchvision, it is rounded
-    down, and the centre is rounded half to even.
+    All loaders get the sizes from here, because libraries round the long side differently. As in torchvision, it is
+    rounded down, and the centre is rounded half to even. `widths` and `heights` are pixels, int64 [n].
     """
     short = max(size, round(size / fraction))
     smaller = np.minimum(widths, heights)

@@ -1,10 +1,10 @@
-"""Reference decoder, from encoded bytes to pixels; the other loaders are tested against it.
+"""Reference decoder, from encoded bytes to pixels; the other decoders are tested against it.
 
 Pixels equal those of torchvision's transforms on PIL images, bit for bit: decode to RGB (gray repeated, CMYK converted,
 alpha dropped, EXIF orientation ignored), crop, resize bilinearly with antialiasing, mirror.
 
-A JPEG is decoded from the top only as far as its crop needs. No library in a wheel offers libjpeg-turbo's partial
-decoding, but its decoder stops at the height in the header. The rows above stay the same, bit for bit.
+A JPEG is decoded from the top only as far down as its crop. No Python wheel offers libjpeg-turbo's partial decoding,
+but its decoder stops at the height in the header. The rows above stay the same, bit for bit.
 """
 
 import io
@@ -18,8 +18,8 @@ from podscale.data.crop import CropParams
 
 EncodedBytes = npt.NDArray[np.uint8]
 
-_MARGIN = 8  # rows below the last one needed; smooth upsampling of chroma reads two of them
-_WORTHWHILE = 16  # rows of one line of blocks; saving fewer is not worth a copy of the record
+_MARGIN = 8  # rows decoded below the last one needed; smooth upsampling of chroma reads two of them
+_WORTHWHILE = 16  # fewest rows saved that are worth a copy of the record: one line of blocks
 _FRAMES = (0xC0, 0xC1)  # sequential frames; progressive ones have their rows in several passes
 _TABLES = (0xC4, 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE)  # tables, application data and comments before the scan
 _SCAN = 0xDA
@@ -30,11 +30,11 @@ _WITHIN[[0x00, *range(0xD0, 0xD8)]] = True
 
 
 def truncate_jpeg(record: EncodedBytes, height: int, width: int, rows: int) -> EncodedBytes | None:
-    """Return a copy of a JPEG whose header ends it a little below its first `rows` rows.
+    """Return a copy of a JPEG (`record`, uint8 [bytes]) whose header gives it a height just above `rows`.
 
-    Decode it leniently, because data follows the last row. Returns None if that saves nothing, the size is not
-    (height, width), rows may depend on those below (progressive, several scans, CMYK), or the file looks damaged (cut
-    short, with a marker in its data).
+    Decode it leniently, because data follows the last row. Returns None if that saves nothing, if the size is not
+    (height, width), if rows may depend on those below (progressive, several scans, CMYK), or if the file looks damaged
+    (truncated, or with a marker in its data).
     """
     enough = rows + _MARGIN
     if enough + _WORTHWHILE > height or bytes(record[-2:]) != _END:
@@ -74,18 +74,22 @@ def _find_frame_and_scan(data: memoryview, height: int, width: int) -> tuple[int
 Pixels = npt.NDArray[np.uint8]
 
 
-_CMYK_SPACES = ("CMYK", "YCCK")  # libjpeg-turbo and PIL round their conversion differently
+_CMYK_SPACES = ("CMYK", "YCCK")  # PIL decodes them, because libjpeg-turbo rounds their conversion differently
 
 
 class BadRecord(ValueError):
-    """Bytes of a sample that are no image, or another one than the index describes."""
+    """A record is not an image, or not of the size in the index."""
 
 
 def decode(record: Pixels, buffer: Pixels | None = None) -> Pixels:
-    """Return the pixels of an encoded image, uint8 [height, width, 3]; they may lie in `buffer` (uint8 [n]).
+    """Return the pixels of an encoded image, uint8 [height, width, 3].
 
-    simplejpeg (libjpeg-turbo) gives PIL's pixels in less time; PIL decodes CMYK, PNG and WebP. Raises BadRecord if
-    nothing can be decoded.
+    simplejpeg (libjpeg-turbo) gives the same pixels as PIL in less time; PIL decodes CMYK, PNG and WebP. Raises
+    BadRecord if neither can decode the image.
+
+    Args:
+        record: uint8 [bytes], the encoded image.
+        buffer: uint8 [n], memory that the pixels may use.
     """
     data = record.data
     if bytes(data[:2]) == b"\xff\xd8":
@@ -93,12 +97,15 @@ def decode(record: Pixels, buffer: Pixels | None = None) -> Pixels:
             if simplejpeg.decode_jpeg_header(data, strict=False)[2] not in _CMYK_SPACES:
                 return np.asarray(simplejpeg.decode_jpeg(data, colorspace="RGB", buffer=buffer, strict=True))
         except (ValueError, KeyError):
-            pass  # damaged, or a warning of libjpeg: PIL decides
+            pass  # damaged, or libjpeg warned: PIL decides
     return _decode_by_pil(data)
 
 
 def decode_rows(record: Pixels, height: int, width: int, rows: int, buffer: Pixels | None = None) -> Pixels:
-    """Return at least the first `rows` rows of `decode`; raises BadRecord if that fails or the size is another."""
+    """Return at least the first `rows` rows of `decode(record, buffer)`.
+
+    Raises BadRecord if the image cannot be decoded or its size is not (height, width).
+    """
     shorter = truncate_jpeg(record, height, width, rows)
     if shorter is not None:
         try:
@@ -120,10 +127,13 @@ def _decode_by_pil(data: memoryview) -> Pixels:
 
 
 def crop_and_resize(pixels: Pixels, crop: CropParams, size: int) -> Image.Image:
-    """Return the crop of a decoded image, a square of `size`; rows below the crop may be missing.
+    """Return the crop of a decoded image, a square of `size` pixels.
 
-    PIL resizes bilinearly with antialiasing (a triangle filter as wide as the scale). It also cuts and mirrors: NumPy
-    would copy the rectangle once more, and mirror bytewise.
+    PIL resizes bilinearly with antialiasing (a triangle filter as wide as the scale). PIL also cuts and mirrors,
+    because NumPy would copy the rectangle once more and mirror byte by byte.
+
+    Args:
+        pixels: uint8 [height, width, 3]; rows below the crop may be missing.
     """
     width = pixels.shape[1]
     begin = (crop.top * width + crop.left) * 3

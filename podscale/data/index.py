@@ -1,7 +1,7 @@
 """Binary index of a split: fixed little-endian columns, memory-mapped, one row per packed image.
 
 Layout: magic (8 bytes), version u32, number of columns u32, rows u64, then the columns in the order of `INDEX_COLUMNS`,
-each aligned to 64 bytes. Source paths have a file of their own, because they are bytes of any length.
+each aligned to 64 bytes. Source paths are in a separate file (`SourceNames`), because their lengths differ.
 """
 
 import struct
@@ -32,7 +32,7 @@ INDEX_COLUMNS: Mapping[str, str] = {
     "format": "u1",
     "flags": "u1",
 }
-"""Column -> dtype. `key` names the sample and keys its augmentation; `offset` and `size` are bytes in its tar."""
+"""Column -> dtype. `key` identifies the sample and seeds its augmentation; `offset` and `size` are bytes in its tar."""
 
 JPEG, PNG = 1, 2
 
@@ -49,16 +49,17 @@ class ImageFlag(IntFlag):
     """Rewritten to a clean RGB JPEG by `data.policy=convert`."""
     RESIZED = 32
     ROTATED = 64
-    """EXIF asks for a rotation; loaders ignore it, as reference pipelines do."""
+    """Has an EXIF rotation; loaders ignore it, as reference pipelines do."""
 
 
 def encode_index(columns: Mapping[str, npt.ArrayLike]) -> bytes:
+    """Return the index file of `columns`, one-dimensional and of one length, with the names of INDEX_COLUMNS."""
     if set(columns) != set(INDEX_COLUMNS):
         raise ValueError(f"an index has the columns {list(INDEX_COLUMNS)}, got {list(columns)}")
     arrays = {name: np.ascontiguousarray(columns[name], dtype=dtype) for name, dtype in INDEX_COLUMNS.items()}
     rows = len(arrays["key"])
     if any(array.shape != (rows,) for array in arrays.values()):
-        raise ValueError("the columns of an index are one-dimensional and of one length")
+        raise ValueError("the columns of an index must be one-dimensional and of one length")
     content = bytearray(_HEADER.pack(INDEX_MAGIC, INDEX_VERSION, len(INDEX_COLUMNS), rows))
     for array in arrays.values():
         content.extend(bytes(-len(content) % INDEX_ALIGNMENT))
@@ -67,6 +68,7 @@ def encode_index(columns: Mapping[str, npt.ArrayLike]) -> bytes:
 
 
 def write_index(path: Path, columns: Mapping[str, npt.ArrayLike]) -> None:
+    """Write an index file; `columns` as in `encode_index`."""
     write_atomically(path, encode_index(columns))
 
 
@@ -77,11 +79,13 @@ def read_index(path: Path) -> dict[str, npt.NDArray[Any]]:
     except (OSError, ValueError) as error:
         raise InputError(f"cannot read the shard index: {error}", field=str(path)) from error
     if len(raw) < _HEADER.size:
-        raise InputError(f"no shard index, only {len(raw)} bytes", field=str(path), hint="Run `podscale shard` again.")
+        raise InputError(
+            f"not a shard index: only {len(raw)} bytes", field=str(path), hint="Run `podscale shard` again."
+        )
     magic, version, column_count, rows = _HEADER.unpack(raw[: _HEADER.size].tobytes())
     if magic != INDEX_MAGIC or version != INDEX_VERSION or column_count != len(INDEX_COLUMNS):
         raise InputError(
-            f"no shard index of version {INDEX_VERSION}", field=str(path), hint="Run `podscale shard` again."
+            f"not a shard index of version {INDEX_VERSION}", field=str(path), hint="Run `podscale shard` again."
         )
     columns: dict[str, npt.NDArray[Any]] = {}
     offset = _HEADER.size
@@ -89,7 +93,7 @@ def read_index(path: Path) -> dict[str, npt.NDArray[Any]]:
         offset += -offset % INDEX_ALIGNMENT
         end = offset + rows * np.dtype(dtype).itemsize
         if end > len(raw):
-            raise InputError("the shard index is cut short", field=str(path), hint="Run `podscale shard --verify`")
+            raise InputError("the shard index is truncated", field=str(path), hint="Run `podscale shard --verify`")
         columns[name] = raw[offset:end].view(dtype)
         offset = end
     return columns

@@ -20,6 +20,7 @@ from podscale.util.progress_reports import ProgressCallback, ignore_progress
 MAX_EXAMPLES = 20
 """Rejects and duplicates shown; the files list all of them."""
 BAR_WIDTH = 30
+"""Length of the longest bar of the histogram, characters."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class ShardSetSummary:
 def inspect_shard_set(
     directory: Path, *, verify: bool = False, progress: ProgressCallback = ignore_progress
 ) -> ShardSetSummary:
-    """Summarise a complete local shard set; with `verify`, read all of it."""
+    """Summarise a complete local shard set; with `verify`, read every shard and check its hash."""
     shard_set = ShardSet.open(directory)
     manifest = shard_set.manifest
     damage = [str(entry) for entry in verify_files(directory, manifest, progress)] if verify else None
@@ -132,7 +133,7 @@ def _summary_lines(summary: ShardSetSummary) -> Iterator[str]:
         images = ", ".join(f"{image['split']} {image['class']} {image['source']}" for image in entry["images"])
         yield f"  {'CONFLICTING LABELS: ' if entry['conflicting'] else ''}{images}"
     if summary.damage is not None:
-        yield f"verified: {'everything is as the manifest says' if not summary.damage else 'DAMAGED'}"
+        yield f"verified: {'all files match the manifest' if not summary.damage else 'DAMAGED'}"
         yield from (f"  {entry}" for entry in summary.damage)
 
 
@@ -160,7 +161,7 @@ MIN_SMOOTHED_SIDE = 32
 
 
 def contact_sheet(directory: Path, split: str, path: Path, *, classes: int = 20, per_class: int = 10) -> Path:
-    """Write a PNG with one row per class, at equal distances over the class map; images are in shard order."""
+    """Write a PNG with one row per class: `classes` evenly spaced ones, the first `per_class` images of each."""
     shard_set = ShardSet.open(directory)
     samples = shard_set.split(split)
     count = min(classes, len(shard_set.classes))

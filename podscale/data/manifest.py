@@ -9,9 +9,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from podscale.data import index
 from podscale.errors import InputError
 from podscale.util.files import write_json
 from podscale.util.progress_reports import ProgressCallback, ProgressReporter, ignore_progress
@@ -22,13 +19,13 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class ShardPart:
-    """Part of a shard set for one packer: every `count`-th shard, from `index` on."""
+    """Part of a shard set that one packer makes: every `count`-th shard, from `index` on."""
 
     index: int = 0
     count: int = 1
 
     def contains(self, number: int) -> bool:
-        """Return True for a shard of this part; shards are numbered from 0 over all splits."""
+        """Return whether a shard is in this part; shards are numbered from 0 over all splits."""
         return number % self.count == self.index
 
 
@@ -58,19 +55,19 @@ class SplitSummary:
 
 @dataclass(frozen=True)
 class ShardSetManifest:
-    """Manifest of a shard set. No field depends on the time, machine or number of workers of the packing."""
+    """Manifest of a shard set. No field depends on when, where or with how many workers the set was packed."""
 
     schema_version: int
     data_fingerprint: str
     plan_fingerprint: str
     options: dict[str, Any]
-    """`result` fields of the data section that the set was made with."""
+    """Fields of the data section that decide the content of the set (field class `result`)."""
     classes_sha256: str
     splits: dict[str, SplitSummary]
     rejects: dict[str, int] = field(default_factory=dict)
     """Unusable images by reason; rejects.jsonl lists them."""
     duplicates: dict[str, int] = field(default_factory=dict)
-    """Counts: inside, across, conflicting, dropped."""
+    """Groups of duplicates `inside` one split, `across` splits, and `conflicting` (in label); images `dropped`."""
 
     @property
     def count(self) -> int:
@@ -82,7 +79,7 @@ class ShardSetManifest:
 
     @classmethod
     def parse(cls, text: str, where: str) -> "ShardSetManifest":
-        """Parse a manifest; raises InputError if the text is none of this version."""
+        """Parse a manifest; raises InputError if the text is not a manifest of this schema version."""
         try:
             raw = json.loads(text)
             if raw["schema_version"] != SCHEMA_VERSION:
@@ -116,7 +113,7 @@ def classes_sha256(classes: list[str]) -> str:
 
 @dataclass(frozen=True)
 class Damage:
-    """File that differs from the manifest; its path is relative to the set."""
+    """File that differs from the manifest; `file` is its path relative to the set."""
 
     file: str
     problem: str
@@ -137,6 +134,8 @@ def verify_shard_set(
     directory: Path, manifest: ShardSetManifest, progress: ProgressCallback = ignore_progress
 ) -> list[Damage]:
     """Read every shard and index; return the damage in manifest order."""
+    from podscale.data import index  # loads NumPy, which readers of a manifest do without
+
     ticker = ProgressReporter("verify", progress, manifest.count)
     damage = []
     for name, split in manifest.splits.items():
@@ -151,13 +150,11 @@ def verify_shard_set(
         try:
             if hashlib.sha256(path.read_bytes()).hexdigest() != split.index_sha256:
                 damage.append(Damage(f"{name}/index", "differs from its sha256 in the manifest"))
-            elif len(index.SourceNames(directory / name / "sources", _row_count(path))) != _row_count(path):
-                damage.append(Damage(f"{name}/sources", "has another number of rows than the index"))
+                continue
+            rows = len(index.read_index(path)["key"])
+            if len(index.SourceNames(directory / name / "sources", rows)) != rows:
+                damage.append(Damage(f"{name}/sources", "does not have as many rows as the index"))
         except (OSError, ValueError, InputError) as error:
             damage.append(Damage(f"{name}/index", f"cannot be read ({error})"))
     ticker.close()
     return damage
-
-
-def _row_count(path: Path) -> int:
-    return len(np.asarray(index.read_index(path)["key"]))

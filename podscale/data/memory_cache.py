@@ -1,7 +1,7 @@
 """Memory cache of whole shards: compressed records that a host reads again in every epoch.
 
-It is for shards behind a URL or on a mounted volume, whose dropped pages cost a request over the network. For shards on
-a local disk the kernel's page cache does the same, for all processes together.
+It is for shards at a URL or on a mounted volume, where a page that the kernel dropped costs a network request. For
+shards on a local disk the kernel's page cache does the same, once for all processes.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class ReadableShardMapper(ShardMapper, Protocol):
 
 
 class MemoryCache:
-    """Keep the first shards that fit into `limit_bytes`; map the others in place.
+    """Keep the first shards that fit into `limit_bytes`; map the others from `backing`.
 
-    Nothing is evicted: records come in random order, so an eviction would read whole shards for single records. Shards
-    are read one by one in the background. One that is needed earlier is mapped in place if it `is_local`, else read at
-    once.
+    Nothing is evicted: records come in random order, so an eviction would mean reading a whole shard for one record.
+    Shards are read one by one in the background. A shard that is needed before it was read is mapped from `backing` if
+    it `is_local`, else read at once.
     """
 
     def __init__(self, backing: ReadableShardMapper, limit_bytes: int) -> None:
@@ -79,7 +79,7 @@ class MemoryCache:
         rest = [path for path in paths if path not in self._planned]
         if rest:
             log.info(
-                "%d of %d shards fit into input.record_cache_bytes (%s); the others are read where they are",
+                "%d of %d shards fit into input.record_cache_bytes (%s); the others are not kept in memory",
                 len(paths) - len(rest),
                 len(paths),
                 format_bytes(self._limit_bytes),
@@ -100,7 +100,7 @@ class MemoryCache:
             try:
                 self._load(path)
             except (PodscaleError, OSError, MemoryError) as error:  # the next read of the shard raises it again
-                log.warning("%s: could not be brought to memory: %s", path.name, error)
+                log.warning("%s: cannot read the shard into memory: %s", path.name, error)
                 return
 
     def _load(self, path: Path) -> npt.NDArray[np.uint8]:

@@ -1,15 +1,15 @@
 """Node-local cache of the shards of remote sets: one copy per node, shared by all its processes.
 
 Layout: <cache>/<first 16 digits of the manifest's sha256>/ has the small files of a set and the tar files read so far.
-Processes synchronise by file locks, which the kernel releases when their holder exits:
+Processes synchronise by file locks, which the kernel releases when the process that holds them exits:
 
 - `<shard>.lock`, exclusive, while one process downloads the shard;
 - the shard itself, shared, while any process maps it: such a shard is never evicted;
 - `<part>`, exclusive, while it is written: an unlocked part was left by a killed process and is removed;
 - `<cache>/lock`, exclusive, while space is freed and reserved.
 
-A download is renamed to the shard once its sha256 is the manifest's. The modification time is the last use; the least
-recently used shards are evicted first.
+A download is renamed to the shard once its sha256 matches the manifest. The modification time is the last use; the
+least recently used shards are evicted first.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from podscale.util.files import write_atomically
 
 log = logging.getLogger("podscale.data.sharding")
 
-_MAX_MAPPED_SHARDS = 4  # shards a process keeps mapped when the set is larger than the cache
+_MAX_MAPPED_SHARDS = 4  # shards that a process keeps mapped if the set is larger than the cache
 
 
 class ShardCache:
@@ -56,14 +56,14 @@ class ShardCache:
             self.directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(
-                f"cannot hold the shard cache: {error}", field=str(self.directory), hint="Set input.cache_dir"
+                f"cannot create the shard cache: {error}", field=str(self.directory), hint="Set input.cache_dir"
             ) from error
 
     def open(self, location: str, memory_bytes: int = 0) -> ShardSet:
         """Open the shard set at a URL: download its small files now, its shards when they are read.
 
-        The first shards that fit into `memory_bytes` go to the process's memory instead. Raises InputError if there is
-        no complete shard set.
+        The first shards that fit into `memory_bytes` are kept in the process's memory instead. Raises InputError if
+        there is no complete shard set.
         """
         remote = RemoteFiles(location, self.retry_policy)
         try:
@@ -84,7 +84,7 @@ class ShardCache:
         return ShardSet.open(directory, MemoryCache(shards, memory_bytes) if memory_bytes else shards)
 
     def map_if_cached(self, path: Path, shard: Shard) -> npt.NDArray[np.uint8] | None:
-        """Map a cached shard, which cannot be evicted meanwhile; None if it is not cached."""
+        """Map a cached shard, which is not evicted while mapped; None if it is not cached."""
         while True:
             try:
                 file = path.open("rb")
@@ -95,7 +95,7 @@ class ShardCache:
                 if not _is_same_file(file, path):
                     continue  # evicted between open and lock
                 if os.fstat(file.fileno()).st_size != shard.bytes:
-                    path.unlink(missing_ok=True)  # a disk that lost the end of the file
+                    path.unlink(missing_ok=True)  # the disk lost the end of the file
                     return None
                 os.utime(file.fileno())
                 return map_file(file)
@@ -121,7 +121,7 @@ class ShardCache:
         return True
 
     def _reserve(self, part: Path, size: int, *, evict: bool) -> BinaryIO | None:
-        """Return a new locked part file of `size` bytes; wait if all shards are in use."""
+        """Return a new locked part file of `size` bytes; wait for space while all shards are in use."""
         if size > self.limit_bytes:
             raise InputError(
                 f"smaller than one shard of {size} bytes",
@@ -141,10 +141,10 @@ class ShardCache:
                 return None
             if time.monotonic() > end:
                 raise PodscaleError(
-                    f"all shards in {self.directory} are in use and leave no room for {size} bytes more",
+                    f"no space for {size} bytes more in {self.directory}, where all shards are in use",
                     field="input.cache_bytes",
                     got=self.limit_bytes,
-                    hint="Raise it, or set input.order=blocked so that a host reads its own shards only.",
+                    hint="Raise it, or set input.order=blocked so that a host reads only its own shards.",
                 )
             time.sleep(0.1)
 
@@ -197,7 +197,7 @@ class CachedShardMapper:
         return mapped
 
     def prefetch(self, paths: Sequence[Path]) -> None:
-        """Download shards in the background while there is room, except those that another process downloads."""
+        """Download shards in the background while there is space; skip those that another process downloads."""
         threading.Thread(target=self._prefetch, args=(list(paths),), name="podscale-prefetch", daemon=True).start()
 
     def is_local(self, path: Path) -> bool:
@@ -236,7 +236,7 @@ class CachedShardMapper:
             except BlockingIOError:
                 continue
             except (PodscaleError, OSError) as error:
-                log.warning("%s: prefetch gave up: %s", path.name, error)  # the next read raises it again
+                log.warning("%s: prefetching stopped: %s", path.name, error)  # the next read raises it again
                 return
 
 
@@ -258,7 +258,7 @@ def _fetch_small_file(remote: RemoteFiles, directory: Path, name: str, sha256: s
             write_atomically(path, content)
             return
     raise PodscaleError(
-        "its sha256 is not the manifest's", field=f"{remote.location}/{name}", hint="Run `podscale shard` again."
+        "differs from its sha256 in the manifest", field=f"{remote.location}/{name}", hint="Run `podscale shard` again."
     )
 
 
@@ -272,7 +272,7 @@ def _set_at(content: memoryview, offset: int, block: bytes) -> None:
 
 
 def _remove_unused(path: Path) -> bool:
-    """Remove a file unless its lock is held."""
+    """Remove a file unless a process locks it; return whether it is gone."""
     with suppress(FileNotFoundError), path.open("rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -299,7 +299,7 @@ def _is_same_file(file: BinaryIO, path: Path) -> bool:
 
 
 def _default_directory() -> Path:
-    """Return a directory of this user under the temporary one, the same for all processes of the node."""
+    """Return this user's cache under the system's temporary directory, the same for all processes of the node."""
     directory = Path(tempfile.gettempdir()) / f"podscale-cache-{os.getuid()}"
     directory.mkdir(mode=0o700, exist_ok=True)
     if directory.is_symlink() or directory.stat().st_uid != os.getuid():

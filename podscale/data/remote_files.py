@@ -1,4 +1,4 @@
-"""Reads from a remote shard set, with a timeout and retries with exponential backoff."""
+"""Reads from a remote shard set, with a timeout, and retries with exponential backoff."""
 
 import hashlib
 import logging
@@ -40,7 +40,7 @@ class RemoteFiles:
         try:
             self._files, self._root = fsspec.core.url_to_fs(self.location)
         except (ValueError, ImportError) as error:
-            raise InputError(f"cannot open this kind of location: {error}", field=location) from error
+            raise InputError(f"cannot open this kind of URL: {error}", field=location) from error
 
     def read(self, name: str) -> bytes:
         """Return a whole small file; raises FileNotFoundError if there is none."""
@@ -72,9 +72,11 @@ class RemoteFiles:
                 raise InputError(f"cannot read the shard: {error}", field=f"{self.location}/{name}") from error
             if digest.hexdigest() == sha256:
                 return
-            log.warning("%s/%s: sha256 differs from the manifest's; trying again (%d)", self.location, name, attempt)
+            log.warning(
+                "%s/%s: sha256 differs from the manifest; trying again (attempt %d)", self.location, name, attempt
+            )
         raise PodscaleError(
-            f"sha256 differed {self.retry_policy.max_attempts} times from the manifest's",
+            f"sha256 differs from the manifest after {self.retry_policy.max_attempts} attempts",
             field=f"{self.location}/{name}",
             hint="Run `podscale shard --verify` on the set.",
         )
@@ -82,9 +84,9 @@ class RemoteFiles:
     def _read_range(self, name: str, begin: int, end: int) -> bytes:
         data: bytes = self._files.cat_file(self._path(name), start=begin, end=end)
         if len(data) > end - begin:
-            raise InputError("the server ignores range requests, which shards are read by", field=self.location)
+            raise InputError("the server ignores range requests, which reading shards needs", field=self.location)
         if len(data) < end - begin:
-            raise OSError(f"cut short: {len(data)} of {end - begin} bytes")
+            raise OSError(f"truncated: {len(data)} of {end - begin} bytes")
         return data
 
     def _path(self, name: str) -> str:
@@ -100,10 +102,10 @@ class RemoteFiles:
                 reason = f"{type(error).__name__}: {error}"
                 if attempt == self.retry_policy.max_attempts:
                     raise PodscaleError(
-                        f"could not be read in {attempt} tries, at last {reason}",
+                        f"could not be read in {attempt} attempts, last error {reason}",
                         field=f"{self.location}/{name}",
                         hint="Check the store and the network, then start the same command again.",
                     ) from error
-                log.warning("%s/%s: %s; trying again (%d)", self.location, name, reason, attempt)
+                log.warning("%s/%s: %s; trying again (attempt %d)", self.location, name, reason, attempt)
             time.sleep(self.retry_policy.pause_seconds * 2 ** (attempt - 1) * random.uniform(0.5, 1.0))
-        raise AssertionError("attempts is at least 1")
+        raise AssertionError("max_attempts is at least 1")

@@ -16,14 +16,17 @@ _CHUNK = 1 << 14  # positions permuted at once; their temporaries stay in the ca
 
 
 def mix64(value: UInt64Array) -> UInt64Array:
-    """Finaliser of SplitMix64 (Steele, Lea, Flood 2014) with the constants of Stafford's variant 13; a bijection."""
+    """Return hashes of `value`, by a bijection.
+
+    The finaliser of SplitMix64 (Steele, Lea, Flood 2014) with the constants of Stafford's variant 13.
+    """
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return value ^ (value >> np.uint64(31))
 
 
 def derive_key(*values: int | npt.NDArray[np.integer]) -> UInt64Array:
-    """Return one 64-bit key of several words, broadcast against each other; their order matters."""
+    """Hash several integers, broadcast against each other, to 64-bit keys; their order matters."""
     state = np.zeros(1, dtype=np.uint64)
     for word in values:
         state = mix64((state + GOLDEN_GAMMA) ^ np.atleast_1d(np.asarray(word).astype(np.uint64)))
@@ -36,7 +39,7 @@ def uniform(key: UInt64Array) -> npt.NDArray[np.float64]:
 
 
 def permute(positions: npt.NDArray[np.int64], count: int, key: UInt64Array) -> npt.NDArray[np.int64]:
-    """Map each position through the permutation of 0..count-1 under `key` (one, or one per position).
+    """Map `positions` [n] through the permutation of 0..count-1 that `key` [1 or n] defines.
 
     Generalised Feistel network on a rectangle of at least `count` cells, with cycle walking for the cells beyond it
     (Black and Rogaway 2002, "Ciphers with Arbitrary Finite Domains", methods 2 and 3). Nothing is stored.
@@ -50,7 +53,7 @@ def permute(positions: npt.NDArray[np.int64], count: int, key: UInt64Array) -> n
 
 def _cycle_walk(cell: UInt64Array, count: int, key: UInt64Array) -> UInt64Array:
     height = math.isqrt(count - 1) + 1
-    height += height % 2  # rotating an even column is an odd permutation: without one, half of all orders are lost
+    height += height % 2  # rotating an even column is an odd permutation; without it, half of all orders never occur
     width = -(-count // height)
     cell = _feistel(cell, height, width, key)
     outside = np.flatnonzero(cell >= count)

@@ -3,16 +3,16 @@
 A pure function of (seed, step): a run resumes at any step, and a checkpoint needs one integer. The global batches do
 not depend on the number of ranks or hosts.
 
-`global`: each epoch is one permutation of the split. Global batch g is the slice [g B, (g + 1) B) of the endless stream
-of epochs, so a batch may end one epoch and begin the next, and no sample is left out.
+`input.order: global`: each epoch is one permutation of the split. Global batch g is the slice [g B, (g + 1) B) of the
+endless stream of epochs, so a batch may end one epoch and begin the next, and no sample is left out.
 
-`blocked`: the shards form G fixed groups with nearly equal numbers of samples. Every group has epochs of its own, and
-every global batch takes B / G samples from each group. A host owns G / hosts groups and reads no other shard, so its
-node-local cache is enough (host sharding: Ying et al. 2018, section 3). Samples of a smaller group come up more often,
-by the ratio of the sizes; a ratio above `MAX_GROUP_IMBALANCE` is refused.
+`input.order: blocked`: the shards form G fixed groups with nearly equal numbers of samples. Every group has epochs of
+its own, and every global batch takes B / G samples from each group. A host owns G / hosts groups and reads no other
+shard, so its node-local cache is enough (host sharding: Ying et al. 2018, section 3). Samples of a smaller group are
+used more often, by the ratio of the sizes; a ratio above `MAX_GROUP_IMBALANCE` is refused.
 
 With `repeats` r (repeated augmentation: Hoffer 2020, timm, torchvision) each sample comes r times in a row, so on r
-ranks if there are that many. An epoch of N places then sees the first N / r samples of its permutation.
+different ranks if there are that many. An epoch of N positions then uses the first N / r samples of its permutation.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class SampleTable(Protocol):
 
 @dataclass(frozen=True)
 class SampleIndices:
-    """Places in the sample order.
+    """Positions of the sample order.
 
     Args:
         rows: int64 [n], numbers of samples in the split, from 0.
-        epochs: int64 [n], number of earlier uses of each sample; with the sample's key it keys the augmentation.
+        epochs: int64 [n], number of earlier uses of each sample; with the sample's key it seeds the augmentation.
     """
 
     rows: RowIndices
@@ -81,15 +81,16 @@ class Sampler:
     repeats: int = 1
 
     def global_batch(self, step: int) -> SampleIndices:
-        """Return the samples of a step, by group if blocked; the world size changes nothing."""
+        """Return the samples of a step, by group if blocked. They do not depend on the world size."""
         if self.groups is None:
             return self._slice_stream(0, None, step * self.batch, self.batch)
         return self._batch_of_groups(step, range(len(self.groups)))
 
     def rank_batch(self, step: int, rank: int, world_size: int) -> SampleIndices:
-        """Return every `world_size`-th sample of the global batch, or if blocked, of the part of the rank's host.
+        """Return the samples of one rank: every `world_size`-th sample of the global batch, from `rank` on.
 
-        A host is a block of `world_size` / hosts consecutive ranks.
+        If blocked, the samples of the rank's host are dealt to the host's ranks in the same way. A host is a block of
+        `world_size` / hosts consecutive ranks.
         """
         if self.groups is None:
             return self.global_batch(step)[slice(rank, None, world_size)]
@@ -121,7 +122,7 @@ class Sampler:
                 hosts for hosts in range(1, world_size + 1) if world_size % hosts == self._group_count % hosts == 0
             ]
             raise InputError(
-                f"cannot have equally many of the {world_size} ranks",
+                f"does not divide the {world_size} ranks evenly",
                 field="launch.nodes",
                 got=self.hosts,
                 hint=_format_choices(fitting),
@@ -135,7 +136,7 @@ class Sampler:
         return SampleIndices(np.concatenate([p.rows for p in parts]), np.concatenate([p.epochs for p in parts]))
 
     def _slice_stream(self, group: int, members: RowIndices | None, begin: int, length: int) -> SampleIndices:
-        """Return places begin, ..., begin + length - 1 of the endless stream of one group."""
+        """Return positions begin, ..., begin + length - 1 of the endless stream of one group."""
         count = self.count if members is None else len(members)
         epochs, positions = np.divmod(np.arange(begin, begin + length, dtype=np.int64), count)
         one_epoch = epochs[0] == epochs[-1]
@@ -148,7 +149,7 @@ def build_sampler(config: RunConfig, split: SampleTable) -> Sampler:
     """Build the sampler of the training split; raises InputError if it is empty or the groups do not fit."""
     count, batch, seed, repeats = len(split), config.train.global_batch, config.run.seed, config.input.repeats
     if count == 0:
-        raise InputError("the training split holds no images", hint="Look at rejects.jsonl of the shard set.")
+        raise InputError("the training split has no images", hint="See rejects.jsonl in the shard set.")
     if config.input.order == "global":
         return Sampler(seed, count, batch, repeats=repeats)
     hosts, shard_of_row = config.launch.nodes, split.column("shard")
@@ -157,7 +158,7 @@ def build_sampler(config: RunConfig, split: SampleTable) -> Sampler:
 
 
 def check_shard_groups(config: RunConfig, hosts: int, shards: int | None = None) -> None:
-    """Raise InputError, with the numbers of groups that fit, if hosts cannot have equally many groups of shards."""
+    """Raise InputError, with the numbers of groups that fit, if hosts would have unequal numbers of groups."""
     number, batch = config.input.groups, config.train.global_batch
     if config.input.order == "global" or number % hosts == 0:
         return
@@ -165,7 +166,7 @@ def check_shard_groups(config: RunConfig, hosts: int, shards: int | None = None)
     fitting = [groups for groups in range(hosts, most + 1, hosts) if batch % groups == 0]
     none = f"Change launch.nodes or the batch: no multiple of {hosts} up to {most} divides train.global_batch {batch}."
     raise InputError(
-        f"{hosts} hosts (launch.nodes) cannot have equally many of them",
+        f"not a multiple of the {hosts} hosts (launch.nodes)",
         field="input.groups",
         got=number,
         hint=_format_choices(fitting) if fitting else none,
@@ -177,9 +178,9 @@ def _format_choices(numbers: Sequence[int]) -> str:
 
 
 def assign_shards_to_groups(shard_of_row: npt.NDArray[Any], group_count: int) -> tuple[RowIndices, ...]:
-    """Return the rows, ascending, of each group of whole shards.
+    """Return the rows of each group of shards, ascending; `shard_of_row` [n] has the shard number of each row.
 
-    Largest shard first, each to the group with the fewest samples (Graham 1969), or the lower number in a tie.
+    Each shard, largest first, goes to the group with the fewest samples (Graham 1969). A tie goes to the first group.
     """
     sizes = np.bincount(shard_of_row)
     shards = [int(shard) for shard in np.argsort(-sizes, kind="stable") if sizes[shard]]
@@ -198,8 +199,8 @@ def assign_shards_to_groups(shard_of_row: npt.NDArray[Any], group_count: int) ->
         totals[group] += sizes[shard]
     if totals.max() > MAX_GROUP_IMBALANCE * totals.min():
         raise InputError(
-            f"the groups of shards hold from {totals.min()} to {totals.max()} images, so that some images would be "
-            "trained on more often than others",
+            f"the smallest group of shards has {totals.min()} images and the largest {totals.max()}, so images of "
+            "small groups would be used more often",
             field="input.groups",
             got=group_count,
             hint="Set data.min_shards to a multiple of input.groups.",
@@ -217,7 +218,7 @@ def evaluation_rows(
 ) -> tuple[RowIndices, npt.NDArray[np.float32]]:
     """Return rows int64 [batch] and weights float32 [batch]; over all ranks and steps, each sample once with weight 1.
 
-    Places beyond the last sample have its row and weight 0, so that all ranks and steps have the same shapes.
+    Positions beyond the last sample repeat its row with weight 0, so that all ranks and steps have the same shapes.
     """
     positions = step * world_size * batch + rank + world_size * np.arange(batch, dtype=np.int64)
     return np.minimum(positions, count - 1), (positions < count).astype(np.float32)

@@ -14,7 +14,7 @@ from podscale.data import index
 from podscale.data.manifest import MANIFEST_FILE, ShardSetManifest, classes_sha256
 from podscale.errors import InputError
 
-_READ_BYTES = 8 * 2**20  # bytes of one read
+_READ_BYTES = 8 * 2**20  # size of one read, bytes
 
 
 class ShardMapper(Protocol):
@@ -69,7 +69,7 @@ class LocalShardMapper:
         except OSError as error:
             raise _read_error(path, error) from error
         if filled < len(view):
-            raise InputError("the shard is cut short", field=str(path), hint="Run `podscale shard --verify`")
+            raise InputError("the shard is truncated", field=str(path), hint="Run `podscale shard --verify`")
         return content
 
 
@@ -90,7 +90,7 @@ def map_file(file: BinaryIO) -> npt.NDArray[np.uint8]:
 
 
 class Split:
-    """Samples of one split. A `row` numbers the samples in use, from 0; dropped duplicates have none."""
+    """Samples of one split. A `row` is the number of a sample in use, from 0; dropped duplicates have no row."""
 
     def __init__(self, directory: Path, name: str, shard_names: list[str], shards: ShardMapper | None = None) -> None:
         self.name = name
@@ -129,7 +129,7 @@ class Split:
         return self._shards.cached_bytes
 
     def prefetch(self, rows: npt.NDArray[np.int64]) -> None:
-        """Prefetch the shards of these samples, if the set is remote or kept in memory."""
+        """Prefetch the shards of these `rows`, if the set is remote or kept in memory."""
         self._shards.prefetch([self._paths[shard] for shard in np.unique(self._columns["shard"][rows])])
 
     def source(self, row: int) -> bytes:
@@ -173,7 +173,7 @@ class ShardSet:
             raise InputError(f"cannot read the shard set: {error}", field=str(directory)) from error
         if classes_sha256(classes) != manifest.classes_sha256:
             raise InputError(
-                "does not belong to the manifest beside it", field=f"{directory}/classes.json", hint="Shard again."
+                "differs from its sha256 in the manifest", field=f"{directory}/classes.json", hint="Shard again."
             )
         return cls(directory, manifest, classes, shards)
 

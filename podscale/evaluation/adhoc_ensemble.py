@@ -24,7 +24,7 @@ def adhoc_ensemble_document(names: Sequence[str], changes: Sequence[str], shard_
         raise InputError(
             "an ensemble of one is a single model",
             field=names[0],
-            hint="Name two models or more, or a run document to evaluate the model of a run.",
+            hint="Name two or more models, or a run document to evaluate the model of a run.",
         )
     directories = [_model_directory(Path(name)) for name in names]
     first = _training_document(directories[0], shard_set)
@@ -54,8 +54,8 @@ def _training_document(directory: Path, shard_set: str | None) -> RunConfig:
     if directory.name == "model" and run.config.exists():
         return load(run.config)
     if shard_set is None:
-        problem = "this model lies outside of a run directory, so nothing names the images it is for"
-        raise InputError(problem, field=str(directory), hint="Name them with --shard-set")
+        problem = "this model is outside of a run directory, so its shard set is not known"
+        raise InputError(problem, field=str(directory), hint="Name it with --shard-set")
     description = read_model(directory).description
     preprocessing = description["preprocessing"]
     values = {

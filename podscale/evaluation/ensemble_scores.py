@@ -37,17 +37,19 @@ class ScoreSummary(SchemaBase):
     top5: float = Field(ge=0, le=1)
     loss: float | None = Field(description="Mean cross-entropy in nats; null if not finite.")
     passes: int = Field(ge=1, description="Forward passes per image.")
-    images_per_second: float | None = Field(description="Over the split, input included, one pass after the other.")
+    images_per_second: float | None = Field(
+        description="Over the split, input included; passes run one after the other."
+    )
 
 
 class SingleModel(SchemaBase):
     """One model and its origin."""
 
-    name: str = Field(description="The run that trained it.")
+    name: str = Field(description="Run that trained it.")
     directory: str
     model: str = Field(description="Architecture, by its name in the catalogue.")
     model_sha256: str
-    started_from: str | None = Field(description="Run whose snapshot it began with.")
+    started_from: str | None = Field(description="Run whose snapshot it started from.")
     started_epoch: float | None = Field(description="Epoch of the snapshot.")
     epochs_before: float = Field(ge=0, description="Epochs trained before its own run, over all earlier runs.")
     epochs: float = Field(gt=0, description="Epochs of its own run.")
@@ -61,7 +63,7 @@ class Combination(SchemaBase):
     way: CombineMethod
     answered: ScoreSummary
     statistics_seconds: float | None = Field(
-        description="Seconds of recomputing batch norm's statistics of the mean weights, over training images."
+        description="Seconds to compute batch norm's statistics of the mean weights from training images."
     )
 
 

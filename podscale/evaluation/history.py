@@ -8,7 +8,7 @@ from typing import Any
 from podscale.telemetry.events import EventRecord, ReplayFilter, parse_record
 
 MAX_STEP_RECORDS = 4096
-"""Fewest step records kept of a longer run, more than a curve has pixels."""
+"""Step records kept of a longer run, at least; more than a curve has pixels."""
 
 
 @dataclass(frozen=True)

@@ -171,7 +171,7 @@ def most_confident_mistakes(predictions: Predictions, limit: int) -> npt.NDArray
 
 def _check_classes(predictions: Predictions, classes: int) -> None:
     if len(predictions) == 0:
-        problem = "empty: the validation split holds no sample, so nothing can be scored"
+        problem = "empty, because the validation split has no samples"
         raise InputError(problem, field="predictions")
     for name, values in (("labels", predictions.labels), ("topk", predictions.topk)):
         low, high = int(values.min()), int(values.max())

@@ -49,9 +49,10 @@ MIN_LATENCY, MIN_PER_BYTE = 1e-7, 1e-13
 
 
 def fit_affine_cost(sizes: Sequence[int], seconds: Sequence[float]) -> AffineCost:
-    """Fit an affine function without negative parts to times by size, by least squares of the relative error.
+    """Fit a cost without negative parts to the seconds of messages by size in bytes.
 
-    With absolute errors the noise of the largest message would hide the latency.
+    Minimises the squares of the relative errors. With absolute errors, the noise of the largest message would hide the
+    latency.
     """
     size, time = np.asarray(sizes, float), np.asarray(seconds, float)
     rows = np.stack([1 / time, size / time], axis=1)
@@ -65,7 +66,7 @@ def fit_affine_cost(sizes: Sequence[int], seconds: Sequence[float]) -> AffineCos
 
 
 def fit_link_axis(ranks: int, sizes: Sequence[int], seconds: Sequence[float]) -> LinkAxis:
-    """Fit the links of an axis to times of ring all-reduces over `ranks` by size in bytes."""
+    """Fit the links of an axis to the seconds of ring all-reduces over `ranks`, by size in bytes."""
     if ranks == 1:
         return LinkAxis(1, MIN_LATENCY, MIN_PER_BYTE)
     line, unit = fit_affine_cost(sizes, seconds), LinkAxis(ranks, 1.0, 1.0).all_reduce()

@@ -1,7 +1,8 @@
 """Cost model of an all-reduce: latency and bandwidth of two axes, one formula per algorithm.
 
 The alpha-beta model. A message of B bytes between neighbours on an axis takes `latency + B * per_byte` seconds, with
-every group of that axis busy at the same time. p = ranks in a row (a node), N = rows, n = p N, S = bytes.
+every group of that axis busy at the same time. p = ranks in a row (a node), N = rows, n = p N, S = bytes
+(`size`).
 
 Sources: ring and its halves, Patarasuk and Yuan 2009 (bandwidth optimal, 2(n-1)/n S over every link); double tree,
 Sanders 2009; torus, Ying 2018 section 3.3 and Kumar 2019; hierarchical, Jia 2018; phases on different links one behind
@@ -21,6 +22,7 @@ class AffineCost(NamedTuple):
     per_byte: float
 
     def __call__(self, size: float) -> float:
+        """Return the seconds for `size` bytes."""
         return self.fixed + size * self.per_byte
 
     def __add__(self, other: object) -> "AffineCost":
@@ -28,6 +30,7 @@ class AffineCost(NamedTuple):
         return AffineCost(self.fixed + other.fixed, self.per_byte + other.per_byte)
 
     def for_fraction(self, fraction: float) -> "AffineCost":
+        """Return the cost if only this fraction of the bytes is reduced."""
         return AffineCost(self.fixed, self.per_byte * fraction)
 
 

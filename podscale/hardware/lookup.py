@@ -74,7 +74,7 @@ def find_hardware(name: str) -> Hardware:
         "no such hardware",
         field="launch.hardware",
         got=name,
-        hint=f"{_suggest_name(text)}There is {', '.join(hardware_names())}",
+        hint=f"{_suggest_name(text)}Known: {', '.join(hardware_names())}",
     )
 
 
@@ -89,7 +89,7 @@ def _gpu_hardware(kind: GpuKind, count: int) -> Hardware:
     if machine is None:
         offered = " or ".join(f"{kind.name} x{number}" for number in kind.gpus_per_machine)
         raise InputError(
-            f"no machine has {count} of them",
+            f"no machine has {count} of these GPUs",
             field="launch.hardware",
             got=f"{kind.name} x{count}",
             hint=f"Choose {offered}",

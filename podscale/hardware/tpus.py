@@ -56,7 +56,7 @@ class TpuKind:
         return names + (rule if self.max_cubes else "")
 
     def has_topology(self, topology: str) -> bool:
-        """Return whether a slice may have this topology; sides in ascending order if it is built from cubes."""
+        """Return True if a slice may have this topology; sides are in ascending order if it is built from cubes."""
         if topology in self.smallest_topologies:
             return True
         sides = [int(side) for side in topology.split("x") if side.isdigit()]
@@ -150,7 +150,7 @@ TPU_CHIPS = (
 
 @dataclass(frozen=True)
 class Topology:
-    """Slices of the same chips and sides."""
+    """One or more slices of the same chips and sides."""
 
     chip: TpuChip
     sides: str
@@ -196,7 +196,7 @@ def find_topology(name: str, slices: int = 1) -> Topology:
             "no such TPU",
             field="--topology",
             got=name,
-            hint=f"Write GENERATION:SIDES, such as v5e:4x4, out of {listed}",
+            hint=f"Write GENERATION:SIDES, such as v5e:4x4. Known: {listed}",
         )
     if not chip.has_topology(match["sides"]):
         raise InputError(

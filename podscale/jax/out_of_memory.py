@@ -5,8 +5,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import NamedTuple
 
-import jax
-
 from podscale.config import RunConfig
 from podscale.config.checks import fits_devices
 from podscale.errors import InputError
@@ -42,6 +40,8 @@ def explain_out_of_memory(program: str, field: str, advice: Callable[[OutOfMemor
         field: option that decides how much memory it needs.
         advice: returns the hint of the error.
     """
+    import jax
+
     try:
         yield
     except jax.errors.JaxRuntimeError as error:

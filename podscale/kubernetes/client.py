@@ -1,4 +1,4 @@
-"""Client of the Kubernetes API in one namespace, with raw dicts and the verbs of the launcher."""
+"""Client of the Kubernetes API in one namespace, with objects as dicts and only the requests that Podscale sends."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -41,13 +41,13 @@ from podscale.kubernetes.transport import (
 )
 
 STREAM_SECONDS = 60
-"""Length of a watch, ended by the server, seconds."""
+"""Duration of a watch, after which the server ends it, seconds."""
 STREAM_MARGIN_SECONDS = 15.0
 """Silence beyond STREAM_SECONDS after which the connection counts as lost, seconds."""
 LOG_SILENCE_SECONDS = 120.0
 """Read timeout of a log stream, seconds; the reader opens it again at its position."""
 DELETE_TIMEOUT_SECONDS = 600.0
-"""Timeout of a job's deletion, seconds: its pods save first."""
+"""Timeout of a job's deletion, seconds. Its pods save before they exit."""
 PAGE_SIZE = 250
 
 
@@ -96,7 +96,7 @@ class ClusterClient:
             return None
 
     def create(self, resource: ResourceKind, body: KubernetesObject, *, dry_run: bool = False) -> KubernetesObject:
-        """Create an object, or have the server check it only. The server refuses unknown fields."""
+        """Create an object; if `dry_run`, the server only checks it. The server refuses unknown fields."""
         request = ApiRequest("create", resource, self.namespace, str(body["metadata"].get("name", "")))
         query = [("fieldValidation", "Strict"), *([("dryRun", "All")] if dry_run else [])]
         return self._transport.request_json(request, "create", resource, body, self.namespace, query=query)
@@ -110,7 +110,7 @@ class ClusterClient:
         )
 
     def delete(self, resource: ResourceKind, name: str, *, uid: str = "") -> None:
-        """Delete an object after everything that it owns; if `uid` is given, only while it still has that uid."""
+        """Delete an object after everything that it owns; if `uid` is given, only if the object still has it."""
         request = ApiRequest("delete", resource, self.namespace, name)
         body: KubernetesObject = {"propagationPolicy": "Foreground", **({"preconditions": {"uid": uid}} if uid else {})}
         self._transport.request_json(request, "delete", resource, name, self.namespace, body)
@@ -180,7 +180,7 @@ class ClusterClient:
             yield from stream_lines(answer)
 
     def proxy_get(self, pod: str, port: int, path: str, seconds: float, *, tls: bool = False) -> str:
-        """Return a pod's answer to a GET through the API server, sent once.
+        """Return a pod's answer to a GET through the API server, without retries.
 
         Args:
             path: path of the URL, without a leading slash.
@@ -192,7 +192,7 @@ class ClusterClient:
         return self._once(seconds).request_text(request, f"{PODS.path(target, self.namespace, 'proxy')}/{path}")
 
     def is_service_healthy(self, path: str) -> bool:
-        """Return whether one GET through the API server (to a service, by its proxy) succeeds.
+        """Return whether a GET to a service through the API server's proxy succeeds, without retries.
 
         Raises ApiError if the credentials lack the permission.
         """
@@ -272,14 +272,14 @@ def delete_object(api: ClusterClient, item: KubernetesObject) -> bool:
 
 
 def wait_until_gone(api: ClusterClient, item: KubernetesObject) -> None:
-    """Wait until an object and all that it owns are gone. Raises PodscaleError after a timeout."""
+    """Wait until an object and everything that it owns are gone. Raises PodscaleError after a timeout."""
     resource, deadline = resource_of(item), time.monotonic() + DELETE_TIMEOUT_SECONDS
     while (current := api.get_or_none(resource, name_of(item))) is not None and uid_of(current) == uid_of(item):
         if time.monotonic() > deadline:
             raise PodscaleError(
-                f"is being deleted for {DELETE_TIMEOUT_SECONDS / 60:.0f} minutes",
+                f"not deleted after {DELETE_TIMEOUT_SECONDS / 60:.0f} minutes",
                 field=title_of(item),
-                hint="Look at its pods and finalizers with "
+                hint="Check its pods and finalizers with "
                 f"`kubectl get {resource.full_name},pods -n {api.namespace} -o wide`",
             )
         time.sleep(1.0)

@@ -1,7 +1,7 @@
 """Checks of `podscale doctor --cluster`: one line for each requirement of a run, with a remedy, and the RBAC rules.
 
 Nothing is created: the last check is a server-side dry run of the job. Objects that these credentials may not read are
-reported as unseen, not as missing. The table of RBAC rules is the source of the chart's Role and of the docs.
+reported as such, not as missing. The table of RBAC rules is the source of the chart's Role and of the docs.
 """
 
 from collections.abc import Callable, Iterator
@@ -45,8 +45,8 @@ class PermissionRule:
     Args:
         group: API group; "" is the core group.
         resource: plural, with a subresource after a slash.
-        optional: most clusters do not require it, or only messages need it.
-        only_names: name of the only object; "" for all.
+        optional: most clusters do not require it, or it only makes messages more precise.
+        only_names: name of the one object that it covers; "" for all.
     """
 
     group: str
@@ -93,14 +93,14 @@ PERMISSION_RULES = (
         "", "configmaps", ("get",), "the defaults of the namespace", optional=True, only_names="podscale-defaults"
     ),
 )
-"""Permissions of the launcher in the namespace of the jobs. The pods need none."""
+"""Permissions that the launcher needs in the namespace of the jobs. The pods need none."""
 
 POD_SECURITY_LABEL = "pod-security.kubernetes.io/enforce"
 DEFAULT_CLASS_ANNOTATION = "storageclass.kubernetes.io/is-default-class"
 
 
 def check_cluster(config: RunConfig) -> Iterator[CheckResult]:
-    """Check the cluster that the document names, for this document."""
+    """Check whether the cluster that the document names can run it."""
     try:
         api = connect_cluster(config.launch.cluster)
         version = api.version()
@@ -145,7 +145,7 @@ def _check_namespace(api: ClusterClient, spec: JobSpec | None) -> Iterator[Check
         yield CheckResult(subject, "missing", "does not exist", f"kubectl create namespace {api.namespace}")
         return
     except ApiError:
-        yield inventory.unreadable(subject, "ask for its Pod Security level")
+        yield inventory.unreadable(subject, "ask the administrator for its Pod Security level")
         return
     level = labels_of(namespace).get(POD_SECURITY_LABEL, "privileged")
     if spec is not None and spec.security_mode == "privileged" and level != "privileged":
@@ -169,7 +169,7 @@ def _check_permissions(api: ClusterClient, backend: str) -> Iterator[CheckResult
     denied = [(rule, verbs) for rule in rules if (verbs := _denied_verbs(api, rule))]
     for rule, verbs in denied:
         yield CheckResult(
-            f"may {rule.name}",
+            f"permissions on {rule.name}",
             "note" if rule.optional else "missing",
             f"not allowed: {', '.join(verbs)} ({rule.reason})",
             f"bind the chart's launcher role in namespace {api.namespace} to these credentials",
@@ -183,7 +183,7 @@ def _denied_verbs(api: ClusterClient, rule: PermissionRule) -> list[str]:
 
 
 def _check_quota(api: ClusterClient) -> Iterator[CheckResult]:
-    """Check for quotas that are used up; the dry run checks whether this job fits."""
+    """Check whether a quota is used up. The dry run checks whether this job fits."""
     try:
         quotas, _ = api.list(RESOURCE_QUOTAS)
     except ApiError:
@@ -198,7 +198,7 @@ def _check_quota(api: ClusterClient) -> Iterator[CheckResult]:
             f"quota {name_of(quota)}",
             "missing" if full else "ok",
             text or "no limits",
-            f"{', '.join(full)} used up: wait for other jobs, or have it raised" if full else "",
+            f"{', '.join(full)} used up: wait for other jobs, or ask for a higher quota" if full else "",
         )
     if not quotas:
         yield CheckResult("quota", "ok", "none in this namespace")
@@ -219,7 +219,7 @@ def _check_storage(api: ClusterClient, config: RunConfig) -> Iterator[CheckResul
         "note",
         f"no launch.cluster.workspace_claim; storage classes: {', '.join(map(name_of, classes)) or 'none'}"
         + (f" (default {default[0]})" if default else ""),
-        "create a ReadWriteMany claim (the chart can), and name it; object stores need none",
+        "create a ReadWriteMany claim (the chart can) and name it, unless the workspace is in an object store",
     )
 
 
@@ -231,7 +231,7 @@ def _check_claim(api: ClusterClient, claim: str, nodes: int) -> CheckResult:
         advice = "create it (the chart can), or name another workspace_claim"
         return CheckResult(subject, "missing", "does not exist", advice)
     except ApiError:
-        return inventory.unreadable(subject, "see that it is bound")
+        return inventory.unreadable(subject, "check that it is bound")
     phase = (volume_claim.get("status") or {}).get("phase")
     modes = volume_claim["spec"].get("accessModes") or []
     if phase == "Lost":

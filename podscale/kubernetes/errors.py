@@ -9,12 +9,12 @@ from podscale.kubernetes.resources import KIND_PROVIDERS, ResourceKind
 
 
 class ApiUnreachable(PodscaleError):
-    """No API server answered, or it is busy; the same request may succeed later.
+    """The API server does not answer, or is busy; the same request may succeed later.
 
     Args:
         notice: text for the user while the request is retried.
         retry_after: pause that the server requests, seconds.
-        retry_for: longest time of retries, seconds.
+        retry_for: maximal time of retries, seconds.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class ApiError(InputError):
 
     Args:
         reason: reason of the API's Status object.
-        field: requested object, such as `PyTorchJob r1`, or the document key that fixes it.
+        field: requested object, such as `PyTorchJob r1`, or the document key to change.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class ApiRequest:
 
     @property
     def cannot(self) -> str:
-        """Beginning of an error whose field is the target."""
+        """Start of the text of an error whose field is the target."""
         return f"cannot {self.verb} it{self._scope}"
 
     @property
@@ -111,7 +111,7 @@ def api_error(request: ApiRequest, status: int, answer: dict[str, Any]) -> ApiEr
     if status == 404:
         return _not_found_error(request, message, details)
     if status == 409 and reason == "AlreadyExists":
-        return ApiAlreadyExists(f"{request.cannot}: it exists already", status, reason, field=request.target)
+        return ApiAlreadyExists(f"{request.cannot}: it already exists", status, reason, field=request.target)
     if status == 409:
         hint = "Try the same command again."
         return ApiConflict(f"{request.cannot}: {message}", status, reason, field=request.target, hint=hint)
@@ -136,7 +136,7 @@ def _forbidden_error(request: ApiRequest, message: str, reason: str) -> ApiError
     if "exceeded quota" in message:
         problem = message[message.index("exceeded quota") :]
         hint = (
-            "Request less, wait for other jobs to end, or have the quota raised: "
+            "Request less, wait for other jobs to end, or ask for a higher quota: "
             f"`kubectl describe quota -n {request.namespace}`"
         )
     elif "being terminated" in message:
@@ -147,7 +147,7 @@ def _forbidden_error(request: ApiRequest, message: str, reason: str) -> ApiError
         hint = "Set launch.cluster.security=restricted, or use a namespace that allows what this hardware needs."
     elif "blockOwnerDeletion" in message:
         problem = f"{message}. This cluster requires the permission to update finalizers of jobs"
-        hint = f"Have the chart's launcher role bound to this account; {_DOCTOR}"
+        hint = f"Ask for the chart's launcher role for this account; {_DOCTOR}"
     elif "denied the request" in message or "is forbidden: User" not in message:
         problem = f"refused on admission: {message}"
         hint = "Change the document, or ask the administrator of this cluster."
@@ -157,7 +157,7 @@ def _forbidden_error(request: ApiRequest, message: str, reason: str) -> ApiError
         user = re.search(r'User "([^"]*)"', message)
         resource = request.resource.full_name if request.resource else "this"
         problem = f"{user.group(1) if user else 'this account'} may not {request.verb} {resource} (RBAC)"
-        hint = f"Have the chart's launcher role bound to it; {_DOCTOR}"
+        hint = f"Ask for the chart's launcher role for this account; {_DOCTOR}"
     return ApiError(f"{request.cannot}: {problem}", 403, reason, field=request.target, hint=hint)
 
 
@@ -176,7 +176,7 @@ def _not_found_error(request: ApiRequest, message: str, details: dict[str, Any])
         )
     if resource is not None and (not details.get("name") and not re.search(r'"[^"]+" not found', message)):
         return kind_not_served_error(resource)
-    return ApiNotFound(f"{request.cannot}: there is none", 404, "NotFound", field=request.target)
+    return ApiNotFound(f"{request.cannot}: it does not exist", 404, "NotFound", field=request.target)
 
 
 def kind_not_served_error(resource: ResourceKind, served: tuple[str, ...] = ()) -> KindNotServed:
@@ -184,7 +184,7 @@ def kind_not_served_error(resource: ResourceKind, served: tuple[str, ...] = ()) 
     provider = KIND_PROVIDERS.get(resource.group)
     if served and resource.version not in served:
         name = f"{provider.name} {provider.version} or newer" if provider else "a newer version"
-        problem = f"needs {resource.api_version}, and this cluster has version {', '.join(served)} only"
+        problem = f"needs {resource.api_version}, and this cluster has only version {', '.join(served)}"
         hint = f"Install {name}" + (f": {provider.install}" if provider else "")
     else:
         problem, hint = f"this cluster does not have {resource.api_version}", ""

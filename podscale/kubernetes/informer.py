@@ -10,7 +10,7 @@ from podscale.kubernetes.resources import KubernetesObject, ResourceKind, uid_of
 from podscale.kubernetes.transport import StreamInterrupted
 
 RETRY_SECONDS = 1.0
-"""Shortest time between two watches, seconds."""
+"""Minimal time between the starts of two watches, seconds."""
 
 
 class Informer:

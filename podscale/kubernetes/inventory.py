@@ -1,4 +1,4 @@
-"""Inventory of a cluster: kinds of jobs and their controllers, KFP, fitting nodes, default settings of the chart."""
+"""Inventory of a cluster: kinds of job, their operators, nodes that fit, KFP, and the chart's default settings."""
 
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
@@ -24,7 +24,7 @@ from podscale.util.terminal import CheckResult, CheckStatus
 
 
 def parse_quantity(text: object) -> Decimal:
-    """Parse a Kubernetes quantity such as 100m, 1536Mi or 4; 0 if it is none."""
+    """Parse a Kubernetes quantity such as 100m, 1536Mi or 4; 0 if it is not one."""
     from kubernetes.utils.quantity import parse_quantity as parse
 
     try:
@@ -44,7 +44,7 @@ def fitting_nodes(api: ClusterClient, spec: JobSpec) -> Iterator[CheckResult]:
     try:
         nodes, _ = api.list(NODES, keep=_node_size)
     except ApiError:
-        yield unreadable(subject, "ask for the node pools")
+        yield unreadable(subject, "ask the administrator which node pools there are")
         return
     selector = pod_placement.node_selector(spec)
     labelled = [node for node in nodes if selector.items() <= node["labels"].items()]
@@ -95,7 +95,7 @@ CONTROLLER_NAMES = {
     "trainjob": ("trainer-controller-manager", "jobset-controller"),
     "jobset": ("jobset-controller",),
 }
-"""Deployments that a kind of job needs: the part of their names that manifests and charts share."""
+"""Deployments that a kind of job needs, by the part of their names that is the same in manifests and charts."""
 KUEUE_CONFIG = ("kueue-system", "kueue-manager-config")
 KUEUE_NAMES = {
     "pytorchjob": "kubeflow.org/pytorchjob",
@@ -133,7 +133,7 @@ def check_controllers(api: ClusterClient, backend: str) -> Iterator[CheckResult]
     deployments = _list_deployments(api)
     if deployments is None:
         if names:
-            yield unreadable("operators", "ask whether they are up")
+            yield unreadable("operators", "ask the administrator whether they run")
         return
     for name in names:
         deployment = next((item for item in deployments if name in name_of(item)), None)
@@ -153,15 +153,15 @@ def check_controllers(api: ClusterClient, backend: str) -> Iterator[CheckResult]
 
 
 def check_init_container(api: ClusterClient) -> Iterator[CheckResult]:
-    """Check the training operator's init container, which restricted Pod Security refuses unless it is configured."""
+    """Check the training operator's init container; restricted Pod Security refuses it without a security context."""
     for item in _list_deployments(api) or ():
         if name_of(item) == "training-operator" and "pytorch-init-container-template-file" not in str(item["spec"]):
             yield CheckResult(
                 "init container",
                 "note",
                 "the training operator's has no security context, so PyTorchJobs with a Master are refused here",
-                "Podscale's have workers only and run; for others set --pytorch-init-container-template-file of the "
-                "operator",
+                "Podscale's PyTorchJobs have no Master; for other PyTorchJobs set the operator's "
+                "--pytorch-init-container-template-file",
             )
 
 
@@ -173,7 +173,7 @@ def check_managed_by_kueue(api: ClusterClient, backend: str) -> Iterator[CheckRe
     try:
         config_map = api.get(CONFIG_MAPS, name, namespace=namespace)
     except ApiError:
-        yield unreadable("Kueue's kinds", f"see that {framework} is among integrations.frameworks of Kueue")
+        yield unreadable("Kueue's kinds", f"check that {framework} is among integrations.frameworks of Kueue")
         return
     text = "\n".join((config_map.get("data") or {}).values())
     active = {line.strip().lstrip("- ").strip("\"'") for line in text.splitlines() if not line.strip().startswith("#")}
@@ -204,7 +204,7 @@ def check_monitoring(api: ClusterClient) -> Iterator[CheckResult]:
     if served:
         yield CheckResult("monitoring", "ok", ", ".join(served))
     else:
-        advice = "install the Prometheus Operator, or use managed Prometheus on GKE; training runs without"
+        advice = "install the Prometheus Operator, or use managed Prometheus on GKE; training does not need it"
         yield CheckResult("monitoring", "note", "neither PodMonitor nor PodMonitoring", advice)
 
 

@@ -43,13 +43,13 @@ class MountedSecret:
 
 @dataclass(frozen=True)
 class JobSpec:
-    """One stage of one run: pods, ranks per pod, resources, and the document that the pods receive.
+    """One stage of one run: pods, ranks per pod, resources, and the run document of the pods.
 
     Args:
         identity: SHA-256 in hex, the same for jobs with the same result.
         document: Run document of the pods, as YAML.
         min_nodes: Fewest pods with which an elastic job continues.
-        cache_path: Directory of the pods for remote shards; None without a cache.
+        cache_path: Directory in the pods for remote shards; None without a cache.
         grace_seconds: Time from the stop request to the kill.
     """
 
@@ -87,7 +87,7 @@ class JobSpec:
 
     @property
     def needs_accelerators(self) -> bool:
-        """True if its pods run on the hardware of the document, not on any node."""
+        """True if the pods need the hardware of the document; otherwise they run on any node."""
         return self.stage in ("train", "evaluate")
 
     @property
@@ -114,14 +114,14 @@ class JobSpec:
 def build_job_spec(
     config: RunConfig, stage: StageName, shard_set: str | None = None, *, mounted: bool = True
 ) -> JobSpec:
-    """Return the job of a stage.
+    """Return the specification of a stage's job.
 
     Args:
         shard_set: Location of the shards; by default that of the run's own shard stage.
-        mounted: Check that volumes hold the files of the pods; False if another tool mounts the volumes.
+        mounted: Check that volumes have the files that the pods need; False if another tool mounts the volumes.
 
     Raises:
-        InputError: The document contradicts itself or its hardware; lists all problems.
+        InputError: The document contradicts itself or does not fit the hardware; the text lists all problems.
     """
     launch, cluster = config.launch, config.launch.cluster
     named, has_ranks = _resolve_hardware(config), stage in ("train", "evaluate")
@@ -180,7 +180,7 @@ def _resolve_hardware(config: RunConfig) -> Hardware:
 
 
 def _node_count(config: RunConfig, stage: StageName, hardware: Hardware) -> int:
-    """Return the number of pods; all hosts of a TPU slice take part, in evaluation too."""
+    """Return the number of pods. All hosts of a TPU slice take part, also in evaluation."""
     if stage == "shard":
         return config.launch.shard_pods
     if stage == "train":
@@ -216,10 +216,10 @@ def _pod_document(config: RunConfig, nodes: int, processes_per_node: int, cache_
     text = dumps(loads(json.dumps(values), "the document of the pods"))
     if len(text.encode()) > MAX_DOCUMENT_BYTES:
         raise InputError(
-            f"longer than the {MAX_DOCUMENT_BYTES} bytes that pods take inline",
+            f"longer than {MAX_DOCUMENT_BYTES} bytes, the limit for an environment variable of the pods",
             field="run document",
             got=len(text.encode()),
-            hint="Shorten it, such as by leaving out data.classes.",
+            hint="Shorten it, for example by removing data.classes.",
         )
     return text
 

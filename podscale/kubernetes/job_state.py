@@ -1,4 +1,4 @@
-"""State of a job, one phase and one reason: pure functions of API objects, for all kinds of job."""
+"""State of a job (a phase and a reason), by pure functions of API objects, for all kinds of job."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -27,10 +27,10 @@ JobPhase = Literal["queued", "pending", "starting", "running", "restarting", "su
 FINISHED_PHASES: tuple[JobPhase, ...] = ("succeeded", "failed", "gone")
 
 DONE_CONDITIONS = ("Succeeded", "Complete", "Completed")
-"""PyTorchJob and JAXJob; Job and TrainJob; JobSet."""
+"""Condition of a job that succeeded: of PyTorchJob and JAXJob, of Job and TrainJob, of JobSet."""
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 PROBLEM_EVENTS = ("FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox")
-"""Reasons that a pod does not start and that its status does not show."""
+"""Reasons of events for why a pod does not start, which its status does not show."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class JobState:
     Args:
         running: number of running pods.
         expected: number of pods that the job requests.
-        stage_exit: exit of the stage, or that before its last restart.
-        is_permanent: the job waits for an operator.
+        stage_exit: exit of the stage, or its exit before the last restart.
+        is_permanent: the job waits for a person to fix its cause.
         has_run: a container of the stage has run, according to the job and its remaining pods.
     """
 
@@ -96,7 +96,7 @@ def read_job_state(
     if "Failed" in conditions:
         return replace(state, phase="failed", reason=_failure_reason(conditions["Failed"], state.stage_exit))
     if is_being_deleted(job):
-        return replace(state, phase="stopped", reason="its pods have time to save, then it is gone")
+        return replace(state, phase="stopped", reason="it is being deleted; its pods save and exit")
     if _is_suspended(job):
         phase, reason = _suspended_reason(job, workload)
         return replace(state, phase=phase, reason=reason)
@@ -152,8 +152,8 @@ def _suspended_reason(job: KubernetesObject, workload: KubernetesObject | None) 
     if workload is not None:
         return "queued", _queued_reason(workload, queue or str((workload.get("spec") or {}).get("queueName", "")))
     if queue:
-        return "queued", f"Kueue has not looked at it yet (queue {queue}); does Kueue manage {job['kind']} here?"
-    return "stopped", "it is suspended (spec.suspend); set that to false to resume it"
+        return "queued", f"Kueue has no workload for it yet (queue {queue}), or does not manage {job['kind']} here"
+    return "stopped", "it is suspended; set spec.suspend to false to resume it"
 
 
 def _queued_reason(workload: KubernetesObject, queue: str) -> str:
@@ -175,7 +175,7 @@ def _restart_count(job: KubernetesObject, pods: Sequence[KubernetesObject]) -> i
 
 
 def _has_run(job: KubernetesObject) -> bool:
-    """Return whether pods of the job have run, which may be gone: operators keep past conditions, set to false."""
+    """Return whether pods of the job have run, even if they are gone: operators keep past conditions, set to false."""
     status = job.get("status") or {}
     past = {"Running", "Restarting"} & conditions_of(job).keys()
     return bool(past or any(map(status.get, ("failed", "succeeded", "restarts"))))
@@ -184,7 +184,7 @@ def _has_run(job: KubernetesObject) -> bool:
 def _active_state(
     job: KubernetesObject, pods: Sequence[KubernetesObject], events: Sequence[KubernetesObject], state: JobState
 ) -> tuple[JobPhase, PodProblem | None]:
-    """Return phase and problem of a job that has neither ended nor been suspended."""
+    """Return phase and problem of a job that is neither finished nor suspended."""
     succeeded = sum((pod.get("status") or {}).get("phase") == "Succeeded" for pod in pods)
     if pods and state.running + succeeded >= state.expected:
         return "running", None
@@ -202,7 +202,7 @@ def _active_state(
 def _first_problem(
     job: KubernetesObject, pods: Sequence[KubernetesObject], events: Sequence[KubernetesObject]
 ) -> PodProblem | None:
-    """Return the worst problem of the pods, else the rejection of pods, else the problem of another event."""
+    """Return the worst problem of the pods, else why pods cannot be created, else the problem of another event."""
     problems = [(pod, problem) for pod in pods if (problem := find_problem(pod)) is not None]
     if problems:
         pod, worst = max(problems, key=lambda pair: pair[1].is_permanent)

@@ -1,7 +1,7 @@
 """Watch a job to its end: report its state, show the log of rank 0, and delete a job that cannot recover.
 
 The job does not depend on this process: the next `podscale submit` adopts it. Job and pods are watched. Events and
-Kueue's Workload are fetched rarely, and only while the job does not run.
+Kueue's Workload are fetched at most every DETAILS_SECONDS, and only while the job does not run.
 """
 
 import threading
@@ -34,7 +34,7 @@ from podscale.kubernetes.resources import (
 from podscale.kubernetes.retry import Notify
 
 DETAILS_SECONDS = 10.0
-"""Shortest time between two fetches of events and Workload, seconds."""
+"""Minimal time between two fetches of events and Workload, seconds."""
 JOB_UID_LABEL = "kueue.x-k8s.io/job-uid"
 MAX_EVENTS = 50
 
@@ -86,7 +86,7 @@ class JobObserver:
         return state
 
     def _final_state(self, job: KubernetesObject) -> JobState:
-        """Return the state at the end, from a new list of pods, because their watch may lag behind the job's."""
+        """Return the final state from a new list of pods, because their watch may lag behind the job's."""
         if self._last_pods is None:
             self._last_pods, _ = self._api.list(PODS, labels=pod_selector(job), keep=trim_pod)
         return read_job_state(job, self.pods())
@@ -145,10 +145,10 @@ class WaitLimits:
     """Time limits, seconds.
 
     Args:
-        max_poll_seconds: longest time between two polls of the job's state.
-        min_poll_seconds: shortest time between two polls.
-        permanent_seconds: timeout for conditions that need an operator.
-        log_seconds: timeout for the end of the log.
+        max_poll_seconds: maximal time between two polls of the job's state.
+        min_poll_seconds: minimal time between two polls.
+        permanent_seconds: timeout for problems that only a person can fix.
+        log_seconds: timeout for the rest of the log.
     """
 
     max_poll_seconds: float = 5.0
@@ -162,7 +162,7 @@ class JobVanished(PodscaleError):
 
 
 class JobReplaced(JobVanished):
-    """Another job of its name was submitted."""
+    """Another job of the same name was submitted."""
 
 
 class NamespaceGone(JobVanished):
@@ -179,8 +179,9 @@ def wait_for_job(
 ) -> JobState:
     """Wait until the job has ended; return its last state. Raises JobVanished if another client deletes it.
 
-    A job with bad input is deleted and counts as failed. So does a job that never ran and waits for an operator. A job
-    that has run is left, because a replacement pod that cannot start does not undo its work.
+    A job with bad input is deleted and counts as failed. The same holds for a job that never ran and cannot start until
+    a person fixes the cause. A job that has run is left, because a replacement pod that cannot start does not undo its
+    work.
     """
     limits = limits or WaitLimits()
     with closing(JobObserver(api, job)) as observer:
@@ -219,7 +220,7 @@ class _JobWatcher:
             if self._needs_operator(state):
                 return self._delete_job(state, state.reason)
             self._observer.changed.wait(self._limits.max_poll_seconds)
-            time.sleep(self._limits.min_poll_seconds)  # many pods change at once
+            time.sleep(self._limits.min_poll_seconds)  # one poll for many pods that change at once
 
     def _report(self, state: JobState) -> None:
         if str(state) != self._reported:
@@ -227,7 +228,7 @@ class _JobWatcher:
             self._notify(self._reported)
 
     def _needs_operator(self, state: JobState) -> bool:
-        """Return whether the job never ran, and has waited for an operator longer than `permanent_seconds`."""
+        """Return whether the job never ran and has had a permanent problem for more than `permanent_seconds`."""
         self._has_run = self._has_run or state.has_run
         if not state.is_permanent or self._has_run:
             self._stuck_since = None
@@ -243,7 +244,7 @@ class _JobWatcher:
     def _vanished_error(self) -> JobVanished:
         job = title_of(self._job)
         if self._observer.replaced():
-            problem = "was deleted and submitted anew by another client; this command no longer waits for it"
+            problem = "was deleted and submitted again by another client; this command no longer waits for it"
             return JobReplaced(problem, field=job)
         if _is_namespace_terminating(self._api):
             return NamespaceGone(
@@ -261,5 +262,5 @@ def _is_namespace_terminating(api: ClusterClient) -> bool:
     except ApiNotFound:
         return True
     except ApiError:
-        return False  # a role of one namespace does not permit this
+        return False  # a role in one namespace does not permit reading namespaces
     return bool(phase == "Terminating")

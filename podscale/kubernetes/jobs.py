@@ -60,9 +60,9 @@ class JobEntry:
 
 
 def list_jobs(api: ClusterClient, run: str | None = None, stage: str | None = None) -> list[JobEntry]:
-    """Return the jobs of the namespace, of one run, or of one stage of it, by age.
+    """Return the jobs of the namespace, of one run, or of one stage of it, oldest first.
 
-    The reason why a job waits is fetched only for one run.
+    The reason why a job waits is fetched only if `run` is given.
     """
     jobs = list_job_objects(api, run, stage)
     if not jobs:
@@ -88,7 +88,7 @@ def list_job_objects(api: ClusterClient, run: str | None = None, stage: str | No
             if error.status == 403 and api.serves(resource):  # 403 precedes 404
                 hidden.append(error)
             continue
-        # jobs that an operator creates for a job of ours have the same labels, but an owner
+        # jobs that an operator creates for one of our jobs have the same labels, but also an owner
         jobs += [job for job in items if not job["metadata"].get("ownerReferences")]
     if hidden and not jobs:
         raise hidden[0]
@@ -124,7 +124,7 @@ def _pod_json(pod: KubernetesObject) -> dict[str, Any]:
 
 
 def describe_pod(pod: KubernetesObject) -> str:
-    """Return in one line why a pod does not run or how it ended; empty if it runs normally."""
+    """Return one line on why a pod does not run or how it failed; empty if there is no problem."""
     problem = find_problem(pod)
     if problem is not None:
         return problem.reason
@@ -134,7 +134,7 @@ def describe_pod(pod: KubernetesObject) -> str:
 
 @dataclass(frozen=True)
 class StopResult:
-    """Jobs that this call deleted, and jobs of another document, which were left."""
+    """Jobs that this call deleted (`stopped`), and jobs of another document, which it left (`others`)."""
 
     stopped: Sequence[KubernetesObject]
     others: Sequence[KubernetesObject]
@@ -159,6 +159,6 @@ def stop_jobs(
 
 
 def is_resubmitted(job: KubernetesObject) -> bool:
-    """Return whether a task of a pipeline waits for the job and would submit it again."""
+    """Return whether a pipeline task waits for the job and would submit it again."""
     is_pipeline_job = annotations_of(job).get(LAUNCHER_ANNOTATION) == PIPELINE_LAUNCHER
     return is_pipeline_job and not read_job_state(job).is_finished

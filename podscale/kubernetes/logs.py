@@ -1,8 +1,8 @@
-"""Log of a container as one stream through restarts, new pods and broken connections, each line once.
+"""Log of a container as one stream across restarts, new pods and broken connections, with each line once.
 
 The kubelet timestamps every line. A position is the timestamp of the last line shown and the number of lines shown with
-it. A reopened stream starts at that second and skips the lines already shown. Timestamps of one node only grow, so the
-position also serves for the next container of the pod.
+it. A reopened stream starts at that second and skips the lines already shown. Timestamps of one node only increase, so
+the position is also valid for the next container of the pod.
 """
 
 import re
@@ -27,7 +27,7 @@ _FIRST_LABELS = (
     ("jobset.sigs.k8s.io/job-index", "0"),
     ("batch.kubernetes.io/job-completion-index", "0"),
 )
-"""Labels of the pod of rank 0, if its operator sets them."""
+"""Labels of the pod of rank 0, as far as its operator sets them."""
 
 PodChooser = Callable[[Sequence[KubernetesObject]], KubernetesObject | None]
 """Picks the pod whose log is shown."""
@@ -49,14 +49,14 @@ class LogPosition:
 
 
 def first_pod(pods: Sequence[KubernetesObject]) -> KubernetesObject | None:
-    """Return the newest pod of rank 0, a master or the pod with index 0; None if there is none yet."""
+    """Return the newest pod of rank 0, which is a master or has index 0; None if there is none yet."""
     firsts = [pod for pod in pods if all(labels_of(pod).get(name, value) == value for name, value in _FIRST_LABELS)]
     masters = [pod for pod in firsts if labels_of(pod).get("training.kubeflow.org/replica-type") == "master"]
     return max(masters or firsts, key=creation_time, default=None)
 
 
 def newest_pod_named(name: str) -> PodChooser:
-    """Return a function that picks the newest pod of a name, because operators recreate a lost pod under its name."""
+    """Return a function that picks the newest pod of a name; operators recreate a lost pod under its name."""
     return lambda pods: max((pod for pod in pods if name_of(pod) == name), key=creation_time, default=None)
 
 
@@ -84,7 +84,7 @@ class ContainerLog:
         yield from self._new_lines(str(container["name"]), {"follow": "true"} if follow else {})
 
     def _previous_container_lines(self, container: str, restarts: int) -> Iterator[bytes]:
-        """Yield the rest of the log before the last restart; nodes keep no older log."""
+        """Yield the rest of the log before the last restart; nodes keep no older logs."""
         missed = restarts - self._position.restarts - 1
         if missed > 0:
             self._notify(
@@ -152,7 +152,7 @@ class LogFollower:
         self._thread.join(timeout_seconds)
 
     def _run(self) -> None:
-        with suppress(ApiUnreachable):  # raised in the thread that waits for the job, too
+        with suppress(ApiError, ApiUnreachable):  # the thread that waits for the job raises it as well
             while True:
                 is_last = self._is_finishing.is_set()
                 if self._print_new_lines() and is_last:

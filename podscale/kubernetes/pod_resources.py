@@ -22,11 +22,11 @@ GIB = 2**30
 TEMPORARY_GIB = 8.0
 """Default disk space for /tmp (compiled kernels, torchrun's files) and the container's log, GiB."""
 MIN_SHM_GIB = 1.0
-"""Shared memory for buffers of NCCL and the driver, beside that of the loaders, GiB."""
+"""Shared memory for buffers of NCCL and the driver, in addition to that of the loaders, GiB."""
 GPUDIRECT_SHM_GIB = 128.0
 """Shared memory that xpk mounts for GPUDirect, GiB (src/xpk/core/workload_decorators/tcpxo_decorator.py)."""
 REPORT_CPUS, REPORT_MEMORY_GIB = 4.0, 16.0
-"""Largest resources of the report stage, which is one process."""
+"""Maximal resources of the report stage, which is one process."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class PodResources:
 def pod_resources(
     config: RunConfig, stage: str, hardware: Hardware, processes: int, *, cached: bool, gpudirect: bool
 ) -> PodResources:
-    """Return the resources of the document, else the hardware's share; if `cached`, with disk for remote shards."""
+    """Return the resources that the document names, else the hardware's; if `cached`, add disk for remote shards."""
     resources = config.launch.resources
     cpus, memory = resources.cpus or hardware.cpus_to_request, resources.memory_gib or hardware.memory_gib_to_request
     if stage == "report":
@@ -66,7 +66,7 @@ def pod_resources(
 
 
 def _shm_gib(config: RunConfig, stage: str, processes: int, memory: float, *, gpudirect: bool) -> float:
-    """Return twice the size of the batches in flight, which are copied while new ones are filled, and NCCL's share."""
+    """Return twice the size of the batches in flight (they are copied while new ones are filled), plus NCCL's part."""
     if stage not in ("train", "evaluate"):
         return MIN_SHM_GIB if not memory else min(MIN_SHM_GIB, memory / 2)
     batches = math.ceil(2 * shared_memory_bytes(config, processes) / GIB) + MIN_SHM_GIB
@@ -82,7 +82,7 @@ def validate_job(
     resources: PodResources,
     shard_set: str | None,
 ) -> None:
-    """Raise InputError (InputErrors for several) if the job cannot run; without a `shard_set` skip its volumes."""
+    """Raise InputError (InputErrors for several) if the job cannot run; without a `shard_set`, do not check volumes."""
     errors = [*_check_machine(config, stage, hardware, resources)]
     if shard_set is not None:
         errors += [*_check_workspace(config), *_check_input_paths(config, stage, shard_set)]
@@ -110,7 +110,7 @@ def volume_mounts(config: RunConfig) -> dict[str, bool]:
 
 
 def _is_writable(path: PurePath, config: RunConfig) -> bool | None:
-    """Return whether the volume that holds `path` is writable; None if no volume holds it."""
+    """Return whether the volume mounted at or above `path` is writable; None if there is none."""
     mounts = [(PurePosixPath(mount), writable) for mount, writable in volume_mounts(config).items()]
     around = [(mount, writable) for mount, writable in mounts if path.is_relative_to(mount)]
     return max(around)[1] if around else None
@@ -133,21 +133,21 @@ def _check_workspace(config: RunConfig) -> Iterator[InputError]:
             "launch.cluster.volumes with that path.",
         )
     elif not writable:
-        hint = "A run writes its directory into the workspace: mount a volume that can be written."
+        hint = "A run writes to its workspace: mount a writable volume."
         yield InputError("the volume there is read-only", field=key, got=workspace, hint=hint)
     if config.launch.cluster.workspace_claim and any(
         PurePosixPath(volume.path) == PurePosixPath(workspace) for volume in config.launch.cluster.volumes
     ):
         yield InputError(
-            "launch.cluster.workspace_claim is mounted at this path too",
+            "launch.cluster.workspace_claim is also mounted at this path",
             field="launch.cluster.volumes",
             got=workspace,
-            hint="Leave one of them out.",
+            hint="Remove one of them.",
         )
 
 
 def _check_input_paths(config: RunConfig, stage: str, shard_set: str) -> Iterator[InputError]:
-    """Yield an error for an input that no volume holds."""
+    """Yield an error if the stage's input is on no volume."""
     problem, source = "no volume is mounted there", config.data.source
     path = Location.parse(source if stage == "shard" else shard_set).local_path
     if path is None or _is_writable(path, config) is not None:
@@ -191,7 +191,7 @@ def _check_caches(config: RunConfig, processes: int, resources: PodResources) ->
             f"{caches:.3g} of it",
             field="launch.resources.memory_gib",
             got=resources.memory_gib,
-            hint="Raise it, or lower them.",
+            hint="Raise it, or lower the caches.",
         )
 
 
@@ -211,10 +211,10 @@ def _check_accelerators(config: RunConfig, hardware: Hardware, nodes: int, proce
         problem = f"{launch.cluster.slices} x {hardware.name} are {nodes} machines"
         yield InputError(problem, field="launch.nodes", got=launch.nodes, hint="Leave it out.")
     if launch.cluster.slices > 1 and hardware.hosts == 1:
-        problem = "only TPU slices of several machines go together"
+        problem = "only TPU slices of several machines can be combined"
         yield InputError(problem, field="launch.cluster.slices", got=launch.cluster.slices)
     if launch.cluster.min_nodes is not None and hardware.kind == "tpu":
-        problem = "a TPU slice runs whole or not at all"
+        problem = "a TPU slice cannot run with fewer machines"
         yield InputError(problem, field="launch.cluster.min_nodes", got=launch.cluster.min_nodes, hint="Leave it out.")
 
 
@@ -222,7 +222,7 @@ def _check_security(config: RunConfig, hardware: Hardware) -> Iterator[InputErro
     cluster = config.launch.cluster
     if cluster.network == "gpudirect" and hardware.gpudirect is None:
         yield InputError(
-            f"{hardware.name} has none: it comes with whole machines of eight H100, H200 or B200",
+            f"{hardware.name} has no GPUDirect; machines with eight H100, H200 or B200 have it",
             field="launch.cluster.network",
             got=cluster.network,
             hint="Set it to plain, or set another launch.hardware.",
@@ -231,7 +231,7 @@ def _check_security(config: RunConfig, hardware: Hardware) -> Iterator[InputErro
         for volume in cluster.volumes:
             if volume.nfs is not None:
                 yield InputError(
-                    "restricted Pod Security allows no NFS volume in a pod",
+                    "restricted Pod Security does not allow NFS volumes in a pod",
                     field="launch.cluster.volumes",
                     got=volume.path,
                     hint="Make it a PersistentVolume and give its claim.",
@@ -239,7 +239,7 @@ def _check_security(config: RunConfig, hardware: Hardware) -> Iterator[InputErro
 
 
 def _check_world_sizes(config: RunConfig, nodes: int, devices: int) -> Iterator[InputError]:
-    """Yield the errors of every number of nodes with which an elastic job may run; `devices` are those of a node."""
+    """Yield the errors for each number of nodes with which an elastic job may run; `devices` are per node."""
     for number in range(config.launch.cluster.min_nodes or nodes, nodes + 1):
         try:
             check_ranks(config, number * devices)

@@ -1,4 +1,4 @@
-"""State of one pod, from its status: whether it runs, why not, and the exit of its stage."""
+"""State of one pod, from its status: whether it runs, its problem, and the exit of its stage."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -15,14 +15,14 @@ PERMANENT_WAIT_REASONS = {
     "InvalidImageName": "correct launch.image",
     "ErrImageNeverPull": "the node does not have the image and may not fetch it: push it to a registry, or load it "
     "into the nodes, or change launch.cluster.image_pull_policy",
-    "CreateContainerConfigError": "a Secret, ConfigMap or user that the pod names is not usable",
-    "CreateContainerError": "the node cannot make the container",
+    "CreateContainerConfigError": "correct the Secret, ConfigMap or user that the pod names",
+    "CreateContainerError": "the node cannot create the container",
     "RunContainerError": "the node cannot start the container: is `podscale` in the image?",
 }
-"""Waiting reasons that need an operator, with what to change."""
+"""Waiting reasons that only a person can fix, with what to do."""
 
 START_FAILURE_REASONS = ("StartError", "ContainerCannotRun")
-"""Reasons of a container whose command did not start (containerd; older runtimes)."""
+"""Termination reasons of a container whose command did not start (containerd; older runtimes)."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class StageExit:
 
     @property
     def first_line(self) -> str:
-        """First line of the error; later lines are details and advice."""
+        """First line of the error; the rest is details and advice."""
         return next(iter(self.error.splitlines()), "")
 
     @property
@@ -46,14 +46,14 @@ class StageExit:
 
 @dataclass(frozen=True)
 class PodProblem:
-    """Reason why a pod does not run; `is_permanent` if only an operator can fix it."""
+    """Reason why a pod does not run; `is_permanent` if only a person can fix it."""
 
     reason: str
     is_permanent: bool = False
 
 
 def trim_pod(pod: KubernetesObject) -> KubernetesObject:
-    """Return the part of a pod that is read here, because large jobs have many pods with equal specs."""
+    """Return the part of a pod that this module reads, to save memory: large jobs have many pods with equal specs."""
     metadata, status = pod.get("metadata") or {}, pod.get("status") or {}
     keep = ("name", "uid", "labels", "creationTimestamp", "deletionTimestamp", "resourceVersion")
     parts = ("phase", "reason", "message", "conditions", "containerStatuses", "initContainerStatuses")
@@ -72,7 +72,7 @@ def main_container(pod: KubernetesObject) -> KubernetesObject | None:
 
 
 def restart_count(pod: KubernetesObject) -> int:
-    """Return how often the node restarted the stage's container."""
+    """Return the number of restarts of the stage's container by its node."""
     container = main_container(pod)
     return int(container.get("restartCount", 0)) if container else 0
 
@@ -91,12 +91,12 @@ def has_run(pod: KubernetesObject) -> bool:
 
 
 def has_exited(pod: KubernetesObject) -> bool:
-    """Return whether no container of the pod will run again."""
+    """Return whether the pod has ended, so that none of its containers will run again."""
     return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
 
 
 def stage_exits(pod: KubernetesObject) -> Iterator[StageExit]:
-    """Yield the exits of the stage in this pod, newest first, with that before the container's last restart."""
+    """Yield the exits of the stage in this pod, newest first: the last one and the one before the last restart."""
     status = pod.get("status") or {}
     if status.get("phase") == "Failed" and status.get("reason"):  # such as an eviction, which ended the container
         yield StageExit(int(ExitCode.FAILED), _lost_pod_message(status), name_of(pod))
@@ -108,13 +108,13 @@ def stage_exits(pod: KubernetesObject) -> Iterator[StageExit]:
 
 
 def root_cause(pods: Iterable[KubernetesObject]) -> StageExit | None:
-    """Return the exit that explains the others: bad input, a stage's own error, a hang, a lost peer."""
+    """Return the exit that explains the others: first bad input, then an error, a hang, a preemption, a lost peer."""
     failures = (stage_exit for pod in pods for stage_exit in stage_exits(pod) if stage_exit.exit_code != ExitCode.DONE)
     return min(failures, key=_cause_rank, default=None)
 
 
 def _cause_rank(stage_exit: StageExit) -> int:
-    """Lower explains more; other exits cause a peer's loss."""
+    """Return the order of a cause, lowest first: the others may be its consequences, as a lost peer always is."""
     ranks: dict[int, int] = {ExitCode.BAD_INPUT: 0, ExitCode.HANG: 2, ExitCode.PREEMPTED: 3, ExitCode.PEER_LOST: 4}
     return ranks.get(stage_exit.exit_code, 1)
 
@@ -132,24 +132,24 @@ def _stage_exit(terminated: KubernetesObject, pod: str) -> StageExit:
     if code > 128:
         killed = f"the container was killed by signal {code - 128}"
         return StageExit(code, f"{killed}: {one_line(text)}" if text else killed, pod)
-    return StageExit(code, one_line(text) or f"the container ended with exit code {code} ({reason})", pod)
+    return StageExit(code, one_line(text) or f"the container exited with code {code} ({reason})", pod)
 
 
 def _lost_pod_message(status: KubernetesObject) -> str:
     message = str(status.get("message") or "")
     if status["reason"] == "Evicted":
-        return f"the node evicted the pod: {message.rstrip('.')}. Request what it needs (launch.resources)"
+        return f"the node evicted the pod: {message.rstrip('.')}. Request enough resources (launch.resources)"
     return f"{status['reason']}: {message}" if message else str(status["reason"])
 
 
 def find_problem(pod: KubernetesObject) -> PodProblem | None:
-    """Return why this pod does not run; None if it runs, has ended or is only starting."""
+    """Return why this pod does not run; None if it runs, has ended or is starting normally."""
     status = pod.get("status") or {}
     if has_exited(pod):
         return None
     scheduled = conditions_of(pod).get("PodScheduled", {})
     if scheduled.get("status") == "False":
-        problem = "held back" if scheduled.get("reason") == "SchedulingGated" else "no node for it"
+        problem = "scheduling gated" if scheduled.get("reason") == "SchedulingGated" else "unschedulable"
         return PodProblem(f"{problem}: {scheduled.get('message') or ''}")
     containers = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
     return next((problem for problem in map(_waiting_problem, containers) if problem is not None), None)

@@ -1,4 +1,4 @@
-"""Kubernetes objects as dicts: the kinds that the launcher reads and writes, their operators, the kinds of job."""
+"""Kubernetes objects as dicts: the kinds that the launcher reads and writes, and the operators that provide them."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -45,7 +45,7 @@ def creation_time(item: KubernetesObject) -> datetime:
 
 @dataclass(frozen=True)
 class ResourceKind:
-    """Kind of object, in place of kubernetes.dynamic.Resource, which needs a request to find and quotes no names.
+    """Kind of object. kubernetes.dynamic.Resource would need a request to find it, and does not quote names in URLs.
 
     Args:
         group: API group; "" is the core group.
@@ -112,12 +112,12 @@ STAGE_CONTAINERS = {
     "jobset": "podscale",
     "job": "podscale",
 }
-"""Names of the container that runs the stage, by backend; the operators look for them."""
+"""Name of the container that runs the stage, by backend; operators expect these names."""
 
 
 @dataclass(frozen=True)
 class KindProvider:
-    """Operator that brings a kind of object: name, oldest version that is enough, command that installs it."""
+    """Operator that provides a kind of object: name, oldest sufficient version, command that installs it."""
 
     name: str
     version: str
@@ -151,7 +151,7 @@ KIND_PROVIDERS = {
     "jobset.x-k8s.io": _JOBSET,
     "kueue.x-k8s.io": _KUEUE,
 }
-"""Operator that brings the kinds of an API group."""
+"""Operator that provides the kinds of an API group."""
 
 
 def resource_of(manifest: KubernetesObject) -> ResourceKind:

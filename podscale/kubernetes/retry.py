@@ -1,6 +1,7 @@
 """Retry policy of requests to the API server, by tenacity, and the notices of an outage.
 
-The user gets one line when an outage has lasted, and one when it is over, however many threads retry.
+The user gets one line when an outage has lasted NOTICE_AFTER_SECONDS, and one when it is over, however many threads
+retry.
 """
 
 import threading
@@ -8,17 +9,24 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_before_delay, wait_exponential_jitter
+from tenacity import (
+    RetryCallState,
+    Retrying,
+    retry_if_exception_type,
+    stop_before_delay,
+    wait_exponential,
+    wait_random,
+)
 
 from podscale.kubernetes.errors import ApiUnreachable
 
 NOTICE_AFTER_SECONDS = 5.0
-"""Age of an outage from which the user is notified, seconds."""
+"""Duration of an outage after which the user is notified, seconds."""
 
 Notify = Callable[[str], None]
 """Takes one line for the user."""
 
-_backoff = wait_exponential_jitter(initial=0.5, max=20.0, jitter=0.25)
+_backoff = wait_exponential(multiplier=0.5, max=20.0) + wait_random(0.0, 0.25)
 
 
 @dataclass(frozen=True)
@@ -26,7 +34,7 @@ class RetryPolicy:
     """Time limits of a request.
 
     Args:
-        deadline: longest time from the first attempt to the last, seconds; 0 for one attempt.
+        deadline: maximal time from the first attempt to the last, seconds; 0 for one attempt.
         read_timeout: timeout of one answer, seconds.
     """
 
@@ -53,9 +61,9 @@ class RetryPolicy:
 
 
 INTERACTIVE = RetryPolicy(15.0, read_timeout=15.0)
-"""For commands whose user waits at the terminal."""
+"""Policy of commands whose user waits at the terminal."""
 UNATTENDED = RetryPolicy(1800.0)
-"""For commands that follow a job, which runs on during an outage."""
+"""Policy of commands that follow a job, which continues during an outage."""
 
 
 class OutageNotice:

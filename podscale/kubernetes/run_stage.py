@@ -66,7 +66,7 @@ def run_stage(
     """Submit or adopt the job of a stage and wait until it ends; write the log of rank 0 to `out`.
 
     Args:
-        stop_on_signal: SIGTERM and Ctrl-C delete the job; otherwise it runs on, and the same call adopts it again.
+        stop_on_signal: SIGTERM and Ctrl-C delete the job; otherwise it continues, and the same call adopts it again.
         pipeline: the caller is a pipeline task, which submits the job again if it vanishes.
 
     Raises:
@@ -99,8 +99,8 @@ def _submit_manifests(api: ClusterClient, manifests: JobManifests, printer: "Lin
     submission = submit_job(api, manifests, printer.notify)
     results = {
         "created": "submitted",
-        "adopted": "exists already and runs on as it was submitted",
-        "finished": "succeeded before, nothing to do; if its results are gone, "
+        "adopted": "already exists and continues as it was submitted",
+        "finished": "succeeded before, nothing to do; if its results are gone, run "
         f"`{stop_command(submission.job)} --delete`, then submit again",
     }
     printer.notify(f"{title_of(submission.job)} in namespace {api.namespace}: {results[submission.action]}")
@@ -133,7 +133,7 @@ class LinePrinter:
 
 @contextmanager
 def _handle_signal(api: ClusterClient, job: KubernetesObject, printer: LinePrinter, *, stop: bool) -> Iterator[None]:
-    """Delete the job, or leave it, when this process is asked to stop."""
+    """Delete the job, or leave it, when this process receives SIGTERM or Ctrl-C."""
     try:
         yield
     except (SigtermReceived, KeyboardInterrupt):
@@ -141,7 +141,7 @@ def _handle_signal(api: ClusterClient, job: KubernetesObject, printer: LinePrint
             delete_object(api.with_retry(retry.INTERACTIVE, printer.notify), job)
             printer.notify(f"{title_of(job)} is deleted: its pods save and exit; submit again to resume")
         else:
-            printer.notify(f"{title_of(job)} runs on; the same command adopts it, `{stop_command(job)}` stops it")
+            printer.notify(f"{title_of(job)} continues; the same command adopts it, `{stop_command(job)}` stops it")
         raise
 
 

@@ -1,4 +1,4 @@
-"""Submit a job once per run id and stage: after any retry there is one job, and it is of this document.
+"""Submit a job once per run id and stage: after any retry there is one job, and it belongs to this document.
 
 The job's name is the lock: the API server lets one of two submitters create it, and the other adopts that job. Its
 owned objects (NetworkPolicy, TrainingRuntime) are created before the job and deleted with it.
@@ -31,16 +31,16 @@ from podscale.kubernetes.resources import (
 from podscale.kubernetes.retry import Notify
 
 MANIFEST_ANNOTATION = "podscale.dev/manifest"
-"""Annotation: hash of the manifest of an owned object, because the API server adds defaults to the object itself."""
+"""Annotation with the hash of an owned object's manifest, because the API server adds defaults to the object itself."""
 LAUNCHER_ANNOTATION, PIPELINE_LAUNCHER = "podscale.dev/launcher", "pipeline"
-"""Annotation of jobs whose launcher is a task of a pipeline."""
+"""Annotation of jobs that a pipeline task launched."""
 MAX_RACES = 5
-"""Attempts to find or create a job that other clients change meanwhile."""
+"""Attempts to find or create a job that other clients change at the same time."""
 
 
 @dataclass(frozen=True)
 class Submission:
-    """Job of the stage, and what was done to get it."""
+    """Job of the stage, and how it was obtained."""
 
     action: Literal["created", "adopted", "finished"]
     job: KubernetesObject
@@ -68,13 +68,17 @@ def submit_job(api: ClusterClient, manifests: JobManifests, notify: Notify) -> S
             return Submission("created", create_job(api, manifests))
         except ApiAlreadyExists:
             continue  # another submitter was faster
-    raise PodscaleError("appears and vanishes", field=title_of(manifests.job), hint="Another program may manage it.")
+    raise PodscaleError(
+        f"was created and deleted by other clients {MAX_RACES} times",
+        field=title_of(manifests.job),
+        hint="Another program may manage it.",
+    )
 
 
 def create_job(api: ClusterClient, manifests: JobManifests) -> KubernetesObject:
     """Create the owned objects, dry-run the job, create it, and make it their owner.
 
-    Nothing new remains if the job is refused. Raises ApiAlreadyExists if another submitter was faster.
+    If the job is refused, the created objects are deleted. Raises ApiAlreadyExists if another submitter was faster.
     """
     resource = resource_of(manifests.job)
     created = prepare_owned_objects(api, manifests.owned_objects)
@@ -152,7 +156,7 @@ def check_no_other_kind(api: ClusterClient, job: KubernetesObject) -> None:
             continue
         if existing is not None and not read_job_state(existing).is_finished:
             raise InputError(
-                "runs this stage already",
+                "already runs this stage",
                 field=title_of(existing),
                 hint=f"Adopt it with the same launch.backend, or stop it with `{stop_command(existing)}`",
             )
@@ -219,7 +223,7 @@ def _annotate_manifest(manifest: KubernetesObject) -> KubernetesObject:
 
 
 def _ensure_object(api: ClusterClient, manifest: KubernetesObject) -> bool:
-    """Return whether this call created the object."""
+    """Create an object, or replace that of an earlier job; return whether this call created it."""
     if _create_if_absent(api, manifest):
         return True
     existing = api.get_or_none(resource_of(manifest), name_of(manifest))
@@ -250,7 +254,7 @@ def _check_same_stage(existing: KubernetesObject, manifest: KubernetesObject) ->
     labels = labels_of(existing)
     if any(labels.get(name) != labels_of(manifest)[name] for name in (NAME_LABEL, RUN_LABEL, STAGE_LABEL)):
         raise InputError(
-            "exists and was not created for this job, which needs one of that name",
+            "exists and was not created for this job, which needs that name",
             field=title_of(manifest),
             hint="Choose another run.id, or delete it.",
         )

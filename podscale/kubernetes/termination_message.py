@@ -11,7 +11,7 @@ from podscale.util import env
 
 TERMINATION_PATH = "/dev/termination-log"
 MAX_MESSAGE_BYTES = 4096
-"""Longest message that Kubernetes keeps."""
+"""Maximal size of the message that Kubernetes keeps, bytes."""
 
 
 @contextmanager
@@ -26,11 +26,11 @@ def write_termination_on_exit(stage: str) -> Iterator[None]:
 
 
 def termination_message(stage: str, exit_code: int, error: str) -> bytes:
-    """Return the JSON of a result, at most MAX_MESSAGE_BYTES of UTF-8; cut a longer error."""
+    """Return the JSON of a result, at most MAX_MESSAGE_BYTES of UTF-8; a longer error is truncated."""
     message = _encode(stage, exit_code, error)
     if len(message) <= MAX_MESSAGE_BYTES:
         return message
-    low, high = 0, len(error)  # bisected, because escaping makes 1 to 6 bytes of a character
+    low, high = 0, len(error)  # bisection, because a character takes 1 to 6 bytes after escaping
     while low < high:
         middle = (low + high + 1) // 2
         fits = len(_encode(stage, exit_code, f"{error[:middle]}...")) <= MAX_MESSAGE_BYTES
@@ -55,5 +55,5 @@ def _encode(stage: str, exit_code: int, error: str) -> bytes:
 def _write(stage: str, exit_code: int, error: str) -> None:
     path = env.read_path(env.TERMINATION_LOG)
     if path:
-        with suppress(OSError):  # the exit code remains
+        with suppress(OSError):  # the exit code is reported in any case
             path.write_bytes(termination_message(stage, exit_code, error))

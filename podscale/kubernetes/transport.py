@@ -1,7 +1,8 @@
 """Requests to the API server with time limits, retries and renewed tokens, on `kubernetes`' DynamicClient.
 
-DynamicClient does credentials (of the pod's service account or a context of a kubeconfig), connections, queries, bodies
-and error classes. Four parts of it are replaced, as measured or read in kubernetes 30.1, the newest that kfp admits:
+DynamicClient handles credentials (of the pod's service account or a context of a kubeconfig), connections, queries,
+bodies and error classes. Four parts of it are replaced, as measured or read in kubernetes 30.1, the newest version that
+kfp allows:
 
 - Discovery sends GET /version, GET /apis and one GET for each API group, without a timeout, and caches the answers in
   /tmp/osrcp-HASH.json: a predictable name in a shared folder. Our kinds of objects are known (see resources), so a
@@ -10,8 +11,8 @@ and error classes. Four parts of it are replaced, as measured or read in kuberne
   quiet watch from expiring. `ClusterClient.watch` sends the same request and reads the lines itself.
 - kubernetes.watch.iter_resp_lines drops empty lines, which a log has, and the last line of an interrupted stream. It
   does not limit the length of a line.
-- A token is renewed by its stated expiry only. The server may refuse a launcher's token before that, or a new login may
-  replace it in the kubeconfig. After a 401 the credentials are read again, once.
+- A token is renewed only when it expires. The server may refuse a launcher's token before that, or a new login may
+  replace it in the kubeconfig. So after a 401 the credentials are read again, once.
 """
 
 import json
@@ -35,9 +36,9 @@ CONNECT_TIMEOUT_SECONDS = 10.0
 RETRYABLE_STATUSES = (429, 500, 502, 503, 504)
 """HTTP statuses after which the same request may succeed."""
 WEBHOOK_TIMEOUT_SECONDS = 60.0
-"""Retry time for an operator's webhook: enough for one that restarts."""
+"""Retry time for an operator's webhook, seconds; enough for its restart."""
 MAX_LINE_BYTES = 4 * 2**20
-"""Longest line of a log or a watch, bytes; longer ones are split."""
+"""Maximal length of a line of a log or a watch, bytes; longer lines are split."""
 
 Result = TypeVar("Result")
 
@@ -61,7 +62,7 @@ class ClusterTarget:
 
 
 def find_cluster_target(choice: ClusterSection | NamedCluster) -> ClusterTarget:
-    """Return the cluster that the document, KUBECONFIG or the pod of this process names.
+    """Return the cluster that the document or KUBECONFIG names, or in which this process runs as a pod.
 
     Raises InputError if none of them names one, or if the context does not exist.
     """
@@ -122,7 +123,7 @@ def _kubeconfig_path() -> str:
 
 
 class StreamInterrupted(PodscaleError):
-    """A stream was interrupted; the lines before that are valid."""
+    """A stream was interrupted; the lines read before are valid."""
 
 
 class Transport:
@@ -150,7 +151,7 @@ class Transport:
     def stream(
         self, request: ApiRequest, read_timeout: float, method: str, *arguments: Any, **options: Any
     ) -> urllib3.BaseHTTPResponse:
-        """Return an answer to read with `stream_lines` and to close; `read_timeout` bounds silence, seconds."""
+        """Return an answer to read with `stream_lines` and to close; `read_timeout` is the longest silence, seconds."""
         return self._call(request, lambda answer: answer, read_timeout, method, *arguments, **options)
 
     def _call(
@@ -201,7 +202,7 @@ class Transport:
         except urllib3.exceptions.HTTPError as error:
             raise self._no_answer_error(request, _short_error(error)) from None
         except ApiException as error:
-            if not error.status:  # kubernetes wraps failures of TLS so
+            if not error.status:  # a TLS failure, which kubernetes raises as ApiException
                 raise self._no_answer_error(request, str(error.reason)) from None
             raise _error_of_answer(request, error) from None
 
@@ -210,7 +211,7 @@ class Transport:
             return InputError(
                 f"the API server's certificate does not match the credentials: {_short_error(reason)}",
                 field=self.target.origin,
-                hint="They belong to another cluster, or the cluster was created anew: get new credentials",
+                hint="They belong to another cluster, or the cluster was recreated: get new credentials",
             )
         notice = f"the API server ({self.target.origin}) does not answer: {reason}"
         hint = "Check the network or VPN with `kubectl cluster-info`"

@@ -1,1 +1,1 @@
-"""Start, supervise and restart the worker processes of a stage. Imports no framework."""
+"""Start, supervise and restart the worker processes of a stage, without importing a framework."""

@@ -34,7 +34,7 @@ REPORT_LOST_SECONDS = 5.0
 
 
 def preload_module(module: str) -> None:
-    """Import a module for its imports, then forget the module itself: each rank runs it as its main program."""
+    """Import a module to share its imports, then remove it: each rank runs it as its main program."""
     importlib.import_module(module)
     del sys.modules[module]
 
@@ -43,7 +43,7 @@ class ForkServer:
     """Forked processes that wait for `start_workers` and then run the module `entry` (see worker_main)."""
 
     def __init__(self, entry: str, count: int) -> None:
-        """Fork `count` processes; call it from the main thread, before other threads start."""
+        """Fork `count` processes. Call it from the main thread, before other threads start."""
         self._workers: dict[int, int] = {}
         self._pipes: list[int] = []
         sys.stdout.flush()
@@ -61,7 +61,7 @@ class ForkServer:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED_SIGNALS)
 
     def start_workers(self, variables: Sequence[Mapping[str, str]]) -> None:
-        """Send each process its environment variables, and forward stop signals to the ranks from here on."""
+        """Send each process its environment variables, and from then on forward stop signals to the ranks."""
         for number in FORWARDED_SIGNALS:
             signal.signal(number, self._forward_stop)
         for pipe, environment in zip(self._pipes, variables, strict=True):
@@ -71,8 +71,8 @@ class ForkServer:
     def wait(self, on_killed: Callable[[int], None]) -> int:
         """Wait for all ranks and return the first nonzero exit code (128 + n for signal n), else 0.
 
-        Records the exit status of each failed rank. `on_killed` gets the local rank of each rank that a signal killed:
-        it wrote no report.
+        Records the exit status of each failed rank. `on_killed` receives the local rank of each rank that a signal
+        killed, because such a rank writes no report.
         """
         first_code = 0
         while self._workers:
@@ -81,7 +81,7 @@ class ForkServer:
             code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
             if code != 0:
                 write_exit_status(Path(os.environ[env.RANK_DIR]), pid, code)
-                print(f"rank process {pid} ended with exit code {code}", file=sys.stderr, flush=True)
+                print(f"rank process {pid} exited with code {code}", file=sys.stderr, flush=True)
             if code < 0:
                 on_killed(number)
             first_code = first_code or code
@@ -93,7 +93,7 @@ class ForkServer:
 
 
 def _wait_for_exit() -> int:
-    """Wait until a child exits, leave it a zombie and return its pid."""
+    """Wait until a child exits, leave it as a zombie and return its pid."""
     status = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
     assert status is not None
     return status.si_pid
@@ -132,7 +132,7 @@ def build_rank_env(rendezvous: Rendezvous, count: int, local_rank: int, port: in
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the ranks of this pod and return the exit code of the first that failed, else 0."""
+    """Run the ranks of this pod and return the exit code of the first rank that failed, else 0."""
     parser = argparse.ArgumentParser(prog="podscale.launch.fork_launcher")
     for name in ("processes", "nodes", "node-rank", "slices", "port"):
         parser.add_argument(f"--{name}", type=int, required=True)
@@ -150,7 +150,7 @@ def main(arguments: Sequence[str]) -> int:
         if rendezvous.is_leader:
             server = StoreServer("127.0.0.1" if rendezvous.nodes == 1 else "", rendezvous.port)
     except OSError as error:
-        print(f"port {rendezvous.port} of the rendezvous cannot be opened: {error.strerror}", file=sys.stderr)
+        print(f"cannot open port {rendezvous.port} for the rendezvous: {error.strerror}", file=sys.stderr)
         return 1
     port = server.port if server is not None else rendezvous.port
     rank_envs = [build_rank_env(rendezvous, options.processes, number, port) for number in range(options.processes)]

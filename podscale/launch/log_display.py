@@ -15,8 +15,8 @@ class LogDisplay:
     """Step log of a run, output of the first local rank, and the progress bar of an evaluation.
 
     Args:
-        metrics: metrics.jsonl, shown as the step log; None in pods that do not lead.
-        progress_file: Progress of an evaluation, shown on `err` if it is a terminal.
+        metrics: metrics.jsonl, shown as the step log; None in pods other than the leading one.
+        progress_file: Progress of an evaluation, shown on `err` if that is a terminal.
     """
 
     def __init__(

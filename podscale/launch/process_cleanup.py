@@ -1,4 +1,4 @@
-"""Cleanup of a launch's processes on Linux (/proc): they exit with their parent, and remaining ones are killed."""
+"""Cleanup of a launch's processes on Linux (/proc): they exit with their parent, and those that remain are killed."""
 
 import os
 import signal
@@ -44,7 +44,7 @@ def launch_processes(rank_dir: Path, variable: str = env.RANK_DIR) -> list[int]:
 
 
 def kill_launch_processes(rank_dir: Path, variable: str = env.RANK_DIR, timeout_seconds: float = 10.0) -> list[int]:
-    """Kill the processes of a launch until none is left, because they may start others; return their pids."""
+    """Kill the processes of a launch, repeatedly because they may start others, until none is left; return the pids."""
     killed: set[int] = set()
     deadline = time.monotonic() + timeout_seconds
     while (pids := launch_processes(rank_dir, variable)) and time.monotonic() < deadline:

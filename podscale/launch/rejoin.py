@@ -1,12 +1,12 @@
-"""Join of a pod's launcher with the other pods, and rejoin of a restarted pod.
+"""Join a rendezvous with the other pods, also after a restart of this pod.
 
 A failed pod restarts within seconds, while the other pods may still run in the old rendezvous. The new pod must not
-join the old one: its ranks would wait for processes that are gone. With PyTorch (torchrun) it waits until the old
-rendezvous stops answering (`wait_to_rejoin`). With JAX the pods join at the store of the first pod, a new store for
-each launch (`pod_barrier`). A pod that has already joined this store marks its rank as lost and waits until the store
-ends.
+join the old rendezvous, because its ranks would wait for processes that are gone. With PyTorch (torchrun) it waits
+until the old rendezvous stops answering (`wait_to_rejoin`). With JAX the pods join at the store of the first pod, which
+is a new store for each launch (`pod_barrier`). A pod that has already joined this store marks its rank as lost and
+waits until the store ends.
 
-The new pod also waits for the run directory's lease: the processes of a pod deleted by force may still save.
+The new pod also waits for the run directory's lease, because the processes of a pod deleted by force may still save.
 """
 
 import os
@@ -22,19 +22,19 @@ from podscale.launch.worker_spec import WorkerSpec
 from podscale.util.formatting import format_ranks
 
 OLD_RENDEZVOUS_SECONDS = 20.0
-"""Longest time that the other ranks take to detect a loss and exit, seconds (see worker_group)."""
+"""Maximal time in which the other ranks detect a loss and exit, seconds (see worker_group)."""
 REJOIN_POLL_SECONDS = 0.5
 BARRIER_TIMEOUT_SECONDS = 900.0
-"""Timeout of the pods' barrier, seconds, as torchrun's: nodes may start minutes apart."""
+"""Timeout of the pods' barrier, seconds, the same as torchrun's. Nodes may start minutes apart."""
 RETRY_SECONDS = 0.2
 NEVER_SET_KEY = "never"
-"""Key that is never set: waiting for it means waiting for the end of the store."""
+"""Key that is never set; waiting for it means waiting for the end of the store."""
 
 
 def wait_to_rejoin(spec: WorkerSpec, is_stopping: Callable[[], bool], environ: Mapping[str, str] = os.environ) -> None:
     """Wait until this pod may join the others, if its container was restarted.
 
-    In a pod, the temporary directory outlives the container; a file there marks the first start.
+    In a pod, the temporary directory outlives the container. A file there marks the first start.
     """
     if "KUBERNETES_SERVICE_HOST" not in environ or not spec.rendezvous.node_rank or spec.config.train.engine == "jax":
         return
@@ -47,7 +47,7 @@ def wait_to_rejoin(spec: WorkerSpec, is_stopping: Callable[[], bool], environ: M
 def wait_until_unreachable(
     address: str, port: int, is_stopping: Callable[[], bool], timeout_seconds: float = OLD_RENDEZVOUS_SECONDS
 ) -> None:
-    """Wait until nothing answers at the address, at most `timeout_seconds`, or until a stop is requested."""
+    """Wait until the address does not answer, for at most `timeout_seconds` or until a stop is requested."""
     deadline = time.monotonic() + timeout_seconds
     while _is_reachable(address, port) and time.monotonic() < deadline and not is_stopping():
         time.sleep(REJOIN_POLL_SECONDS)
@@ -80,10 +80,10 @@ def pod_barrier(
     """Wait until every pod has joined a rendezvous that did not start without this one.
 
     Args:
-        connect: Opens a new connection to the store that answers now.
+        connect: Opens a new connection to the store that answers now, old or new.
         rank: First rank of this pod.
         exit_grace_seconds: Time for the old rendezvous to save before this rank is marked as lost in its store.
-        timeout_seconds: Longest wait for another pod, and for the end of the old rendezvous.
+        timeout_seconds: Timeout for the other pods, and for the end of the old rendezvous.
 
     Raises:
         BarrierTimeout: A pod did not join, or the old rendezvous did not end.
@@ -115,13 +115,13 @@ def pod_barrier(
 
 
 def mark_rank_lost(store: Store, rank: int) -> None:
-    """Mark a rank as failed in the store, unless another failed before."""
+    """Mark a rank as failed in the store, unless another rank is already marked."""
     if not store.has(FAILED_KEY):
         store.set(FAILED_KEY, str(rank))
 
 
 def _is_rendezvous_complete(store: Store, pods: list[str]) -> bool:
-    """Return True if all pods have joined, or if the store has ended: neither may be joined."""
+    """Return True if all pods have joined, or if the store has ended; in both cases this pod cannot join."""
     try:
         return all(map(store.has, pods))
     except StoreError:
@@ -129,7 +129,7 @@ def _is_rendezvous_complete(store: Store, pods: list[str]) -> bool:
 
 
 def _wait_for_store_end(store: Store, rank: int, exit_grace_seconds: float, timeout_seconds: float) -> None:
-    """Wait for the end of the old rendezvous' store; marks this rank as lost after the grace time."""
+    """Wait for the end of the old rendezvous' store; mark this rank as lost after the grace period."""
     try:
         for wait_seconds in (exit_grace_seconds, timeout_seconds):
             try:
@@ -139,5 +139,5 @@ def _wait_for_store_end(store: Store, rank: int, exit_grace_seconds: float, time
     except StoreError:
         return
     raise BarrierTimeout(
-        f"the other pods did not leave the old rendezvous, without this pod, within {timeout_seconds:.0f} s"
+        f"the old rendezvous, from before this pod restarted, did not end within {timeout_seconds:.0f} s"
     )

@@ -1,6 +1,7 @@
-"""Rendezvous of a job's pods: read from the environment of each launcher, and logged while pods are missing.
+"""Rendezvous of a job's pods: read it from the environment of each launcher, and log its progress.
 
-Pods of one job may start minutes apart, and torchrun retries the first pod for 15 minutes without a message.
+Pods of one job may start minutes apart, and torchrun retries the connection to the first pod for 15 minutes without a
+message.
 """
 
 import socket
@@ -16,9 +17,9 @@ from podscale.util import env
 C10D_PORT = 29400
 """Port of torchrun's c10d rendezvous if its endpoint names none."""
 TPU_PORT = 29500
-"""Port of the rendezvous of a TPU slice: GKE names the hosts but no port."""
+"""Port of the rendezvous of a TPU slice, because GKE sets the hosts but no port."""
 FIRST_LOG_SECONDS = 20.0
-"""Time until the first message, seconds: pods that start together have joined by then."""
+"""Time until the first message, seconds; pods that start together have joined by then."""
 LOG_EVERY_SECONDS = 60.0
 CONNECT_TIMEOUT_SECONDS = 5.0
 
@@ -27,10 +28,10 @@ Environ = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Number of pods, number of this pod, and address of the first.
+    """Number of pods, number of this pod, and address of the first pod.
 
-    `node_rank` is None if the rendezvous itself assigns it (elastic c10d). `slices` counts TPU slices, or groups of
-    pods, with equally many consecutive nodes each.
+    `node_rank` is None if the rendezvous itself assigns it (elastic c10d). `slices` is the number of TPU slices, or of
+    groups of pods; each has the same number of consecutive nodes.
     """
 
     nodes: int = 1
@@ -53,9 +54,9 @@ class Rendezvous:
     def read(cls, environ: Environ) -> "Rendezvous | None":
         """Return the rendezvous of the pods; None for a single pod.
 
-        The first launcher found is used: torchrun's PET_* variables, which the training operator and our manifests set
-        for both engines; Trainer's JAX runtime; a JAXJob; GKE for TPU slices; WORLD_SIZE and RANK counted in pods,
-        which older launchers set.
+        The variables of the first launcher found are used, in this order: torchrun's PET_*, which the training operator
+        and our manifests set for both engines; Trainer's JAX runtime; a JAXJob; GKE for TPU slices; WORLD_SIZE and RANK
+        counted in pods, which older launchers set.
 
         Raises:
             InputError: A variable is missing, is not a number or contradicts another.
@@ -104,7 +105,10 @@ def _trainjob(environment: Environ) -> Rendezvous:
 
 
 def _jaxjob(environment: Environ) -> Rendezvous:
-    """Read the variables of JAXJob v1 (kubeflow/training-operator, pkg/controller.v1/jax/envvar.go); JAX reads none."""
+    """Read the variables of JAXJob v1 (kubeflow/training-operator, pkg/controller.v1/jax/envvar.go).
+
+    JAX itself does not read them.
+    """
     names = ("COORDINATOR_ADDRESS", "COORDINATOR_PORT", "NUM_PROCESSES", "PROCESS_ID")
     group = _variable_group(environment, "a JAXJob", *names)
     address, port = group["COORDINATOR_ADDRESS"], _read_number(group, "COORDINATOR_PORT")
@@ -114,8 +118,8 @@ def _jaxjob(environment: Environ) -> Rendezvous:
 def _tpu(environment: Environ) -> Rendezvous:
     """Read the variables of GKE's webhook for TPU slices, as JAX 0.10.2 does (jax/_src/clusters/cloud_tpu_cluster.py).
 
-    TPU_WORKER_ID counts within a slice. With several slices MEGASCALE_COORDINATOR_ADDRESS is the first host; its port
-    is libtpu's own.
+    TPU_WORKER_ID counts within a slice. With several slices MEGASCALE_COORDINATOR_ADDRESS has the first host; its port
+    is for libtpu.
     """
     hosts_of = "TPU_PROCESS_ADDRESSES" if "TPU_PROCESS_ADDRESSES" in environment else "TPU_WORKER_HOSTNAMES"
     group = _variable_group(environment, "a TPU slice", "TPU_WORKER_ID", hosts_of)
@@ -160,23 +164,23 @@ def _check_against_tpu(rendezvous: Rendezvous, environment: Environ) -> None:
     tpu = _tpu(environment)
     if (tpu.nodes, tpu.node_rank) != (rendezvous.nodes, rendezvous.node_rank):
         raise InputError(
-            f"the launcher says {rendezvous.node_rank} of {rendezvous.nodes}, and the variables of the TPU slice say "
-            f"{tpu.node_rank} of {tpu.nodes} (TPU_WORKER_ID, TPU_WORKER_HOSTNAMES)",
+            f"{rendezvous.node_rank} of {rendezvous.nodes} by the launcher, but {tpu.node_rank} of {tpu.nodes} by the "
+            "variables of the TPU slice (TPU_WORKER_ID, TPU_WORKER_HOSTNAMES)",
             field="node rank",
             got=(rendezvous.node_rank, rendezvous.nodes),
-            hint="The pods of a slice must be as many as its hosts and numbered alike: use launch.backend=jobset",
+            hint="A slice needs one pod for each host, with the same numbers: use launch.backend=jobset",
         )
 
 
 def _variable_group(environment: Environ, launcher: str, *names: str) -> dict[str, str]:
-    """Return the variables of one launcher, which sets all or none of them."""
+    """Return the variables of one launcher; raises InputError if some are missing."""
     missing = [name for name in names if not environment.get(name)]
     if missing:
         present = ", ".join(name for name in names if name not in missing)
         raise InputError(
             f"missing from the environment of {launcher}" + (f", which has {present}" if present else ""),
             field=", ".join(missing),
-            hint="Start the pods by their launcher, or unset what is left over from another.",
+            hint="Start the pods with their launcher, or unset the variables of another launcher.",
         )
     return {name: environment[name] for name in names}
 
@@ -205,7 +209,7 @@ def log_rendezvous_progress(
     first_seconds: float = FIRST_LOG_SECONDS,
     every_seconds: float = LOG_EVERY_SECONDS,
 ) -> Iterator[None]:
-    """Log inside the block what this pod waits for, until `has_joined` returns True: its ranks have started."""
+    """While the block runs, log what this pod waits for, until `has_joined` returns True (its ranks have started)."""
     finished = threading.Event()
 
     def log_progress() -> None:
@@ -225,7 +229,7 @@ def log_rendezvous_progress(
 
 
 def describe_missing_pods(rendezvous: Rendezvous) -> str:
-    """Return why the pods have not joined, as far as this pod can see."""
+    """Return the reason why the pods have not joined, as far as this pod can see."""
     others = f"the other {rendezvous.nodes - 1} pods" if rendezvous.nodes > 2 else "the other pod"
     if rendezvous.is_leader or not rendezvous.address:
         return f"waiting for {others} of this job"
@@ -235,7 +239,7 @@ def describe_missing_pods(rendezvous: Rendezvous) -> str:
     except OSError as error:
         return (
             f"waiting: the name of the first pod, {rendezvous.address}, does not resolve ({error.strerror or error}). "
-            "It does once that pod runs; if it runs, look at the job's headless service and at the cluster's DNS"
+            "It resolves once that pod runs; if it runs, check the job's headless service and the cluster's DNS"
         )
     address = addresses[0][4]
     try:
@@ -243,6 +247,6 @@ def describe_missing_pods(rendezvous: Rendezvous) -> str:
     except OSError as error:
         return (
             f"waiting: the first pod does not answer at {endpoint} ({error.strerror or error}). It has not started "
-            "yet or has ended, or a network policy keeps this pod from it"
+            "yet, has exited, or a network policy blocks the connection"
         )
     return f"waiting for {others} of this job; the first pod answers at {endpoint}"

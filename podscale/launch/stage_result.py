@@ -27,8 +27,8 @@ class LostWorker:
         elif self.status is not None:
             how = f"exited with code {self.status} without a report"
         else:
-            how = "ended without a report (it was probably killed)"
-        memory = "; the container ran out of memory: lower the batch or raise its limit" if self.out_of_memory else ""
+            how = "exited without a report (it was probably killed)"
+        memory = "; the container ran out of memory: lower the batch or raise the limit" if self.out_of_memory else ""
         return f"rank {self.rank} (process {self.pid}) {how}{memory}"
 
 
@@ -38,7 +38,7 @@ class GroupExit:
 
     Args:
         lost_worker: First rank that exited without a report.
-        killed: Ranks were killed after the grace time.
+        killed: Ranks were killed after the grace period.
         status: Exit code of the launcher.
         launcher_output: Last lines of the launcher's log.
     """
@@ -54,7 +54,7 @@ class GroupExit:
 
 @dataclass(frozen=True)
 class StageResult:
-    """Exit code and error of a stage in this pod; with `is_leader`, rank 0 ran here and this is the run's result."""
+    """Exit code and error of a stage in this pod; the run's result if `is_leader`, because rank 0 ran here."""
 
     exit_code: int
     error: str
@@ -64,7 +64,7 @@ class StageResult:
 def stage_result(group_exit: GroupExit) -> StageResult:
     """Return the exit code and error of the rank that caused the end, not of the peer losses that follow from it.
 
-    The order is: bad input, other errors, a requested stop, a lost rank, a hang, `peer lost`.
+    Causes in order: bad input, other errors, a requested stop, a lost rank, a hang, a lost peer.
     """
     culprit = _first_with_code(group_exit.reports, ExitCode.BAD_INPUT) or _first_failure(group_exit.reports)
     if culprit:
@@ -72,8 +72,8 @@ def stage_result(group_exit: GroupExit) -> StageResult:
     if group_exit.killed:
         return StageResult(
             int(ExitCode.FAILED),
-            "a stop was requested, but not every rank ended within "
-            f"launch.grace_seconds={group_exit.grace_seconds:g}: they were killed; {CONTINUES}",
+            "a stop was requested, but not every rank exited within "
+            f"launch.grace_seconds={group_exit.grace_seconds:g}, so they were killed; {CONTINUES}",
         )
     stopped = _first_with_code(group_exit.reports, ExitCode.PREEMPTED)
     # torchrun asks the peers of a lost rank to stop, so a stop alone does not mean that one was requested.
@@ -98,7 +98,7 @@ def stage_result(group_exit: GroupExit) -> StageResult:
 def _first_with_code(reports: Mapping[int, WorkerReport], code: ExitCode) -> StageResult | None:
     for rank, report in reports.items():
         if report.exit_code == code:
-            return StageResult(int(code), report.error or f"rank {rank} ended with code {int(code)}")
+            return StageResult(int(code), report.error or f"rank {rank} exited with code {int(code)}")
     return None
 
 
@@ -111,7 +111,7 @@ def _first_failure(reports: Mapping[int, WorkerReport]) -> StageResult | None:
 
 
 def _lost_worker_result(lost: LostWorker, witness_result: StageResult | None) -> StageResult:
-    """Return a failure if the rank crashed by itself, else a restartable loss.
+    """Return a failure if the rank itself crashed, else a loss that allows a restart.
 
     `witness_result` is the error of a peer that waited for the rank; its first line names the collective.
     """

@@ -140,10 +140,10 @@ class Supervisor:
     def _log_restart(self, result: StageResult, restarts_left: int) -> None:
         with self._event_log() as events:
             events.event("restart", cause=EXIT_CAUSES[result.exit_code], error=result.error, left=restarts_left)
-        print(f"{result.error}; restarting ({restarts_left} more)", file=sys.stderr, flush=True)
+        print(f"{result.error}; restarting ({restarts_left} left)", file=sys.stderr, flush=True)
 
     def _log_tracker_failure(self, name: str, reason: str) -> None:
-        """Log the event of a failed tracker; the run goes on."""
+        """Log the event of a failed tracker; the run continues."""
         with suppress(OSError, LeaseLost), self._event_log() as events:
             events.event("tracker_failed", tracker=name, reason=reason)
 
@@ -167,13 +167,13 @@ class Supervisor:
 class LaunchHistory:
     """Start and exit cause of each launch of a training, in the run's goodput file.
 
-    Training steps the file in between. Does nothing for other stages, and in a pod that does not hold the lease: if
-    the rendezvous decides which pod leads, rank 0 counts its launch itself.
+    In between, the training updates the file. Does nothing for other stages, or in a pod that does not hold the lease.
+    If the rendezvous decides which pod leads, rank 0 records its launch itself.
     """
 
     def __init__(self, spec: WorkerSpec, run: RunDirectory, lease: Lease | None) -> None:
         self._path, self._lease = run.goodput, lease if spec.stage == "train" else None
-        # The first launch begins with this process: imports count.
+        # The first launch begins when this process starts, so that imports count.
         self._started_at = time.monotonic() - processes.process_age()
         self.launches: int | None = None
         """Number of launches of the training, including the current one; None if nothing is written."""
@@ -194,14 +194,14 @@ class LaunchHistory:
         self._started_at = time.monotonic()
 
     def _write_state(self, state: GoodputState) -> None:
-        """Write the goodput file; a full disk makes goodput less exact but does not stop the training."""
+        """Write the goodput file. A full disk makes goodput less exact but does not stop the training."""
         assert self._lease is not None
         try:
             write_goodput_state(self._path, state, self._lease.check)
         except LeaseLost:
             return  # a newer launch owns the run
         except OSError as error:
-            logger.warning("%s: when launches begin and how they end is not kept: %s", self._path, error.strerror)
+            logger.warning("%s: cannot record the launches of the run: %s", self._path, error.strerror)
 
 
 def _build_display(spec: WorkerSpec, run: RunDirectory, logs: Path, rank_dir: Path) -> LogDisplay:

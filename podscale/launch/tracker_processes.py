@@ -1,4 +1,4 @@
-"""Processes of a training's trackers, which the supervisor of the leading pod starts and stops."""
+"""Processes of a training's trackers. The supervisor of the leading pod starts and stops them."""
 
 import os
 import time
@@ -16,9 +16,9 @@ from podscale.util import env
 from podscale.util.formatting import one_line
 
 FINISH_SECONDS = 60.0
-"""Time to send the last values after a training finished, seconds; a new client is slow to connect."""
+"""Time to send the last values after the end of a training, seconds; a new client is slow to connect."""
 PREEMPTED_FINISH_SECONDS = 10.0
-"""The same after a stop request, seconds: the pod is about to be killed."""
+"""The same after a stop request, seconds, because the pod will be killed soon."""
 POLL_SECONDS = 0.05
 
 
@@ -74,7 +74,7 @@ class TrackerProcesses:
             if has_exited:
                 running.pop(name).close()
                 if process.exit_code:
-                    self._record_failure(name, process.reason or f"it ended with code {process.exit_code}")
+                    self._record_failure(name, process.reason or f"it exited with code {process.exit_code}")
 
     def stop(self, result: StageResult) -> None:
         """Send the result of the training to the trackers, which then finish."""
@@ -90,7 +90,7 @@ class TrackerProcesses:
                 break
             time.sleep(POLL_SECONDS)
         for name in self._running or ():
-            self._on_failure(name, "it was not done in time; its last values may be missing")
+            self._on_failure(name, "it did not finish in time; its last values may be missing")
         self.close()
 
     def close(self) -> None:
@@ -103,11 +103,11 @@ class TrackerProcesses:
 
     def _record_failure(self, name: str, reason: str) -> None:
         log = self._logs / f"tracker-{name}.log"
-        self._on_failure(name, f"{reason} ({log} says more)")
+        self._on_failure(name, f"{reason} (see {log})")
         if name in self._required and not self.failure:
             self.failure = (
-                f"telemetry.trackers: {name} failed: {reason} ({log} says more); set telemetry.required=false to train "
-                "without it, or leave it out"
+                f"telemetry.trackers: {name} failed: {reason} (see {log}); set telemetry.required=false to train "
+                "without it, or remove it"
             )
 
 

@@ -1,4 +1,4 @@
-"""One launch of a pod's ranks: start, watch, stop, and collect their exits."""
+"""One launch of a pod's ranks: start, watch and stop them, and collect their exits."""
 
 import os
 import shutil
@@ -21,14 +21,14 @@ from podscale.util.processes import DUPLICATE_SIGNAL_SECONDS
 
 POLL_SECONDS = 0.1
 SURVIVOR_GRACE_SECONDS = 15.0
-"""Time after a failure until the surviving ranks are killed, seconds: they may report the error they see."""
+"""Time after a failure until the surviving ranks are killed, seconds; enough for them to report their own error."""
 
 
 class ShutdownRequest:
-    """Stop request: the first asks the ranks to save and exit, a second kills them.
+    """Handler of stop signals: the first asks the ranks to save and exit, a second kills them.
 
-    Under `podscale run` a signal may arrive twice, from that command and from the process group. There the command
-    itself kills this process on a second request.
+    Under `podscale run` a signal may arrive twice, from that command and from the process group. In that case a second
+    signal is ignored here, and the command kills this process on a second request.
     """
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ class WorkerGroup:
         self._on_poll(self.is_leader)
 
     def _forward_stop(self, child: "subprocess.Popen[bytes]") -> None:
-        """Send SIGTERM to the launcher after a stop request; kill the launch after the grace time or a second one."""
+        """Send SIGTERM to the launcher after a stop request; kill all after the grace period or a second request."""
         shutdown = self._shutdown
         if not shutdown.requested:
             return
@@ -107,7 +107,7 @@ class WorkerGroup:
             kill_launch_processes(self._rank_dir)
 
     def _kill_survivors(self) -> None:
-        """Kill the ranks that still run some time after one failed."""
+        """Kill the ranks that still run SURVIVOR_GRACE_SECONDS after one failed."""
         if self._spec.uses_torchrun and self._spec.config.launch.max_restarts:
             return  # torchrun restarts the ranks itself
         if self._failed_since is None and (self._lost_worker is not None or self._has_failed()):
@@ -122,7 +122,7 @@ class WorkerGroup:
         return any(report.exit_code not in no_failure for report in read_worker_reports(self._rank_dir).values())
 
     def _find_lost_worker(self) -> None:
-        """Remember the first rank that is gone without a report; later ones are lost because of it."""
+        """Find the first rank that is gone without a report; later ones are lost because of it."""
         pids = registered_workers(self._rank_dir)
         if self._lost_worker is not None and pids.get(self._lost_worker.rank) != self._lost_worker.pid:
             self._lost_worker = None  # torchrun has restarted the rank

@@ -1,6 +1,6 @@
 """Ranks of one stage in a pod, from the run document and the cluster's environment, and the start of their launcher.
 
-The launcher is torchrun for PyTorch on several pods, `fork_launcher` otherwise; a single rank starts directly.
+The launcher is torchrun for PyTorch on several pods and `fork_launcher` otherwise. A single rank starts directly.
 """
 
 import math
@@ -23,7 +23,7 @@ WorkerStage = Literal["train", "evaluate"]
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """Ranks of one stage in this pod; an empty `worker_module` stands for the worker module of the engine."""
+    """Ranks of one stage in this pod; if `worker_module` is empty, they run the engine's worker module."""
 
     config: RunConfig
     stage: WorkerStage
@@ -43,7 +43,7 @@ class WorkerSpec:
 
     @property
     def uses_torchrun(self) -> bool:
-        """True if torchrun starts the ranks: PyTorch on several pods, whose group it can restart."""
+        """True if torchrun starts the ranks: for PyTorch on several pods, which it can restart together."""
         return self.config.train.engine == "pytorch" and self.rendezvous.nodes > 1
 
     def command(self, rank_dir: Path) -> list[str]:
@@ -64,8 +64,8 @@ class WorkerSpec:
             env.SUPERVISOR: str(os.getpid()),
             env.PROGRESS_FILE: str(progress_path(worker_env.rank_directory, base)),
             "OMP_NUM_THREADS": str(self.threads_per_process),
-            # Versions of torchrun that know the setting wait this long before they kill; the supervisor itself kills
-            # after the grace time, so this is longer.
+            # Versions of torchrun that read this variable wait this long before they kill the ranks. It is longer than
+            # the grace period, after which the supervisor itself kills.
             "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(math.ceil(self.config.launch.grace_seconds) + 5),
             "PYTHONUNBUFFERED": "1",
         }
@@ -92,7 +92,7 @@ class WorkerSpec:
         return [f"--{name}={value}" for name, value in options.items()]
 
     def _torchrun_options(self, rank_dir: Path) -> list[str]:
-        """Return the options that this pod knows; torchrun reads the rest from the PET_* variables."""
+        """Return the options that are known here; torchrun reads the rest from the PET_* variables."""
         rendezvous = self.rendezvous
         options: dict[str, object] = {
             "nproc-per-node": self.processes_per_node,
@@ -117,8 +117,8 @@ def build_worker_spec(
     if rendezvous is None:
         if config.launch.nodes > 1:
             raise InputError(
-                "PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR and PET_MASTER_PORT are not set, which a launcher sets in "
-                "each pod",
+                "several nodes need a launcher that sets PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR and "
+                "PET_MASTER_PORT in each pod",
                 field="launch.nodes",
                 got=config.launch.nodes,
                 hint="On one machine use launch.nodes=1",
@@ -130,7 +130,7 @@ def build_worker_spec(
 
 
 def _process_count(config: RunConfig, environ: Mapping[str, str], gpus: int) -> int:
-    """Return the launcher's count, else the document's, else one per GPU, else 1: one process drives all TPUs."""
+    """Return the launcher's count, else the document's, else one per GPU, else 1 (one process drives all TPUs)."""
     count = environ.get("PET_NPROC_PER_NODE", "auto")
     if count not in ("auto", "gpu", "cpu"):
         return max(1, env.number("PET_NPROC_PER_NODE", count))
@@ -138,5 +138,5 @@ def _process_count(config: RunConfig, environ: Mapping[str, str], gpus: int) -> 
 
 
 def progress_path(rank_dir: Path, base: Mapping[str, str]) -> Path:
-    """Return the file for the progress of an evaluation: the one that the parent command reads, or in `rank_dir`."""
+    """Return the file for the progress of an evaluation: that of the parent command, or one in `rank_dir`."""
     return Path(base.get(env.PROGRESS_FILE) or rank_dir / "progress.json")

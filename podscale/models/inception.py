@@ -37,11 +37,14 @@ class ConvBuilder:
         return ConvBuilder(self._width, f"{name}.")
 
     def conv(self, name: str, outputs: int, rows: int = 1, columns: int = 0) -> ConvNode:
-        """Return a rows x columns (default: square) convolution with stride 1 and same padding."""
+        """Return a rows x columns (default: square) convolution with stride 1 and same padding.
+
+        `outputs` are its channels at width 64.
+        """
         return ConvNode(self._prefix + name, outputs * self._width // 64, (rows, columns or rows))
 
     def valid_conv(self, name: str, outputs: int, kernel: int, stride: int = 1) -> ConvNode:
-        """Return a kernel x kernel convolution without padding."""
+        """Return a kernel x kernel convolution without padding; `outputs` are its channels at width 64."""
         return ConvNode(self._prefix + name, outputs * self._width // 64, (kernel, kernel), stride, same_padding=False)
 
 

@@ -25,7 +25,7 @@ CIFAR_BLOCKS = dict(zip(CIFAR_RESNETS, (3, 5, 7, 9, 18), strict=True))
 CIFAR_CHANNELS = 16
 """Channels of the first stage of the CIFAR family; the others have 64."""
 MIN_BLURRED_CHANNELS = 16
-"""Least input channels of a convolution that is blurred before it strides: images themselves are not blurred."""
+"""Minimal input channels of a strided convolution with a blurred input: images themselves are not blurred."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class ResNetSpec:
         return Window(3, 1, 1) if self.small_stem else Window(7, 2, 3)
 
     def uses_blur(self, inputs: int, stride: int) -> bool:
-        """Return whether a convolution of this many input channels and this stride sees blurred images."""
+        """Return True if a convolution with this number of input channels and this stride has a blurred input."""
         return self.blurpool and stride > 1 and inputs >= MIN_BLURRED_CHANNELS
 
 

@@ -39,6 +39,7 @@ class Window(NamedTuple):
     padding: int
 
     def output_size(self, before: int) -> int:
+        """Return the side of the output for an input of side `before`, in pixels."""
         return (before + 2 * self.padding - self.kernel) // self.stride + 1
 
 
@@ -49,7 +50,7 @@ WindowPath = tuple[Window, ...]
 
 
 def output_size(path: WindowPath, image_size: int) -> int:
-    """Return the side of an image after the windows, in pixels."""
+    """Return the side of an image of side `image_size` after the windows, in pixels."""
     return reduce(lambda before, window: window.output_size(before), path, image_size)
 
 
@@ -79,11 +80,14 @@ class LayerSpec:
     auxiliary: bool = False
 
     def output_pixels(self, image_size: int) -> int:
-        """Return the number of output pixels for an image of this side; 1 for a linear layer."""
+        """Return the number of output pixels for an image of side `image_size`; 1 for a linear layer."""
         return 1 if self.kind == "linear" else output_size(self.path, image_size) ** 2
 
     def multiply_adds(self, image_size: int) -> int:
-        """Return the multiply-adds of one image's forward pass, without batch norm, as is usual."""
+        """Return the multiply-adds of the forward pass of one image of side `image_size`.
+
+        Batch norm does not count, as is usual.
+        """
         if self.kind == "norm":
             return 0
         return self.in_channels // self.groups * self.out_channels * prod(self.kernel) * self.output_pixels(image_size)
@@ -140,14 +144,14 @@ class ModelSpec:
         return sum(parameter.size for parameter in self.parameters)
 
     def flops(self, image_size: int) -> int:
-        """Return the floating-point operations of one image's forward pass, 2 per multiply-add.
+        """Return the FLOPs of the forward pass of one image of side `image_size`, 2 per multiply-add.
 
         Counts convolutions, linear layers and blurs, without auxiliary layers, as is usual.
         """
         return 2 * sum(layer.multiply_adds(image_size) for layer in self.layers if not layer.auxiliary)
 
     def training_flops(self, image_size: int) -> int:
-        """Return the FLOPs of forward and backward, auxiliary layers included.
+        """Return the FLOPs of forward and backward of one image of side `image_size`, auxiliary layers included.
 
         Backward is two more passes, one for the weights and one for the inputs. A blur has no weights, and the gradient
         of the image is not computed.
@@ -157,7 +161,7 @@ class ModelSpec:
         return 2 * (3 * sum(once) - once[0] - blurs)
 
     def activation_elements(self, image_size: int) -> int:
-        """Return the number of elements of all layers' outputs of one image."""
+        """Return the number of elements of all layers' outputs for one image of side `image_size`."""
         return sum(
             layer.out_channels * layer.output_pixels(image_size) for layer in self.layers if layer.kind != "norm"
         )

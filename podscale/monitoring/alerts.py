@@ -1,8 +1,8 @@
 """Alert rules, each with a page in docs/runbooks/ and cases in tests/rules/.
 
-No alert may fire because a pod restarted, or for a run that has finished (its series are gone, or `podscale_train_done`
-is 1), evaluates or still starts. Expressions therefore use the current state of the run, and hold times exceed the
-windows that a start distorts.
+No alert may fire only because a pod restarted. None may fire for a run that evaluates, still starts, or is done (its
+series are gone, or `podscale_train_done` is 1). Expressions therefore use the current state of the run, and hold times
+exceed the windows that a start distorts.
 """
 
 from podscale.monitoring.rule_types import AlertRule
@@ -25,8 +25,8 @@ unless sum by (namespace, run) (increase(podscale_eval_images_total[10m])) > 0
         "5m",
         "critical",
         f"{RUN_TEXT} has trained on no image for 15 minutes.",
-        "Its pods are scraped, so they live, but the last step ended {{ $value | humanizeDuration }} ago: peers that "
-        "wait for each other, a blocked loader, or a volume that does not answer.",
+        "Its pods answer scrapes, but the last step ended {{ $value | humanizeDuration }} ago. Likely causes: ranks "
+        "wait for a lost rank, a loader is blocked, or a volume does not answer.",
     ),
     AlertRule(
         "PodscaleTrainingNotStarted",
@@ -38,8 +38,8 @@ and sum by (namespace, run) (podscale_train_images_total) == 0
         "30m",
         "warning",
         f"{RUN_TEXT} has been up for half an hour and has not trained yet.",
-        "Its ranks started {{ $value | humanizeDuration }} ago and have done no step: they may wait for a peer, for "
-        "data, or for a compilation.",
+        "Its ranks started {{ $value | humanizeDuration }} ago and have not completed a step. Likely causes: they wait "
+        "for another rank, for data, or for a compilation.",
     ),
     # Three cases: a target that stopped answering, one that never answered (its pod's label has the run), and a pod
     # that kube-state-metrics reports as running but that is not a target.
@@ -64,11 +64,11 @@ unless max by (namespace, run) (last_over_time(podscale_train_done[1h])) == 1
 """,
         "5m",
         "warning",
-        f"{RUN_TEXT} has pods that answer no scrape.",
-        "{{ $value }} of its pods {{ if eq $value 1.0 }}has{{ else }}have{{ end }} not been scraped for 5 minutes; "
-        "nothing is known of what runs there, and other alerts on this run are blind to it.",
+        f"{RUN_TEXT} has pods that do not answer scrapes.",
+        "Prometheus has not scraped {{ $value }} of its pods for 5 minutes. Their state is unknown, and other alerts "
+        "of this run do not see them.",
     ),
-    # A stalled run has its own alert. The median and the hold time together need a run of half an hour.
+    # A stalled run has its own alert. The median and the hold time together need half an hour of training.
     AlertRule(
         "PodscaleThroughputRegressed",
         """
@@ -80,8 +80,8 @@ quantile_over_time(0.5, run:podscale_train_images_per_chip_updating:rate5m[3h])
         "15m",
         "warning",
         f"{RUN_TEXT} trains at {{{{ $value | humanizePercentage }}}} of its usual speed.",
-        "Images per second and chip, evaluations and checkpoints left out, are {{ $value | humanizePercentage }} of "
-        "their median over the last 3 hours (limit {{ @throughputShare@ | humanizePercentage }}).",
+        "Images per second and chip are {{ $value | humanizePercentage }} of their median over the last 3 hours (limit "
+        "{{ @throughputShare@ | humanizePercentage }}). Evaluations and checkpoints do not count.",
     ),
     # One starved rank makes all others wait in the all-reduce, so the worst rank counts, not the mean.
     AlertRule(
@@ -91,7 +91,7 @@ quantile_over_time(0.5, run:podscale_train_images_per_chip_updating:rate5m[3h])
         "warning",
         f"{RUN_TEXT} waits for images.",
         "Its worst rank spends {{ $value | humanizePercentage }} of its time waiting for images (limit "
-        "{{ @dataWaitShare@ | humanizePercentage }}), and the others wait for it.",
+        "{{ @dataWaitShare@ | humanizePercentage }}). The other ranks wait for this rank.",
     ),
     # The lower quartile, because the median of two ranks lies halfway to the slow one. Ranks that are hardly busy
     # (evaluating, stalled) differ by chance.
@@ -107,12 +107,12 @@ and run_rank:podscale_train_busy_seconds:rate5m > 0.1
         "10m",
         "warning",
         f"{RANK_TEXT} is slower than the others.",
-        'It is busy {{ $value | printf "%.2f" }} times as long as the faster ranks (limit {{ @stragglerRatio@ }}), and '
-        "every step takes as long as its slowest rank.",
+        'It is busy {{ $value | printf "%.2f" }} times as long as the faster ranks (limit {{ @stragglerRatio@ }}). '
+        "Every step takes as long as its slowest rank.",
     ),
 )
-# Loss scaling of fp16 settles within the first steps, which may be slow. Both hold times exceed the windows, so that
-# one burst never fires.
+# The loss scale of fp16 settles within the first steps, which may be slow. Hold times exceed the windows, so that one
+# burst never fires an alert.
 NUMERICS_ALERTS = (
     AlertRule(
         "PodscaleNonFiniteSteps",
@@ -126,7 +126,7 @@ max by (namespace, run) (increase(podscale_train_steps_total[10m]))
         "warning",
         f"{RUN_TEXT} has steps with a non-finite {{{{ $labels.kind }}}}.",
         "{{ $value | humanizePercentage }} of the steps of the last 10 minutes had a non-finite {{ $labels.kind }} "
-        "(limit {{ @nonfiniteShare@ | humanizePercentage }}); each was masked and changed no weight.",
+        "(limit {{ @nonfiniteShare@ | humanizePercentage }}). These steps were masked and changed no weight.",
     ),
     AlertRule(
         "PodscaleStepsSkippedHigh",
@@ -139,8 +139,9 @@ max by (namespace, run) (increase(podscale_train_steps_total[5m]))
         "10m",
         "critical",
         f"{RUN_TEXT} masks {{{{ $value | humanizePercentage }}}} of its steps.",
-        "{{ $value | humanizePercentage }} of the steps of the last 5 minutes were not finite and changed no weight "
-        "(limit {{ @skippedStepsShare@ | humanizePercentage }}): chips are busy, and the model learns little.",
+        "{{ $value | humanizePercentage }} of the steps of the last 5 minutes had a non-finite loss or gradient and "
+        "changed no weight (limit {{ @skippedStepsShare@ | humanizePercentage }}). The chips are busy, but the model "
+        "learns little.",
     ),
     AlertRule(
         "PodscaleSamplesSkippedHigh",
@@ -154,8 +155,9 @@ and sum by (namespace, run) (increase(podscale_train_samples_skipped_total[30m])
         "5m",
         "warning",
         f"{RUN_TEXT} cannot decode {{{{ $value | humanizePercentage }}}} of its images.",
-        "{{ $value | humanizePercentage }} of the images of the last 30 minutes were replaced by others (limit "
-        "{{ @skippedSamplesShare@ | humanizePercentage }}), though sharding had decoded every one.",
+        "{{ $value | humanizePercentage }} of the images of the last 30 minutes could not be decoded and were replaced "
+        "by others (limit {{ @skippedSamplesShare@ | humanizePercentage }}). Sharding decoded all of them, so shards "
+        "were damaged later.",
     ),
 )
 RESTART_ALERTS = (
@@ -168,9 +170,9 @@ run:podscale_train_checkpoint_age:seconds
 """,
         "5m",
         "critical",
-        f"{RUN_TEXT} has saved nothing for {{{{ $value | humanizeDuration }}}}.",
+        f"{RUN_TEXT} has written no checkpoint for {{{{ $value | humanizeDuration }}}}.",
         "Its newest checkpoint is {{ $value | humanizeDuration }} old, more than {{ @checkpointIntervals@ }} times the "
-        "interval of the run document. A restart now loses all work since.",
+        "interval in the run document. A restart now loses all work since then.",
     ),
     AlertRule(
         "PodscaleCheckpointFailing",
@@ -178,11 +180,11 @@ run:podscale_train_checkpoint_age:seconds
         "0s",
         "warning",
         f"{RUN_TEXT} could not write a checkpoint ({{{{ $labels.reason }}}}).",
-        'Checkpoints not written in the last 30 minutes: {{ $value | printf "%.0f" }}, for the reason '
-        '"{{ $labels.reason }}". The newest complete checkpoint is kept; the run ends when the next one is due.',
+        'Failed checkpoints in the last 30 minutes: {{ $value | printf "%.0f" }} (reason "{{ $labels.reason }}"). The '
+        "newest complete checkpoint is intact. The run fails when the next checkpoint is due.",
     ),
-    # Rank 0 exports restarts once it trains. The supervisor exports launches earlier, also of ranks that fail during
-    # their start. Range vectors include runs that have ended, hence the limit of ten minutes for a restart.
+    # Rank 0 exports restarts once it trains. The supervisor exports launches earlier, also those of ranks that fail
+    # during their start. Range vectors include runs that have exited, so a series of the last ten minutes is required.
     AlertRule(
         "PodscaleRestartLoop",
         """
@@ -200,11 +202,11 @@ unless max by (namespace, run) (last_over_time(podscale_train_done[10m])) == 1
 """,
         "0s",
         "warning",
-        f'{RUN_TEXT} was restarted {{{{ $value | printf "%.0f" }}}} times within an hour.',
-        '{{ $value | printf "%.0f" }} restarts in the last hour (limit {{ @restartsPerHour@ }}): each costs the start, '
+        f'{RUN_TEXT} restarted {{{{ $value | printf "%.0f" }}}} times within an hour.',
+        '{{ $value | printf "%.0f" }} restarts in the last hour (limit {{ @restartsPerHour@ }}). Each costs the start, '
         "the compilation, and the steps since the newest checkpoint.",
     ),
-    # The window of an hour is smooth enough; a longer hold time would begin again at every restart. A run that is new
+    # The window of an hour is smooth enough. A longer hold time would begin again at every restart. A run that is new
     # or resumed after a pause has half an hour to start.
     AlertRule(
         "PodscaleGoodputLow",
@@ -216,15 +218,15 @@ and sum by (namespace, run) (run_state:podscale_train_wall_seconds:delta1h) > @3
 """,
         "5m",
         "warning",
-        f"{RUN_TEXT} makes progress in {{{{ $value | humanizePercentage }}}} of its time.",
-        "{{ $value | humanizePercentage }} of the last hour went into steps that last (limit "
-        "{{ @goodputShare@ | humanizePercentage }}); the rest went into starts, compilation, waiting for data, "
-        "checkpoints, evaluations, or work that was done twice.",
+        f"{RUN_TEXT} has a goodput of {{{{ $value | humanizePercentage }}}}.",
+        "{{ $value | humanizePercentage }} of the last hour was spent on steps that were kept (limit "
+        "{{ @goodputShare@ | humanizePercentage }}). The rest was spent on starts, compilation, waiting for data, "
+        "checkpoints, evaluations, or repeated steps.",
     ),
 )
 RESOURCE_ALERTS = (
-    # Both the last hour and its last quarter must predict zero, after half an hour: checkpoints come and go, and a
-    # cache is filled to its limit once.
+    # Both the last hour and its last quarter must predict zero, after half an hour of samples: checkpoints are written
+    # and deleted, and a cache is filled to its limit once.
     AlertRule(
         "PodscaleDiskFilling",
         """
@@ -242,9 +244,10 @@ and on (namespace, run, volume) (
         "10m",
         "critical",
         f"{RUN_TEXT}: its {{{{ $labels.volume }}}} is filling up.",
-        "{{ $value | humanizePercentage }} of the {{ $labels.volume }} is free, which is less than "
-        "{{ @diskFreeShare@ | humanizePercentage }}, or full within {{ @diskFullHours@ }} hours at the last hour's "
-        "pace. On a full volume checkpoints fail, and work since the newest one can be lost.",
+        "{{ $value | humanizePercentage }} of the {{ $labels.volume }} is free. Either this is less than "
+        "{{ @diskFreeShare@ | humanizePercentage }}, or at the rate of the last hour the volume is full within "
+        "{{ @diskFullHours@ }} hours. On a full workspace checkpoints fail, and the work since the newest checkpoint "
+        "can be lost.",
     ),
     AlertRule(
         "PodscaleSeriesLimitExceeded",
@@ -258,10 +261,10 @@ max by (namespace, run) (
         "15m",
         "warning",
         f"{RUN_TEXT}: one pod exports {{{{ $value }}}} series.",
-        "One of its pods exports {{ $value }} series (limit {{ @seriesPerTarget@ }}): more than Prometheus was sized "
-        "for, most likely a label with values that nobody bounded.",
+        "One of its pods exports {{ $value }} series (limit {{ @seriesPerTarget@ }}). Likely cause: a label with an "
+        "unbounded set of values.",
     ),
-    # 13, 31, 43 and 45 come from the program or its exit. An unchanged code is that of an earlier user of the GPU.
+    # Codes 13, 31, 43 and 45 come from the program or its exit. An unchanged code is from an earlier user of the GPU.
     AlertRule(
         "PodscaleGPUXid",
         """
@@ -272,7 +275,7 @@ and changes(run_gpu:podscale_gpu_xid:max[15m]) > 0
         "critical",
         "GPU {{ $labels.gpu }} of pod {{ $labels.pod }} reports Xid {{ $value }}.",
         f"{RUN_TEXT}: the driver reported Xid {{{{ $value }}}} on GPU {{{{ $labels.gpu }}}} "
-        "of pod {{ $labels.pod }}, an error of the GPU, its memory or its links rather than of the program.",
+        "of pod {{ $labels.pod }}. The error is in the GPU, its memory or its links, not in the program.",
     ),
     AlertRule(
         "PodscaleGPUThermal",
@@ -281,6 +284,6 @@ and changes(run_gpu:podscale_gpu_xid:max[15m]) > 0
         "warning",
         "GPU {{ $labels.gpu }} of pod {{ $labels.pod }} is at {{ $value }} C.",
         f"{RUN_TEXT}: GPU {{{{ $labels.gpu }}}} of pod {{{{ $labels.pod }}}} has been above {{{{ @gpuCelsius@ }}}} C "
-        "for 10 minutes, now {{ $value }} C. Near its limit it lowers its clocks, and all ranks run at its pace.",
+        "for 10 minutes, now {{ $value }} C. A hot GPU lowers its clocks, and all ranks wait for it.",
     ),
 )

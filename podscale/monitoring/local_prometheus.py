@@ -183,8 +183,8 @@ def run_prometheus(
         raise InputError(
             "not on the PATH",
             field=PROGRAM,
-            hint="Debian and Ubuntu: apt-get install prometheus; macOS: brew install prometheus; else unpack a release "
-            "of the Prometheus project and put it on the PATH.",
+            hint="Install it: `apt-get install prometheus` (Debian, Ubuntu), `brew install prometheus` (macOS), or a "
+            "release of the Prometheus project on the PATH.",
         )
     address = f"127.0.0.1:{_check_port(port)}"
     with closing(PrometheusDirectory(runs, client, settings, intervals)) as directory:
@@ -266,8 +266,8 @@ def _open_lock(path: Path) -> int:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(lock)
-        problem = "`podscale monitor` runs there already"
-        raise InputError(problem, field=str(path.parent), hint="Use that one, or stop it.") from None
+        problem = "another `podscale monitor` uses this directory"
+        raise InputError(problem, field=str(path.parent), hint="Use it, or stop it.") from None
     return lock
 
 
@@ -278,6 +278,6 @@ def _check_port(port: int) -> int:
         try:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
-            hint = "A Prometheus may be there already. Choose another port, or 0 for any."
+            hint = "Another Prometheus may use it. Choose another port, or 0 for any free one."
             raise InputError(str(error.strerror), field="--port", got=port, hint=hint) from error
         return int(probe.getsockname()[1])

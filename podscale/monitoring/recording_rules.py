@@ -35,12 +35,12 @@ avg by (namespace, run) (
   )
 )
 """,
-        "Images per second and chip while it trains: without evaluations and checkpoints.",
+        "Images per second and chip while the run trains, without evaluations and checkpoints.",
     ),
     RecordingRule(
         "run:podscale_train_steps:rate5m",
         "max by (namespace, run) (rate(podscale_train_steps_total[5m]))",
-        "Steps per second: every rank takes part in each.",
+        "Steps per second; every rank takes part in each step.",
     ),
     RecordingRule(
         "run:podscale_train_seconds_left:rate5m",
@@ -49,12 +49,12 @@ max by (namespace, run) (podscale_train_planned_steps - podscale_train_completed
 /
 (run:podscale_train_steps:rate5m > 0)
 """,
-        "Seconds until the last step at the present pace; absent while there is none.",
+        "Seconds until the last step at the present rate; absent while the rate is 0.",
     ),
     RecordingRule(
         "run:podscale_train_flops:rate5m",
         "sum by (namespace, run) (rate(podscale_train_model_flops_total[5m]))",
-        "Floating-point operations per second that the model asks for, over all chips.",
+        "Model FLOP/s over all chips.",
     ),
     RecordingRule(
         "run:podscale_train_mfu:ratio_5m",
@@ -63,12 +63,12 @@ run:podscale_train_flops:rate5m
 /
 sum by (namespace, run) (podscale_train_peak_flops)
 """,
-        "Model FLOPs utilisation: of the peak of all chips; absent where the peak is not known.",
+        "Model FLOPs utilisation: model FLOP/s over the peak of all chips; absent if the peak is unknown.",
     ),
     RecordingRule(
         "run:podscale_shard_images:rate5m",
         "sum by (namespace, run) (rate(podscale_shard_images_total[5m]))",
-        "Images per second that sharding packs.",
+        "Images packed per second by sharding.",
     ),
 )
 TIME_RULES = (
@@ -79,7 +79,7 @@ sum by (namespace, run, phase) (rate(podscale_train_phase_seconds_total[5m]))
 / on (namespace, run) group_left ()
 sum by (namespace, run) (rate(podscale_train_phase_seconds_total[5m]))
 """,
-        "Share of a phase in the time of all ranks.",
+        "Fraction of the time of all ranks spent in a phase.",
     ),
     RecordingRule(
         "run_rank:podscale_train_data_wait:ratio_5m",
@@ -88,24 +88,24 @@ sum by (namespace, run, rank) (rate(podscale_train_phase_seconds_total{phase="da
 /
 sum by (namespace, run, rank) (rate(podscale_train_phase_seconds_total[5m]))
 """,
-        "Share of a rank's time in which it waits for images.",
+        "Fraction of a rank's time spent waiting for images.",
     ),
     RecordingRule(
         "run:podscale_train_data_wait:ratio_5m",
         "avg by (namespace, run) (run_rank:podscale_train_data_wait:ratio_5m)",
-        "Share of the time of all ranks in which they wait for images.",
+        "Mean fraction of the ranks' time spent waiting for images.",
     ),
     RecordingRule(
         "run_rank:podscale_train_busy_seconds:rate5m",
         "sum by (namespace, run, rank) (rate(podscale_train_busy_seconds_total[5m]))",
-        "Share of a rank's time before it waits for others: highest on the slowest.",
+        "Fraction of a rank's time spent before it waits for other ranks; highest on the slowest rank.",
     ),
     # Totals over all launches: a restarted pod exports them under a new address, perhaps a heartbeat behind, which
     # increase() would take for a counter reset and count in full. The difference of maximum and minimum is immune.
     RecordingRule(
         "run_state:podscale_train_wall_seconds:max",
         "max by (namespace, run, state) (podscale_train_wall_seconds_total)",
-        "Wall time of a run by what it was spent on, over all its lives.",
+        "Wall seconds of a run by state, over all its launches.",
     ),
     RecordingRule(
         "run_state:podscale_train_wall_seconds:delta1h",
@@ -117,7 +117,7 @@ sum by (namespace, run, rank) (rate(podscale_train_phase_seconds_total[5m]))
 )
 and run_state:podscale_train_wall_seconds:max
 """,
-        "Wall time of the last hour by what it was spent on.",
+        "Wall seconds of the last hour by state.",
     ),
     RecordingRule(
         "run:podscale_train_goodput:ratio_1h",
@@ -126,7 +126,7 @@ sum by (namespace, run) (run_state:podscale_train_wall_seconds:delta1h{state="pr
 /
 sum by (namespace, run) (run_state:podscale_train_wall_seconds:delta1h)
 """,
-        "Share of the last hour that went into steps that last.",
+        "Goodput of the last hour: fraction of wall time spent on steps that were kept.",
     ),
     RecordingRule(
         "run:podscale_train_goodput:ratio",
@@ -135,19 +135,19 @@ sum by (namespace, run) (run_state:podscale_train_wall_seconds:max{state="produc
 /
 sum by (namespace, run) (run_state:podscale_train_wall_seconds:max)
 """,
-        "The same of the whole run, over all its lives.",
+        "Goodput of the whole run, over all its launches.",
     ),
 )
 STATE_RULES = (
     RecordingRule(
         "run_cause:podscale_train_restarts:max",
         "max by (namespace, run, cause) (podscale_train_restarts_total)",
-        "Restarts of a run by cause, over all its lives.",
+        "Restarts of a run by cause, over all its launches.",
     ),
     RecordingRule(
         "run:podscale_train_launches:max",
         "max by (namespace, run) (podscale_train_launches_total)",
-        "Launches of a run, over all its lives, those among them that have not begun to train.",
+        "Launches of a run so far, including those that failed before training.",
     ),
     # If this launch has written none yet, the age of the launch counts.
     RecordingRule(
@@ -157,12 +157,12 @@ time() - max by (namespace, run) (podscale_train_checkpoint_last_success_timesta
 or
 max by (namespace, run) (sum by (namespace, run, rank, instance) (podscale_train_phase_seconds_total))
 """,
-        "Age of the newest checkpoint; before the first of a life, the age of the life.",
+        "Age of the newest checkpoint; before the first checkpoint of a launch, the age of the launch.",
     ),
     RecordingRule(
         "run_volume:podscale_disk_free:ratio",
         "min by (namespace, run, volume) (podscale_disk_free_bytes / podscale_disk_size_bytes)",
-        "Free share of a volume; of volumes that every pod has its own of, the fullest.",
+        "Free fraction of a volume; the fullest one if every pod has its own.",
     ),
 )
 # DCGM's exporter names the pod that uses a GPU in `pod` or, if the scraper's own labels take precedence, in
@@ -176,7 +176,7 @@ HARDWARE_RULES = (
     RecordingRule(
         "pod_run:podscale_build_info:last30m",
         'group by (namespace, pod, run) (last_over_time(podscale_build_info{pod!=""}[30m]))',
-        "Which pod belongs, or belonged within half an hour, to which run; 1.",
+        "1 for each pod that belongs to the run, or did within the last 30 minutes.",
     ),
     RecordingRule(
         "run_gpu:podscale_gpu_xid:max",
@@ -186,7 +186,7 @@ max by (namespace, run, pod, gpu) (
   {_OF_RUNS}
 )
 """,
-        "Number of the newest Xid error of a GPU of a run, by DCGM; 0 without one.",
+        "Newest Xid error code of a GPU of a run, from DCGM; 0 if there was none.",
     ),
     RecordingRule(
         "run_gpu:podscale_gpu_temperature_celsius:max",
@@ -198,6 +198,6 @@ max by (namespace, run, pod, gpu) (
   {_OF_RUNS}
 )
 """,
-        "Temperature of a GPU of a run, by NVML or DCGM.",
+        "Temperature of a GPU of a run, from NVML or DCGM, degrees Celsius.",
     ),
 )

@@ -73,78 +73,78 @@ THRESHOLDS = (
     Threshold(
         "throughputShare",
         0.8,
-        "PodscaleThroughputRegressed: least share of the run's own median. Windows of five minutes of a healthy run "
-        "differ by a few percent; a fifth is a slower link, clock or volume.",
+        "PodscaleThroughputRegressed: minimum fraction of the run's own median. Five-minute windows of a healthy "
+        "run differ by a few percent. A loss of a fifth means a slower link, clock or volume.",
     ),
     Threshold(
         "dataWaitShare",
         0.2,
-        "PodscaleDataStarved: most time that a rank may wait for images. A loader that keeps up costs none; at a fifth "
-        "every fifth chip is paid for nothing.",
+        "PodscaleDataStarved: maximum fraction of a rank's time spent waiting for images. With a loader that keeps "
+        "up it is near 0. At 0.2, a fifth of the chips' cost is wasted.",
     ),
     Threshold(
         "stragglerRatio",
         1.25,
-        "PodscaleStraggler: most busy time of a rank over that of the lower quartile of the ranks. All wait for the "
+        "PodscaleStraggler: maximum busy time of a rank over the lower quartile of all ranks. All ranks wait for the "
         "slowest, so 1.25 costs a run up to a fifth of its throughput.",
     ),
     Threshold(
         "checkpointIntervals",
         2,
-        "PodscaleCheckpointStale: most age of the newest checkpoint, in intervals of the run document. One save may be "
-        "late or passed over; two cost more than the document allows.",
+        "PodscaleCheckpointStale: maximum age of the newest checkpoint, in intervals of the run document. One save "
+        "may be late or skipped. Two lose more work than the document allows.",
     ),
     Threshold(
         "nonfiniteShare",
         0.01,
-        "PodscaleNonFiniteSteps: most steps with a non-finite loss or gradient. Loss scaling of fp16 provokes one in "
-        "about two thousand.",
+        "PodscaleNonFiniteSteps: maximum fraction of steps with a non-finite loss or gradient. Loss scaling of fp16 "
+        "causes one in about two thousand.",
     ),
     Threshold(
         "skippedStepsShare",
         0.1,
-        "PodscaleStepsSkippedHigh: most steps that are masked. Beyond a tenth the schedule of the learning rate is "
-        "no longer the one that was asked for.",
+        "PodscaleStepsSkippedHigh: maximum fraction of masked steps. Above a tenth, the run no longer follows its "
+        "learning-rate schedule.",
     ),
     Threshold(
         "restartsPerHour",
         3,
-        "PodscaleRestartLoop: restarts within an hour. Two can be one bad node, and the node that took its place.",
+        "PodscaleRestartLoop: restarts within an hour. Two can come from one bad node and the node that replaced it.",
     ),
     Threshold(
         "goodputShare",
         0.7,
-        "PodscaleGoodputLow: least share of an hour that went into steps that last. Start, compilation, evaluations "
-        "and checkpoints of a long run take a tenth or less.",
+        "PodscaleGoodputLow: minimum fraction of an hour spent on steps that were kept. Start, compilation, "
+        "evaluations and checkpoints of a long run take a tenth or less.",
     ),
     Threshold(
         "skippedSamplesShare",
         0.0005,
-        "PodscaleSamplesSkippedHigh: most images that could not be decoded. Sharding has decoded every one of them, so "
-        "any is a sign of damage; at `input.max_bad_rate` (0.001) the run ends.",
+        "PodscaleSamplesSkippedHigh: maximum fraction of images that could not be decoded. Sharding decoded all of "
+        "them, so each one is a sign of damage. At `input.max_bad_rate` (0.001) the run fails.",
     ),
     Threshold(
         "diskFullHours",
         4,
-        "PodscaleDiskFilling: a volume that would be full within so many hours at the last hour's pace. Time enough "
-        "for somebody to free space during a night.",
+        "PodscaleDiskFilling: hours until a volume is full at the rate of the last hour. Four hours are enough to "
+        "free space during a night.",
     ),
     Threshold(
         "diskFreeShare",
         0.05,
-        "PodscaleDiskFilling: least free share of a volume, whatever the pace. A checkpoint needs its own size twice "
+        "PodscaleDiskFilling: minimum free fraction of a volume, at any rate. A checkpoint needs twice its own size "
         "while it is written.",
     ),
     Threshold(
         "seriesPerTarget",
         5000,
-        "PodscaleSeriesLimitExceeded: most series of one pod. Eight ranks have about 150 each.",
+        "PodscaleSeriesLimitExceeded: maximum series of one pod. A pod of eight ranks exports about 150 for each rank.",
     ),
     Threshold(
         "gpuCelsius",
         85,
-        "PodscaleGPUThermal: highest temperature of a GPU. A few degrees above it data-centre GPUs lower their clocks; "
-        "`nvidia-smi -q -d TEMPERATURE` tells the limits of yours.",
+        "PodscaleGPUThermal: maximum temperature of a GPU, degrees Celsius. A few degrees above it, data-centre GPUs "
+        "lower their clocks. `nvidia-smi -q -d TEMPERATURE` prints the limits of your GPU.",
     ),
 )
 DEFAULT_THRESHOLDS = {threshold.name: threshold.default for threshold in THRESHOLDS}

@@ -22,14 +22,14 @@ def probe() -> Capabilities:
     import torch.distributed
 
     available = torch.distributed.is_available()
-    nccl = ".".join(map(str, torch.cuda.nccl.version())) if torch.distributed.is_nccl_available() else ""
+    nccl = torch.cuda.nccl.version() if available and torch.distributed.is_nccl_available() else ()
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return Capabilities(
         version=torch.__version__,
         cuda=torch.version.cuda or "",
         gpus=gpus,
         gloo=available and torch.distributed.is_gloo_available(),
-        nccl=nccl if available else "",
+        nccl=".".join(map(str, nccl)),
     )
 
 
@@ -41,7 +41,7 @@ def library_versions() -> dict[str, str]:
     import torch
     from torch import distributed as dist
 
-    nccl = torch.cuda.nccl.version() if dist.is_nccl_available() else ()
+    nccl = torch.cuda.nccl.version() if dist.is_available() and dist.is_nccl_available() else ()
     return {
         "torch": torch.__version__,
         "CUDA of torch": torch.version.cuda or "none",

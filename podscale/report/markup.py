@@ -92,6 +92,7 @@ def format_seconds(seconds: float | None) -> str:
 
 
 def format_size(number: float | None) -> str:
+    """Format a number of bytes in decimal units."""
     if number is None:
         return MISSING_TEXT
     for unit in ("B", "kB", "MB", "GB"):

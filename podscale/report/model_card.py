@@ -47,7 +47,7 @@ def _header_section(data: ReportData) -> str:
 def _scores_section(data: ReportData) -> str:
     if data.evaluation is None:
         reasons = [entry.reason for entry in data.missing if entry.part == "the scores"]
-        return f"## Figures\n\nNot evaluated: {escape_markdown(reasons[0] if reasons else 'no evaluation was found')}"
+        return f"## Scores\n\nNot evaluated: {escape_markdown(reasons[0] if reasons else 'there is no evaluation')}"
     scores, speed = data.evaluation.scores, data.evaluation.throughput
     low, high = scores.top1_interval
     interval = f"95 % interval {100 * low:.2f} to {100 * high:.2f}"
@@ -63,7 +63,7 @@ def _scores_section(data: ReportData) -> str:
     ]
     table = "\n".join(f"| {name} | {value} |" for name, value in rows)
     split = data.evaluation.identity.split
-    return f"## Figures\n\nOn the {scores.samples} images of the split {split}, each once.\n\n| | |\n|---|---|\n{table}"
+    return f"## Scores\n\nOn the {scores.samples} images of the split {split}, each once.\n\n| | |\n|---|---|\n{table}"
 
 
 def _claim_rows(claim: Claim) -> list[tuple[str, str]]:
@@ -78,10 +78,9 @@ def _claim_rows(claim: Claim) -> list[tuple[str, str]]:
 
 def _limits_section(data: ReportData) -> str:
     lines = [
-        f"- It knows {len(data.classes)} classes and always names one of them, whatever the image shows.",
-        "- The figures hold for images like those of the validation split; other cameras, places or times may differ.",
-        "- The validation split also served to choose between checkpoints and settings, where that was done: it is no "
-        "independent test set.",
+        f"- It always predicts one of its {len(data.classes)} classes, whatever the image shows.",
+        "- The scores hold for images like those of the validation split; other cameras, places or times may differ.",
+        "- If checkpoints or settings were chosen by the validation split, it is not an independent test set.",
     ]
     if data.evaluation is not None:
         weak = sorted((c for c in data.evaluation.per_class if c.accuracy is not None), key=lambda c: c.accuracy or 0)
@@ -91,7 +90,7 @@ def _limits_section(data: ReportData) -> str:
         )
         lines.append(f"- Weakest classes: {named}.")
         if empty := sum(c.samples == 0 for c in data.evaluation.per_class):
-            lines.append(f"- {empty} classes have no validation image: nothing is known about them.")
+            lines.append(f"- {empty} classes have no validation image: their accuracy is not known.")
     return "## Limits\n\n" + "\n".join(lines)
 
 
@@ -106,7 +105,7 @@ def _data_section(data: ReportData) -> str:
         f"## Data\n\n- Source: {escape_markdown(manifest.options.get('source', 'unknown'))}\n- Images: {counts}\n"
         f"- Left out as unusable: {sum(manifest.rejects.values())}\n"
         f"- Shard set: `{printable(manifest.data_fingerprint)}`, plan `{printable(manifest.plan_fingerprint)}`\n"
-        "- Licence of the data: not stated in the run document. Find it out before you pass the weights on.\n"
+        "- Licence of the data: not stated in the run document. Find it out before you distribute the weights.\n"
         f"- Classes: {listed}" + (f" and {more} more (model.json lists all)" if more > 0 else "")
     )
 
@@ -140,5 +139,6 @@ def _usage_section(data: ReportData) -> str:
         "```python\nimport json\nfrom safetensors.numpy import load_file\n\n"
         'weights = load_file("model.safetensors")       # name -> array\n'
         'description = json.load(open("model.json"))   # architecture, classes, preprocessing\n```\n\n'
-        f"Pixels are scaled to [0, 1], then normalised with mean ({mean}) and deviation ({std}) per RGB channel.{proof}"
+        f"Pixels are scaled to [0, 1], then normalised with mean ({mean}) and standard deviation ({std}) per RGB "
+        f"channel.{proof}"
     )

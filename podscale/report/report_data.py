@@ -71,7 +71,7 @@ def read_report_data(run_directory: Path, shard_set: ShardSet | Path | str | Non
         data.config = _read_part(data, document, "shard", run.config, lambda p: loads(data.config_text, str(p)))
     data.shards = _open_shards(data, shard_set)
     if not data.history:
-        _add_missing(data, "the curves of training", "train", "metrics.jsonl holds nothing")
+        _add_missing(data, "the training curves", "train", "metrics.jsonl is empty")
     data.evaluation = _read_part(data, "the scores", "evaluate", run.evaluation, read_evaluation)
     data.predictions = _read_part(data, "the predictions", "evaluate", run.predictions, read_predictions)
     data.environment = _read_part(data, "the environment", "train", run.environment, _read_json_object) or {}
@@ -137,7 +137,7 @@ def _read_part(data: ReportData, part: str, stage: str, path: Path, read: Callab
 
 
 def _add_missing(data: ReportData, part: str, stage: str, problem: str) -> None:
-    """Add a missing part; the reason is the failed stage that should have made it, or an earlier one, if any."""
+    """Add a missing part; if its stage or an earlier one failed, that failure is the reason."""
     for name in STAGES[: STAGES.index(stage) + 1]:
         outcome = data.outcomes.get(name)
         if outcome is not None and not outcome.is_done:
@@ -145,7 +145,7 @@ def _add_missing(data: ReportData, part: str, stage: str, problem: str) -> None:
             break
     else:
         if stage not in data.outcomes:
-            problem = f"stage {stage} has no recorded end; {problem}"
+            problem = f"no outcome of stage {stage} is recorded; {problem}"
     data.missing.append(MissingPart(part, problem))
 
 

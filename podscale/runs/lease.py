@@ -43,7 +43,10 @@ class LeaseTaken(InputError):
 
 @dataclass(frozen=True)
 class LeaseHolder:
-    """Holder of the lease; `started` (clock ticks since boot) distinguishes reused process ids."""
+    """Holder of the lease, with the time since it holds it (seconds since the epoch).
+
+    `started` (clock ticks since boot) distinguishes reused process ids.
+    """
 
     number: int
     host: str
@@ -61,7 +64,13 @@ class LeaseHolder:
 
 
 class Lease:
-    """Exclusive right to write a run directory, until `release` or exit."""
+    """Exclusive right to write a run directory, until `release` or exit.
+
+    Args:
+        path: Lease file.
+        number: Fencing number.
+        descriptor: Open file that holds the lock; -1 if another process of the launch holds it.
+    """
 
     def __init__(self, path: Path, number: int, descriptor: int = -1) -> None:
         self.path = path

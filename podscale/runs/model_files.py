@@ -19,11 +19,11 @@ from podscale.runs.ensemble_members import MODEL_JSON, combined_model_directorie
 
 WEIGHTS_FILE = "model.safetensors"
 OTHER_WEIGHTS_FILES = {"trained": "ema.safetensors", "ema": "trained.safetensors"}
-"""File of the weights that are not the model, by `evaluate.weights`."""
+"""File of the weights other than the final model's, by `evaluate.weights`."""
 
 
 def read_weights(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, npt.NDArray[Any]]:
-    """Return parameters and running statistics by name; raises InputError for no file or other shapes."""
+    """Return parameters and running statistics by name; raises InputError if there is no file or the shapes differ."""
     try:
         arrays: dict[str, npt.NDArray[Any]] = load_file(path)
     except FileNotFoundError as error:
@@ -142,7 +142,8 @@ def _check_comparable(model: EvaluatedModel, classes: list[str], preprocessing: 
     differences = [f"{key} {values.get(key)} against {v}" for key, v in preprocessing.items() if values.get(key) != v]
     if differences:
         raise InputError(
-            f"this model needs other preprocessing ({', '.join(differences)}), and one pass over the images feeds all",
+            f"this model needs other preprocessing ({', '.join(differences)}), and all models share one pass over the "
+            "images",
             field=str(model.directory),
             hint="Leave it out, or evaluate it as a run of its own.",
         )

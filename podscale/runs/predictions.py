@@ -139,7 +139,7 @@ def read_passes(directory: Path) -> dict[str, EvaluationPass]:
         return {one.name: one for one in (EvaluationPass(**entry) for entry in entries)}
     except (OSError, ValueError, TypeError) as error:
         hint = "Run `podscale evaluate` again."
-        raise InputError(f"not what an evaluation leaves ({error})", field=str(path), hint=hint) from error
+        raise InputError(f"not the passes of an evaluation ({error})", field=str(path), hint=hint) from error
 
 
 def pass_predictions_path(directory: Path, name: str) -> Path:

@@ -122,8 +122,8 @@ def check_run_document(config: RunConfig) -> RunDirectory:
         raise InputError(
             f"holds the run of another document. These options change the numbers and differ:\n{listing}\n",
             field=str(run.path),
-            hint="Choose another name with --set run.id=..., or move the former run aside with --fresh, or go back to "
-            f"the former values (they are in {run.config}).",
+            hint="Choose another name with --set run.id=..., or move the earlier run aside with --fresh, or go back to "
+            f"the earlier values (they are in {run.config}).",
         )
     return run
 
@@ -141,7 +141,7 @@ def prepare_run_directory(config: RunConfig) -> RunDirectory:
 def move_run_aside(config: RunConfig) -> Path | None:
     """Move the run directory aside; return its new path, None if it was empty.
 
-    The lease, which the caller holds, stays, so that a late writer of the former run finds another number in it.
+    The lease, which the caller holds, stays, so that a late writer of the earlier run finds another number in it.
     """
     run = RunDirectory.for_config(config)
     if all(path == run.lease for path in run.path.iterdir()):
@@ -230,7 +230,7 @@ def disk_errors(target: Path) -> Iterator[None]:
         raise InputError(
             str(error.strerror),
             field=str(error.filename or target),
-            hint=f"{advice}, then start the same command again: what is finished stays finished.",
+            hint=f"{advice}, then run the same command again: finished stages are kept.",
         ) from error
 
 

@@ -21,7 +21,6 @@ from podscale.config.data import DataSection
 from podscale.config.preflight import preflight
 from podscale.config.telemetry import TelemetrySection
 from podscale.data.manifest import WHOLE_SHARD_SET, ShardPart, ShardSetManifest
-from podscale.data.sharding.pack_progress import NULL_OBSERVER, BuildObserver
 from podscale.errors import ExitCode, InputError, error_from_exit_code
 from podscale.runs import (
     Lease,
@@ -40,6 +39,7 @@ from podscale.util.locations import Location
 from podscale.util.progress_reports import ProgressCallback
 
 if TYPE_CHECKING:
+    from podscale.data.sharding.pack_progress import BuildObserver
     from podscale.launch.stage_result import StageResult
 
 
@@ -128,9 +128,11 @@ def shard(
 @contextmanager
 def _export_build_metrics(
     telemetry: ExportedTelemetry | None, directory: Path, summary: Path
-) -> Iterator[BuildObserver]:
+) -> "Iterator[BuildObserver]":
     """Serve the metrics of a build, and write the last values at its end, also after bad input."""
     if telemetry is None:
+        from podscale.data.sharding.pack_progress import NULL_OBSERVER
+
         yield NULL_OBSERVER
         return
     from podscale.telemetry.metrics import ShardMetrics
@@ -241,8 +243,11 @@ def _supervise(
 ) -> "StageResult":
     """Check the stage, run its ranks, and turn the predictions of an evaluation into evaluation.json."""
     from podscale.launch import supervisor
+    from podscale.training.memory_check import training_memory_problems
 
-    preflight(config, preflight_target(), shard_set)
+    target = preflight_target()
+    trains_here = stage == "train" and target == "here"  # a pod has the memory that its job requests
+    preflight(config, target, shard_set, training_memory_problems(config) if trains_here else ())
     if stage == "evaluate":
         _check_models_exist(config)
     result = supervisor.supervise_stage(config, stage, shard_set, lease)

@@ -1,7 +1,7 @@
 """Training stage as a job of the cluster: the launcher pod's part, and the stop by the exit handler.
 
 The job's own pods write the run directory. The launcher mounts the same volume, waits for them, and writes only what
-they could not: why a job never started training.
+they could not: the reason if a job never started training.
 """
 
 import sys
@@ -79,15 +79,16 @@ def stop_training_job(config: RunConfig) -> str:
         jobs = stop_jobs(api, config.run.id, "train", identity=job_identity(config, "train", shard_set))
     except PodscaleError as error:
         raise PodscaleError(
-            f"the training job may still be at work, because it could not be stopped: {error}",
+            f"the training job may still run, because it could not be stopped: {error}",
             field=error.field,
             hint=f"Stop it with `podscale stop {config.run.id}`",
         ) from error
     if jobs.stopped:
-        return f"{' and '.join(map(title_of, jobs.stopped))} was stopped: its pods save and end."
+        return f"{' and '.join(map(title_of, jobs.stopped))} was stopped: its pods save and exit."
     if jobs.others:
-        return f"{' and '.join(map(title_of, jobs.others))} runs on: it is another document's under the same run id."
-    return "No training job was at work."
+        others = " and ".join(map(title_of, jobs.others))
+        return f"{others} keeps running: it belongs to another document with the same run id."
+    return "No training job was running."
 
 
 def _read_outcome(config: RunConfig, shard_set: str) -> StageOutcome:

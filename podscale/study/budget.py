@@ -125,7 +125,17 @@ def plan_study(
     ended: Collection[str] = (),
     cores: int | None = None,
 ) -> StudyPlan:
-    """Plan the next launch, or the rest of this one; `series` is the part of the study to plan, by default all."""
+    """Plan the next launch, or the rest of this one.
+
+    Args:
+        grid: Grid of the study.
+        get: Returns the record of a trial.
+        jobs: Trials at a time.
+        time_box_seconds: Wall time for all planned trials; None for no limit.
+        series: Part of the study to plan; default: all.
+        ended: Keys of the trials that finished in this launch.
+        cores: CPU cores, 0 if GPUs or TPUs do the work; default: those of this machine.
+    """
     trials = grid.known_trials(get).values()
     costs = TrialCosts(trials, get, grid.study.cell_seconds, jobs=jobs, ended=ended, cores=cores)
     waiting = sorted([*grid.due_trials(get, series), *grid.pending_trials(get, series)], key=lambda trial: trial.order)
@@ -133,12 +143,13 @@ def plan_study(
     total, is_known = 0.0, True
     for trial in waiting:
         seconds = costs.seconds(trial)
-        is_known = is_known and seconds is not None
-        if time_box_seconds is None or seconds is None or total + seconds / jobs <= time_box_seconds:
-            total += (seconds or 0.0) / jobs
-            (excluded if excluded else planned).append(trial)
-        else:
+        fits = time_box_seconds is None or seconds is None or total + seconds / jobs <= time_box_seconds
+        if excluded or not fits:
             excluded.append(trial)
+            continue
+        is_known = is_known and seconds is not None
+        total += (seconds or 0.0) / jobs
+        planned.append(trial)
     counts = [Counter(trial.series for trial in part) for part in (planned, excluded)]
     return StudyPlan(
         done_trials=sum(get(trial.key) is not None for trial in trials),

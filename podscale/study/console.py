@@ -105,14 +105,14 @@ def describe_plan(study: StudyDocument, plan: StudyPlan) -> str:
     left = len(plan.planned_trials) + len(plan.excluded_trials)
     lines = [f"study {study.name}: {format_count(plan.done_trials, 'trial')} done, {left} to run"]
     if plan.widening:
-        lines[0] += f", and up to {plan.widening} more where the best rate of a sweep is at its edge"
+        lines[0] += f", and up to {plan.widening} more if the best rate of a sweep is at its edge"
     width = max((len(name) for name in plan.counts_by_series), default=0)
     for name, (planned, excluded) in plan.counts_by_series.items():
         lines.append(f"  {name:<{width}}  {planned:>3} to run" + (f", {excluded} left out" if excluded else ""))
     if plan.planned_trials:
         lines.append(f"estimate: {_cost_line(plan)}, {format_count(plan.jobs, 'job')} at a time")
     if plan.time_box_seconds is not None:
-        fits = "" if plan.excluded_trials else ", in which all of it fits"
+        fits = "" if plan.excluded_trials else ", enough for all of them"
         lines.append(f"time box: {format_duration(plan.time_box_seconds)}{fits}")
     return "\n".join([*lines, *_excluded_lines(plan)])
 
@@ -124,18 +124,18 @@ def _excluded_lines(plan: StudyPlan) -> list[str]:
     skipped_series = [name for name, (planned, _) in plan.counts_by_series.items() if not planned]
     lines = [f"LEFT OUT for the time box: {format_count(len(plan.excluded_trials), 'trial')}"]
     if seeds:
-        lines.append(f"  of the further seeds {', '.join(map(str, seeds))}")
+        lines.append(f"  further seeds: {', '.join(map(str, seeds))}")
     if skipped_series:
-        lines.append(f"  with nothing to be run of: {'; '.join(skipped_series)}")
+        lines.append(f"  without any trial: {'; '.join(skipped_series)}")
     return lines
 
 
 def _cost_line(plan: StudyPlan) -> str:
     if plan.seconds is None:
-        return "not known, as no trial was measured yet (cell_seconds in the document is a guess of yours)"
-    basis = f"from {format_count(plan.measured, 'measured trial')}" if plan.measured else "by the document's guess"
+        return "not known until a trial is measured (cell_seconds in the document sets an estimate)"
+    basis = f"from {format_count(plan.measured, 'measured trial')}" if plan.measured else "from cell_seconds"
     if plan.wall_cpu_ratio is not None:
-        basis += f", at {plan.wall_cpu_ratio:.2g} s of the clock for a CPU second, as the newest of them took"
+        basis += f", at {plan.wall_cpu_ratio:.2g} wall seconds per CPU second, as in the newest of them"
     return f"{format_duration(plan.seconds)} ({basis})"
 
 

@@ -1,4 +1,4 @@
-"""Study document: the base run, the variants and grid applied to it, and the questions to the results."""
+"""Study document: the base run, the variants and the grid applied to it, and the settings of the results."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,11 +18,13 @@ OptionValues = dict[str, Any]
 
 
 class SweepSection(Section):
-    """Learning rates around the ruled one, tried before the seeds."""
+    """Learning rates around that of the rule or table, tried before all seeds run."""
 
-    factors: tuple[float, ...] = Field((0.5, 1.0, 2.0), description="Of the ruled rate.", min_length=2)
-    widen: int = Field(2, description="Times the sweep goes one further where its best rate is at its edge.", ge=0)
-    seeds: int = Field(1, description="Seeds of the study that each rate is tried with; their mean decides.", ge=1)
+    factors: tuple[float, ...] = Field(
+        (0.5, 1.0, 2.0), description="Factors on the rate of the rule or table.", min_length=2
+    )
+    widen: int = Field(2, description="Maximal number of further rates, added while the best rate is at an edge.", ge=0)
+    seeds: int = Field(1, description="Number of the study's seeds that each rate runs with; their mean decides.", ge=1)
 
     @field_validator("factors")
     @classmethod
@@ -36,15 +38,17 @@ class RateSection(Section):
     """Source of a trial's learning rate: a rule or a table, and a sweep around it."""
 
     at: float | str | None = Field(
-        None, description="The rate at `batch`, or the name of a variant whose chosen rate it is."
+        None, description="Learning rate at `batch`, or the name of a variant whose chosen rate is used."
     )
     batch: int | None = Field(None, description="Batch that `at` is for; default: each trial's own.", ge=1)
     rule: Literal["none", "linear", "sqrt"] = Field(
         "none",
-        description="How the rate follows from `batch` to a trial's batch: in proportion, or as the square root.",
+        description="Scaling of the rate from `batch` to a trial's batch: none, in proportion, or by the square root.",
     )
     table: dict[int, float] = Field({}, description="Rates by batch, instead of `at` and `rule`.")
-    sweep: SweepSection | None = Field(None, description="Try rates around the ruled one and take the best.")
+    sweep: SweepSection | None = Field(
+        None, description="Try rates around that of the rule or table, and use the best."
+    )
 
     @model_validator(mode="after")
     def _one_way(self) -> "RateSection":
@@ -54,7 +58,7 @@ class RateSection(Section):
             raise conflict_error("rule", "needs `at` and the `batch` that it is for", got=self.rule)
         rates = [*self.table.values(), *([self.at] if isinstance(self.at, float) else [])]
         if any(rate <= 0 for rate in rates):
-            raise conflict_error("at" if self.table == {} else "table", "rates are positive", got=min(rates))
+            raise conflict_error("at" if self.table == {} else "table", "rates must be positive", got=min(rates))
         return self
 
 
@@ -62,34 +66,40 @@ class Variant(Section):
     """One line of the comparison: settings under a name."""
 
     name: str = Field(..., min_length=1, max_length=60)
-    set: OptionValues = Field({}, description="Its own options, by dotted name.")
-    learning_rate: RateSection | None = Field(None, description="Default: the study's.")
+    set: OptionValues = Field({}, description="Options of the variant, by dotted name.")
+    learning_rate: RateSection | None = Field(None, description="Learning rate; default: the study's.")
 
 
 class StudyDocument(Section):
-    """A question to a grid of runs: (variants x grid) trials, each with every seed."""
+    """Grid of runs that answers a question: each variant at each grid point, with each seed."""
 
     name: str = Field(
-        ..., description="Its folder is <workspace>/studies/results/<name>.", pattern=r"^[a-z][-a-z0-9]{0,59}$"
+        ...,
+        description="Name; the results are in <workspace>/studies/results/<name>.",
+        pattern=r"^[a-z][-a-z0-9]{0,59}$",
     )
     title: str = Field("", description="Heading of the results; default: the name.")
-    question: str = Field("", description="What is asked and how; stands before the figures.")
-    reading: str = Field("", description="What a person reads in the figures; stands after them.")
+    question: str = Field("", description="Question and method; shown before the results.")
+    reading: str = Field("", description="Interpretation by a person; shown after the results.")
     run: str | OptionValues = Field(
-        ..., description="The run that is varied: a preset, a path from here, or a document."
+        ..., description="Run to vary: a preset, a path (relative to this file), or a document."
     )
     set: OptionValues = Field({}, description="Options of every trial, on top of the run.")
     variants: tuple[Variant, ...] = Field((Variant(name="as it is"),), min_length=1)
-    grid: dict[str, tuple[Any, ...]] = Field({}, description="Dotted options and the values each takes; all combine.")
-    seeds: tuple[int, ...] = Field((1, 2, 3), min_length=1, description="Each is a run.seed.")
-    learning_rate: RateSection | None = Field(None, description="Default: as the run says.")
+    grid: dict[str, tuple[Any, ...]] = Field({}, description="Values by dotted option; all combinations run.")
+    seeds: tuple[int, ...] = Field((1, 2, 3), min_length=1, description="Values of run.seed.")
+    learning_rate: RateSection | None = Field(None, description="Learning rate; default: the run's.")
     choose: Literal["accuracy", "updates"] = Field(
-        "accuracy", description="What a sweep looks for: the best last top-1, or the fewest steps to the target."
+        "accuracy", description="Criterion of a sweep: the best last top-1, or the fewest steps to the target."
     )
-    target: float | None = Field(None, description="Top-1 whose epochs and steps are counted.", gt=0, lt=1)
-    x: str | None = Field(None, description="The grid's option on the horizontal axis; default: its first.")
-    time_box_minutes: float | None = Field(None, description="No trial is begun that would end later.", gt=0)
-    cell_seconds: float | None = Field(None, description="Guess for a trial until one was measured.", gt=0)
+    target: float | None = Field(
+        None, description="Top-1, as a fraction, to which epochs and steps are counted.", gt=0, lt=1
+    )
+    x: str | None = Field(None, description="Option of the grid on the horizontal axis; default: the first.")
+    time_box_minutes: float | None = Field(
+        None, description="Time box, minutes; no trial starts that would end later.", gt=0
+    )
+    cell_seconds: float | None = Field(None, description="Estimated seconds of a trial until one is measured.", gt=0)
 
     @model_validator(mode="after")
     def _check_document(self) -> "StudyDocument":
@@ -97,7 +107,7 @@ class StudyDocument(Section):
         if len(set(names)) < len(names):
             raise conflict_error("variants", "two have the same name")
         if len(set(self.seeds)) < len(self.seeds):
-            raise conflict_error("seeds", "one is given twice", got=self.seeds)
+            raise conflict_error("seeds", "a seed is given twice", got=self.seeds)
         for field, values in self.grid.items():
             if not values or len(set(map(repr, values))) < len(values):
                 raise conflict_error(f"grid.{field}", "needs values, each once", got=values)
@@ -117,10 +127,10 @@ class StudyDocument(Section):
             seen, rate = [variant.name], self.rate_of(variant)
             while rate is not None and isinstance(rate.at, str):
                 if rate.at not in names:
-                    raise conflict_error("learning_rate.at", f"no variant, for {seen[-1]}", got=rate.at)
+                    raise conflict_error("learning_rate.at", f"unknown variant, for {seen[-1]}", got=rate.at)
                 if rate.at in seen:
                     circle = " -> ".join([*seen, rate.at])
-                    raise conflict_error("learning_rate.at", f"{circle} is a circle", got=rate.at)
+                    raise conflict_error("learning_rate.at", f"circular reference {circle}", got=rate.at)
                 seen.append(rate.at)
                 rate = self.rate_of(self.variant(rate.at))
             if len(seen) > 1 and rate is None:

@@ -108,7 +108,7 @@ def render_results_page(results: StudyResults, blocks: Sequence[ResultBlock], he
     return render_framed_page(
         f"{title}: Podscale study",
         [top, before, grid, after, section_tag("Conditions", conditions)],
-        "Made from its records.",
+        "Generated from the records of its trials.",
     )
 
 

@@ -12,7 +12,7 @@ from podscale.util.formatting import format_count
 
 def summary_sentences(results: StudyResults) -> Iterator[str]:
     if results.unfinished_trials:
-        yield f"Not finished: {format_count(results.unfinished_trials, 'trial')} still to be run."
+        yield f"Not finished: {format_count(results.unfinished_trials, 'trial')} left to run."
     last = [group for group in results.last_groups if group.top1s]
     if len(last) > 1:
         best = max(last, key=lambda group: statistics.fmean(group.top1s))
@@ -25,7 +25,9 @@ def summary_sentences(results: StudyResults) -> Iterator[str]:
             end = results.holds_up_to(line)
             if end is not None:
                 start = results.xs[0]
-                holds = f"keeps its accuracy to {results.axis_label(end)}" if end != start else "loses from there"
+                holds = (
+                    f"keeps its accuracy to {results.axis_label(end)}" if end != start else "loses accuracy beyond it"
+                )
                 first = mean_deviation_percent(results.groups_of_line(line)[0].top1s)
                 yield f"{line}: {first} at {format_option_value(start)}, {holds}."
     for line in results.lines:

@@ -30,7 +30,7 @@ from podscale.util.files import write_atomically
 
 POLL_SECONDS = 0.05
 MAX_CONSECUTIVE_FAILURES = 3
-"""Trials in a row that may fail, other than by diverging; the cause is then not a single trial's."""
+"""Trials in a row whose failure, other than divergence, ends the study: the cause is then not a single trial's."""
 
 TrialCallback = Callable[[Trial, TrialRecord | None, str], None]
 """Called when a trial ends, with its record, or with None and the error."""

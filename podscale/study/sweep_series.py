@@ -115,7 +115,7 @@ class SweepSeries:
             )
         for name, _ in self.point:
             if name in self.variant.set:
-                raise InputError(f"in the grid and in {self.variant.name}", field=name, location=study)
+                raise InputError(f"set by the grid and by {self.variant.name}", field=name, location=study)
 
     def rate_from_rule(self, get: GetRecord) -> float | None:
         """Return the rate by rule or table; None without one, or until the rate it depends on is known."""
@@ -163,12 +163,13 @@ class SweepSeries:
             yield from self.seed_trials(chosen)
 
     def sweep_trials(self, rate: float) -> list[Trial]:
+        """Return the trials that try a learning rate in the sweep."""
         assert self.rate_section is not None
         assert self.rate_section.sweep is not None
         return [self._trial(rate, seed, 0) for seed in self.study.seeds[: self.rate_section.sweep.seeds]]
 
     def seed_trials(self, rate: float) -> list[Trial]:
-        """Return a trial for each seed."""
+        """Return a trial at this learning rate for each seed."""
         return [self._trial(rate, seed, number) for number, seed in enumerate(self.study.seeds)]
 
     def pending_trials(self, get: GetRecord) -> Iterator[PlannedTrial]:

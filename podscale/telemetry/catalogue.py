@@ -24,7 +24,7 @@ FAMILIES: Mapping[MetricKind, Callable[..., Metric]] = {
     "gauge": GaugeMetricFamily,
     "histogram": HistogramMetricFamily,
     "summary": SummaryMetricFamily,
-    "info": GaugeMetricFamily,  # the text format has no infos: a gauge that is always 1
+    "info": GaugeMetricFamily,  # always 1, because the text format has no infos
 }
 RANK_LABELS = ("run", "rank")
 POD_LABELS = ("run",)
@@ -32,7 +32,7 @@ POD_LABELS = ("run",)
 
 @dataclass(frozen=True)
 class MetricSpec:
-    """One metric. `name` has no prefix and no `_total`."""
+    """One metric; `name` is without prefix and `_total`."""
 
     name: str
     kind: MetricKind
@@ -40,7 +40,7 @@ class MetricSpec:
     meaning: str
     unit: str = ""
     own_labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Labels beyond the common ones, each with its values (an empty tuple is an open but bounded set)."""
+    """Labels in addition to the common ones, with their values; an empty tuple stands for an open but bounded set."""
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -53,12 +53,12 @@ class MetricSpec:
         return f"{PREFIX}{self.name}{'_total' if self.kind == 'counter' else ''}"
 
     def family(self) -> Metric:
-        """Return an empty family for samples with the values of `labels`, in their order."""
+        """Return an empty family; its samples have the values of `labels`, in that order."""
         assert self.kind != "info", "use info()"
         return FAMILIES[self.kind](f"{PREFIX}{self.name}", self.meaning, labels=self.labels)
 
     def info(self, labels: Mapping[str, str]) -> Metric:
-        """Return the info's family with its one sample; `labels` include the common ones."""
+        """Return the family of an info with its one sample; `labels` include the common ones."""
         assert self.kind == "info"
         family = GaugeMetricFamily(f"{PREFIX}{self.name}", self.meaning, labels=[*labels])
         family.add_metric([*labels.values()], 1)
@@ -105,7 +105,7 @@ METRICS = (
         "train_sampled_phase_seconds",
         "gauge",
         "every rank",
-        "Device time of a phase in the newest sampled step (of a CUDA graph).",
+        "Device time of a phase in the newest sampled step of a CUDA graph.",
         "seconds",
         {"phase": ()},
     ),
@@ -113,15 +113,15 @@ METRICS = (
         "train_busy_seconds",
         "counter",
         "every rank",
-        "Time in steps before this rank began to wait for others: highest on a straggler.",
+        "Time in steps before this rank began to wait for other ranks; highest on a straggler.",
         "seconds",
     ),
     MetricSpec(
         "train_data_queue_depth",
         "gauge",
         "every rank",
-        "Batches that are ready for the loop. Absent with the loader dali, whose pipeline does not tell how many of "
-        "its prefetched batches are done (watch the phase data_wait), and with synthetic, which makes them when asked.",
+        "Batches ready for the training loop. Absent with the loader dali, which does not report how many of its "
+        "prefetched batches are done (see the phase data_wait), and with synthetic, which has no queue.",
         "batches",
     ),
     MetricSpec(
@@ -135,14 +135,14 @@ METRICS = (
         "train_peak_flops",
         "gauge",
         "every rank",
-        "Dense peak of this rank's device in the precision used; absent where the hardware table has none.",
+        "Dense peak of this rank's device in the precision used; absent if the hardware table has none.",
         "operations per second",
     ),
     MetricSpec(
         "train_memory_bytes",
         "gauge",
         "every rank",
-        "Memory of this rank's process (of that, what its caches of input hold) and of its device.",
+        "Memory of this rank's process, of its input caches (a part of that) and of its device.",
         "bytes",
         {
             "kind": (
@@ -156,12 +156,15 @@ METRICS = (
         },
     ),
     MetricSpec(
-        "train_last_step_timestamp_seconds", "gauge", "every rank", "When the last step ended.", "seconds since 1970"
+        "train_last_step_timestamp_seconds", "gauge", "every rank", "End of the last step.", "seconds since 1970"
     ),
-    # what is trained
-    MetricSpec("train_run_info", "info", "every rank", "What is trained; always 1."),
+    # the run
+    MetricSpec("train_run_info", "info", "every rank", "Description of the run, as labels; always 1."),
     MetricSpec(
-        "train_all_reduce_info", "info", "every rank", "What all_reduce.algorithm: auto measured and chose; always 1."
+        "train_all_reduce_info",
+        "info",
+        "every rank",
+        "Measurements and choice of all_reduce.algorithm: auto, as labels; always 1.",
     ),
     MetricSpec("train_world_size", "gauge", "every rank", "Ranks of the run.", "ranks"),
     MetricSpec("train_global_batch_size", "gauge", "every rank", "Images per step over all ranks.", "images"),
@@ -173,10 +176,10 @@ METRICS = (
         "train_target_images_per_second",
         "gauge",
         "rank 0",
-        "Throughput that the run's claim names; absent without one.",
+        "Throughput in the run's claim; absent without a claim.",
         "images per second",
     ),
-    MetricSpec("train_done", "gauge", "rank 0", "1 once the last step is done, 0 before."),
+    MetricSpec("train_done", "gauge", "rank 0", "1 after the last step, 0 before."),
     # numerics
     MetricSpec("train_epoch", "gauge", "rank 0", "Passes over the training split so far.", "epochs"),
     MetricSpec("train_loss", "gauge", "rank 0", "Training loss of the last logged step."),
@@ -185,7 +188,7 @@ METRICS = (
         "train_grad_norm",
         "gauge",
         "rank 0",
-        "Euclidean norm of the averaged gradient at the last logged step; absent where updates are sharded.",
+        "Euclidean norm of the averaged gradient at the last logged step; absent if updates are sharded.",
     ),
     MetricSpec(
         "train_nonfinite_steps",
@@ -195,12 +198,18 @@ METRICS = (
         "steps",
         {"kind": ("loss", "grad")},
     ),
-    MetricSpec("train_steps_skipped", "counter", "every rank", "Steps masked because they were not finite.", "steps"),
+    MetricSpec(
+        "train_steps_skipped",
+        "counter",
+        "every rank",
+        "Steps skipped because of a non-finite loss or gradient on any rank.",
+        "steps",
+    ),
     MetricSpec(
         "train_samples_skipped",
         "counter",
         "every rank",
-        "Records replaced, by reason.",
+        "Records replaced by others, by reason.",
         "images",
         {"reason": ("decode",)},
     ),
@@ -209,7 +218,7 @@ METRICS = (
         "train_checkpoint_duration_seconds",
         "summary",
         "rank 0",
-        "Time to write (beside training) or read a checkpoint.",
+        "Time to write (in the background) or read a checkpoint.",
         "seconds",
         {"op": ("save", "restore")},
     ),
@@ -218,14 +227,14 @@ METRICS = (
         "train_checkpoint_last_success_timestamp_seconds",
         "gauge",
         "rank 0",
-        "When the newest checkpoint was complete.",
+        "Completion of the newest checkpoint.",
         "seconds since 1970",
     ),
     MetricSpec(
         "train_checkpoint_interval_seconds",
         "gauge",
         "rank 0",
-        "Time between two checkpoints as the run document asks for them, at this launch's pace; absent without any.",
+        "Time between two checkpoints by the run document, at this launch's speed; absent if it requests none.",
         "seconds",
     ),
     MetricSpec(
@@ -240,7 +249,7 @@ METRICS = (
         "train_restarts",
         "counter",
         "rank 0",
-        "Launches of the run after its first, by how the one before ended; over all lives.",
+        "Restarts of the run over all its launches, by the exit cause of the previous launch.",
         "launches",
         {"cause": RESTART_CAUSES},
     ),
@@ -248,7 +257,7 @@ METRICS = (
         "train_launch_timestamp_seconds",
         "gauge",
         "rank 0",
-        "When this launch of the run began, by how the one before ended.",
+        "Start of this launch of the run, by the exit cause of the previous launch.",
         "seconds since 1970",
         {"cause": LAUNCH_CAUSES},
     ),
@@ -256,12 +265,12 @@ METRICS = (
         "train_wall_seconds",
         "counter",
         "rank 0",
-        "Wall time of the run since its first launch, by what it was spent on; over all lives.",
+        "Wall time of the run since its first launch, by goodput state.",
         "seconds",
         {"state": GOODPUT_STATES},
     ),
     # stragglers and hangs
-    MetricSpec("train_straggler_rank", "gauge", "rank 0", "The rank that was busy longest in the last interval."),
+    MetricSpec("train_straggler_rank", "gauge", "rank 0", "Rank with the longest busy time in the last interval."),
     MetricSpec(
         "train_straggler_ratio",
         "gauge",
@@ -273,7 +282,7 @@ METRICS = (
         "train_hang_limit_seconds",
         "gauge",
         "every rank",
-        "Time without a step after which this rank calls it a hang.",
+        "Time without a finished step after which this rank reports a hang.",
         "seconds",
     ),
     # evaluation
@@ -283,7 +292,7 @@ METRICS = (
         "eval_last_timestamp_seconds",
         "gauge",
         "rank 0",
-        "When the newest evaluation was complete.",
+        "Completion of the newest evaluation.",
         "seconds since 1970",
     ),
     MetricSpec("eval_images", "counter", "every rank", "Images this rank has evaluated.", "images"),
@@ -295,7 +304,7 @@ METRICS = (
         "shard_planned_images",
         "gauge",
         "sharding",
-        "Images that this packer is to pack, by split.",
+        "Images planned for this packer, by split.",
         "images",
         {"split": ("train", "validation")},
     ),
@@ -308,7 +317,7 @@ METRICS = (
         "bytes",
         {"direction": ("read", "written")},
     ),
-    MetricSpec("shard_rejects", "counter", "sharding", "Images not taken, by reason.", "images", {"reason": ()}),
+    MetricSpec("shard_rejects", "counter", "sharding", "Images rejected, by reason.", "images", {"reason": ()}),
     MetricSpec(
         "shard_phase_seconds",
         "counter",
@@ -318,7 +327,7 @@ METRICS = (
         {"phase": ("plan", "pack", "merge", "other")},
     ),
     # the pod
-    MetricSpec("build_info", "info", "supervisor", "What runs here: version, engine, python; always 1."),
+    MetricSpec("build_info", "info", "supervisor", "Version, engine and Python version, as labels; always 1."),
     MetricSpec(
         "disk_free_bytes",
         "gauge",
@@ -339,7 +348,7 @@ METRICS = (
         "gpu_utilization_ratio",
         "gauge",
         "supervisor",
-        "Share of time the GPU ran a kernel, by NVML.",
+        "Fraction of time with a kernel running, by NVML.",
         "ratio",
         {"gpu": ()},
     ),
@@ -355,7 +364,7 @@ METRICS = (
         "train_launches",
         "counter",
         "supervisor",
-        "Launches of the training so far, over all lives: told by the pod that leads, before its ranks begin.",
+        "Launches of the training so far; the leading pod exports it before its ranks start.",
         "launches",
     ),
     MetricSpec("telemetry_scrapes", "counter", "supervisor", "Scrapes answered.", "scrapes"),
@@ -363,7 +372,7 @@ METRICS = (
         "telemetry_connections_shed",
         "counter",
         "supervisor",
-        "Connections hung up on because too many were open.",
+        "Connections closed without an answer because too many were open.",
         "connections",
     ),
 )

@@ -51,7 +51,7 @@ class Endpoint:
     """Metrics endpoint of a stage.
 
     Args:
-        certificate: PEM file, the only certificate that a reader trusts, whatever names it has; None for plain HTTP.
+        certificate: PEM file of the only certificate that a reader trusts, for any host name; None for plain HTTP.
         token_file: File with the bearer token of requests.
         requires_client_certificate: The endpoint refuses clients without a certificate.
     """
@@ -63,7 +63,7 @@ class Endpoint:
 
     @classmethod
     def from_section(cls, url: str, section: TelemetrySection) -> "Endpoint":
-        """Return the endpoint of a stage of this process, with absolute paths."""
+        """Return the endpoint of this process's stage, with absolute paths."""
         certificate, token = section.tls_certificate, section.bearer_token_file
         return cls(
             url,
@@ -100,7 +100,7 @@ class Endpoint:
     def fetch_metrics(self, seconds: float, client: ClientCertFiles | None = None) -> str:
         """Return the metrics as text. Raises EndpointError if refused, OSError if nothing answers."""
         if self.requires_client_certificate and client is None:
-            raise EndpointError(f"{self.url} wants a certificate: give --client-certificate and --client-key")
+            raise EndpointError(f"{self.url} requires a client certificate: give --client-certificate and --client-key")
         request = urllib.request.Request(self.url)
         if self.token_file is not None:
             request.add_header("Authorization", f"Bearer {self._token()}")
@@ -118,7 +118,7 @@ class Endpoint:
             raise
 
     def certificate_name(self, seconds: float, client: ClientCertFiles | None = None) -> str | None:
-        """Return a name in the certificate for readers that compare names; None if the URL's host is one.
+        """Return a name in the certificate, for readers that compare names; None if the URL's host is one of them.
 
         Raises:
             OSError: Nothing answers.
@@ -149,7 +149,7 @@ class Endpoint:
         leaf, end, _ = _read_text(self.certificate).partition("-----END CERTIFICATE-----")
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False
-        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # trusts the certificate itself, without its authority
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # trust the certificate itself, without its authority
         context.load_verify_locations(cadata=leaf[leaf.find("-----BEGIN") :] + end)
         if client is not None:
             context.load_cert_chain(client.certificate, client.key)

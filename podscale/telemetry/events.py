@@ -1,4 +1,4 @@
-"""Event log of a run, metrics.jsonl: rank 0 of every launch appends a JSON line for each step, evaluation and event."""
+"""Event log of a run, metrics.jsonl: rank 0 of each launch writes a JSON line per logged step, evaluation and event."""
 
 import json
 import logging
@@ -119,8 +119,8 @@ def parse_record(line: bytes) -> EventRecord | None:
 class ReplayFilter:
     """Filter that keeps the records of an equivalent run without restarts.
 
-    A launch that starts or resumes at step n drops the records of later steps: it repeats them. A repeated step or
-    evaluation replaces the earlier one.
+    A launch that starts or resumes at step n drops the records of later steps, because it repeats them. A repeated step
+    or evaluation replaces the earlier one.
     """
 
     def __init__(self) -> None:

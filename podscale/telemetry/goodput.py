@@ -27,7 +27,7 @@ CLEAN_EXITS = ("done", "preempted")
 DEFAULT_EXIT_CAUSE = "lost_rank"
 """Default cause when no exit was recorded: the pod is gone, and rank 0 with it."""
 INTERVAL_SECONDS = 2.0
-"""Heartbeat interval, seconds. Object stores take about one write per second and object."""
+"""Heartbeat interval, seconds. Object stores accept about one write per second and object."""
 
 _INDEX = {state: index for index, state in enumerate(GOODPUT_STATES)}
 _FILE_KEYS = {
@@ -65,7 +65,7 @@ class GoodputState:
         started_at: First launch, unix seconds.
         launch: Number of the launch, from 1.
         age: Seconds since the launch began.
-        joined: The training of this launch has taken over the state.
+        joined: The training of this launch updates the state; before that, its launcher did.
         exit_cause: `done` or one of RESTART_CAUSES; empty while the launch runs or if no exit was recorded.
         step: Finished steps.
         highest_step: Highest step of any launch.
@@ -126,8 +126,8 @@ class GoodputState:
 def after_launch(previous: GoodputState | None, now: float, age: float) -> GoodputState:
     """Return the state of a new launch.
 
-    The time since the last heartbeat is `idle` if the previous launch exited cleanly, else `recovery`. It is 0 if
-    the wall clock was set back.
+    The time since the last heartbeat counts as `idle` if the previous launch exited cleanly, else as `recovery`. It is
+    0 if the wall clock was set back.
 
     Args:
         previous: Newest state of the run, None for the first launch.
@@ -156,7 +156,7 @@ def after_join(state: GoodputState | None, now: float, age: float, highest_step:
         state: State that the launcher wrote for this launch; one of an earlier launch starts a new launch.
         now: Wall clock, unix seconds.
         age: Seconds since the launch began.
-        highest_step: Highest step known from elsewhere, because a heartbeat may be older than the last step.
+        highest_step: Highest step in the event log, because a heartbeat may be older than the last step.
     """
     if state is None or state.joined or state.exit_cause:
         state = after_launch(state, now, age)
@@ -242,7 +242,7 @@ class GoodputTracker:
 
 
 class GoodputWriter:
-    """Writer of the goodput file: at once, every `interval_seconds` on its own thread, and when closed.
+    """Writer of the goodput file: at the start, every `interval_seconds` on its own thread, and when closed.
 
     A full disk loses heartbeats and logs one warning, but does not stop the training.
 
@@ -296,7 +296,7 @@ def read_goodput_state(path: Path) -> GoodputState | None:
 def write_goodput_state(path: Path, state: GoodputState, fence: Callable[[], None] | None = None) -> None:
     """Replace the file atomically. Raises OSError and what `fence` raises.
 
-    The temporary file has a fixed name: the lease ensures one writer, which replaces what a killed writer left.
+    The temporary file has a fixed name, so that it replaces that of a killed writer. The lease ensures one writer.
     """
     if fence is not None:
         fence()

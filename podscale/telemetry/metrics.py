@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from podscale.data.sharding.pack_progress import BuildPhase, PackProgress
 
 
-# Up to 20 ms in powers of two (small images, or one GPU's share of a large job), then finer up to 4 s.
+# Powers of two up to 20 ms (small images, or one GPU's part of a large job), then finer up to 4 s.
 STEP_SECONDS_BUCKETS = (*(0.00125 * 2**i for i in range(4)), *(0.02 * 1.5**i for i in range(14)))
 TRAIN_COUNTERS = (
     "train_images",
@@ -37,13 +37,13 @@ TRAIN_COUNTERS = (
     "train_checkpoint_failures",
     "eval_images",
 )
-"""Counters and summaries that start at 0, because PromQL's `increase` misses the first value of a new series."""
+"""Counters and summaries that are exported from 0 on, because PromQL's `increase` misses a series' first value."""
 SHARD_COUNTERS = ("shard_images", "shard_shards", "shard_bytes", "shard_phase_seconds")
 
 
 @dataclass(frozen=True)
 class Interval:
-    """Images of this rank and wall seconds by phase since the last interval."""
+    """Steps, images and wall seconds (total and by phase) of this rank in one interval."""
 
     steps: int
     images: int
@@ -78,7 +78,7 @@ class TrainMetrics(Collector):
         registry.register(self)
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        """Return a context manager that adds its time to a phase of PHASES; an inner phase interrupts the outer."""
+        """Return a context manager that adds its time to a phase of PHASES; an inner phase interrupts an outer one."""
         return self._clock.phase(name)
 
     def count_step(self, images: int, seconds: float) -> None:
@@ -133,11 +133,11 @@ class TrainMetrics(Collector):
         self.values.add("train_steps_skipped", steps)
 
     def set_bad_samples(self, total: int) -> None:
-        """Set this rank's number of undecodable records (`Loader.bad_records`)."""
+        """Set the number of records that this rank could not decode (`Loader.bad_records`)."""
         self.values.set("train_samples_skipped", total, "decode")
 
     def checkpoint_saved(self, seconds: float, size: int) -> None:
-        """Count a finished save: the writer's seconds, and its bytes."""
+        """Count a finished save, with the writer's seconds and bytes."""
         self.values.observe("train_checkpoint_duration_seconds", seconds, "save")
         self._set(train_checkpoint_bytes=size, train_checkpoint_last_success_timestamp_seconds=time())
 
@@ -175,7 +175,7 @@ class TrainMetrics(Collector):
         values.set("train_images", self._images)
         values.set("train_steps", sum(self._buckets))
         values.set("train_model_flops", self._flops)
-        for name, seconds in self._clock.seconds().items():  # a counter never falls, not even by a torn read
+        for name, seconds in self._clock.seconds().items():  # a counter must not fall, even after a torn read
             values.set("train_phase_seconds", max(values.get("train_phase_seconds", name), seconds), name)
 
     def _histogram(self) -> Metric:

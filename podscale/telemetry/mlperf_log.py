@@ -1,11 +1,11 @@
 """MLPerf Training log, mlperf.log, with lines `:::MLLOG {JSON}` and the keys of mlperf_logging's compliance checker.
 
-`run_start` comes right before the first training image is read. `run_stop` comes with the evaluation that reaches
-`train.target_top1`, else with status `aborted`. A block lies between two evaluations. A test runs the checker on a log.
-mlperf_logging itself would bring pandas into every training image.
+`run_start` is logged right before the first training image is read. `run_stop` is logged at the evaluation that reaches
+`train.target_top1`, else at the end with status `aborted`. A block is the training between two evaluations. A test runs
+the checker on a log. mlperf_logging is not used, because it would add pandas to every training image.
 
-The log is no valid submission: no system cache is cleared (`cache_clear` is false), a resumed run has two `run_start`
-lines, which the checker refuses, and evaluations are as frequent as the run document says.
+The log is not a valid submission: no system cache is cleared (`cache_clear` is false), a resumed run has two
+`run_start` lines, which the checker refuses, and evaluations are as frequent as the run document says.
 """
 
 import json
@@ -23,7 +23,7 @@ class MlperfLog:
 
     def __init__(self, path: Path, config: RunConfig, fence: Callable[[], None] | None = None) -> None:
         self._path, self._config, self._fence = path, config, fence or (lambda: None)
-        self._buffered: list[str] | None = []  # until it is known if this launch resumes the run
+        self._buffered: list[str] | None = []  # until it is known whether this launch resumes the run
         self._steps_per_epoch = 1.0
         self._block_start = 0
         self._running = False
@@ -110,7 +110,7 @@ class MlperfLog:
             file.write(text)
 
     def _flush_buffered(self, *, append: bool) -> None:
-        """Write the buffered lines, after those of the previous launch or in their place."""
+        """Write the buffered lines; `append` keeps the lines of the previous launch."""
         assert self._buffered is not None
         with self._path.open("a" if append else "w", encoding="ascii") as file:
             file.writelines(self._buffered)

@@ -1,7 +1,8 @@
 """Wall time of a training by phase, and detection of the slowest rank (straggler).
 
-In synchronous training every rank's step takes as long as the slowest rank's, so images/s cannot tell ranks apart. The
-busy time before a rank waits for the others can. Ranks compare its mean over an interval, to average out a slow step.
+In synchronous training every rank's step takes as long as the slowest rank's, so images/s do not show the slowest rank.
+The busy time before a rank waits for the others does. Ranks compare its mean over an interval, so that one slow step
+does not count.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,16 +19,16 @@ NON_STEP_PHASES = ("evaluation", "checkpoint")
 STRAGGLER_RATIO = 1.25
 """Smallest ratio of the slowest rank's busy time to the fastest's that counts as a straggler."""
 MIN_GAP_MILLISECONDS = 3
-"""Smallest difference that counts, milliseconds; less is noise."""
+"""Smallest difference of busy times that counts, milliseconds; less is noise."""
 CONSECUTIVE_INTERVALS = 3
-"""Intervals in a row before a straggler is named, and before it is reported as over."""
+"""Consecutive intervals before a straggler is reported, and before its end is reported."""
 MIN_INTERVAL_STEPS = 10
 
 
 class PhaseClock:
     """Clock of the seconds by phase since its creation; they add up to the wall time.
 
-    The time of an inner phase does not count for the outer one. Time outside of any phase is `other`. One thread enters
+    The time of an inner phase does not count for the outer one. Time outside all phases is `other`. One thread enters
     and leaves phases; any thread reads.
     """
 
@@ -42,7 +43,7 @@ class PhaseClock:
         return self._phases[name]
 
     def seconds(self) -> dict[str, float]:
-        """Return the seconds by phase; on another thread the newest moment may be missing, but never counts twice."""
+        """Return the seconds by phase; on another thread the newest interval may be missing, but never counts twice."""
         seconds = list(self._seconds)
         index, since = self._running
         seconds[index] += perf_counter() - since
@@ -113,7 +114,7 @@ class BusyTime:
             self._steps += 1
 
     def set_device_seconds(self, seconds: float) -> None:
-        """Set the sampled device time of a step, which a host that only launches kernels does not measure."""
+        """Set the sampled device time of a step, which the host's clock misses if it only launches kernels."""
         self._on_device = seconds
 
     @property
@@ -146,7 +147,7 @@ class RankComparison:
 
 
 class StragglerDetector:
-    """Detector on rank 0 that names a rank which stays the slowest, and reports when that is over.
+    """Detector on rank 0 that reports a rank which stays the slowest, and when it no longer is.
 
     Args:
         hosts: Host name of every rank.

@@ -1,6 +1,7 @@
 """Metrics of a pod (build, volumes, GPUs by NVML), and the metrics endpoint of a stage.
 
-A thread polls volumes and GPUs. If a call hangs, on a dead network volume or a failed GPU, only these values are stale.
+A thread polls volumes and GPUs. If a call hangs (on a dead network volume or a failed GPU), only these values are
+stale.
 """
 
 import json
@@ -37,12 +38,15 @@ POLL_SECONDS = 5.0
 PUSHED_STAGES = ("shard", "evaluate")
 """Stages that may exit before Prometheus has discovered them."""
 GATEWAY_SECONDS = 10.0
+"""Longest wait for a Pushgateway's answer, seconds."""
+MIN_GATEWAY_SECONDS = 1.0
+"""The same when telemetry.linger_seconds leaves less time, seconds."""
 
 
 class StageTelemetry:
-    """Metrics endpoint of a stage, as its document asks; a context manager.
+    """Metrics endpoint of a stage, as the run document configures it; a context manager.
 
-    It does nothing without `telemetry.enabled`, or, after a warning, if the server cannot listen.
+    It does nothing if `telemetry.enabled` is false. If the server cannot listen, it logs a warning and does nothing.
 
     Args:
         volumes: Paths by their names in the catalogue.
@@ -80,7 +84,7 @@ class StageTelemetry:
         return self._server.url if self._server is not None else None
 
     def start(self, endpoint: Path | None = None) -> None:
-        """Start the server and print its URL; the file `endpoint` has it too until `close`."""
+        """Start the server and print its URL; until `close`, the URL is also in the file `endpoint`."""
         if self._server is None:
             return
         self._server.start()
@@ -97,7 +101,8 @@ class StageTelemetry:
     def finish(self, summary: Path | None, interrupted: Callable[[], bool] = lambda: False) -> None:
         """Export the final values to the file `summary`, to the Pushgateway, and in one more scrape.
 
-        It waits at most `telemetry.linger_seconds`, or until `interrupted`. Errors are logged.
+        It waits at most `telemetry.linger_seconds`, or until `interrupted`. A Pushgateway that hangs can add
+        MIN_GATEWAY_SECONDS for each of two requests. Errors are logged.
         """
         if self._server is None:
             return
@@ -107,12 +112,12 @@ class StageTelemetry:
             self._write_summary(summary, text)
         deadline = time.monotonic() + self._section.linger_seconds
         pushes = self._stage in PUSHED_STAGES and self._section.pushgateway is not None
-        pushed = pushes and self._request_gateway("PUT", text)
-        self._server.wait_for_scrape(self._section.linger_seconds, interrupted)
+        pushed = pushes and self._request_gateway("PUT", deadline, text)
+        self._server.wait_for_scrape(max(0.0, deadline - time.monotonic()), interrupted)
         if pushed:
             while time.monotonic() < deadline and not interrupted():
                 time.sleep(0.1)
-            self._request_gateway("DELETE")
+            self._request_gateway("DELETE", deadline)
 
     def close(self) -> None:
         """Stop the endpoint; safe to call twice."""
@@ -130,29 +135,30 @@ class StageTelemetry:
             return MetricsServer(self._section.address, self._section.port, self._merged, auth=auth)
         except ListenError as error:
             if self._section.required:
-                hint = f"{error.hint} Or set telemetry.required=false to go on without metrics.".strip()
+                hint = f"{error.hint} Or set telemetry.required=false to run without metrics.".strip()
                 raise InputError(error.problem, field=error.field, got=error.got, hint=hint) from error
             logger.warning("no metrics are served: %s", error)
             return None
 
     def _write_summary(self, path: Path, text: bytes) -> None:
-        """Add this stage's final values to the file, which has those of other stages."""
+        """Add this stage's final values to the file, and keep those of other stages."""
         try:
             stages = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
             values = {"time": round(time.time(), 3), "series": series_values(text.decode())}
             write_json(path, {**stages, self._stage: values})
         except (OSError, ValueError, TypeError) as error:
-            logger.warning("%s: the final metrics of the stage could not be written: %s", path, error)
+            logger.warning("%s: cannot write the final metrics of the stage: %s", path, error)
 
-    def _request_gateway(self, method: str, body: bytes | None = None) -> bool:
-        """Send a request to the Pushgateway; log a warning and return False if it failed."""
+    def _request_gateway(self, method: str, deadline: float, body: bytes | None = None) -> bool:
+        """Send a request to the Pushgateway; log a warning and return False if it failed or took too long."""
         assert self._section.pushgateway is not None
         key = {"job": "podscale", "instance": socket.gethostname(), "run": self._run, "stage": self._stage}
         group = "/".join(f"{name}/{quote(value, safe='')}" for name, value in key.items())
         url = f"{self._section.pushgateway.rstrip('/')}/metrics/{group}"
         try:
             request = urllib.request.Request(url, body, {"Content-Type": CONTENT_TYPE}, method=method)
-            with urllib.request.urlopen(request, timeout=GATEWAY_SECONDS):
+            seconds = max(MIN_GATEWAY_SECONDS, min(GATEWAY_SECONDS, deadline - time.monotonic()))
+            with urllib.request.urlopen(request, timeout=seconds):
                 return True
         except (OSError, ValueError, HTTPException) as error:  # URLError and HTTPError are OSErrors
             reason = getattr(error, "reason", None) or error
@@ -164,7 +170,7 @@ class PodMetrics:
     """Metrics of this pod in `registry`, polled until `close`.
 
     Args:
-        volumes: Paths by their names in the catalogue; a path may appear later.
+        volumes: Paths by their names in the catalogue; they need not exist yet.
     """
 
     def __init__(
@@ -284,7 +290,7 @@ class Nvml:
         )
 
     def _query(self, function: Any, *arguments: Any) -> Any:
-        """Return the value; None if the GPU does not support the query (MIG parts, virtual GPUs)."""
+        """Return the value; None if the GPU does not support the query (MIG instances, virtual GPUs)."""
         try:
             return function(*arguments)
         except self._library.NVMLError:

@@ -4,7 +4,7 @@ Counting code writes plain numbers, in less than a microsecond. Metric families 
 another thread.
 
 Each rank writes its exposition to a pod-local file once a second. The supervisor merges the files at a scrape, so that
-a slow or hostile scraper never touches a rank.
+a slow or hostile scraper cannot slow a rank.
 """
 
 import math
@@ -25,7 +25,7 @@ from podscale.telemetry.catalogue import CATALOGUE
 from podscale.util.formatting import printable
 
 MAX_LABEL_LENGTH = 120
-"""Most characters of a label's value; a longer one is cut and ends in an ellipsis."""
+"""Maximal length of a label's value, characters; longer values are truncated and end in an ellipsis."""
 SNAPSHOT_SECONDS = 1.0
 
 Labels = tuple[str, ...]
@@ -72,7 +72,7 @@ class MetricRegistry(Collector):
                 self._values[name] = dict.fromkeys(labels, 0.0)
 
     def set(self, name: str, value: float, *labels: str) -> None:
-        """Set a number; counters may be set too."""
+        """Set a number, also of a counter."""
         assert len(labels) == len(self._own_labels(name)), (name, labels)
         self._values.setdefault(name, {})[tuple(map(sanitize_label, labels))] = float(value)
 
@@ -92,11 +92,11 @@ class MetricRegistry(Collector):
         self._infos[name] = {key: sanitize_label(value) for key, value in labels.items()}
 
     def on_collect(self, callback: Callable[[], None]) -> None:
-        """Call `callback` at the beginning of each collection."""
+        """Call `callback` at the start of each collection."""
         self._callbacks.append(callback)
 
     def add_source(self, source: SampleSource) -> None:
-        """Set the samples of `source` at the beginning of each collection."""
+        """Set the samples of `source` at the start of each collection."""
 
         def set_samples() -> None:
             for name, labels, value in source.samples():
@@ -131,7 +131,7 @@ class MetricRegistry(Collector):
 
 
 class SnapshotWriter:
-    """Writer of `registry` to `path` at once, once a second until closed, and when closed; a context manager."""
+    """Writer of `registry` to `path` at the start, once a second, and when closed; a context manager."""
 
     def __init__(self, registry: CollectorRegistry, path: Path, interval: float = SNAPSHOT_SECONDS) -> None:
         self._registry, self._path, self._interval = registry, path, interval
@@ -162,7 +162,7 @@ class SnapshotWriter:
             temporary.write_bytes(generate_latest(self._registry))
             temporary.replace(self._path)
         except OSError:
-            return  # a full scratch disk costs metrics, not the training
+            return  # a full scratch disk loses metrics but does not stop the training
 
 
 class MergedMetrics:
@@ -193,7 +193,7 @@ class MergedMetrics:
             return self._rendered
 
     def refresh(self) -> None:
-        """Discard the rendered text, so that the next call has the final values."""
+        """Discard the rendered text, so that the next call returns the current values."""
         with self._lock:
             self._due = float("-inf")
 

@@ -2,7 +2,8 @@
 
 prometheus_client's own server has no timeout and no connection limit (800 idle sockets hold 802 threads forever), and
 with TLS one silent client blocks all others. Here a request has a size and a time limit, and the TLS handshake runs on
-the connection's own thread. If too many connections are open, the oldest is closed; scrapes take only milliseconds.
+the connection's own thread. If too many connections are open, the oldest is closed. A scrape takes milliseconds, so it
+is rarely the oldest.
 """
 
 import errno
@@ -29,7 +30,7 @@ MAX_CONNECTIONS = 32
 MAX_REQUEST_BYTES = 8192
 REQUEST_SECONDS = 5.0
 EVICTION_SECONDS = 2.0
-"""Time limit for the thread of a closed connection to exit."""
+"""Timeout for the exit of a closed connection's thread, seconds."""
 
 
 class ListenError(InputError):
@@ -50,7 +51,7 @@ class EndpointAuth:
 
     @classmethod
     def from_section(cls, section: TelemetrySection) -> "EndpointAuth":
-        """Read certificates and token once, so that later changes of the files do not matter. Raises InputError."""
+        """Read certificates and token once; later changes of the files have no effect. Raises InputError."""
         return cls(_tls_context(section), _read_token(section.bearer_token_file))
 
     def is_authorized(self, headers: Iterable[bytes]) -> bool:
@@ -112,7 +113,7 @@ class MetricsServer:
         return self
 
     def wait_for_scrape(self, seconds: float, interrupted: Callable[[], bool] = lambda: False) -> bool:
-        """Wait for one more scrape, at most `seconds` or until `interrupted`; return True if it came."""
+        """Wait for one more scrape, for at most `seconds` or until `interrupted`; return whether there was one."""
         self._server.scraped.clear()
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0 and not interrupted():
@@ -171,7 +172,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
     def wrap_tls(self, request: socket.socket, context: ssl.SSLContext) -> ssl.SSLSocket:
         """Return the connection after the TLS handshake; called on the connection's own thread."""
-        with self._lock:  # wrap_socket detaches the old socket, so from here on the new one is evicted
+        with self._lock:  # wrap_socket detaches the old socket, so an eviction must close the new one
             tls_socket = context.wrap_socket(request, server_side=True, do_handshake_on_connect=False)
             if id(request) in self._open:
                 self._open[id(request)] = tls_socket
@@ -185,14 +186,14 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
         self.scraped.set()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore clients that hang up or send an invalid request."""
+        """Ignore clients that close the connection or send an invalid request."""
 
     def _evict(self) -> None:
         """Shut down the oldest connection, which ends its thread."""
         with self._lock, suppress(OSError):
             if self._open:
                 _, oldest = self._open.popitem(last=False)
-                socket.socket.shutdown(oldest, socket.SHUT_RDWR)  # not SSL's own, which the other thread is using
+                socket.socket.shutdown(oldest, socket.SHUT_RDWR)  # not SSLSocket's: another thread uses its SSL object
 
     def _release(self, request: Any) -> None:
         with self._lock:
@@ -218,7 +219,7 @@ class _Handler(socketserver.BaseRequestHandler):
         if " " in version or not version.startswith("HTTP/1."):
             self._send(connection, "400 Bad Request", b"")
         elif path.partition("?")[0] != "/metrics":
-            self._send(connection, "404 Not Found", b"only /metrics is here\n")
+            self._send(connection, "404 Not Found", b"only /metrics is served\n")
         elif method not in ("GET", "HEAD"):
             self._send(connection, "405 Method Not Allowed", b"")
         elif not self.server.auth.is_authorized(headers):
@@ -290,7 +291,7 @@ def _read_token(file: str | None) -> bytes | None:
         return None
     token = _read_file("telemetry.bearer_token_file", file).strip()
     if not token or b"\n" in token:
-        raise InputError("must hold one token, on one line", field="telemetry.bearer_token_file", got=file)
+        raise InputError("must contain one token on one line", field="telemetry.bearer_token_file", got=file)
     return token
 
 

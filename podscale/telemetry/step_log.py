@@ -28,10 +28,10 @@ SHOWN_PHASES = {"data_wait": "data", "forward_backward": "compute", "allreduce_w
 
 EVENT_TEXTS = {
     "checkpoint_passed": "checkpoint of step {step} cannot be used: {reason}",
-    "skipped_update": "step {step} skipped: its loss or gradient is not finite; the weights stay as they were",
+    "skipped_update": "step {step} skipped: its loss or gradient is not finite; the weights are unchanged",
     "restart": "restart  {error}  {left} more allowed",
     "preempted": "stopped on request; step {step} is saved",
-    "tracker_failed": "the tracker {tracker} has failed, the run goes on without it: {reason}",
+    "tracker_failed": "the tracker {tracker} failed, the run continues without it: {reason}",
 }
 """Events with a fixed text, filled in from the record."""
 
@@ -81,12 +81,12 @@ class EtaEstimator:
 
 
 def format_record(record: EventRecord, seconds_left: float | None = None, total: int | None = None) -> str:
-    """Return a record's line of plain text; `total` is the number of steps of the run."""
+    """Return the line of a record as plain text; `total` is the number of steps of the run."""
     return _plain_text(styled_parts(record, seconds_left, total))
 
 
 def styled_parts(record: EventRecord, seconds_left: float | None = None, total: int | None = None) -> list[StyledText]:
-    """Return the styled parts of a record's line; a line that is too long may omit the dim ones."""
+    """Return the line of a record as styled parts; if it is too long, the dim parts may be omitted."""
     if record["kind"] == "step":
         return _step(record, seconds_left, total)
     if record["kind"] == "evaluation":
@@ -152,7 +152,7 @@ def _bad_record(record: EventRecord) -> list[StyledText]:
     if "substituted" not in record:
         return _other_event(record)
     count = format_count(record["substituted"], "record")
-    return [(f"{count} could not be decoded so far; others took their place", "")]
+    return [(f"{count} could not be decoded so far and replaced by others", "")]
 
 
 def _done(record: EventRecord) -> list[StyledText]:
@@ -163,10 +163,10 @@ def _done(record: EventRecord) -> list[StyledText]:
 def _straggler(record: EventRecord) -> list[StyledText]:
     rank = f"rank {record['rank']} on {record['host']}"
     if record["event"] == "straggler_over":
-        return [(f"{rank} is no longer the slowest by far", "")]
+        return [(f"{rank} is no longer a straggler", "")]
     return [
-        (f"{rank} holds the others up: it is busy {record['ratio']:.2f} times as long as the fastest", ""),
-        (f"{record['milliseconds']} ms a step, the fastest {record['fastest_milliseconds']} ms", ""),
+        (f"{rank} is a straggler: busy {record['ratio']:.2f} times as long as the fastest rank", ""),
+        (f"{record['milliseconds']} ms per step, the fastest {record['fastest_milliseconds']} ms", ""),
     ]
 
 

@@ -12,7 +12,7 @@ MOMENTS = {"sgd": 1, "lars": 1, "lamb": 2, "adam": 2, "rmsprop": 2, "nlcg": 3, "
 
 
 class MemoryEstimate(NamedTuple):
-    """Bytes of one training process.
+    """Bytes of one training process, without those of Python and torch (see `memory_check.EXTRA_BYTES`).
 
     `weights` includes gradients, and `optimizer` masters, averages and Shampoo's matrices. `activations` are the
     outputs of convolutions and norms, which forward keeps for backward.
@@ -42,7 +42,11 @@ def state_bytes(train: TrainSection, size: int, ranks: int, per_node: int) -> tu
     weights = {(False, False): 4, (True, False): 4 + 2, (True, True): 2, (False, True): 2 + 4}[pure, rounded]
     shards = train.all_reduce.row or per_node if train.all_reduce.algorithm == "torus2d" else ranks
     optimizer = train.optimizer
-    moments = MOMENTS[optimizer.name] + (optimizer.shampoo.graft != "sgd") + (optimizer.nlcg.beta == "polak_ribiere")
+    moments = MOMENTS[optimizer.name]
+    if optimizer.name == "shampoo":
+        moments += optimizer.shampoo.graft != "sgd"
+    elif optimizer.name == "nlcg":
+        moments += optimizer.nlcg.beta == "polak_ribiere"
     per_weight = 4 * (rounded + moments + (train.ema.decay is not None))
     return (4 + weights) * size, per_weight * size // (shards if sharded else 1)
 

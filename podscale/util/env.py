@@ -47,6 +47,7 @@ IMAGE: Final = "PODSCALE_IMAGE"
 COMMIT: Final = "PODSCALE_COMMIT"
 
 # From the user.
+IGNORE_MEMORY: Final = "PODSCALE_IGNORE_MEMORY"
 KFP_TOKEN: Final = "PODSCALE_KFP_TOKEN"
 KFP_COOKIES: Final = "PODSCALE_KFP_COOKIES"
 
@@ -78,9 +79,13 @@ VARIABLES: Final = (
         "have it in their environment belong to the launch.",
     ),
     Variable(LOG_DIR, "path", SUPERVISOR_OF, ANY_WORKER, "Directory of rank-<k>.log; absent: no redirection."),
-    Variable(STORE, "host:port", FORK_LAUNCHER, ANY_WORKER, "Key-value store through which all ranks meet."),
+    Variable(STORE, "host:port", FORK_LAUNCHER, ANY_WORKER, "Key-value store of the rendezvous of all ranks."),
     Variable(
-        SLICE, "number", f"JobSet manifest, {FORK_LAUNCHER}", "supervisor, workers", "Number of this pod's TPU slice."
+        SLICE,
+        "number",
+        f"JobSet manifest, {FORK_LAUNCHER}",
+        "supervisor, workers",
+        "Index of this pod's TPU slice, from 0.",
     ),
     Variable(SLICES, "number", FORK_LAUNCHER, ANY_WORKER, "TPU slices of the job; absent: one."),
     Variable(
@@ -164,16 +169,21 @@ VARIABLES: Final = (
         "number",
         "pipelines",
         "shard stage",
-        "Packing processes; absent or 0: one per core. No input of the component, because it does not change "
-        "the shards.",
+        "Packing processes; absent or 0: one per core. Not an input of the KFP component, because it does not "
+        "change the shards.",
     ),
     Variable(RUN_DOCUMENT, "YAML", "rendered manifest", "stages, live view", "Run document of a pod, inline."),
     Variable(SLICE_NODES, "number", "JobSet manifest", "supervisor", "Pods of each TPU slice."),
-    Variable(
-        TERMINATION_LOG, "path", "rendered manifest", "stages", "Termination message, which the pod's status carries."
-    ),
+    Variable(TERMINATION_LOG, "path", "rendered manifest", "stages", "Termination message, shown in the pod's status."),
     Variable(IMAGE, "name", "image", "`podscale doctor`, preflight checks", "Image that this process runs in."),
     Variable(COMMIT, "commit", "image", "stages", "Commit of the source in the image, for environment.json."),
+    Variable(
+        IGNORE_MEMORY,
+        "any text",
+        "user",
+        "`podscale run`, stages",
+        "Start a training on CPUs even if its estimated memory is not free.",
+    ),
     Variable(KFP_TOKEN, "text", "user", "`podscale pipeline`", "Bearer token of a Kubeflow Pipelines backend."),
     Variable(
         KFP_COOKIES, "text", "user", "`podscale pipeline`", "Cookies of a browser that is logged in to the backend."

@@ -71,7 +71,7 @@ def read_progress(path: Path) -> ProgressUpdate | None:
 
 
 class ProgressReporter:
-    """Counter of a stage's images that reports at most ten times a second."""
+    """Counter of a stage's images (`total`: 0 if unknown) that reports at most ten times a second."""
 
     INTERVAL_SECONDS = 0.1
 
@@ -81,9 +81,11 @@ class ProgressReporter:
         self._start = self._last = time.monotonic()
 
     def add(self, images: int, size: int = 0, rejects: int = 0) -> None:
+        """Count more images, with `size` bytes, and rejects."""
         self.set(self._images + images, self._bytes + size, self._rejects + rejects)
 
     def set(self, images: int, size: int, rejects: int) -> None:
+        """Set the counts since the start; `size` is in bytes."""
         self._images, self._bytes, self._rejects = images, size, rejects
         if images % 256 == 0 or self._stage != "list":  # listing is too fast to read the clock for each image
             now = time.monotonic()

@@ -18,7 +18,7 @@ BAR_WIDTH = 24
 
 
 def supports_colours(stream: TextIO) -> bool:
-    """Return whether `stream` is a terminal with colours and NO_COLOR is not set (no-color.org)."""
+    """Return True if `stream` is a terminal with colours and NO_COLOR is not set (no-color.org)."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 

@@ -1,4 +1,4 @@
-# A GKE cluster with node pools for Podscale: what docs/how-to/gke.md makes by gcloud, in its steps 1, 2 and 5.
+# GKE cluster with node pools for Podscale. docs/how-to/gke.md creates the same with gcloud in its steps 1, 2 and 5.
 
 terraform {
   required_version = ">= 1.5"
@@ -38,7 +38,7 @@ resource "google_container_cluster" "this" {
     channel = "REGULAR"
   }
 
-  # Controllers and launchers; trainings have pools of their own.
+  # For controllers and launchers. Training has its own node pools.
   node_config {
     machine_type = "e2-standard-4"
     workload_metadata_config {
@@ -91,7 +91,7 @@ resource "google_container_node_pool" "profile" {
     }
   }
 
-  # No taints: GKE puts its own on nodes with GPUs and TPUs (profiles.yaml names them).
+  # No taints here: GKE adds its own to nodes with GPUs and TPUs (see profiles.yaml).
   node_config {
     machine_type = each.value.machine_type
     spot         = var.spot
@@ -120,7 +120,7 @@ resource "google_container_node_pool" "profile" {
   }
 
   lifecycle {
-    ignore_changes = [initial_node_count] # changing it would make the pool anew
+    ignore_changes = [initial_node_count] # a change would recreate the pool
   }
 }
 
@@ -148,5 +148,5 @@ resource "google_service_account_iam_member" "role" {
   service_account_id = each.value.name
   role               = "roles/iam.workloadIdentityUser"
   member             = "serviceAccount:${var.project}.svc.id.goog[${var.namespace}/podscale-${each.key}]"
-  depends_on         = [google_container_cluster.this] # the workload pool comes with the cluster
+  depends_on         = [google_container_cluster.this] # the cluster creates the workload pool
 }

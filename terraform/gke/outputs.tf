@@ -1,10 +1,10 @@
 output "credentials" {
-  description = "What makes kubectl talk to the cluster."
+  description = "Command that configures kubectl for the cluster."
   value       = "gcloud container clusters get-credentials ${google_container_cluster.this.name} --location=${var.zone}"
 }
 
 output "pools" {
-  description = "Labels and taint of each profile's nodes, as pods ask for them."
+  description = "Labels and taint of each profile's nodes, for the selectors and tolerations of pods."
   value       = { for name, pool in local.pools : name => { selector = pool.selector, taint = try(pool.taint, null) } }
 }
 

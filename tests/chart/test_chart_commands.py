@@ -1,4 +1,4 @@
-"""The commands in the chart's pods are commands of Podscale: what the hook runs is run here, on a stand-in for KFP."""
+"""Commands in the chart's pods: the upload hook's command runs here against a stand-in for KFP."""
 
 import subprocess
 import sys
@@ -18,7 +18,7 @@ def container(objects: list[dict[str, Any]], job: str) -> dict[str, Any]:
 
 
 def podscale(arguments: list[str], mounted: Path) -> subprocess.CompletedProcess[str]:
-    """The command of a pod, with `mounted` where the pod has /etc/podscale."""
+    """Run the command of a pod, with `mounted` in place of the pod's /etc/podscale."""
     assert arguments[0] == "podscale"
     command = [argument.replace("/etc/podscale", str(mounted)) for argument in arguments[1:]]
     return subprocess.run([sys.executable, "-m", "podscale", *command], capture_output=True, text=True, check=False)
@@ -43,13 +43,13 @@ def test_a_hook_that_cannot_upload_fails_with_a_message(tmp_path: Path) -> None:
     (tmp_path / "defaults.yaml").write_text(yaml.safe_dump(helm.defaults(rendered)), encoding="utf-8")
     pod = container(rendered, "podscale-upload")
     done = podscale([*pod["command"], *pod["args"]], tmp_path)
-    assert done.returncode == 1, "not 2, which its Job does not try again: KFP may be starting at the same time"
+    assert done.returncode == 1, "exit code 2 would stop the Job's retries, but KFP may still be starting"
     assert "127.0.0.1:9" in done.stderr
     assert "Traceback" not in done.stderr
 
 
 def test_the_direct_run_asks_for_the_cluster(tmp_path: Path) -> None:
-    """As far as it goes without one: its options exist, its document is read, and the answer is for people."""
+    """Without a cluster: the options exist, the document is read, and the error is readable."""
     rendered = helm.template(None, {"directRun": {"enabled": True, "document": {"run": {"id": "digits"}}}})
     (document,) = [item["data"]["run.yaml"] for item in helm.kinds(rendered, "ConfigMap") if "run.yaml" in item["data"]]
     (tmp_path / "run.yaml").write_text(document, encoding="utf-8")

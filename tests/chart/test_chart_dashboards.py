@@ -1,4 +1,4 @@
-"""The chart's dashboards: ConfigMaps that a side-car of Grafana finds, as large as Kubernetes takes them."""
+"""The chart's dashboards: ConfigMaps that Grafana's sidecar finds, within Kubernetes' size limit."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Who may reach whom, computed from the policies that the chart and a job bring: every pair below is a claim."""
+"""Allowed connections, computed from the network policies of the chart and of a job; each pair below is a claim."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ ARGO = {"workflows.argoproj.io/workflow": "podscale-training-x7k2p"}  # on every
 
 
 def tasks() -> list[Pod]:
-    """The pods of a compiled pipeline's tasks, as KFP labels them and Argo besides."""
+    """Return the pods of a compiled pipeline's tasks, with the labels of KFP and Argo."""
     _, platform = yaml.safe_load_all((helm.ROOT / "pipelines" / "digits.pipeline.yaml").read_text(encoding="utf-8"))
     executors = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
     return [Pod(name, labels=executor["podMetadata"]["labels"] | ARGO) for name, executor in executors.items()]
@@ -68,7 +68,7 @@ ALLOWED: list[tuple[End, End, int, str]] = [
     (LAUNCHER, API, 6443, "TCP"),
     (UPLOADER, KFP, 8888, "TCP"),
     *((task, KFP, port, "TCP") for task in TASKS for port in KFP_PORTS),
-    *((task, API, 443, "TCP") for task in TASKS),  # Argo's container reports there, KFP's launcher reads there
+    *((task, API, 443, "TCP") for task in TASKS),  # Argo's container writes to it, KFP's launcher reads from it
     (TASKS[0], API, 6443, "TCP"),
     (TASKS[0], DNS, 53, "UDP"),
     (DRIVER, KFP, 8887, "TCP"),
@@ -132,7 +132,7 @@ def test_denied(standard: list[dict[str, Any]], pair: tuple[End, End, int, str])
 
 
 def job(run: str) -> tuple[list[dict[str, Any]], Pod, Pod]:
-    """The policy that comes with a job of two pods, and the two."""
+    """Return the policy of a job with two pods, and the pods."""
     document = {
         "run": {"id": run, "workspace": "/workspace"},
         "launch": {"nodes": 2, "cluster": {"namespace": "podscale", "workspace_claim": "podscale-workspace"}},
@@ -167,14 +167,14 @@ def test_chart_and_jobs_admit_the_same_namespaces() -> None:
 
 
 def test_another_namespace_of_monitoring() -> None:
-    """The chart's policy adds to that of the job."""
+    """The chart's policy is additive to that of the job."""
     policies_of_job, rank, _ = job("alpha")
     wider = policies(networkPolicy={"monitoringNamespaces": ["observability"]})
     assert reaches([*wider, *policies_of_job], Pod("prometheus", namespace="observability"), rank, 9464)
 
 
 def test_ranks_of_the_namespace() -> None:
-    """With networkPolicy.ranks=namespace, pods of all runs reach each other, and nobody else them."""
+    """With networkPolicy.ranks=namespace, pods of all runs reach each other, and no other pods reach them."""
     wide = policies(networkPolicy={"ranks": "namespace"})
     assert reaches(wide, RANK, PEER, 29500)
     assert reaches(wide, RANK, OTHER_RUN, 29500)
@@ -183,7 +183,7 @@ def test_ranks_of_the_namespace() -> None:
 
 
 def test_denying_the_whole_namespace() -> None:
-    """Then KFP's own pods are denied too, and need what tasks of pipelines need."""
+    """KFP's own pods are then denied too, and need the same rules as tasks of pipelines."""
     denied = policies(networkPolicy={"deny": "namespace"})
     assert not reaches(denied, STRANGER, ELSEWHERE, 80)
     for one in (DRIVER, *TASKS):
@@ -195,7 +195,7 @@ def test_denying_the_whole_namespace() -> None:
 
 
 def test_pipelines_elsewhere() -> None:
-    """Another namespace, another object store; or no pipelines at all."""
+    """Another namespace and object store, or no pipelines."""
     other = Pod("ml-pipeline", namespace="mlops")
     moved = policies(pipeline={"namespace": "mlops"}, networkPolicy={"pipelinePods": {"ports": [8887, 7070]}})
     assert reaches(moved, TASKS[0], other, 7070)

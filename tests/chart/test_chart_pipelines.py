@@ -1,4 +1,4 @@
-"""Tasks of Kubeflow Pipelines, whose containers declare no ports, are found by Prometheus all the same."""
+"""Prometheus finds tasks of Kubeflow Pipelines, although their containers declare no ports."""
 
 import re
 from pathlib import Path
@@ -19,7 +19,7 @@ TASK = {
     "workflows.argoproj.io/workflow": "podscale-training-x7k2p",
 }
 CONTAINERS = ("wait", "main", "kfp-launcher")
-"""Of such a pod; only the second is ours."""
+"""Containers of such a pod; only the second is Podscale's."""
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def objects() -> list[dict[str, Any]]:
 
 
 def selects(selector: dict[str, Any], labels: dict[str, str]) -> bool:
-    """Whether Kubernetes' label selector, of the operators that we use, takes a pod with these labels."""
+    """Return True if the label selector (with the operators used here) selects a pod with these labels."""
     for expression in selector.get("matchExpressions", ()):
         assert expression["operator"] in ("In", "Exists")
         if expression["key"] not in labels or labels[expression["key"]] not in expression.get(
@@ -58,11 +58,11 @@ def test_they_may_be_reached_where_no_port_has_a_name(objects: list[dict[str, An
 
 
 def test_a_real_prometheus_makes_one_target_of_a_pod(objects: list[dict[str, Any]], tmp_path: Path) -> None:
-    """The monitor's relabelling, as the operator writes it, over what Prometheus' discovery says of such a pod."""
+    """The monitor's relabelling, as the operator writes it, applied to the labels that Prometheus discovers."""
     monitor = helm.monitor(objects, "PodMonitor", "podscale-pipelines")
     crds.validate(monitor)
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
-    assert not {"port", "portNumber", "targetPort"} & endpoint.keys()  # each keeps declared ports alone
+    assert not {"port", "portNumber", "targetPort"} & endpoint.keys()  # each keeps only declared ports
     rules = [{snake(name): value for name, value in rule.items()} for rule in endpoint["relabelings"]]
     pod_targets = [
         {"targets": [ADDRESS], "labels": {**meta("pod_ip", ADDRESS), **meta("pod_container_name", container)}}
@@ -83,10 +83,10 @@ def test_a_real_prometheus_makes_one_target_of_a_pod(objects: list[dict[str, Any
 
 
 def meta(name: str, value: str) -> dict[str, str]:
-    """A label of Prometheus' discovery of pods."""
+    """Return the name of a label from Prometheus' pod discovery."""
     return {f"__meta_kubernetes_{name}": value}
 
 
 def snake(name: str) -> str:
-    """sourceLabels: source_labels, as the operator says it to Prometheus."""
+    """Convert the operator's field name to Prometheus' (sourceLabels to source_labels)."""
     return re.sub("[A-Z]", lambda match: f"_{match[0].lower()}", name)

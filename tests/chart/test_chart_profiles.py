@@ -1,4 +1,4 @@
-"""The profiles in ci/ name machines as the hardware table does, and their queues admit the jobs that land there."""
+"""The profiles in ci/ agree with the hardware table, and their queues admit the jobs."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ QUEUED = [path for path in helm.PROFILES if "kueue" in yaml.safe_load(path.read_
 
 
 def config(profile: Path, *changes: str) -> RunConfig:
-    """The digits, submitted with the defaults that the profile installs."""
+    """Return the digits document with the defaults that the profile installs."""
     defaults = helm.defaults(helm.template(profile, apis=[KUEUE]))
     preset = (helm.ROOT / "pipelines" / "presets" / "digits.yaml").read_text(encoding="utf-8")
     document = yaml.safe_load(preset) | {"launch": {}}
@@ -26,7 +26,7 @@ def config(profile: Path, *changes: str) -> RunConfig:
 
 
 def pod(run: RunConfig) -> dict[str, Any]:
-    """The pod template of its training job, wherever the kind of job keeps it."""
+    """Return the pod template of its training job, for any kind of job."""
 
     def search(node: Any) -> Any:
         if isinstance(node, dict) and "containers" in node:
@@ -60,7 +60,7 @@ def test_flavors_are_the_nodes_of_the_hardware(profile: Path) -> None:
 
 @pytest.mark.parametrize("profile", QUEUED, ids=lambda path: path.stem)
 def test_queues_cover_what_jobs_ask_for(profile: Path) -> None:
-    """Kueue admits no job that asks for a resource which its queue does not name, or for more than it has."""
+    """Kueue admits no job that requests a resource missing from the queue, or more than its quota."""
     hardware = find_hardware(str(config(profile).launch.hardware))
     nodes = hardware.hosts if hardware.kind == "tpu" else 2
     (queue,) = helm.kinds(helm.template(profile, apis=[KUEUE]), "ClusterQueue")
@@ -73,7 +73,7 @@ def test_queues_cover_what_jobs_ask_for(profile: Path) -> None:
 
 
 def number(amount: object) -> float:
-    """A quantity of Kubernetes as a number."""
+    """Convert a Kubernetes quantity to a number."""
     text = str(amount)
     for unit, factor in (("Ti", 2**40), ("Gi", 2**30), ("Mi", 2**20), ("G", 1e9), ("m", 1e-3)):
         if text.endswith(unit):

@@ -1,4 +1,4 @@
-"""The chart hands the rules to both kinds of Prometheus, with what its values say filled in."""
+"""The chart installs the rules for both kinds of Prometheus, with its values filled in."""
 
 from typing import Any
 
@@ -55,7 +55,7 @@ def test_rules_may_be_left_out() -> None:
 
 
 def test_monitors_tell_the_run_of_pods_that_answer_no_scrape() -> None:
-    """`up` carries no label of the exposition: PodscaleMetricsAbsent knows the run by the pod's label."""
+    """`up` has no labels of the exposition, so PodscaleMetricsAbsent takes the run from the pod's label."""
     objects = helm.template()
     operator, google = helm.monitor(objects, "PodMonitor"), helm.monitor(objects, "PodMonitoring")
     assert operator["spec"]["podTargetLabels"] == ["podscale.dev/run"]

@@ -1,4 +1,4 @@
-"""checkov finds nothing in the rendered chart but what charts/podscale/.checkov.yaml names with its reason."""
+"""checkov's findings in the rendered chart are exactly those accepted in charts/podscale/.checkov.yaml."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from tests.support import helm
 
 PINNED = f"sha256:{'0' * 64}"
 VALUES: dict[str, Any] = helm.EVERYTHING | {
-    # What a careful installation says: images by digest, and asked for each time.
+    # Values of a strict installation: images by digest, always pulled.
     "images": {name: f"podscale-{name}@{PINNED}" for name in ("train", "launcher", "test")} | {"pullPolicy": "Always"}
 }
 
@@ -22,12 +22,12 @@ VALUES: dict[str, Any] = helm.EVERYTHING | {
 def checkov() -> str:
     program = os.environ.get("PODSCALE_CHECKOV") or shutil.which("checkov")
     if program is None:
-        pytest.skip("checkov is not on the PATH; install it in an environment of its own (PODSCALE_CHECKOV names it)")
+        pytest.skip("checkov is not on the PATH; install it in a separate environment and set PODSCALE_CHECKOV to it")
     return program
 
 
 def findings(objects: list[dict[str, Any]], folder: Path, *more: str | Path) -> set[tuple[str, str]]:
-    """(check, object) of everything found."""
+    """Return check and object of each finding."""
     target = folder / "chart.yaml"
     target.write_text(yaml.safe_dump_all(objects), encoding="utf-8")
     command = [checkov(), "--skip-download", "--framework", "kubernetes", "-o", "json", "-f", str(target)]

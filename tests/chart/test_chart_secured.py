@@ -1,4 +1,4 @@
-"""Metrics behind TLS and tokens: Prometheus, its collectors' rights and the pods of runs are told alike."""
+"""Metrics with TLS and tokens: Prometheus, its collectors' rights and the pods of runs are configured alike."""
 
 from pathlib import Path
 from typing import Any
@@ -72,12 +72,12 @@ def test_prometheus_is_told_what_pods_ask_for(
     assert scrape == {"port": METRICS_PORT, "interval": "15s"} | googles
     crds.validate(monitor)
     (role,) = [item for item in helm.kinds(objects, "Role") if item["metadata"]["name"] == "podscale-metrics"]
-    assert [rule["resourceNames"] for rule in role["rules"]] == [read]  # by Google's collectors, and no other
+    assert [rule["resourceNames"] for rule in role["rules"]] == [read]  # by Google's collectors only
 
 
 @pytest.mark.parametrize("stage", ["shard", "train", "evaluate"])
 def test_runs_serve_as_prometheus_is_told(tmp_path: Path, stage: StageName) -> None:
-    """The whole way, from the chart's values over podscale-defaults to the files that the document of a pod names."""
+    """From the chart's values through podscale-defaults to the files that a pod's document names."""
     metrics = {"tls": {"secret": "tls", "clientSecret": "mine"}, "tokenSecret": "token"}
     document = helm.defaults(helm.template(None, {"metrics": metrics})) | {"telemetry": {"tls_certificate": "/a/file"}}
     document["telemetry"]["tls_key"] = "/of/this/machine"

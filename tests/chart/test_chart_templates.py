@@ -1,4 +1,4 @@
-"""What the chart creates: valid, restricted, guarded, and refused with a message for people where it cannot be."""
+"""Objects of the chart: valid, restricted and protected by policies; invalid values give a readable error."""
 
 import shutil
 from pathlib import Path
@@ -35,7 +35,7 @@ def objects(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("profile", [None, *PROFILES], ids=lambda path: path.stem if path else "default")
 def test_lint(profile: Path | None) -> None:
     chosen = ("-f", profile) if profile is not None else ()
-    # `helm lint` cannot be told which APIs the cluster has, so the one check that asks for one is left to `template`.
+    # `helm lint` has no option for the cluster's APIs, so `template` covers the check that needs one.
     done = helm.run(
         "lint", "--strict", "--kube-version", helm.KUBERNETES, helm.CHART, *chosen, values={"kueue": {"enabled": False}}
     )
@@ -49,7 +49,7 @@ def test_built_in_objects_are_valid(objects: list[dict[str, Any]]) -> None:
 
 
 def test_custom_objects_are_valid(objects: list[dict[str, Any]]) -> None:
-    """Against the definitions that Kueue and the Prometheus operator ship; Google's are not in a module."""
+    """Against the definitions of Kueue and the Prometheus operator. Google's are not in a Go module."""
     for item in objects:
         if item["apiVersion"] not in BUILT_IN | {GOOGLE}:
             crds.validate(item)
@@ -65,7 +65,7 @@ def test_objects_are_labelled_and_in_the_namespace(objects: list[dict[str, Any]]
 
 
 def test_pods_are_restricted(objects: list[dict[str, Any]]) -> None:
-    """Pod Security "restricted", and beyond it a read-only root, limits, and no token but the launcher's."""
+    """Pod Security "restricted", a read-only root, limits, and no token except the launcher's."""
     for spec in helm.pod_specs(objects):
         pod = spec["securityContext"]
         assert pod["runAsNonRoot"] is True
@@ -141,7 +141,7 @@ def test_googles_objects_hold_what_its_documentation_lists() -> None:
 
 
 def test_releases_in_two_namespaces_share_no_name() -> None:
-    """Whatever has no namespace of its own is named after the release's."""
+    """Names of cluster-scoped objects contain the release's namespace."""
     values = EVERYTHING | {"workspace": {"kind": "bucket", "bucket": "my-runs"}}
     first, second = (helm.template(None, values, namespace=name) for name in ("one", "two"))
     without = [{(item["kind"], item["metadata"]["name"]) for item in made if "namespace" not in item["metadata"]}
@@ -152,7 +152,7 @@ def test_releases_in_two_namespaces_share_no_name() -> None:
 
 @pytest.mark.parametrize("pipelines", [False, True])
 def test_tokens_come_unasked_only_where_kfp_runs_its_pods(pipelines: bool) -> None:
-    """KFP's pods cannot ask for a token, and its launcher and Argo's container do nothing without."""
+    """KFP's pods cannot request a token, but its launcher and Argo's container need one."""
     made = helm.template(None, {"rbac": {"pipelinePods": pipelines}})
     mounted = {
         item["metadata"]["name"]: item["automountServiceAccountToken"] for item in helm.kinds(made, "ServiceAccount")
@@ -174,7 +174,7 @@ def test_workload_identity() -> None:
 
 
 def granted(role: dict[str, Any]) -> set[tuple[str, str, str, str]]:
-    """(group, resource, only this object, verb) of a Role."""
+    """Return the (group, resource, object name, verb) tuples of a Role."""
     return {
         (group, resource, only, verb)
         for rule in role["rules"]
@@ -186,7 +186,7 @@ def granted(role: dict[str, Any]) -> set[tuple[str, str, str, str]]:
 
 
 def test_the_launchers_role_is_what_launching_takes() -> None:
-    """Nothing is missing, and nothing beyond: `podscale doctor --cluster` and the code go by the same table."""
+    """The Role has exactly the rights in the table of `podscale doctor --cluster` and the code."""
     (role,) = helm.kinds(helm.template(), "Role")
     assert granted(role) == {
         (rule.group, rule.resource, rule.only_names, verb)
@@ -211,7 +211,7 @@ def pipeline_role(**values: Any) -> set[tuple[str, str, str, str]]:
 
 
 def test_pods_of_pipelines_read_only_what_kfp_keeps_for_them() -> None:
-    """The names are those of KFP's backend/src/v2/config/env.go."""
+    """The names are from KFP's backend/src/v2/config/env.go."""
     rest = {
         ("", "pods", "", "get"),
         ("", "pods", "", "patch"),
@@ -221,11 +221,11 @@ def test_pods_of_pipelines_read_only_what_kfp_keeps_for_them() -> None:
     secret, config = ("", "secrets", "mlpipeline-minio-artifact", "get"), ("", "configmaps", "kfp-launcher", "get")
     assert pipeline_role() == rest | {secret, config}
     assert pipeline_role(pipelineSecrets=["theirs"]) == rest | {("", "secrets", "theirs", "get"), config}
-    assert pipeline_role(pipelineSecrets=[], pipelineConfigMaps=[]) == rest, "no names: nothing, not everything"
+    assert pipeline_role(pipelineSecrets=[], pipelineConfigMaps=[]) == rest, "no rule without names"
 
 
 def test_jobs_give_up_as_those_of_the_stages_do() -> None:
-    """Bad input ends them at once, pods that were taken away do not count; Kubernetes wants restartPolicy Never."""
+    """Invalid input fails them at once, and evicted pods do not count. Kubernetes requires restartPolicy Never."""
     stage = rendered("job", stage="report").job["spec"]
     jobs = helm.kinds(helm.template(None, EVERYTHING), "Job")
     assert len(jobs) == 3
@@ -265,7 +265,7 @@ def test_a_changed_direct_run_is_another_job() -> None:
         ({"kueue": {"enabled": True}}, ["does not serve kueue.x-k8s.io/v1beta2", "install Kueue"]),
         ({"metrics": {"tls": {"clientSecret": "mine"}}}, ["metrics.tls.secret is empty"]),
         ({"directRun": {"enabled": True}}, ["directRun.document is empty"]),
-        ({"metrics": {"disabledAlerts": ["PodscaleNone"]}}, ["metrics.disabledAlerts", "PodscaleNone", "no alert"]),
+        ({"metrics": {"disabledAlerts": ["PodscaleNone"]}}, ["metrics.disabledAlerts", "PodscaleNone", "not an alert"]),
         ({"metrics": {"thresholds": {"dataWaitShare": "much"}}}, ["/metrics/thresholds/dataWaitShare"]),
         ({"metrics": {"thresholds": {"dataWait": 0.3}}}, ["/metrics/thresholds", "dataWait", "not allowed"]),
     ],
@@ -281,13 +281,13 @@ def test_wrong_queues_get_a_message_for_people() -> None:
     uneven = helm.refused({"kueue": {"enabled": True, "flavors": flavors}}, apis=[KUEUE])
     assert "b names the resources memory, the flavors before it cpu" in uneven
     both = helm.refused({"kueue": {"enabled": True, "clusterQueue": "c", "flavors": flavors[:1]}}, apis=[KUEUE])
-    assert "drop one of the two" in both
+    assert "remove one of the two" in both
     neither = helm.refused({"kueue": {"enabled": True}}, apis=[KUEUE])
     assert "neither kueue.clusterQueue nor kueue.flavors" in neither
 
 
 def notes(values: dict[str, Any], tmp_path: Path) -> str:
-    """What NOTES.txt prints; `helm template` leaves it out, so it is rendered as one more template."""
+    """Return the text of NOTES.txt. `helm template` omits it, so it is rendered as another template."""
     chart = shutil.copytree(helm.CHART, tmp_path / "podscale")
     text = (chart / "templates" / "NOTES.txt").read_text(encoding="utf-8")
     page = f'{{{{ define "notes" }}}}{text}{{{{ end }}}}\ntext: {{{{ include "notes" . | quote }}}}\n'
@@ -306,7 +306,7 @@ def notes(values: dict[str, Any], tmp_path: Path) -> str:
         ({"workspace": {"kind": "bucket", "bucket": "my-runs"}}, "gs://my-runs at /workspace"),
         ({"workspace": {"kind": "existing", "name": "theirs"}}, "claim theirs at /workspace"),
         ({"workspace": {"kind": "none"}}, "Workspace: none"),
-        ({"networkPolicy": {"enabled": False}}, "every pod of the cluster may talk"),
+        ({"networkPolicy": {"enabled": False}}, "every pod of the cluster can connect"),
         ({"rbac": {"pipelinePods": True}}, "--set workspace.prepare=true"),
     ],
     ids=["claim", "deleted", "bucket", "existing", "none", "open", "pipelines"],

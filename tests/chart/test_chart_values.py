@@ -1,4 +1,4 @@
-"""values.yaml, its schema, its reference and its templates say the same."""
+"""values.yaml, its schema, its reference and the templates agree."""
 
 import re
 from typing import Any
@@ -33,7 +33,7 @@ def test_a_value_that_nothing_describes_is_refused() -> None:
 
 
 def test_every_value_is_read() -> None:
-    """Each path appears in the templates: whole, or its last part below one that is bound to a variable."""
+    """Each path appears in the templates, either in full or relative to a variable bound to its parent."""
     bound = dict(re.findall(r"(\$\w+) := \.Values\.([\w.]+) ", TEMPLATES))
     spelled = {f".Values.{value.name}": value for value in values()}
     spelled |= {
@@ -57,7 +57,7 @@ def test_the_chart_is_of_the_version_of_the_package() -> None:
 
 
 def test_every_preset_may_stand_below_defaults() -> None:
-    """The schema of `defaults` is that of run documents: what it refuses, they refuse, and presets pass."""
+    """The schema of `defaults` is that of run documents: both reject the same values, and presets pass."""
     import json
 
     import jsonschema

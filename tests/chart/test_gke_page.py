@@ -1,4 +1,4 @@
-"""docs/how-to/gke.md makes the node pools that the profiles are for."""
+"""docs/how-to/gke.md creates the node pools of the profiles."""
 
 import re
 from pathlib import Path
@@ -26,7 +26,7 @@ def test_the_pool_of_a_profile_is_of_its_machines(profile: Path) -> None:
     if hardware.kind == "tpu":
         assert f"--tpu-topology={hardware.topology} " in command
         assert f"--max-nodes={hardware.hosts}\n" in command
-    assert f"| `{profile.stem}`: " in PAGE, "no price"
+    assert f"| `{profile.stem}`: " in PAGE, "the page has no price for this pool"
 
 
 def test_operators_are_installed_as_doctor_says() -> None:

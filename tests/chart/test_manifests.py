@@ -1,4 +1,4 @@
-"""The kustomize manifests hold what the chart installs with the profile of the same name."""
+"""The kustomize manifests equal the chart's objects with the profile of the same name."""
 
 import shutil
 import subprocess
@@ -27,7 +27,7 @@ def kustomize(folder: Path) -> list[dict[str, Any]]:
 
 
 def compared(objects: list[dict[str, Any]]) -> Objects:
-    """What matters, by kind and name: without hooks, the namespace itself, and who manages the objects."""
+    """Return the compared objects by kind and name, without hooks, the namespace itself and the managed-by label."""
     return {
         (item["kind"], item["metadata"]["name"]): _bare(item)
         for item in objects

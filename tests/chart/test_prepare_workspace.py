@@ -1,4 +1,4 @@
-"""What the chart runs to prepare the workspace: as user 65532 on real folders, and its place in the release."""
+"""The chart's script that prepares the workspace, as user 65532 on real folders, and its Job in the release."""
 
 import ast
 import os
@@ -30,19 +30,19 @@ def as_user(*command: str, **how: Any) -> subprocess.CompletedProcess[str]:
 
 
 def python() -> str:
-    """A Python that another user may run; the script needs nothing but its library."""
+    """Return a Python that another user may run. The script needs only the standard library."""
     for program in filter(None, (sys.executable, shutil.which("python3", path=os.defpath))):
         with suppress(PermissionError):
             if as_user(program, "-c", "").returncode == 0:
                 return program
-    pytest.skip("there is no Python that another user may run")
+    pytest.skip("no Python here can be run by another user")
 
 
 @pytest.fixture
 def volume() -> Iterator[Path]:
-    """A folder of root's that other users may reach, which those of pytest are not."""
+    """Folder owned by root that other users can reach; pytest's temporary folders are private."""
     if os.geteuid() != 0:
-        pytest.skip("only root can become another user")
+        pytest.skip("needs root, to run as another user")
     folder = Path(tempfile.mkdtemp())
     folder.chmod(0o755)
     yield folder
@@ -71,9 +71,9 @@ def test_a_folder_of_root_s_is_told_with_what_to_do(volume: Path, folder: str) -
         volume.chmod(0o777)
     (volume / folder).mkdir(exist_ok=True)
     done = prepared(volume)
-    assert done.returncode == 2, "no retry can help"
+    assert done.returncode == 2, "a retry cannot help"
     where = volume / folder
-    assert done.stderr.startswith(f"{where}: user {USER} cannot write there (Permission denied): it belongs to 0:0")
+    assert done.stderr.startswith(f"{where}: not writable for user {USER} (Permission denied): it belongs to 0:0")
     assert "chown -R 65532:65532" in done.stderr
 
 

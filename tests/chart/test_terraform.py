@@ -1,4 +1,4 @@
-"""terraform/gke makes the cluster and the node pools that docs/how-to/gke.md makes with gcloud."""
+"""terraform/gke creates the same cluster and node pools as the gcloud commands in docs/how-to/gke.md."""
 
 import re
 import shutil
@@ -16,11 +16,11 @@ PAGE = (helm.ROOT / "docs" / "how-to" / "gke.md").read_text(encoding="utf-8")
 SOURCE = "\n".join(path.read_text(encoding="utf-8") for path in sorted(MODULE.glob("*.tf")))
 PROFILES: dict[str, dict[str, Any]] = yaml.safe_load((MODULE / "profiles.yaml").read_text(encoding="utf-8"))
 NODES = {"selector", "taint"}
-"""What GKE does by itself."""
+"""Keys of profiles.yaml that GKE sets itself."""
 
 
 def commanded(pool: str) -> dict[str, Any]:
-    """The pool that the page's gcloud command makes, in the words of profiles.yaml."""
+    """Return the pool of the page's gcloud command with the keys of profiles.yaml."""
     (command,) = re.findall(rf"gcloud container node-pools create ({pool} (?:.*\\\n)*.*)\n", PAGE)
     arguments = command.replace("\\\n", " ").split()
     flags = dict(argument.removeprefix("--").partition("=")[::2] for argument in arguments[1:])
@@ -42,7 +42,7 @@ def commanded(pool: str) -> dict[str, Any]:
         settings["tpu_topology"] = flags.pop("tpu-topology")
     if flags.pop("enable-gvnic", None) is not None:
         settings["gvnic"] = True
-    assert not flags, "the module does not know them"
+    assert not flags, "the module has no such options"
     return settings
 
 
@@ -64,7 +64,7 @@ def test_a_pool_has_the_nodes_that_pods_ask_for(profile: str) -> None:
     values = yaml.safe_load((helm.CHART / "ci" / f"{profile}.yaml").read_text(encoding="utf-8"))
     hardware, pool = find_hardware(values["defaults"]["launch"]["hardware"]), PROFILES[profile]
     assert pool["selector"] == hardware.node_selector
-    assert pool.get("taint") == hardware.resource, "the taint's key is the name of the resource"
+    assert pool.get("taint") == hardware.resource, "the key of the taint is the name of the resource"
     assert hardware.machine in (None, pool["machine_type"])
     assert pool.get("tpu_topology") == hardware.topology
     if hardware.kind == "tpu":

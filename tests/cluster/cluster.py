@@ -1,4 +1,4 @@
-"""A cluster under test, by the plain client library: nothing of Podscale's own launcher is trusted here."""
+"""Cluster under test, accessed by the plain client library, independently of Podscale's launcher."""
 
 import contextlib
 import os
@@ -21,14 +21,14 @@ from tests.cluster.lab import places
 Manifest = dict[str, Any]
 USER = 65532
 WAIT_SECONDS = 300.0
-"""Seconds for anything to happen on two busy cores."""
+"""Time limit for any event on two busy cores, seconds."""
 
 
 def kubeconfig() -> Path | None:
-    """The file of the cluster under test, or None: the one that KUBECONFIG names, or the lab's own.
+    """Return the kubeconfig of the cluster under test, or None: that of KUBECONFIG, or the lab's own.
 
-    Another cluster than the lab's is somebody's: tests touch it only where PODSCALE_TEST_CLUSTER=1 says so, which
-    `make cluster-test` does and `make test` does not.
+    Tests use a cluster other than the lab's only if PODSCALE_TEST_CLUSTER=1, which `make cluster-test` sets and `make
+    test` does not.
     """
     named, lab = os.environ.get("KUBECONFIG"), places.KUBECONFIG
     if named and (os.environ.get("PODSCALE_TEST_CLUSTER") == "1" or Path(named) == lab):
@@ -37,7 +37,7 @@ def kubeconfig() -> Path | None:
 
 
 def connect(kubeconfig: str) -> "Cluster | None":
-    """The cluster of that file's current context, or None if it does not answer."""
+    """Return the cluster of the file's current context, or None if it does not answer."""
     configuration = client.Configuration()
     configuration.retries = 1
     try:
@@ -49,7 +49,7 @@ def connect(kubeconfig: str) -> "Cluster | None":
 
 @dataclass
 class Cluster:
-    """What tests ask of a cluster."""
+    """Operations of tests on a cluster."""
 
     api: client.ApiClient
     core: client.CoreV1Api = field(init=False)
@@ -60,13 +60,13 @@ class Cluster:
     def __post_init__(self) -> None:
         self.core = client.CoreV1Api(self.api)
         self.groups = frozenset(group.name for group in client.ApisApi(self.api).get_api_versions().groups)
-        # Its own cache of what is served is kept by address, and clusters of the lab follow each other at one.
+        # The client caches the served APIs by address, and successive lab clusters have the same address.
         self._served = tempfile.TemporaryDirectory()
         self.dynamic = DynamicClient(self.api, cache_file=f"{self._served.name}/served.json")
 
     @contextlib.contextmanager
     def namespace(self, prefix: str, *, security: str = "restricted") -> Iterator[str]:
-        """A namespace that enforces this Pod Security Standard, with a claim named workspace."""
+        """Yield a namespace that enforces this Pod Security Standard, with a claim `workspace`; deleted afterwards."""
         name = f"{prefix.replace('_', '-')[:40]}-{uuid.uuid4().hex[:6]}"
         labels = {"pod-security.kubernetes.io/enforce": security}
         self.core.create_namespace({"metadata": {"name": name, "labels": labels}})
@@ -81,18 +81,18 @@ class Cluster:
 
     @property
     def is_lab(self) -> bool:
-        """Whether it is the one of tests/cluster/lab, whose images are local ones."""
+        """Return True if it is the cluster of tests/cluster/lab, whose images are local."""
         return str(self.api.configuration.host) == f"https://{places.NODE_IP}:6443"
 
     def has_image(self, name: str) -> bool:
-        """Whether some node holds it; a name with a registry is taken to be there for pulling."""
+        """Return True if a node has the image; an image with a registry is assumed to be available."""
         if not name.startswith("localhost/"):
             return True
         nodes = self.core.list_node().items
         return any(name in (image.names or ()) for node in nodes for image in node.status.images or ())
 
     def create(self, namespace: str, manifest: Manifest) -> Any:
-        """Creates an object; no namespace for those of the cluster."""
+        """Create an object, without namespace if it is cluster-scoped."""
         return self._resource(manifest["apiVersion"], manifest["kind"]).create(manifest, namespace=namespace or None)
 
     def all_of(self, namespace: str, api_version: str, kind: str) -> list[Manifest]:
@@ -103,7 +103,7 @@ class Cluster:
         return self._resource(api_version, kind).get(name, namespace=namespace).to_dict()
 
     def get_raw(self, path: str, **query: str) -> str:
-        """The body of a GET, or empty where the server refuses: services behind its proxy are not there yet."""
+        """Return the body of a GET, or an empty one on an error: a service behind the proxy may not be ready yet."""
         try:
             answer = self.api.call_api(
                 path, "GET", query_params=list(query.items()), auth_settings=["BearerToken"], _preload_content=False
@@ -113,7 +113,7 @@ class Cluster:
         return bytes(answer[0].data).decode()
 
     def delete(self, namespace: str, api_version: str, kind: str, name: str) -> None:
-        """Deletes the object and waits until it and what it owns are gone."""
+        """Delete the object and wait until it and its dependents are gone."""
         resource = self._resource(api_version, kind)
         resource.delete(name, namespace=namespace or None, body={"propagationPolicy": "Foreground"})
 
@@ -127,12 +127,12 @@ class Cluster:
         self.wait(f"the end of {kind} {name}", gone)
 
     def pods(self, namespace: str, selector: str = "") -> list[Any]:
-        """The namespace's pods in the order of their names."""
+        """Return the namespace's pods, sorted by name."""
         items = self.core.list_namespaced_pod(namespace, label_selector=selector).items
         return sorted(items, key=lambda pod: str(pod.metadata.name))
 
     def logs(self, namespace: str, pod: str, **options: Any) -> str:
-        """The pod's log, or as much as there is of it: a pod that has not begun has none."""
+        """Return the pod's log so far; empty if the pod has not started."""
         try:
             raw = self.core.read_namespaced_pod_log(pod, namespace, _preload_content=False, **options)
         except ApiException as error:
@@ -140,23 +140,23 @@ class Cluster:
         return bytes(raw.data).decode("utf-8", "replace")
 
     def evict(self, namespace: str, pod: str) -> None:
-        """What draining a node does to each pod: SIGTERM, and the pod's own grace period."""
+        """Evict a pod as draining a node does: SIGTERM and the pod's own grace period."""
         self.core.create_namespaced_pod_eviction(pod, namespace, {"metadata": {"name": pod, "namespace": namespace}})
 
     def kill(self, namespace: str, pod: str) -> None:
-        """What a dead node does to a pod: gone, without a word to its processes."""
+        """Delete a pod without a grace period, as if its node had failed."""
         self.core.delete_namespaced_pod(pod, namespace, grace_period_seconds=0)
 
     def wait(self, what: str, ready: Callable[[], Any], seconds: float = WAIT_SECONDS, poll: float = 0.5) -> Any:
-        """What `ready` returns as soon as it is true; fails after so many seconds."""
+        """Return the result of `ready` as soon as it is true. Fails after this many seconds."""
         deadline = time.monotonic() + seconds
         while not (result := ready()):
-            assert time.monotonic() < deadline, f"waited {seconds:.0f} s in vain for {what}"
+            assert time.monotonic() < deadline, f"{what}: not within {seconds:.0f} s"
             time.sleep(poll)
         return result
 
     def run(self, namespace: str, image: str, *command: str, workspace: str = "/workspace") -> str:
-        """The output of a command in a pod of its own that mounts the claim `workspace`."""
+        """Run a command in a new pod that mounts the claim `workspace`; return its output."""
         name = f"run-{uuid.uuid4().hex[:8]}"
         self.core.create_namespaced_pod(namespace, plain_pod(name, image, list(command), workspace))
         ended = ("Succeeded", "Failed")
@@ -167,18 +167,18 @@ class Cluster:
         return log
 
     def execute(self, namespace: str, pod: str, *command: str) -> str:
-        """The output of a command inside a running pod."""
+        """Run a command inside a running pod; return its output."""
         attach = self.core.connect_get_namespaced_pod_exec
         options = {"stdin": False, "stdout": True, "stderr": True, "tty": False}
         return str(stream(attach, pod, namespace, command=list(command), **options))
 
     def events(self, namespace: str) -> str:
-        """The namespace's events as text, for the messages of failed tests."""
+        """Return the namespace's events as text, for the messages of failed tests."""
         items = self.core.list_namespaced_event(namespace).items
         return "\n".join(f"{event.involved_object.name}: {event.reason}: {event.message}" for event in items)
 
     def pod_in(self, namespace: str, name: str, phases: tuple[str, ...]) -> Any:
-        """The pod if it is in one of these phases, else None."""
+        """Return the pod if it is in one of these phases, else None."""
         pod = self.core.read_namespaced_pod(name, namespace)
         return pod if pod.status.phase in phases else None
 
@@ -187,7 +187,7 @@ class Cluster:
 
 
 def plain_pod(name: str, image: str, command: list[str], workspace: str = "/workspace") -> Manifest:
-    """A pod that Pod Security "restricted" admits, with the claim `workspace`."""
+    """Return a pod that Pod Security "restricted" admits, with the claim `workspace`."""
     security = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
     container = {
         "name": "main",

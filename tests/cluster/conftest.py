@@ -1,4 +1,4 @@
-"""What the tests against a real cluster share: the cluster, a namespace of their own, the image under test."""
+"""Fixtures of the tests on a real cluster: the cluster, a namespace, and the images under test."""
 
 import os
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _environment() -> Iterator[None]:
-    """That cluster, its kubectl and its helm, for what the tests of this folder start; for no other test."""
+    """Environment with the cluster, its kubectl and helm, for programs that the tests of this folder start."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KUBECONFIG", str(kubeconfig() or places.KUBECONFIG))
         patch.setenv("PATH", f"{places.bin_dir()}:{os.environ['PATH']}")
@@ -31,7 +31,7 @@ def _environment() -> Iterator[None]:
 
 @cache
 def _look() -> Cluster | str:
-    """The cluster under test, or why there is none; looked for once."""
+    """Return the cluster under test, or the reason why there is none; evaluated once."""
     file = kubeconfig()
     if file is None:
         return f"needs a Kubernetes cluster: {HOW}"
@@ -47,13 +47,13 @@ def _connected() -> Cluster:
 
 @pytest.fixture(scope="session")
 def cluster() -> Cluster:
-    """The cluster under test; skips where there is none."""
+    """Cluster under test; skips the test if there is none."""
     return _connected()
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skips a test marked cluster_full(group, ...) on a cluster without one of these API groups, before any fixture."""
+    """Skip a test marked cluster_full(group, ...) before any fixture, if the cluster lacks one of these API groups."""
     for mark in item.iter_markers("cluster_full"):
         missing = [group for group in mark.args if group not in _connected().groups]
         if missing:
@@ -62,32 +62,32 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="module")
 def namespace(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]:
-    """A fresh namespace that enforces Pod Security "restricted", with a claim `workspace`; gone after the module."""
+    """New namespace that enforces Pod Security "restricted", with a claim `workspace`; deleted after the module."""
     with cluster.namespace(request.module.__name__.rpartition(".")[2]) as name:
         yield name
 
 
 @pytest.fixture(scope="session")
 def image(cluster: Cluster) -> str:
-    """The CPU image under test; PODSCALE_TEST_IMAGE names another."""
+    """CPU image under test; PODSCALE_TEST_IMAGE overrides it."""
     return _held(cluster, os.environ.get("PODSCALE_TEST_IMAGE", "localhost/podscale-base:dev"))
 
 
 @pytest.fixture(scope="session")
 def launcher_image(cluster: Cluster, image: str) -> str:
-    """The launchers' image, podscale-tools beside the other; PODSCALE_TEST_LAUNCHER_IMAGE names another."""
+    """Launcher image, podscale-tools of the same registry and tag; PODSCALE_TEST_LAUNCHER_IMAGE overrides it."""
     default = image.replace("podscale-base", "podscale-tools")
     return _held(cluster, os.environ.get("PODSCALE_TEST_LAUNCHER_IMAGE", default))
 
 
 @pytest.fixture(scope="session")
 def jax_image(cluster: Cluster, image: str) -> str:
-    """The image that has JAX, podscale-tpu beside the other; without TPUs it computes on CPUs."""
+    """Image with JAX, podscale-tpu of the same registry and tag; without TPUs it computes on CPUs."""
     return _held(cluster, image.replace("podscale-base", "podscale-tpu"))
 
 
 def _held(cluster: Cluster, name: str) -> str:
-    """The name of an image that the cluster holds; skips where it does not."""
+    """Return the image's name; skip the test if the cluster does not have it."""
     if not cluster.has_image(name):
-        pytest.skip(f"the cluster lacks the image {name}: make cluster-images builds it and brings it in")
+        pytest.skip(f"the cluster lacks the image {name}: make cluster-images builds and loads it")
     return name

@@ -1,4 +1,4 @@
-"""`podscale` as people type it, in a process of its own, against the cluster under test."""
+"""`podscale` commands in separate processes, against the cluster under test."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ from tests.cluster.training import document
 
 
 class Launcher:
-    """Commands about one run: its document is a file, its namespace the test's."""
+    """Commands on one run; its document is a file, its namespace the test's."""
 
     def __init__(self, folder: Path, namespace: str, image: str, run: str, *settings: str) -> None:
         self.run_id = run
@@ -22,13 +22,13 @@ class Launcher:
         self._folder = folder
 
     def command(self, name: str, *options: str, kubeconfig: Path | None = None) -> subprocess.CompletedProcess[str]:
-        """Runs a command to its end; returns its exit code and everything it printed."""
+        """Run a command until it exits; return its exit code and output."""
         return subprocess.run(
             self._arguments(name, options), capture_output=True, text=True, timeout=840, env=_environment(kubeconfig)
         )
 
     def start(self, name: str, *options: str) -> "Started":
-        """Starts a command."""
+        """Start a command."""
         log = self._folder / f"{self.run_id}-{name}-{len(list(self._folder.iterdir()))}.log"
         with log.open("wb") as output:
             process = subprocess.Popen(
@@ -42,7 +42,7 @@ class Launcher:
 
 
 class Started:
-    """A command at work, and what it has printed."""
+    """Running command and its output so far."""
 
     def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
         self.process = process
@@ -53,7 +53,7 @@ class Started:
         return self._log.read_text(encoding="utf-8", errors="replace")
 
     def sees(self, cluster: Cluster, *texts: str) -> None:
-        """Returns when all words were printed; fails where the command ends before."""
+        """Wait until all words are printed. Fails if the command exits first."""
 
         def printed() -> bool:
             there = all(text in self.text for text in texts)

@@ -1,4 +1,4 @@
-"""The pods of a package on a real cluster, for tests.support.package_runner."""
+"""Executor of a package's pods on a real cluster, for tests.support.package_runner."""
 
 import time
 from typing import Any
@@ -10,11 +10,11 @@ from tests.support.package_runner import PodEnd
 
 POLL_SECONDS = 0.5
 STUCK_SECONDS = 180.0
-"""A pod that has not begun after so long has something that no waiting cures."""
+"""Time limit for the start of a pod, seconds; after it, waiting does not help."""
 
 
 class ClusterHost:
-    """Runs pods in a namespace, one call a pod."""
+    """Runs pods in a namespace, one per call."""
 
     def __init__(self, core: CoreV1Api, namespace: str) -> None:
         self._core, self._namespace = core, namespace

@@ -1,4 +1,4 @@
-"""The chart installed on a cluster by the real Helm, as a person does it."""
+"""Installation of the chart on a cluster with the real Helm."""
 
 import subprocess
 from pathlib import Path

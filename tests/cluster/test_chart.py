@@ -1,4 +1,4 @@
-"""The chart on a real cluster, by the real Helm, in namespaces that enforce Pod Security "restricted"."""
+"""The chart on a real cluster with the real Helm, in namespaces that enforce Pod Security "restricted"."""
 
 import itertools
 import json
@@ -18,13 +18,13 @@ from tests.cluster.training import DIGITS
 from tests.support import helm
 
 pytestmark = pytest.mark.timeout(900)
-# Kubernetes' own, in every namespace, and the claim of the fixture
+# Kubernetes' own objects in every namespace, and the fixture's claim
 LEFT = {"configmap/kube-root-ca.crt", "serviceaccount/default", "persistentvolumeclaim/workspace"}
 
 
 @pytest.fixture
 def namespace(cluster: Cluster) -> Iterator[str]:
-    """For each test its own: most of them install the chart."""
+    """New namespace for each test, because most tests install the chart."""
     with cluster.namespace("chart") as name:
         yield name
 
@@ -37,7 +37,7 @@ def other_namespace(cluster: Cluster) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def shared(cluster: Cluster, images: dict[str, str]) -> Iterator[str]:
-    """A namespace with the chart installed, for tests that change nothing."""
+    """Namespace with the chart installed, for read-only tests."""
     with cluster.namespace("chart-shared") as name:
         install(name, images=images)
         yield name
@@ -45,12 +45,12 @@ def shared(cluster: Cluster, images: dict[str, str]) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def images(image: str, launcher_image: str) -> dict[str, str]:
-    """What the chart's pods run in."""
+    """Values with the images of the chart's pods."""
     return {"train": image, "launcher": launcher_image, "test": image}
 
 
 def everything_in(namespace: str) -> set[str]:
-    """kind/name of every object in the namespace but events."""
+    """Return kind/name of every object in the namespace except events."""
     kinds = kubectl("api-resources", "--verbs=list", "--namespaced", "-o", "name").split()
     listed = ",".join(kind for kind in kinds if not kind.startswith("events"))
     objects = json.loads(kubectl("get", listed, "--namespace", namespace, "-o", "json"))
@@ -73,12 +73,12 @@ def test_install_prepares_the_namespace(shared: str) -> None:
 
 
 def test_everything_the_chart_can_make_is_accepted(namespace: str) -> None:
-    """By the API server itself, strictly: unknown fields and wrong values are errors; nothing is created."""
+    """The API server validates strictly: unknown fields and wrong values are errors. Nothing is created."""
     served = kubectl("api-versions").split()
     objects = helm.template(None, helm.EVERYTHING, namespace=namespace)
     rendered = [item for item in objects if item["apiVersion"] in served]
     accounts = helm.kinds(rendered, "ServiceAccount")
-    apply(accounts)  # a pod is refused while its account is missing, even in a rehearsal
+    apply(accounts)  # a pod is rejected while its account is missing, also in a dry run
     others = [item for item in rendered if item not in accounts]
     assert len(others) > 18
     apply(others, "--dry-run=server", "--validate=strict")
@@ -92,7 +92,7 @@ def apply(objects: list[dict[str, Any]], *options: str) -> None:
 
 
 def helm_test(namespace: str) -> tuple[str, str]:
-    """The phase in which the pod of `helm test` ended, and its log, which goes with the pod where that succeeded."""
+    """Return the final phase of the pod of `helm test` and its log, before a successful pod is deleted."""
     command = [helm.program(), "test", "podscale", "--namespace", namespace, "--timeout", "15m"]
     done = subprocess.run(command, capture_output=True, text=True)
     phase = done.stdout.partition("Phase:")[2].split(maxsplit=1)[0]
@@ -102,13 +102,13 @@ def helm_test(namespace: str) -> tuple[str, str]:
 
 @pytest.mark.cluster_ci
 def test_helm_test_trains_and_scrapes(shared: str) -> None:
-    """The pod checks itself what it trained and what its endpoint said (charts/podscale/files/check_training.py)."""
+    """The pod checks its own training and metrics endpoint (charts/podscale/files/check_training.py)."""
     phase, log = helm_test(shared)
     assert phase == "Succeeded", log
 
 
 def test_helm_test_fails_where_the_image_cannot_train(namespace: str, images: dict[str, str]) -> None:
-    """The launchers' image shards the digits, but holds no framework."""
+    """The launcher image can shard the digits but has no framework."""
     install(namespace, images=images | {"test": images["launcher"]})
     phase, log = helm_test(namespace)
     assert phase == "Failed"
@@ -118,7 +118,7 @@ def test_helm_test_fails_where_the_image_cannot_train(namespace: str, images: di
 
 
 def test_helm_test_fails_where_training_does_not_learn(namespace: str, images: dict[str, str], tmp_path: Path) -> None:
-    """Everything works but for the learning rate."""
+    """Only the learning rate is wrong."""
     chart = shutil.copytree(helm.CHART, tmp_path / "podscale")
     check = chart / "files" / "check_training.py"
     text = check.read_text(encoding="utf-8")
@@ -128,7 +128,7 @@ def test_helm_test_fails_where_training_does_not_learn(namespace: str, images: d
     install(namespace, chart, images=images)
     phase, log = helm_test(namespace)
     assert phase == "Failed"
-    assert re.search(r"top-1 accuracy 0\.\d+ is below 0\.9: this image does not train as it should", log), log
+    assert re.search(r"top-1 accuracy: below 0\.9 \(got 0\.\d+\)\. Training does not work in this image", log), log
 
 
 @pytest.mark.parametrize("role", ["launcher", "trainer", "uploader"])
@@ -146,7 +146,7 @@ def test_accounts_may_do_what_the_chart_says_and_no_more(shared: str, role: str)
 
 
 def spelled(rule: dict[str, Any]) -> Iterator[dict[str, str]]:
-    """Every request that a rule of a Role allows, as an access review asks for it."""
+    """Return every request that a Role's rule allows, as fields of an access review."""
     for group, resource, verb in itertools.product(rule["apiGroups"], rule["resources"], rule["verbs"]):
         resource, _, part = resource.partition("/")
         asked = {"verb": verb, "group": group, "resource": resource}
@@ -155,7 +155,7 @@ def spelled(rule: dict[str, Any]) -> Iterator[dict[str, str]]:
 
 
 def may(namespace: str, role: str, requests: list[dict[str, str]]) -> list[bool]:
-    """Whether the account of a role is allowed each of these, by the API server itself."""
+    """Ask the API server if the account of a role is allowed each of these requests."""
     reviews = [
         {
             "apiVersion": "authorization.k8s.io/v1",
@@ -194,7 +194,7 @@ def test_upgrade_with_other_values(namespace: str) -> None:
 
 
 def former_chart(folder: Path) -> Path:
-    """A chart as a former version may have been: another version number, a policy less, an account's name unset."""
+    """Return a copy of the chart like an earlier version: another version number, one policy less, no account name."""
     chart = shutil.copytree(helm.CHART, folder / "podscale")
     metadata = yaml.safe_load((chart / "Chart.yaml").read_text(encoding="utf-8"))
     (chart / "Chart.yaml").write_text(
@@ -205,9 +205,9 @@ def former_chart(folder: Path) -> Path:
 
 
 def test_upgrade_from_a_former_version(namespace: str, tmp_path: Path) -> None:
-    """Also with a direct run, whose Job cannot be changed in place."""
+    """Also with a direct run, whose Job is immutable."""
     run = {"enabled": True, "document": {"run": {"id": "digits"}}}
-    pinned = {"tag": "dev"}  # else the new version's images make another Job, as another document does
+    pinned = {"tag": "dev"}  # otherwise the new version's images would create another Job, as a new document does
     install(namespace, former_chart(tmp_path), directRun=run, images=pinned)
     assert get(namespace, "networkpolicies")["items"] == []
     before = get(namespace, "jobs")["items"]
@@ -223,7 +223,7 @@ def test_upgrade_from_a_former_version(namespace: str, tmp_path: Path) -> None:
 
 
 def ended(cluster: Cluster, namespace: str, job: str) -> dict[str, Any]:
-    """The status of a Job that is complete or failed."""
+    """Return the status of a Job that is complete or failed, else None."""
 
     def status() -> dict[str, Any] | None:
         job_status: dict[str, Any] = get(namespace, "job", job)["status"]
@@ -236,7 +236,7 @@ def ended(cluster: Cluster, namespace: str, job: str) -> dict[str, Any]:
 
 
 def test_bad_input_ends_a_direct_run_at_the_first_pod(cluster: Cluster, namespace: str, images: dict[str, str]) -> None:
-    """A document that only a look at the whole refuses, so that the chart's schema lets it pass."""
+    """The document passes the chart's schema and is rejected by a check across its sections."""
     document = {"run": {"id": "digits"}, "train": {"epochs": 1, "schedule": {"warmup_epochs": 2}}}
     install(namespace, images=images, directRun={"enabled": True, "document": document})
     (job,) = get(namespace, "jobs")["items"]
@@ -246,7 +246,7 @@ def test_bad_input_ends_a_direct_run_at_the_first_pod(cluster: Cluster, namespac
 
 
 def test_a_direct_run_goes_from_images_to_report(cluster: Cluster, namespace: str, images: dict[str, str]) -> None:
-    """The launcher's account, its Role and podscale-defaults are enough: a PyTorchJob of two pods trains the digits."""
+    """The launcher's account, its Role and podscale-defaults suffice: a PyTorchJob of two pods trains the digits."""
     document = yaml.safe_load(DIGITS)
     document["launch"]["resources"].update(memory_gib=1.5)
     document["train"]["epochs"] = 4

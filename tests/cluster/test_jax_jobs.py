@@ -1,5 +1,7 @@
-"""The JAX engine on a cluster, two pods with a CPU device each: as JAXJob and as JobSet, undisturbed and with a pod or
-a process that is lost. Every disturbed run ends with the same bits as the undisturbed one."""
+"""JAX engine on a cluster, as JAXJob and JobSet of two pods with one CPU device each, also with a lost pod or process.
+
+Every disturbed run has the same bits as the undisturbed one.
+"""
 
 import json
 from collections.abc import Callable
@@ -12,7 +14,7 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.training import Result, Training
 
 pytestmark = [pytest.mark.timeout(1800), pytest.mark.cluster_full("kubeflow.org")]
-CHANGES = ("train.engine=jax", "train.epochs=12")  # still at work when a pod is lost, on a fast machine too
+CHANGES = ("train.engine=jax", "train.epochs=12")  # still runs when a pod is lost, also on a fast machine
 LOST_AT = 45
 
 Start = Callable[..., Training]
@@ -24,7 +26,7 @@ def of_jobset(pod: int) -> Any:
 
 @pytest.fixture(scope="module")
 def start(cluster: Cluster, namespace: str, jax_image: str) -> Start:
-    """start(run, backend, stage="train"): a job of that kind, with the JAX engine."""
+    """start(run, backend, stage="train") starts a job of that kind with the JAX engine."""
 
     def begin(run: str, backend: str, stage: StageName = "train") -> Training:
         return Training(cluster, namespace, jax_image, run, backend, *CHANGES, stage=stage)
@@ -34,7 +36,7 @@ def start(cluster: Cluster, namespace: str, jax_image: str) -> Start:
 
 @pytest.fixture(scope="module")
 def calm(start: Start) -> Result:
-    """What a JAXJob makes of the document when nothing disturbs it, from a shard set that a Job has made."""
+    """Result of an undisturbed JAXJob, on a shard set from a Job."""
     start("calm", "job", "shard").succeed()
     training = start("calm", "jaxjob")
     training.succeed()
@@ -68,7 +70,7 @@ def test_a_jobset_ends_with_the_same_bits(start: Start, calm: Result) -> None:
 def test_a_lost_pod_comes_back_and_the_run_ends_with_the_same_bits(
     backend: str, pod: int, cluster: Cluster, namespace: str, start: Start, calm: Result
 ) -> None:
-    """The first pod, where all meet and JAX's own service is, and the other one."""
+    """Both the first pod, which has the rendezvous and JAX's coordination service, and the other one."""
     training = start(f"lost-{pod}-{backend}", backend)
     training.wait_for_step(LOST_AT)
     lost = training.pods()[pod].metadata
@@ -84,7 +86,7 @@ def test_a_lost_pod_comes_back_and_the_run_ends_with_the_same_bits(
 def test_a_killed_rank_is_started_again_and_the_run_ends_with_the_same_bits(
     backend: str, pod: int, start: Start, calm: Result
 ) -> None:
-    """In a JAXJob the containers start again, in a JobSet all pods are made anew."""
+    """A JAXJob restarts the containers; a JobSet recreates all pods."""
     training = start(f"killed-{pod}-{backend}", backend)
     training.wait_for_step(LOST_AT)
     before = [each.metadata.uid for each in training.pods()]

@@ -1,6 +1,6 @@
-"""Every file of manifests/jobs/ before a real API server: its strict schema, the operators' CEL rules and webhooks.
+"""Every file of manifests/jobs/ on a real API server: strict schema, the operators' CEL rules and webhooks.
 
-docs/reference/hardware.md builds on it. Only the TrainingRuntimes are created, because a TrainJob needs its own.
+docs/reference/hardware.md relies on this. Only TrainingRuntimes are created, because a TrainJob needs its runtime.
 """
 
 import subprocess
@@ -22,7 +22,7 @@ def test_the_api_server_accepts_it(cluster: Cluster, namespace: str, file: Path)
     objects = [item for item in yaml.safe_load_all(file.read_text(encoding="utf-8")) if item]
     absent = sorted({item["kind"] for item in objects if not serves(cluster, item)})
     if absent:
-        pytest.skip(f"this cluster serves no {', '.join(absent)}: make cluster-up FULL=1")
+        pytest.skip(f"this cluster lacks the API of {', '.join(absent)}: make cluster-up FULL=1")
     runtimes = [item for item in objects if item["kind"] == "TrainingRuntime"]
     rest = [item for item in objects if item not in runtimes]
     create(namespace, runtimes)
@@ -40,7 +40,7 @@ def test_a_field_that_the_operator_does_not_know_is_refused(cluster: Cluster, na
         if item["kind"] == "PyTorchJob"
     ]
     if not serves(cluster, job):
-        pytest.skip("this cluster serves no PyTorchJob")
+        pytest.skip("this cluster lacks the API of PyTorchJob")
     job["spec"]["runPolicy"]["cleanPods"] = "All"
     with pytest.raises(AssertionError, match="cleanPods"):
         create(namespace, [job], "--dry-run=server")
@@ -51,7 +51,7 @@ def serves(cluster: Cluster, manifest: dict[str, Any]) -> bool:
 
 
 def create(namespace: str, objects: list[dict[str, Any]], *options: str) -> None:
-    """Fails where the API server or a webhook refuses one of them, or warns that its pods would be refused."""
+    """Create the objects. Fails if the API server or a webhook rejects one, or warns that it would reject its pods."""
     if not objects:
         return
     command = ["kubectl", "create", "--namespace", namespace, "--validate=strict", *options, "-f", "-"]

@@ -1,4 +1,4 @@
-"""Kueue admits jobs by quota: the second of two waits, suspended, and then runs."""
+"""Kueue admits jobs by quota: the second of two is suspended until the first is done."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -15,9 +15,9 @@ QUEUED = ("train.epochs=2", "launch.cluster.queue=small")
 
 @pytest.fixture(scope="module")
 def queue(cluster: Cluster, namespace: str, image: str) -> Iterator[str]:
-    """A queue with room for the memory of two pods: one job at a time.
+    """Queue with quota for the memory of two pods, so one job at a time.
 
-    It covers all that the pods ask for: Kueue admits no job that asks for more kinds of resource.
+    It has a quota for every resource that the pods request, because Kueue admits no job with other resources.
     """
     flavor, shared = f"{namespace}-flavor", f"{namespace}-queue"
     quotas = {"memory": "3584Mi", "ephemeral-storage": "100Gi"}
@@ -65,7 +65,7 @@ def test_a_job_that_never_fits_stays_suspended(cluster: Cluster, namespace: str,
 
 
 def _workload(cluster: Cluster, namespace: str, job: str) -> str:
-    """The name of the workload that Kueue made for a job."""
+    """Return the name of the workload that Kueue created for a job."""
     for workload in cluster.all_of(namespace, API, "Workload"):
         if any(owner["name"] == job for owner in workload["metadata"].get("ownerReferences", [])):
             return str(workload["metadata"]["name"])

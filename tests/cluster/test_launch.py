@@ -1,4 +1,4 @@
-"""The launcher against a real cluster: one job whatever happens to the launcher, and every refusal as one sentence."""
+"""The launcher on a real cluster: one job whatever happens to the launcher, and one-line errors."""
 
 import json
 import signal
@@ -16,12 +16,12 @@ from tests.cluster.training import steps
 
 pytestmark = pytest.mark.timeout(900)
 PYTORCHJOB = ("kubeflow.org/v1", "PyTorchJob")
-LONG = "train.epochs=500"  # ends by a request alone, however slow the machine is to make it
+LONG = "train.epochs=500"  # ends only on request, even if the machine is slow
 
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory, cluster: Cluster, namespace: str, image: str) -> None:
-    """The shard set of all runs here."""
+    """Shard set of all runs in this module."""
     ended = Launcher(tmp_path_factory.mktemp("shards"), namespace, image, "shards").command("submit", "--stage=shard")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "succeeded" in ended.stdout
@@ -37,7 +37,7 @@ def jobs(cluster: Cluster, namespace: str) -> list[str]:
 
 
 def step_text(number: int) -> str:
-    """How the log of rank 0 tells of a step."""
+    """Return the text of a step in rank 0's log."""
     return f'"step": {number},'
 
 
@@ -45,7 +45,7 @@ def step_text(number: int) -> str:
 def test_a_killed_launcher_comes_back_to_its_job_and_a_deleted_pod_costs_no_line(
     cluster: Cluster, namespace: str, image: str, folder: Path
 ) -> None:
-    launcher = Launcher(folder, namespace, image, "adopted", "train.epochs=40")  # long enough for what happens to it
+    launcher = Launcher(folder, namespace, image, "adopted", "train.epochs=40")  # long enough for the disturbance
     first = launcher.start("submit", "--stage=train")
     first.sees(cluster, "running, 2 of 2 pods", step_text(25))
     first.process.kill()
@@ -53,7 +53,7 @@ def test_a_killed_launcher_comes_back_to_its_job_and_a_deleted_pod_costs_no_line
     before = jobs(cluster, namespace)
 
     second = launcher.start("submit", "--stage=train")
-    second.sees(cluster, "runs on as it was submitted", step_text(45))
+    second.sees(cluster, "continues as it was submitted", step_text(45))
     cluster.kill(namespace, "adopted-worker-0")
     assert second.end() == 0, second.text
     assert jobs(cluster, namespace) == before
@@ -142,7 +142,7 @@ def test_a_quota_refuses_the_job_before_anything_is_made(cluster: Cluster, image
 
 @pytest.fixture
 def account(cluster: Cluster, namespace: str, tmp_path: Path) -> Iterator[Path]:
-    """A kubeconfig of a service account that may do nothing yet."""
+    """Kubeconfig of a service account without any rights."""
     cluster.core.create_namespaced_service_account(namespace, {"metadata": {"name": "limited"}})
     token = cluster.core.create_namespaced_service_account_token("limited", namespace, {"spec": {}}).status.token
     configuration = cluster.api.configuration
@@ -174,7 +174,7 @@ def test_the_table_of_permissions_is_enough_and_without_it_people_are_told(
 
 
 def allow(cluster: Cluster, namespace: str) -> None:
-    """A role of exactly what the table says, bound to the account."""
+    """Create a role with exactly the rights of the table, bound to the account."""
     rules: list[dict[str, Any]] = [
         {"apiGroups": [rule.group], "resources": [rule.resource], "verbs": list(rule.verbs)}
         for rule in PERMISSION_RULES

@@ -1,4 +1,4 @@
-"""The cluster itself gives what the other tests build on."""
+"""The cluster provides what the other tests rely on."""
 
 import pytest
 from kubernetes.client.exceptions import ApiException

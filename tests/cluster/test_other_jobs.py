@@ -1,4 +1,4 @@
-"""The same training by the other kinds of job, with their real operators: JAXJob, JobSet and TrainJob."""
+"""The same training with the other kinds of jobs and their real operators: JAXJob, JobSet and TrainJob."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.training import Result, Training
 
 pytestmark = pytest.mark.timeout(1800)
-SHORT = "train.epochs=12"  # still at work when a pod is lost, on a fast machine too
+SHORT = "train.epochs=12"  # still runs when a pod is lost, also on a fast machine
 
 JAXJOB = pytest.param("jaxjob", marks=pytest.mark.cluster_full("kubeflow.org"))
 JOBSET = pytest.param("jobset", marks=pytest.mark.cluster_full("jobset.x-k8s.io"))
@@ -15,7 +15,7 @@ TRAINJOB = pytest.param("trainjob", marks=pytest.mark.cluster_full("trainer.kube
 
 @pytest.fixture(scope="module")
 def reference(cluster: Cluster, namespace: str, image: str) -> Result:
-    """What the training operator's PyTorchJob makes of the same document, and the shard set of all."""
+    """Result of a PyTorchJob with the same document, and the shared shard set."""
     Training(cluster, namespace, image, "reference", "job", SHORT, stage="shard").succeed()
     training = Training(cluster, namespace, image, "reference", "pytorchjob", SHORT)
     training.succeed()

@@ -1,8 +1,8 @@
-"""The whole compiled pipeline on a real cluster: the package's components as pods, training as a real PyTorchJob.
+"""The complete compiled pipeline on a real cluster: the package's components as pods, training as a real PyTorchJob.
 
-KFP's server is not part of it: tests.support.package_runner carries the package out as KFP does (see there). Everything
-that the pods do is real: images, commands, inputs, artifacts on a volume, Pod Security "restricted", the launcher's
-service account with the least role that the chart gives it, and the training operator.
+KFP's server is not included: tests.support.package_runner runs the package as KFP does. Everything in the pods is real:
+images, commands, inputs, artifacts on a volume, Pod Security "restricted", the launcher's service account with the
+chart's minimal role, and the training operator.
 """
 
 import json
@@ -30,7 +30,7 @@ ONCE = ("launch.retries=0", "launch.cluster.restarts=0")
 
 @pytest.fixture
 def document(image: str, launcher_image: str) -> Documents:
-    """The digits through the pipeline's components, each task tried once more at most."""
+    """Return the digits document for the pipeline, with at most one retry per task."""
     common = ("launch.backend=pytorchjob", "launch.hardware=cpu", "launch.retries=1")
 
     def make(run_id: str, *changes: str, epochs: int = 2) -> RunConfig:
@@ -42,7 +42,7 @@ def document(image: str, launcher_image: str) -> Documents:
 
 @pytest.fixture(scope="module")
 def prepared_namespace(cluster: Cluster, namespace: str) -> str:
-    """A namespace with the launcher's service account, its role, and a claim for artifacts."""
+    """Yield a namespace with the launcher's service account, its role, and a claim for artifacts."""
     kind = {"apiVersion": "rbac.authorization.k8s.io/v1"}
     name = {"metadata": {"name": LAUNCHER}}
     cluster.core.create_namespaced_service_account(namespace, name)
@@ -60,7 +60,7 @@ def prepared_namespace(cluster: Cluster, namespace: str) -> str:
 
 
 class Pipeline:
-    """One run of the compiled package in the namespace, and what it left."""
+    """One run of the compiled package in the namespace, and its files."""
 
     def __init__(
         self, cluster: Cluster, namespace: str, config: RunConfig, image: str, service_account: str = LAUNCHER
@@ -80,7 +80,7 @@ class Pipeline:
         return "\n".join(f"== {name}: {task.state}\n{task.log[-3000:]}" for name, task in self.runner.tasks.items())
 
     def file(self, name: str) -> str:
-        """A file of the run directory."""
+        """Return a file of the run directory."""
         return self.cluster.run(self.namespace, self.image, "cat", f"/workspace/runs/{self.run_id}/{name}")
 
     def job(self) -> dict[str, Any] | None:
@@ -96,7 +96,7 @@ class Pipeline:
         return [str(pod.metadata.name) for pod in self.cluster.pods(self.namespace, selector)]
 
     def wait_for_steps(self, number: int) -> None:
-        """Returns when the job has logged that many steps."""
+        """Wait until the job has logged that many steps."""
         path = f"/workspace/runs/{self.run_id}/metrics.jsonl"
         counted = f'grep -cs \'"kind": *"step"\' {path}'
         script = f'until [ "$({counted})" -ge {number} ] 2>/dev/null; do sleep 0.5; done'
@@ -119,7 +119,7 @@ def test_the_whole_pipeline_trains_evaluates_and_reports(cluster, prepared_names
     evaluation = json.loads(pipeline.file("evaluation.json"))
     assert evaluation["figures"]["top1"] == tasks["evaluate"].outputs["metrics"]["metadata"]["top1"]
     model = tasks["train"].outputs["model"]["uri"].removeprefix("minio://")
-    assert "step" in tasks["train"].log, "the launcher shows the log of rank 0"
+    assert "step" in tasks["train"].log, "the launcher must print the log of rank 0"
     assert model
     assert "<html" in pipeline.file("report.html")[:500].lower()
     assert "# Run whole: SUCCEEDED" in pipeline.file("summary.md")
@@ -139,7 +139,7 @@ def test_a_launcher_that_is_killed_adopts_its_job(cluster, prepared_namespace, i
     assert len(train.pods) == 2
     after = pipeline.job()
     assert after is not None
-    assert after["metadata"]["uid"] == job["metadata"]["uid"], "the second attempt made a job of its own"
+    assert after["metadata"]["uid"] == job["metadata"]["uid"], "the second attempt created another job"
     restarts = [
         pod.status.container_statuses[0].restart_count
         for pod in cluster.pods(prepared_namespace, "training.kubeflow.org/job-name=adopted")
@@ -166,7 +166,7 @@ def test_the_error_of_a_failing_training_reaches_the_summary(cluster, prepared_n
 
 @pytest.mark.parametrize("how", ["cancelled", "orphaned"])
 def test_a_run_that_ends_without_its_job_stops_it(cluster, prepared_namespace, image, document, how):
-    """Cancelled by a person, or failed because its launcher was killed and may not be tried again."""
+    """Cancelled by a user, or failed because its launcher was killed and has no retry left."""
     pipeline = Pipeline(cluster, prepared_namespace, document(how, *ONCE, epochs=500), image)
     thread = in_background(pipeline.runner.run)
     train = pipeline.runner.wait_for("train")
@@ -185,7 +185,7 @@ def test_a_run_that_ends_without_its_job_stops_it(cluster, prepared_namespace, i
     summary = pipeline.file("summary.md")
     assert f"# Run {how}: {state}" in summary
     assert f"PyTorchJob {how} was stopped" in summary
-    assert json.loads(pipeline.file("outcome.json"))["train"]["exit_code"] == 75, "it saved before it ended"
+    assert json.loads(pipeline.file("outcome.json"))["train"]["exit_code"] == 75, "the job must save before it exits"
 
 
 def test_a_job_that_cannot_be_submitted_leaves_its_error(cluster, prepared_namespace, image, document):

@@ -1,4 +1,4 @@
-"""The chart's monitors, turned into a configuration by the real Prometheus operator, read by a real Prometheus."""
+"""The chart's monitors, configured by the real Prometheus operator in a real Prometheus."""
 
 import json
 from collections.abc import Callable
@@ -19,7 +19,7 @@ Ask = Callable[..., Any]
 
 @pytest.fixture(scope="module")
 def chart(cluster: Cluster, namespace: str) -> None:
-    """The chart's monitors and rules, as Helm installs them where the operator's API is there, and who may scrape."""
+    """The chart's monitors and rules, as Helm installs them with the operator's API, and the scraper's namespace."""
     values = {"metrics": {"interval": "5s"}, "networkPolicy": {"monitoringNamespaces": [namespace]}}
     objects = helm.template(helm.CHART / "ci" / "cpu.yaml", values, apis=[helm.OPERATOR], namespace=namespace)
     chosen = [*helm.kinds(objects, "PodMonitor"), *helm.kinds(objects, "PrometheusRule")]
@@ -31,7 +31,7 @@ def chart(cluster: Cluster, namespace: str) -> None:
 
 @pytest.fixture(scope="module")
 def prometheus(cluster: Cluster, namespace: str, chart: None) -> Ask:
-    """ask(path, **query): the HTTP API of a Prometheus that selects every monitor and rule of the namespace."""
+    """ask(path, **query) queries a Prometheus that selects every monitor and rule of the namespace."""
     for item in _manifests(namespace, images.of_program("prometheus") if cluster.is_lab else None):
         cluster.create(namespace, item)
     pod = f"prometheus-{NAME}-0"
@@ -77,7 +77,7 @@ def test_the_metrics_of_every_pod_are_scraped_while_it_trains(
 
 
 def _manifests(namespace: str, image: str | None) -> list[dict[str, Any]]:
-    """A Prometheus with no more rights than to find pods in its own namespace."""
+    """Return a Prometheus that may only find pods in its own namespace."""
     named = {"metadata": {"name": NAME}}
     find = {"apiGroups": [""], "resources": ["pods", "services", "endpoints"], "verbs": ["get", "list", "watch"]}
     subject = {"kind": "ServiceAccount", "name": NAME, "namespace": namespace}

@@ -1,5 +1,7 @@
-"""Training by the real training operator: two pods, and what becomes of it when one of them dies. Every disturbed run
-ends with the same bits as the undisturbed one."""
+"""Training of two pods by the real training operator, also with a lost pod.
+
+Every disturbed run has the same bits as the undisturbed one.
+"""
 
 import pytest
 
@@ -11,14 +13,14 @@ pytestmark = pytest.mark.timeout(1800)
 
 @pytest.fixture(scope="module")
 def shards(cluster: Cluster, namespace: str, image: str) -> None:
-    """The shard set of all runs here, made by a Job of the cluster."""
+    """Shard set of all runs in this module, built by a Job of the cluster."""
     sharding = Training(cluster, namespace, image, "calm", "job", stage="shard")
     sharding.succeed()
 
 
 @pytest.fixture(scope="module")
 def calm(cluster: Cluster, namespace: str, image: str, shards: None) -> Result:
-    """The result of a run that nothing disturbed."""
+    """Result of an undisturbed run."""
     training = Training(cluster, namespace, image, "calm", "pytorchjob")
     training.succeed()
     assert [pod.status.phase for pod in training.pods()] == ["Succeeded", "Succeeded"]

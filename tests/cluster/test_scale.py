@@ -1,7 +1,7 @@
 """Large jobs on fake nodes labelled as GKE's: 256 pods of a PyTorchJob on H100 machines, 64 hosts of four TPU slices.
 
-kwok plays the kubelets: the API server, the operators and the scheduler are real, and nothing computes. Labels and
-taints are written here as GKE's documentation gives them, not taken from Podscale.
+kwok simulates the kubelets. The API server, the operators and the scheduler are real, and nothing computes. Labels and
+taints are written here from GKE's documentation, not taken from Podscale.
 """
 
 import json
@@ -29,7 +29,7 @@ TPU_LABELS = {
     "cloud.google.com/gke-tpu-topology": "8x8",
 }
 
-# The launcher in a process of its own: what it needs of memory, and how many requests it makes while it waits.
+# The launcher in a separate process, to measure its memory and its requests while it waits.
 LAUNCHER = """
 import json, resource, sys, threading, time
 from pathlib import Path
@@ -61,16 +61,16 @@ print(json.dumps({
 
 @pytest.fixture(autouse=True)
 def _fake_kubelets(cluster: Cluster) -> None:
-    """Skips where nobody plays the kubelets: nodes that no kubelet answers for are no gift to a cluster in use."""
+    """Skip the test without simulated kubelets: nodes without a kubelet would disturb a cluster in use."""
     if not (cluster.is_lab and processes.alive("kwok")) and os.environ.get("PODSCALE_TEST_KWOK") != "1":
-        pytest.skip("needs kwok: make cluster-up FULL=1 starts it, PODSCALE_TEST_KWOK=1 says that a cluster has it")
+        pytest.skip("needs kwok: make cluster-up FULL=1 starts it; set PODSCALE_TEST_KWOK=1 if a cluster has it")
 
 
 @contextmanager
 def fake_nodes(
     cluster: Cluster, count: int, resource: str, amount: int, labels: dict[str, str], pools: int = 1
 ) -> Iterator[None]:
-    """Nodes of as many pools, with GKE's taint of such machines."""
+    """Yield the nodes of several pools, with GKE's taint for such machines."""
     names = [f"fake-{resource.partition('/')[2]}-{number}" for number in range(count)]
 
     def add(number: int) -> None:
@@ -135,6 +135,6 @@ def test_64_hosts_of_four_slices_are_scheduled_each_slice_in_a_pool(cluster: Clu
 
 
 def _nodes_of_running(cluster: Cluster, namespace: str, count: int) -> list[str]:
-    """The nodes of the namespace's running pods, once there are so many."""
+    """Wait for this many running pods in the namespace, and return their nodes."""
     nodes = [pod.spec.node_name for pod in cluster.pods(namespace) if pod.status.phase == "Running"]
     return nodes if len(nodes) == count else []

@@ -1,4 +1,4 @@
-"""What the chart's `workspace.prepare` does to volumes of root's, by the real kubelet."""
+"""The chart's `workspace.prepare` on volumes owned by root, with the real kubelet."""
 
 import shutil
 import uuid
@@ -29,12 +29,12 @@ def namespace(cluster: Cluster) -> Iterator[str]:
 
 @pytest.fixture
 def volume(cluster: Cluster, namespace: str) -> Iterator[Volume]:
-    """volume(kind): a directory that only root may write, bound to the claim `shared` of the namespace.
+    """volume(kind) binds a directory that only root may write to the claim `shared` of the namespace.
 
-    kind: `local`, whose owner the kubelet changes where a pod has an fsGroup, or `hostPath`, which it leaves alone.
+    `kind` is `local`, whose owner the kubelet changes for a pod with an fsGroup, or `hostPath`, whose owner it keeps.
     """
     if not cluster.is_lab:
-        pytest.skip("makes volumes out of directories of the node: only where this machine is the node")
+        pytest.skip("needs directories of the node: runs only if this machine is the node")
     name = f"root-{uuid.uuid4().hex[:8]}"
     folder = places.VOLUMES / name
 
@@ -66,7 +66,7 @@ def prepare(namespace: str, launcher_image: str, **options: Any) -> str:
 
 
 def a_task_of_kfp(image: str) -> dict[str, Any]:
-    """A pod that writes a run directory as user 65532, and has no fsGroup."""
+    """Return a pod that writes a run directory as user 65532, without fsGroup."""
     pod = plain_pod("task", image, ["mkdir", "-p", "/workspace/runs/digits/logs"])
     del pod["spec"]["securityContext"]["fsGroup"]
     pod["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"] = CLAIM
@@ -86,7 +86,7 @@ def test_a_volume_of_roots_becomes_writable_for_pods_without_fsgroup(
     assert folder.stat().st_gid == USER
     assert (folder / "runs" / "digits" / "logs").is_dir()
     jobs = kubectl("get", "jobs", "--namespace", namespace, "-o", "name")
-    assert jobs == "", "the hook that succeeded is gone"
+    assert jobs == "", "a successful hook must be deleted"
 
 
 def test_a_volume_that_heeds_no_fsgroup_fails_the_release_and_says_what_to_do(

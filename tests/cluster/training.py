@@ -1,4 +1,4 @@
-"""Small trainings on a cluster under test: rendered by Podscale, submitted as anybody would, looked at from outside."""
+"""Small trainings on the cluster under test: rendered by Podscale, submitted and observed with the plain client."""
 
 import json
 from collections.abc import Sequence
@@ -32,10 +32,12 @@ launch:
   cluster: {workspace_claim: workspace, image_pull_policy: IfNotPresent}
 """
 )
-"""135 steps on two pods, a checkpoint every 20, so that a disturbed run has work to do again. No CPU is asked for:
-two cores carry the whole cluster."""
+"""135 steps on two pods with a checkpoint every 20 steps, so that a disturbed run repeats some steps.
 
-# What a run ends with: its final weights, and the losses of all its steps, each counted once.
+It requests no CPU, because two cores run the whole cluster.
+"""
+
+# Prints the final weights of a run, and the losses of all its steps, each counted once.
 FINGERPRINT = """
 import hashlib, json, sys
 from safetensors import safe_open
@@ -54,8 +56,8 @@ print(json.dumps({"weights": digest.hexdigest(), "losses": list(losses.values())
 """
 
 
-# The processes that train, and they alone, as the kernel takes a process when memory is short; the pod stays. They are
-# copies of the fork launcher, with its command line, or one process that was started as a rank.
+# Kills only the training processes, as the kernel does when memory is short; the pod remains. They are forks of the
+# fork launcher, with its command line, or one process that was started as a rank.
 KILL_RANKS = """
 import os, pathlib, re
 commands, parents = {}, {}
@@ -75,7 +77,13 @@ for pid, command in commands.items():
 
 @dataclass(frozen=True)
 class Result:
-    """weights: sha256 of all final tensors; losses: of every step; events: what the run's log tells."""
+    """Result of a run.
+
+    Args:
+        weights: sha256 of all final tensors.
+        losses: loss of every step.
+        events: events of the run's log.
+    """
 
     weights: str
     losses: list[float]
@@ -86,7 +94,7 @@ class Result:
 
 
 class Training:
-    """One stage of one run as a job of one kind."""
+    """One stage of a run as one kind of job."""
 
     def __init__(
         self,
@@ -107,12 +115,12 @@ class Training:
             cluster.create(namespace, manifest)
 
     def pods(self) -> list[Any]:
-        """The pods of the job, by name."""
+        """Return the pods of the job, by name."""
         selector = ",".join(f"{key}={value}" for key, value in self.spec.selector.items())
         return self._cluster.pods(self._namespace, selector)
 
     def restarts(self) -> list[int]:
-        """How often the kubelet has started each pod's container again."""
+        """Return how often the kubelet has restarted each pod's container."""
         return [status.restart_count for pod in self.pods() for status in pod.status.container_statuses or ()]
 
     def log(self, pod: int = 0) -> str:
@@ -120,13 +128,13 @@ class Training:
         return self._cluster.logs(self._namespace, pods[pod].metadata.name) if len(pods) > pod else ""
 
     def conditions(self) -> dict[str, Any]:
-        """The conditions of the job that hold, by type."""
+        """Return the true conditions of the job, by type."""
         job = self._cluster.get(self._namespace, self.backend.api_version, self.backend.kind, self.spec.name)
         conditions = job.get("status", {}).get("conditions") or []
         return {condition["type"]: condition for condition in conditions if condition["status"] == "True"}
 
     def wait_for_step(self, number: int) -> None:
-        """Returns once rank 0 has logged this step; fails if the job ends first."""
+        """Wait until rank 0 has logged this step. Fails if the job ends first."""
 
         def reached() -> bool:
             assert not self.ended(), self.describe()
@@ -135,24 +143,24 @@ class Training:
         self._cluster.wait(f"step {number} of {self.spec.name}", reached)
 
     def kill_ranks(self, pod: int) -> None:
-        """kill -9 of the processes that train in that pod."""
+        """Kill the training processes in that pod with SIGKILL."""
         name = self.pods()[pod].metadata.name
         self._cluster.execute(self._namespace, name, "python3", "-c", KILL_RANKS)
 
     def ended(self) -> str:
-        """succeeded, failed, or empty as long as it runs."""
+        """Return `succeeded`, `failed`, or an empty string while the job runs."""
         held = self.conditions()
         if any(name in held for name in ("Succeeded", "Complete", "Completed")):
             return "succeeded"
         return "failed" if "Failed" in held else ""
 
     def succeed(self, seconds: float = 600) -> None:
-        """Waits for the end, which must be a success."""
+        """Wait for the end of the job. Fails if it is not successful."""
         self._cluster.wait(f"the end of {self.spec.name}", self.ended, seconds)
         assert self.ended() == "succeeded", self.describe()
 
     def result(self) -> Result:
-        """What the run left in the workspace."""
+        """Return the run's result from the workspace."""
         command = ("python3", "-c", FINGERPRINT, self.spec.run)
         return Result(**json.loads(self._cluster.run(self._namespace, self.spec.image, *command)))
 
@@ -160,7 +168,7 @@ class Training:
         self._cluster.delete(self._namespace, self.backend.api_version, self.backend.kind, self.spec.name)
 
     def describe(self) -> str:
-        """All that a failed test should show."""
+        """Return the information that a failed test shows."""
         logs = [f"--- {pod.metadata.name} {pod.status.phase}\n{self._tail(pod)}" for pod in self.pods()]
         return "\n".join([json.dumps(self.conditions(), indent=1), *logs, self._cluster.events(self._namespace)])
 
@@ -169,11 +177,11 @@ class Training:
 
 
 def document(image: str, run: str, *settings: str) -> RunConfig:
-    """The digits in two pods, under this id."""
+    """Return the document of the digits in two pods, with this run id."""
     return loads(DIGITS, "the test's document", [f"run.id={run}", f"launch.image={image}", *settings])
 
 
 def steps(log: str) -> Sequence[int]:
-    """The steps that a log in JSON lines reports."""
+    """Return the steps in a log of JSON lines."""
     records = [json.loads(line) for line in log.splitlines() if line.startswith("{") and line.endswith("}")]
     return [record["step"] for record in records if record.get("kind") == "step"]

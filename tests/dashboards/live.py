@@ -1,7 +1,7 @@
-"""A real training with things going wrong, scraped by a real Prometheus: what the dashboards' pictures show.
+"""Real training with faults, scraped by a real Prometheus, for the dashboards' pictures.
 
-Two ranks train on photographs of digits. One is slowed down for a while (stopped every other 40 ms), one is killed and
-the run goes on from its newest checkpoint, and the loaders starve. A second, calm run follows.
+Two ranks train on photographs of digits. One is slowed down for a while (stopped every other 40 ms). One is killed, and
+the run resumes from its newest checkpoint. Then the loaders starve. A second run without faults follows.
 """
 
 import os
@@ -47,14 +47,14 @@ DOCUMENT: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class Recorded:
-    """What a Prometheus holds: the first run, from its shards on, and both runs."""
+    """Time spans in Prometheus: the first run, from sharding on, and both runs."""
 
     first: Span
     both: Span
 
 
 def photographs(folder: Path) -> None:
-    """The embedded digits as JPEGs in a folder a class, each a little different; some files are broken."""
+    """Write the embedded digits as JPEGs, one folder per class, each slightly varied; some files are damaged."""
     digits = load_digits()
     random = np.random.default_rng(1)
     for number in range(PICTURES):
@@ -70,7 +70,7 @@ def photographs(folder: Path) -> None:
 
 @contextmanager
 def record(folder: Path) -> Iterator[Recorded]:
-    """Trains, and hands over the Prometheus that watched it, still running."""
+    """Train, and yield the Prometheus that scraped the runs, still running."""
     if not (folder / "photographs").exists():
         photographs(folder / "photographs")
     runs = folder / "runs"
@@ -93,7 +93,7 @@ class _Training:
         self._starve = folder / "starve"
 
     def first(self) -> float:
-        """The run with all its faults; returns a time at which it was well again and still there."""
+        """Execute the run with all faults; return a time at which it had recovered and was still running."""
         command = self._start(RUN, 64)
         try:
             self._train(RUN, 45)
@@ -131,7 +131,7 @@ class _Training:
         return command
 
     def _train(self, run: str, seconds: float) -> None:
-        """Waits for some steps from now on, however long they take to come, and then for `seconds`."""
+        """Wait for some further steps, without a time limit, and then for `seconds`."""
         log, since = self._folder / "runs" / run / "metrics.jsonl", time.time()
 
         def moving() -> bool:

@@ -1,6 +1,6 @@
-"""The dashboards drawn by Grafana's own components: on a wide screen and on a phone, nothing empty, nothing outside.
+"""Dashboards drawn by Grafana's components: no empty panel and no overflow, on a wide screen and on a phone.
 
-Needs what `make dashboards` has installed (npm's packages, 460 MB), and is skipped elsewhere.
+Needs the npm packages that `make dashboards` installs (460 MB); skipped without them.
 """
 
 import json
@@ -55,3 +55,14 @@ def test_every_panel_is_drawn_and_within_the_screen(
     assert tab.evaluate(OUTSIDE) == []
     assert tab.evaluate(BLANK) == []
     assert tab.evaluate("document.querySelectorAll('[data-title]').length") == len(dashboard["panels"])
+
+
+def test_labels_are_measured_in_the_font_that_draws_them(drawn: tuple[Browser, Span], tmp_path: Path) -> None:
+    """Grafana leaves as much space for an axis as its labels take in Inter; another font is cut at the left."""
+    tab, span = drawn
+    draw(tab, json.loads(BOARDS[0].read_text(encoding="utf-8")), span, tmp_path / "page.html", width=1440)
+    loaded = "[...document.fonts].filter((face) => face.family === 'Inter' && face.status === 'loaded').length"
+    assert tab.evaluate(loaded) == 2
+    at = "const c = document.createElement('canvas').getContext('2d'); c.textAlign = 'right'; c.fillText('500', {}, 9)"
+    for x, cut in ((90, []), (5, ["500"])):
+        assert tab.evaluate(f"(() => {{ {at.format(x)}; return window.CUT }})()") == cut

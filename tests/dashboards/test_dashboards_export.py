@@ -1,4 +1,4 @@
-"""`podscale dashboards export`: the packaged files, with the address of the runbooks in them."""
+"""`podscale dashboards export`: the packaged files with the runbooks' address."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Every query of every dashboard, asked of a real Prometheus that holds every series there is."""
+"""Every query of every dashboard, against a real Prometheus with samples of every series."""
 
 import json
 import math
@@ -28,12 +28,12 @@ MARKS = {
     "Checkpoints": {120.0 * number for number in range(11)},
     "Evaluations": {300.0 * number for number in range(5)},
 }
-"""Seconds after the begin of the imaginary run."""
+"""Seconds after the start of the imaginary run."""
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Prometheus, float]]:
-    """A Prometheus with twenty minutes of an imaginary run, and when that ended."""
+    """Prometheus with twenty minutes of an imaginary run, and the end of that run."""
     data = tmp_path_factory.mktemp("prometheus") / "data"
     begin = time.time() // EVERY * EVERY - LENGTH
     fill(data, imaginary_run.history().text(begin))
@@ -42,7 +42,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Prometheu
 
 
 def filled(expression: str, variables: dict[str, str]) -> str:
-    """As Grafana asks it."""
+    """Return the query with Grafana's variables filled in."""
     for name, value in {**VALUES, **{f"${name}": value for name, value in variables.items()}}.items():
         expression = expression.replace(f"${{{name[1:]}}}", value).replace(name, value)
     assert "$" not in expression, expression

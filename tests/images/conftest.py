@@ -1,4 +1,4 @@
-"""The container engine, and the images where they were built."""
+"""Fixtures: the container engine, and the built images."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
 
 @pytest.fixture(params=["base", "tools", "gpu", "tpu"])
 def name(request: pytest.FixtureRequest) -> str:
-    """Each of our images in turn, without `podscale-`."""
+    """Name of each image in turn, without `podscale-`."""
     return str(request.param)
 
 
@@ -25,7 +25,7 @@ def image(engine: Engine, name: str) -> str:
 
 @pytest.fixture
 def workspace(tmp_path: Path) -> Path:
-    """A folder that the user of the images may write."""
+    """Folder that the images' user may write to."""
     folder = tmp_path / "workspace"
     folder.mkdir()
     folder.chmod(0o777)

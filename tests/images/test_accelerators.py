@@ -1,4 +1,4 @@
-"""The images for GPUs and TPUs on a machine that has neither: all that can be seen there of what they bring."""
+"""The GPU and TPU images on a machine without accelerators, as far as they can be tested there."""
 
 import json
 from pathlib import Path
@@ -57,7 +57,7 @@ def python(engine: Engine, image: str, script: str, *options: str) -> list[str]:
 
 @pytest.mark.parametrize(("name", "says"), [("base", "No CUDA GPUs are available"), ("gpu", "no NVIDIA driver")])
 def test_torch_says_that_there_is_no_gpu(engine: Engine, name: str, says: str):
-    """No crash, and PyTorch's usual error; a stub answers in the image that has been slimmed."""
+    """PyTorch raises its usual error, also in the slimmed image, in which stubs replace CUDA libraries."""
     script = 'import torch; assert not torch.cuda.is_available(); torch.zeros(1, device="cuda")'
     ended = engine.inside(engine.image(name), f"python3 -c '{script}'", check=False)
     assert ended.returncode == 1
@@ -73,7 +73,7 @@ def test_the_image_for_gpus_says_where_they_come_from(engine: Engine):
 
 
 def test_triton_compiles_kernels_in_the_image_for_gpus(engine: Engine):
-    """For three generations, from a read-only root and without a compiler for C: only a device is missing then."""
+    """For three GPU generations, on a read-only root and without a C compiler. Only the device is missing."""
     assert python(engine, engine.image("gpu"), KERNEL) == ["80", "True", "90", "True", "100", "True"]
 
 
@@ -83,7 +83,7 @@ def test_triton_finds_its_helper_ready_made(engine: Engine):
 
 
 def test_dali_feeds_a_training_on_the_cpu(engine: Engine, workspace: Path):
-    """The whole way from images to a model with the loader that GPUs use, its CPU pipeline."""
+    """From images to a model with the GPU loader, in its CPU pipeline."""
     image = engine.image("gpu")
     shard(engine, image, workspace)
     script = "cd /workspace && podscale train run.yaml --set input.loader=dali --set launch.processes=1"
@@ -107,7 +107,7 @@ def test_jax_says_that_there_is_no_tpu(engine: Engine):
 
 
 def test_libtpu_compiles_for_chips_that_are_not_here(engine: Engine):
-    """The library loads and its compiler works: what is left to need is a chip."""
+    """The library loads and its compiler works. Only the chip is missing."""
     variables = ("--env=JAX_PLATFORMS=cpu", "--env=TPU_SKIP_MDS_QUERY=1")
     count, *kind, reduced = python(engine, engine.image("tpu"), COMPILE_FOR_A_TPU, *variables)
     assert (count, reduced) == ("4", "True")

@@ -1,4 +1,4 @@
-"""The recipes of the images: no build is needed to check them."""
+"""Checks of the Containerfiles without a build."""
 
 import re
 import shutil
@@ -21,14 +21,14 @@ def test_there_is_one_for_each_image():
 def test_hadolint_finds_nothing(path):
     linter = shutil.which("hadolint") or shutil.which("hadolint", path=str(Path(sys.executable).parent))
     if linter is None:
-        pytest.skip("hadolint is not installed: it is in the development set")
+        pytest.skip("hadolint is not installed; it is in the development set")
     ended = subprocess.run([linter, path], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout) == (0, "")
 
 
 @pytest.mark.parametrize("path", CONTAINERFILES, ids=lambda path: path.stem)
 def test_what_all_have_in_common(path):
-    """A base that can be replaced, hashes for every package, no user but 65532, all labels, nothing of the tools."""
+    """A replaceable base image, hashes for every package, user 65532, all labels, no build tools."""
     text = path.read_text()
     stages = re.findall(r"^FROM (\S+)", text, flags=re.M)
     assert stages == ["${BASE_IMAGE}", "system", "system"]
@@ -36,7 +36,7 @@ def test_what_all_have_in_common(path):
     assert "USER 65532:65532" in last
     assert f'org.opencontainers.image.title="podscale-{path.stem}"' in last
     assert {"version", "revision", "created", "licenses"} <= set(re.findall(r"image\.(\w+)=", last))
-    assert "RUN" not in last, "a package manager ran in the last stage"
+    assert "RUN" not in last, "a package manager runs in the last stage"
     requirements = ROOT / re.findall(r"ARG REQUIREMENTS=(\S+)", text)[0]
     packages = re.split(r"\n(?=\S)", requirements.read_text().strip())
     assert all("--hash=sha256:" in package for package in packages)
@@ -58,7 +58,7 @@ def test_the_launcher_needs_no_framework():
 
 
 def test_no_version_differs_between_sets():
-    """An image holds what the tests ran with."""
+    """Images have the same versions as the tested environment."""
     pattern = re.compile(r"^([a-z0-9-]+(?:\[[a-z]+\])?==\S+(?: ;[^\\]*)?)", flags=re.M)
     tested = set(pattern.findall((ROOT / "requirements/run.txt").read_text()))
     for name in ("base", "tools"):
@@ -66,9 +66,9 @@ def test_no_version_differs_between_sets():
 
 
 def test_the_build_context_holds_no_secrets_and_no_history():
-    """The list names what goes in; everything else stays out."""
+    """The list names the included files; all others are excluded."""
     lines = (ROOT / ".containerignore").read_text().splitlines()
     rules = [line for line in lines if line and not line.startswith("#")]
     assert rules[0] == "*"
     assert not {"!.git", "!runs", "!.", "!**"} & set(rules)
-    assert (ROOT / ".dockerignore").read_text() == "\n".join(lines) + "\n", "the two are one list: copy it"
+    assert (ROOT / ".dockerignore").read_text() == "\n".join(lines) + "\n", "the two files must be identical: copy one"

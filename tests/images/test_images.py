@@ -1,4 +1,4 @@
-"""The built images: what is in them, what is not, and that they train under the restrictions that pods have."""
+"""The built images: their content, and training under the restrictions of pods."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from tests.support.containers import HARDENED, Engine
 
 pytestmark = pytest.mark.timeout(900)
 SUBNET = "10.231.77"
-"""Of the network that the test of two containers makes and removes."""
+"""Name of the network that the test of two containers creates and removes."""
 FRAMEWORKS = {
     "base": {"torch", "torchvision"},
     "gpu": {"torch", "torchvision", "nvidia.dali"},
@@ -37,7 +37,7 @@ def test_only_its_own_framework_is_inside(engine: Engine, image: str, name: str)
 
 
 def test_kfp_can_run_components(engine: Engine, image: str):
-    """What the backend starts is `sh -c ... python3 -m kfp.dsl.executor_main`."""
+    """The backend starts `sh -c ... python3 -m kfp.dsl.executor_main`."""
     assert "--component_module_path" in engine.inside(image, "python3 -m kfp.dsl.executor_main --help").stdout
 
 
@@ -54,7 +54,7 @@ def test_nothing_inside_builds_installs_or_raises_privileges(engine: Engine, ima
 
 
 def test_nothing_is_writable_but_tmp(engine: Engine, image: str):
-    """Read-only is not only asked of the run time: the user owns nothing."""
+    """The user owns no files, so the image does not depend on a read-only root file system."""
     owned = engine(
         "run", "--rm", "--network=none", image, "sh", "-c", "find / -xdev -writable -not -type l -print; true"
     ).stdout
@@ -84,7 +84,7 @@ def test_its_size_is_kept_down(engine: Engine, image: str, name: str):
 
 
 def test_the_list_of_packages_is_true(engine: Engine, image: str):
-    """The SBOM names exactly what Python finds inside."""
+    """The SBOM names exactly the packages that Python finds in the image."""
     document = json.loads(engine.inside(image, "cat /opt/podscale/share/podscale/sbom.spdx.json").stdout)
     listed = {
         reference["referenceLocator"].removeprefix("pkg:pypi/").partition("@")[0]
@@ -104,9 +104,9 @@ def shard(engine: Engine, image: str, workspace: Path) -> None:
 
 
 def test_two_containers_train(engine: Engine, workspace: Path):
-    """As two pods of a job: hardened, in a network of their own that leads nowhere else, met by PET_* variables.
+    """Two hardened containers, as two pods of a job, in an isolated network, with a rendezvous by PET_* variables.
 
-    They are told each other's addresses: not every engine has a name server for the networks that it makes.
+    They get each other's address, because not every engine has a name server for its networks.
     """
     image, network = engine.image("base"), "podscale-test"
     revision = engine.inspect(image)["Labels"]["org.opencontainers.image.revision"]
@@ -143,7 +143,7 @@ def test_two_containers_train(engine: Engine, workspace: Path):
 
 
 def test_too_little_shared_memory_is_explained(engine: Engine, workspace: Path):
-    """A container has 64 MiB unless one asks for more; loader processes need more for large batches."""
+    """A container has 64 MiB by default; loader processes need more for large batches."""
     image = engine.image("base")
     shard(engine, image, workspace)
     options = [

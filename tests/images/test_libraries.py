@@ -1,4 +1,4 @@
-"""What was taken out of an image's packages (images/slim.py, slim_torch.py) is missed by none of its libraries."""
+"""No library of an image needs a file that images/slim.py or slim_torch.py removed."""
 
 import re
 import shutil
@@ -11,11 +11,11 @@ from tests.support.containers import Engine
 
 pytestmark = pytest.mark.timeout(900)
 FROM_THE_NODE = re.compile(r"lib(cuda|nvidia-ml|nvcuvid|nvidia-encode|nvrm_gpu)\.so")
-"""What the driver brings, or nothing does where there is no GPU."""
+"""Libraries of the GPU driver, which are missing on machines without a GPU."""
 FROM_THE_NETWORK = re.compile(r"lib(mlx5|ibverbs|rdmacm|fabric|ucs|ucp|mpi|pmix|oshmem|doca\w*)\.so")
-"""What the transports of NVSHMEM and cuFile are linked to: they try them in turn, and take those that load."""
+"""Libraries of the transports of NVSHMEM and cuFile, which try them in turn and use those that load."""
 AS_PUBLISHED = {("libquadmath.so.0", "libgfortran.so.5")}
-"""Missing in the package itself, before anything is taken out."""
+"""Libraries that the published packages already lack."""
 
 
 def test_every_library_has_what_it_is_linked_to(engine: Engine, image: str):
@@ -36,7 +36,7 @@ def test_every_library_has_what_it_is_linked_to(engine: Engine, image: str):
 
 
 def linked(libraries: list[Path]) -> dict[Path, list[str]]:
-    """The names that each shared library is linked to; other files with such a name are left out."""
+    """Return the names that each shared library is linked to; files that are not libraries are ignored."""
     shared = [path for path in libraries if path.open("rb").read(4) == b"\x7fELF"]
     needed = {}
     for path in shared:

@@ -1,4 +1,4 @@
-"""An image that is built again from the same commit is the same, file for file."""
+"""A second build of an image from the same commit has identical files."""
 
 import hashlib
 import os
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Entry(NamedTuple):
-    """What is compared of a file, folder or link: type and permissions, owner, time, and content by its hash."""
+    """Compared properties of a file, folder or link: type and permissions, owner, time, and hash of the content."""
 
     mode: str
     owner: tuple[int, int]
@@ -27,9 +27,9 @@ class Entry(NamedTuple):
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_two_builds_have_the_same_files(engine: Engine, image: str, name: str):
-    """The second takes over no layer of the first: packages are installed, built and compiled again."""
+    """The second build reuses no layer of the first: packages are installed, built and compiled again."""
     if "PODSCALE_TEST_BUILDS" not in os.environ:
-        pytest.skip("builds an image again, which takes minutes and the package index: set PODSCALE_TEST_BUILDS=1")
+        pytest.skip("builds an image again, for minutes and with the package index; set PODSCALE_TEST_BUILDS=1")
     labels = engine.inspect(image)["Labels"]
     state = subprocess.check_output(
         ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"], cwd=ROOT, text=True
@@ -52,7 +52,7 @@ def test_two_builds_have_the_same_files(engine: Engine, image: str, name: str):
 
 
 def entries(engine: Engine, image: str) -> dict[str, Entry]:
-    """Everything in an image, by its path."""
+    """Return the entries of an image by path."""
     with engine.mounted(image) as root:
         return {str(path.relative_to(root)): entry(path) for path in walk(root)}
 

@@ -1,4 +1,4 @@
-"""images/sbom.py: what an image holds, in the words of SPDX."""
+"""images/sbom.py: the packages of an image as SPDX."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""images/steps/triton.sh: Triton finds what it would compile, in an image without a compiler."""
+"""images/steps/triton.sh: Triton finds its precompiled library in an image without a compiler."""
 
 import os
 import shutil
@@ -25,7 +25,7 @@ print(compile_so_from_file(source, "cuda_utils", library_dirs=["/nowhere"], libr
 def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
     header = Path(sysconfig.get_paths(scheme="posix_prefix")["include"], "Python.h")
     if shutil.which("gcc") is None or not header.exists() or find_spec("triton") is None:
-        pytest.skip("gcc, Python's headers and Triton are needed")
+        pytest.skip("needs gcc, Python's headers and Triton")
     folder = tmp_path_factory.mktemp("prefix")
     (folder / "bin").mkdir()
     (folder / "bin" / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
@@ -35,7 +35,7 @@ def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def compile_by(prefix: Path, cache: Path, source: Path | str = "") -> subprocess.CompletedProcess[str]:
-    """What Triton does as a kernel is first launched, where triton-cc is all the compiler that there is."""
+    """Compile as Triton does at the first launch of a kernel, with triton-cc as the only compiler."""
     variables = {
         **os.environ,
         "CC": str(prefix / "bin" / "triton-cc"),

@@ -1,4 +1,4 @@
-"""Imports between the rooms of the library point downwards, without a circle, and frameworks stay in their rooms."""
+"""Imports between the rooms of the library go downwards, without cycles, and frameworks stay in their rooms."""
 
 import ast
 import json
@@ -31,7 +31,7 @@ ROOMS = {
     "report": "util config data runs training evaluation",
     "launch": "util config runs telemetry distributed",
     "kubernetes": "util config hardware data runs",
-    "stages": "util config data runs telemetry evaluation report launch kubernetes",
+    "stages": "util config data runs telemetry training evaluation report launch kubernetes",
     "monitoring": "util config runs telemetry kubernetes",
     "bench": "util config hardware data report",
     "study": "util config runs training evaluation report stages",
@@ -96,7 +96,7 @@ def room_of(module: str) -> str:
 
 
 def cycle_in(graph: Mapping[str, Iterable[str | None]]) -> list[str]:
-    """Return one circle of a graph, empty if there is none."""
+    """Return one cycle of a graph; empty if there is none."""
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -174,6 +174,13 @@ def test_light_modules_load_no_framework(light: str) -> None:
 
 def test_packages_on_the_way_load_no_framework() -> None:
     assert loaded_by(f"podscale.{name}" for name in MARKERS) == {}
+
+
+def test_the_process_of_a_stage_begins_without_numpy() -> None:
+    """Five processes of a run load this, and those whose stage is finished need no more."""
+    program = "import sys; from podscale.components import steps; print(*(set(sys.modules) & {'numpy', 'kfp', 'rich'}))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
 
 
 def test_help_loads_no_validation_library() -> None:

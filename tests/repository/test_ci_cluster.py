@@ -1,4 +1,4 @@
-"""tools/ci_cluster.sh: what it runs in which order, what is a failure, and what is only not run."""
+"""tools/ci_cluster.sh: commands and their order, failures, and tests that are not run."""
 
 import os
 import shutil
@@ -11,7 +11,7 @@ import pytest
 SCRIPT = Path(__file__).resolve().parents[2] / "tools" / "ci_cluster.sh"
 CANNOT, TIMED_OUT = 69, 124
 
-# Stands for the interpreter: notes its arguments, and ends as told for the first argument list with that word in it.
+# Stand-in for the interpreter: writes its arguments, and exits as set for the first argument list with that word.
 PYTHON = """#!/bin/bash
 echo "$*" >> calls
 [[ "$*" == *kubeconfig ]] && echo {kubeconfig}
@@ -21,7 +21,7 @@ exit 0
 
 
 class Script:
-    """The script in a folder of its own."""
+    """Script in a folder of its own."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -31,7 +31,7 @@ class Script:
         self.kubeconfig = folder / "admin.kubeconfig"
 
     def run(self, word: str = "", status: int = 0, minutes_left: float = 55) -> tuple[int, str, list[str]]:
-        """Exit status, what it said, and the last argument or two of every call."""
+        """Return the exit status, the output, and the last argument or two of every call."""
         python = self.folder / ".venv" / "bin" / "python"
         python.write_text(PYTHON.format(word=word, status=status, kubeconfig=self.kubeconfig))
         python.chmod(0o755)
@@ -93,7 +93,7 @@ def test_anything_else_that_fails_is_a_failure(script: Script, step: str) -> Non
 
 @pytest.mark.parametrize("step", STEPS)
 def test_what_takes_too_long_is_not_run_to_its_end(script: Script, step: str) -> None:
-    """On a slow machine; a test that hangs fails by its own time limit."""
+    """As on a slow machine; a test that hangs fails at its own time limit."""
     ended, said, calls = script.run(step, TIMED_OUT)
     assert ended == 0
     assert "NOT RUN: too slow" in said

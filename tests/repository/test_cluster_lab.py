@@ -1,4 +1,4 @@
-"""The parts of tests/cluster/lab that need neither root nor a cluster."""
+"""Parts of tests/cluster/lab that need neither root nor a cluster."""
 
 import hashlib
 import json
@@ -44,7 +44,7 @@ def test_every_program_is_pinned_by_checksum() -> None:
 def test_a_single_operator_comes_with_what_it_needs() -> None:
     core = programs.chosen("core")
     assert [entry.name for entry in programs.chosen("core", ["trainer"]) if entry not in core] == ["jobset", "trainer"]
-    with pytest.raises(LabError, match="kueu: none of kubernetes, "):
+    with pytest.raises(LabError, match=r"kueu: unknown program\. Choose from kubernetes, "):
         programs.chosen("core", ["kueu"])
 
 
@@ -219,7 +219,7 @@ def test_only_chains_of_kubernetes_and_its_network_are_dropped(monkeypatch: pyte
 
 
 class Volumes:
-    """What the provisioner asks of the API, remembered."""
+    """API double that records the provisioner's requests."""
 
     def __init__(self) -> None:
         self.made: dict[str, dict[str, Any]] = {}
@@ -246,7 +246,7 @@ def claim(storage_class: str = "standard", phase: str = "Pending") -> Any:
 
 def test_a_claim_gets_one_directory_that_everybody_may_write_to() -> None:
     api = Volumes()
-    for _ in range(2):  # a watch may tell the same twice
+    for _ in range(2):  # a watch may report the same event twice
         provisioner.provide(api, claim())
     (volume,) = api.made.values()
     assert volume["spec"]["claimRef"]["uid"] == "123"

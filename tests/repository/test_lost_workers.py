@@ -95,7 +95,7 @@ def command_of_make_test(environment: dict[str, str]) -> list[str]:
 
 @pytest.mark.parametrize("fatal", [CRASHES, STUCK], ids=["crashed", "stuck"])
 def test_a_lost_worker_ends_the_run_and_the_test_is_named(tmp_path: Path, fatal: str) -> None:
-    """The crash leaves a child behind; the other test is in native code, where no signal handler runs."""
+    """The crashed test leaves a child behind; the other test is in native code, where no signal handler runs."""
     code, output = run_suite(tmp_path, fatal=fatal)
     assert code == 1, output
     assert "crashed while running 'test_4.py::test_fatal'" in output

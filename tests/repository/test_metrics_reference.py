@@ -7,7 +7,7 @@ import pytest
 
 from podscale.telemetry.catalogue import CATALOGUE, METRICS, MetricSpec
 from podscale.telemetry.phases import PHASES
-from tools.metrics_reference import TARGET, names_in, read_panels, read_rules, render, row
+from tools.metrics_reference import TARGET, names_in, read_panels, read_rules, render, uses
 
 UNITS = {"seconds": "_seconds", "bytes": "_bytes", "ratio": "_ratio", "watts": "_watts", "degrees Celsius": "_celsius"}
 
@@ -37,7 +37,7 @@ def test_every_name_is_there_once() -> None:
 
 
 def test_the_page_knows_who_uses_a_series(tmp_path: Path) -> None:
-    """A panel that shows a recorded series shows what that was recorded from."""
+    """A panel of a recorded series counts as a panel of the series that it was recorded from."""
     (tmp_path / "a.yaml").write_text(
         """
 groups:
@@ -54,10 +54,16 @@ groups:
     ]
     (tmp_path / "b.json").write_text(json.dumps({"title": "Board", "panels": panels}))
     rules, shown = list(read_rules(tmp_path)), list(read_panels(tmp_path))
-    images = row(CATALOGUE["train_images"], rules, shown)
-    assert images.endswith("| Board: Rate, Board: Inside | `run:images:rate5m` |")
-    assert row(CATALOGUE["train_step_duration_seconds"], rules, shown).endswith("|  | `Slow` |")
-    assert row(CATALOGUE["train_steps"], rules, shown).endswith("|  |  |")
+    images = uses(CATALOGUE["train_images"], rules, shown)
+    assert images is not None
+    assert images.splitlines() == [
+        "- `podscale_train_images_total`",
+        "    - panels: Board (Rate, Inside)",
+        "    - rules: `run:images:rate5m`",
+    ]
+    slow = uses(CATALOGUE["train_step_duration_seconds"], rules, shown)
+    assert slow == "- `podscale_train_step_duration_seconds`\n    - rules: `Slow`"
+    assert uses(CATALOGUE["train_steps"], rules, shown) is None
 
 
 def test_a_series_is_found_as_a_whole_word() -> None:

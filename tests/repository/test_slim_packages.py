@@ -1,4 +1,4 @@
-"""images/slim.py: what nothing reads goes from installed packages, and what is left works."""
+"""images/slim.py: unused files are removed from installed packages, and the rest works."""
 
 import shutil
 import subprocess
@@ -11,7 +11,7 @@ import pytest
 SLIM = Path(__file__).resolve().parents[2] / "images" / "slim.py"
 LONG = "long_" * 2000
 FUNCTIONS = "".join(f"int {LONG}{number}(void) {{ return {number}; }}\n" for number in range(60))
-"""Functions that no one outside can call, with 600 kB of names for a debugger."""
+"""Static functions, with 600 kB of names for a debugger."""
 SUFFIX = str(sysconfig.get_config_var("EXT_SUFFIX"))
 
 

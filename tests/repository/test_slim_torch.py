@@ -1,4 +1,4 @@
-"""images/slim_torch.py and elf.py: what is left of a library works as before, and is smaller."""
+"""images/slim_torch.py and elf.py: a reduced library works as before and is smaller."""
 
 import json
 import shutil
@@ -58,7 +58,7 @@ def compiled(source: str, target: Path, *flags: str) -> Path:
 
 
 def ask(library: Path, **environment: str) -> dict[str, object]:
-    """What the functions of the library answer, in a process of its own."""
+    """Return the results of the library's functions, called in another process."""
     ended = subprocess.run(
         [sys.executable, "-c", ASK, library], capture_output=True, text=True, env=environment, check=False
     )
@@ -68,7 +68,7 @@ def ask(library: Path, **environment: str) -> dict[str, object]:
 
 @pytest.fixture
 def site(tmp_path):
-    """A site-packages with a library that is linked to CUDA libraries, one of them with versioned symbols."""
+    """site-packages with a library that is linked to CUDA libraries, one of them with versioned symbols."""
     folder, cuda = tmp_path / "site/torch/lib", tmp_path / "cuda"
     folder.mkdir(parents=True)
     cuda.mkdir()

@@ -1,4 +1,4 @@
-"""The installed wheel holds everything: it runs the embedded digits outside the checkout."""
+"""The installed wheel is complete: it runs the embedded digits outside of the checkout."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def wheel_environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bin directory of a new environment that holds the wheel; its dependencies are those of this environment."""
+    """Directory bin of a new environment with the wheel and the dependencies of this environment."""
     place = tmp_path_factory.mktemp("wheel")
     source = place / "source"
     shutil.copytree(ROOT, source, ignore=_not_source)
@@ -36,7 +36,7 @@ def wheel_environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
     python = environment / "bin" / "python"
     site = subprocess.check_output([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], text=True)
-    # A .pth file adds the directory of the dependencies without obeying the .pth files in it: the editable install of
+    # A .pth file adds the directory of the dependencies without reading the .pth files in it: the editable install of
     # the checkout stays invisible, so what runs is the wheel alone.
     paths = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *_shared_site_directories()}
     (Path(site.strip()) / "dependencies.pth").write_text("\n".join(sorted(paths)) + "\n")
@@ -46,7 +46,7 @@ def wheel_environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _not_source(folder: str, names: list[str]) -> set[str]:
-    """What a checkout holds beside its source; runs/ and datasets/ are products only at its top."""
+    """Return the entries of a checkout that are not source; runs/ and datasets/ are products only at its top."""
     hidden = {name for name in names if name.startswith(".") or name.endswith(".egg-info") or name == "__pycache__"}
     return hidden | ({"runs", "datasets", "build"} if Path(folder) == ROOT else set())
 

@@ -1,7 +1,9 @@
-"""A TPU image has no torch: whatever it runs, from the command line to the rank, must do without."""
+"""A TPU image has no torch, and packing needs none: both run without it."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 PROGRAM = """
 import importlib, sys
@@ -33,3 +35,22 @@ def test_nothing_on_the_way_to_a_rank_of_jax_imports_torch() -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["-m", "podscale.launch.fork_launcher"]
+
+
+def test_packing_needs_no_torch(tmp_path: Path) -> None:
+    """Every process of the command, its workers too, finds neither torch nor JAX."""
+    missing = ("torch", "torchvision", "jax", "jaxlib")
+    (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules.update(dict.fromkeys({missing}))\n")
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    podscale = [sys.executable, "-m", "podscale"]
+    packed = subprocess.run(
+        [*podscale, "shard", "digits", "--workers", "2"], cwd=tmp_path, env=env, capture_output=True, text=True
+    )
+    assert packed.returncode == 0, packed.stderr
+    (shard_set,) = (path for path in (tmp_path / "datasets").iterdir() if path.is_dir())
+    looked = [*podscale, "shard", "--inspect", str(shard_set), "--contact-sheet", "sheet"]
+    inspected = subprocess.run(looked, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert inspected.returncode == 0, inspected.stderr
+    trained = subprocess.run([*podscale, "train", "digits"], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert trained.returncode == 2
+    assert "the PyTorch engine needs torch, which is not installed" in trained.stderr

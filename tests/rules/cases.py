@@ -1,4 +1,4 @@
-"""What the cases of rules are written in: lines of samples a minute apart, series of the catalogue, who fires."""
+"""Building blocks of rule test cases: lines of samples one minute apart, catalogue series, expected alerts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -14,14 +14,14 @@ FOREIGN = {
     "DCGM_FI_DEV_XID_ERRORS",
     "DCGM_FI_DEV_GPU_TEMP",
 }
-"""Series of others that the rules use."""
+"""Third-party series that the rules use."""
 
 
 class Line:
-    """Samples from minute 0 on: `Line().rise(10, by=600).hold(30)` rises until minute 10 and stands until 40."""
+    """Samples from minute 0 on: `Line().rise(10, by=600).hold(30)` rises until minute 10 and is constant until 40."""
 
     def __init__(self, start: float = 0, *, after: int = 0) -> None:
-        """start: the first sample, in minute `after`; there is none before."""
+        """Begin with the sample `start` in minute `after`; there are no earlier samples."""
         self.samples: list[float | str] = [*(["_"] * after), start]
         self._last = start
 
@@ -34,22 +34,22 @@ class Line:
         return self.rise(minutes, by=0)
 
     def jump(self, to: float) -> "Line":
-        """One sample, the next minute: a counter that begins anew, a gauge that changes."""
+        """Add one sample in the next minute: a counter that restarts, or a gauge that changes."""
         self._add(to)
         return self
 
     def gap(self, minutes: int) -> "Line":
-        """Scrapes are lost; what is measured goes on unseen only where `jump` follows."""
+        """Skip scrapes; the value continues to change only if `jump` follows."""
         self.samples += ["_"] * minutes
         return self
 
     def end(self) -> "Line":
-        """The target is gone."""
+        """End the series, because the target is gone."""
         self.samples.append("stale")
         return self
 
     def times_of_rises(self) -> "Line":
-        """The moments, in seconds, at which this line last rose: the timestamp that goes with a counter."""
+        """Return the line of times (seconds) at which this line last rose: the timestamp gauge of a counter."""
         line = Line()
         before, when = 0.0, 0.0
         line.samples = []
@@ -80,7 +80,7 @@ def of(
     launch: int = 1,
     **labels: str,
 ) -> Series:
-    """A series of the catalogue as Prometheus stores it, with the labels of its target, which each launch changes."""
+    """Return a catalogue series as Prometheus stores it, with the labels of its target (new in each launch)."""
     entry = CATALOGUE[name]
     series_labels = {"run": run} | ({"rank": str(rank)} if "rank" in entry.labels else {}) | labels
     assert set(series_labels) == set(entry.labels), f"{name} has the labels {entry.labels}"
@@ -91,19 +91,19 @@ def of(
 def build_info(
     line: Line, *, run: str = "digits", namespace: str = "podscale", rank: int = 0, launch: int = 1
 ) -> Series:
-    """Build info of a pod."""
+    """Return the build info of a pod."""
     labels = {**target(run, namespace, rank, launch), "run": run, "version": "1"}
     return selector(CATALOGUE["build_info"].series, labels), str(line)
 
 
 def foreign(name: str, line: Line, **labels: str) -> Series:
-    """A series that is not ours, with exactly these labels."""
+    """Return a third-party series with exactly these labels."""
     assert name in FOREIGN
     return selector(name, labels), str(line)
 
 
 def target(run: str = "digits", namespace: str = "podscale", rank: int = 0, launch: int = 1) -> dict[str, str]:
-    """The labels of a pod's target; its address is another in each launch."""
+    """Return the labels of a pod's target; its address differs in each launch."""
     address = {"namespace": namespace, "pod": f"{run}-worker-{rank}"} if namespace else {}
     return {**address, "job": "podscale", "instance": f"{run}-{rank}-{launch}:9400"}
 
@@ -113,7 +113,7 @@ def selector(name: str, labels: Labels) -> str:
 
 
 def who(run: str = "digits", namespace: str = "podscale", **labels: str) -> Labels:
-    """Labels of a result."""
+    """Return the labels of a result."""
     return {"run": run, **({"namespace": namespace} if namespace else {}), **labels}
 
 
@@ -122,7 +122,7 @@ DIGITS = who()
 
 @dataclass(frozen=True)
 class Case:
-    """An alert over time: at these minutes it fires for exactly these labels, and at those for none.
+    """An alert over time: minutes at which it fires for exactly these labels, and minutes at which it is silent.
 
     Args:
         alert: set by `alert_cases`.
@@ -139,18 +139,18 @@ class Case:
 
 
 def alert_cases(alert: str, *cases: Case) -> tuple[Case, ...]:
-    """The cases of one alert."""
+    """Return the cases of one alert."""
     return tuple(replace(case, alert=alert) for case in cases)
 
 
 def at(*minutes: int, labels: Labels = DIGITS) -> dict[int, tuple[Labels, ...]]:
-    """Fires at these minutes, for one run."""
+    """Return the expectation that the alert fires for one run at these minutes."""
     return dict.fromkeys(minutes, (labels,))
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """A recording rule over time: its samples at these minutes, and nothing but these."""
+    """A recording rule over time: all its samples at these minutes."""
 
     record: str
     says: str

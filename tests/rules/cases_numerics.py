@@ -1,4 +1,4 @@
-"""Alerts on what is learned: steps that are not finite or masked, images that cannot be read."""
+"""Cases of alerts on non-finite and masked steps, and on images that cannot be decoded."""
 
 from typing import Any
 
@@ -9,12 +9,12 @@ GRAD = who(kind="grad")
 
 
 def all_steps(minutes: int = 90, **where: Any) -> Series:
-    """A hundred steps a minute."""
+    """Return series of a hundred steps per minute."""
     return of("train_steps", Line().rise(minutes, by=100), **where)
 
 
 def nonfinite(line: Line, kind: str = "grad", **where: Any) -> tuple[Series, ...]:
-    """Steps, and those of them that were not finite."""
+    """Return series of steps and of non-finite steps."""
     return all_steps(**where), of("train_nonfinite_steps", line, kind=kind, **where)
 
 
@@ -28,7 +28,7 @@ NONFINITE_STEPS = alert_cases(
     ),
     Case("the loss scale makes one in two thousand", nonfinite(Line().rise(90, by=0.05)), silent=(30, 90)),
     Case(
-        "the loss scale finds its place in the first minute",
+        "the loss scale settles in the first minute",
         (
             of("train_steps", Line().rise(60, by=5)),
             of("train_nonfinite_steps", Line().rise(3, by=4).hold(57), kind="grad"),
@@ -42,7 +42,7 @@ NONFINITE_STEPS = alert_cases(
         silent=(45, 90),
     ),
     Case(
-        "goes on after a start in a new pod",
+        "continues after a start in a new pod",
         (
             of("train_steps", Line().rise(30, by=100).end()),
             of("train_nonfinite_steps", Line().rise(30, by=5).end(), kind="grad"),
@@ -52,7 +52,7 @@ NONFINITE_STEPS = alert_cases(
         at(29, 60, labels=GRAD),
     ),
     Case(
-        "the count begins anew in the same pod",
+        "the counter restarts in the same pod",
         (
             of("train_steps", Line().rise(30, by=100).jump(0).rise(50, by=100)),
             of("train_nonfinite_steps", Line(40).hold(30).jump(0).hold(50), kind="grad"),
@@ -91,7 +91,7 @@ NONFINITE_STEPS = alert_cases(
 
 
 def skipped(line: Line, **where: Any) -> tuple[Series, ...]:
-    """Steps, and those of them that were masked."""
+    """Return series of steps and of masked steps."""
     return all_steps(**where), of("train_steps_skipped", line, **where)
 
 
@@ -101,7 +101,7 @@ STEPS_SKIPPED_HIGH = alert_cases(
     Case("every one, from the first minute on", skipped(Line().rise(90, by=100)), at(13), (3, 8)),
     Case("one in twenty", skipped(Line().rise(90, by=5)), silent=(10, 45, 90)),
     Case(
-        "the loss scale finds its place in the first minute",
+        "the loss scale settles in the first minute",
         (of("train_steps", Line().rise(60, by=5)), of("train_steps_skipped", Line().rise(3, by=4).hold(57))),
         silent=(2, 5, 10, 12, 30),
     ),
@@ -112,7 +112,7 @@ STEPS_SKIPPED_HIGH = alert_cases(
         silent=(30, 60),
     ),
     Case(
-        "starts again in a new pod and is finite",
+        "restarts in a new pod and is finite",
         (
             *skipped(Line().rise(30, by=2).end()),
             of("train_steps", Line(after=33).rise(50, by=100), launch=2),
@@ -121,7 +121,7 @@ STEPS_SKIPPED_HIGH = alert_cases(
         silent=(29, 35, 40, 80),
     ),
     Case(
-        "scrapes are lost, and it goes on",
+        "scrapes are lost, and it continues",
         (
             of("train_steps", Line().rise(30, by=100).gap(5).jump(3600).rise(40, by=100)),
             of("train_steps_skipped", Line().rise(30, by=50).gap(5).jump(1800).rise(40, by=50)),
@@ -146,7 +146,7 @@ STEPS_SKIPPED_HIGH = alert_cases(
 
 
 def damaged(line: Line, minutes: int = 90, **where: Any) -> tuple[Series, ...]:
-    """Six hundred images a minute, and those of them that could not be decoded."""
+    """Return series of six hundred images per minute, and of images that could not be decoded."""
     images = of("train_images", Line().rise(minutes, by=600), **where)
     return images, of("train_samples_skipped", line, reason="decode", **where)
 
@@ -170,7 +170,7 @@ SAMPLES_SKIPPED_HIGH = alert_cases(
     ),
     Case("none", damaged(Line().hold(90)), silent=(30, 90)),
     Case(
-        "goes on after a start in a new pod",
+        "continues after a start in a new pod",
         (
             *damaged(Line().rise(30, by=10).end(), 30),
             of("train_images", Line(after=33).rise(50, by=600), launch=2),
@@ -180,7 +180,7 @@ SAMPLES_SKIPPED_HIGH = alert_cases(
         (4,),
     ),
     Case(
-        "the count begins anew in the same pod",
+        "the counter restarts in the same pod",
         (
             of("train_images", Line().rise(30, by=600).jump(0).rise(50, by=600)),
             of("train_samples_skipped", Line(500).hold(30).jump(0).hold(50), reason="decode"),
@@ -188,7 +188,7 @@ SAMPLES_SKIPPED_HIGH = alert_cases(
         silent=(31, 40, 70),
     ),
     Case(
-        "scrapes are lost, and it goes on",
+        "scrapes are lost, and it continues",
         (
             of("train_images", Line().rise(30, by=600).gap(9).jump(24000).rise(40, by=600)),
             of("train_samples_skipped", Line().rise(30, by=10).gap(9).jump(400).rise(40, by=10), reason="decode"),

@@ -1,4 +1,4 @@
-"""Alerts on a run without progress: stalled, not started, without metrics."""
+"""Cases of alerts on runs without progress: stalled, not started, without metrics."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ STALLED, NOT_STARTED, ABSENT = "PodscaleTrainingStalled", "PodscaleTrainingNotSt
 
 
 def counting(line: Line, **where: Any) -> tuple[Series, ...]:
-    """Images that a rank counts, and the time of its last step."""
+    """Return series of a rank's images and of the time of its last step."""
     return (of("train_images", line, **where), of("train_last_step_timestamp_seconds", line.times_of_rises(), **where))
 
 
@@ -17,7 +17,7 @@ def steady(minutes: int = 60) -> Line:
 
 
 def flag(*changes: tuple[int, float]) -> Line:
-    """A gauge: each value for so many minutes."""
+    """Return the line of a gauge: each value for a number of minutes."""
     (first, value), *rest = changes
     line = Line(value).hold(first - 1)
     for minutes, value in rest:
@@ -25,13 +25,13 @@ def flag(*changes: tuple[int, float]) -> Line:
     return line
 
 
-# It does at minute 24 in Prometheus 3, whose ranges leave out their first instant, and at 25 in Prometheus 2.
+# It fires at minute 24 in Prometheus 3, whose ranges exclude their first instant, and at 25 in Prometheus 2.
 TRAINING_STALLED = alert_cases(
     STALLED,
     Case("stalls at minute 10", counting(Line().rise(10, by=600).hold(30)), at(26, 40), (9, 14, 19, 23)),
     Case("trains on", counting(steady()), silent=(10, 26, 40)),
     Case(
-        "one of two ranks stands still in the count",
+        "the counter of one of two ranks is constant",
         (*counting(steady()), *counting(Line().rise(10, by=600).hold(50), rank=1)),
         silent=(26, 40),
     ),
@@ -57,17 +57,17 @@ TRAINING_STALLED = alert_cases(
         (14, 26),
     ),
     Case(
-        "starts again in the same pod, from zero",
+        "restarts in the same pod, from zero",
         counting(Line().rise(10, by=600).jump(0).rise(29, by=600)),
         silent=(15, 26, 40),
     ),
     Case(
-        "starts again in a new pod and compiles for twenty minutes",
+        "restarts in a new pod and compiles for twenty minutes",
         (*counting(Line().rise(10, by=600).end()), *counting(Line(after=12).hold(20).rise(20, by=600), launch=2)),
         silent=(15, 26, 40, 50),
     ),
     Case(
-        "hangs after it was started again",
+        "hangs after a restart",
         (*counting(Line().rise(10, by=600).end()), *counting(Line(after=12).rise(3, by=600).hold(45), launch=2)),
         at(35, 50),
         (15, 26),
@@ -105,7 +105,7 @@ TRAINING_STALLED = alert_cases(
 
 
 def running(minutes: int, *, images: Line, after: int = 0, **where: Any) -> tuple[Series, ...]:
-    """A rank's time, all of it in the phase `other`, and its images."""
+    """Return series of a rank's time, all in the phase `other`, and of its images."""
     phases = of("train_phase_seconds", Line(after=after).rise(minutes, by=60), phase="other", **where)
     return (phases, of("train_images", images, **where))
 
@@ -115,7 +115,7 @@ TRAINING_NOT_STARTED = alert_cases(
     Case("waits for a peer that never comes", running(60, images=Line().hold(60)), at(32, 60), (5, 29)),
     Case("compiles for twenty minutes", running(60, images=Line().hold(20).rise(40, by=600)), silent=(15, 31, 60)),
     Case(
-        "gives up after twenty minutes, and the next launch waits as long",
+        "fails after twenty minutes, and the next launch waits as long",
         (*running(20, images=Line().hold(20).end()), *running(20, images=Line(after=25).hold(20), launch=2, after=25)),
         silent=(29, 35, 44),
     ),
@@ -143,17 +143,17 @@ TRAINING_NOT_STARTED = alert_cases(
 
 
 def pod(info: Line, up: Line, **where: Any) -> tuple[Series, ...]:
-    """Build info of a pod, and if it could be scraped."""
+    """Return the build info of a pod, and `up`."""
     return build_info(info, **where), foreign("up", up, **target(**where))
 
 
 def unseen(minutes: int = 10) -> tuple[Line, Line]:
-    """A pod that is scraped for some minutes, and then no more."""
+    """Return series of a pod that is scraped for some minutes and then not any more."""
     return Line(1).hold(minutes - 1).end(), flag((minutes, 1), (50, 0))
 
 
 def pod_phase(line: Line) -> Series:
-    """If the pod runs, by kube-state-metrics."""
+    """Return the pod's phase from kube-state-metrics."""
     labels = {"namespace": "podscale", "pod": "digits-worker-0", "phase": "Running", "job": "kube"}
     return foreign("kube_pod_status_phase", line, **labels)
 
@@ -161,7 +161,7 @@ def pod_phase(line: Line) -> Series:
 METRICS_ABSENT = alert_cases(
     ABSENT,
     Case(
-        "a pod answers no more",
+        "a pod stops answering",
         (*pod(*unseen()), *pod(Line(1).hold(60), Line(1).hold(60), rank=1)),
         at(16, 40),
         (9, 13),
@@ -172,24 +172,24 @@ METRICS_ABSENT = alert_cases(
         silent=(9, 12, 16, 40),
     ),
     Case(
-        "all answer",
+        "all pods answer",
         (*pod(Line(1).hold(60), Line(1).hold(60)), *pod(Line(1).hold(60), Line(1).hold(60), rank=1)),
         silent=(16, 60),
     ),
     Case(
-        "was never scraped: a network policy is in the way",
+        "was never scraped: a network policy blocks it",
         (foreign("up", Line(0).hold(60), **target(), podscale_dev_run="digits"),),
         at(6, 60),
         (3,),
     ),
     Case("ends: its targets are gone", pod(Line(1).hold(9).end(), Line(1).hold(9).end()), silent=(11, 16, 40)),
     Case(
-        "is done, and Prometheus still asks its old address",
+        "is done, and Prometheus still scrapes its old address",
         (*pod(*unseen()), of("train_done", flag((8, 0), (2, 1)).end())),
         silent=(16, 40, 59),
     ),
     Case(
-        "stops for good, and Prometheus still asks: quiet after an hour",
+        "stops for good, and Prometheus still scrapes: resolved after an hour",
         pod(Line(1).hold(9).end(), flag((10, 1), (90, 0))),
         at(30),
         (75, 90),
@@ -201,12 +201,12 @@ METRICS_ABSENT = alert_cases(
         (9, 13),
     ),
     Case(
-        "the pod has ended, says kube-state-metrics",
+        "the pod has ended, by kube-state-metrics",
         (*pod(Line(1).hold(9).end(), Line(1).hold(9).end()), pod_phase(Line(1).hold(9).jump(0).hold(40))),
         silent=(17, 40),
     ),
     Case(
-        "starts again at another address",
+        "restarts at another address",
         (
             *pod(Line(1).hold(9).end(), Line(1).hold(9).end()),
             *pod(Line(1, after=12).hold(40), Line(1, after=12).hold(40), launch=2),
@@ -214,7 +214,7 @@ METRICS_ABSENT = alert_cases(
         silent=(13, 18, 40),
     ),
     Case(
-        "somebody else's target is down",
+        "a third-party target is down",
         (foreign("up", Line(0).hold(60), job="theirs", instance="x:1", namespace="podscale"),),
         silent=(6, 60),
     ),

@@ -1,4 +1,4 @@
-"""Alerts on the resources of a run: volumes, GPUs, Prometheus itself."""
+"""Cases of alerts on the resources of a run: volumes, GPUs, Prometheus itself."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ WORKSPACE = who(volume="workspace")
 def volume(
     free: Line, name: str = "workspace", size: float = 100, minutes: int = 120, **where: Any
 ) -> tuple[Series, ...]:
-    """A volume of `size` GiB; free: in GiB."""
+    """Return series of a volume of `size` GiB; `free` is in GiB."""
     free.samples = [sample if isinstance(sample, str) else sample * GIB for sample in free.samples]
     return (
         of("disk_free_bytes", free, volume=name, **where),
@@ -22,7 +22,7 @@ def volume(
 
 
 def sawtooth(minutes: int) -> Line:
-    """Twenty GiB of checkpoints come, one a minute, and go."""
+    """Return a line of free space while twenty GiB of checkpoints are written, 1 GiB a minute, and deleted."""
     line = Line(60)
     for minute in range(1, minutes + 1):
         line.jump(60 - minute % 20)
@@ -41,7 +41,7 @@ DISK_FILLING = alert_cases(
         silent=(10, 25, 35, 60, 119),
     ),
     Case(
-        "starts again in a new pod and unpacks",
+        "restarts in a new pod and unpacks",
         (*volume(Line(80).hold(40).end()), *volume(Line(80, after=43).rise(10, by=-2).hold(60), launch=2)),
         silent=(40, 50, 60, 80, 100),
     ),
@@ -74,7 +74,7 @@ DISK_FILLING = alert_cases(
 
 
 def exporting(line: Line, *, minutes: int = 60, **where: Any) -> tuple[Series, ...]:
-    """A pod, and how many series it exports."""
+    """Return the number of series that a pod exports, and its build info."""
     labels = target(**where)
     return build_info(Line(1).hold(minutes), **where), foreign("scrape_samples_post_metric_relabeling", line, **labels)
 
@@ -94,7 +94,7 @@ SERIES_LIMIT = alert_cases(
         silent=(12, 19, 26, 40),
     ),
     Case(
-        "somebody else's pod",
+        "a third-party pod",
         (
             foreign(
                 "scrape_samples_post_metric_relabeling",
@@ -107,7 +107,7 @@ SERIES_LIMIT = alert_cases(
         silent=(17, 60),
     ),
     Case(
-        "starts again in a new pod",
+        "restarts in a new pod",
         (
             *exporting(Line(10000).hold(30).end(), minutes=30),
             build_info(Line(1, after=33).hold(30), launch=2),
@@ -142,7 +142,7 @@ EXPORTER = {"job": "dcgm", "instance": "node-7:9400", "UUID": "GPU-1"}
 
 
 def gpu_of(metric: str, line: Line, *, honoured: bool = True, **more: str) -> Series:
-    """What DCGM's exporter says of GPU 3 of our pod; not honoured: the scraper's own labels stand in their place."""
+    """Return a DCGM series of GPU 3 of our pod; if not `honoured`, the scraper's labels take precedence."""
     theirs = {"pod": POD["pod"], "namespace": "podscale"} | {
         key: more.pop(key) for key in ("pod", "namespace") if key in more
     }
@@ -162,7 +162,7 @@ GPU_XID = alert_cases(
     Case("79, the GPU is off the bus", (HERE, xid(AT_20)), {21: GPU, 33: GPU}, (19, 36, 59)),
     Case("under labels that the scraper renamed", (HERE, xid(AT_20, honoured=False)), {21: GPU}, (19,)),
     Case(
-        "the exporter names the code in a label of its own",
+        "the exporter has the code in an additional label",
         (HERE, xid(Line().hold(19).end(), err_code="0"), xid(Line(79, after=20).hold(40), err_code="79")),
         {22: GPU},
         (19, 40),
@@ -173,13 +173,13 @@ GPU_XID = alert_cases(
     Case("the code of whoever had the GPU before", (HERE, xid(Line(79).hold(60))), silent=(2, 21, 33)),
     Case("before scrapes are lost", (HERE, xid(Line().hold(19).gap(6).jump(79).hold(30))), {27: GPU}, (24,)),
     Case(
-        "starts again in a new pod on the same GPU",
+        "restarts in a new pod on the same GPU",
         (build_info(Line(1).hold(20).end()), build_info(Line(1, after=23).hold(37), launch=2), xid(AT_20)),
         {25: GPU},
         (45,),
     ),
     Case(
-        "is done: the GPU's later errors are not ours",
+        "is done: later errors of the GPU belong to other jobs",
         (build_info(Line(1).hold(10).end()), xid(Line().hold(49).jump(79).hold(10))),
         silent=(51, 59),
     ),
@@ -216,12 +216,12 @@ GPU_THERMAL = alert_cases(
     ),
     Case("hot for five minutes", (celsius(Line(70).hold(19).jump(90).hold(4).jump(80).hold(30)),), silent=(21, 24, 32)),
     Case(
-        "a GPU of somebody else",
+        "a GPU of another user",
         (HERE, gpu_of("DCGM_FI_DEV_GPU_TEMP", Line(90).hold(60), pod="theirs")),
         silent=(12, 59),
     ),
     Case(
-        "starts again in a new pod, cooler",
+        "restarts in a new pod, cooler",
         (celsius(Line(90).hold(20).end()), celsius(Line(60, after=23).hold(30), launch=2)),
         {15: GPU},
         (25, 40),

@@ -1,4 +1,4 @@
-"""Alerts on what a run may lose: checkpoints, restarts, goodput."""
+"""Cases of alerts on checkpoints, restarts and goodput."""
 
 from typing import Any
 
@@ -10,13 +10,13 @@ LOOP, GOODPUT = "PodscaleRestartLoop", "PodscaleGoodputLow"
 
 
 def every(line: Line, **where: Any) -> tuple[Series, ...]:
-    """A run that is to save every ten minutes. line: when it did, in seconds."""
+    """Return series of a run that should save every ten minutes; `line` has the times of its saves, seconds."""
     interval = of("train_checkpoint_interval_seconds", Line(600).hold(90), **where)
     return interval, of("train_checkpoint_last_success_timestamp_seconds", line, **where)
 
 
 def saves(minutes: int, until: int) -> Line:
-    """The moments of saves, one in ten minutes, the last one at minute `until`."""
+    """Return the times of saves, one every ten minutes until minute `until`."""
     line = Line()
     for minute in range(1, minutes + 1):
         line.jump(min(minute, until) // 10 * 600)
@@ -38,13 +38,13 @@ CHECKPOINT_STALE = alert_cases(
         (5, 15, 24),
     ),
     Case(
-        "no interval is asked for",
+        "no interval is set",
         (of("train_checkpoint_last_success_timestamp_seconds", Line().hold(90)),),
         silent=(46, 90),
     ),
     Case("is done", (*every(saves(90, 20)), of("train_done", Line().hold(25).jump(1).hold(64))), silent=(46, 90)),
     Case(
-        "starts again in a new pod half an hour after it ended, and saves",
+        "restarts in a new pod half an hour after it exited, and saves",
         (
             of("train_checkpoint_interval_seconds", Line(600).hold(20).end()),
             of("train_checkpoint_last_success_timestamp_seconds", Line().hold(19).jump(1200).end()),
@@ -59,7 +59,7 @@ CHECKPOINT_STALE = alert_cases(
         silent=(46, 52, 58, 70, 80),
     ),
     Case(
-        "scrapes are lost, and it saves on",
+        "scrapes are lost, and it continues to save",
         every(Line().gap(24).jump(1200).hold(4).jump(1800).hold(9).jump(2400).hold(5)),
         silent=(27, 40, 45),
     ),
@@ -88,9 +88,9 @@ CHECKPOINT_FAILING = alert_cases(
     ),
     Case("none failed", (failures(Line().hold(90)), failures(Line().hold(90), "other")), silent=(22, 90)),
     Case("failed before Prometheus was there", (failures(Line(3).hold(90)),), silent=(1, 22, 90)),
-    Case("the count begins anew in the same pod", (failures(Line(2).hold(20).jump(0).hold(60)),), silent=(20, 22, 60)),
+    Case("the counter restarts in the same pod", (failures(Line(2).hold(20).jump(0).hold(60)),), silent=(20, 22, 60)),
     Case(
-        "starts again in a new pod",
+        "restarts in a new pod",
         (failures(Line(2).hold(20).end()), failures(Line(after=23).hold(60), launch=2)),
         silent=(20, 25, 60),
     ),
@@ -110,7 +110,7 @@ CHECKPOINT_FAILING = alert_cases(
 def launches(
     *starts: int, cause: str = "failed", done: int | None = None, until: int = 180, **where: Any
 ) -> tuple[Series, ...]:
-    """A run whose launches begin at these minutes, each in a new pod that is there two minutes later."""
+    """Return series of a run with launches at these minutes, each in a new pod that appears two minutes later."""
     series: list[Series] = []
     ends = [*starts[1:], until]
     for number, (start, end) in enumerate(zip(starts, ends, strict=True)):
@@ -135,7 +135,7 @@ RESTART_LOOP = alert_cases(
     Case("two restarts", launches(0, 30, 40), silent=(35, 45, 90)),
     Case("three restarts, an hour apart", launches(0, 50, 100, 150), silent=(55, 105, 155, 175)),
     Case(
-        "is resumed by somebody after five launches that nobody saw",
+        "is resumed after five launches that were not scraped",
         launches(0)[:0]
         + tuple(
             of(name, Line(value).hold(60), **labels)
@@ -146,7 +146,7 @@ RESTART_LOOP = alert_cases(
     Case("is done after three restarts", launches(0, 30, 40, 50, done=60), at(53), (62, 80, 100)),
     Case("ends after three restarts", launches(0, 30, 40, 50, until=70), at(65), (82, 100)),
     Case(
-        "its ranks die in their start, again and again, and only the pod's parent is left to tell",
+        "its ranks fail at every start, and only the pod's parent exports launches",
         (of("train_launches", Line(1).hold(29).jump(2).hold(4).jump(3).hold(4).jump(4).hold(60)),),
         at(41, 80),
         (29, 37, 103),
@@ -160,12 +160,12 @@ RESTART_LOOP = alert_cases(
         (39, 66),
     ),
     Case(
-        "is launched a second time, and told by both",
+        "is launched a second time, and exported by both",
         (*launches(0, 30), of("train_launches", Line(1).hold(29).jump(2).hold(60))),
         silent=(35, 60),
     ),
     Case(
-        "is launched again and again after it was done",
+        "is launched repeatedly after it was done",
         (
             of("train_launches", Line(1).hold(29).jump(2).hold(4).jump(3).hold(4).jump(4).hold(20)),
             of("train_done", Line(1).hold(60)),
@@ -201,7 +201,7 @@ def wall_seconds(
     where: dict[str, str] | None = None,
     **shares: float,
 ) -> tuple[Series, ...]:
-    """Wall time by state from `start` on, of which each minute adds these shares; the rest is idle."""
+    """Return wall time by state from `start` on; each minute adds these fractions, and the rest is idle."""
     begin = start or {}
     shares["idle"] = 1 - sum(shares.values())
     series = []
@@ -225,7 +225,7 @@ GOODPUT_LOW = alert_cases(
     ),
     Case("nine tenths", wall_seconds(180, start=OLD, productive=0.9), silent=(20, 90, 170)),
     Case(
-        "a new run: the first hour is not judged",
+        "a new run: no alert in the first hour",
         wall_seconds(59, init=0.5, compile=0.3, productive=0.2),
         silent=(20, 45, 59),
     ),
@@ -244,7 +244,7 @@ GOODPUT_LOW = alert_cases(
     ),
     Case("ends", wall_seconds(60, start=OLD, productive=0.5, ends=True), at(50), (62, 90)),
     Case(
-        "killed every twenty minutes: each launch books what the one before lost",
+        "killed every twenty minutes: each launch counts the loss of the previous one",
         (
             *wall_seconds(20, start=OLD, productive=1.0, ends=True),
             *wall_seconds(

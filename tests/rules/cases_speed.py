@@ -1,4 +1,4 @@
-"""Alerts on how fast a run makes progress: slower than before, starved, held up by one rank."""
+"""Cases of alerts on the speed of a run: slower than before, starved, slowed by one rank."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ REGRESSED, STARVED, STRAGGLER = "PodscaleThroughputRegressed", "PodscaleDataStar
 
 
 def updating(line: Line, **where: Any) -> tuple[Series, ...]:
-    """Images, and the time in which they were trained: all of it."""
+    """Return series of images and of the time in which they were trained, all of the time."""
     forward, evaluation = Line(), Line()
     forward.samples = [one if isinstance(one, str) else minute * 60.0 for minute, one in enumerate(line.samples)]
     evaluation.samples = [one if isinstance(one, str) else 0.0 for one in line.samples]
@@ -36,12 +36,12 @@ THROUGHPUT_REGRESSED = alert_cases(
     Case("is slow from minute 5 on: too young to tell", updating(half_speed(5, 25)), silent=(10, 20, 25)),
     Case("stalls: another alert", updating(Line().rise(60, by=600).hold(60)), silent=(82, 118)),
     Case(
-        "starts again in a new pod, at its old speed",
+        "restarts in a new pod, at its old speed",
         (*updating(Line().rise(60, by=600).end()), *updating(Line(after=64).hold(3).rise(50, by=600), launch=2)),
         silent=(70, 82, 115),
     ),
     Case(
-        "is slower after it was started again",
+        "is slower after a restart",
         (*updating(Line().rise(60, by=600).end()), *updating(Line(after=64).rise(50, by=300), launch=2)),
         at(90, 110),
         (60, 70),
@@ -68,7 +68,7 @@ THROUGHPUT_REGRESSED = alert_cases(
 
 
 def evaluated_half_the_time() -> tuple[Series, ...]:
-    """From minute 60 on half of each minute is evaluation, so half the images come: no slower while it trains."""
+    """Return series with half of each minute in evaluation from minute 60 on; the run trains no slower."""
     images = half_speed(60)
     forward = Line().rise(60, by=60).rise(60, by=30)
     evaluation = Line().hold(60).rise(60, by=30)
@@ -85,7 +85,7 @@ THROUGHPUT_REGRESSED += alert_cases(
 
 
 def waiting(share: Line, **where: Any) -> tuple[Series, ...]:
-    """A rank's phases. share: seconds of waiting for images, a counter; it trains the rest of the time."""
+    """Return the phases of a rank; `share` is its counter of seconds waiting for images, the rest is training."""
     rest = Line()
     before, total = 0.0, 0.0
     rest.samples = []
@@ -128,7 +128,7 @@ DATA_STARVED = alert_cases(
         silent=(15, 30, 40),
     ),
     Case(
-        "scrapes are lost, and it starves on",
+        "scrapes are lost, and it still starves",
         waiting(Line().rise(20, by=30).gap(3).jump(690).rise(30, by=30)),
         at(50),
         (9,),
@@ -150,7 +150,7 @@ DATA_STARVED = alert_cases(
 
 
 def busy(*by: float, minutes: int = 60, **where: Any) -> tuple[Series, ...]:
-    """Ranks that are busy for so many seconds of each minute."""
+    """Return series of ranks that are busy for these seconds of each minute."""
     lines = [Line().rise(minutes, by=seconds) for seconds in by]
     return tuple(of("train_busy_seconds", line, rank=rank, **where) for rank, line in enumerate(lines))
 
@@ -170,7 +170,7 @@ STRAGGLERS = alert_cases(
         silent=(24, 32, 60),
     ),
     Case(
-        "a rank starts again later than the others",
+        "a rank restarts later than the others",
         (
             *busy(30, 30, 30),
             of("train_busy_seconds", Line().rise(20, by=30).end(), rank=3),
@@ -179,7 +179,7 @@ STRAGGLERS = alert_cases(
         silent=(21, 24, 34, 60),
     ),
     Case(
-        "goes on after a start in a new pod",
+        "continues after a start in a new pod",
         (
             *busy(30, 30, 30),
             of("train_busy_seconds", Line().rise(20, by=55).end(), rank=3),
@@ -200,7 +200,7 @@ STRAGGLERS = alert_cases(
         silent=(30, 50),
     ),
     Case(
-        "ranks of another run are no measure",
+        "ranks of another run do not count",
         (*busy(30, 30, 30, run="fast"), *busy(55, 55, 55, run="slow")),
         silent=(18, 60),
     ),

@@ -1,4 +1,4 @@
-"""The promtools that tests of the rules are carried out with."""
+"""Fixture: the promtool programs for tests of the rules."""
 
 import pytest
 
@@ -8,5 +8,5 @@ from tests.support.promtool import Promtool
 
 @pytest.fixture(params=promtool.PLACES)
 def tool(request: pytest.FixtureRequest) -> Promtool:
-    """Each promtool that is at hand, one after the other."""
+    """Each available promtool in turn."""
     return promtool.at(request.param)

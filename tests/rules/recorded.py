@@ -1,4 +1,4 @@
-"""What the recording rules make of series, number by number."""
+"""Cases of the recording rules, with their expected values."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,12 +13,12 @@ Gives = Mapping[int, tuple[tuple[Labels, float], ...]]
 
 
 def per_minute(name: str, by: float, **labels: Any) -> Series:
-    """A counter that rises evenly for an hour."""
+    """Return a counter that rises steadily for an hour."""
     return of(name, Line().rise(60, by=by), **labels)
 
 
 def steady(name: str, value: float, **labels: Any) -> Series:
-    """A gauge that does not change for an hour."""
+    """Return a gauge that is constant for an hour."""
     return of(name, Line(value).hold(60), **labels)
 
 
@@ -46,7 +46,7 @@ THROUGHPUT = (
     ),
     Recorded(
         RATE,
-        "starts again in the same pod, from zero",
+        "restarts in the same pod, from zero",
         (of("train_images", Line().rise(20, by=600).jump(0).rise(20, by=600)),),
         {35: ((DIGITS, 10),)},
     ),

@@ -1,4 +1,4 @@
-"""Every rule over time, by the real promtool: what is recorded, who fires, and who does not."""
+"""Every rule over time, evaluated by the real promtool: recorded values, firing and silent alerts."""
 
 from pathlib import Path
 from typing import Any
@@ -47,12 +47,12 @@ def test_every_alert_has_cases_of_both_kinds(alert: AlertRule) -> None:
     assert len({case.says for case in cases}) == len(cases)
     who = {labels.get("run", "") for case in cases for firing in case.fires.values() for labels in firing}
     where = {labels.get("namespace", "") for case in cases for firing in case.fires.values() for labels in firing}
-    assert {"sick"} <= who | where, "of two runs, or of two namespaces, one is sick"
+    assert {"sick"} <= who | where, "one case needs two runs or namespaces of which one, `sick`, fires"
 
 
 @pytest.mark.parametrize("alert", ALERT_RULES, ids=lambda alert: alert.name)
 def test_alerts_tell_what_is_wrong_in_numbers(alert: AlertRule, tmp_path: Path, tool: Promtool) -> None:
-    """The texts of its first case, as people get them."""
+    """Compare the texts of the alert's first case with texts.yaml."""
     case = next(case for case in CASES if case.alert == alert.name and case.fires)
     minute, firing = next(iter(case.fires.items()))
     texts = {**TEXTS[alert.name], "runbook_url": f"docs/runbooks/{alert.name}.md"}
@@ -64,7 +64,7 @@ def test_alerts_tell_what_is_wrong_in_numbers(alert: AlertRule, tmp_path: Path, 
 
 
 def _needed_for(rule: AlertRule | RecordingRule) -> dict[str, Any]:
-    """A rule file with this rule, after the rules that it reads. (All of them take twenty times as long.)"""
+    """Return a rule file with this rule and the rules that it reads; all rules take twenty times as long."""
     rules = {
         one.get("alert", one.get("record")): one
         for group in rule_file(RuleSettings())["groups"]

@@ -1,4 +1,4 @@
-"""The rules as they are written: of series that exist, with texts that tell, and pages that help."""
+"""Source of the rules: existing series and labels, informative texts, and a runbook for each alert."""
 
 import re
 from pathlib import Path
@@ -32,12 +32,12 @@ OF_PROMQL = set(
         """,
     )
 )
-"""Words of PromQL that the rules use, all of them in Prometheus 2.42."""
+"""PromQL keywords and functions that the rules use, all of them in Prometheus 2.42."""
 OF_TARGETS = {"namespace", "pod", "job", "instance", "exported_pod", "exported_namespace", "podscale_dev_run"}
 
 
 def series_of(expr: str) -> set[str]:
-    """The names of series in an expression: what is left without texts, matchers, lists of labels, ranges and words."""
+    """Return the series in an expression: the names left after strings, matchers, label lists, ranges and keywords."""
     bare = re.sub(r'"[^"]*"|@\w+@', "", expr)
     bare = re.sub(r"\{[^}]*\}|\[[^\]]*\]|offset \w+", "", bare)
     bare = re.sub(r"\b(by|on|without|ignoring|group_left|group_right)\s*\([^)]*\)", "", bare)
@@ -49,7 +49,7 @@ def test_rules_are_of_series_that_exist(rule: AlertRule | RecordingRule) -> None
     names = series_of(rule.expr)
     assert names
     unknown = names - SERIES.keys() - FOREIGN - {recording.name for recording in RECORDING_RULES}
-    assert not unknown, "name them in podscale/telemetry/catalogue.py, or in FOREIGN where they are not ours"
+    assert not unknown, "add them to podscale/telemetry/catalogue.py, or to FOREIGN if they are third-party series"
 
 
 def test_no_series_of_others_is_listed_in_vain() -> None:
@@ -71,7 +71,7 @@ STATES_OF_RECORDED = {"state": SERIES["podscale_train_wall_seconds_total"].own_l
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 def test_runs_and_namespaces_never_mix(rule: AlertRule | RecordingRule) -> None:
-    """Every aggregation and every join keeps the namespace; the run too, unless it is about targets and pods."""
+    """Every aggregation and join keeps the namespace, and the run unless it joins targets or pods."""
     for labels in re.findall(r"\b(?:by|on)\s*\(([^)]*)\)", rule.expr):
         names = set(re.split(r",\s*", labels))
         assert "namespace" in names

@@ -32,12 +32,12 @@ FLAGS = [
 
 
 def find_browser() -> str | None:
-    """The path of an installed Chromium."""
+    """Return the path of an installed Chromium."""
     return next((path for name in NAMES if (path := shutil.which(name))), None)
 
 
 class Browser:
-    """One tab. `events` collects everything the page reported: requests, console messages, exceptions."""
+    """One browser tab; `events` has the page's requests, console messages and exceptions."""
 
     def __init__(self, to: int, back: int) -> None:
         self._to, self._back, self._number, self._buffer = to, back, 0, b""
@@ -49,7 +49,7 @@ class Browser:
             self.call(f"{domain}.enable")
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
-        """One command of the DevTools protocol and its result."""
+        """Send one command of the DevTools protocol and return its result."""
         self._number += 1
         message = {"id": self._number, "method": method, "params": params}
         if self._session:
@@ -63,27 +63,27 @@ class Browser:
                 return result
             self.events.append(answer)
 
-    def open(self, path: Path, *, width: int = 1280, dark: bool = False, media: str = "") -> None:
-        """Loads a file in a window of `width` CSS pixels and waits until it is drawn."""
+    def open(self, page: Path | str, *, width: int = 1280, dark: bool = False, media: str = "") -> None:
+        """Load a file or an address in a window of `width` CSS pixels and wait until it is drawn."""
         self.call(
             "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 500
         )
         scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self.call("Emulation.setEmulatedMedia", media=media, features=scheme)
         self.events.clear()
-        self.call("Page.navigate", url=path.as_uri())
+        self.call("Page.navigate", url=page if isinstance(page, str) else page.as_uri())
         deadline = time.monotonic() + 60
         while self.evaluate("document.readyState") != "complete" and time.monotonic() < deadline:
             time.sleep(0.05)
 
     def evaluate(self, script: str) -> Any:
-        """The JSON value of an expression in the page; promises are awaited."""
+        """Evaluate an expression in the page and return its JSON value; promises are awaited."""
         answer = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
     def screenshot(self, path: Path, *, width: int = 1280) -> None:
-        """The whole page as a PNG."""
+        """Return the whole page as a PNG."""
         size = self.call("Page.getLayoutMetrics")["cssContentSize"]
         clip = {"x": 0, "y": 0, "width": width, "height": size["height"], "scale": 1}
         image = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
@@ -93,7 +93,7 @@ class Browser:
         while b"\0" not in self._buffer:
             chunk = os.read(self._back, 1 << 20)
             if not chunk:
-                raise RuntimeError("the browser has ended")
+                raise RuntimeError("the browser has exited")
             self._buffer += chunk
         line, _, self._buffer = self._buffer.partition(b"\0")
         message: dict[str, Any] = json.loads(line)
@@ -102,7 +102,7 @@ class Browser:
 
 @contextmanager
 def browser(program: str) -> Iterator[Browser]:
-    """A browser of its own process group and profile; both are gone afterwards."""
+    """Yield a browser with its own process group and profile; both are removed afterwards."""
     to_read, to_write = os.pipe()
     from_read, from_write = os.pipe()
     for kept in (to_read, from_write):

@@ -1,4 +1,4 @@
-"""Certificates for tests of TLS: an authority, and what it signs for 127.0.0.1."""
+"""Certificates for TLS tests: an authority and certificates for 127.0.0.1."""
 
 import datetime
 import ipaddress
@@ -19,7 +19,7 @@ class Pair:
 
 
 class Authority:
-    """Signs certificates, whose files it leaves in `place`."""
+    """Certificate authority; its files are in `place`."""
 
     def __init__(self, directory: Path, name: str = "authority") -> None:
         self._place, self._name = directory, x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
@@ -27,7 +27,7 @@ class Authority:
         self.pair = self._write(name, self._key, self._sign(self._name, self._key, authority=True))
 
     def sign(self, file: str, *, name: str = "127.0.0.1") -> Pair:
-        """A certificate for an address or a host's name, as a server or as a client."""
+        """Create a server or client certificate for an address or host name."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, file)])
         return self._write(file, key, self._sign(subject, key, authority=False, name=name))

@@ -1,4 +1,4 @@
-"""Objects of the cluster as the real operators and kubelets leave them, for the tests of the launcher."""
+"""Cluster objects as real operators and kubelets write them, for the launcher's tests."""
 
 import copy
 import json
@@ -12,7 +12,7 @@ LABELS = {"app.kubernetes.io/name": "podscale", "podscale.dev/run": "r1", "podsc
 
 
 def job(kind: str = "PyTorchJob", name: str = "r1", identity: str = "same", **changes: Any) -> Object:
-    """A job of two pods without a status; changes: `status`, `labels`, `suspend`."""
+    """Return a job of two pods without a status; `changes` are `status`, `labels`, `suspend`."""
     template = {"metadata": {"labels": LABELS}, "spec": {"containers": [{"name": "pytorch", "image": "i"}]}}
     specs: dict[str, tuple[str, Object]] = {
         "PyTorchJob": (
@@ -47,7 +47,7 @@ def job(kind: str = "PyTorchJob", name: str = "r1", identity: str = "same", **ch
 
 
 def stored(thing: Object, uid: str = "u1", created: str | None = None) -> Object:
-    """As the API server would return it."""
+    """Return the object as the API server would."""
     return {**thing, "metadata": {"uid": uid, "creationTimestamp": created or now(), **thing["metadata"]}}
 
 
@@ -68,7 +68,7 @@ def pod(
     status: Object | None = None,
     container: str = "pytorch",
 ) -> Object:
-    """A worker pod of the training operator; state: of its container, running unless said otherwise."""
+    """Return a worker pod of the training operator; `state` is that of its container (default: running)."""
     statuses = [
         {
             "name": container,
@@ -93,7 +93,7 @@ def waiting(reason: str, message: str = "") -> Object:
 
 
 def terminated(code: int, error: str | None = None, reason: str = "Error") -> Object:
-    """A container that ended; error: as our stages tell it in their termination message."""
+    """Return the state of a terminated container; `error` is the stage's termination message."""
     message = json.dumps({"stage": "train", "exit_code": code, "error": error}) if error is not None else ""
     return {"terminated": {"exitCode": code, "reason": reason, "message": message, "finishedAt": now()}}
 

@@ -1,4 +1,4 @@
-"""The `podscale` command as a person starts it: real processes, found again whatever becomes of their parents."""
+"""The `podscale` command as real processes, which are found even if their parents have exited."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ from tests.support.tiny import TINY
 
 MARK = "PODSCALE_TEST_MARK"
 TIMEOUT_SECONDS = 270.0
-"""Seconds for anything to happen on a loaded machine."""
+"""Time limit for any event on a loaded machine, seconds."""
 
 SMALL_DIGITS = (
     TINY
@@ -34,12 +34,12 @@ telemetry: {log_every: 1}
 launch: {processes: 2, threads: 1, grace_seconds: 60, timeout_seconds: 120}
 """
 )
-"""67 steps of a tiny network on two processes; a checkpoint every 5, so that a kill finds work to do again."""
+"""67 steps of a tiny network on two processes, with a checkpoint every 5 steps, so that a kill loses some steps."""
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended, and what it printed."""
+    """Exit code and output of a command."""
 
     code: int
     out: str
@@ -52,9 +52,10 @@ class Ended:
 
 
 class Command:
-    """One `podscale` command in `folder`; every process that descends from it carries a mark.
+    """One `podscale` command in `folder`; a variable in their environment marks all its descendants.
 
-    output: folder for what it prints; by default that waits in pipes, which hold what a run of minutes prints.
+    Args:
+        output: folder for its output; default: pipes, which are large enough for a run of minutes.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class Command:
             )
 
     def end(self) -> Ended:
-        """Waits for the end; then nothing that it started is alive any more, however it ended."""
+        """Wait for the exit, and check that no process that it started is left."""
         out, err = self.process.communicate(timeout=TIMEOUT_SECONDS)
         if self._printed is not None:
             out, err = (path.read_text(encoding="utf-8", errors="surrogateescape") for path in self._printed)
@@ -91,7 +92,7 @@ class Command:
         return Ended(self.process.returncode, out, err)
 
     def kill(self) -> None:
-        """For the end of a test: takes everything with it."""
+        """Kill the command and all its descendants, at the end of a test."""
         for pid in [*self.members(), self.process.pid]:
             try:
                 os.kill(pid, signal.SIGKILL)
@@ -100,12 +101,12 @@ class Command:
         self.process.communicate()
 
     def members(self) -> list[int]:
-        """Living processes of this command, but for itself."""
+        """Return the running processes of this command, except itself."""
         mark = f"{MARK}={self.mark}".encode()
         return [pid for pid in pids() if pid != self.process.pid and mark in environment(pid) and alive(pid)]
 
     def ranks(self) -> dict[int, int]:
-        """Process ids of the ranks that have begun, by rank."""
+        """Return the process ids of the started ranks, by rank."""
         for pid in self.members():
             for entry in environment(pid):
                 if entry.startswith(b"PODSCALE_RANK_DIR="):
@@ -113,7 +114,7 @@ class Command:
         return {}
 
     def stage(self) -> int:
-        """Process id of the stage that supervises ranks."""
+        """Return the process id of the stage that supervises the ranks."""
         for pid in self.ranks().values():
             for entry in environment(pid):
                 if entry.startswith(b"PODSCALE_SUPERVISOR="):
@@ -124,11 +125,11 @@ class Command:
         deadline = time.monotonic() + TIMEOUT_SECONDS
         while not condition():
             assert self.process.poll() is None, self.process.communicate()
-            assert time.monotonic() < deadline, "nothing happened"
+            assert time.monotonic() < deadline, "timed out"
             time.sleep(0.01)
 
     def wait_for_steps(self, run: Path, number: int) -> None:
-        """Returns when this command has logged that many steps in the run directory."""
+        """Wait until this command has logged that many steps in the run directory."""
 
         def done() -> bool:
             lines = [line["kind"] for line in read_records(run / "metrics.jsonl") if line["time"] > self.started]
@@ -143,12 +144,12 @@ def set_options(*changes: str) -> list[str]:
 
 
 def podscale(folder: Path, *arguments: str, variables: Mapping[str, str] | None = None) -> Ended:
-    """Runs a command to its end."""
+    """Run a command until it exits."""
     return Command(folder, *arguments, variables=variables).end()
 
 
 def result(run: Path) -> dict[str, np.ndarray[Any, Any]]:
-    """The bits that a run ends with: its final weights and the loss of every step."""
+    """Return the final weights of a run and the loss of every step, for bitwise comparison."""
     losses = {
         line["step"]: line["loss"]
         for line in filter_replays(read_records(run / "metrics.jsonl"))
@@ -159,13 +160,13 @@ def result(run: Path) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def programs(workspace: Path) -> dict[str, int]:
-    """The programs of the JAX engine that are kept in a workspace, and when each was written."""
+    """Return the JAX engine's cached programs in a workspace, with their modification times."""
     directory = programs_directory(str(workspace))
     return {path.name: path.stat().st_mtime_ns for path in directory.rglob("*-cache")}
 
 
 def different(actual: dict[str, np.ndarray[Any, Any]], expected: dict[str, np.ndarray[Any, Any]]) -> list[str]:
-    """Names of the arrays whose bits differ."""
+    """Return the names of the arrays whose bits differ."""
     names = actual.keys() | expected.keys()
     return [n for n in sorted(names) if not np.array_equal(actual.get(n, np.empty(0)), expected.get(n, np.empty(0)))]
 

@@ -23,13 +23,13 @@ HARDENED = (
     "--security-opt=no-new-privileges",
     "--tmpfs=/tmp:rw,exec,nosuid,nodev,mode=1777",
 )
-"""As pods run where Pod Security is `restricted`, on a read-only root file system."""
+"""Options that restrict a container as Pod Security `restricted` does, with a read-only root file system."""
 SECONDS = 840
 
 
 @dataclass(frozen=True)
 class Engine:
-    """podman, and the environment that it works in."""
+    """podman and its environment."""
 
     variables: dict[str, str] = field(default_factory=dict)
 
@@ -44,10 +44,10 @@ class Engine:
         )
 
     def image(self, name: str) -> str:
-        """The full name of one of our images; skips where it was not built."""
+        """Return the full name of an image; skip the test if it was not built."""
         full = f"{REGISTRY}/podscale-{name}:{TAG}"
         if self("image", "exists", full, check=False).returncode != 0:
-            pytest.skip(f"there is no image {full} here: make images IMAGES={name}")
+            pytest.skip(f"image {full} is not built: make images IMAGES={name}")
         return full
 
     def inspect(self, image: str) -> dict[str, Any]:
@@ -55,12 +55,12 @@ class Engine:
         return inspection
 
     def inside(self, image: str, script: str, *options: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """Runs a shell script in a hardened container that is gone afterwards."""
+        """Run a shell script in a hardened container, which is removed afterwards."""
         return self("run", "--rm", "--network=none", *HARDENED, *options, image, "sh", "-c", script, check=check)
 
     @contextmanager
     def mounted(self, image: str) -> Iterator[Path]:
-        """The files of an image, for programs that it does not hold."""
+        """Yield the mounted root of an image, for programs that it does not contain."""
         try:
             yield Path(self("image", "mount", image).stdout.strip())
         finally:
@@ -68,7 +68,7 @@ class Engine:
 
     @contextmanager
     def service(self, folder: Path) -> Iterator[str]:
-        """The Docker-compatible API; gives its address."""
+        """Serve podman's Docker-compatible API; yield its address."""
         socket = folder / "podman.sock"
         server = subprocess.Popen(
             ["podman", "system", "service", "--time=0", f"unix://{socket}"], env={**os.environ, **self.variables}
@@ -76,7 +76,7 @@ class Engine:
         try:
             deadline = time.monotonic() + 120
             while not socket.exists():
-                assert server.poll() is None, "podman system service ended"
+                assert server.poll() is None, "podman system service has exited"
                 assert time.monotonic() < deadline, "podman system service does not listen"
                 time.sleep(0.05)
             yield f"unix://{socket}"
@@ -86,10 +86,10 @@ class Engine:
 
 
 def find_engine(folder: Path) -> Engine:
-    """podman, where it can run containers here; skips where not. folder: for its settings."""
+    """Return podman, or skip the test if it cannot run containers here; its settings are written to `folder`."""
     if shutil.which("podman") is None:
         pytest.skip("podman is not installed")
     if os.geteuid() != 0:
-        pytest.skip("these tests start containers as root")
+        pytest.skip("needs root to start containers")
     variables = {} if "CONTAINERS_CONF" in os.environ else {"CONTAINERS_CONF": str(podman.write(folder))}
     return Engine(variables)

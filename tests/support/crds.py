@@ -1,6 +1,6 @@
-"""Are objects what the operators' real CustomResourceDefinitions allow? The definitions come out of their Go modules.
+"""Validation of objects against the operators' real CustomResourceDefinitions, taken from their Go modules.
 
-What only an API server checks (CEL rules, webhooks) is not seen here.
+CEL rules and webhooks, which only an API server evaluates, are not checked.
 """
 
 import copy
@@ -30,19 +30,18 @@ DEFINITIONS = {
         "example/prometheus-operator-crd/monitoring.coreos.com_prometheusrules.yaml",
     ),
 }
-"""The operator of each kind, in the version that the cluster under test has (tools/cluster/programs.yaml), and the
-file in its module."""
+"""Operator module of each kind, in the test cluster's version (tools/cluster/programs.yaml), and the file in it."""
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Reads a lone `=` as text: YAML 1.1 made a type of it, and operators list it among comparisons."""
+    """YAML loader that reads a lone `=` as text: it is a type in YAML 1.1, and operators list it among comparisons."""
 
 
 _Loader.add_constructor("tag:yaml.org,2002:value", lambda _, node: node.value)
 
 
 def validate(manifest: dict[str, Any]) -> None:
-    """Fails where a field is unknown, missing or of a wrong type. Skips the test where the definition cannot be had."""
+    """Fail if a field is unknown, missing or of a wrong type. Skip the test if the definition is unavailable."""
     assert manifest["apiVersion"] == _api_version(manifest["kind"])
     errors = [
         f"{error.json_path}: {error.message}"[:300] for error in _validator(manifest["kind"]).iter_errors(manifest)
@@ -51,7 +50,7 @@ def validate(manifest: dict[str, Any]) -> None:
 
 
 def validate_status(kind: str, status: dict[str, Any]) -> None:
-    """The same of the status of an object of this kind."""
+    """Validate the status of an object of this kind in the same way."""
     schema = _strict(copy.deepcopy(_stored(kind)["schema"]["openAPIV3Schema"]["properties"]["status"]))
     jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker()).validate(status)
 
@@ -82,7 +81,7 @@ def _validator(kind: str) -> jsonschema.protocols.Validator:
 
 
 def _strict(schema: Any) -> Any:
-    """The schema with what an API server does to unknown fields under strict validation: it refuses them."""
+    """Return the schema with unknown fields rejected, as an API server does under strict validation."""
     if isinstance(schema, list):
         return [_strict(one) for one in schema]
     if not isinstance(schema, dict):
@@ -94,5 +93,5 @@ def _strict(schema: Any) -> Any:
     if schema.get("x-kubernetes-int-or-string"):
         strict.pop("type", None)
     if isinstance(schema.get("pattern"), str):
-        strict["pattern"] = schema["pattern"].replace("^(?i)", "(?i)^")  # Go has flags anywhere, Python in front alone
+        strict["pattern"] = schema["pattern"].replace("^(?i)", "(?i)^")  # Go allows flags anywhere, Python at the start
     return strict

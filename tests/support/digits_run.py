@@ -1,6 +1,6 @@
 """A real run directory in a second: softmax regression trained with NumPy on the embedded digits.
 
-Nothing here is invented: the curves are the losses of that training, the predictions are the trained model's.
+The curves are the losses of that training, and the predictions are the trained model's.
 """
 
 import io
@@ -36,7 +36,7 @@ claim: {top1: 0.97, minutes: 2.0, hardware: one laptop core, source: this test}
 
 @dataclass(frozen=True)
 class DigitsRun:
-    """Where the run and its shard set are."""
+    """Paths of the run and its shard set."""
 
     path: Path
     shard_set: Path
@@ -46,7 +46,7 @@ class DigitsRun:
 def write_digits(
     directory: Path, splits: dict[str, tuple[list[bytes], np.ndarray]], classes: list[str], sources: list[bytes]
 ) -> ShardSet:
-    """A shard set of these encoded images, one shard a split, with two rejects and a duplicate on record."""
+    """Write a shard set of these encoded images, one shard per split, with two rejects and a duplicate on record."""
     summaries, begin = {}, 0
     for name, (images, labels) in splits.items():
         samples = [
@@ -61,14 +61,14 @@ def write_digits(
 
 
 def png(pixels: np.ndarray) -> bytes:
-    """A PNG file of uint8 [h, w] or [h, w, 3] pixels."""
+    """Encode uint8 [h, w] or [h, w, 3] pixels as PNG."""
     out = io.BytesIO()
     Image.fromarray(pixels).save(out, "png")
     return out.getvalue()
 
 
 def digits_splits(classes: list[str]) -> tuple[dict[str, tuple[list[bytes], np.ndarray]], list[bytes]]:
-    """The digits as PNG files, four fifths to train, and where each came from."""
+    """Return the digits as PNG files, four fifths of them for training, with the source of each."""
     digits = load_digits()
     pixels = (digits["levels"] * 15.9375).astype(np.uint8)
     images, labels = [png(image) for image in pixels], digits["labels"].astype(np.int32)
@@ -80,7 +80,7 @@ def digits_splits(classes: list[str]) -> tuple[dict[str, tuple[list[bytes], np.n
 
 
 def make_digits_run(root: Path, classes: list[str] = DIGITS, document: str = DOCUMENT) -> DigitsRun:
-    """Trains and evaluates; leaves a complete run directory but for the report and the model card."""
+    """Train and evaluate; write a complete run directory except the report and the model card."""
     config = loads(document)
     splits, sources = digits_splits(classes)
     shards = write_digits(root / "shards", splits, classes, sources)
@@ -127,7 +127,7 @@ def _log_softmax(x: np.ndarray, weights: np.ndarray) -> np.ndarray:
 def _train(
     config: RunConfig, x: np.ndarray, y: np.ndarray, held_x: np.ndarray, held_y: np.ndarray, log: Path
 ) -> np.ndarray:
-    """Plain SGD; writes the events of the telemetry contract with real times and losses."""
+    """Train with plain SGD; write the telemetry events with real times and losses."""
     batch, rng = config.train.global_batch, np.random.default_rng(config.run.seed)
     per_epoch = len(x) // batch
     weights = np.zeros((x.shape[1], int(y.max()) + 1))

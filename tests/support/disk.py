@@ -13,7 +13,7 @@ _READ_ONLY, _REMOUNT, _DETACH = 1, 32, 2
 
 @contextmanager
 def small_disk(directory: Path, size: str) -> Iterator[Path]:
-    """A file system of `size` (such as 80m) at `place`, which is made where it is absent. Raises OSError."""
+    """Mount a file system of `size` (such as 80m) at `place`, which is created if missing. Raises OSError."""
     directory.mkdir(exist_ok=True)
     _mount(directory, 0, f"size={size}")
     try:
@@ -23,7 +23,7 @@ def small_disk(directory: Path, size: str) -> Iterator[Path]:
 
 
 def may_not_mount() -> str | None:
-    """Why this process may not mount; None where it may."""
+    """Return the reason why this process may not mount, or None if it may."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             with small_disk(Path(folder), "1m"):
@@ -37,7 +37,7 @@ def make_read_only(directory: Path) -> None:
 
 
 def fill(disk: Path, leave: float = 0.0) -> Path:
-    """Takes every byte that is left, but for the share `leave` of the disk; returns the file that does."""
+    """Fill the disk except for the fraction `leave` of it; return the file that fills it."""
     ballast = disk / "ballast"
     usage = os.statvfs(disk)
     spare = int(leave * usage.f_blocks * usage.f_frsize)

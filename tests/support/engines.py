@@ -1,4 +1,4 @@
-"""Trainings and evaluations in the process of a test, by either engine, on a small shard set."""
+"""Training and evaluation in the test's process, with either engine, on a small shard set."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -21,9 +21,10 @@ Prepare = Callable[[Any], None]
 
 
 def small(workspace: Path, **changes: Any) -> RunConfig:
-    """A small network on 16 px images, 12 steps of 16 images over 48 samples: four epochs.
+    """Return the document of a small network on 16 px images: 12 steps of 16 images, four epochs of 48 samples.
 
-    changes: values by their names in the document, with __ for the dot.
+    Args:
+        changes: option values by name, with __ for the dot.
     """
     values: dict[str, Any] = {
         "run": {"id": "tiny", "workspace": str(workspace), "seed": 3},
@@ -50,12 +51,12 @@ def small(workspace: Path, **changes: Any) -> RunConfig:
 
 
 def document(workspace: Path, run: str = "tiny", **changes: Any) -> RunConfig:
-    """The same with batch norm over the global batch, so that results do not depend on ranks, and every checkpoint."""
+    """Return `small` with global batch norm, so that results do not depend on ranks, and with all checkpoints kept."""
     return small(workspace, **{"run__id": run, "model__batch_norm__span": 16, "checkpoint__keep_last": 20, **changes})
 
 
 def train_in_jax(config: RunConfig, shards: Path, devices: int, prepare: Prepare = lambda s: None) -> TrainResult:
-    """What `jax.stage` does with a training, in a world of one process with so many devices."""
+    """Train as `jax.stage` does, in a world of one process with this many devices."""
     from podscale.jax.trainer import build_trainer
 
     as_jax = config.model_copy(update={"train": config.train.model_copy(update={"engine": "jax"})})
@@ -63,7 +64,7 @@ def train_in_jax(config: RunConfig, shards: Path, devices: int, prepare: Prepare
 
 
 def train_in_torch(config: RunConfig, shards: Path, prepare: Prepare = lambda s: None) -> TrainResult:
-    """What `pytorch.rank` does with a training, in a world of one rank."""
+    """Train as `pytorch.rank` does, in a world of one rank."""
     from podscale.pytorch.trainer import build_trainer
     from podscale.pytorch.world import join_world, leave_world
 
@@ -86,7 +87,7 @@ def jax_world(devices: int) -> Any:
 def train_session(
     build: Callable[..., Trainer], config: RunConfig, world: Any, shards: Path, prepare: Prepare
 ) -> TrainResult:
-    """What both engines do with the stage, and a hook to disturb the session."""
+    """Run the stage as both engines do, with a hook to disturb the session."""
     shard_set, run = ShardSet.open(shards), RunDirectory.for_config(config)
     rank_directory = run.path / "ranks"
     rank_directory.mkdir(parents=True, exist_ok=True)
@@ -101,13 +102,13 @@ def train_session(
 
 
 def state_after(config: RunConfig, step: int) -> dict[str, np.ndarray[Any, Any]]:
-    """The arrays of a checkpoint."""
+    """Return the arrays of a checkpoint."""
     entries = {entry.step: entry for entry in complete_entries(RunDirectory.for_config(config).checkpoints)}
     return read_snapshot(entries[step]).arrays
 
 
 def lines_of(config: RunConfig, kind: str) -> list[dict[str, Any]]:
-    """The log's lines of one kind: `step`, `evaluation`, `event`."""
+    """Return the log's records of one kind: `step`, `evaluation`, `event`."""
     return [
         line for line in filter_replays(read_records(RunDirectory.for_config(config).metrics)) if line["kind"] == kind
     ]

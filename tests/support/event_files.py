@@ -1,4 +1,4 @@
-"""TensorBoard's event files read without our own code: framing by its definition, messages by protocol buffers."""
+"""Independent reader of TensorBoard's event files: framing by its definition, messages by protocol buffers."""
 
 import functools
 import struct
@@ -21,16 +21,16 @@ FIELDS = {
     "Value": [("tag", 1, "STRING"), ("simple_value", 2, "FLOAT")],
     "SessionLog": [("status", 1, "INT32")],
 }
-"""Of event.proto and summary.proto, what an event file of scalars has; `*` marks what is repeated."""
+"""Fields of event.proto and summary.proto in event files of scalars; `*` marks repeated fields."""
 
 
 def events(path: Path) -> list[Any]:
-    """The events of one file; fails where a checksum is wrong or bytes are left."""
+    """Return the events of one file. Fails if a checksum is wrong or bytes are left."""
     return parsed(path.read_bytes())
 
 
 def parsed(content: bytes) -> list[Any]:
-    """As `events`, of a file's content."""
+    """Return the events in a file's content."""
     event = _event_class()
     return [event.FromString(data) for data in _frames(content)]
 

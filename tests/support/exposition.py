@@ -1,4 +1,4 @@
-"""Reading what an endpoint serves, as Prometheus would."""
+"""Reader of a metrics endpoint, as Prometheus would."""
 
 import time
 import urllib.error
@@ -12,7 +12,7 @@ from tests.support.commands import Command
 
 
 def scrape(url: str) -> str:
-    """What the endpoint says now; empty where nobody listens."""
+    """Return the endpoint's current text; empty if no process listens."""
     try:
         with urllib.request.urlopen(url, timeout=20) as answer:
             return str(answer.read().decode())
@@ -21,7 +21,7 @@ def scrape(url: str) -> str:
 
 
 def final_text(command: Command, url: str) -> str:
-    """Scrapes a stage until it ends, which it does once it was scraped for the last time; the last answer."""
+    """Scrape a stage until it exits after its last scrape; return the last text."""
     text = ""
     while command.process.poll() is None:
         text = scrape(url) or text
@@ -34,7 +34,7 @@ def families(text: str) -> list[Metric]:
 
 
 def foreign(text: str) -> list[str]:
-    """What of an exposition the catalogue does not allow: unknown names, other types, other labels or values."""
+    """Return violations of the catalogue in an exposition: unknown names, wrong types, labels or label values."""
     problems = []
     for family in families(text):
         entry = CATALOGUE.get(family.name.removeprefix(PREFIX))
@@ -46,7 +46,7 @@ def foreign(text: str) -> list[str]:
 
 
 def names(text: str) -> set[str]:
-    """The catalogue's names of the metrics that have samples."""
+    """Return the catalogue names of the metrics that have samples."""
     return {family.name.removeprefix(PREFIX) for family in families(text) if family.samples}
 
 

@@ -1,6 +1,6 @@
-"""Independent NumPy oracles, in float64, of the rules for extreme batches: NLCG and the Neumann optimizer.
+"""Independent float64 NumPy oracles of the optimizers for extreme batches: NLCG and Neumann.
 
-Both see gradients that depend on the weights: of a bowl with a different curvature along every weight, with noise.
+Their gradients depend on the weights: a noisy quadratic bowl with a different curvature for every weight.
 """
 
 from typing import Any
@@ -10,20 +10,20 @@ import numpy as np
 from tests.support.updates import SHAPES, STEPS, Arrays, Values, gradients, norm, rate, start
 
 NORMS = frozenset({"gamma"})
-"""What counts as batch norm's."""
+"""Parameters that count as batch norm's."""
 CURVATURES = {
     name: np.random.default_rng(7).uniform(0.3, 2.0, shape).astype(np.float32) for name, shape in SHAPES.items()
 }
 
 
 def bowl(weights: Arrays, step: int) -> Values:
-    """The gradient at these weights."""
+    """Return the gradient at these weights."""
     noise = gradients(step)
     return {name: CURVATURES[name] * w + 0.1 * noise[name] for name, w in weights.items()}
 
 
 def loss(step: int) -> float:
-    """A loss that falls and rises, by little and by much."""
+    """Return a loss that falls and rises by small and large amounts."""
     return float(2.0 * np.exp(0.4 * np.sin(0.35 * step) - 0.01 * step))
 
 
@@ -42,7 +42,7 @@ def decayed(weights: Values, step: int, decay: float, decays: dict[str, bool]) -
 
 
 def table_row(ratio: float, tolerance: float, growth: float) -> tuple[float, float]:
-    """Factor of the base rate and share of the direction to remove, from the published table, row by row."""
+    """Return the factor of the base rate and the fraction of the direction to remove, by the published table."""
     if ratio > 1 + 0.15 * tolerance:
         return 0.5, 0.9
     if ratio > 1 + 0.125 * tolerance:
@@ -72,7 +72,7 @@ def nlcg_oracle(
     restart: int = 0,
     forget: int = 0,
 ) -> tuple[Values, float]:
-    """The weights after all steps, and the base rate."""
+    """Return the weights after all steps, and the base rate."""
     eps = 1e-8
     w = together(start())
     h = np.ones_like(w)
@@ -128,7 +128,7 @@ def nlcg_oracle(
 def neumann_oracle(
     decay: float, decays: dict[str, bool], section: Any, sgd_updates: int, period: int, per_epoch: float
 ) -> tuple[Values, Values]:
-    """The stored weights after all steps, and the point reached."""
+    """Return the stored weights after all steps, and the point reached."""
     w = together(start())
     v, m = w.copy(), np.zeros_like(w)
     mu, next_reset, since = 0.0, 1, 0

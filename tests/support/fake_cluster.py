@@ -1,7 +1,7 @@
-"""A small Kubernetes API server in this process, behind a real socket: objects, watches, logs, and faults on request.
+"""Small Kubernetes API server in this process, on a real socket: objects, watches, logs, and injected faults.
 
-It knows no controllers: tests play the operator by changing objects. What it answers (status codes, reasons, Status
-objects, the shape of watch events) is what a kube-apiserver 1.35 answers.
+It has no controllers: tests act as the operator by changing objects. Its responses (status codes, reasons, Status
+objects, the shape of watch events) are those of a kube-apiserver 1.35.
 """
 
 import socket
@@ -19,7 +19,7 @@ from tests.support.fake_state import State
 
 
 class FakeCluster(State):
-    """Start it with `running()`. Everything public may be changed while it runs."""
+    """Fake API server, started by `running()`. All public attributes may be changed while it runs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,14 +61,14 @@ class FakeCluster(State):
                 super().process_request(request, address)
 
             def handle_error(self, request: Any, address: Any) -> None:
-                pass  # broken connections are part of the play
+                pass  # broken connections are expected
 
         self._server = Server(("127.0.0.1", self._port), type("Bound", (Handler,), {"cluster": self}))
         self._port = self._server.server_address[1]
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
 
     def down(self) -> None:
-        """As when the machine of the API server is cut off: nobody listens, open connections break."""
+        """Simulate an unreachable API server: no process listens, open connections break."""
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()
@@ -76,7 +76,7 @@ class FakeCluster(State):
         self.cut()
 
     def cut(self) -> None:
-        """Breaks every open connection."""
+        """Break every open connection."""
         for connection in list(self._connections):
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)

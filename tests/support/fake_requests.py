@@ -1,4 +1,4 @@
-"""How that API server answers: discovery, permissions, objects, watches, logs, as kube-apiserver 1.35 does."""
+"""Request handling of the fake API server: discovery, permissions, objects, watches and logs of kube-apiserver 1.35."""
 
 import json
 import re
@@ -15,7 +15,7 @@ _PATH = re.compile(
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One connection to the state of `cluster`, which a subclass sets."""
+    """Handler of one connection to the state of `cluster`, which a subclass sets."""
 
     cluster: State
     protocol_version = "HTTP/1.1"
@@ -75,7 +75,7 @@ class Handler(BaseHTTPRequestHandler):
         return False
 
     def _pass_on(self, plural: str, target: str) -> None:
-        """To a pod, where the test has one answer; no service does here."""
+        """Proxy a request to a pod for which the test has an answer; services are not supported."""
         if ("get", f"{plural}/proxy") in self.cluster.denied:
             self._refuse(Answer(403, "Forbidden", f'cannot get resource "{plural}/proxy"'))
         elif target in self.cluster.served:

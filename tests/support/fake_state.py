@@ -1,4 +1,4 @@
-"""What a small Kubernetes API server in this process holds: objects and their changes, logs, and faults on request."""
+"""State of the fake Kubernetes API server: objects and their changes, logs, and injected faults."""
 
 import copy
 import re
@@ -32,7 +32,7 @@ CLUSTER_WIDE = {"namespaces", "nodes", "storageclasses", "customresourcedefiniti
 
 @dataclass
 class Answer:
-    """A refusal: HTTP status, the API's reason and message, and headers."""
+    """Error response: HTTP status, the API's reason and message, and headers."""
 
     status: int
     reason: str = ""
@@ -40,10 +40,10 @@ class Answer:
     details: Object = field(default_factory=dict)
     headers: dict[str, str] = field(default_factory=dict)
     half: bool = False
-    """The connection breaks in the middle of the body."""
+    """True if the connection breaks in the middle of the body."""
 
     def told(self) -> Object:
-        """The Status object in its body."""
+        """Status object in the body."""
         return {
             "kind": "Status",
             "apiVersion": "v1",
@@ -57,7 +57,7 @@ class Answer:
 
 @dataclass
 class Seen:
-    """One request as it came."""
+    """One received request."""
 
     method: str
     path: str
@@ -67,29 +67,29 @@ class Seen:
 
 @dataclass
 class Log:
-    """Output of one start of a container: (stamp, text); open while it runs."""
+    """Output of one start of a container, as (stamp, text); open while it runs."""
 
     lines: list[tuple[str, str]] = field(default_factory=list)
     open: bool = True
 
 
 class State:
-    """Objects by plural, namespace and name; whoever changes one wakes those who watch."""
+    """Objects by plural, namespace and name; every change wakes the watches."""
 
     def __init__(self) -> None:
         self.kinds = {version: set(plurals.split()) for version, plurals in {**BUILT_IN, **OPERATORS}.items()}
         self.tokens = {"good"}
         self.denied: set[tuple[str, str]] = set()
-        """(verb, plural) that RBAC refuses."""
+        """(verb, plural) pairs that RBAC denies."""
         self.admission: list[Callable[[str, Object], Answer | None]] = []
-        """Webhooks: (plural, object) -> a refusal or None."""
+        """Webhooks: (plural, object) -> an error response or None."""
         self.faults: list[Callable[[Seen], Answer | None]] = []
-        """Asked before each request; a fault that answers is used up."""
+        """Faults, called before each request; a fault that responds is removed."""
         self.seen: list[Seen] = []
         self.served: dict[str, str] = {}
-        """By `pod:port`: what the pod answers to whatever is asked of it through the API server."""
+        """Responses of pods to proxied requests, by `pod:port`."""
         self.logs: dict[str, list[Log]] = {}
-        """By pod: the logs of its container, one a start, the newest last."""
+        """Logs of each pod's container, one per start, the newest last."""
         self.changed = threading.Condition()
         self._objects: dict[tuple[str, str, str], Object] = {}
         self._history: list[tuple[int, str, str, Object]] = []
@@ -99,7 +99,7 @@ class State:
             self.put("namespaces", {"metadata": {"name": name}, "status": {"phase": "Active"}})
 
     def put(self, plural: str, thing: Object, namespace: str = "train") -> Object:
-        """Creates or replaces an object, as a controller would."""
+        """Create or replace an object, as a controller would."""
         with self.changed:
             key = (plural, "" if plural in CLUSTER_WIDE else namespace, thing["metadata"]["name"])
             before = self._objects.get(key)
@@ -123,7 +123,7 @@ class State:
             return [copy.deepcopy(thing) for key, thing in self._objects.items() if key[0] == plural]
 
     def remove(self, plural: str, name: str, namespace: str = "train") -> None:
-        """Deletes an object and what it owns."""
+        """Delete an object and the objects that it owns."""
         with self.changed:
             gone = self._objects.pop((plural, "" if plural in CLUSTER_WIDE else namespace, name))
             self._record("DELETED", plural, gone)
@@ -137,21 +137,21 @@ class State:
             self.remove(key[0], key[2], key[1])
 
     def forget_history(self) -> None:
-        """As etcd's compaction: watches from older versions are answered with 410."""
+        """Simulate etcd's compaction: watches from older versions get status 410."""
         with self.changed:
             self._version += 10
             self._oldest = self._version
             self._history.clear()
 
     def say(self, pod: str, text: str, stamp: str | None = None) -> None:
-        """A line of the newest start of a pod's container."""
+        """Add a log line to the newest start of a pod's container."""
         with self.changed:
             logs = self.logs.setdefault(pod, [Log()])
             logs[-1].lines.append((stamp or now(precise=True), text))
             self.changed.notify_all()
 
     def restart(self, pod: str) -> None:
-        """The container ended and a new one begins."""
+        """End the container's log and begin that of a new one."""
         with self.changed:
             logs = self.logs.setdefault(pod, [Log()])
             logs[-1].open = False
@@ -159,7 +159,7 @@ class State:
             self.changed.notify_all()
 
     def hang_up(self, pod: str) -> None:
-        """The container ended."""
+        """End the container's log."""
         with self.changed:
             self.logs.setdefault(pod, [Log()])[-1].open = False
             self.changed.notify_all()
@@ -180,7 +180,7 @@ class State:
             return items, str(self._version)
 
     def changes(self, plural: str, query: dict[str, str], after: int, until: float) -> Iterator[tuple[str, Object]]:
-        """Changes as they happen; an ERROR where `after` is forgotten."""
+        """Yield changes as they happen; an ERROR event if version `after` was compacted."""
         while time.monotonic() < until:
             with self.changed:
                 if after < self._oldest:

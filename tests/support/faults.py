@@ -1,4 +1,4 @@
-"""Faults of processes: stopped, slowed down."""
+"""Process faults: stopped, slowed down."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 
 @contextmanager
 def stopped(process: int) -> Iterator[None]:
-    """A process does nothing, and does not know it."""
+    """Stop a process (SIGSTOP) inside the context."""
     os.kill(process, signal.SIGSTOP)
     try:
         yield
@@ -20,7 +20,7 @@ def stopped(process: int) -> Iterator[None]:
 
 @contextmanager
 def slowed(process: int, still: float = 0.04, going: float = 0.04) -> Iterator[None]:
-    """A process is stopped again and again: `still` seconds of each `still + going`."""
+    """Stop a process repeatedly inside the context: `still` seconds of each `still + going`."""
     over = threading.Event()
 
     def stop_and_go() -> None:

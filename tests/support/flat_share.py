@@ -1,4 +1,4 @@
-"""Update rules over a few named arrays: the share of one rank, or of several that exchange their sums in memory."""
+"""Update rules on a few named arrays: the shard of one rank, or of several ranks that exchange sums in memory."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +17,7 @@ from tests.support.updates import STEPS, Arrays, Values, gradients, momentum, ra
 
 
 class FlatArrays:
-    """Flat weights and gradients of these arrays; `share()` is what a rank that owns everything updates."""
+    """Flat weights and gradients of these arrays; `share()` is the shard of a rank that owns all of them."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class FlatArrays:
         return ParamShard(self.segments, owned or everything, self.weights, self.gradients, exchange)
 
     def shares(self, ranks: int) -> list[ParamShard]:
-        """Those of so many ranks that each step an equal part of the same weights, to be stepped `in_turns`."""
+        """Return the shards of this many ranks, equal parts of the same weights, to be stepped `in_turns`."""
         length = len(self.weights)
         bounds = [rank * length // ranks // ALIGNMENT_ELEMENTS * ALIGNMENT_ELEMENTS for rank in range(ranks)] + [length]
         ordered_sum = OrderedSum(ranks)
@@ -73,9 +73,11 @@ class FlatArrays:
     def train(
         self, optimizer: Optimizer, decay: float, *, first: int = 0, times: float = 1.0, beta: float | None = None
     ) -> Values:
-        """The weights after the steps from `first` on.
+        """Return the weights after the steps from `first` on.
 
-        times: what the rate is multiplied by. beta: constant momentum; default: one that changes.
+        Args:
+            times: factor of the learning rate.
+            beta: constant momentum; default: one that changes.
         """
         for step in range(first, STEPS):
             row = hyper(times * rate(step), beta or momentum(step), decay)
@@ -84,7 +86,7 @@ class FlatArrays:
 
 
 class OrderedSum:
-    """Adds what every rank brings, in the same order for each."""
+    """Sum over ranks, in the same order for each rank."""
 
     def __init__(self, ranks: int) -> None:
         self._brought: list[Tensor] = [torch.zeros(0)] * ranks
@@ -99,7 +101,7 @@ class OrderedSum:
 
 
 def in_turns(steps: Sequence[Callable[[], Tensor]]) -> list[Tensor]:
-    """One step of each rank; where there are several, in threads, since they wait for each other's sums."""
+    """Step every rank; several ranks step in threads, because they wait for each other's sums."""
     if len(steps) == 1:
         return [steps[0]()]
     with ThreadPoolExecutor(len(steps)) as pool:
@@ -107,7 +109,7 @@ def in_turns(steps: Sequence[Callable[[], Tensor]]) -> list[Tensor]:
 
 
 def strides_of(array: np.ndarray[Any, Any]) -> tuple[int, ...]:
-    """In elements, of the array laid out row by row."""
+    """Return the row-major strides of an array, elements."""
     return tuple(int(np.prod(array.shape[dim + 1 :])) for dim in range(array.ndim))
 
 

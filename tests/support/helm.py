@@ -14,7 +14,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "podscale"
 PROFILES = sorted((CHART / "ci").glob("*.yaml"))
-KUBERNETES = "1.33.0"  # Helm built from its module alone takes itself for 1.20
+KUBERNETES = "1.33.0"  # Helm built from its module alone reports Kubernetes 1.20
 
 KUEUE = "kueue.x-k8s.io/v1beta2"
 OPERATOR = "monitoring.coreos.com/v1"
@@ -34,16 +34,16 @@ EVERYTHING: dict[str, Any] = {
     "metrics": {"tls": {"secret": "metrics-tls", "clientSecret": "prometheus-tls"}, "tokenSecret": "metrics-token"},
     "images": {"pullSecrets": ["registry"], "registry": "registry.example/podscale"},
 }
-"""Values that make the chart create all it can (beside the bucket, which excludes the claim)."""
+"""Values with which the chart creates all its objects (except the bucket, which excludes the claim)."""
 
 
 def cached_programs() -> Path:
-    """Where `make cluster-up` keeps the programs that it builds."""
+    """Return the folder of the programs that `make cluster-up` builds."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "podscale-cluster" / "bin"
 
 
 def program() -> str:
-    """Helm from the PATH or from the cluster's cache; skips the test where there is none."""
+    """Return Helm from the PATH or from the cluster's cache; skip the test if there is none."""
     helm = shutil.which("helm") or shutil.which("helm", path=str(cached_programs()))
     if helm is None:
         pytest.skip("helm is neither on the PATH nor in the cluster's cache; `make cluster-up` builds it")
@@ -51,7 +51,7 @@ def program() -> str:
 
 
 def run(*arguments: str | Path, values: Mapping[str, Any] | None = None) -> subprocess.CompletedProcess[str]:
-    """One helm command with these values, after any `-f` among the arguments."""
+    """Run a helm command with these values, after any `-f` among the arguments."""
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         yaml.safe_dump(dict(values or {}), file)
         file.flush()
@@ -67,7 +67,7 @@ def template(
     release: str = "podscale",
     namespace: str = "podscale",
 ) -> list[dict[str, Any]]:
-    """The objects that an install would create, hooks and tests included."""
+    """Return the objects that an install would create, including hooks and tests."""
     done = run(
         *("template", release, CHART, "--namespace", namespace, "--kube-version", KUBERNETES),
         *(f"--api-versions={api}" for api in apis),
@@ -79,7 +79,7 @@ def template(
 
 
 def refused(values: Mapping[str, Any], *, apis: Sequence[str] = ()) -> str:
-    """The message with which Helm refuses these values."""
+    """Return Helm's error message for these values."""
     done = run(
         *("template", "podscale", CHART, "--kube-version", KUBERNETES, *(f"--api-versions={api}" for api in apis)),
         values=values,
@@ -93,20 +93,20 @@ def kinds(objects: Sequence[Mapping[str, Any]], kind: str) -> list[dict[str, Any
 
 
 def monitor(objects: Sequence[Mapping[str, Any]], kind: str, name: str = "podscale") -> dict[str, Any]:
-    """The PodMonitor or PodMonitoring of the pods of jobs; `podscale-pipelines`: of tasks of pipelines."""
+    """Return the PodMonitor or PodMonitoring of jobs' pods; `podscale-pipelines` is that of pipelines' tasks."""
     (monitor_object,) = [item for item in kinds(objects, kind) if item["metadata"]["name"] == name]
     return monitor_object
 
 
 def pod_specs(objects: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The specs of all pods that the objects start."""
+    """Return the specs of all pods that the objects start."""
     return [item["spec"] for item in kinds(objects, "Pod")] + [
         item["spec"]["template"]["spec"] for item in kinds(objects, "Job")
     ]
 
 
 def defaults(objects: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The partial run document of podscale-defaults."""
+    """Return the partial run document of podscale-defaults."""
     (configmap,) = [item for item in kinds(objects, "ConfigMap") if item["metadata"]["name"] == "podscale-defaults"]
     document: dict[str, Any] = yaml.safe_load(configmap["data"]["defaults.yaml"])
     return document

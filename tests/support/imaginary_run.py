@@ -1,7 +1,7 @@
-"""Samples of every series there is, as one run would leave them: for Prometheus, without a run.
+"""Synthetic samples of every series of one run, for a Prometheus without a run.
 
-Twenty minutes of two ranks: one is slow for a while, a rank is killed and the run resumes, nothing moves. Series of
-others (GPUs, TPUs, Kubernetes, Kueue) are there too.
+Twenty minutes of two ranks: one is slow for a while, a rank is killed and the run resumes, the run stalls. Third-party
+series (GPUs, TPUs, Kubernetes, Kueue) are included.
 """
 
 import math
@@ -34,7 +34,7 @@ class History:
         series.append((at, value))
 
     def text(self, begin: float) -> str:
-        """OpenMetrics, with times that begin at `begin`."""
+        """Return OpenMetrics text with times from `begin` on."""
         return "\n".join([*self._lines(begin), "# EOF", ""])
 
     def _lines(self, begin: float) -> Iterator[str]:
@@ -47,7 +47,7 @@ class History:
 
 
 def history() -> History:
-    """The whole run."""
+    """Return the samples of the whole run."""
     samples = History()
     step = 0
     while (at := step * EVERY) <= LENGTH:
@@ -77,13 +77,13 @@ def _labels(entry: MetricSpec) -> Iterator[dict[str, str]]:
 
 
 def _cause(at: float) -> str:
-    """Of the launch that is alive."""
+    """Return the cause of the current launch."""
     return "lost_rank" if at >= BACK else FIRST_LAUNCH
 
 
 def _podscale(series_history: History, entry: MetricSpec, labels: dict[str, str], at: float) -> None:
-    active_seconds = at - BACK if at >= BACK else at  # counters of processes begin anew
-    active_seconds -= min(max(at - STALLED, 0.0), WELL - STALLED)  # and stand still while nothing moves
+    active_seconds = at - BACK if at >= BACK else at  # counters of processes restart at 0
+    active_seconds -= min(max(at - STALLED, 0.0), WELL - STALLED)  # and are constant while the run stalls
     family = entry.series.removesuffix("_total")
     if entry.kind == "histogram":
         steps = 5 * active_seconds
@@ -103,7 +103,7 @@ def _podscale(series_history: History, entry: MetricSpec, labels: dict[str, str]
 
 
 def _value(name: str, labels: dict[str, str], at: float, active_seconds: float) -> float:
-    """What a gauge shows, or a counter has come to."""
+    """Return the value of a gauge or counter."""
     if name == "train_busy_seconds":
         return 0.7 * active_seconds + (
             0.35 * min(max(at - 200, 0), 200) if labels["rank"] == "1" and at < KILLED else 0

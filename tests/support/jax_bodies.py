@@ -1,4 +1,4 @@
-"""What ranks of a JAX world do in tests."""
+"""Test bodies of the ranks of a JAX world."""
 
 import hashlib
 import os
@@ -24,11 +24,11 @@ from podscale.training.step_timer import untimed
 DIES_AT = 3
 STEPS = 1000
 READ = 9
-"""Steps that `reads` reads for."""
+"""Number of steps of which `reads` reads the input."""
 
 
 def describe_world(world: World, progress_tracker: ProgressTracker) -> dict[str, Any]:
-    """Who everybody is, by every way of asking."""
+    """Return the rank and world as reported by each source."""
     world.barrier("the first barrier")
     broadcast = world.broadcast({"seed": 7} if world.is_rank0 else None)
     return {
@@ -46,7 +46,7 @@ def describe_world(world: World, progress_tracker: ProgressTracker) -> dict[str,
 
 
 class Program:
-    """Takes its time to be compiled, and knows when it was, and when it began."""
+    """Program that is slow to compile and records when it was compiled and when it began."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -65,7 +65,7 @@ class Program:
 
 
 def _begin(world: World) -> bool:
-    """Whether no process began a program before the last one had compiled it, once; process 0 is the fastest."""
+    """Check that no process began a program before the last process had compiled it; process 0 is the fastest."""
     program = Program(0.4 * world.rank)
     call = synchronize_first_call(program, world, "a program")
     call(1.0)
@@ -77,8 +77,10 @@ def _begin(world: World) -> bool:
 
 
 def keeps(world: World, progress_tracker: ProgressTracker) -> dict[str, Any]:
-    """How often this process found a program that was kept, and what it computes; the last one keeps its own
-    elsewhere, as on a machine of another kind."""
+    """Return the cache hits of this process and the program's result.
+
+    The last process has another cache folder, as on a machine of another kind.
+    """
     from jax._src import monitoring
 
     hits: list[str] = []
@@ -96,7 +98,7 @@ def keeps(world: World, progress_tracker: ProgressTracker) -> dict[str, Any]:
 
 
 def reads(world: World, progress_tracker: ProgressTracker) -> dict[str, Any]:
-    """They meet, and read for a training: sample ids, digests of what each device is given, shards that were opened."""
+    """Join, then read training input: return sample ids, digests of each device's data, and the opened shards."""
     described = describe_world(world, progress_tracker)
     config = RunConfig.model_validate_json(os.environ["PODSCALE_CONFIG"])
     split = ShardSet.open(os.environ["PODSCALE_SHARD_SET"]).split("train")
@@ -113,13 +115,13 @@ def reads(world: World, progress_tracker: ProgressTracker) -> dict[str, Any]:
 
 
 def loses(world: World, progress_tracker: ProgressTracker) -> None:
-    """Steps with one collective each, in one of which PODSCALE_TEST_VICTIM is hit by PODSCALE_TEST_SIGNAL."""
+    """Execute steps with one collective each; in one of them, PODSCALE_TEST_VICTIM gets PODSCALE_TEST_SIGNAL."""
     victim, number = int(os.environ["PODSCALE_TEST_VICTIM"]), int(os.environ["PODSCALE_TEST_SIGNAL"])
     directory, add = Path(os.environ["PODSCALE_RANK_DIR"]), _sum(world)
     for step in range(STEPS):
         progress_tracker.enter_phase("forward_backward")
         if step == DIES_AT and world.rank == victim:
-            time.sleep(0.5)  # the others are waiting by now
+            time.sleep(0.5)  # the others already wait
             (directory / "hit").write_text(str(os.getpid()))
             os.kill(os.getpid(), number)
         add(1.0).block_until_ready()
@@ -127,7 +129,7 @@ def loses(world: World, progress_tracker: ProgressTracker) -> None:
 
 
 def stays_away(world: World, progress_tracker: ProgressTracker) -> None:
-    """One process does not come to a barrier, before which all were together."""
+    """Let one process miss a barrier after all have joined."""
     world.barrier("the first barrier")
     if world.rank == 1:
         time.sleep(world.timeout_seconds + 8)
@@ -136,7 +138,7 @@ def stays_away(world: World, progress_tracker: ProgressTracker) -> None:
 
 
 def _sum(world: World) -> Any:
-    """A function that adds one number of every device: a collective over all processes."""
+    """Return a function that adds one number of every device: a collective over all processes."""
     mesh = Mesh(np.array(world.devices), ("ranks",))
     split, replicated = NamedSharding(mesh, PartitionSpec("ranks")), NamedSharding(mesh, PartitionSpec())
     add = jax.jit(jnp.sum, out_shardings=replicated)

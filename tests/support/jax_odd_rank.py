@@ -1,4 +1,4 @@
-"""The rank entry of the JAX engine, of which one does otherwise: PODSCALE_TEST_ODD says which, PODSCALE_TEST_DO how."""
+"""Rank entry of the JAX engine, in which rank PODSCALE_TEST_ODD deviates as PODSCALE_TEST_DO says."""
 
 import os
 import sys
@@ -20,12 +20,12 @@ def main() -> None:
                 odd = Path(os.environ["PODSCALE_RANK_DIR"]) / "odd"
                 (odd / "jaxlib-0.4.2.dist-info").mkdir(parents=True)
                 (odd / "jaxlib-0.4.2.dist-info" / "METADATA").write_text("Name: jaxlib\nVersion: 0.4.2\n")
-                sys.path.insert(0, str(odd))  # what is found first is what is installed
+                sys.path.insert(0, str(odd))  # use the installed package
             case "no shard set":
                 os.environ["PODSCALE_SHARD_SET"] = "/nowhere"
             case "never comes":
                 time.sleep(600)
-                sys.exit("the test should have ended before")
+                sys.exit("the test should have ended earlier")
     worker.main()
 
 

@@ -1,4 +1,4 @@
-"""A rank of a JAX world for tests: runs PODSCALE_TEST_BODY (module:function) as `podscale.jax.worker` runs a stage.
+"""Rank of a JAX world for tests: runs PODSCALE_TEST_BODY (module:function) as `podscale.jax.worker` runs a stage.
 
 Run by `launch.worker_main`. The body receives the world and the progress tracker; its result is written as JSON to
 answer-<rank>.json in the rank directory.

@@ -1,8 +1,8 @@
-"""A KFP backend in this process: the part of its v2beta1 HTTP API that uploads, runs and schedules.
+"""KFP backend in this process: the part of its v2beta1 HTTP API that uploads, runs and schedules.
 
-KFP's server was not at hand, so this stands in for it. Paths, fields and refusals follow the server's source at 2.17
-(backend/src/apiserver: server, template/v2_template.go) and kfp's own generated client, which is what talks to it in
-the tests. It keeps what it is given and parses packages as strictly as the server does.
+It replaces KFP's server, which was not available. Paths, fields and errors follow the server's source at 2.17
+(backend/src/apiserver: server, template/v2_template.go) and kfp's own generated client, which the tests use. It stores
+what it receives and parses packages as strictly as the server.
 """
 
 import json
@@ -19,8 +19,6 @@ from urllib.parse import parse_qs, urlsplit
 
 import yaml
 from google.protobuf import json_format
-from kfp.kubernetes import kubernetes_executor_config_pb2 as executor_config
-from kfp.pipeline_spec import pipeline_spec_pb2
 
 BASE = "/apis/v2beta1"
 Answer = tuple[int, dict[str, Any]]
@@ -28,7 +26,7 @@ Answer = tuple[int, dict[str, Any]]
 
 @dataclass
 class Store:
-    """What the backend holds, by id, and how it behaves."""
+    """Content of the backend by id, and its behaviour."""
 
     pipelines: dict[str, dict[str, Any]] = field(default_factory=dict)
     versions: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -36,21 +34,21 @@ class Store:
     runs: dict[str, dict[str, Any]] = field(default_factory=dict)
     recurringruns: dict[str, dict[str, Any]] = field(default_factory=dict)
     packages: list[list[dict[str, Any]]] = field(default_factory=list)
-    """YAML documents of the packages that were accepted."""
+    """YAML documents of the accepted packages."""
     multi_user: bool = False
     token: str = ""
-    """Where set, every request must carry it."""
+    """Token that every request must have, if set."""
     refuse: int = 0
-    """Where set, the status of every answer but health."""
+    """Status of every response except health, if set."""
     failures: int = 0
-    """So many of the next answers are 503."""
+    """Number of next responses that are 503."""
     script: list[tuple[str, dict[str, str]]] = field(default_factory=list)
-    """State of a run and of its tasks at each look; the last stays."""
+    """States of a run and its tasks at each poll; the last one remains."""
     requests: list[tuple[str, str]] = field(default_factory=list)
 
 
 class Refusal(Exception):
-    """An answer that is no success, as grpc-gateway words it."""
+    """Error response in the form of grpc-gateway."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -58,7 +56,7 @@ class Refusal(Exception):
 
 
 class KfpApi:
-    """A backend at `url` until closed."""
+    """Backend at `url` until it is closed."""
 
     def __init__(self) -> None:
         self.store = Store()
@@ -100,7 +98,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer("DELETE")
 
     def log_message(self, *_: Any) -> None:
-        """Not on the test's output."""
+        """Suppress the request log."""
 
     def _answer(self, method: str) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -192,7 +190,10 @@ def _upload(store: Store, query: dict[str, str], package: bytes) -> Answer:
 
 
 def check_package(text: str) -> list[dict[str, Any]]:
-    """The documents of a package; raises Refusal for what the server would not take."""
+    """Return the documents of a package. Raises Refusal if the server would reject it."""
+    from kfp.kubernetes import kubernetes_executor_config_pb2 as executor_config  # here: kfp takes a second to load
+    from kfp.pipeline_spec import pipeline_spec_pb2
+
     documents = list(yaml.safe_load_all(text))
     try:
         spec = json_format.ParseDict(documents[0], pipeline_spec_pb2.PipelineSpec())
@@ -236,7 +237,7 @@ def _keep(shelf: dict[str, dict[str, Any]], key: str, content: dict[str, Any]) -
 
 
 def _listed(shelf: dict[str, dict[str, Any]], name: str, query: dict[str, str]) -> Answer:
-    """Those that the filter and the namespace select, the newest first; no list where there are none."""
+    """Return the objects that filter and namespace select, the newest first; no list if there are none."""
     predicates = json.loads(query.get("filter") or "{}").get("predicates", [])
     names = [predicate["stringValue"] for predicate in predicates if predicate["key"] == "display_name"]
     items = [
@@ -249,7 +250,7 @@ def _listed(shelf: dict[str, dict[str, Any]], name: str, query: dict[str, str]) 
 
 
 def _uploaded_file(body: bytes, headers: Any) -> bytes:
-    """The `uploadfile` of a multipart form."""
+    """Return the `uploadfile` of a multipart form."""
     form = BytesParser(policy=HTTP).parsebytes(
         b"Content-Type: " + headers["Content-Type"].encode() + b"\r\n\r\n" + body
     )

@@ -1,4 +1,4 @@
-"""What loaders hand over of a shard set, and images of every kind that they decode."""
+"""Helpers for loader tests: batches of a shard set, and images of every kind that loaders decode."""
 
 import io
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ def document(loader: str = "torchvision", batch: int = 8, size: int = 32, **sect
 
 @contextmanager
 def open_loader(config: RunConfig, split: Split, *, ranks: range = range(1), world: int = 1) -> Iterator[Loader]:
-    """A training loader of these ranks, closed twice."""
+    """Yield a training loader of these ranks; it is closed twice."""
     loader = build_loader(
         config,
         split,
@@ -57,7 +57,7 @@ def train(
 
 
 def evaluate(config: RunConfig, directory: Path, *, world: int = 1, held: int = 1) -> list[Any]:
-    """Of all processes, each of which holds so many ranks."""
+    """Return the evaluation batches of all processes, each with this many ranks."""
     split = ShardSet.open(directory).split("validation")
     batches: list[Any] = []
     for first in range(0, world, held):
@@ -69,7 +69,7 @@ def evaluate(config: RunConfig, directory: Path, *, world: int = 1, held: int = 
 
 
 def by_key(batches: list[Any]) -> dict[tuple[int, int], np.ndarray]:
-    """(key, how often it came before in these batches) -> image."""
+    """Map (key, number of its earlier occurrences in these batches) to the image."""
     images: dict[tuple[int, int], np.ndarray] = {}
     for batch in batches:
         for key, weight, image in zip(batch.keys.tolist(), batch.weights, batch.images, strict=True):

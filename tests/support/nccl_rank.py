@@ -1,7 +1,7 @@
-"""One rank of a world on a single GPU: `python -m tests.support.nccl_rank <result file>` with torchrun's variables.
+"""Rank of a world on a single GPU: `python -m tests.support.nccl_rank <result file>` with torchrun's variables.
 
-Exits with REFUSED and NCCL's own words where NCCL does not form such a world. Else writes {name: (mean, again)} for the
-whole family; lengths and contributions are those of `contribution`.
+Exits with REFUSED and NCCL's error if NCCL does not form such a world. Otherwise it writes {name: (mean, again)} for
+the whole family; lengths and contributions are those of `contribution`.
 """
 
 import copy
@@ -44,7 +44,7 @@ def sections(size: int) -> Iterator[dict[str, Any]]:
 
 
 def family(world: World) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
-    """Every algorithm at every length, twice; the halves where there are some."""
+    """Reduce with every algorithm at every length, twice, also in halves if the algorithm has them."""
     for section in sections(world.size):
         all_reduce = build_all_reduce(AllReduceSection(**section), world)
         for length in LENGTHS:
@@ -65,7 +65,7 @@ def network(world: World) -> nn.Module:
 
 
 def training(world: World) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
-    """Gradients by our reducer, with and without overlap, and by the hook, twice."""
+    """Reduce gradients with our reducer, with and without overlap, and with the hook, twice."""
     inputs = contribution(world.rank, 640).view(10, 64).to(world.device)
     for name in ("flat", "ring", "tree", "hierarchical", "torus2d"):
         section = AllReduceSection(algorithm=name, row=None if name in ("flat", "ring", "tree") else 2)
@@ -92,7 +92,7 @@ def by_hook(world: World, inputs: Tensor, name: str) -> Tensor:
 
 
 class Averaging:
-    """In the place of a step: the mean of the images over all ranks."""
+    """Replacement of a step: the mean of the images over all ranks."""
 
     def __init__(self, all_reduce: AllReduce) -> None:
         self._all_reduce = all_reduce
@@ -106,7 +106,7 @@ class Averaging:
 
 
 def graphs(world: World) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
-    """Messages recorded once and replayed, and what they must bring; the world can be left once graphs are closed."""
+    """Record messages once and replay them; return their results. The world can exit after the graphs are closed."""
     steps, offset = range(8), (world.size - 1) / 2
     for name in ("flat", "ring", "torus2d"):
         section = AllReduceSection(algorithm=name, row=2 if name == "torus2d" else None)
@@ -132,7 +132,7 @@ def main() -> None:
     for table in (
         comm_queue.SLICE_ELEMENTS,
         collectives.SEGMENT_ELEMENTS,
-    ):  # several of each in a bucket, so that all axes are at work
+    ):  # several of each in a bucket, so that all axes are used
         table.update(dict.fromkeys(table, 16_384))
     torch.save(dict(family(world)) | dict(training(world)) | dict(graphs(world)), Path(sys.argv[1]))
     dist.barrier()

@@ -1,7 +1,7 @@
-"""Who may reach whom under a set of NetworkPolicies, computed as Kubernetes defines it.
+"""Allowed connections under a set of NetworkPolicies, computed by Kubernetes' definition.
 
-A pod that no policy selects for a direction is open in it; otherwise what any of those policies allows is allowed. A
-connection needs both ends. (Kubernetes: concepts/services-networking/network-policies.)
+A pod that no policy selects for a direction is open in it. Otherwise a connection is allowed if any of those policies
+allows it. Both ends must allow the connection. (Kubernetes: concepts/services-networking/network-policies.)
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,7 +15,7 @@ Policy = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Pod:
-    """A pod; `namespace` is also its namespace's label kubernetes.io/metadata.name."""
+    """Pod; `namespace` is also its namespace's label kubernetes.io/metadata.name."""
 
     name: str
     namespace: str = "podscale"
@@ -29,7 +29,7 @@ class Pod:
 
 @dataclass(frozen=True)
 class Outside:
-    """An address that is no pod."""
+    """Address outside of pods."""
 
     name: str
     ip: str
@@ -39,7 +39,7 @@ End = Pod | Outside
 
 
 def reaches(policies: Iterable[Policy], source: End, target: End, port: int, protocol: str = "TCP") -> bool:
-    """Whether `source` may open a connection to this port of `target`."""
+    """Return True if `source` may open a connection to this port of `target`."""
     known = list(policies)
     out = _allowed(known, "Egress", source, target, target, port, protocol)
     return out and _allowed(known, "Ingress", target, source, target, port, protocol)
@@ -94,7 +94,7 @@ def _on_port(ports: list[Any] | None, server: End, port: int, protocol: str) -> 
 
 
 def matches(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
-    """Whether a label selector takes these labels; an empty one takes all."""
+    """Return True if a label selector selects these labels; an empty one selects all."""
     labels_match = all(labels.get(key) == value for key, value in selector.get("matchLabels", {}).items())
     return labels_match and all(_meets(term, labels) for term in selector.get("matchExpressions", []))
 

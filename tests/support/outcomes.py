@@ -1,4 +1,4 @@
-"""How a command ended, by what a program reads of it: exit code and the field that its error is about."""
+"""Checks of a command's machine-readable outcome: its exit code and the field of its error."""
 
 import re
 
@@ -12,7 +12,7 @@ def assert_error(code: int, err: str, *says: object, field: object = "", exit_co
         code: exit code of the command.
         err: its standard error.
         says: numbers, keys, paths and commands that it must contain; no sentences.
-        field: what the error must be about; "" if there is nothing to name.
+        field: field of the error; "" if it has none.
         exit_code: expected exit code.
     """
     assert code == exit_code, err

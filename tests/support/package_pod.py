@@ -1,4 +1,4 @@
-"""The pod of one task of a compiled package, as KFP's driver and launcher make it from the package.
+"""Pod of one task of a compiled package, built as KFP's driver and launcher do.
 
 Follows kubeflow/pipelines 2.17: backend/src/v2/driver (pod patch, platform settings), component/launcher_v2.go (input
 of the executor, paths of artifacts, folders) and compiler/argocompiler/security_context.go (what every user container
@@ -14,7 +14,7 @@ OUTPUT_FILE = "/tmp/kfp_outputs/output_metadata.json"
 SCRATCH = "/minio"
 BUCKET = "minio://mlpipeline/v2/artifacts"
 MARK = "== output metadata of the executor =="
-"""After this line a pod's log has what its executor wrote to OUTPUT_FILE."""
+"""Line in a pod's log after which the content of the executor's OUTPUT_FILE follows."""
 RUN = f"""set -u
 for folder in $1; do mkdir -p "$folder"; done
 shift
@@ -23,7 +23,7 @@ code=$?
 printf '\\n%s\\n' '{MARK}'
 cat {OUTPUT_FILE} 2>/dev/null
 exit $code"""
-"""What the launcher does around the user's command: folders before, the metadata after."""
+"""Script of the launcher around the user's command: creates folders before it, prints the metadata after it."""
 PARTS = (("cpu", "Cpu"), ("memory", "Memory"))
 
 Json = dict[str, Any]
@@ -31,23 +31,23 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Task:
-    """One execution of a container component: names, what it is given, and where its artifacts go."""
+    """One execution of a container component: its names, inputs and artifact paths."""
 
     name: str
     executor: Json
-    """Of the package's deploymentSpec."""
+    """Container of the package's deploymentSpec."""
     component: Json
     platform: Json
-    """kfp-kubernetes' settings of the executor."""
+    """Settings of kfp-kubernetes for the executor."""
     root: str
-    """URI under which its artifacts go."""
+    """URI prefix of its artifacts."""
     parameters: Json = field(default_factory=dict)
     artifacts: dict[str, Json] = field(default_factory=dict)
-    """Input artifacts as their producers left them, by input name."""
+    """Input artifacts as their producers wrote them, by input name."""
 
     @property
     def outputs(self) -> dict[str, Json]:
-        """The output artifacts before they are made, by name."""
+        """Output artifacts before the execution, by name."""
         declared = self.component.get("outputDefinitions", {}).get("artifacts", {})
         return {
             name: {"name": name, "type": content["artifactType"], "uri": f"{self.root}/{name}", "metadata": {}}
@@ -55,7 +55,7 @@ class Task:
         }
 
     def executor_input(self) -> Json:
-        """What `{{$}}` stands for."""
+        """Input of the executor, which replaces `{{$}}`."""
         return {
             "inputs": {"parameterValues": self.parameters, "artifacts": _lists(self.artifacts)},
             "outputs": {"artifacts": _lists(self.outputs), "outputFile": OUTPUT_FILE},
@@ -70,17 +70,17 @@ class Task:
         ]
 
     def folders(self) -> list[str]:
-        """Folders that must be there before the command starts."""
+        """Folders that must exist before the command starts."""
         return sorted({str(PurePosixPath(local_path(output["uri"])).parent) for output in self.outputs.values()})
 
 
 def local_path(uri: str) -> str:
-    """Where a pod sees an artifact."""
+    """Return the path of an artifact in a pod."""
     return f"{SCRATCH}/{uri.removeprefix('minio://')}"
 
 
 def merged(outputs: dict[str, Json], metadata: str) -> dict[str, Json]:
-    """The output artifacts with what the executor says about them."""
+    """Return the output artifacts, updated by the executor's output."""
     said = json.loads(metadata or "{}").get("artifacts", {})
     artifacts = {}
     for name, artifact in outputs.items():
@@ -94,7 +94,7 @@ def merged(outputs: dict[str, Json], metadata: str) -> dict[str, Json]:
 
 
 def pod(task: Task, name: str, *, artifacts_claim: str, service_account: str) -> Json:
-    """The pod as the API server gets it."""
+    """Return the pod as it is sent to the API server."""
     platform = task.platform
     metadata = platform.get("podMetadata", {})
     volumes, mounts = _volumes(platform)
@@ -163,7 +163,7 @@ def _add(
 
 
 def _resources(declared: Json) -> Json:
-    """The texts that kfp keeps beside its numbers, as Kubernetes has them."""
+    """Return resources as Kubernetes quantities, from the strings that kfp stores beside its numbers."""
     resources: Json = {}
     for kind, name in (("requests", "Request"), ("limits", "Limit")):
         amounts = {key: declared[f"resource{part}{name}"] for key, part in PARTS if f"resource{part}{name}" in declared}
@@ -175,12 +175,12 @@ def _resources(declared: Json) -> Json:
 
 
 def _toleration(declared: Json) -> Json:
-    """As Kubernetes has it: protobuf's long numbers travel as text."""
+    """Convert a toleration to Kubernetes' form: protobuf's JSON has 64-bit integers as strings."""
     return {key: int(value) if key == "tolerationSeconds" else value for key, value in declared.items()}
 
 
 def _security(declared: Json) -> Json:
-    """What the user may say over what KFP gives every user container."""
+    """Return the security context of KFP for user containers, with the fields that users may override."""
     said: Json = {key: int(declared[key]) for key in ("runAsUser", "runAsGroup") if key in declared}
     if "runAsNonRoot" in declared:
         said["runAsNonRoot"] = declared["runAsNonRoot"]

@@ -1,8 +1,8 @@
-"""Carries out a compiled package as KFP does, without its server: each task a pod, in their order.
+"""Runner of a compiled package without KFP's server: each task is a pod, in KFP's order.
 
-The graph is walked as KFP's drivers walk it: sub-graphs, loops, tasks after those they depend on, retries, conditions
-of upstream success, and the exit task with the state of what went before. Where pods run is a `Host`: a cluster
-(tests/cluster), or processes of this machine (tests/system/pipelines/test_package_runner.py).
+It traverses the graph as KFP's drivers do: sub-graphs, loops, tasks after those they depend on, retries, conditions of
+upstream success, and the exit task with the state of the others. A `Host` runs the pods: a cluster (tests/cluster), or
+processes on this machine (tests/system/pipelines/test_package_runner.py).
 """
 
 import re
@@ -23,26 +23,25 @@ WHATEVER = "ALL_UPSTREAM_TASKS_COMPLETED"
 
 @dataclass(frozen=True)
 class PodEnd:
-    """How a pod ended: the exit code of its container, or None where it vanished, and its log."""
+    """Exit code of a pod's container (None if the pod was deleted), and its log."""
 
     code: int | None
     log: str
 
 
 class Host(Protocol):
-    """Where pods run."""
+    """Executor of pods."""
 
     def run(self, manifest: Json) -> PodEnd:
-        """Creates the pod, waits for its end and returns it; a pod that is deleted meanwhile vanished."""
+        """Create the pod, wait for its end and return it; a pod that is deleted meanwhile has no exit code."""
 
     def kill(self, name: str) -> None:
-        """Ends a pod at once, as KFP ends those of a terminated run."""
+        """Kill a pod at once, as KFP does when a run is terminated."""
 
 
 @dataclass
 class TaskRun:
-    """What became of a task; state as KFP says it: SUCCEEDED, FAILED, SKIPPED, and RUNNING where the run was
-    terminated meanwhile."""
+    """Result of a task; its state is KFP's: SUCCEEDED, FAILED, SKIPPED, or RUNNING if the run was terminated."""
 
     state: str
     pods: list[str] = field(default_factory=list)
@@ -52,7 +51,7 @@ class TaskRun:
 
 @dataclass
 class Scope:
-    """One graph that is being carried out: its inputs, and its tasks so far."""
+    """Graph in execution: its inputs, and its tasks so far."""
 
     parameters: Json
     path: str
@@ -60,7 +59,7 @@ class Scope:
 
 
 class PackageRunner:
-    """One run of a package; `tasks` has what became of each, by name, loops with the index behind it."""
+    """One run of a package; `tasks` has the result of each task by name, with an index for loop iterations."""
 
     def __init__(
         self, package: str, host: Host, *, artifacts_claim: str, service_account: str, retry_seconds: float = 0.5
@@ -76,7 +75,7 @@ class PackageRunner:
         self.terminated = threading.Event()
 
     def run(self, parameters: Json | None = None) -> str:
-        """Carries out the pipeline and returns its state: SUCCEEDED or FAILED (a terminated run ends FAILED too)."""
+        """Run the pipeline and return its state: SUCCEEDED or FAILED (also if it was terminated)."""
         declared = self.spec["root"].get("inputDefinitions", {}).get("parameters", {})
         unknown = set(parameters or {}) - set(declared)
         assert not unknown, f"the pipeline has no parameter {unknown}"
@@ -85,15 +84,17 @@ class PackageRunner:
         return "FAILED" if self.terminated.is_set() else state
 
     def terminate(self) -> None:
-        """Ends the run as KFP's Terminate does: pods are killed at once, no further task starts, but the exit task,
-        which finds the state RUNNING."""
+        """Terminate the run as KFP does: kill all pods, and start no further task except the exit task.
+
+        The exit task gets the state RUNNING.
+        """
         self.terminated.set()
         for task in list(self.tasks.values()):
             if task.state == "RUNNING" and task.pods:
                 self._host.kill(task.pods[-1])
 
     def wait_for(self, name: str, state: str = "RUNNING", seconds: float = 300.0) -> TaskRun:
-        """The task once it is in that state with a pod."""
+        """Wait until the task is in that state with a pod, and return it."""
         deadline = time.monotonic() + seconds
         while not (name in self.tasks and self.tasks[name].state == state and self.tasks[name].pods):
             assert time.monotonic() < deadline, f"{name} is not {state}: {self.tasks}"
@@ -101,7 +102,7 @@ class PackageRunner:
         return self.tasks[name]
 
     def _graph(self, dag: Json, scope: Scope) -> str:
-        """Carries out the tasks of a graph, each after those it depends on; returns the graph's state."""
+        """Run the tasks of a graph, each after those it depends on; return the graph's state."""
         waiting = dict(dag["tasks"])
         while waiting:
             ready = [name for name, task in waiting.items() if set(task.get("dependentTasks", ())) <= set(scope.done)]
@@ -123,7 +124,7 @@ class PackageRunner:
         return self._execute(name, task, component, scope)
 
     def _loop(self, name: str, task: Json, component: Json, scope: Scope) -> TaskRun:
-        """Every iteration of a loop, so many at once as it allows."""
+        """Run every iteration of a loop, as many in parallel as it allows."""
         iterator = task["parameterIterator"]
         items = yaml.safe_load(iterator["items"]["raw"])
         parameters = self._parameters(task, component, scope)
@@ -137,7 +138,7 @@ class PackageRunner:
             return TaskRun(_state(list(pool.map(iteration, range(len(items))))))
 
     def _execute(self, name: str, task: Json, component: Json, scope: Scope) -> TaskRun:
-        """The pods of one task: as many as its retries allow, until one succeeds."""
+        """Run the pods of one task, as many as its retries allow, until one succeeds."""
         label = component["executorLabel"]
         attempts = 1 + int(task.get("retryPolicy", {}).get("maxRetryCount", 0))
         run = self._note(name, scope, TaskRun("RUNNING"))
@@ -205,7 +206,7 @@ def _value(source: Json, scope: Scope) -> Any:
         "state": scope.done[producer].state,
         "pipelineTaskName": producer,
         "pipelineJobResourceName": scope.path,
-        "error": {},  # what a real backend hands over
+        "error": {},  # as a real backend passes it
     }
 
 
@@ -215,12 +216,12 @@ def _defaults(declared: Json, values: Json) -> Json:
 
 
 def _plain(value: Any) -> Any:
-    """Whole numbers as JSON of protobuf writes them."""
+    """Convert whole floats to integers, as protobuf's JSON writes numbers."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def in_background(work: Callable[[], Any]) -> "threading.Thread":
-    """A thread that carries out `work`; join it."""
+    """Start a thread that runs `work`; the caller joins it."""
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     return thread

@@ -1,6 +1,6 @@
-"""The Pod Security Standard `restricted`, written down from its text (kubernetes.io, Pod Security Standards, v1.33).
+"""Pod Security Standard `restricted`, implemented from its text (kubernetes.io, Pod Security Standards, v1.33).
 
-It knows nothing of how Podscale makes pods: it is given a pod's spec and says what the standard forbids in it.
+It is independent of Podscale: it takes a pod's spec and returns the violations of the standard.
 """
 
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ SYSCTLS = {
 
 
 def violations(pod: dict[str, Any]) -> list[str]:
-    """What in the spec of a pod the restricted standard forbids; empty where it is admitted."""
+    """Return the violations of the restricted standard in a pod's spec; empty if it is admitted."""
     problems = [*_pod(pod)]
     for group in ("initContainers", "containers", "ephemeralContainers"):
         for container in pod.get(group, []):
@@ -60,7 +60,7 @@ def _pod(pod: dict[str, Any]) -> Iterator[str]:
 
 
 def _contexts(context: dict[str, Any]) -> Iterator[str]:
-    """What may stand in the security context of a pod as in that of a container."""
+    """Yield violations in the fields that the security contexts of pods and containers share."""
     if context.get("runAsUser") == 0:
         yield "runAsUser 0"
     if context.get("windowsOptions", {}).get("hostProcess"):

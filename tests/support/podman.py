@@ -1,15 +1,15 @@
-"""Settings with which podman works inside small virtual machines too. `python3 -m tests.support.podman` prints them."""
+"""Settings for podman in small virtual machines; `python3 -m tests.support.podman` prints them."""
 
 import resource
 import shutil
 from pathlib import Path
 
 PROCESSES = 32768
-"""podman lowers its own limit to this, and may give no container more."""
+"""Resource limit to which podman lowers its own; containers cannot have more."""
 
 
 def settings() -> str:
-    """Limits that this process may give away, and runc: it takes every layout of control groups, crun no hybrid one."""
+    """Return settings with limits of this process and runc, because crun does not support hybrid control groups."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     limit = resource.getrlimit(resource.RLIMIT_NPROC)[1]
     processes = PROCESSES if limit == resource.RLIM_INFINITY else min(PROCESSES, limit)
@@ -20,7 +20,7 @@ def settings() -> str:
 
 
 def write(folder: Path) -> Path:
-    """A file with these settings in the folder, for CONTAINERS_CONF to name."""
+    """Write the settings to a file in the folder, for CONTAINERS_CONF, and return its path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "containers.conf"
     path.write_text(settings())

@@ -1,4 +1,4 @@
-"""What a rendered job makes of pods, read from the manifest as its operator reads it."""
+"""Pods of a rendered job, read from the manifest as its operator does."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +8,7 @@ from podscale.kubernetes.render import JobManifests
 
 @dataclass(frozen=True)
 class Pods:
-    """All pods of a job are alike: how many, ranks in each (None where the pod decides), metadata and spec."""
+    """Pods of a job, all equal: their number, ranks in each (None if the pod decides), metadata and spec."""
 
     count: int
     processes: int | None
@@ -22,17 +22,17 @@ class Pods:
 
     @property
     def environment(self) -> dict[str, Any]:
-        """Values by name; of a variable from a field, the field's path."""
+        """Environment by name; the value of a variable from a field is the field's path."""
         variables = {}
         for entry in self.container["env"]:
-            assert entry["name"] not in variables, f"{entry['name']} is there twice"
+            assert entry["name"] not in variables, f"{entry['name']} is set twice"
             read = entry["value"] if "value" in entry else entry["valueFrom"]["fieldRef"]["fieldPath"]
             variables[entry["name"]] = read
         return variables
 
 
 def pods_of(manifests: JobManifests) -> Pods:
-    """The pods of the job."""
+    """Return the pods of the job."""
     job = manifests.job
     return READERS[job["kind"]](manifests)
 
@@ -58,7 +58,7 @@ def _jobset(manifests: JobManifests) -> Pods:
 
 
 def _trainjob(manifests: JobManifests) -> Pods:
-    """As Trainer does it: the runtime's template, the trainer's fields over it, then the patches."""
+    """Return the pods as Trainer creates them: the runtime's template, then the trainer's fields, then the patches."""
     job = manifests.job["spec"]
     (runtime,) = (one for one in manifests.owned_objects if one["kind"] == "TrainingRuntime")
     assert job["runtimeRef"]["name"] == runtime["metadata"]["name"]

@@ -4,13 +4,13 @@ import random
 import socket
 
 OURS = range(10_000, 32_000)
-"""Below those of outgoing connections, one of which may take a free port before its server does."""
+"""Ports below those of outgoing connections, which could take a free port before its server does."""
 
-_chance = random.Random()  # of the system's entropy: each process of pytest draws its own
+_chance = random.Random()  # seeded by the system, so that each pytest process draws other ports
 
 
 def free_port() -> int:
-    """One that nobody listens on."""
+    """Return a port on which no process listens."""
     while True:
         port = _chance.choice(OURS)
         try:

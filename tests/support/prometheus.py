@@ -1,4 +1,4 @@
-"""A real Prometheus for tests: filled with history or scraping, asked over HTTP."""
+"""Real Prometheus for tests, filled with history or scraping, queried over HTTP."""
 
 import json
 import shutil
@@ -17,7 +17,7 @@ import yaml
 
 
 def program(name: str = "prometheus") -> str:
-    """`prometheus` or `promtool` from the PATH; skips the test where it is absent."""
+    """Return `prometheus` or `promtool` from the PATH; skip the test if it is missing."""
     path = shutil.which(name)
     if path is None:
         pytest.skip(f"{name} is not on the PATH; Debian and Ubuntu have it in the package prometheus")
@@ -25,7 +25,7 @@ def program(name: str = "prometheus") -> str:
 
 
 def fill(directory: Path, openmetrics: str) -> None:
-    """Writes samples with their times into the data directory of a Prometheus that is not running."""
+    """Write samples with their times into the data directory of a Prometheus that is not running."""
     text = directory.with_suffix(".openmetrics")
     text.write_text(openmetrics, encoding="utf-8")
     command = [program("promtool"), "tsdb", "create-blocks-from", "openmetrics", str(text), str(directory)]
@@ -40,7 +40,7 @@ class Prometheus:
         self.url = url
 
     def get(self, path: str, **parameters: str | float) -> Any:
-        """`data` of an answer of the API; AssertionError with Prometheus's own words where it refuses."""
+        """Return `data` of an API response. Raises AssertionError with Prometheus' message if it is an error."""
         address = f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
         try:
             with urllib.request.urlopen(address, timeout=30) as answer:
@@ -64,7 +64,7 @@ def prometheus(
     interval: str = "1s",
     relabeling: Sequence[Mapping[str, Any]] = (),
 ) -> Iterator[Prometheus]:
-    """A server over `data` (made where it is absent) that scrapes `targets` (static_configs); ended afterwards."""
+    """Run a server on `data` (created if missing) that scrapes `targets` (static_configs), inside the context."""
     scrape = {"job_name": "podscale", "scrape_interval": interval, "static_configs": [*targets]}
     scrapes = [{**scrape, "relabel_configs": [*relabeling]}]
     config = data.with_suffix(".yaml")
@@ -87,7 +87,7 @@ def prometheus(
 
 
 def _ready(process: subprocess.Popen[bytes], log: Path) -> str:
-    """The address once the server answers."""
+    """Wait until the server answers, and return its address."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         assert process.poll() is None, log.read_text()

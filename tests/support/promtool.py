@@ -1,4 +1,4 @@
-"""The real promtool, of every version that is at hand: rules must mean the same to each."""
+"""Every available version of the real promtool; rules must give the same results in each."""
 
 import os
 import shutil
@@ -17,23 +17,23 @@ PLACES = {
     "PATH": "promtool is not on the PATH (Debian: package prometheus)",
     "another": f"no other promtool: neither {VARIABLE} names one, nor has `make cluster-up` built one",
 }
-"""Where one may be, and what is said where it is not. Debian's is of Prometheus 2, the cluster's of Prometheus 3."""
+"""Locations of promtool, with the message if it is missing. Debian has Prometheus 2, the test cluster Prometheus 3."""
 
 
 @dataclass(frozen=True)
 class Promtool:
-    """One of them, by its path."""
+    """One promtool, by its path."""
 
     program: str
 
     def check(self, kind: str, path: Path) -> None:
-        """`promtool check rules FILE` and the like."""
+        """Run `promtool check`, such as `promtool check rules FILE`."""
         self._succeed("check", kind, path)
 
     def test(self, rule_file: dict[str, Any], groups: list[dict[str, Any]], folder: Path) -> None:
-        """Carries out test groups, as the documentation of `promtool test rules` has them, on a rule file.
+        """Run test groups, in the format of `promtool test rules`, on a rule file.
 
-        Groups of rules are evaluated in their order, so that alerts see what was recorded in the same minute.
+        Groups of rules are evaluated in order, so that alerts see the values recorded in the same minute.
         """
         (folder / "rules.yaml").write_text(yaml.safe_dump(rule_file), encoding="utf-8")
         order = [group["name"] for group in rule_file["groups"]]
@@ -47,14 +47,14 @@ class Promtool:
 
 
 def find(location: str) -> str | None:
-    """The path of the one in a place."""
+    """Return the path of the promtool at a location, or None."""
     if location == "PATH":
         return shutil.which("promtool")
     return os.environ.get(VARIABLE) or shutil.which("promtool", path=str(helm.cached_programs()))
 
 
 def at(location: str) -> Promtool:
-    """The one in a place; skips the test where there is none."""
+    """Return the promtool at a location; skip the test if there is none."""
     program = find(location)
     if program is None:
         pytest.skip(PLACES[location])
@@ -62,7 +62,7 @@ def at(location: str) -> Promtool:
 
 
 def anywhere() -> Promtool:
-    """Any; skips the test where there is none."""
+    """Return any promtool; skip the test if there is none."""
     program = next(filter(None, map(find, PLACES)), None)
     if program is None:
         pytest.skip("; ".join(PLACES.values()))

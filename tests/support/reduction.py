@@ -1,6 +1,6 @@
-"""Exact result of every all-reduce, bit by bit: sums in the order that podscale.pytorch.all_reduce.plan follows.
+"""Bit-exact results of every all-reduce: sums in the order of podscale.pytorch.all_reduce.plan.
 
-Every partial sum is fp32 where it is made and in the wire's format where it travels.
+Every partial sum is computed in fp32 and sent in the wire format.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from podscale.pytorch.all_reduce.torus2d import slice_spans
 from podscale.pytorch.comm_queue import slice_count
 
 Sum = Callable[[Sequence[Tensor]], Tensor]
-"""The sum of one contribution of each position."""
+"""Return the sum of one contribution of each position."""
 
 
 def on_wire(values: Tensor, wire: torch.dtype) -> Tensor:
@@ -21,7 +21,7 @@ def on_wire(values: Tensor, wire: torch.dtype) -> Tensor:
 
 
 def chain(values: Sequence[Tensor], order: Sequence[int], wire: torch.dtype) -> Tensor:
-    """The sum that the last position of a chain holds."""
+    """Return the sum at the last position of a chain."""
     total = values[order[0]]
     for position in order[1:]:
         total = values[position] + on_wire(total, wire)
@@ -29,17 +29,17 @@ def chain(values: Sequence[Tensor], order: Sequence[int], wire: torch.dtype) -> 
 
 
 def ring_order(part: int, size: int) -> list[int]:
-    """The positions in the order in which a ring adds them to `part`."""
+    """Return the positions in the order in which a ring adds them to `part`."""
     return [(part + 1 + step) % size for step in range(size)]
 
 
 def row_order(size: int) -> list[int]:
-    """The positions in the order in which a chain that ends at position 0 adds them."""
+    """Return the positions in the order in which a chain that ends at position 0 adds them."""
     return list(range(size - 1, -1, -1))
 
 
 def ring_shards(values: Sequence[Tensor], wire: torch.dtype) -> Tensor:
-    """A ring reduce-scatter: every position's part, one after the other."""
+    """Return the result of a ring reduce-scatter: every position's part in order."""
     size = len(values)
     parts = enumerate(equal_spans(len(values[0]), size))
     return torch.cat([chain([v[a:b] for v in values], ring_order(part, size), wire) for part, (a, b) in parts])
@@ -50,7 +50,7 @@ def ring(values: Sequence[Tensor], wire: torch.dtype) -> Tensor:
 
 
 def tree(values: Sequence[Tensor], wire: torch.dtype) -> Tensor:
-    """One binary tree."""
+    """Return the sum over one binary tree."""
     size = len(values)
 
     def below(position: int) -> Tensor:
@@ -70,7 +70,7 @@ def double_tree(values: Sequence[Tensor], wire: torch.dtype) -> Tensor:
 
 
 def torus2d(values: Sequence[Tensor], row: int, wire_row: torch.dtype, column: Sum) -> Tensor:
-    """`values` by rank, rows of consecutive ranks; `column` adds along a column."""
+    """Return the torus sum of `values` by rank, with rows of consecutive ranks; `column` adds along a column."""
     result = torch.empty_like(values[0])
     rows = [values[start : start + row] for start in range(0, len(values), row)]
     for cut in slice_spans(len(result), row, slice_count(len(result), (len(rows), row), "cpu")):

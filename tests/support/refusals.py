@@ -1,4 +1,4 @@
-"""Expected errors by what a program reads of them: class, exit code, field and value."""
+"""Checks of the machine-readable parts of an error: class, exit code, field and value."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,13 +11,13 @@ from podscale.errors import ABSENT, InputError, PodscaleError
 
 @dataclass
 class Refusal:
-    """Error that a block raised, once the block is over."""
+    """Error that a block raised, available after the block."""
 
     _error: PodscaleError | None = None
 
     @property
     def error(self) -> PodscaleError:
-        assert self._error is not None, "the block is not over"
+        assert self._error is not None, "the block has not ended"
         return self._error
 
     @property

@@ -1,4 +1,4 @@
-"""Jobs for tests: a preset with a volume, rendered."""
+"""Rendered jobs for tests: a preset with a volume."""
 
 from podscale.config import RunConfig, load
 from podscale.kubernetes.job_spec import JobSpec, build_job_spec
@@ -16,7 +16,7 @@ def document(preset: str, *changes: str) -> RunConfig:
 
 
 def spec(*changes: str, preset: str = "digits", stage: StageName = "train") -> JobSpec:
-    """The job of a preset on a volume, with changed options."""
+    """Return the job spec of a preset on a volume, with changed options."""
     return build_job_spec(document(preset, *changes), stage)
 
 

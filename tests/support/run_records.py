@@ -1,4 +1,4 @@
-"""Records of metrics.jsonl, as a run writes them."""
+"""Records of metrics.jsonl in the format of a run."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from podscale.telemetry.events import EventRecord
 
 
 def launch_record(step: int, time: float = 100.0) -> EventRecord:
-    """The start of a launch; of a resumed one after step 0."""
+    """Return the record of a launch's start; a resumed launch if `step` is above 0."""
     return {"time": time, "kind": "event", "event": "resumed" if step else "start", "step": step, "total_steps": 50}
 
 

@@ -1,4 +1,4 @@
-"""Shampoo in float64 NumPy, block by block and index by index, as its equations read; nothing is shared with ours."""
+"""Independent oracle of Shampoo in float64 NumPy, block by block and index by index, as in its equations."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
@@ -20,7 +20,7 @@ class Step(NamedTuple):
 
 
 def shampoo_oracle(weights: Arrays, steps: Iterable[Step], decays: Mapping[str, bool], **options: Any) -> Values:
-    """The weights after these steps; options as those of the rule."""
+    """Return the weights after these steps; the options are those of the rule."""
     rules = {name: Parameter(w, **options) for name, w in weights.items()}
     for number, step in enumerate(steps):
         for name, rule in rules.items():
@@ -75,7 +75,7 @@ class Parameter:
         return g / (np.sqrt(self.variance) + self.graft_eps)
 
     def preconditioned_gradient(self, number: int, g: Array) -> Array:
-        """Works on (height, width, inputs, outputs); the filter of another shape is merged by hand below."""
+        """Return the preconditioned gradient of a (height, width, inputs, outputs) filter, merged by hand below."""
         order = {4: (2, 3, 1, 0), 2: (1, 0), 1: (0,)}[g.ndim]
         turned = g.transpose(order)
         tensor = np.ascontiguousarray(turned).reshape(self.merged(turned.shape))

@@ -1,4 +1,4 @@
-"""A tiny valid shard set, written with Python's own tarfile, so that tests need no packer."""
+"""Writer of a tiny valid shard set with Python's tarfile, so that tests need no packer."""
 
 import hashlib
 import io
@@ -18,7 +18,7 @@ from podscale.data.manifest import SCHEMA_VERSION, Shard, ShardSetManifest, Spli
 
 @dataclass(frozen=True)
 class Sample:
-    """One encoded image and its class; the true size is read from the bytes unless given (for broken records)."""
+    """One encoded image and its class; its size is read from the bytes unless given (for damaged records)."""
 
     image: bytes
     label: int
@@ -28,7 +28,7 @@ class Sample:
 
 
 def encode_image(pixels: np.ndarray, *, kind: str = "JPEG", **options: object) -> bytes:
-    """The file of uint8 pixels [h, w], [h, w, 3] or [h, w, 4] (RGBA for PNG, CMYK for JPEG)."""
+    """Encode uint8 pixels [h, w], [h, w, 3] or [h, w, 4] (RGBA for PNG, CMYK for JPEG)."""
     mode = "CMYK" if kind == "JPEG" and pixels.ndim == 3 and pixels.shape[2] == 4 else None
     image = Image.frombytes(mode, pixels.shape[1::-1], pixels.tobytes()) if mode else Image.fromarray(pixels)
     file = io.BytesIO()
@@ -37,7 +37,7 @@ def encode_image(pixels: np.ndarray, *, kind: str = "JPEG", **options: object) -
 
 
 def smooth_pixels(seed: int, height: int, width: int, channels: int = 3) -> np.ndarray:
-    """A random picture with structure at several scales, uint8 [height, width, channels] or [height, width]."""
+    """Return a random picture with structure at several scales, uint8 [height, width, channels] or [height, width]."""
     generator = np.random.default_rng(seed)
     small = generator.integers(0, 256, (4, 5, channels), dtype=np.uint8)
     layers = [
@@ -65,7 +65,7 @@ def write_split(directory: Path, samples: Sequence[Sample], classes: int, shards
                 sources.append(sample.source or f"image-{key}".encode())
                 member = tarfile.TarInfo(f"{key:08d}.{'png' if png else 'jpg'}")
                 member.size = len(sample.image)
-                offset = tar.offset + 512  # where the bytes of this member begin: after its header
+                offset = tar.offset + 512  # offset of this member's bytes, after its header
                 tar.addfile(member, io.BytesIO(sample.image))
                 label = tarfile.TarInfo(f"{key:08d}.cls")
                 label.size = len(str(sample.label))
@@ -97,7 +97,7 @@ def finish(
     rejects: Sequence[tuple[str, str]] = (),
     duplicates: Mapping[str, int] | None = None,
 ) -> None:
-    """Writes what makes written splits a complete set; rejects: (source, reason) of training images."""
+    """Complete a set of written splits; `rejects` are (source, reason) of training images."""
     (directory / "classes.json").write_text(json.dumps(classes))
     lines = [{"source": name, "reason": reason, "detail": "", "split": "train"} for name, reason in rejects]
     (directory / "rejects.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -110,7 +110,7 @@ def finish(
 
 
 def image_size(data: bytes) -> tuple[int, int]:
-    """(height, width) of an encoded image."""
+    """Return (height, width) of an encoded image."""
     width, height = Image.open(io.BytesIO(data)).size
     return height, width
 
@@ -122,9 +122,9 @@ def make_shard_set(
     shards: int = 2,
     classes: Sequence[str] = ("ant", "bee", "cat", "dog"),
 ) -> Path:
-    """A complete shard set of these samples by split; returns its directory. Keys count up over the splits.
+    """Write a complete shard set of these samples by split; return its directory. Keys are numbered over all splits.
 
-    Without splits: 48 training and 20 validation JPEGs of varied sizes in 4 classes.
+    The default has 48 training and 20 validation JPEGs of varied sizes in 4 classes.
     """
     if splits is None:
         splits = {split: varied_samples(count, len(classes)) for split, count in SIZES.items()}
@@ -140,7 +140,7 @@ SIZES = {"train": 48, "validation": 20}
 
 
 def varied_samples(count: int, classes: int, seed: int = 0) -> list[Sample]:
-    """JPEGs from 24 to 90 px a side, every fifth one gray."""
+    """Return JPEGs of 24 to 90 px a side, every fifth one gray."""
     generator = np.random.default_rng(seed)
     samples = []
     for i in range(count):

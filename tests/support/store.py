@@ -1,4 +1,4 @@
-"""An HTTP server with range requests that cuts, slows and corrupts its answers when told to."""
+"""HTTP server with range requests and injected faults: cut, slow and corrupt responses."""
 
 import http.server
 import threading
@@ -17,9 +17,11 @@ QUICK = ReadRetryPolicy(timeout_seconds=2.0, max_attempts=4, pause_seconds=0.01,
 
 @dataclass
 class Store:
-    """An HTTP server with range requests; `faults` says how often an answer for a path ending in a name goes wrong."""
+    """HTTP server with range requests; `faults` is the number of faulty responses by path ending."""
 
     url: str
+    timeout: float = QUICK.timeout_seconds
+    """Of the client, seconds: what a slow answer exceeds."""
     faults: dict[tuple[str, str], int] = field(default_factory=dict)
     bytes_sent: Counter[str] = field(default_factory=Counter)
     lock: Any = field(default_factory=threading.Lock)
@@ -35,10 +37,11 @@ class Store:
 
 @contextmanager
 def serve(root: Path) -> Iterator[Store]:
-    """Serves the files under a directory."""
+    """Serve the files in a directory inside the context."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True  # else every answer waits 40 ms for the delayed acknowledgement of its headers
 
         def do_GET(self) -> None:
             path = root / self.path.lstrip("/")
@@ -55,7 +58,7 @@ def serve(root: Path) -> Iterator[Store]:
                 self.send_error(503)
                 return
             if fault == "slow":
-                time.sleep(QUICK.timeout_seconds + 1)
+                time.sleep(served.timeout + 1)
             if fault == "corrupt":
                 content = content[:-1] + bytes([content[-1] ^ 1])
             self.send_response(status)

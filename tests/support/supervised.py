@@ -1,4 +1,4 @@
-"""A supervisor in a process of its own, with ranks that behave as a test says."""
+"""Supervisor in a separate process, with ranks whose behaviour the test sets."""
 
 import json
 import os
@@ -30,7 +30,7 @@ except PodscaleError as error:
 
 @dataclass
 class Run:
-    """A supervisor process and the run directory it works in."""
+    """Supervisor process and its run directory."""
 
     process: subprocess.Popen[str]
     run_directory: Path
@@ -54,7 +54,7 @@ class Run:
         self.wait_for(lambda: len(list(self.run_directory.glob("ready-*"))) == count)
 
     def members(self) -> list[int]:
-        """Every process that descends from this run, by its environment."""
+        """Return all descendants of this run, found by their environment."""
         pids = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
@@ -73,7 +73,7 @@ Launch = Callable[..., Run]
 
 @contextmanager
 def launching(tmp_path: Path) -> Iterator[Launch]:
-    """Starts supervisors that work below a folder; at the end nothing that descends from them is left."""
+    """Yield a function that starts supervisors in a folder; their descendants are killed at the end."""
     runs: list[Run] = []
 
     def start(

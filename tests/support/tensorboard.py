@@ -1,4 +1,4 @@
-"""What TensorBoard shows of a directory, by its own reader."""
+"""TensorBoard's content of a directory, by its own reader."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 
 
 def curves(directory: Path) -> dict[str, list[tuple[int, float]]]:
-    """Every scalar's points as (step, value), in their order."""
+    """Return every scalar's points as (step, value), in order."""
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     events = reader.EventAccumulator(str(directory), size_guidance={"scalars": 0})
     events.Reload()

@@ -1,4 +1,4 @@
-"""Two implementations of momentum through the same steps, for a machine with a GPU and one without."""
+"""Two implementations of momentum over the same steps, for machines with and without a GPU."""
 
 import json
 from collections.abc import Callable
@@ -32,7 +32,7 @@ def updated(
     shards: int = 1,
     compact: bool = False,
 ) -> list[Tensor]:
-    """Weights and momentum after four steps of random gradients, one of them masked; of the first of `shards`."""
+    """Return weights and momentum of the first of `shards` after four steps of random gradients, one of them masked."""
     layout = plan_buckets(SIZES, 50_000, 32 * shards)
     segments = [
         ParamSlice(str(i), start, size, decays, decays)
@@ -63,7 +63,7 @@ def updated(
 
 
 def main() -> None:
-    """Prints how far the fused kernels are from lists of operations, as JSON by case."""
+    """Print the difference between the fused kernels and lists of operations, as JSON by case."""
     from podscale.pytorch.optim.fused_momentum import FusedMomentum
 
     rows = {}

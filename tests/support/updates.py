@@ -1,4 +1,4 @@
-"""Steps that update rules are compared over, and independent NumPy oracles of the rules in float64."""
+"""Steps for comparing update rules, and independent float64 NumPy oracles of the rules."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -16,7 +16,7 @@ STEPS = 50
 
 
 def start() -> Values:
-    """Weights; one array is all zeros, whose norm no ratio can be taken of."""
+    """Return initial weights; one array is all zeros, whose norm gives no trust ratio."""
     generator = np.random.default_rng(0)
     weights = {name: generator.normal(size=shape).astype(np.float32) for name, shape in SHAPES.items()}
     weights["zero"][:] = 0
@@ -30,7 +30,7 @@ def gradients(step: int) -> Values:
 
 
 def rate(step: int) -> float:
-    """Starts at 0 as a warm-up does, and never stands still, which tells forms of momentum apart."""
+    """Return a learning rate that starts at 0 and changes in every step, to distinguish the forms of momentum."""
     return 0.1 * min(step, 10) / 10 + 0.05 * abs(float(np.sin(step)))
 
 
@@ -60,7 +60,7 @@ def trust_ratio(
 def momentum_oracle(
     ratio_of: Any, form: str, nesterov: bool, decay: float, decays: dict[str, bool], adapts: dict[str, bool]
 ) -> Values:
-    """`ratio_of(w, g, decay, rate)` is the trust ratio of a parameter that adapts."""
+    """Return the weights of momentum SGD; `ratio_of(w, g, decay, rate)` is the trust ratio of an adapted parameter."""
     weights = {name: w.astype(np.float64) for name, w in start().items()}
     buffers = {name: np.zeros_like(w) for name, w in weights.items()}
     for step in range(STEPS):

@@ -1,4 +1,4 @@
-"""What a W&B client left in its directory: the .wandb file, a LevelDB log of protocol-buffer records."""
+"""Reader of a W&B client's .wandb file, a LevelDB log of protocol-buffer records."""
 
 import json
 import struct
@@ -11,7 +11,7 @@ FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
 
 
 def history(path: Path) -> list[dict[str, Any]]:
-    """The points of a .wandb file, as they were logged."""
+    """Return the points of a .wandb file as they were logged."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     rows = []
@@ -24,7 +24,7 @@ def history(path: Path) -> list[dict[str, Any]]:
 
 
 def exit_code(path: Path) -> int:
-    """How the run of a .wandb file ended."""
+    """Return the exit code of the run of a .wandb file."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     exits = [Record.FromString(data) for data in _records(path.read_bytes())]

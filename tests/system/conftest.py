@@ -1,4 +1,4 @@
-"""One undisturbed run of the digits, which tests of the whole pipeline compare with or copy; supervisors to start."""
+"""Fixtures: an undisturbed run of the digits, to compare with or to copy, and a starter of supervisors."""
 
 import os
 import shutil
@@ -14,14 +14,16 @@ from tests.support.supervised import Launch, launching
 
 @pytest.fixture(scope="session")
 def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A workspace with run.yaml, the digits' shard set, the finished run runs/calm and what it left in tmp/. Copy it
-    before changing them; other runs may be made in it, and are, by all processes of pytest: they share it."""
+    """Workspace with run.yaml, the digits' shard set, the finished run runs/calm and its files in tmp/.
+
+    All processes of pytest share it and may add other runs. Copy it before you change these files.
+    """
     folder = tmp_path_factory.getbasetemp()
     folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
     run_directory = folder / "digits"
     with hold_lock_file(folder / "digits.lock"):
         if not (run_directory / "calm.err").exists():
-            shutil.rmtree(run_directory, ignore_errors=True)  # of an attempt that failed
+            shutil.rmtree(run_directory, ignore_errors=True)  # left by an attempt that failed
             (run_directory / "tmp").mkdir(parents=True)
             (run_directory / "run.yaml").write_text(SMALL_DIGITS)
             variables = {"TMPDIR": str(run_directory / "tmp")}
@@ -34,6 +36,6 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def launch(tmp_path: Path) -> Iterator[Launch]:
-    """launch(*options, **behaviour of ranks): a supervisor with the run runs/t below tmp_path."""
+    """Return launch(*options, **behaviour of ranks), which starts a supervisor with the run runs/t below tmp_path."""
     with launching(tmp_path) as start:
         yield start

@@ -1,4 +1,4 @@
-"""A cluster double and the real client on it."""
+"""Cluster double, and the real client connected to it."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Errors that travel between processes and that come several at once."""
+"""Errors that pass between processes, and several errors at once."""
 
 import json
 import pickle

@@ -1,7 +1,7 @@
-"""What the release runs in one pod, before any run: makes sure that pods of user or group 65532 may write everywhere.
+"""Make the workspace writable for user and group 65532, in one pod of the release and before any run.
 
-Most of it is done when this starts: where a pod has an `fsGroup`, the kubelet gives a volume that knows owners to that
-group, for good. Pods of Kubeflow Pipelines have none and go by what this one left.
+The kubelet does most of the work before this script starts: it gives a volume with file owners to the `fsGroup` of the
+pod, permanently. Pods of Kubeflow Pipelines have no `fsGroup` and depend on these permissions.
 """
 
 import os
@@ -11,11 +11,11 @@ from pathlib import Path
 
 FOLDERS = ("datasets", "runs")
 SHARED = 0o2775
-"""The group may write, and what is made inside belongs to it too."""
+"""Mode of folders: the group may write, and new files belong to the group."""
 
 
 def prepare(folder: Path) -> None:
-    """Makes the folder where it is missing; raises OSError where nothing can be written in it."""
+    """Create the folder if it is missing. Raises OSError if no file can be written in it."""
     folder.mkdir(exist_ok=True)
     if folder.stat().st_uid == os.getuid():
         folder.chmod(SHARED)
@@ -35,9 +35,9 @@ def main(workspace: Path) -> int:
         except OSError as error:
             where = folder if folder.exists() else folder.parent
             print(
-                f"{where}: user {os.getuid()} cannot write there ({error.strerror}): {owner(where)}, and its volume "
-                "does not heed fsGroup. Give it to that user on the storage's side (`chown -R 65532:65532`; for NFS "
-                "also an export with all_squash, anonuid and anongid), then `helm upgrade` again",
+                f"{where}: not writable for user {os.getuid()} ({error.strerror}): {owner(where)}, and its volume "
+                "ignores fsGroup. Change the owner on the storage server (`chown -R 65532:65532`; for NFS also an "
+                "export with all_squash, anonuid and anongid), then repeat `helm upgrade`.",
                 file=sys.stderr,
             )
             return 2

@@ -1,4 +1,4 @@
-{{/* What the schema cannot say. Each message: what, why, what to do. */}}
+{{/* Checks that the schema cannot express. Each message: problem, reason, what to do. */}}
 {{- define "podscale.checks" -}}
 {{- $workspace := .Values.workspace -}}
 {{- if and (eq $workspace.kind "bucket") (not $workspace.bucket) -}}
@@ -11,7 +11,7 @@
 {{- fail "workspace.kind is existing, but workspace.name is empty: name the claim, such as --set workspace.name=my-claim" -}}
 {{- end -}}
 {{- if and $workspace.prepare (has $workspace.kind (list "bucket" "none")) -}}
-{{- fail (printf "workspace.prepare is true, but workspace.kind is %s, which has no volume with owners: leave workspace.prepare false (for a bucket workspace.mountOptions say who may write)" $workspace.kind) -}}
+{{- fail (printf "workspace.prepare is true, but workspace.kind is %s, which has no volume with file owners: leave workspace.prepare false (for a bucket, workspace.mountOptions set who may write)" $workspace.kind) -}}
 {{- end -}}
 {{- range $role, $account := .Values.serviceAccounts -}}
 {{- if and (not $account.create) (not $account.name) -}}
@@ -22,11 +22,11 @@
 {{- include "podscale.kueueChecks" . -}}
 {{- end -}}
 {{- if and .Values.metrics.tls.clientSecret (not .Values.metrics.tls.secret) -}}
-{{- fail "metrics.tls.clientSecret is set, but metrics.tls.secret is empty: a client shows its certificate to HTTPS alone; name the Secret that pods serve with, too" -}}
+{{- fail "metrics.tls.clientSecret is set, but metrics.tls.secret is empty: client certificates need HTTPS; set metrics.tls.secret to the Secret with the pods' certificate" -}}
 {{- end -}}
 {{- range .Values.metrics.disabledAlerts -}}
 {{- if not (contains (printf "alert: %s\n" .) ($.Files.Get "rules/podscale.yaml")) -}}
-{{- fail (printf "metrics.disabledAlerts names %s, which is no alert: choose from those in rules/podscale.yaml" .) -}}
+{{- fail (printf "metrics.disabledAlerts names %s, which is not an alert: choose from those in rules/podscale.yaml" .) -}}
 {{- end -}}
 {{- end -}}
 {{- if and .Values.directRun.enabled (not .Values.directRun.document) -}}
@@ -45,13 +45,13 @@
 {{- fail "kueue.enabled is true, but there is neither kueue.clusterQueue nor kueue.flavors: name an existing ClusterQueue, or list the flavors of the one to create" -}}
 {{- end -}}
 {{- if and .Values.kueue.clusterQueue .Values.kueue.flavors -}}
-{{- fail (printf "kueue.clusterQueue is %q, so none is created, but kueue.flavors is not empty: drop one of the two" .Values.kueue.clusterQueue) -}}
+{{- fail (printf "kueue.clusterQueue is %q, so none is created, but kueue.flavors is not empty: remove one of the two" .Values.kueue.clusterQueue) -}}
 {{- end -}}
 {{- $names := "" -}}
 {{- range .Values.kueue.flavors -}}
 {{- $found := keys .quotas | sortAlpha | join ", " -}}
 {{- if and $names (ne $names $found) -}}
-{{- fail (printf "kueue.flavors: %s names the resources %s, the flavors before it %s; Kueue wants the same in all: add the missing ones with quota 0" .name $found $names) -}}
+{{- fail (printf "kueue.flavors: %s names the resources %s, the flavors before it %s; Kueue requires the same resources in all flavors: add the missing ones with quota 0" .name $found $names) -}}
 {{- end -}}
 {{- $names = $found -}}
 {{- end -}}

@@ -1,4 +1,4 @@
-{{/* The partial run document of the namespace: what the chart knows, and over it what the values say. */}}
+{{/* Partial run document of the namespace: the chart's own settings, overridden by the value `defaults`. */}}
 {{- define "podscale.defaults" -}}
 {{- $cluster := dict "namespace" .Release.Namespace "service_account" (include "podscale.account" (list . "trainer")) "image_pull_policy" .Values.images.pullPolicy -}}
 {{- with .Values.images.pullSecrets }}{{ $_ := set $cluster "image_pull_secrets" . }}{{ end -}}

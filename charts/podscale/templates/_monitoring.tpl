@@ -1,4 +1,4 @@
-{{/* Selector of the tasks of Kubeflow Pipelines that carry out a stage themselves; Argo labels the pods. */}}
+{{/* Selector of the tasks of Kubeflow Pipelines that run a stage in their own pod; Argo labels the pods. */}}
 {{- define "podscale.tasks" -}}
 matchLabels:
   {{- include "podscale.pods" . | nindent 2 }}
@@ -7,7 +7,7 @@ matchExpressions:
   - {key: app.kubernetes.io/component, operator: In, values: [shard, train, evaluate]}
 {{- end -}}
 
-{{/* What pods ask of who scrapes them, in a PodMonitor's words. */}}
+{{/* TLS and credentials of a scrape, as fields of a PodMonitor. */}}
 {{- define "podscale.scrape" -}}
 {{- if .Values.metrics.tls.secret }}
 scheme: https
@@ -25,7 +25,7 @@ authorization:
 {{- end }}
 {{- end -}}
 
-{{/* The same in those of a PodMonitoring. */}}
+{{/* TLS and credentials of a scrape, as fields of a PodMonitoring. */}}
 {{- define "podscale.googleScrape" -}}
 {{- if .Values.metrics.tls.secret }}
 scheme: https

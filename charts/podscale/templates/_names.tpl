@@ -1,15 +1,15 @@
-{{/* Name of everything in the namespace. */}}
+{{/* Base name of all namespaced objects. */}}
 {{- define "podscale.fullname" -}}
 {{- .Values.fullnameOverride | default .Release.Name | trunc 40 | trimSuffix "-" -}}
 {{- end -}}
 
-{{/* Prefix of what has no namespace, so that two releases in two namespaces do not meet. */}}
+{{/* Base name of cluster-scoped objects, so that releases in different namespaces do not conflict. */}}
 {{- define "podscale.clusterName" -}}
 {{- $name := include "podscale.fullname" . -}}
 {{- ternary $name (printf "%s-%s" .Release.Namespace $name) (eq .Release.Namespace $name) | trunc 50 | trimSuffix "-" -}}
 {{- end -}}
 
-{{/* Labels of everything that belongs to the release. */}}
+{{/* Labels of all objects of the release. */}}
 {{- define "podscale.labels" -}}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 app.kubernetes.io/name: podscale
@@ -18,12 +18,12 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end -}}
 
-{{/* Labels that every pod of Podscale carries, whoever created it. */}}
+{{/* Labels of every Podscale pod, including pods that the chart did not create. */}}
 {{- define "podscale.pods" -}}
 app.kubernetes.io/name: podscale
 {{- end -}}
 
-{{/* Selector of the pods of runs, which are what jobs start. */}}
+{{/* Selector of the pods of runs, which jobs start. */}}
 {{- define "podscale.ranks" -}}
 matchLabels:
   {{- include "podscale.pods" . | nindent 2 }}
@@ -42,7 +42,7 @@ matchExpressions:
 {{- .Values.workspace.name | default (printf "%s-workspace" (include "podscale.fullname" .)) -}}
 {{- end -}}
 
-{{/* A whole image reference: (list $ "train"). */}}
+{{/* Full image reference: (list $ "train"). */}}
 {{- define "podscale.image" -}}
 {{- $images := (first .).Values.images -}}
 {{- $name := get $images (last .) -}}

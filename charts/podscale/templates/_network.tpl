@@ -1,4 +1,4 @@
-{{/* Rules of egress to the name servers. */}}
+{{/* Egress rules to the name servers. */}}
 {{- define "podscale.toDns" -}}
 {{- $policy := .Values.networkPolicy -}}
 - to:
@@ -16,7 +16,7 @@
     - {protocol: TCP, port: 53}
 {{- end -}}
 
-{{/* Rules of egress to object stores and the metadata server. */}}
+{{/* Egress rules to object stores and the metadata server. */}}
 {{- define "podscale.toStorage" -}}
 {{- $policy := .Values.networkPolicy -}}
 {{- with $policy.storage.cidrs }}
@@ -47,7 +47,7 @@
 {{- end }}
 {{- end -}}
 
-{{/* Rules of egress to the API server. */}}
+{{/* Egress rules to the API server. */}}
 {{- define "podscale.toKubernetesApi" -}}
 {{- $policy := .Values.networkPolicy -}}
 - to:

@@ -1,4 +1,4 @@
-{{/* What every pod that the release starts has in common; it satisfies Pod Security "restricted". */}}
+{{/* Common fields of all pods that the release starts; they satisfy Pod Security "restricted". */}}
 {{- define "podscale.podSecurity" -}}
 securityContext:
   runAsNonRoot: true
@@ -15,12 +15,12 @@ imagePullSecrets:
 {{- end }}
 {{- end -}}
 
-{{/* When a Job of one container gives up: as podscale/kubernetes/render/job.py has it for the stages. */}}
+{{/* Retry policy of a Job with one container: the same as podscale/kubernetes/render/job.py sets for the stages. */}}
 {{- define "podscale.retries" -}}
 backoffLimit: 3
 podFailurePolicy:
   rules:
-    # Exit code 2 is bad input, which a restart cannot change.
+    # Exit code 2 means invalid input. A restart cannot fix it.
     - action: FailJob
       onExitCodes: {containerName: podscale, operator: In, values: [2]}
     - action: Ignore

@@ -1,4 +1,4 @@
-{{/* The groups of rules/podscale.yaml with what the values fill in, without the alerts that are not wanted. */}}
+{{/* Groups of rules/podscale.yaml with the values' thresholds, without the disabled alerts. */}}
 {{- define "podscale.rules" -}}
 {{- $metrics := .Values.metrics -}}
 {{- $file := .Files.Get "rules/podscale.yaml" | replace "@runbooks@" (printf "%s/" (trimSuffix "/" $metrics.runbooks)) -}}

@@ -10,19 +10,23 @@ from podscale.config.preflight.storage import shard_set_counts, storage_problems
 from podscale.config.run_config import RunConfig
 from podscale.errors import InputError, InputErrors
 
-PreflightTarget = Literal["here", "containers", "pod", "job", "cluster"]
+PreflightTarget = Literal["here", "pack", "containers", "pod", "job", "cluster"]
 
 
-def preflight(document: RunConfig, target: PreflightTarget, shard_set: str | None = None) -> None:
+def preflight(
+    document: RunConfig, target: PreflightTarget, shard_set: str | None = None, others: Iterable[InputError] = ()
+) -> None:
     """Raise one InputError that lists every problem.
 
     Args:
         document: the run document.
         target: `here` is this machine, `containers` this machine with an image's software, `pod` one pod of a job.
+            `pack` is a machine or pod that packs shards and does not train.
             `cluster` and `job` check the document alone; `job` leaves the ranks to the launcher.
         shard_set: location of the shards; None if they are still to be packed (a pod then packs and does not train).
+        others: problems that checks of another package found.
     """
-    problems = find_problems(document, target, shard_set)
+    problems = [*find_problems(document, target, shard_set), *others]
     if len(problems) == 1:
         raise problems[0]
     if problems:
@@ -41,8 +45,8 @@ def _problems(document: RunConfig, target: PreflightTarget, shard_set: str | Non
             yield from rank_problems(document)
         return
     yield from storage_problems(document, shard_set)
-    if target == "pod" and shard_set is None:
-        return  # this pod packs shards and does not train
+    if target == "pack" or (target == "pod" and shard_set is None):
+        return  # packing needs no engine
     if target != "containers":
         yield from software_problems(document)
     yield from host_problems(document, shard_set_counts(document, shard_set), in_pod=target == "pod")

@@ -9,7 +9,7 @@ from podscale.errors import InputError
 from podscale.util.locations import Location
 
 IMAGE_ENGINES = {"podscale-base": "pytorch", "podscale-gpu": "pytorch", "podscale-tpu": "jax"}
-"""Engine of each of our container images (see images/)."""
+"""Training engine of each of our container images (see images/)."""
 
 
 def cluster_problems(document: RunConfig) -> Iterator[InputError]:
@@ -18,7 +18,7 @@ def cluster_problems(document: RunConfig) -> Iterator[InputError]:
     source = Location.parse(document.data.source).local_path
     if workspace is not None and not workspace.is_absolute():
         yield InputError(
-            "a relative path is another one in every pod",
+            "a relative path is a different directory in every pod",
             field="run.workspace",
             got=document.run.workspace,
             hint="Give the path where the shared volume is mounted in the pods, such as /workspace",
@@ -45,5 +45,5 @@ def rank_problems(document: RunConfig) -> Iterator[InputError]:
     """Yield an error if the number of ranks depends on the nodes of the pods."""
     launch = document.launch
     if not launch.processes and launch.hardware is None and not launch.resources.accelerators:
-        problem = "one process per GPU, so the node of each pod decides on the number of ranks"
+        problem = "one process per GPU, so the number of ranks depends on the nodes of the pods"
         yield InputError(problem, field="launch.processes", got=0, hint="Set the number of processes per pod.")

@@ -49,12 +49,12 @@ def processes_per_node(document: RunConfig) -> int:
 
 
 def local_device_count(document: RunConfig) -> int:
-    """Return the devices of this machine that JAX computes on; 0 for PyTorch, where each process has one."""
+    """Return the devices of this machine that JAX computes on; 0 for PyTorch, because each process has one."""
     if document.train.engine == "pytorch":
         return 0
     processes = processes_per_node(document)
     simulated = re.search(r"xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
-    gpus = host_info.visible_gpus() if processes == 1 else 0  # of several processes each takes one
+    gpus = host_info.visible_gpus() if processes == 1 else 0  # each of several processes takes one
     return len(host_info.tpu_chips()) or gpus or processes * (int(simulated[1]) if simulated else 0)
 
 
@@ -104,12 +104,12 @@ def _memory_problems(document: RunConfig, processes: int) -> Iterator[InputError
 
 
 def input_cache_bytes(document: RunConfig, processes: int) -> int:
-    """Return the maximal bytes of the input caches of one node."""
+    """Return the maximal bytes of the input caches of one node with `processes` training processes."""
     return processes * (document.input.record_cache_bytes + document.input.decoded_cache_bytes)
 
 
 def shared_memory_bytes(document: RunConfig, processes: int) -> int:
-    """Return the bytes of /dev/shm for the batches in flight of one node."""
+    """Return the bytes of /dev/shm for the batches in flight of one node with `processes` training processes."""
     section = document.input
     if section.loader == "synthetic":
         return 0

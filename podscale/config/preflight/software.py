@@ -48,12 +48,12 @@ def _tracker_problems(document: RunConfig) -> Iterator[InputError]:
     trackers = document.telemetry.trackers
     for name in ("wandb", "mlflow"):
         if name in trackers and not _is_installed(name):
-            images = f"one of your own on top of it that adds {name}"
+            images = f"an image of your own, built on it, that adds {name}"
             advice = _install_hint(f"Run `pip install 'podscale[{name}]'`", images)
             yield InputError("not installed", field="telemetry.trackers", got=name, hint=f"{advice}, or remove it.")
     if "mlflow" in trackers and not (document.telemetry.mlflow.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")):
         yield InputError(
-            "the address of its server is missing",
+            "no tracking server is set",
             field="telemetry.trackers",
             got="mlflow",
             hint="Set telemetry.mlflow.tracking_uri or MLFLOW_TRACKING_URI (in pods: launch.cluster.env), or remove "
@@ -62,7 +62,7 @@ def _tracker_problems(document: RunConfig) -> Iterator[InputError]:
 
 
 def _is_installed(package: str) -> bool:
-    """Return whether a package is installed; a folder of that name (wandb leaves one) is none."""
+    """Return True if a package is installed; a folder of that name, as wandb leaves, is none."""
     spec = find_spec(package)
     return spec is not None and spec.origin is not None
 
@@ -73,5 +73,5 @@ def _install_hint(install: str, images: str) -> str:
     if not image:
         return install
     if image.partition(":")[0] in images.split():
-        return f"{image} should hold it, so build that image again (docs/how-to/images.md)"
+        return f"{image} should contain it, so build that image again (docs/how-to/images.md)"
     return f"This is {image}, choose {images}"

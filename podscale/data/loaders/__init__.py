@@ -1,1 +1,1 @@
-"""Loaders, one module each. A new one implements `podscale.data.loaders.base.Loader`; `build_loader` names it."""
+"""Loaders, one module each. A new one implements `loaders.base.Loader` and is added to `build_loader`."""

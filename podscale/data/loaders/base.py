@@ -1,4 +1,4 @@
-"""Loader interface, batch type, and the guard that counts, substitutes and limits undecodable records."""
+"""Loader interface, batch type, and the guard that counts, replaces and limits records that cannot be decoded."""
 
 import logging
 import threading
@@ -18,7 +18,7 @@ class Batch:
     """Images of one rank for one step of training or evaluation.
 
     Args:
-        images: uint8 [n, height, width, 3]; a NumPy array, or a device tensor, complete on any stream.
+        images: uint8 [n, height, width, 3]; a NumPy array, or a device tensor that any stream may read.
         labels: int64 [n], class indices.
         keys: uint64 [n], sample keys.
         weights: float32 [n]; 1 for a sample, 0 for padding, which keeps shapes equal across ranks.
@@ -36,11 +36,11 @@ class Batch:
 
 
 class Loader(Protocol):
-    """Source of batches that follows the sample order exactly and can start anywhere in it."""
+    """Iterator over batches that follows the sample order exactly and can start at any step."""
 
     @property
     def bad_records(self) -> int:
-        """Number of records of this rank that could not be decoded so far."""
+        """Number of records that this rank could not decode so far."""
         ...
 
     @property
@@ -69,11 +69,11 @@ TOLERATED_BAD_RECORDS = 10
 
 
 class BadRecordGuard:
-    """Bad records of a split, as counted by one rank.
+    """Bad records of a split: those that one rank could not decode.
 
-    Its substitute is the next decodable record of the shard, so that a host reads no other shard. Epochs are
-    independent: a loader that decodes only the crop may accept a damaged image in one epoch and not in another, and
-    the substitute must not depend on the step at which a run resumed.
+    The substitute of a bad record is the next decodable record of its shard, so that a host reads no other shard.
+    Epochs are independent: a loader that decodes only the crop may accept a damaged image in one epoch and not in
+    another, and the substitute must not depend on the step at which a run resumed.
     """
 
     def __init__(self, split: Split, max_bad_rate: float) -> None:
@@ -86,14 +86,14 @@ class BadRecordGuard:
         self._lock = threading.Lock()
 
     def substitute_all(self, rows: npt.NDArray[np.int64], epochs: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the rows, with substitutes for those known as bad in their epoch."""
+        """Return `rows` with substitutes for those known to be bad in their `epochs`; all int64 [n]."""
         if not self._bad:
             return rows
         pairs = zip(rows.tolist(), epochs.tolist(), strict=True)
         return np.array([self.substitute(row, epoch) for row, epoch in pairs], dtype=np.int64)
 
     def substitute(self, row: int, epoch: int) -> int:
-        """Return `row`, or the next row of its shard if it is known as bad in this epoch."""
+        """Return `row`, or the next good row of its shard if it is known to be bad in this epoch."""
         if (row, epoch) not in self._bad:
             return row
         shard = self._split.column("shard")
@@ -105,7 +105,7 @@ class BadRecordGuard:
         raise PodscaleError(
             f"no record of this shard of the {self._split.name} split can be decoded",
             field=self._split.shard_names[int(shard[row])],
-            hint="Run `podscale shard --inspect` with verification, then shard the source again.",
+            hint="Check the set with `podscale shard --inspect DIR --verify`, then shard the source again.",
         )
 
     def mark_bad(self, row: int, epoch: int, reason: str) -> None:
@@ -117,7 +117,7 @@ class BadRecordGuard:
             self._logged.add(row)
         key, shard = int(self._split.keys[row]), int(self._split.column("shard")[row])
         log.warning(
-            "cannot decode sample %d (%s/%s, offset %d): %s; the next sample of the shard takes its place",
+            "cannot decode sample %d (%s/%s, offset %d): %s; using the next sample of the shard instead",
             key,
             self._split.name,
             self._split.shard_names[shard],
@@ -135,8 +135,9 @@ class BadRecordGuard:
         if self.bad_records > limit:
             raise PodscaleError(
                 f"{self.bad_records} of {self._seen} records of the {self._split.name} split could not be decoded, "
-                "which is more than this allows",
+                "more than allowed",
                 field="input.max_bad_rate",
                 got=self._max_bad_rate,
-                hint="Verify the shard set with `podscale shard --inspect` and shard the source again, or raise it.",
+                hint="Check the set with `podscale shard --inspect DIR --verify` and shard the source again, or raise "
+                "the limit.",
             )

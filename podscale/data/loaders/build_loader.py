@@ -28,11 +28,11 @@ def build_loader(
     world_size: int,
     device: str,
 ) -> Loader:
-    """Return the training loader of one process; a batch holds the parts of its ranks, one after the other.
+    """Return the training loader of one process; a batch has the parts of its ranks, one after the other.
 
     Args:
         phases: size and crop of the images by first step (`podscale.training.schedules.image_phases`).
-        ranks: ranks of the sample order that this process computes, of `world_size`.
+        ranks: ranks of the sample order, of `world_size`, that this process computes.
         device: torch's name (`cpu`, `cuda:0`) of the device on which a loader may decode.
     """
     hosts = sorted({sampler.host_of(rank, world_size) for rank in ranks})
@@ -52,7 +52,7 @@ def build_evaluation_loader(config: RunConfig, split: Split, *, ranks: range, wo
 
 
 def resolve_loader(name: str, device: str, *, has_augmentation: bool = False) -> str:
-    """Resolve `auto` by device and installed software; on CPUs or with augmentation it is the reference loader."""
+    """Resolve `auto` by device and installed software; on a CPU or with augmentation it is the reference loader."""
     if name == "auto":
         if has_augmentation or not device.startswith("cuda"):
             return "torchvision"
@@ -74,7 +74,7 @@ def is_dali_installed() -> bool:
 def _is_nvjpeg_available(device: str) -> bool:
     try:
         from podscale.data.loaders.nvjpeg import is_available_on
-    except ImportError:  # torchvision 0.29 has announced that its decoders will go
+    except ImportError:  # torchvision 0.29 announces that later versions have no decoders
         return False
     return is_available_on(device)
 
@@ -101,7 +101,7 @@ def _make_loader(
     name = resolve_loader(settings.loader, device, has_augmentation=batch_plan.augment is not None)
     if decoded_bytes and name in ("dali", "nvjpeg"):
         raise InputError(
-            f"the loader {name}, which auto takes here, keeps no decoded images",
+            f"the loader in use ({name}) does not cache decoded images",
             field="input.decoded_cache_bytes",
             got=decoded_bytes,
             hint="Set input.loader=torchvision, or input.decoded_cache_bytes=0.",

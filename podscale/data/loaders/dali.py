@@ -1,7 +1,7 @@
 """NVIDIA DALI loader: decodes only the crop, on the CPU or with the GPU's JPEG engine, from the mapped shards.
 
-DALI draws nothing at random. Decoded pixels equal PIL's on the CPU; resizing differs by about one gray level (DALI
-filters in float, PIL in fixed point).
+DALI gets the crops from the batch plan and draws no random numbers. Decoded pixels equal PIL's on the CPU; resizing
+differs by about one gray level (DALI filters in float, PIL in fixed point).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from podscale.data.loaders.base import BadRecordGuard, Batch
 
 @dataclass(frozen=True)
 class DaliBatch:
-    """Input of the pipeline for one batch; keeps its records, which are views, until their images are out."""
+    """Input of the pipeline for one batch; keeps its records, which are views, until their images are decoded."""
 
     request: BatchRequest
     records: Sequence[npt.NDArray[np.uint8]]
@@ -75,7 +75,7 @@ class DaliLoader:
         steps = iter(range(start, stop))
         window = deque(self._prepare_batch(step) for _, step in zip(range(self._prefetch + 1), steps, strict=False))
         filled = [feed for feed in window if feed.records]
-        if filled:  # a batch of padding alone never enters the pipeline
+        if filled:  # a batch of padding only is not fed to the pipeline
             side = self._batch_plan.image_size_at(start)
             self._pipeline = self._build(max(len(feed.records) for feed in filled), side, depth=len(filled))
             for feed in filled:
@@ -130,8 +130,8 @@ class DaliLoader:
     def _copy_output(self, shape: tuple[int, ...], output: Any, count: int) -> Any:
         """Copy DALI's output, with zeros for the padding.
 
-        On a GPU it uses and waits for a stream of its own: the current one has training steps in it, and DALI's would
-        write to memory that torch has not cleared yet.
+        On a GPU it uses and waits for a separate stream: the current stream has training steps queued, and on DALI's
+        stream the copy would write to memory that torch has not zeroed yet.
         """
         if self._device == "cpu":
             images = self._zeros(shape)
@@ -208,7 +208,7 @@ class DaliLoader:
 
 
 class _BrokenPipeline(Exception):
-    """Record that DALI cannot decode, which ends the pipeline."""
+    """DALI could not decode a record, after which the pipeline is unusable."""
 
 
 def _feed_pipeline(pipeline: Pipeline, feed: DaliBatch) -> None:
@@ -228,6 +228,6 @@ def _device_number(device: str) -> int | None:
 
 
 def _error_summary(error: RuntimeError) -> str:
-    """Return DALI's error without the traceback into the definition of the pipeline."""
+    """Return DALI's error without the traceback to the definition of the pipeline."""
     _, _, reason = str(error).rpartition("encountered:")
     return reason.replace("Current pipeline object is no longer valid.", "").strip()[:200]

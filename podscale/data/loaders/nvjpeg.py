@@ -1,8 +1,8 @@
 """nvJPEG loader: torchvision's JPEG decoder on a GPU, for machines without DALI.
 
 Whole images are decoded in batches; crop, resize and mirror follow on the GPU. Pixels differ from the reference by
-about one gray level: PIL resizes in fixed point, and nvJPEG rounds its transform differently. The reference decoder
-takes the images that nvJPEG cannot decode (PNG, CMYK, damaged ones), so that the same records count as bad.
+about one gray level: PIL resizes in fixed point, and nvJPEG rounds its transform differently. Images that nvJPEG cannot
+decode (PNG, CMYK, damaged ones) go to the reference decoder, so that the same records count as bad.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from podscale.data.loaders.base import BadRecordGuard, Batch
 
 
 class NvjpegLoader:
-    """Loader that decodes `prefetch` batches ahead, in as many threads, each with a stream of its own.
+    """Loader that decodes `prefetch` batches ahead, in as many threads, each with its own CUDA stream.
 
-    A stream per batch would soon be one of the training's, because torch reuses 32 streams in turn.
+    A new stream per batch would soon be one that the training uses, because torch hands out 32 streams in turn.
     """
 
     def __init__(self, batch_plan: BatchPlan, guard: BadRecordGuard, *, prefetch: int, device: str) -> None:
@@ -95,7 +95,7 @@ class NvjpegLoader:
         return replace(request, rows=rows), images
 
     def _decode(self, rows: Any) -> list[Tensor | None]:
-        """Return uint8 [3, height, width] of each row on the device; None if it is not the image of the index."""
+        """Return uint8 [3, height, width] on the device for each row; None if its size is not that of the index."""
         split = self._batch_plan.split
         records = [np.array(split.read(row)) for row in rows.tolist()]
         easy = [slot for slot, record in enumerate(records) if _is_plain_jpeg(record)]
@@ -112,7 +112,7 @@ class NvjpegLoader:
         ]
 
     def _decode_jpegs(self, records: list[Any]) -> list[Tensor | None]:
-        """Decode all at once; one by one if that fails."""
+        """Decode all records at once, or one by one if that fails."""
         if not records:
             return []
         try:
@@ -131,9 +131,9 @@ class NvjpegLoader:
         return torch.from_numpy(pixels).permute(2, 0, 1).to(self._device)
 
     def _substitute(self, row: int, epoch: int) -> tuple[int, Tensor]:
-        """Return the substitute row of a bad one, and its pixels."""
+        """Return the substitute for a bad row, and its pixels."""
         while True:
-            self._guard.mark_bad(row, epoch, "no image, or not of the size that the index describes")
+            self._guard.mark_bad(row, epoch, "not an image, or not of the size in the index")
             row = self._guard.substitute(row, epoch)
             (pixels,) = self._decode(np.array([row]))
             if pixels is not None:
@@ -141,7 +141,7 @@ class NvjpegLoader:
 
 
 def crop_and_resize(pixels: Tensor, crop: CropParams, size: int) -> Tensor:
-    """Return the crop of a decoded image: uint8 [3, height, width] -> uint8 [size, size, 3]."""
+    """Return the crop of a decoded image, uint8 [size, size, 3], from `pixels`, uint8 [3, height, width]."""
     part = pixels[:, crop.top : crop.top + crop.height, crop.left : crop.left + crop.width]
     if part.shape[1:] != (crop.out_height, crop.out_width):
         shape = (crop.out_height, crop.out_width)

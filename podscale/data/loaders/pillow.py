@@ -1,7 +1,7 @@
 """Reference loader: torchvision's transforms on PIL images, bit for bit, in a pool of threads.
 
 It needs neither torchvision nor torch, which TPU hosts do not have. Threads are enough, because decoding and resizing
-release the GIL. A killed rank leaves no worker behind.
+release the GIL, and a killed rank leaves no worker process behind.
 """
 
 import threading
@@ -24,8 +24,8 @@ from podscale.data.shard_set import Split
 class DecodedCache:
     """Decode images and keep those that fit into `limit_bytes`.
 
-    Nothing is evicted: every sample comes once in an epoch, so an eviction saves no decoding. An image that is not kept
-    is decoded only as far as asked, into a buffer of its thread.
+    Nothing is evicted: every sample is used once in an epoch, so evicting saves no decoding. Of an image that is not
+    kept, only the rows asked for are decoded, into a buffer of the calling thread.
     """
 
     def __init__(self, split: Split, limit_bytes: int = 0) -> None:
@@ -43,7 +43,8 @@ class DecodedCache:
     def __call__(self, row: int, rows: int | None = None) -> Pixels:
         """Return at least the first `rows` rows (default: all) of an image, uint8 [n, width, 3].
 
-        Read only, and valid until the thread's next call. Raises BadRecord if it is not the image of the index.
+        The pixels are read-only and valid until the thread's next call. Raises BadRecord if the image cannot be decoded
+        or its size is not that of the index.
         """
         cached = self._kept.get(row)
         if cached is not None:
@@ -77,7 +78,7 @@ class DecodedCache:
             return True
 
     def _buffer(self, size: int) -> Pixels:
-        """Return the thread's buffer; fresh pages for every image would take longer."""
+        """Return the thread's buffer; allocating new pages for every image takes longer."""
         buffer: Pixels | None = getattr(self._thread_local, "buffer", None)
         if buffer is None or len(buffer) < size:
             buffer = self._thread_local.buffer = np.empty(size, dtype=np.uint8)

@@ -1,4 +1,4 @@
-"""Synthetic loader: random images that stay on the device, with the sample order and label shapes of a run."""
+"""Synthetic loader: random images that stay on the device, with the sample order and batch shapes of a run."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -14,7 +14,7 @@ _KEY_DOMAIN = 0x73796E7468  # "synth"
 
 
 class SyntheticLoader:
-    """Loader with the same random pixels in every batch of a size; a sample's label is a hash of its key."""
+    """Loader with the same random pixels in every batch of one size; the label of a sample is a hash of its key."""
 
     bad_records = 0
     queued_batches = None

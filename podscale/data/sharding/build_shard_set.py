@@ -27,17 +27,17 @@ from podscale.util.progress_reports import ProgressCallback, ignore_progress
 class BuildResult:
     directory: Path
     complete_manifest: ShardSetManifest | None
-    """None if other packers of an indexed job have not finished."""
+    """None if other packers of the indexed job have not finished."""
     reused: bool
-    """True if the set was complete before, so that nothing was written."""
+    """True if the set was already complete, so that nothing was written."""
     packed_shards: int
     existing_shards: int
     messages: tuple[str, ...] = ()
-    """Notes for the user, a sentence each."""
+    """Messages for the user, a sentence each."""
 
     @property
     def manifest(self) -> ShardSetManifest:
-        """Manifest of a complete set; a build of all parts always has one."""
+        """Manifest of a complete set. A build of all parts always has one."""
         assert self.complete_manifest is not None
         return self.complete_manifest
 
@@ -86,7 +86,7 @@ def _build(
     except SourceMissing as error:
         if existing is None:
             raise
-        return BuildResult(directory, existing, True, 0, 0, (f"The complete set is used as it is: {error}",))
+        return BuildResult(directory, existing, True, 0, 0, (f"Using the complete set without its source: {error}",))
     _check_unchanged(directory, plan, existing, data)
     all_tasks = [PackTask(split, shard) for split in SPLITS for shard in range(plan.shard_count(split))]
     missing = {task for task in all_tasks if not _is_packed(directory, plan, task, existing, verify)}
@@ -119,7 +119,7 @@ def _build(
 
 @contextmanager
 def _build_lock(directory: Path, shared: bool) -> Iterator[None]:
-    """Lock a set for one builder, or for the packers of an indexed job; wait for the lock."""
+    """Hold the lock of a shard set, exclusively or, for the packers of an indexed job, shared; wait for it."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with suppress(OSError):  # without file locks, packers still write temporary names and rename
@@ -137,7 +137,7 @@ def _read_complete_manifest(directory: Path, data: DataSection) -> ShardSetManif
     manifest = ShardSetManifest.parse(path.read_text(encoding="utf-8"), str(path))
     if manifest.data_fingerprint != data_fingerprint(data):
         raise InputError(
-            "holds the shard set of another data section", field=str(directory), hint="Choose another directory."
+            "has the shard set of another data section", field=str(directory), hint="Choose another directory."
         )
     return manifest
 
@@ -148,7 +148,7 @@ def _check_unchanged(directory: Path, plan: ShardPlan, before: ShardSetManifest 
     try:
         what = describe_changes(ShardPlan.read(directory / PLAN_FILE), plan)
     except InputError:
-        what = "the listing is another"
+        what = "the listing differs"
     raise InputError(
         f"changed since its shard set was made: {what}",
         field="data.source",
@@ -189,7 +189,7 @@ def _check_disk_space(directory: Path, plan: ShardPlan, tasks: Sequence[PackTask
     free = shutil.disk_usage(directory).free
     if needed > free:
         raise InputError(
-            f"{needed / 2**20:.0f} MiB needed for {len(tasks)} shards, only {free / 2**20:.0f} MiB are free",
+            f"{len(tasks)} shards need {needed / 2**20:.0f} MiB, and only {free / 2**20:.0f} MiB are free",
             field=str(directory),
-            hint="Make room or choose another run.workspace (finished shards are kept).",
+            hint="Free space or choose another run.workspace (finished shards are kept).",
         )

@@ -1,10 +1,10 @@
 """File formats of shard sets: column files and USTAR archives.
 
-A column file keeps a plan or a shard record: magic (8 bytes), length of the header u64, the header (JSON, ASCII), then
+A column file is a plan or a shard record: magic (8 bytes), length of the header u64, the header (JSON, ASCII), then
 each column aligned to 64 bytes. The header's "columns" entry lists name, dtype and length of each, in file order.
 
-The same members give the same archive bytes on every machine. Format: ustar interchange format of POSIX.1-1988, with
-owner, group and time 0 and mode 0644.
+Archives are in the ustar interchange format of POSIX.1-1988, with owner, group and time 0 and mode 0644, so the same
+members give the same bytes on every machine.
 """
 
 import json
@@ -28,7 +28,7 @@ Columns = Mapping[str, npt.NDArray[Any]]
 
 
 def encode_columns(header: Mapping[str, Any], columns: Columns) -> bytes:
-    """Return the file of a header (JSON values) and one-dimensional columns, as little-endian."""
+    """Return the column file of a header (JSON values) and one-dimensional `columns`, little-endian."""
     arrays = {name: np.ascontiguousarray(c, dtype=c.dtype.newbyteorder("<")) for name, c in columns.items()}
     listing = [[name, array.dtype.str, len(array)] for name, array in arrays.items()]
     text = json.dumps({**header, "columns": listing}, ensure_ascii=True, allow_nan=False).encode()
@@ -40,24 +40,27 @@ def encode_columns(header: Mapping[str, Any], columns: Columns) -> bytes:
 
 
 def write_columns(path: Path, header: Mapping[str, Any], columns: Columns) -> None:
+    """Write a column file; `columns` are one-dimensional."""
     write_atomically(path, encode_columns(header, columns))
 
 
-def read_columns(path: Path) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
-    """Return header and memory-mapped columns; raises InputError if the file is none or is cut short."""
+def read_columns(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
+    """Return header and memory-mapped columns; raises InputError if it is no column file of `kind` or is truncated."""
     try:
         raw: npt.NDArray[np.uint8] = np.memmap(path, dtype=np.uint8, mode="r")
         magic, length = _PREFIX.unpack(raw[: _PREFIX.size].tobytes())
         if magic != COLUMN_FILE_MAGIC:
-            raise ValueError("another kind of file")
+            raise ValueError("not a column file")
         header = json.loads(raw[_PREFIX.size : _PREFIX.size + length].tobytes())
+        if header.pop("kind") != kind:
+            raise ValueError(f"no {kind}, but another kind of column file")
         columns = {}
         offset = _PREFIX.size + length
         for name, dtype, count in header.pop("columns"):
             offset += -offset % COLUMN_ALIGNMENT
             end = offset + count * np.dtype(dtype).itemsize
             if end > len(raw):
-                raise ValueError("it is cut short")
+                raise ValueError("it is truncated")
             columns[name] = raw[offset:end].view(dtype)
             offset = end
     except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
@@ -68,13 +71,13 @@ def read_columns(path: Path) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]
 
 
 def pack_byte_strings(prefix: str, texts: Sequence[bytes]) -> dict[str, npt.NDArray[Any]]:
-    """Return two columns for byte strings of any length: end offsets and the joined text."""
+    """Return byte strings as two columns: `<prefix>_ends` (end offsets) and `<prefix>_text` (joined bytes)."""
     ends = np.cumsum(np.fromiter(map(len, texts), dtype="<u8", count=len(texts)), dtype="<u8")
     return {f"{prefix}_ends": ends, f"{prefix}_text": np.frombuffer(b"".join(texts), dtype=np.uint8)}
 
 
 class ByteStrings(Sequence[bytes]):
-    """Sequence of byte strings that `pack_byte_strings` packed."""
+    """Byte strings in the `columns` that `pack_byte_strings` returned."""
 
     def __init__(self, columns: Columns, prefix: str) -> None:
         self._ends, self._text = columns[f"{prefix}_ends"], columns[f"{prefix}_text"]
@@ -106,7 +109,7 @@ def _template() -> bytearray:
     header[100:108] = b"0000644\0"
     header[108:116] = header[116:124] = b"0000000\0"
     header[136:148] = b"00000000000\0"
-    header[148:156] = b" " * 8  # the checksum is taken with its own field as spaces
+    header[148:156] = b" " * 8  # the checksum is computed with spaces in its own field
     header[156:157] = b"0"
     header[257:265] = b"ustar\x0000"
     return header
@@ -133,5 +136,5 @@ def tar_padding(size: int) -> int:
 
 
 def tar_sample_bytes(size: int) -> int:
-    """Return the bytes of a sample in a shard: its image and its one-block label, each with a header."""
+    """Return the size of a sample in a shard, in bytes: image and one-block label, each with a header."""
     return TAR_BLOCK_BYTES + size + tar_padding(size) + 2 * TAR_BLOCK_BYTES

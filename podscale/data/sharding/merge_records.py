@@ -1,4 +1,4 @@
-"""Merge the records of all shards into the index, the lists and, last, the manifest. Any packer may do it."""
+"""Merge the records of all shards into the index, the lists of rejects and duplicates and, last, the manifest."""
 
 import json
 from collections import Counter
@@ -65,7 +65,7 @@ def merge_shards(directory: Path, plan: ShardPlan, data: DataSection, records: R
 
 
 def write_rejects(directory: Path, plan: ShardPlan, records: RecordsBySplit) -> Counter[str]:
-    """Write rejects.jsonl in key order; return their numbers by reason."""
+    """Write rejects.jsonl in key order; return the number of rejects by reason."""
     reasons: Counter[str] = Counter()
     lines = []
     names = plan.source_names
@@ -95,7 +95,7 @@ def check_rejects(directory: Path, plan: ShardPlan, data: DataSection, reasons: 
             f"{directory / REJECTS_FILE}",
             field="data.max_reject_rate",
             got=data.max_reject_rate,
-            hint="Mend or remove them, set data.policy=convert, or allow more.",
+            hint="Repair or remove them, set data.policy=convert, or allow more.",
         )
 
 
@@ -105,7 +105,7 @@ def _concatenate_columns(records: Sequence[ShardRecord]) -> dict[str, npt.NDArra
 
 @dataclass(frozen=True)
 class _DuplicateGroup:
-    """Byte-identical images as (split, row); the first is kept."""
+    """Byte-identical images as (split, row); `data.dedup=drop` keeps the first."""
 
     digest: str
     members: tuple[tuple[str, int], ...]
@@ -113,14 +113,14 @@ class _DuplicateGroup:
 
 
 def _find_duplicates(columns: dict[str, dict[str, npt.NDArray[Any]]]) -> list[_DuplicateGroup]:
-    """Return groups of equal xxh3-128, ordered by first key; a validation image is kept before a train image."""
+    """Return groups of equal xxh3-128, ordered by first key; validation images come first, so one of them is kept."""
     high, low, key, label = (
         np.concatenate([columns[split][name] for split in SPLITS])
         for name in ("digest_high", "digest_low", "key", "label")
     )
     split = np.concatenate([np.full(len(columns[name]["key"]), number) for number, name in enumerate(SPLITS)])
     row = np.concatenate([np.arange(len(columns[name]["key"])) for name in SPLITS])
-    order = np.lexsort((key, -split, low, high))  # inside a group: validation first, then by key
+    order = np.lexsort((key, -split, low, high))  # within a group: validation first, then by key
     same = (high[order][1:] == high[order][:-1]) & (low[order][1:] == low[order][:-1])
     groups = []
     starts = np.flatnonzero(same & ~np.concatenate([[False], same])[:-1])
@@ -223,7 +223,10 @@ def _write_split(
 
 
 def dali_index(record: ShardRecord) -> str:
-    """Return the index for DALI's readers.webdataset: per component extension, offset and size in bytes, and name."""
+    """Return the index of a shard for DALI's readers.webdataset.
+
+    A line per sample has extension, offset, size (both in bytes) and name of its image, then of its label.
+    """
     lines = [f"v1.2 {len(record)}"]
     columns = [record.columns[name].tolist() for name in ("key", "offset", "size", "label", "format")]
     for key, offset, size, label, form in zip(*columns, strict=True):

@@ -1,7 +1,7 @@
-"""Pack shards: read the images of each planned shard once, check them, write tar and record.
+"""Pack shards: read the images of each planned shard once, check them, write the tar and its record.
 
-A shard is written under a temporary name, synced and renamed; its record follows. After a crash, the next run keeps the
-shards that have records and packs the others again.
+A shard is written under a temporary name, synced and renamed; then its record is written. After a crash, the next run
+keeps the shards that have records and packs the others again.
 """
 
 import hashlib
@@ -43,12 +43,12 @@ from podscale.util.files import fsync_directory
 from podscale.util.progress_reports import ProgressCallback, ProgressReporter
 
 FLUSH_BYTES = 2**20
-"""Length and alignment of writes: the page cache then uses large folios. Twice as much leaves the processor's caches
-(benchmarks/results/shards.md)."""
+"""Size and alignment of writes, bytes. The page cache then uses large folios; twice as much does not fit into the
+processor's caches (benchmarks/results/shards.md)."""
 FLUSH_PIECES = 1000
-"""Pieces of one write; writev takes at most 1,024."""
+"""Maximal number of buffers in one write; writev takes at most 1,024."""
 SERIAL_PACK_BYTES = 16 * 2**20
-"""Bytes below which starting processes costs more than packing."""
+"""Bytes below which packing takes less time than starting processes."""
 
 
 class PackTask(NamedTuple):
@@ -57,7 +57,7 @@ class PackTask(NamedTuple):
 
 
 PackCallback = Callable[[PackProgress], None]
-"""Callback for every image."""
+"""Called for every image."""
 RejectCounts = Mapping[str, int]
 """Rejected images of a shard by reason."""
 
@@ -115,7 +115,7 @@ class Packer:
                     raise (
                         Where(self.data.source)
                         .below(entry.item.name)
-                        .refusal(str(problem), "Mend or remove it, or set data.policy to quarantine.")
+                        .refusal(str(problem), "Repair or remove it, or set data.policy to quarantine.")
                     ) from None
                 rejects.append(RejectedImage(entry.key, problem.reason, problem.detail))
                 on_image(PackProgress(1, 0, 1, len(original)))
@@ -131,7 +131,7 @@ class Packer:
         return rows.columns(), rejects
 
     def _read(self, source: Source, entry: PlannedImage) -> bytes:
-        """Return the image's bytes; raise InvalidImage, or InputError if their number is not the planned one."""
+        """Return the bytes of an image; raises InvalidImage, or InputError if its size is not the planned one."""
         if entry.item.size > self.rules.max_bytes:
             raise InvalidImage(
                 "too_many_bytes", f"{entry.item.size} bytes, at most {self.rules.max_bytes} (data.max_bytes)"
@@ -143,14 +143,14 @@ class Packer:
         if len(content) != entry.item.size:
             where = Where(self.data.source).below(entry.item.name)
             raise where.refusal(
-                f"changed while it was packed, from {entry.item.size} bytes to {len(content)}",
-                "Run again when nothing writes to the source.",
+                f"changed during packing, from {entry.item.size} bytes to {len(content)}",
+                "Run again when no process writes to the source.",
             )
         return content
 
 
 class _ShardWriter:
-    """Writer of a shard that gathers pieces and writes FLUSH_BYTES at a time, without copies."""
+    """Writer of a shard that gathers buffers and writes FLUSH_BYTES at a time, without copies."""
 
     def __init__(self, path: Path, size: int, hashing: bool) -> None:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
@@ -243,7 +243,7 @@ def explain_write_errors(directory: Path) -> Iterator[None]:
         raise InputError(
             f"cannot write the shard set: {error.strerror or error}",
             field=str(directory),
-            hint="Give a writable place with enough room (run.workspace) and run again: finished shards are kept.",
+            hint="Set run.workspace to a writable directory with enough space and run again: finished shards are kept.",
         ) from error
 
 
@@ -304,10 +304,10 @@ def _pack_in_pool(
             yield from (future.result() for future in done)
     except BrokenProcessPool as error:
         raise InputError(
-            "a packing process was killed, often for want of memory",
+            "a packing process was killed, possibly because memory ran out",
             field="launch.shard_workers",
             got=workers,
-            hint="Run again with fewer of them: finished shards are kept.",
+            hint="Run again with fewer workers: finished shards are kept.",
         ) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
@@ -320,11 +320,11 @@ class _PackWorker(NamedTuple):
     totals: SharedTotals
 
 
-_worker_state: list[_PackWorker] = []  # state of this process, because a pool's tasks have no other
+_worker_state: list[_PackWorker] = []  # of this process; tasks of a pool can keep state only in a global
 
 
 def _start_worker(packer: Packer, totals: SharedTotals, parent: int) -> None:
-    """Prepare a packing process, which exits with its parent."""
+    """Prepare a packing process, which exits when its parent does."""
     processes.exit_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     plan = ShardPlan.read(packer.directory / PLAN_FILE)

@@ -26,7 +26,7 @@ from podscale.util.progress_reports import ProgressCallback, ProgressReporter, i
 
 PLAN_FILE = "plan"
 PLAN_FORMAT = 1
-"""Increase it when the same plan gives other bytes: shards of an older format are then packed again."""
+"""Increase it when the same plan gives different bytes: shards of an older format are then packed again."""
 
 SPLITS = (TRAIN, VALIDATION)
 _CONTENT_OPTIONS = ("policy", "resize_short", "quality", "max_pixels", "max_bytes")
@@ -78,14 +78,14 @@ class ShardPlan:
         if "offset" in self.columns:
             containers = file_formats.ByteStrings(self.columns, "container")[:]
             byte_ranges = zip(self.columns["in"][rows].tolist(), self.columns["offset"][rows].tolist(), strict=True)
-        images = zip(self.source_names[rows], labels, sizes, byte_ranges, strict=False)  # places may have no end
+        images = zip(self.source_names[rows], labels, sizes, byte_ranges, strict=False)  # repeat() has no end
         for row, (name, label, size, (container, offset)) in enumerate(images, rows.start):
             yield PlannedImage(
                 row, label, SourceItem(name, self.classes[label], size, split, containers[container], offset)
             )
 
     def shard_bytes(self, split: str) -> IntArray:
-        """Return the planned bytes of each shard, an upper bound if nothing is converted."""
+        """Return the planned size of each shard in bytes, an upper bound if nothing is converted."""
         sizes = np.concatenate([[0], np.cumsum(_packed_bytes(self.columns["size"]))])
         packed: IntArray = np.diff(sizes[self.bounds[split]])
         return packed
@@ -96,8 +96,8 @@ class ShardPlan:
 
     @classmethod
     def read(cls, path: Path) -> "ShardPlan":
-        """Read a plan, memory-mapped; raises InputError if the file is none."""
-        header, columns = file_formats.read_columns(path)
+        """Read a plan, memory-mapped; raises InputError if the file is not a plan."""
+        header, columns = file_formats.read_columns(path, "plan")
         bounds = {split: columns.pop(f"bounds_{split}").astype(np.int64) for split in SPLITS}
         return cls(header["fingerprint"], header["classes"], bounds, columns)
 
@@ -105,8 +105,8 @@ class ShardPlan:
 def plan_shards(source: Source, data: DataSection, progress: ProgressCallback = ignore_progress) -> ShardPlan:
     """List the source and decide split, order and shard of every image.
 
-    Raises InputError if it is empty, has one class, a class without images in a split, a name twice, or other classes
-    than data.classes.
+    Raises InputError if the source is empty, has only one class, has a class without images in a split, lists a name
+    twice, or has other classes than data.classes.
     """
     listing = _Listing.read(source, ProgressReporter("list", progress))
     if not listing.names:
@@ -157,7 +157,7 @@ class _Listing:
         return listing
 
     def sorted_rank(self) -> IntArray:
-        """Return the place of every name in the sorted listing."""
+        """Return the position of every name in the sorted listing."""
         order = sorted(range(len(self.names)), key=self.names.__getitem__)
         rank = np.empty(len(order), dtype=np.int64)
         rank[order] = np.arange(len(order))
@@ -185,7 +185,7 @@ class _Listing:
 
 
 def _packed_bytes(sizes: npt.NDArray[Any]) -> IntArray:
-    """Return the bytes of images of these sizes in a shard."""
+    """Return the bytes that images of these sizes take in a shard."""
     content: IntArray = sizes.astype(np.int64)
     packed: IntArray = content + (-content % file_formats.TAR_BLOCK_BYTES) + file_formats.tar_sample_bytes(0)
     return packed
@@ -208,8 +208,8 @@ def _class_names(listed: Sequence[str], data: DataSection) -> list[str]:
     if missing or extra:
         raise _refusal(
             data,
-            f"its classes are not those of data.classes: missing {_first_names(missing)}, "
-            f"unexpected {_first_names(extra)}",
+            f"its classes differ from data.classes (missing: {_first_names(missing)}, "
+            f"unexpected: {_first_names(extra)})",
             "Correct the source or the document.",
         )
     return list(data.classes)
@@ -226,10 +226,10 @@ def _first_names(names: Sequence[str]) -> str:
 def _validation_mask(
     source_splits: npt.NDArray[np.int8], labels: IntArray, hashes: npt.NDArray[np.uint64], data: DataSection
 ) -> npt.NDArray[np.bool_]:
-    """Return the mask of validation images: those of the source, else those with the smallest hashes.
+    """Return the mask of validation images: those that the source names, else those with the smallest hashes.
 
-    Plain: hash below a threshold, so nothing moves when images are added. Stratified: the same share of each class, at
-    least one image; adding an image moves at most one other.
+    Without `data.stratify`: hashes below a threshold, so no image changes its split when others are added. With it: the
+    same fraction of each class, at least one image; adding an image moves at most one other.
     """
     if (source_splits == SPLITS.index(VALIDATION)).any():
         if (source_splits < 0).any():
@@ -253,8 +253,9 @@ def _check_classes(labels: IntArray, validation: npt.NDArray[np.bool_], classes:
         if absent:
             raise _refusal(
                 data,
-                f"{_first_names(absent)} without an image in the {split} split, and every class needs images in both",
-                "Add some, remove the class, or see data.stratify and data.validation_fraction.",
+                f"classes without an image in the {split} split: {_first_names(absent)}",
+                "Every class needs images in both splits. Add images, remove the class, or see data.stratify and "
+                "data.validation_fraction.",
             )
 
 
@@ -273,7 +274,7 @@ def _shard_bounds(weights: IntArray, data: DataSection, split: str) -> IntArray:
     inner = np.searchsorted(total, np.arange(1, shards) * (total[-1] / shards)) + 1
     bounds = np.concatenate([[0], inner, [len(weights)]]).astype(np.int64)
     steps = np.arange(shards + 1)
-    bounds = np.maximum.accumulate(bounds - steps) + steps  # each begins after the one before
+    bounds = np.maximum.accumulate(bounds - steps) + steps  # at least one image in each shard
     return np.minimum(bounds, len(weights) - shards + steps)
 
 
@@ -300,4 +301,4 @@ def describe_changes(before: ShardPlan, now: ShardPlan) -> str:
     ):
         if names:
             parts.append(f"{len(names)} {word} (such as {decode_name(min(names))})")
-    return ", ".join(parts) or "another split or class map"
+    return ", ".join(parts) or "the split or the class map differs"

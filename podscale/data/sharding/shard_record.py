@@ -25,7 +25,7 @@ class RejectedImage:
 
 
 UNREADABLE = "unreadable"
-"""Reason that may be temporary: the next run repacks a shard with such a reject."""
+"""Reject reason that may be temporary: the next run repacks a shard with such a reject."""
 
 
 @dataclass(frozen=True)
@@ -57,14 +57,14 @@ class ShardRecord:
 
     @classmethod
     def read(cls, path: Path) -> "ShardRecord":
-        """Read a record; raises InputError if the file is none."""
-        header, columns = file_formats.read_columns(path)
+        """Read a record; raises InputError if the file is not a record."""
+        header, columns = file_formats.read_columns(path, "record")
         rejects = [RejectedImage(*entry) for entry in header["rejects"]]
         return cls(header["plan"], header["bytes"], header["sha256"], columns, rejects)
 
 
 def record_path(directory: Path, plan: ShardPlan, split: str, shard: int) -> Path:
-    """Return the path of a shard's record, outside of the split folders, so that readers of tars do not see it."""
+    """Return the path of a shard's record. It is outside the split folders, so that readers of tars do not see it."""
     return directory / "records" / split / plan.shard_name(split, shard).replace(".tar", ".record")
 
 
@@ -79,7 +79,7 @@ def find_record(directory: Path, plan: ShardPlan, split: str, shard: int) -> Sha
 
 
 class RecordRows:
-    """Rows of a record, collected as bytes: the garbage collector would walk tuples."""
+    """Rows of a record, collected as bytes, because the garbage collector would visit tuples."""
 
     _DTYPE = np.dtype(list(RECORD_COLUMNS.items()))
     _STRUCT = struct.Struct("<" + "".join(np.dtype(dtype).char for dtype in RECORD_COLUMNS.values()).replace("L", "Q"))

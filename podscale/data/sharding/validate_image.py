@@ -1,8 +1,8 @@
 """Validation of images from their bytes (magic, header, limits, strict decode), and their conversion.
 
-The header is read without a decoder, so that a decompression bomb is refused before it is decoded. The decode is at 1/8
-scale and gray: it still reads all entropy data, which reveals truncation and corruption (Pillow, DALI and torchvision
-accept both silently), at a third of the cost.
+The header is read without a decoder, so that a decompression bomb is refused before it is decoded. JPEGs are decoded at
+1/8 scale in gray, at a third of the cost. That still reads all entropy-coded data, which reveals truncation and
+corruption (Pillow, DALI and torchvision accept both silently).
 """
 
 import io
@@ -33,7 +33,7 @@ MAX_SIDE = 65535
 
 
 class InvalidImage(Exception):
-    """Unusable image; `reason` is a stable key, `detail` is for people."""
+    """Unusable image; `reason` is a stable key, `detail` a text for users."""
 
     def __init__(self, reason: str, detail: str = "", convertible: bool = False) -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
@@ -51,7 +51,7 @@ class ImageHeader(NamedTuple):
 
 
 def read_header(data: bytes, max_pixels: int, max_bytes: int) -> ImageHeader:
-    """Read the header; raises InvalidImage if the data is empty, no image, too large or of an unusable kind."""
+    """Read the header; raises InvalidImage if the data is empty, not an image, too large or of an unusable kind."""
     if not data:
         raise InvalidImage("empty", "the file has no bytes")
     if len(data) > max_bytes:
@@ -63,7 +63,7 @@ def read_header(data: bytes, max_pixels: int, max_bytes: int) -> ImageHeader:
     else:
         kind = other_format(data)
         if kind:
-            raise InvalidImage("unusable_format", f"{kind} is not a format that loaders read", convertible=True)
+            raise InvalidImage("unusable_format", f"loaders do not read {kind}", convertible=True)
         raise InvalidImage("not_an_image", f"begins with {data[:8]!r}")
     check_pixels(image.height, image.width, max_pixels)
     return image
@@ -91,7 +91,7 @@ _FRAME = struct.Struct(">BHHB")
 _STANDALONE = frozenset((0x01, *range(0xD0, 0xD8)))
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _USABLE_FRAMES = frozenset((0xC0, 0xC1, 0xC2))
-# Plain numbers, because combining enum members would cost more than the rest of the scan.
+# Plain numbers, because combining enum members takes longer than the rest of the scan.
 _FLAGS = [ImageFlag(value) for value in range(128)]
 _PROGRESSIVE = int(ImageFlag.PROGRESSIVE)
 _OF_COMPONENTS = {1: int(ImageFlag.GRAY), 3: 0, 4: int(ImageFlag.CMYK)}
@@ -123,7 +123,7 @@ def _read_frame(data: bytes, position: int, marker: int, flags: int) -> ImageHea
     if marker not in _USABLE_FRAMES:
         raise InvalidImage("unusable_coding", f"JPEG coding process SOF{marker - 0xC0} (lossless or arithmetic)")
     if precision != 8:
-        raise InvalidImage("unusable_depth", f"JPEG of {precision} bits a sample")
+        raise InvalidImage("unusable_depth", f"JPEG of {precision} bits per sample")
     if components not in _OF_COMPONENTS:
         raise InvalidImage("unusable_components", f"JPEG of {components} components")
     if marker == 0xC2:
@@ -132,7 +132,7 @@ def _read_frame(data: bytes, position: int, marker: int, flags: int) -> ImageHea
 
 
 def _rotation_flag(exif: bytes) -> int:
-    """Return ROTATED if the Exif orientation (tag 0x0112) is one of 2..8."""
+    """Return ROTATED if the Exif orientation (tag 0x0112) is in 2..8, else 0."""
     order = {b"II": "<", b"MM": ">"}.get(exif[:2])
     if order is None or len(exif) < 8:
         return 0
@@ -154,7 +154,7 @@ def png_header(data: bytes, max_pixels: int) -> ImageHeader:
     width, height, depth, color = struct.unpack_from(">IIBB", data, 16)
     check_pixels(height, width, max_pixels)
     if depth == 16:
-        raise InvalidImage("unusable_depth", "PNG of 16 bits a sample", convertible=True)
+        raise InvalidImage("unusable_depth", "PNG of 16 bits per sample", convertible=True)
     return ImageHeader(PNG, height, width, ImageFlag.GRAY if color in (0, 4) else ImageFlag(0))
 
 
@@ -186,7 +186,7 @@ def _decode_png(data: bytes) -> None:
 _JPEG_NAMES = (b".jpg", b".jpeg", b".jpe", b".jfif")
 _FORMATS = ("JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP", "PPM")
 FULL_CHROMA, HALF_CHROMA = 0, 2
-"""Pillow's subsampling 4:4:4, for conversions, and 4:2:0, as cameras have, for resized pictures."""
+"""Pillow's numbers of chroma subsampling: 4:4:4 for converted images, 4:2:0 (as cameras use) for resized ones."""
 
 
 @dataclass(frozen=True)
@@ -253,7 +253,7 @@ def _reencode(data: bytes, image: ImageHeader | None, rules: ImageRules, done: I
 
 
 def _to_eight_bits(picture: pil.Image) -> pil.Image:
-    """Return the first frame with 8 bits a channel; Pillow would clip 16-bit gray instead of scaling it."""
+    """Return the first frame with 8 bits per channel. Pillow would clip 16-bit gray instead of scaling it."""
     picture.load()
     if picture.mode.startswith("I"):
         return pil.fromarray((np.asarray(picture).astype(np.uint32) >> 8).astype(np.uint8))

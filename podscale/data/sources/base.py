@@ -17,21 +17,21 @@ class SourceItem(NamedTuple):
     """Class name."""
     size: int
     split: str = ""
-    """"train", "validation", or empty if the source does not name a split."""
+    """"train", "validation", or empty if the source has no splits."""
     container: bytes = b""
     """File that holds the image as a byte range; empty if it is a file of its own."""
     offset: int = 0
 
 
 class Source(Protocol):
-    """Source of images; picklable, because packing processes read from it too."""
+    """Source of images; picklable, because packing processes also read from it."""
 
     def items(self) -> Iterator[SourceItem]:
         """Yield every image, in any order; raises InputError if the source cannot be used."""
         ...
 
     def read(self, item: SourceItem) -> bytes:
-        """Return the bytes of one item; raises OSError."""
+        """Return the bytes of one item; raises OSError if it cannot be read."""
         ...
 
 
@@ -55,7 +55,7 @@ class Where(NamedTuple):
 
 
 def decode_name(raw: bytes) -> str:
-    """Return a name for people and JSON; bytes that are no UTF-8 become escapes."""
+    """Return a name as text for messages and JSON; bytes that are not UTF-8 become escapes."""
     return raw.decode("utf-8", "backslashreplace")
 
 
@@ -72,16 +72,16 @@ SPLIT_FOLDERS = {
     b"validation": VALIDATION,
 }
 TEST_FOLDER = b"test"
-"""Folder beside train/ that is left out, because its images are not for model selection."""
+"""Folder beside train/ that is skipped, because its images are not for model selection."""
 
 IMAGE_SUFFIXES = frozenset(
     (b".jpg", b".jpeg", b".jpe", b".jfif", b".png", b".gif", b".bmp", b".webp", b".tif", b".tiff", b".ppm", b".heic")
 )
-"""Suffixes of images, unusable formats included, so that they are reported."""
+"""Suffixes of images; they include unusable formats, so that such images are reported as rejects."""
 
 
 def is_image_name(name: bytes) -> bool:
-    """Return whether a file name is that of an image; hidden files (AppleDouble "._x.jpg") are not."""
+    """Return whether a file name has an image suffix and is not hidden (such as AppleDouble's "._x.jpg")."""
     base = name.rsplit(b"/", 1)[-1]
     dot = base.rfind(b".")
     return dot > 0 and base[:1] != b"." and base[dot:].lower() in IMAGE_SUFFIXES
@@ -93,7 +93,7 @@ class SplitAndClass(NamedTuple):
 
 
 def count_common_directories(paths: Sequence[bytes]) -> int:
-    """Return the number of leading directories that all paths share; stop before a split or the only class."""
+    """Return the number of leading directories that all paths share; a split or the only class does not count."""
     shared = paths[0].split(b"/")[:-1]
     fewest = len(shared)
     for path in paths:
@@ -108,7 +108,7 @@ def count_common_directories(paths: Sequence[bytes]) -> int:
 
 
 def classify_path(path: bytes, skip: int, splits: bool, where: Where) -> SplitAndClass | None:
-    """Return split and class of a path below `skip` directories, None for test/; raises InputError without a class."""
+    """Return split and class of a path below `skip` directories; None for test/, InputError if it has no class."""
     parts: Sequence[bytes] = path.split(b"/")[skip:]
     split = ""
     if splits:
@@ -119,8 +119,9 @@ def classify_path(path: bytes, skip: int, splits: bool, where: Where) -> SplitAn
             split, parts = SPLIT_FOLDERS[first], parts[1:]
         else:
             raise where.below(path).refusal(
-                "neither below train/ nor below val/",
-                "With split folders every image must be in one: move it, or remove them to have images held out.",
+                "in neither train/ nor val/",
+                "With split folders every image must be in one. Move it, or remove the split folders: then a part of "
+                "the images is held out.",
             )
     if len(parts) < 2:
         raise where.below(path).refusal(
@@ -131,7 +132,7 @@ def classify_path(path: bytes, skip: int, splits: bool, where: Where) -> SplitAn
 
 
 def has_splits(paths: Sequence[bytes], skip: int) -> bool:
-    """Return whether the first directories are splits; `train` without class folders below is a class (as in COCO)."""
+    """Return whether the first directories are splits. `train` without class folders in it is a class (as in COCO)."""
     named = [parts for parts in (path.split(b"/")[skip:] for path in paths) if parts[0].lower() in SPLIT_FOLDERS]
     return bool(named) and all(len(parts) >= 3 for parts in named)
 

@@ -31,7 +31,7 @@ class DigitsSource:
 
     @cached_property
     def _images(self) -> list[bytes]:
-        # 17 levels spread over 0..255, each to a value of its own
+        # 17 levels spread over 0..255, all distinct
         return [gray_png(np.rint(levels * (255 / GRAY_LEVELS)).astype(np.uint8)) for levels in self._arrays["levels"]]
 
     @cached_property
@@ -46,7 +46,7 @@ def load() -> dict[str, npt.NDArray[np.uint8]]:
 
 
 def gray_png(pixels: npt.NDArray[np.uint8]) -> bytes:
-    """Return a PNG of uint8 [height, width] gray pixels, stored, so that it has the same bytes with any zlib."""
+    """Return a PNG of gray `pixels`, uint8 [height, width], uncompressed: its bytes do not depend on zlib."""
     height, width = pixels.shape
     rows = b"".join(b"\0" + row.tobytes() for row in pixels)  # filter type 0 before every row
     return (

@@ -79,35 +79,35 @@ class ImageNetSource:
         label_files = [file.path for file in files if VALIDATION_LABELS.search(file.path)]
         if len(label_files) != 1:
             names = ", ".join(decode_name(path) for path in label_files) or "none"
-            raise self._where.refusal(f"expected one label file of the validation images, found {names}")
+            raise self._where.refusal(f"needs one label file for the validation images, found {names}")
         where = self._where.below(label_files[0])
         text = self._storage.read(label_files[0]).decode("utf-8", "replace")
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         if lines and re.match(r"[^,\s]+[,\s]+n\d{8}", lines[-1]):
             return _by_name(lines, images, where)
         if len(lines) != len(images):
-            raise where.refusal(f"{len(lines)} labels for {len(images)} validation images", "Get both again.")
+            raise where.refusal(f"{len(lines)} labels for {len(images)} validation images", "Download both again.")
         if all(_SYNSET_NAME.fullmatch(line) for line in lines):
             return lines
         return self._by_number(files, lines, where)
 
     def _by_number(self, files: list[StorageFile], lines: list[str], where: Where) -> list[str]:
-        """Return the synsets of the development kit's numbers, whose order meta.mat defines."""
+        """Return the synsets of the development kit's class numbers, which meta.mat defines."""
         meta = next((file.path for file in files if _file_stem(file.path) == "meta"), None)
         if meta is None or not all(line.isdigit() for line in lines):
-            raise where.refusal("no synsets such as n01440764", "Numbers need the kit's meta.mat beside them.")
+            raise where.refusal("no synsets such as n01440764", "Class numbers need the kit's meta.mat in the source.")
         from scipy.io import loadmat  # type: ignore[import-untyped]
 
         synsets = loadmat(io.BytesIO(self._storage.read(meta)), squeeze_me=True)["synsets"]
         names = {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in synsets}
         missing = next((line for line in lines if int(line) not in names), None)
         if missing is not None:
-            raise where.refusal(f"label {missing} is not in {decode_name(meta)}", "Get both from one kit.")
+            raise where.refusal(f"label {missing} is not in {decode_name(meta)}", "Take both from one kit.")
         return [names[int(line)] for line in lines]
 
 
 def _by_name(lines: list[str], images: list[str], where: Where) -> list[str]:
-    """Return the synset of each image from rows in any order, with or without header and suffixes."""
+    """Return the synset of each image from rows of image,synset in any order, with or without header and suffixes."""
     rows = (re.match(r"([^,\s]+)[,\s]+(n\d{8})", line) for line in lines)
     synsets = {row[1].rsplit("/")[-1].partition(".")[0]: row[2] for row in rows if row}
     missing = next((image for image in images if image not in synsets), None)

@@ -13,6 +13,8 @@ from podscale.util.locations import Location
 # Paths are bytes of any encoding, which pathlib does not take.
 # ruff: noqa: PTH110, PTH111, PTH112, PTH113, PTH116, PTH118, PTH123, PTH208
 
+MAX_READ_BYTES = 2**30
+
 
 class StorageFile(NamedTuple):
     """File with its path relative to the root and its size in bytes."""
@@ -43,7 +45,7 @@ class Storage(Protocol):
         ...
 
     def size(self, path: bytes) -> int:
-        """Return the bytes of one file; raises OSError."""
+        """Return the size of one file in bytes; raises OSError."""
         ...
 
 
@@ -61,7 +63,7 @@ class LocalStorage:
         self._root = os.fsencode(os.path.expanduser(location)).rstrip(b"/") or b"/"
         if not os.path.exists(self._root):
             raise SourceMissing(
-                "no such file or directory", field="data.source", got=location, hint="Give the path of images."
+                "no such file or directory", field="data.source", got=location, hint="Give the path of the images."
             )
         self._opened: tuple[bytes, int] | None = None
 
@@ -93,7 +95,7 @@ class LocalStorage:
                 raise (
                     Where(self.location)
                     .below(relative)
-                    .refusal("symbolic link loop: it leads back to a directory above itself", "Remove the link.")
+                    .refusal("symbolic link to a directory above itself", "Remove the link.")
                 )
             with os.scandir(here) as entries:
                 for entry in entries:
@@ -106,7 +108,7 @@ class LocalStorage:
                         yield StorageFile(path, _file_size(entry))
         except OSError as error:
             where = Where(self.location, decode_name(relative))
-            raise where.refusal(f"cannot be listed: {error.strerror}", "Make it readable or leave it out.") from error
+            raise where.refusal(f"cannot be listed: {error.strerror}", "Make it readable or remove it.") from error
 
     def read(self, path: bytes, offset: int = 0, size: int | None = None) -> bytes:
         if size is not None:
@@ -116,7 +118,8 @@ class LocalStorage:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
                 raise IsADirectoryError(21, "not a regular file")
-            return os.read(descriptor, status.st_size + 1) if status.st_size < 2**30 else _read_to_end(descriptor)
+            content = os.read(descriptor, min(status.st_size + 1, MAX_READ_BYTES))
+            return content if len(content) >= status.st_size else content + _read_to_end(descriptor)
         finally:
             os.close(descriptor)
 
@@ -126,7 +129,10 @@ class LocalStorage:
                 os.close(self._opened[1])
                 self._opened = None
             self._opened = (path, os.open(self._absolute(path), os.O_RDONLY))
-        return os.pread(self._opened[1], size, offset)
+        content = os.pread(self._opened[1], size, offset)
+        while len(content) < size and (rest := os.pread(self._opened[1], size - len(content), offset + len(content))):
+            content += rest  # the kernel may return less than was asked, on network file systems above all
+        return content
 
     def open(self, path: bytes) -> IO[bytes]:
         return open(self._absolute(path), "rb")
@@ -143,7 +149,7 @@ def _is_directory(entry: os.DirEntry[bytes]) -> bool:
 
 
 def _file_size(entry: os.DirEntry[bytes]) -> int:
-    """Return the bytes of a file; 0 for a directory and a broken link, which packing finds unreadable."""
+    """Return the size of a file; 0 for a directory and a broken link, which packing rejects as unreadable."""
     try:
         return 0 if entry.is_dir() else entry.stat().st_size
     except OSError:
@@ -152,13 +158,13 @@ def _file_size(entry: os.DirEntry[bytes]) -> int:
 
 def _read_to_end(descriptor: int) -> bytes:
     parts = []
-    while part := os.read(descriptor, 2**30):
+    while part := os.read(descriptor, MAX_READ_BYTES):
         parts.append(part)
     return b"".join(parts)
 
 
 class RemoteStorage:
-    """URL that fsspec reads (gs://, s3://, https://, memory://, ...), with the environment's credentials."""
+    """Files below a URL that fsspec reads (gs://, s3://, https://, ...), with the environment's credentials."""
 
     def __init__(self, location: str) -> None:
         self.location = location.rstrip("/")
@@ -166,7 +172,7 @@ class RemoteStorage:
         try:
             if not self._fs.exists(self._root):
                 raise SourceMissing(
-                    "nothing at this URL", field="data.source", got=location, hint="Check it and its access."
+                    "nothing at this URL", field="data.source", got=location, hint="Check it and your access to it."
                 )
         except InputError:
             raise
@@ -239,7 +245,7 @@ class RemoteStorage:
 
 
 class _as_os_error:  # noqa: N801 - reads as a statement
-    """Context that raises a backend's errors as OSError."""
+    """Context manager that raises a backend's errors as OSError."""
 
     def __enter__(self) -> None:
         return None

@@ -41,7 +41,7 @@ class TableSource:
         return storage.read(path)
 
     def _size(self, name: bytes) -> int:
-        """Return the bytes of an image; 0 if it is missing, which packing finds unreadable."""
+        """Return the size of an image in bytes; 0 if it is missing, which packing rejects as unreadable."""
         try:
             storage, path = self._locate(name)
             return storage.size(path)
@@ -68,9 +68,7 @@ class TableSource:
     def _csv(self, text: str) -> Iterator[tuple[int, tuple[str, str, str]]]:
         reader = csv.reader(io.StringIO(text, newline=""))
         columns: tuple[int, int, int | None] = (0, 1, 2)
-        for number, row in enumerate(reader):
-            if not row:
-                continue
+        for number, row in enumerate(row for row in reader if len(row) > 1 or "".join(row).strip()):
             if number == 0 and (header := _header_columns(row)) is not None:
                 columns = header
                 continue

@@ -34,11 +34,11 @@ def is_compressed_tar_name(name: bytes) -> bool:
 
 
 def tar_members(file: IO[bytes], where: Where) -> Iterator[TarMember]:
-    """Yield the regular files of an uncompressed tar; raises InputError if it is none or is cut short."""
+    """Yield the regular files of an uncompressed tar; raises InputError if it is not one or is truncated."""
     try:
         with tarfile.open(fileobj=file, mode="r:") as archive:
             while (info := archive.next()) is not None:
-                archive.members.clear()  # type: ignore[attr-defined]  # it would keep every header in memory
+                archive.members.clear()  # type: ignore[attr-defined]  # tarfile keeps every header in memory
                 if info.isreg():
                     name = info.name.encode("utf-8", "surrogateescape").removeprefix(b"./")
                     yield TarMember(name, info.offset_data, info.size)
@@ -76,8 +76,8 @@ class TarSource:
         archives = [path for path in listed if is_tar_name(path or self._storage.location.encode())]
         if not archives:
             compressed = any(is_compressed_tar_name(path or self._storage.location.encode()) for path in listed)
-            hint = "Decompress it first: images are read at their place inside it." if compressed else "Give a .tar."
-            raise Where(self._storage.location).refusal("no uncompressed tar file here", hint)
+            hint = "Decompress it: images are read as byte ranges of the tar." if compressed else "Give a .tar."
+            raise Where(self._storage.location).refusal("no uncompressed tar file", hint)
         return archives
 
     def _members(self, path: bytes) -> list[TarMember]:
@@ -109,7 +109,7 @@ class TarSource:
             )
 
     def _samples(self, archive: _Archive) -> Iterator[tuple[TarMember, int]]:
-        """Pair image and label by key, the name up to the first dot of its last part (WebDataset's rule)."""
+        """Pair images and labels by key: the path up to the first dot of its last part (WebDataset's rule)."""
         images: dict[bytes, TarMember] = {}
         labels: dict[bytes, int] = {}
         where = Where(self._storage.location)
@@ -117,20 +117,20 @@ class TarSource:
         for member in archive.members:
             key = _sample_key(member.name)
             if key in (labels if member.name.endswith(b".cls") else images):
-                raise where.refusal(f"key {decode_name(key)} is there twice", "Every sample needs a key of its own.")
+                raise where.refusal(f"two samples have the key {decode_name(key)}", "Give every sample its own key.")
             if member.name.endswith(b".cls"):
                 labels[key] = self._label(archive.path, member, where)
             else:
                 images[key] = member
         if images.keys() != labels.keys():
             odd = decode_name(min(images.keys() ^ labels.keys()))
-            raise where.refusal(f"key {odd} has no image or no .cls beside it", "Every sample needs both.")
+            raise where.refusal(f"sample {odd} has no image or no .cls", "Every sample needs both.")
         return ((image, labels[key]) for key, image in images.items())
 
     def _label(self, path: bytes, member: TarMember, where: Where) -> int:
         text = self._storage.read(path, member.offset, min(member.size, 32))
         if not re.fullmatch(rb"\s*\d{1,9}\s*", text):
-            raise where.below(member.name).refusal(f"a .cls holds a class number, not {text!r}")
+            raise where.below(member.name).refusal(f"{text!r} is not a class number")
         return int(text)
 
 

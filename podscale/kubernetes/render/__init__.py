@@ -17,15 +17,15 @@ RENDERERS_BY_KIND: dict[str, Callable[[JobSpec], JobManifests]] = {
     "job": job.render_plain_job,
 }
 PREFERRED_KINDS = ("pytorchjob", "trainjob", "jobset")
-"""For PyTorch on CPUs and GPUs, best tested first."""
+"""Kinds of job for PyTorch on CPUs and GPUs, best tested first."""
 PREFERRED_KINDS_JAX = ("jaxjob", "jobset", "trainjob")
-"""For JAX on CPUs and GPUs."""
+"""Kinds of job for JAX on CPUs and GPUs."""
 PREFERRED_KINDS_TPU = ("jobset", "trainjob")
-"""For TPUs: JobSet supports slices of several hosts; JAXJob is untested there."""
+"""Kinds of job for TPUs. JobSet supports slices of several hosts; JAXJob is untested there."""
 
 
 def suitable_backends(spec: JobSpec) -> tuple[str, ...]:
-    """Return the kinds of job that can run `spec`, best first; a plain job for one pod only."""
+    """Return the kinds of job that can run `spec`, best first; a plain Job can only run one pod."""
     if spec.min_nodes is not None:
         return ("pytorchjob",)  # the only elastic kind
     if spec.slices > 1:
@@ -37,7 +37,7 @@ def suitable_backends(spec: JobSpec) -> tuple[str, ...]:
 
 
 def choose_backend(spec: JobSpec, backend: str) -> str:
-    """Return `backend` for a training or for ranks on several pods, else a plain job."""
+    """Return `backend` for training or for ranks on several pods, else `job` (a plain Job)."""
     needs_operator = spec.stage == "train" or (spec.nodes > 1 and spec.stage != "shard")
     return backend if needs_operator else "job"
 
@@ -46,5 +46,5 @@ def render_job(spec: JobSpec, backend: str) -> JobManifests:
     """Return the objects that run `spec` on `backend`. Raises InputError if that kind of job cannot run it."""
     if backend not in RENDERERS_BY_KIND:
         hint = f"Choose one of {', '.join(RENDERERS_BY_KIND)}."
-        raise InputError("no kind of job", field="launch.backend", got=backend, hint=hint)
+        raise InputError("not a kind of job", field="launch.backend", got=backend, hint=hint)
     return RENDERERS_BY_KIND[backend](spec)

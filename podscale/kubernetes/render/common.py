@@ -14,7 +14,7 @@ from podscale.kubernetes.resources import JOB_KINDS
 MONITORING_NAMESPACES = ("monitoring", "gmp-system", "gke-gmp-system")
 """Namespaces of Prometheus: its operator's, that of Google's managed one, and that of GKE Autopilot.
 
-The chart's networkPolicy.monitoringNamespaces, with the same default, admits others; policies are additive.
+The chart's networkPolicy.monitoringNamespaces has the same default and can admit others, because policies are additive.
 """
 Manifest = dict[str, Any]
 """Kubernetes object as JSON values, with keys in the usual order."""
@@ -57,7 +57,7 @@ def object_metadata(spec: JobSpec, labels: Mapping[str, str], annotations: Mappi
 
 
 def network_policy(spec: JobSpec) -> Manifest:
-    """Return the network policy: only pods of the job reach each other, and only Prometheus reaches their metrics.
+    """Return the network policy: the pods accept connections from each other and, for metrics, from Prometheus.
 
     Prometheus is identified by its namespace, because any user can set labels of pods.
     """
@@ -95,12 +95,13 @@ def check_not_elastic(spec: JobSpec, backend: str) -> None:
             f"a {JOB_KINDS[backend].kind} cannot continue with fewer pods",
             field="launch.cluster.min_nodes",
             got=spec.min_nodes,
-            hint="Leave it out (a loss then restarts all from the newest checkpoint), or set launch.backend=pytorchjob",
+            hint="Remove it (after a loss, all pods then restart from the newest checkpoint), or set "
+            "launch.backend=pytorchjob",
         )
 
 
 class _Dumper(yaml.SafeDumper):
-    """YAML dumper without references that writes long texts as blocks, so that the run document is readable."""
+    """YAML dumper without anchors that writes texts of several lines as blocks, so that run documents are readable."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True

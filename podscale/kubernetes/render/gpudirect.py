@@ -2,7 +2,7 @@
 
 They follow xpk (AI-Hypercomputer/xpk, src/xpk/core/workload_decorators at 367c838). The names of the networks are those
 of Google's guides; for others set the annotation networking.gke.io/interfaces in launch.cluster.annotations. None of
-this has been run: see docs/reference/hardware.md.
+this has been run (docs/reference/hardware.md). "Recalled" marks values written from memory.
 """
 
 import json
@@ -15,13 +15,13 @@ GPUDIRECT_NETWORKS = {
     "tcpxo": ("default", *(f"vpc{number}" for number in range(1, 9))),
     "rdma": ("default", "gvnic-1", *(f"rdma-{number}" for number in range(8))),
 }
-"""Networks of a machine in the order of its interfaces."""
+"""Networks of a machine, in the order of its interfaces."""
 NCCL_PROFILES = {
     "tcpx": "",
     "tcpxo": "/usr/local/nvidia/lib64/nccl-env-profile.sh",
     "rdma": "/usr/local/gib/scripts/set_nccl_env.sh",
 }
-"""Script of the plugin on the node that sets NCCL's variables for the machine (recalled)."""
+"""Path of the plugin's script that sets NCCL's variables for the machine (recalled)."""
 TCPX_IMAGE = "us-docker.pkg.dev/gce-ai-infra/gpudirect-tcpx/tcpgpudmarxd-dev:v2.0.11"
 TCPXO_IMAGE = "us-docker.pkg.dev/gce-ai-infra/gpudirect-tcpxo/tcpgpudmarxd-dev:v1.0.12"
 TCPX_VARIABLES = {
@@ -34,7 +34,7 @@ TCPX_VARIABLES = {
     "NCCL_GPUDIRECTTCPX_CTRL_DEV": "eth0",
     "NCCL_GPUDIRECTTCPX_UNIX_CLIENT_PREFIX": "/run/tcpx",
 }
-"""NCCL's variables for TCPX, which has no script (recalled)."""
+"""NCCL's variables for TCPX, which has no such script (recalled)."""
 
 ObjectList = list[dict[str, Any]]
 
@@ -56,12 +56,12 @@ def gpudirect_environment(spec: JobSpec) -> ObjectList:
             "NCCL_FASTRAK_LLCM_DEVICE_DIRECTORY": "/dev/aperture_devices",
         }
         return _environment_list(variables)
-    # otherwise NCCL falls back to TCP without a message if the plugin is missing
+    # without NCCL_NET, NCCL silently falls back to TCP if the plugin is missing
     return _environment_list({"NCCL_NET": "gIB"}) if spec.gpudirect == "rdma" else []
 
 
 def library_path(spec: JobSpec, libraries: str) -> str:
-    """Return the directory of the node's libraries in the container."""
+    """Return LD_LIBRARY_PATH: `libraries`, and those of GPUDirect."""
     return f"{libraries}:/usr/local/gib/lib64" if spec.gpudirect == "rdma" else libraries
 
 
@@ -101,7 +101,7 @@ def gpudirect_daemons(spec: JobSpec) -> ObjectList:
 
 
 def _paths(spec: JobSpec) -> list[tuple[str, str, str, str]]:
-    """Return name, path on the host, in the training container and in the daemon, of each volume; "" for none."""
+    """Return name, host path, path in the training container, path in the daemon of each volume; "" for none."""
     library = "/usr/local/nvidia"
     if spec.gpudirect == "rdma":
         return [("gib", "/home/kubernetes/bin/gib", "/usr/local/gib", "")]

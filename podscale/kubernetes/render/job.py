@@ -1,4 +1,4 @@
-"""Job of Kubernetes: for stages of one pod, and for shards that several pods pack independently."""
+"""Kubernetes Job: for stages of one pod, and for shards that several pods pack independently."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ COMPLETION_INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-ind
 
 
 def render_plain_job(spec: JobSpec) -> common.JobManifests:
-    """Return a plain Job. Raises InputError for ranks on several pods, which a Job does not restart together."""
+    """Return a plain Job. Raises InputError for ranks on several pods, because a Job does not restart them together."""
     if spec.nodes > 1 and spec.stage != "shard":
         problem = f"{spec.nodes} pods of {spec.stage} need a job that restarts them together"
         raise InputError(problem, field="launch.backend", got="job")

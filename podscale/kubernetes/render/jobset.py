@@ -1,8 +1,8 @@
 """JobSet: one job for each TPU slice, or one job for all pods without slices.
 
-After any loss all pods restart from the newest checkpoint. Bad input and the time limit fail the set. Disrupted pods,
-and pods that saved and exited on request, do not count as restarts. Every restart creates the jobs anew and resets the
-time.
+After any loss all pods restart from the newest checkpoint. Bad input and the time limit fail the JobSet. Disrupted
+pods, and pods that saved and exited on request, do not count as restarts. Every restart creates new jobs and resets the
+time limit.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from podscale.util import env
 JOBSET_CONTAINER = STAGE_CONTAINERS["jobset"]
 REPLICATED_JOB = "node"
 TORCHRUN_PORT = 29500
-"""torchrun's default."""
+"""Default port of torchrun's rendezvous."""
 EXCLUSIVE_TOPOLOGY = {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"}
 """One job for each node pool of GKE, which is a slice."""
 
@@ -65,9 +65,9 @@ def jobset_spec(
 
 
 def failure_policy(spec: JobSpec) -> dict[str, Any]:
-    """Return the reaction of the set to a failed job; it restarts if no rule matches.
+    """Return the policy for a failed job; the JobSet restarts if no rule matches.
 
-    Only the message shows which rule of the podFailurePolicy matched.
+    The message is matched, because nothing else shows which rule of the podFailurePolicy applied.
     """
     return {
         "maxRestarts": spec.cluster.restarts,
@@ -100,7 +100,7 @@ def _rendezvous_variables(spec: JobSpec) -> list[dict[str, Any]]:
 
 
 def _slice_variables(spec: JobSpec) -> list[dict[str, Any]]:
-    """Return the variables with a pod's slice and the size of slices, because its index counts within the slice."""
+    """Return the variables with a pod's slice and the size of a slice, because the pod's index is within its slice."""
     if spec.slices == 1:
         return []
     return [

@@ -17,17 +17,17 @@ from podscale.util import env
 TEMPORARY_PATH = "/tmp"
 SHARED_MEMORY_PATH = "/dev/shm"
 USER_ID = 65532
-"""uid and gid of our images."""
+"""uid and gid in our images."""
 KILL_MARGIN_SECONDS = 30
-"""Time beyond the ranks' grace time in which the supervisor kills the rest and reports the exit, seconds."""
+"""Time after the ranks' grace period for the supervisor to kill the remaining ranks and report the exit, seconds."""
 JAX_PLATFORMS = {"cpu": "cpu", "gpu": "cuda,cpu", "tpu": "tpu,cpu"}
-"""JAX_PLATFORMS by hardware: JAX fails if accelerators are missing, instead of using CPUs."""
+"""JAX_PLATFORMS by hardware, so that JAX fails if accelerators are missing instead of using CPUs."""
 TPU_PORTS = {"tpu": 8471, "tpu-metrics": 8431}
-"""libtpu's ports: between the hosts of a slice, and of the chips' metrics."""
+"""libtpu's ports, for the hosts of a slice and for the chips' metrics."""
 MEGASCALE_PORT = {"megascale": 8080}
 """Port between slices (GKE's MEGASCALE_COORDINATOR_ADDRESS)."""
 NVIDIA_LIBRARIES = "/usr/local/nvidia/lib64"
-"""Mount path of the driver's libraries by GKE's device plugin (recalled)."""
+"""Path at which GKE's device plugin mounts the driver's libraries (written from memory)."""
 
 
 def gib_quantity(gib: float) -> str:
@@ -66,7 +66,7 @@ def container_mounts(spec: JobSpec) -> list[dict[str, Any]]:
 
 
 def volume_annotations(spec: JobSpec) -> dict[str, str]:
-    """Return the annotations with which GKE's GCS FUSE driver adds its sidecar container; a limit of 0 is none."""
+    """Return the annotations with which GKE's GCS FUSE driver adds its sidecar container; "0" means no limit."""
     if all(volume.bucket is None for volume in spec.cluster.volumes):
         return {}
     limits = {f"gke-gcsfuse/{name}-limit": "0" for name in ("cpu", "memory", "ephemeral-storage")}
@@ -95,7 +95,7 @@ def _secret_volume(name: str, secret: str) -> dict[str, Any]:
 
 
 def _bucket_volume(spec: JobSpec, bucket: str, read_only: bool) -> dict[str, Any]:
-    """Return a volume whose files belong to the pod's user, with folders from the objects' names."""
+    """Return a volume whose files belong to the pod's user; slashes in object names make folders."""
     user = 0 if spec.security_mode == "privileged" else USER_ID
     options = f"implicit-dirs,uid={user},gid={USER_ID}"
     return {
@@ -143,7 +143,7 @@ def pod_template(
 
 
 def pod_security(spec: JobSpec) -> dict[str, Any]:
-    """Return the security context of the pod: its user, and the system calls."""
+    """Return the security context of the pod: its user, and the seccomp profile."""
     if spec.security_mode == "privileged":
         return {"runAsUser": 0, "fsGroup": USER_ID, "fsGroupChangePolicy": "OnRootMismatch"}
     return {
@@ -168,7 +168,7 @@ def container_security(spec: JobSpec) -> dict[str, Any]:
 
 
 def container_resources(spec: JobSpec) -> dict[str, Any]:
-    """Return requests and limits, which are equal, so that a node evicts other pods first."""
+    """Return equal requests and limits, so that a node evicts other pods first."""
     resources, amounts = spec.resources, {}
     if resources.cpus:
         amounts["cpu"] = f"{resources.cpus:g}"
@@ -215,7 +215,7 @@ def _container(
 
 
 def _tpu_ports(spec: JobSpec) -> dict[str, int]:
-    """Return the ports for readers and admission policies; pods of the job reach each other on every port."""
+    """Return the ports, as documentation and for admission policies: pods of a job reach each other on every port."""
     if spec.hardware.kind != "tpu":
         return {}
     return TPU_PORTS | MEGASCALE_PORT if spec.slices > 1 else TPU_PORTS

@@ -30,7 +30,7 @@ def pod_placement(spec: JobSpec) -> dict[str, Any]:
 
 
 def node_selector(spec: JobSpec) -> dict[str, str]:
-    """Return the node labels of a pod; stages without accelerators only use the document's labels."""
+    """Return the node labels of a pod; stages without accelerators use only the document's labels."""
     cluster = spec.cluster
     labels: dict[str, str] = {}
     if spec.needs_accelerators:
@@ -50,7 +50,7 @@ def node_selector(spec: JobSpec) -> dict[str, str]:
 
 
 def tolerations(spec: JobSpec) -> list[dict[str, Any]]:
-    """Return the tolerations of the hardware and of the document, and short ones for lost nodes."""
+    """Return the tolerations of the hardware and of the document, and those for lost nodes (NODE_LOST_SECONDS)."""
     tolerated: list[dict[str, Any]] = []
     if spec.needs_accelerators:
         if spec.resources.accelerators:

@@ -1,17 +1,17 @@
 """PyTorchJob and JAXJob of the Kubeflow training operator, v1, from the typed models of kubeflow-training.
 
-The models cover the operator's fields; the pod template in them is the dict that all kinds of job share. An unknown
-field is a TypeError here instead of a refusal by the cluster.
+The models cover the operator's fields; the pod template in them is the dict that all kinds of job share. So an unknown
+field is a TypeError here, before the cluster refuses it.
 
 PyTorchJob: all pods are workers. With a master the operator gives every worker an init container without a security
 context, which restricted Pod Security refuses (training-operator 1.9.4, pkg/controller.v1/pytorch/initcontainer.go).
 Without a master the operator sets the number of workers, but no rendezvous address, so the pod template sets it: the
-rank is the label that the operator gives each pod, and the address is the headless service of the first worker. The job
-succeeds when all pods have. With launch.cluster.min_nodes the job is elastic: torchrun's c10d rendezvous assigns the
-ranks, and continues with fewer pods.
+rank is in a label that the operator gives each pod, and the address is the headless service of the first worker. The
+job succeeds when all its pods have succeeded. With launch.cluster.min_nodes the job is elastic: torchrun's c10d
+rendezvous assigns the ranks, and continues with fewer pods.
 
 JAXJob: the operator sets the coordinator's address in every pod (COORDINATOR_ADDRESS, COORDINATOR_PORT, NUM_PROCESSES,
-PROCESS_ID), which torchrun can use too. It sets nothing about TPUs: slices of several machines need a JobSet.
+PROCESS_ID), which torchrun can use as well. It does not configure TPUs: slices of several machines need a JobSet.
 """
 
 from typing import Any
@@ -26,7 +26,7 @@ PYTORCHJOB_PORT = 23456
 JAXJOB_PORT = 6666
 """The operator's default; its name must be jaxjob-port."""
 JOIN_SECONDS = 900
-"""Timeout of an elastic rendezvous, seconds, during which images are pulled and nodes created."""
+"""Timeout of an elastic rendezvous, seconds; long enough to pull images and create nodes."""
 
 
 def render_pytorchjob(spec: JobSpec) -> common.JobManifests:
@@ -51,8 +51,9 @@ def render_pytorchjob(spec: JobSpec) -> common.JobManifests:
 def run_policy_spec(spec: JobSpec) -> Any:
     """Return the operator's policy for the job as a whole (KubeflowOrgV1RunPolicy).
 
-    The operator counts the restarts of all containers, and after one loss every pod restarts. A count that reaches a
-    limit above 0 fails the job (pkg/core/job.go, PastBackoffLimit), so the limit is one more than the allowed restarts.
+    The operator counts the restarts of all containers, and after one loss every pod restarts. The job fails when the
+    count reaches a limit above 0 (pkg/core/job.go, PastBackoffLimit), so the limit is one more than the allowed
+    restarts.
     """
     from kubeflow.training import models
 
@@ -92,7 +93,7 @@ def _rendezvous_variables(spec: JobSpec) -> list[dict[str, Any]]:
 def _elastic_policy(spec: JobSpec) -> Any:
     """Return the elastic policy (KubeflowOrgV1ElasticPolicy).
 
-    It sets no metrics: with them the operator would scale the job, and kubeflow-training could not read it back.
+    It has no metrics, because with metrics the operator scales the job, and kubeflow-training cannot read it back.
     """
     from kubeflow.training import models
 

@@ -1,8 +1,8 @@
 """TrainJob of Kubeflow Trainer v2, with its own TrainingRuntime.
 
 The runtime has the template of the pods and the failure policy, most of which a TrainJob may not patch. The TrainJob
-has the command, the number of nodes, and in its runtimePatches the placement of the pods. Trainer 2.3 supports no
-elastic jobs and deletes no finished ones.
+has the command, the number of nodes, and in its runtimePatches the placement of the pods. Trainer 2.3 does not support
+elastic jobs and does not delete finished jobs.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from podscale.kubernetes.resources import JOB_KINDS, STAGE_CONTAINERS
 TRAINJOB_CONTAINER = STAGE_CONTAINERS["trainjob"]
 ANCESTOR_LABEL = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
 PATCHED_FIELDS = ("serviceAccountName", "imagePullSecrets", "nodeSelector", "tolerations")
-"""Fields of a pod's placement, which a TrainJob may patch."""
+"""Fields of a pod's spec that a TrainJob may patch."""
 PATCH_MANAGER = "podscale.dev/render"
 
 

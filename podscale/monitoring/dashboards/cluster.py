@@ -1,4 +1,4 @@
-"""Cluster dashboard: the nodes under the runs, and Kubernetes' view of their pods."""
+"""Cluster dashboard: GPUs, TPUs and volumes of the runs, and Kubernetes' view of their pods."""
 
 from podscale.monitoring.dashboards.frame import BY_RUN, RANGE, RATE_INTERVAL, Dashboard, rate_query, series_selector
 from podscale.monitoring.dashboards.panels import Field, PanelQuery, stat_panel, time_series_panel
@@ -9,7 +9,7 @@ NO_DCGM = "NVIDIA's DCGM exporter is not scraped"
 NO_TPU = "GKE's TPU metrics are not scraped"
 NO_STATE = "kube-state-metrics is not scraped"
 NO_KUEUE = "Kueue is not scraped"
-NO_DISK = "No pod was scraped in this time"
+NO_DISK = "No pod was scraped in this time range"
 PODS = 'namespace=~"$namespace", pod=~"${run}-.*"'
 GPU_LEGEND = "{{Hostname}} GPU {{gpu}}"
 RUN_GPU_LEGEND = "{{run}} GPU {{gpu}}"
@@ -18,7 +18,7 @@ BY_GPU = f"{BY_RUN}, gpu"
 NOW_PANELS = [
     stat_panel(
         "Containers restarted",
-        "Restarts of containers of the runs' pods in the time shown.",
+        "Container restarts in the runs' pods in the time range shown.",
         PanelQuery(
             f"round(sum(increase(kube_pod_container_status_restarts_total{{{PODS}}}[{RANGE}])))",
             "containers",
@@ -29,13 +29,13 @@ NOW_PANELS = [
     ).span(6),
     stat_panel(
         "Jobs in queues",
-        "Workloads that wait for admission, in all queues.",
+        "Workloads that wait for admission in any queue.",
         PanelQuery("sum(kueue_pending_workloads)", "workloads"),
         field=Field("none", NO_KUEUE),
     ).span(6),
     stat_panel(
         "Fullest volume",
-        "Least share of free space of a volume of the runs.",
+        "Free fraction of the runs' fullest volume.",
         PanelQuery(f"min({series_selector('disk_free_bytes')} / {series_selector('disk_size_bytes')})", "free"),
         field=Field("percentunit", NO_DISK, decimals=0),
         thresholds={None: "red", DEFAULT_THRESHOLDS["diskFreeShare"]: "orange", 0.2: "green"},
@@ -52,13 +52,13 @@ NOW_PANELS = [
 RUN_PANELS = [
     time_series_panel(
         "GPU utilisation",
-        "Share of time a GPU of the runs ran a kernel, by NVML: busy, not necessarily useful.",
+        "Fraction of time in which a GPU of the runs ran a kernel, from NVML. Busy does not mean useful.",
         PanelQuery(f"max by ({BY_GPU}) ({series_selector('gpu_utilization_ratio')})", RUN_GPU_LEGEND),
         field=Field("percentunit", NO_GPU, max=1),
     ),
     time_series_panel(
         "GPU memory",
-        "Memory in use; dashed: what there is.",
+        "Memory in use. Dashed: the GPU's total memory.",
         PanelQuery(f"max by ({BY_GPU}) ({series_selector('gpu_memory_used_bytes')})", RUN_GPU_LEGEND),
         PanelQuery(f"max({series_selector('gpu_memory_size_bytes')})", "size", dashed=True),
         field=Field("bytes", NO_GPU),
@@ -79,7 +79,7 @@ RUN_PANELS = [
     ),
     time_series_panel(
         "Free space",
-        "Share of each volume that is free.",
+        "Free fraction of each volume. Dashed: limit of the alert.",
         PanelQuery(
             f"min by ({BY_RUN}, volume) ({series_selector('disk_free_bytes')} / {series_selector('disk_size_bytes')})",
             "{{run}} {{volume}}",
@@ -90,7 +90,7 @@ RUN_PANELS = [
     ),
     time_series_panel(
         "Metrics endpoint",
-        "Scrapes answered per second, and connections closed because there were too many.",
+        "Scrapes answered per second, and connections closed because too many were open.",
         PanelQuery(rate_query("telemetry_scrapes", BY_RUN), "{{run}} answered"),
         PanelQuery(rate_query("telemetry_connections_shed", BY_RUN), "{{run}} shed"),
         field=Field("reqps", NO_DISK),
@@ -99,13 +99,13 @@ RUN_PANELS = [
 DCGM_PANELS = [
     time_series_panel(
         "GPU utilisation",
-        "All GPUs whose exporter is scraped.",
+        "Percentage of time in which a GPU ran a kernel, of all GPUs whose exporter is scraped.",
         PanelQuery("max by (Hostname, gpu) (DCGM_FI_DEV_GPU_UTIL)", GPU_LEGEND),
         field=Field("percent", NO_DCGM, max=100),
     ).span(6),
     time_series_panel(
         "Tensor cores active",
-        "Share of cycles in which the tensor pipes were active.",
+        "Fraction of cycles in which the tensor cores were active.",
         PanelQuery("max by (Hostname, gpu) (DCGM_FI_PROF_PIPE_TENSOR_ACTIVE)", GPU_LEGEND),
         field=Field("percentunit", NO_DCGM, max=1),
     ).span(6),
@@ -126,7 +126,7 @@ DCGM_PANELS = [
 TPU_PANELS = [
     time_series_panel(
         "TPU duty cycle",
-        "Share of time the accelerator was busy.",
+        "Percentage of time in which the TPU was busy.",
         PanelQuery("max by (accelerator_id) (duty_cycle)", "{{accelerator_id}}"),
         field=Field("percent", NO_TPU, max=100),
     ).span(12),
@@ -147,13 +147,13 @@ KUBERNETES_PANELS = [
     ).span(6),
     time_series_panel(
         "Containers waiting, by reason",
-        "CrashLoopBackOff and ImagePullBackOff do not pass by themselves.",
+        "CrashLoopBackOff and ImagePullBackOff usually need an operator.",
         PanelQuery(f"sum by (reason) (kube_pod_container_status_waiting_reason{{{PODS}}})", "{{reason}}"),
         field=Field("none", f"No container waits, or {NO_STATE[0].lower()}{NO_STATE[1:]}"),
     ).span(6),
     time_series_panel(
         "Wait in Kueue",
-        "Time until a workload's quota was reserved, p50 and p95 by queue.",
+        "Time until Kueue reserved a workload's quota, p50 and p95 by queue.",
         *(
             PanelQuery(
                 f"histogram_quantile({portion}, sum by (cluster_queue, le) "
@@ -174,10 +174,10 @@ KUBERNETES_PANELS = [
 BOARD = Dashboard(
     "cluster",
     "Cluster",
-    "The machines under the runs, and what Kubernetes does with their pods. Others' series are shown where scraped.",
+    "GPUs, TPUs and volumes of the runs, and Kubernetes' view of their pods. Third-party metrics show if scraped.",
     {
         "Now": NOW_PANELS,
-        "Machines of the runs": RUN_PANELS,
+        "GPUs, volumes and endpoints of the runs": RUN_PANELS,
         "GPUs of the cluster (DCGM exporter)": DCGM_PANELS,
         "TPUs (GKE's device plugin)": TPU_PANELS,
         "Kubernetes and Kueue": KUBERNETES_PANELS,

@@ -16,7 +16,7 @@ from podscale.monitoring.dashboards.frame import (
 )
 from podscale.monitoring.dashboards.panels import Field, PanelQuery, table_panel, time_series_panel
 
-NONE = "Nothing trained in this time"
+NONE = "No training in this time range"
 TRAINED = increase_query("train_images", BY_RUN)
 RANKS = last_query("train_world_size", BY_RUN)
 PEAKS = f"sum by ({BY_RUN}) (last_over_time({series_selector('train_peak_flops')}[{RANGE}]))"
@@ -31,15 +31,15 @@ DATA_WAIT_SECONDS = increase_query("train_phase_seconds", BY_RUN, 'phase="data_w
 TABLE_PANELS = [
     table_panel(
         "Runs",
-        "The chosen runs over the time shown, those that have ended in it too. Images per second and MFU are over all"
-        " of a run's wall time, with its stops; accuracy, loss and progress are the last that were seen.",
+        "The selected runs in the time range shown, including finished ones. Images per second and MFU are averages"
+        " over the run's wall time, including interruptions. Accuracy, loss and progress are the last values seen.",
         {
             "Ranks": (RANKS, "none"),
             "Batch": (last_query("train_global_batch_size", BY_RUN), "none"),
             "Images/s": (f"{TRAINED} / {WALL_SECONDS}", "none"),
             "Per chip": (f"{TRAINED} / {WALL_SECONDS} / {RANKS}", "none"),
             "MFU": (f"{increase_query('train_model_flops', BY_RUN)} / {WALL_SECONDS} / {PEAKS}", "percentunit"),
-            "Update p50": (f"histogram_quantile(0.5, {STEP}) >= 0", "s"),
+            "Step p50": (f"histogram_quantile(0.5, {STEP}) >= 0", "s"),
             "Data wait": (f"{DATA_WAIT_SECONDS} / ({PHASE_SECONDS} > 0)", "percentunit"),
             "Goodput": (GOODPUT, "percentunit"),
             "Restarts": (RESTARTED, "none"),
@@ -53,19 +53,25 @@ TABLE_PANELS = [
 ]
 LINE_PANELS = [
     time_series_panel(
-        "Images per second", "All ranks of each run.", PanelQuery(IMAGES), field=Field("count:images/s", NONE)
+        "Images per second", "Sum over all ranks of each run.", PanelQuery(IMAGES), field=Field("count:images/s", NONE)
     ),
     time_series_panel(
-        "Images per second and chip", "Per rank.", PanelQuery(IMAGES_PER_RANK), field=Field("count:images/s", NONE)
+        "Images per second and chip",
+        "Images per second over the number of ranks.",
+        PanelQuery(IMAGES_PER_RANK),
+        field=Field("count:images/s", NONE),
     ),
     time_series_panel(
         "MFU",
-        "Model FLOP/s over the devices' peak.",
+        "Model FLOP/s over the devices' dense peak.",
         PanelQuery(MFU),
         field=Field("percentunit", "No peak is known for these devices"),
     ),
     time_series_panel(
-        "Loss", "Of the last logged step.", PanelQuery(max_query("train_loss", BY_RUN)), field=Field("none", NONE)
+        "Loss",
+        "Training loss of the last logged step.",
+        PanelQuery(max_query("train_loss", BY_RUN)),
+        field=Field("none", NONE),
     ),
     time_series_panel(
         "Top-1",
@@ -83,8 +89,8 @@ LINE_PANELS = [
 BOARD = Dashboard(
     "compare",
     "Compare runs",
-    "Runs beside each other. Lines are over the time of day: of runs that ran at different times, choose a span that"
-    " holds both.",
+    "Runs side by side. The time axis is the time of day: to compare runs from different times, choose a time range"
+    " that contains both.",
     {"Side by side": TABLE_PANELS, "Over time": LINE_PANELS},
     events=False,
     span="now-24h",

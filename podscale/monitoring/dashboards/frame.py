@@ -27,7 +27,7 @@ BY_STATE = "namespace, run, state"
 RATE_INTERVAL = "$__rate_interval"
 RANGE = "$__range"
 RECENT_RANGE = "5m"
-"""Longer than most restarts, because a restart's time is exported after it."""
+"""Longer than most restarts, because the time of a restart is exported when it is over."""
 
 
 def series_selector(name: str, *matchers: str, suffix: str = "", ranks: bool = False) -> str:
@@ -165,7 +165,7 @@ def _allow_all(variable: dashboard.QueryVariable, value: str) -> dashboard.Query
 
 
 def _namespace_variable() -> dashboard.QueryVariable:
-    # Not `.+`: a Prometheus outside Kubernetes gives its series no such label, and `.*` matches that too.
+    # `.*` also matches series without this label, as from a Prometheus outside Kubernetes; `.+` does not.
     return _allow_all(_query_variable("namespace", "Namespace", "label_values(podscale_build_info, namespace)"), ".*")
 
 
@@ -194,7 +194,7 @@ def _event_annotations() -> Sequence[dashboard.AnnotationQuery]:
     checkpoints = max_query("train_checkpoint_last_success_timestamp_seconds", BY_RUN)
     evaluations = max_query("eval_last_timestamp_seconds", BY_RUN)
     return [
-        _event_annotation("Restarts", "red", restarts, "{{run}}: started again after {{cause}}"),
+        _event_annotation("Restarts", "red", restarts, "{{run}}: restarted after {{cause}}"),
         _event_annotation("Checkpoints", "blue", checkpoints, "{{run}}: checkpoint complete"),
         _event_annotation("Evaluations", "green", evaluations, "{{run}}: evaluation complete"),
     ]

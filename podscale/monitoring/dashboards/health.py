@@ -23,7 +23,7 @@ from podscale.monitoring.dashboards.frame import (
 from podscale.monitoring.dashboards.panels import Field, PanelQuery, bar_gauge_panel, stat_panel, time_series_panel
 from podscale.monitoring.rule_types import DEFAULT_THRESHOLDS
 
-NONE = "Nothing trained in this time"
+NONE = "No training in this time range"
 UNSAVED = "No checkpoint yet"
 UNMEASURED = "Not evaluated yet"
 WALL_BY_STATE = f"sum by (state) ({total_increase_query('train_wall_seconds', BY_STATE, RANGE)})"
@@ -33,14 +33,14 @@ CHECKPOINT_DURATION = "train_checkpoint_duration_seconds"
 NOW_PANELS = [
     stat_panel(
         "Goodput",
-        "Share of the wall time shown that was spent on steps that were kept.",
+        "Fraction of the wall time in the time range shown that was spent on steps that were kept.",
         PanelQuery(GOODPUT, instant=True),
         field=Field("percentunit", NONE, decimals=1),
         thresholds={None: "red", DEFAULT_THRESHOLDS["goodputShare"]: "orange", 0.9: "green"},
     ),
     stat_panel(
         "Restarts",
-        "Launches after the first, over the whole life of the run.",
+        "Launches after the first, since the run began.",
         PanelQuery(RESTARTS),
         field=Field("none", NONE),
         alert="PodscaleRestartLoop",
@@ -48,13 +48,13 @@ NOW_PANELS = [
     ),
     stat_panel(
         "Checkpoint age",
-        "Time since the newest complete checkpoint: what a crash now would cost.",
+        "Time since the newest complete checkpoint. A crash now would lose this much work.",
         PanelQuery(CHECKPOINT_AGE),
         field=Field("s", UNSAVED, decimals=1),
     ),
     stat_panel(
         "Failed checkpoints",
-        "Checkpoints not written in the time shown.",
+        "Checkpoints that could not be written in the time range shown.",
         PanelQuery(integer_increase_query("train_checkpoint_failures", BY_RUN), instant=True),
         field=Field("none", NONE),
         alert="PodscaleCheckpointFailing",
@@ -74,14 +74,14 @@ NOW_PANELS = [
     ),
     stat_panel(
         "Non-finite steps",
-        "Steps with a non-finite loss or gradient on any rank in the time shown; they are masked.",
+        "Steps with a non-finite loss or gradient on any rank, in the time range shown. They are masked.",
         PanelQuery(integer_increase_query("train_nonfinite_steps", BY_RUN), instant=True),
         field=Field("none", NONE),
         thresholds={None: "green", 1: "red"},
     ),
     stat_panel(
         "Records replaced",
-        "Records that could not be decoded in the time shown, and others trained on instead.",
+        "Records that could not be decoded in the time range shown. Others were used instead.",
         PanelQuery(integer_increase_query("train_samples_skipped", BY_RUN), instant=True),
         field=Field("none", NONE),
         thresholds={None: "green", 1: "orange"},
@@ -89,14 +89,14 @@ NOW_PANELS = [
 ]
 TIME_PANELS = [
     bar_gauge_panel(
-        "What the time went to",
-        "Share of the wall time shown, by what it was spent on. Only productive is good for anything.",
+        "Wall time by state",
+        "Fraction of the wall time in the time range shown. Only `productive` counts as goodput.",
         PanelQuery(f"sort_desc({WALL_BY_STATE} / scalar(sum({WALL_BY_STATE})))", "{{state}}", instant=True),
         field=Field("percentunit", NONE, max=1),
     ),
     time_series_panel(
         "Goodput",
-        "Share of the last five minutes that was spent on steps that were kept.",
+        "Fraction of the last five minutes spent on steps that were kept. Dashed: limit of the alert.",
         PanelQuery(RECENT_GOODPUT),
         field=Field("percentunit", NONE, max=1),
         alert="PodscaleGoodputLow",
@@ -104,7 +104,7 @@ TIME_PANELS = [
     ),
     time_series_panel(
         "Badput by state",
-        "Share of the last five minutes that was spent on anything else. A kill shows as recovery, then redo.",
+        "Fraction of the last five minutes that was not productive. A kill shows as recovery, then redo.",
         PanelQuery(f"{BADPUT} / on () group_left () sum({RECENT_WALL_SECONDS})", "{{state}}"),
         field=Field("percentunit", NONE),
         stacked=True,
@@ -113,21 +113,21 @@ TIME_PANELS = [
 SAFETY_PANELS = [
     time_series_panel(
         "Restarts",
-        "Launches after the first, by how the one before ended.",
+        "Launches after the first, by the cause that ended the previous launch.",
         PanelQuery(f"max by ({BY_RUN}, cause) ({series_selector('train_restarts')}) > 0", "{{run}} {{cause}}"),
         field=Field("none", "No restart"),
     ).span(6),
     time_series_panel(
         "Launches",
-        "Of the training so far, told before its ranks begin: these grow and restarts do not where ranks die in their"
-        " start.",
+        "Launches of the training so far, counted before the ranks start. If ranks fail during their start, launches"
+        " grow and restarts do not.",
         PanelQuery(max_query("train_launches", BY_RUN)),
         field=Field("none", NONE),
         alert="PodscaleRestartLoop",
     ).span(6),
     time_series_panel(
         "Checkpoint age",
-        "Time since the newest complete checkpoint; dashed: the longest time between two by the run document.",
+        "Time since the newest complete checkpoint. Dashed: the longest interval in the run document.",
         PanelQuery(CHECKPOINT_AGE),
         PanelQuery(max_query("train_checkpoint_interval_seconds", BY_RUN), "{{run}} interval", dashed=True),
         field=Field("s", UNSAVED),
@@ -135,13 +135,13 @@ SAFETY_PANELS = [
     ).span(6),
     time_series_panel(
         "Duration of a checkpoint",
-        "Mean time to write one, beside training, or to read it.",
+        "Mean time to write a checkpoint (in the background of training) or to read one.",
         PanelQuery(
             f"{rate_query(CHECKPOINT_DURATION, f'{BY_RUN}, op', suffix='_sum')} / "
             f"({rate_query(CHECKPOINT_DURATION, f'{BY_RUN}, op', suffix='_count')} > 0)",
             "{{run}} {{op}}",
         ),
-        field=Field("s", "No checkpoint in this time"),
+        field=Field("s", "No checkpoint in this time range"),
     )
     .show_points(VisibilityMode.ALWAYS)
     .span(6),
@@ -173,16 +173,16 @@ LEARNING_PANELS = [
         field=Field("percentunit", UNMEASURED, max=1),
     ),
     time_series_panel(
-        "Steps that were not finite",
-        "Updates a second with a non-finite loss or gradient, by kind, and those masked.",
+        "Non-finite steps by kind",
+        "Steps per second with a non-finite loss or gradient, by kind, and masked steps per second.",
         PanelQuery(rate_query("train_nonfinite_steps", f"{BY_RUN}, kind"), "{{run}} {{kind}}"),
         PanelQuery(rate_query("train_steps_skipped", BY_RUN), "{{run}} masked"),
-        field=Field("count:updates/s", NONE, soft_max=1),
+        field=Field("count:steps/s", NONE, soft_max=1),
         alert="PodscaleNonFiniteSteps",
     ),
     time_series_panel(
         "Records replaced",
-        "Records a second that were replaced, by reason.",
+        "Records per second that were replaced, by reason.",
         PanelQuery(rate_query("train_samples_skipped", f"{BY_RUN}, reason"), "{{run}} {{reason}}"),
         field=Field("count:images/s", NONE, soft_max=1),
         alert="PodscaleSamplesSkippedHigh",
@@ -191,6 +191,6 @@ LEARNING_PANELS = [
 BOARD = Dashboard(
     "health",
     "Run health",
-    "What a run's wall time went to, what a crash would cost, and whether the model learns.",
+    "Wall time by state, checkpoints and restarts, and the convergence of the model.",
     {"Now": NOW_PANELS, "Time": TIME_PANELS, "Restarts and checkpoints": SAFETY_PANELS, "Learning": LEARNING_PANELS},
 )

@@ -15,7 +15,7 @@ from grafana_foundation_sdk.models import prometheus as prometheus_model
 from podscale.monitoring.rule_types import RUNBOOKS_TOKEN
 from podscale.telemetry.catalogue import METRICS
 
-with warnings.catch_warnings():  # it warns in favour of Grafana 12's second schema, which older servers cannot read
+with warnings.catch_warnings():  # it recommends Grafana 12's second schema, which older servers cannot read
     warnings.simplefilter("ignore", DeprecationWarning)
     from grafana_foundation_sdk.builders import (
         bargauge,
@@ -91,7 +91,7 @@ class Field:
 
     Args:
         no_value: Text shown without data.
-        min: Lower end of the axis of lines and bars; None: that of the values.
+        min: Lower end of the axis of lines and bars; None for the smallest value.
         max: Upper end of the axis.
         soft_max: Upper end of the axis while all values are below it.
     """

@@ -12,7 +12,7 @@ from podscale.monitoring.dashboards.frame import (
 from podscale.monitoring.dashboards.panels import Field, Panel, PanelQuery, heatmap_panel, stat_panel, time_series_panel
 from podscale.monitoring.rule_types import DEFAULT_THRESHOLDS
 
-NONE = "Nothing trained in this time"
+NONE = "No training in this time range"
 ALIKE = "The ranks have not been compared yet"
 RANK = "rank {{rank}}"
 SECONDS_SINCE_STEP = f"time() - {max_query('train_last_step_timestamp_seconds', BY_RANK, ranks=True)}"
@@ -36,43 +36,43 @@ NOW_PANELS = [
     ).span(6),
     stat_panel(
         "Straggler ratio",
-        "Busy time of the slowest rank over that of the fastest.",
+        "Busy time of the slowest rank over that of the fastest rank.",
         PanelQuery(max_query("train_straggler_ratio", BY_RUN)),
         field=Field("none", ALIKE, decimals=2),
         thresholds={None: "green", 1.1: "orange", DEFAULT_THRESHOLDS["stragglerRatio"]: "red"},
     ).span(6),
     stat_panel(
         "Ranks seen",
-        "Ranks whose series were scraped; fewer than the run has means lost ones.",
+        "Ranks whose metrics were scraped. Fewer than the run's world size means that ranks are lost.",
         PanelQuery(f"count by ({BY_RUN}) ({series_selector('train_last_step_timestamp_seconds')})"),
         field=Field("none", NONE),
         alert="PodscaleMetricsAbsent",
     ).span(6),
     stat_panel(
-        "Longest silence",
-        "Time since the last step of the rank that is furthest behind.",
+        "Longest time without a step",
+        "Longest time since the last step of any rank.",
         PanelQuery(f"max by ({BY_RUN}) ({SECONDS_SINCE_STEP})"),
         field=Field("s", NONE, decimals=1),
     ).span(6),
 ]
 BUSY_PANELS = [
     heatmap_panel(
-        "Busy time of a step, over that of the fastest rank",
-        "Time before a rank began to wait for others: a straggler is the row that stays red. Images per second cannot"
-        " show it, because in synchronous training they are the same on all ranks.",
+        "Busy time of a step over that of the fastest rank",
+        "Time in which a rank works before it waits for others. A straggler is a row that stays red. Images per second"
+        " do not show it, because in synchronous training they are the same on all ranks.",
         PanelQuery(f"({BUSY_FRACTION}) / on ({BY_RUN}) group_left () min by ({BY_RUN}) ({BUSY_FRACTION})", "{{rank}}"),
         field=Field("none", NONE),
         limits=(1, 1.5),
     ),
     time_series_panel(
         "Busy time of a step",
-        "Time before a rank began to wait for others.",
+        "Time in which a rank works before it waits for others.",
         PanelQuery(BUSY_FRACTION, RANK),
         field=Field("s", NONE),
     ).span(12),
     time_series_panel(
         "Straggler ratio",
-        "Busy time of the slowest rank over that of the fastest; dashed: from where on it is worth a look.",
+        "Busy time of the slowest rank over that of the fastest rank. Dashed: limit of the alert.",
         PanelQuery(max_query("train_straggler_ratio", BY_RUN)),
         field=Field("none", ALIKE, min=None),
         alert="PodscaleStraggler",
@@ -80,15 +80,15 @@ BUSY_PANELS = [
     ).span(12),
 ]
 PHASE_PANELS = [
-    _phase_panel("Waiting for data", "A slow loader or disk under one rank shows here.", "data_wait"),
-    _phase_panel("Forward and backward", "A slow or throttled device shows here.", "forward_backward"),
-    _phase_panel("Waiting for other ranks", "Lowest on the straggler, high on all others.", "allreduce_wait"),
-    _phase_panel("Optimizer", "The update itself; alike on all ranks.", "optimizer"),
+    _phase_panel("Waiting for data", "High if the rank's loader or disk is slow.", "data_wait"),
+    _phase_panel("Forward and backward", "High if the rank's device is slow or throttled.", "forward_backward"),
+    _phase_panel("Waiting for other ranks", "Low on the straggler, high on all other ranks.", "allreduce_wait"),
+    _phase_panel("Optimizer", "Time of the optimizer step, about the same on all ranks.", "optimizer"),
 ]
 STATE_PANELS = [
     time_series_panel(
         "Memory",
-        "Memory of each rank's process, and of its device.",
+        "Memory of each rank's process and of its device.",
         PanelQuery(
             f"max by ({BY_RANK}, kind) ({series_selector('train_memory_bytes', ranks=True)})", "rank {{rank}} {{kind}}"
         ),
@@ -96,7 +96,7 @@ STATE_PANELS = [
     ).span(12),
     time_series_panel(
         "Time since the last step",
-        "Grows on all ranks alike while they wait for one; dashed: from where on a rank calls it a hang.",
+        "Grows on all ranks while they wait for one. Dashed: the time after which a rank reports a hang.",
         PanelQuery(SECONDS_SINCE_STEP, RANK),
         PanelQuery(max_query("train_hang_limit_seconds", BY_RUN, ranks=True), "hang limit", dashed=True),
         field=Field("s", NONE),
@@ -106,11 +106,11 @@ STATE_PANELS = [
 BOARD = Dashboard(
     "ranks",
     "Ranks",
-    "The ranks of one run beside each other: who is slow, who waits for whom, who has stopped.",
+    "The ranks of one run side by side: slow ranks, waiting ranks and stalled ranks.",
     {
         "Now": NOW_PANELS,
         "Busy time": BUSY_PANELS,
-        "Phases, share of each rank's time": PHASE_PANELS,
+        "Phases, fraction of each rank's time": PHASE_PANELS,
         "State": STATE_PANELS,
     },
     runs=False,

@@ -19,7 +19,7 @@ from podscale.monitoring.dashboards.frame import (
 from podscale.monitoring.dashboards.panels import Field, PanelQuery, stat_panel, time_series_panel
 from podscale.monitoring.rule_types import DEFAULT_THRESHOLDS
 
-IDLE = "Nothing trained in this time"
+IDLE = "No training in this time range"
 NO_PEAK = "No peak is known for this device"
 
 NOW_PANELS = [
@@ -32,50 +32,50 @@ NOW_PANELS = [
     ),
     stat_panel(
         "Images/s per chip",
-        "Images per second over the number of ranks; a rank drives one chip.",
+        "Images per second over the number of ranks. Each rank drives one chip.",
         PanelQuery(IMAGES_PER_RANK),
         field=Field("count:images/s", IDLE),
     ),
     stat_panel(
         "MFU",
-        "Model FLOP/s over the devices' dense peak in the precision used. Empty where the hardware table has no peak.",
+        "Model FLOP/s over the devices' dense peak in the precision used. Empty if the hardware table has no peak.",
         PanelQuery(MFU),
         field=Field("percentunit", NO_PEAK, decimals=1),
     ),
     stat_panel(
         "Median step",
-        "Half of all steps were faster.",
+        "Median duration of a step.",
         PanelQuery(quantile_query(0.5, "train_step_duration_seconds", BY_RUN)),
         field=Field("s", IDLE),
     ),
     stat_panel(
         "Waiting for data",
-        "Share of the ranks' time in which the loop had no batch.",
+        "Fraction of the ranks' time spent waiting for a batch.",
         PanelQuery(DATA_WAIT),
         field=Field("percentunit", IDLE, decimals=1),
         alert="PodscaleDataStarved",
         thresholds={None: "green", 0.1: "orange", DEFAULT_THRESHOLDS["dataWaitShare"]: "red"},
     ),
     stat_panel(
-        "Ranks", "Ranks of the run.", PanelQuery(max_query("train_world_size", BY_RUN)), field=Field("none", IDLE)
+        "Ranks", "World size of the run.", PanelQuery(max_query("train_world_size", BY_RUN)), field=Field("none", IDLE)
     ),
     stat_panel(
         "Done",
-        "Steps done, over all restarts, of those planned.",
+        "Fraction of the planned steps that are completed, over all launches.",
         PanelQuery(PROGRESS),
         field=Field("percentunit", IDLE, decimals=0),
     ),
     stat_panel(
         "Time left",
-        "Steps left over the steps per second now; without restarts and evaluations to come.",
+        "Steps left over the current steps per second. Future restarts and evaluations are not included.",
         PanelQuery(SECONDS_LEFT),
-        field=Field("s", "Done, or standing still", decimals=1),
+        field=Field("s", "Done, or no progress", decimals=1),
     ),
 ]
 SPEED_PANELS = [
     time_series_panel(
         "Images per second",
-        "All ranks together; dashed: what the run's claim names, where it names it.",
+        "Sum over all ranks. Dashed: the throughput in the run document's claim, if it has one.",
         PanelQuery(IMAGES),
         PanelQuery(max_query("train_target_images_per_second", BY_RUN), "{{run}} target", dashed=True),
         field=Field("count:images/s", IDLE),
@@ -83,13 +83,13 @@ SPEED_PANELS = [
     ).span(12),
     time_series_panel(
         "Images per second and chip",
-        "Falls with more ranks where the links or the loaders are the limit.",
+        "Falls with more ranks if the network or the loaders are the bottleneck.",
         PanelQuery(IMAGES_PER_RANK),
         field=Field("count:images/s", IDLE),
     ).span(12),
     time_series_panel(
         "Duration of a step",
-        "Quantiles over the chosen ranks, from the histogram's buckets: as fine as those are.",
+        "Quantiles over the selected ranks. The histogram's buckets limit their resolution.",
         *(
             PanelQuery(
                 quantile_query(portion, "train_step_duration_seconds", BY_RUN, ranks=True), f"{{{{run}}}} {name}"
@@ -99,8 +99,8 @@ SPEED_PANELS = [
         field=Field("s", IDLE),
     ).span(12),
     time_series_panel(
-        "Where the time goes",
-        "Share of the chosen ranks' wall time by phase.",
+        "Wall time by phase",
+        "Fraction of the selected ranks' wall time.",
         PanelQuery(fraction_query("train_phase_seconds", "", "phase", ranks=True), "{{phase}}"),
         field=Field("percentunit", IDLE, max=1),
         stacked=True,
@@ -121,17 +121,17 @@ MACHINE_PANELS = [
     ),
     time_series_panel(
         "Batches ready",
-        "Depth of each chosen rank's queue; at 0 the loop waits for data. Not of the loader dali.",
+        "Batches in each selected rank's queue. At 0 the rank waits for data. The loader dali does not export it.",
         PanelQuery(
             f"min by ({BY_RANK}) ({series_selector('train_data_queue_depth', ranks=True)})", "{{run}} rank {{rank}}"
         ),
-        field=Field("none", "Nothing trained in this time with a loader that tells"),
+        field=Field("none", "No training in this time range with a loader that exports it"),
     ),
 ]
 BOARD = Dashboard(
     "throughput",
     "Throughput",
-    "How fast runs train, how far they are, and where the time of a step goes.",
+    "Speed of runs, progress, and the time of a step by phase.",
     {"Now": NOW_PANELS, "Speed": SPEED_PANELS, "Machine": MACHINE_PANELS},
     ranks=True,
 )

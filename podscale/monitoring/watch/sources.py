@@ -1,6 +1,7 @@
 """Sources of a run's records and metrics: its directory, or its job on a cluster."""
 
 import threading
+import time
 from collections import deque
 from collections.abc import Mapping
 from contextlib import ExitStack, closing, suppress
@@ -28,8 +29,8 @@ from podscale.util.formatting import printable
 
 SCRAPE_TIMEOUT_SECONDS = 2.0
 MAX_PODS = 32
-"""Most pods whose metrics are read; more ranks do not fit a screen."""
-NO_RANK_METRICS = "no figures of single ranks"
+"""Maximum number of pods whose metrics are read; more ranks do not fit a screen."""
+NO_RANK_METRICS = "no per-rank metrics"
 
 
 class RunSource(Protocol):
@@ -81,7 +82,7 @@ class DirectorySource:
         failed = [outcome for outcome in read_outcomes(self._run.outcome).values() if not outcome.is_done]
         if failed:
             return f"{failed[-1].stage} ended with exit code {failed[-1].exit_code}: {failed[-1].error}"
-        return "nobody writes it now"
+        return "no process writes it now"
 
     def has_ended(self) -> bool:
         return not is_held(self._run.lease)
@@ -131,8 +132,9 @@ class JobSource:
         threads = [threading.Thread(target=self._scrape, args=(pod, texts), daemon=True) for pod in pods]
         for thread in threads:
             thread.start()
+        deadline = time.monotonic() + 2 * SCRAPE_TIMEOUT_SECONDS
         for thread in threads:
-            thread.join(2 * SCRAPE_TIMEOUT_SECONDS)
+            thread.join(max(0.0, deadline - time.monotonic()))
         return dict(texts)
 
     def headline(self) -> str:
@@ -158,9 +160,9 @@ class JobSource:
         with suppress(PodscaleError):
             self._endpoint_settings = _telemetry_section(self._api.get(PODS, pod))
             if self._endpoint_settings.bearer_token_file is not None:
-                self._refused = f"{NO_RANK_METRICS}: they need a token, which the API server does not pass on"
+                self._refused = f"{NO_RANK_METRICS}: they require a token, which the API server does not forward"
             elif self._endpoint_settings.tls_client_ca is not None:
-                self._refused = f"{NO_RANK_METRICS}: they need a client's certificate, and the API server shows none"
+                self._refused = f"{NO_RANK_METRICS}: they require a client certificate, and the API server has none"
 
     def _scrape(self, pod: str, texts: dict[str, str]) -> None:
         assert self._endpoint_settings is not None
@@ -169,7 +171,7 @@ class JobSource:
             texts[pod] = self._api.proxy_get(pod, METRICS_PORT, "metrics", SCRAPE_TIMEOUT_SECONDS, tls=tls)
         except ApiError as error:
             if error.status == 403:
-                self._refused = f"{NO_RANK_METRICS}: these credentials may not get pods/proxy"
+                self._refused = f"{NO_RANK_METRICS}: these credentials are not allowed to get pods/proxy"
         except PodscaleError:
             return
 

@@ -30,7 +30,7 @@ LABEL_WIDTH = 10
 """Width of the label column, characters."""
 SPARKS_SHOWN = 20
 MAX_RANKS = 16
-"""Most rows in the table; of more ranks it shows the slowest and the fastest."""
+"""Maximum number of rows in the table; of more ranks it shows the slowest and the fastest."""
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,7 @@ def heatmap(title: str, names: Sequence[str], matrix: Sequence[Sequence[int]]) -
         drawn.append(_draw_name(names[i], left - 8, top + (i + 0.5) * side + 4))
         drawn.append(_draw_name(names[i], left + (i + 0.5) * side + 2, top - 8, slanted=True))
         for j, count in enumerate(counts):
-            hover = tag("title", f"{names[i]} taken for {names[j]}: {count} of {sum(counts)}")
+            hover = tag("title", f"{names[i]} predicted as {names[j]}: {count} of {sum(counts)}")
             share = count / (sum(counts) or 1)
             style = "right" if i == j else "wrong"
             drawn.append(tag("g", hover, _draw_cell(left + j * side, top + i * side, side, count, share, style)))
@@ -118,7 +118,7 @@ def reliability_diagram(title: str, bins: CalibrationBins) -> Markup:
         accuracy, confidence = bins.accuracy[i], bins.confidence[i]
         label = f"confidence {format_percent(low, 0)} to {format_percent(high, 0)}: {format_integer(count)} samples"
         if accuracy is not None and confidence is not None:
-            full = f"{label}, {format_percent(accuracy)} right at a mean confidence of {format_percent(confidence)}"
+            full = f"{label}, accuracy {format_percent(accuracy)}, mean confidence {format_percent(confidence)}"
             bars.append(_draw_bar(full, (x(low), x(high)), y(accuracy), accuracy_base, "fill c1 tint"))
             bars.append(tag("circle", cx=x(confidence), cy=y(accuracy), r=2.6, class_="dot c1 ring"))
         count_bars.append(_draw_bar(label, (x(low), x(high)), count_y(count), count_base, "fill quiet"))

@@ -19,6 +19,7 @@ class Scale:
     log: bool = False
 
     def __call__(self, value: float) -> float:
+        """Return the position of a value, in pixels."""
         a, b, v = (math.log10(x) if self.log else x for x in (self.low, self.high, value))
         share = (v - a) / (b - a)
         return self.start + share * (self.end - self.start)
@@ -170,10 +171,12 @@ def line_drawing(
 
 
 def horizontal_line(y: float, style: str, left: float = LEFT) -> Markup:
+    """Draw a line from `left` to the right edge of the plot at height `y`, in drawing units."""
     return tag("line", x1=left, x2=WIDTH - RIGHT, y1=y, y2=y, class_=style)
 
 
 def vertical_line(x: float, top: float, bottom: float, style: str) -> Markup:
+    """Draw a line at `x` from `top` to `bottom`, in drawing units."""
     return tag("line", x1=x, x2=x, y1=top, y2=bottom, class_=style)
 
 

@@ -133,7 +133,7 @@ def standalone_svg(*drawing: Any, width: float, height: float, enlarged: float =
 
 
 def schedule_curves(train: TrainSection, samples: int) -> Curves:
-    """Return the learning rate and the other schedule columns that change during the run."""
+    """Return the learning rate and the other schedule columns that change during a run over `samples` images."""
     epochs, table = schedules.sample_for_plot(train, samples)
     curves = {
         name: list(zip(epochs.tolist(), table[:, number].tolist(), strict=True))

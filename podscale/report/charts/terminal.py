@@ -9,7 +9,7 @@ EIGHTHS = " ▁▂▃▄▅▆▇█"
 
 
 def terminal_chart(curves: Curves, epochs: float, width: int) -> str:
-    """Draw each curve as filled columns, `width` characters wide."""
+    """Draw each curve of a run of `epochs` as filled columns, `width` characters wide."""
     columns = max(20, width - LEFT_CHARACTERS - 1)
     return "\n\n".join(_draw_curve(COLUMN_TITLES[name], points, epochs, columns) for name, points in curves.items())
 

@@ -59,7 +59,7 @@ def mistakes(data: ReportData) -> Markup | None:
     split = data.shards.split(data.evaluation.identity.split)
     rows = most_confident_mistakes(data.predictions, MAX_MISTAKES)
     if not len(rows):
-        return section_tag("Most confident mistakes", tag("p", "There is none: every held-out image was recognised."))
+        return section_tag("Most confident mistakes", tag("p", "None: every held-out image was classified correctly."))
     sample_of_key = {int(key): sample for sample, key in enumerate(split.keys)}
     cards = []
     for row in rows:
@@ -69,7 +69,7 @@ def mistakes(data: ReportData) -> Markup | None:
         source, picture = "not in the shard set", tag("span", class_="noimage")
         if sample is not None:
             source = printable(split.source(sample))
-            picture = picture_tag(split, sample, f"{true}, taken for {predicted}")
+            picture = picture_tag(split, sample, f"{true}, predicted as {predicted}")
         caption = tag(
             "figcaption",
             tag("b", predicted, class_="wrongname"),
@@ -115,5 +115,5 @@ def _pairs_table(evaluation: Evaluation, names: list[str]) -> Markup:
     for pair in evaluation.confused[:LISTED_PAIRS]:
         share = markup.format_percent(pair.count / evaluation.per_class[pair.label].samples)
         rows.append(table_row(names[pair.label], names[pair.predicted], str(pair.count), share, text_columns=2))
-    head = table_row("true class", "taken for", "times", "of the class", cell="th", text_columns=2)
+    head = table_row("true class", "predicted as", "images", "of the class", cell="th", text_columns=2)
     return panel("Most confused pairs", table(head, rows))

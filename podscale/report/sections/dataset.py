@@ -77,7 +77,10 @@ def picture_tag(split: Split, sample: int, alt: str) -> Markup:
 
 
 def thumbnail(encoded: bytes) -> tuple[str, bytes, bool]:
-    """Return MIME type, at most MAX_PICTURE_BYTES bytes, and True for an image so small that its pixels should show."""
+    """Return the thumbnail of an encoded image: MIME type, at most MAX_PICTURE_BYTES bytes, and True for a small image.
+
+    The pixels of a small image are shown unsmoothed.
+    """
     with warnings.catch_warnings(), Image.open(io.BytesIO(encoded)) as opened:
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         if opened.width * opened.height > MAX_PICTURE_PIXELS:
@@ -136,7 +139,7 @@ def _sample_pictures(data: ReportData) -> Markup | None:
         label = data.shards.classes[int(split.labels[sample])]
         caption = tag("figcaption", tag("span", label, class_="label"))
         cards.append(tag("figure", picture_tag(split, sample, label), caption, class_="card"))
-    return join_markup(tag("h3", f"Pictures of the split {name}"), tag("div", cards, class_="cards small"))
+    return join_markup(tag("h3", f"Sample images of the split {name}"), tag("div", cards, class_="cards small"))
 
 
 def _rejects_table(data: ReportData) -> Markup | None:

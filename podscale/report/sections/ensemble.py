@@ -19,7 +19,7 @@ EPOCH_TOLERANCE = 0.01
 
 
 class ModelRow(NamedTuple):
-    """Row of the table; `epochs` is the total of all trainings in it."""
+    """Row of the table; `epochs` counts all training that the row's models had."""
 
     name: str
     answered: ScoreSummary
@@ -54,21 +54,21 @@ def model_rows(scores: EnsembleScores) -> Iterator[ModelRow]:
 def ensemble_remarks(scores: EnsembleScores) -> Iterator[str]:
     """Yield sentences that compare the models."""
     yield (
-        f"Epochs are those trained until then, what the members have in common once: {scores.epochs:g} for all of "
-        f"them. The figures of this report are of the {METHOD_TITLES[scores.combine]}."
+        f"Epochs include those of earlier runs; epochs that members share count once, which is {scores.epochs:g} for "
+        f"all members. The scores of this report are those of the {METHOD_TITLES[scores.combine]}."
     )
     if (single := scores.baseline) is not None:
         epochs = single.epochs_before + single.epochs
         if abs(epochs - scores.epochs) <= EPOCH_TOLERANCE * scores.epochs:
-            yield f"The single model {single.name} was trained as long ({epochs:g} epochs), in one go."
+            yield f"The single model {single.name} was trained for as many epochs ({epochs:g}), in one run."
         else:
             yield (
                 f"The single model {single.name} was trained for {epochs:g} epochs, the ensemble for "
-                f"{scores.epochs:g}: the two do not compare at equal training."
+                f"{scores.epochs:g}: this is no comparison at equal training."
             )
     cost = next((method.statistics_seconds for method in scores.combined if method.statistics_seconds), None)
     if cost is not None:
-        yield f"Batch norm's statistics of the mean weights took {cost:.2g} s over training images, once."
+        yield f"Batch norm's statistics of the mean weights were computed once from training images, in {cost:.2g} s."
 
 
 def ensemble_text_table(scores: EnsembleScores) -> str:
@@ -106,5 +106,5 @@ def _disagreement_table(scores: EnsembleScores) -> Markup:
         table_row(name, *(markup.MISSING_TEXT if i == j else markup.format_percent(v, 2) for j, v in enumerate(row)))
         for i, (name, row) in enumerate(zip(names, scores.disagreement, strict=True))
     ]
-    head, caption = table_row("", *names, cell="th"), ": share of images whose first guesses differ"
+    head, caption = table_row("", *names, cell="th"), ": fraction of images whose top-1 classes differ"
     return panel("Disagreement", table(head, rows), caption=caption)

@@ -8,6 +8,7 @@ from podscale.evaluation.evaluation_json import Claim, ClaimCheck, compare_claim
 from podscale.report import markup
 from podscale.report.markup import Markup, fact_table, note, section_tag, table, table_row, tag
 from podscale.report.report_data import STAGES, ReportData, describe_exit
+from podscale.util.formatting import format_count
 
 
 def headline(data: ReportData) -> Markup:
@@ -39,9 +40,9 @@ def headline(data: ReportData) -> Markup:
             markup.format_percent(scores.top5 if scores else None, 2),
             f"of {markup.format_integer(scores.samples)} held-out images" if scores else "not evaluated",
         ),
-        _headline_tile("images/s", markup.format_rate(rate), "training, all ranks" if rate else "nothing was logged"),
+        _headline_tile("images/s", markup.format_rate(rate), "training, all ranks" if rate else "not logged"),
         _headline_tile(
-            "training", markup.format_seconds(seconds), _launches(data) if seconds is not None else "nothing was logged"
+            "training", markup.format_seconds(seconds), _launches(data) if seconds is not None else "not logged"
         ),
     ]
     return tag(
@@ -61,7 +62,13 @@ def problems(data: ReportData) -> Markup | None:
         parts.append(tag("pre", failure.error or "No message was recorded."))
     if data.missing:
         rows = [tag("li", tag("b", entry.part), ": ", entry.reason) for entry in data.missing]
-        parts.append(tag("details", tag("summary", f"{len(rows)} parts are missing from this report"), tag("ul", rows)))
+        parts.append(
+            tag(
+                "details",
+                tag("summary", f"{format_count(len(rows), 'part')} missing from this report"),
+                tag("ul", rows),
+            )
+        )
     if data.history.damaged:
         parts.append(tag("p", f"Unreadable lines in metrics.jsonl: {data.history.damaged}."))
     return tag("section", parts, class_="notice bad" if data.failed_stage else "notice") if parts else None
@@ -93,7 +100,7 @@ def _headline_tile(name: str, value: str, note: str) -> Markup:
 
 def _launches(data: ReportData) -> str:
     resumed = data.history.count("resumed")
-    return "in one go" if not resumed else f"resumed {resumed} time{'s' if resumed > 1 else ''}"
+    return "without a restart" if not resumed else f"resumed {resumed} time{'s' if resumed > 1 else ''}"
 
 
 def _claim_table(data: ReportData) -> Claim | None:
@@ -148,9 +155,9 @@ def reproduce(data: ReportData) -> Markup | None:
         return None
     given = data.environment.get("command")
     parts = [
-        tag("p", "Save the document below as ", tag("code", "run.yaml"), " and start"),
+        tag("p", "Save the document below as ", tag("code", "run.yaml"), " and run"),
         tag("pre", "podscale run run.yaml"),
-        tag("p", "It was started by ", tag("code", given), class_="note") if given else None,
+        tag("p", "This run was started by ", tag("code", given), class_="note") if given else None,
     ]
     if data.evaluation is not None:
         identity = data.evaluation.identity

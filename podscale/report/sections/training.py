@@ -63,7 +63,7 @@ def time_section(data: ReportData) -> Markup | None:
         ]
         counts = {words: data.history.count(event) for event, words in COUNTED_EVENTS.items()}
         remarks = [f"{count} {words}" for words, count in counts.items() if count] + _target_remarks(data.history)
-        head = table_row("stage", "end", "time", cell="th", text_columns=2)
+        head = table_row("stage", "outcome", "time", cell="th", text_columns=2)
         panels.append(panel("Stages", table(head, rows), note(", ".join(remarks)) if remarks else None))
     return section_tag("Time", tag("div", panels, class_="grid2")) if panels else None
 

@@ -18,6 +18,7 @@ from safetensors.numpy import load as load_safetensors
 
 CHUNK_BYTES = 16 * 2**20
 ALIGNMENT = 64
+"""Alignment of the values in a file, bytes."""
 
 SAFETENSORS_DTYPES = {
     "float64": "F64",

@@ -189,7 +189,7 @@ DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 def write_checkpoint(
     root: Path, snapshot: Snapshot, identity: RunIdentity, top1: float | None, fence: Callable[[], None]
 ) -> CheckpointManifest:
-    """Write step-<n>/ under `root`; durable on return.
+    """Write step-<n>/ under `root`, with the validation `top1` (a fraction) if it is known; durable on return.
 
     Calls `fence`, which raises if another launch has taken over, first and again before the manifest. Raises
     PodscaleError for a full disk or quota; then nothing of this checkpoint is left.

@@ -1,6 +1,7 @@
 """Checkpoint store of one run: asynchronous saves, retention, and restore of the newest complete checkpoint."""
 
 import logging
+import os
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -200,7 +201,12 @@ class CheckpointStore:
                 raise
             self._verified.add(snapshot.step)
             self._damaged.discard(snapshot.step)
-        removed = self._prune()
+        try:
+            removed = self._prune()
+        except OSError as error:
+            failure = _removal_error(self.directory, snapshot.step, error)
+            self._listener(Failed(snapshot.step, str(failure)))
+            raise failure from error
         seconds = time.perf_counter() - started
         self._listener(Saved(snapshot.step, manifest.bytes, seconds, manifest.top1, removed))
 
@@ -285,3 +291,10 @@ class CheckpointStore:
         if path.parent == self.directory:
             self._verified.add(snapshot.step)
         return snapshot
+
+
+def _removal_error(directory: Path, step: int, error: OSError) -> PodscaleError:
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    problem = f"the checkpoint of step {step} is written, but those that it replaces cannot be removed: {reason}"
+    hint = "Make them removable: the same command continues from the newest."
+    return PodscaleError(problem, field=error.filename or str(directory), hint=hint)

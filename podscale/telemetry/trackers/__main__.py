@@ -1,8 +1,8 @@
 """Process of one tracker: `python -m podscale.telemetry.trackers NAME`, started by the supervisor.
 
-`env.CONFIG` holds the run document as JSON. Standard input carries one line with the exit of the launch (see
-base.LaunchExit); end of file without it counts as a failure. Standard output is for the user. The output of trackers'
-packages goes to standard error, which is a log.
+`env.CONFIG` has the run document as JSON. The supervisor writes one line to standard input, with the exit of the launch
+(see base.LaunchExit); end of file without it counts as a failure. Standard output is for the user. The output of the
+trackers' packages goes to standard error, which is a log file.
 """
 
 import os
@@ -22,7 +22,7 @@ from podscale.util.formatting import one_line
 POLL_SECONDS = 1.0
 """Polling interval of the log, seconds."""
 NICENESS = 10
-"""Nice value: data loaders have priority."""
+"""Nice value, so that data loaders have priority."""
 
 PrintLine = Callable[[str], None]
 
@@ -63,7 +63,7 @@ def open_tracker(name: str, config: RunConfig, run: RunDirectory, warn: PrintLin
             from podscale.telemetry.trackers.trainjob import TrainJobStatus
 
             return TrainJobStatus(os.environ, warn)
-    raise ValueError(f"there is no tracker {name}")
+    raise ValueError(f"unknown tracker {name}")
 
 
 def follow_log(tracker: Tracker, metrics: Path, exit_descriptor: int, seconds: float = POLL_SECONDS) -> None:

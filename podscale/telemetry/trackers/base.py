@@ -1,4 +1,4 @@
-"""Tracker interface, metric points from the records of metrics.jsonl, and the record of points already sent."""
+"""Tracker interface, metric points made of the records of metrics.jsonl, and the store of points already sent."""
 
 import json
 import math
@@ -16,7 +16,7 @@ from podscale.telemetry.phases import phase_fractions
 from podscale.util.files import write_json
 
 FAILURE_PREFIX = "failed: "
-"""Prefix of the line with the error of a tracker process."""
+"""Prefix of the line that has the error of a tracker process."""
 DEFAULT_PROJECT = "podscale"
 """Default project or experiment."""
 
@@ -38,7 +38,7 @@ class LaunchExit:
 
 
 class Tracker(Protocol):
-    """Receiver of all records of a run; every launch begins again with the first one.
+    """Receiver of all records of a run; every launch starts again with the first record.
 
     Args:
         location: Directory or URL to show to the user.
@@ -104,7 +104,7 @@ class PointBuilder:
 
 
 def launch_step(record: EventRecord) -> int | None:
-    """Return the step that a launch continues from if it begins with this record, else None."""
+    """Return the step that a launch continues from if this is its first record, else None."""
     return int(record.get("step") or 0) if record.get("event") in ("start", "resumed") else None
 
 
@@ -117,7 +117,7 @@ def _number(value: Any) -> float:
 
 
 class SentPoints:
-    """Tracker's id of the run and the newest step sent of each kind, stored in the run directory.
+    """The tracker's id of the run and the newest step sent of each kind, stored in the run directory.
 
     A repeated step has the same metrics, so it is not sent again.
     """
@@ -137,7 +137,7 @@ class SentPoints:
         return cls(run.trackers / f"{tracker}.json")
 
     def take(self, point: TrackerPoint) -> bool:
-        """Return True if this point is to be sent: none of this kind was taken for this step or a later one."""
+        """Return whether to send this point: only if none of its kind was taken for this step or a later one."""
         if point.step <= self._taken_steps.get(point.kind, -1):
             return False
         self._taken_steps[point.kind] = point.step

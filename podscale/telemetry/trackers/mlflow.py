@@ -1,6 +1,6 @@
 """MLflow tracker, by the package mlflow-skinny (or mlflow). A resumed run keeps its id.
 
-A point that may have been lost is sent again: MLflow's databases keep one of two equal points.
+A point that may have been lost is sent again, because MLflow's databases keep one of two equal points.
 """
 
 import os
@@ -15,9 +15,9 @@ from podscale.telemetry.events import EventRecord
 from podscale.telemetry.trackers.base import DEFAULT_PROJECT, LaunchExit, PointBuilder, SentPoints, TrackerPoint
 
 MAX_PARAMETERS, MAX_CHARACTERS = 100, 500
-"""Limits of every MLflow server: parameters of one request, characters of a value."""
+"""Limits of every MLflow server: parameters per request, characters per value."""
 MAX_POINTS = 50
-"""Points of one request, whose limit is 1000 metrics."""
+"""Maximal number of points per request, whose limit is 1000 metrics."""
 RETRY_SECONDS = 30.0
 RUN_STATUSES: Mapping[int, str] = {ExitCode.DONE: "FINISHED", ExitCode.PREEMPTED: "KILLED"}
 
@@ -52,7 +52,7 @@ class Mlflow:
             return
         try:
             self._send()
-        except Exception as error:  # of whatever library MLflow talks through
+        except Exception as error:  # MLflow raises the errors of its HTTP and database libraries
             if not self._wait_until:
                 self._warn(f"mlflow does not answer, metrics are sent later: {error}")
             self._wait_until = time.monotonic() + RETRY_SECONDS

@@ -1,12 +1,12 @@
 """TensorBoard event files in the run directory, for `tensorboard --logdir <workspace>/runs`.
 
-Each launch writes a new file, because an open TensorBoard does not notice a changed or removed one. Every record with
-metrics is one event, so the number of events shows how far a killed launch came. A session start makes TensorBoard drop
-the steps that a resumed run repeats.
+Each launch writes a new file, because a running TensorBoard does not notice a changed or removed file. Every record
+with metrics is one event, so the number of events shows how far a killed launch came. A session start makes TensorBoard
+drop the steps that a resumed run repeats.
 
-Two libraries were tried in its place in November 2026:
+Two libraries were tried instead in November 2026:
 
-- torch.utils.tensorboard needs tensorboard and torch, which images for TPUs lack.
+- torch.utils.tensorboard needs tensorboard and torch, which images for TPUs do not have.
 - tensorboardX 2.6.5 imports torch if that is installed: the process takes 564 MB beside the training (14 MB here) and
   4 s more to start. Its EventFileWriter.flush does not drain the queue: a killed process lost all events that were
   flushed before. It names files by the second, so two launches within a second write the same file.
@@ -27,7 +27,7 @@ from podscale.telemetry.events import EventRecord
 from podscale.telemetry.trackers.base import LaunchExit, PointBuilder, launch_step
 
 VERSION = b"brain.Event:2"
-"""First version whose readers take restarts from SessionLog instead of guessing them."""
+"""First version whose readers take restarts from SessionLog instead of guessing."""
 SESSION_START = 1
 POLYNOMIAL = 0x82F63B78
 """Castagnoli polynomial, bits reversed."""
@@ -36,7 +36,7 @@ HEAD_BYTES, TAIL_BYTES = 12, 4
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 """Wire types of protocol buffers."""
 PREFIX, SUFFIX = "events.out.tfevents.", ".podscale"
-"""Readers look for `tfevents` and sort by name; the suffix marks the files of this module."""
+"""Parts of a file name. Readers look for `tfevents` and sort by name; the suffix marks the files of this module."""
 
 
 class TensorBoard:

@@ -86,14 +86,14 @@ class TrainJobStatus:
             self._post(json.dumps(self.status(done=done)).encode())
         except (OSError, ValueError, http.client.HTTPException) as error:  # an outage does not stop the job
             if not self._warned:
-                self._warn(f"the status of the TrainJob could not be sent: {error}")
+                self._warn(f"cannot send the status of the TrainJob: {error}")
             self._warned = True
 
     def _post(self, body: bytes) -> None:
-        """Send the body to the server itself, so that no proxy or redirect target sees the token."""
+        """Send the body directly to the server, so that no proxy or redirect target gets the token."""
         url = urlsplit(self.location)
         if url.scheme != "https" or url.hostname is None:
-            raise ValueError(f"{URL}={self.location} is no https:// URL")
+            raise ValueError(f"{URL}={self.location} is not an https:// URL")
         context = ssl.create_default_context(cafile=str(self._ca))
         connection = http.client.HTTPSConnection(url.hostname, url.port, timeout=TIMEOUT_SECONDS, context=context)
         try:

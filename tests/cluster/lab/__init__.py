@@ -1,2 +1,4 @@
-"""A real single-node Kubernetes out of processes of this machine, for tests: no Docker, no registry, no downloads of
-binaries. See the README beside this package; `python -m tests.cluster.lab --help`."""
+"""Real single-node Kubernetes as processes on this machine, for tests, without Docker, registry or binary downloads.
+
+See ../README.md and `python -m tests.cluster.lab --help`.
+"""

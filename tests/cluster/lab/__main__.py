@@ -1,10 +1,10 @@
-"""A real single-node Kubernetes on this machine, for tests: build, up, down, status, clean, kubeconfig, images.
+"""Real single-node Kubernetes on this machine, for tests: build, up, down, status, clean, kubeconfig, images.
 
 python -m tests.cluster.lab up            # Kubernetes, DNS, the training operator
-python -m tests.cluster.lab up --full     # JobSet, Trainer, Kueue, Prometheus and fake nodes as well
-python -m tests.cluster.lab up jobset     # one of them, by its name in tools/cluster/programs.yaml
-python -m tests.cluster.lab images tpu    # of Podscale's images one, or all: built here and brought into the cluster
-python -m tests.cluster.lab image NAME    # an image of podman's, docker's, or a docker-archive, into the cluster
+python -m tests.cluster.lab up --full     # also JobSet, Trainer, Kueue, Prometheus and fake nodes
+python -m tests.cluster.lab up jobset     # also JobSet, by its name in tools/cluster/programs.yaml
+python -m tests.cluster.lab images tpu    # build one or all of Podscale's images and load them into the cluster
+python -m tests.cluster.lab image NAME    # load an image from podman, docker or a docker-archive
 """
 
 import argparse
@@ -21,7 +21,7 @@ from tests.cluster.lab.commands import attempt
 from tests.cluster.lab.errors import LabError, Unavailable
 
 STARTED = time.monotonic()
-CANNOT, FAILED = 69, 1  # sysexits.h: EX_UNAVAILABLE; the difference matters to continuous integration
+CANNOT, FAILED = 69, 1  # EX_UNAVAILABLE of sysexits.h, which continuous integration does not count as a failure
 
 
 def say(text: str) -> None:
@@ -29,14 +29,14 @@ def say(text: str) -> None:
 
 
 def build(entries: Sequence[programs.Source]) -> list[Path]:
-    """Packages of the machine, programs and their images: all that takes minutes. Returns the archives of images."""
+    """Install packages, build programs and their images, which takes minutes. Return the image archives."""
     machine.require(machine.RUNNING, say)
     programs.build(entries, say)
     return images.make(entries, say)
 
 
 def up(entries: Sequence[programs.Source]) -> None:
-    """Brings everything up that is not up; a second time it finds nothing to do."""
+    """Start everything that is not running; a second call does nothing."""
     archives = build(entries)
     pki.make()
     network.up()
@@ -51,11 +51,11 @@ def up(entries: Sequence[programs.Source]) -> None:
 
 
 def down() -> None:
-    """Ends every process and container of the cluster, and removes all that it left on the machine but the cache."""
+    """Stop all processes and containers of the cluster and remove all its files except the cache."""
     machine.require_root()
     node.stop()
     control_plane.down()
-    for name in processes.recorded():  # what an add-on started beside them, such as kwok
+    for name in processes.recorded():  # processes of add-ons, such as kwok
         processes.stop(name)
     network.down()
     for folder in (places.STATE, places.RUN):
@@ -64,7 +64,7 @@ def down() -> None:
 
 
 def status() -> None:
-    """Which programs are built, which processes run, which images are there, and what the cache holds."""
+    """Print the built programs, running processes, loaded images and the content of the cache."""
     for entry in programs.sources():
         print(f"{'built  ' if entry.built() else 'missing'}  {entry.tier}  {entry.name} {entry.version}")
     for name in processes.recorded():
@@ -75,7 +75,7 @@ def status() -> None:
 
 
 def clean() -> None:
-    """Removes what is kept between clusters; the caches of Go and of podman's builds, shared with others, it lists."""
+    """Remove files kept between clusters; list the caches of Go and podman, which other users share."""
     print(_cached())
     shutil.rmtree(places.cache(), ignore_errors=True)
     print("\n".join(["removed", *(f"removed  podman's {name}" for name in images.remove_ours())]))
@@ -91,7 +91,7 @@ def _cached() -> str:
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """One `up` or `down` at a time."""
+    """Hold a lock, so that only one `up` or `down` runs at a time."""
     machine.require_root()
     with Path("/run/podscale-cluster.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

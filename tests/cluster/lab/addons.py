@@ -1,4 +1,4 @@
-"""The operators, installed from the manifests and charts of their own modules, with images of our builds."""
+"""Installation of the operators from the manifests and charts of their modules, with locally built images."""
 
 import shutil
 from collections.abc import Callable, Iterable
@@ -25,7 +25,7 @@ FAKE_STAGES = (
     "pod/fast/pod-delete",
 )
 SMALL = {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"cpu": "2", "memory": "2Gi"}}
-"""Of an operator's container: the charts ask for half a core each, which a test machine does not have."""
+"""Resources of an operator's container: the charts request half a core each, which a test machine does not have."""
 
 SMALLEST_JOB = {
     "apiVersion": "kubeflow.org/v1",
@@ -40,7 +40,7 @@ SMALLEST_JOB = {
 
 
 def install(entries: Iterable[programs.Source], say: Callable[[str], None]) -> None:
-    """Installs what is missing of these operators, and waits until they are available."""
+    """Install those of the operators that are missing, and wait until all are available."""
     for entry in entries:
         if entry.name in ADDONS and not _installed(entry):
             say(f"installing {entry.name}")
@@ -52,12 +52,12 @@ def install(entries: Iterable[programs.Source], say: Callable[[str], None]) -> N
 
 
 def training_operator() -> None:
-    """PyTorchJob, JAXJob and their relatives; its webhooks answer when this returns."""
+    """Install the training operator (PyTorchJob, JAXJob) and wait until its webhooks answer."""
     folder = _copy("training-operator", "manifests")
     image, _, tag = images.of_program("training-operator").rpartition(":")
     container = "/spec/template/spec/containers/0"
     changes: list[dict[str, Any]] = [{"op": "add", "path": f"{container}/resources", "value": SMALL}]
-    for probe in ("readinessProbe", "livenessProbe"):  # a busy machine is no broken operator
+    for probe in ("readinessProbe", "livenessProbe"):  # a slow probe on a busy machine does not mean a broken operator
         changes.append({"op": "replace", "path": f"{container}/{probe}/timeoutSeconds", "value": 20})
     overlay = {
         "resources": ["manifests/overlays/standalone"],
@@ -81,10 +81,10 @@ def jobset() -> None:
 
 
 def trainer() -> None:
-    """Kubeflow Trainer with a TrainingRuntime's operator alone: JobSet is there, and we bring runtimes ourselves."""
+    """Install Kubeflow Trainer without JobSet, which is installed already, and without its default runtimes."""
     chart = _copy("trainer", "charts/kubeflow-trainer")
     definition = yaml.safe_load((chart / "Chart.yaml").read_text())
-    del definition["dependencies"]  # charts of a registry, both switched off below
+    del definition["dependencies"]  # dependencies from a registry, both disabled below
     _rewrite(chart / "Chart.yaml", yaml.safe_dump(definition))
     image, _, tag = images.of_program("trainer-controller-manager").rpartition(":")
     registry, _, repository = image.partition("/")
@@ -99,7 +99,7 @@ def trainer() -> None:
 
 
 def kueue() -> None:
-    """Kueue for the kinds of job that we make; its chart leaves out those of the training operator."""
+    """Install Kueue for Podscale's kinds of jobs; its chart omits those of the training operator."""
     chart = _copy("kueue", "charts/kueue")
     image, _, tag = images.of_program("kueue").rpartition(":")
     configuration = yaml.safe_load(yaml.safe_load((chart / "values.yaml").read_text())["managerConfig"][MANAGER])
@@ -107,14 +107,14 @@ def kueue() -> None:
     manager = {"image": {"repository": image, "tag": tag, "pullPolicy": "IfNotPresent"}, "resources": SMALL}
     values = {"controllerManager": {"manager": manager}, "managerConfig": {MANAGER: yaml.safe_dump(configuration)}}
     _helm("kueue", "kueue-system", chart, values)
-    # They answer no discovery here, and an API that answers nothing blocks the deletion of every namespace.
+    # They do not answer discovery here, and an unavailable API blocks the deletion of every namespace.
     services = kubectl("get", "apiservices", "-o", "name").split()
     for service in (name for name in services if "visibility.kueue" in name):
         kubectl("delete", service)
 
 
 def prometheus_operator() -> None:
-    """The operator alone, in namespace monitoring; who wants a Prometheus makes a resource of that kind."""
+    """Install only the operator, in namespace monitoring; tests create Prometheus resources themselves."""
     bundle = programs.module_files("prometheus-operator") / "bundle.yaml"
     text = bundle.read_text().replace("namespace: default", "namespace: monitoring")
     for program in ("prometheus-operator", "prometheus-config-reloader"):
@@ -126,9 +126,9 @@ def prometheus_operator() -> None:
 
 
 def start_fake_kubelet() -> None:
-    """kwok plays the kubelet of nodes that carry its annotation, as a process beside the control plane.
+    """Start kwok as a process, which simulates the kubelets of nodes with its annotation.
 
-    Pods there run until they are deleted: unlike its own default, which ends pods of Jobs at once.
+    Pods on these nodes run until they are deleted. By default, kwok would complete the pods of Jobs at once.
     """
     if processes.alive("kwok"):
         return
@@ -163,7 +163,7 @@ def _installed(entry: programs.Source) -> bool:
 
 
 def _copy(name: str, part: str) -> Path:
-    """A part of a module's files, where our changes may lie beside it."""
+    """Copy a part of a module's files to a folder in which our changes can be added."""
     target = places.STATE / "addons" / name / part
     shutil.rmtree(target.parent, ignore_errors=True)
     shutil.copytree(programs.module_directory(programs.source(name)) / part, target)
@@ -171,13 +171,13 @@ def _copy(name: str, part: str) -> Path:
 
 
 def _accepted(manifest: dict[str, Any]) -> bool:
-    """Whether the API server and all webhooks would take this object."""
+    """Return True if the API server and all webhooks accept this object."""
     command = ["kubectl", "create", "--dry-run=server", "-f", "-"]
     return attempt(*command, stdin=yaml.safe_dump(manifest)).returncode == 0
 
 
 def _rewrite(path: Path, text: str) -> None:
-    path.unlink()  # files of the module cache are for reading alone, and so are copies of them
+    path.unlink()  # files of the module cache are read-only, and so are their copies
     path.write_text(text)
 
 

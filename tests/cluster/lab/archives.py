@@ -1,4 +1,4 @@
-"""Container images without a registry or a container engine: docker-archives made of files of this machine."""
+"""Container images without a registry or container engine: docker-archives from files on this machine."""
 
 import hashlib
 import io
@@ -12,7 +12,7 @@ PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def write(target: Path, name: str, fill: Callable[[tarfile.TarFile], None], **config: object) -> None:
-    """One image of one layer, which `fill` packs; `config` are fields of the image configuration (Entrypoint, User)."""
+    """Write an image with one layer, packed by `fill`; `config` is the image configuration (Entrypoint, User)."""
     layer = target.with_suffix(".layer")
     try:
         with tarfile.open(layer, "w", format=tarfile.GNU_FORMAT) as tar:
@@ -38,7 +38,7 @@ def write(target: Path, name: str, fill: Callable[[tarfile.TarFile], None], **co
 
 
 def executable(path: Path, *names: str) -> Callable[[tarfile.TarFile], None]:
-    """A layer with one static program under all these names, and a /tmp that everybody may write to."""
+    """Return a layer with one static program under all these names, and a world-writable /tmp."""
 
     def fill(tar: tarfile.TarFile) -> None:
         scratch = tarfile.TarInfo("tmp")

@@ -1,4 +1,4 @@
-"""etcd, the API server, the controllers and the scheduler."""
+"""Control plane: etcd, the API server, the controllers and the scheduler."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ PROCESSES = ("kube-scheduler", "kube-controller-manager", "kube-apiserver", "etc
 
 
 def up() -> None:
-    """Starts what does not run and waits until the API server is ready."""
+    """Start the processes that are not running, and wait until the API server is ready."""
     processes.start("etcd", "etcd", *_etcd())
     processes.start("kube-apiserver", "kube-apiserver", *_api_server())
     wait_for("the API server", 120, api_ready, log=processes.log_of("kube-apiserver"))
@@ -38,7 +38,7 @@ def _etcd() -> list[str]:
         f"--initial-advertise-peer-urls={places.ETCD_PEER_URL}",
         f"--initial-cluster=default={places.ETCD_PEER_URL}",
         "--auto-compaction-retention=5m",
-        "--unsafe-no-fsync",  # a test cluster that loses power is started afresh
+        "--unsafe-no-fsync",  # after a power loss, a test cluster starts from scratch
         "--log-level=warn",
     ]
 
@@ -55,7 +55,7 @@ def _api_server() -> list[str]:
         f"--client-ca-file={_pki('ca.crt')}",
         f"--kubelet-client-certificate={_pki('apiserver-kubelet.crt')}",
         f"--kubelet-client-key={_pki('apiserver-kubelet.key')}",
-        "--kubelet-preferred-address-types=InternalIP",  # the node's name resolves nowhere: logs and exec would fail
+        "--kubelet-preferred-address-types=InternalIP",  # the node's name does not resolve, so logs and exec would fail
         f"--requestheader-client-ca-file={_pki('front-ca.crt')}",
         "--requestheader-allowed-names=front-proxy-client",
         "--requestheader-username-headers=X-Remote-User",

@@ -1,9 +1,9 @@
-"""What stops the lab."""
+"""Errors of the lab."""
 
 
 class LabError(Exception):
-    """Something went wrong: what, and where to look."""
+    """Failure, with a hint where to look."""
 
 
 class Unavailable(LabError):
-    """This machine cannot carry a cluster (no root, no Go, no way to the module proxy): not a defect of the code."""
+    """This machine cannot run a cluster (no root, no Go, no access to the module proxy); not a defect of the code."""

@@ -1,4 +1,4 @@
-"""The images the cluster needs, and bringing any image of this machine into it."""
+"""Images of the cluster, and loading of local images into it."""
 
 import os
 import shutil
@@ -27,25 +27,26 @@ IN_PODS = (
 
 
 def of_program(name: str) -> str:
-    """The local image that holds this program."""
+    """Return the name of the local image with this program."""
     return f"localhost/{name}:{programs.source_of(name).version}"
 
 
 def make(entries: Iterable[programs.Source], say: Callable[[str], None]) -> list[Path]:
-    """Writes the archives that are missing or older than their program; all archives of these."""
+    """Write the archives that are missing or older than their program; return all archives of these programs."""
     places.image_dir().mkdir(parents=True, exist_ok=True)
     names = [name for entry in entries for name in entry.programs if name in IN_PODS]
     return [_pause(), *(_program(name, say) for name in names)]
 
 
 def build_ours(names: Sequence[str], say: Callable[[str], None]) -> None:
-    """Builds images under test with podman, upon a Debian that needs no registry, and brings them in.
+    """Build images under test with podman, on a Debian base that needs no registry, and load them into the cluster.
 
-    names: some of OURS; none: all of them.
+    Args:
+        names: some of OURS; empty for all of them.
     """
     names = names or OURS
     if unknown := set(names) - set(OURS):
-        raise LabError(f"{', '.join(sorted(unknown))}: none of {', '.join(OURS)}")
+        raise LabError(f"{', '.join(sorted(unknown))}: unknown image. Choose from {', '.join(OURS)}.")
     machine.require(machine.BUILDING, say)
     engine = {"CONTAINERS_CONF": str(podman.write(places.cache())), "BUILDAH_RUNTIME": "runc"}
     base = os.environ.get("BASE_IMAGE", BASE_IMAGE)
@@ -59,14 +60,14 @@ def build_ours(names: Sequence[str], say: Callable[[str], None]) -> None:
     for name in names:
         archive = archives / f"podscale-{name}.tar"
         load(archive)
-        archive.unlink()  # a GiB, and podman keeps the layers
+        archive.unlink()  # one GiB, and podman keeps the layers anyway
     built = [_name(name) for name in names]
     wait_for("the node to report its images", 120, lambda: node.reports(built))
     say("the cluster has " + ", ".join(built))
 
 
 def remove_ours() -> list[str]:
-    """Removes what `build_ours` left with podman, by name; images that a container uses stay. Returns the removed."""
+    """Remove the images of `build_ours` from podman, except images in use; return the names of the removed ones."""
     if shutil.which("podman") is None:
         return []
     names = [BASE_IMAGE, *map(_name, OURS)]
@@ -75,7 +76,7 @@ def remove_ours() -> list[str]:
 
 
 def load(archive: Path) -> None:
-    """Brings an archive into the cluster, once."""
+    """Load an archive into the cluster, unless it is already loaded."""
     mark = places.STATE / "imported" / archive.name
     stamp = f"{archive.stat().st_mtime_ns} {archive.stat().st_size}"
     if mark.exists() and mark.read_text() == stamp:
@@ -86,7 +87,7 @@ def load(archive: Path) -> None:
 
 
 def load_image(name: str) -> None:
-    """Brings an image of podman's or docker's, or a docker-archive, into the cluster."""
+    """Load an image from podman, docker or a docker-archive into the cluster."""
     if Path(name).is_file():
         load(Path(name).resolve())
         return
@@ -100,12 +101,12 @@ def load_image(name: str) -> None:
 
 
 def listing() -> list[str]:
-    """The names of the images in the cluster."""
+    """Return the names of the images in the cluster."""
     return [name for name in _digests() if not name.startswith("sha256:")]
 
 
 def _import(archive: Path) -> None:
-    """Brings an archive in, and lets go of images that have lost their name to it."""
+    """Import an archive, and remove images whose names it has taken over."""
     done = node.ctr("images", "import", archive)
     if done.returncode:
         raise LabError(f"{archive} could not be imported: {done.stderr[-1000:]}")
@@ -116,7 +117,7 @@ def _import(archive: Path) -> None:
 
 
 def _digests() -> dict[str, str]:
-    """Digest by name; the kubelet's interface to containerd has a second name for each, by its content."""
+    """Return digests by name; containerd's CRI plugin has a second name for each image, by its content."""
     rows = [line.split() for line in node.ctr("images", "ls").stdout.splitlines()[1:]]
     return {row[0]: row[2] for row in rows}
 
@@ -136,7 +137,7 @@ def _program(name: str, say: Callable[[str], None]) -> Path:
     binary, target = places.bin_dir() / name, places.image_dir() / f"{name}.tar"
     if _older(target, binary):
         say(f"image of {name}")
-        # Their manifests call operators /manager, and Prometheus' operator calls its helper by name.
+        # Manifests start operators as /manager, and Prometheus' operator starts its helper by name.
         layer = archives.executable(binary, f"bin/{name}", "manager")
         archives.write(target, of_program(name), layer, Entrypoint=["/manager"], User="65532:65532")
     return target

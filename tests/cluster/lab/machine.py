@@ -1,4 +1,4 @@
-"""What the machine itself has to bring: Linux, root, and Debian's packages."""
+"""Requirements on the machine: Linux, root, and Debian packages."""
 
 import os
 import shutil
@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.cluster.lab.commands import attempt
 from tests.cluster.lab.errors import Unavailable
 
-# What has to be there -> the Debian package that brings it.
+# Required program or file -> the Debian package that provides it.
 RUNNING = {
     "containerd": "containerd",
     "ctr": "containerd",
@@ -29,7 +29,7 @@ def require_root() -> None:
 
 
 def require(needed: dict[str, str], say: Callable[[str], None]) -> None:
-    """Installs what is missing (RUNNING or BUILDING); Unavailable where that cannot be done."""
+    """Install missing packages (RUNNING or BUILDING). Raises Unavailable if that is not possible."""
     require_root()
     missing = sorted({package for name, package in needed.items() if not _present(name)})
     if not missing:

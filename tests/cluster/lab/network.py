@@ -1,4 +1,4 @@
-"""The bridge that everything of the node has its address on, the machine's settings, and putting all of it back."""
+"""Bridge with the node's address, kernel settings, and removal of both."""
 
 import contextlib
 import json
@@ -9,7 +9,7 @@ from tests.cluster.lab import places
 from tests.cluster.lab.commands import attempt, run
 
 FILTERED = "net/bridge/bridge-nf-call-iptables"
-# Written by us (the first two), by the kubelet and by kube-proxy.
+# Set by this module (the first two), by the kubelet and by kube-proxy.
 SETTINGS = (
     "net/ipv4/ip_forward",
     FILTERED,
@@ -28,20 +28,20 @@ OUR_FOLDERS = ("/var/lib/kubelet/device-plugins", "/var/log/containers")
 
 
 def up() -> None:
-    """Remembers the machine's settings, then makes the bridge. The rest of the network is CNI's and kube-proxy's."""
+    """Save the machine's settings, then create the bridge. CNI and kube-proxy create the rest of the network."""
     _remember()
     if attempt("ip", "link", "show", places.BRIDGE).returncode:
         run("ip", "link", "add", places.BRIDGE, "type", "bridge")
     run("ip", "addr", "replace", f"{places.NODE_IP}/24", "dev", places.BRIDGE)
     run("ip", "link", "set", places.BRIDGE, "up")
-    if not Path("/proc/sys", FILTERED).exists():  # a kernel may have it built in, and then need no modprobe
+    if not Path("/proc/sys", FILTERED).exists():  # it may be built into the kernel, and then needs no modprobe
         attempt("modprobe", "br_netfilter")
     for name in SETTINGS[:2]:
         _write(name, "1")
 
 
 def down() -> None:
-    """Removes what the cluster left in the kernel and outside its own folders, and puts the settings back."""
+    """Remove the cluster's state from the kernel and outside its own folders, and restore the settings."""
     for target in _mounts():
         attempt("umount", "--lazy", target)
     for name in _namespaces():
@@ -51,7 +51,7 @@ def down() -> None:
     for family in ("iptables", "ip6tables"):
         _drop_chains(family)
     _remove_control_groups()
-    for pattern in ("podscale-cluster-*", "cni-loopback-*"):  # what CNI remembers of each pod's interfaces
+    for pattern in ("podscale-cluster-*", "cni-loopback-*"):  # CNI's record of each pod's interfaces
         for leftover in Path("/var/lib/cni/results").glob(pattern):
             leftover.unlink()
     for folder in OUR_FOLDERS:
@@ -77,7 +77,7 @@ def _restore() -> None:
 
 
 def _write(name: str, value: str) -> None:
-    with contextlib.suppress(OSError):  # a setting that this kernel does not have, or that we may not change
+    with contextlib.suppress(OSError):  # this kernel lacks the setting, or it is read-only here
         Path("/proc/sys", name).write_text(value)
 
 
@@ -88,12 +88,12 @@ def _mounts() -> list[str]:
 
 
 def _namespaces() -> list[str]:
-    """Network namespaces of pod sandboxes; containerd names them so, podman does not."""
+    """Return the network namespaces of pod sandboxes, by containerd's prefix, which podman does not use."""
     return [path.name for path in Path("/run/netns").glob("cni-*")]
 
 
 def _drop_chains(family: str) -> None:
-    """Kubernetes' and CNI's chains, and the rules that lead into them; all others stay as they are."""
+    """Remove the chains of Kubernetes and CNI, and the rules that jump to them; keep all others."""
     saved = attempt(f"{family}-save").stdout
     remaining = "".join(line for line in saved.splitlines(keepends=True) if not OUR_CHAINS.search(line))
     if remaining != saved:

@@ -1,4 +1,4 @@
-"""The node: containerd, the kubelet, kube-proxy, cluster DNS and the provisioner of volumes."""
+"""Node: containerd, kubelet, kube-proxy, cluster DNS and volume provisioner."""
 
 import subprocess
 import sys
@@ -20,7 +20,7 @@ TARGETS = {
 
 
 def configure() -> None:
-    """Writes the configuration files; only those that differ, since kube-proxy ends when its file is written."""
+    """Write the configuration files that differ; kube-proxy exits when its file is written."""
     values = {"state": places.STATE, "run": places.RUN, "bridge": places.BRIDGE, "node_ip": places.NODE_IP}
     values |= {"pod_subnet": places.POD_SUBNET, "first_pod_ip": places.FIRST_POD_IP}
     for name, target in TARGETS.items():
@@ -31,14 +31,14 @@ def configure() -> None:
 
 
 def start_containers() -> None:
-    """containerd, ready to take images."""
+    """Start containerd, and wait until it accepts images."""
     places.RUN.mkdir(parents=True, exist_ok=True)
     processes.start("containerd", "containerd", "--config", places.STATE / "containerd.toml")
     wait_for("containerd", 30, lambda: ctr("version").returncode == 0, log=processes.log_of("containerd"))
 
 
 def start() -> None:
-    """The rest of the node; returns when it is Ready."""
+    """Start the rest of the node, and wait until it is Ready."""
     kubelet = [f"--config={places.STATE / 'kubelet.yaml'}", f"--kubeconfig={kubeconfig_of('kubelet')}"]
     kubelet += [f"--root-dir={places.STATE / 'kubelet'}", f"--cert-dir={places.STATE / 'kubelet' / 'pki'}"]
     processes.start("kubelet", "kubelet", *kubelet, f"--hostname-override={places.NAME}", f"--node-ip={places.NODE_IP}")
@@ -54,7 +54,7 @@ def ready() -> bool:
 
 
 def reports(images: Iterable[str]) -> bool:
-    """Whether the node says that it has these images, which it does some seconds after containerd has them."""
+    """Return True if the node reports these images, some seconds after containerd has them."""
     return set(images) <= set(_of_node("{.status.images[*].names[*]}").split())
 
 
@@ -63,7 +63,7 @@ def _of_node(path: str) -> str:
 
 
 def stop() -> None:
-    """Ends the node with all its containers: first who would start them again, then they, then containerd."""
+    """Stop the node: first the processes that would restart containers, then all containers, then containerd."""
     for name in ("provisioner", "coredns", "kube-proxy", "kubelet"):
         processes.stop(name)
     if processes.alive("containerd"):

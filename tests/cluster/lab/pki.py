@@ -1,4 +1,4 @@
-"""The cluster's certificates and kubeconfig files, made with openssl once."""
+"""Certificates and kubeconfig files of the cluster, created once with openssl."""
 
 import base64
 import json
@@ -19,7 +19,7 @@ CLIENTS = {
 
 
 def make() -> None:
-    """Two authorities, the API server's certificates, the key of service-account tokens, and a kubeconfig a client."""
+    """Create two authorities, the API server's certificates, the service-account key, and a kubeconfig per client."""
     places.PKI.mkdir(parents=True, exist_ok=True)
     places.PKI.chmod(0o700)
     _certificate("ca", f"/CN={places.NAME}")
@@ -43,7 +43,7 @@ def kubeconfig_of(client: str) -> Path:
 
 
 def _certificate(name: str, subject: str, *, authority: str | None = None, names: list[str] | None = None) -> None:
-    """A key and a certificate, signed by the authority of that name or, without one, an authority itself."""
+    """Create a key and a certificate, signed by the authority of that name; without one, create an authority."""
     key, certificate = places.PKI / f"{name}.key", places.PKI / f"{name}.crt"
     if certificate.exists():
         return

@@ -1,4 +1,4 @@
-"""Where things are: the cluster's state, what is kept between clusters, and the addresses of the node."""
+"""Paths and addresses: the cluster's state, files kept between clusters, and the node's addresses."""
 
 import os
 from pathlib import Path
@@ -14,7 +14,7 @@ KUBECONFIG = STATE / "admin.kubeconfig"
 VOLUMES = STATE / "volumes"
 CONTAINERD_SOCKET = RUN / "containerd.sock"
 
-# Everything of the node has this one address: the bridge that pods hang on, the API server, the kubelet, DNS.
+# Address of the whole node: the pods' bridge, the API server, the kubelet, DNS.
 BRIDGE = "podscale0"
 NODE_IP = "10.117.0.1"
 POD_SUBNET = "10.117.0.0/24"
@@ -26,7 +26,7 @@ ETCD_PEER_URL = "http://127.0.0.1:12380"
 
 
 def cache() -> Path:
-    """What outlives a cluster (programs, images): outside the tree, removed by `clean`."""
+    """Return the folder of files that outlive a cluster (programs, images), outside the tree; `clean` removes it."""
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(base) / "podscale-cluster"
 

@@ -1,4 +1,4 @@
-"""Background processes that are known by a file: their process id, and the start time that tells a reused id apart."""
+"""Background processes, each recorded in a file with its process id and its start time, which detects a reused id."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ def log_of(name: str) -> Path:
 
 
 def start(name: str, *command: str | Path, cwd: Path | None = None) -> None:
-    """Runs the command in a session of its own, unless the one that was started under this name is still alive."""
+    """Start the command in a new session, unless the process started under this name still runs."""
     if alive(name):
         return
     log_of(name).parent.mkdir(parents=True, exist_ok=True)
@@ -35,7 +35,7 @@ def start(name: str, *command: str | Path, cwd: Path | None = None) -> None:
 
 
 def recorded() -> list[str]:
-    """The names of all processes that were started and not stopped, whether they are alive or not."""
+    """Return the names of all processes that were started and not stopped, running or not."""
     return sorted(record.name for record in (places.STATE / "processes").glob("*"))
 
 
@@ -44,7 +44,7 @@ def alive(name: str) -> bool:
 
 
 def stop(name: str, patience: float = 10) -> None:
-    """Ends the process started under this name: asked first, killed after `patience` seconds."""
+    """Stop the process started under this name with SIGTERM, and kill it after `patience` seconds."""
     for sent in (signal.SIGTERM, signal.SIGKILL):
         if (pid := _pid(name)) is None:
             break
@@ -69,7 +69,7 @@ def _pid(name: str) -> int | None:
 
 
 def _start_time(pid: int) -> str:
-    """Of a process that is there and no zombie, in clock ticks since boot; otherwise empty, which no record holds."""
+    """Return the start time of a running process, clock ticks since boot; empty for a zombie or a missing process."""
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

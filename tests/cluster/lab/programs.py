@@ -1,4 +1,4 @@
-"""The cluster's programs, built from pinned Go modules (tools/cluster/programs.yaml) and kept between clusters."""
+"""Programs of the cluster, built from pinned Go modules (tools/cluster/programs.yaml) and kept between clusters."""
 
 import hashlib
 import json
@@ -17,12 +17,12 @@ from tests.cluster.lab.errors import LabError, Unavailable
 
 TOOLS = places.ROOT / "tools" / "cluster"
 UNREACHABLE = ("dial tcp", "no such host", "403 Forbidden", "connection refused", "i/o timeout", "TLS handshake")
-UNREACHABLE += ("module lookup disabled", "requires go >=", "toolchain not available")  # no network wanted, an old Go
+UNREACHABLE += ("module lookup disabled", "requires go >=", "toolchain not available")  # no network, or an old Go
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """One entry of programs.yaml: a pinned module, or a folder here that pins several, and what is built from it."""
+    """Entry of programs.yaml: a pinned module, or a local folder that pins several, and the programs built from it."""
 
     name: str
     tier: str
@@ -31,11 +31,11 @@ class Source:
     module: str = ""
     sum: str = ""
     directory: str = ""
-    stamp: tuple[str, ...] = ()  # packages whose gitVersion tells clients which Kubernetes this is
-    needs: tuple[str, ...] = ()  # other entries that it does not work without
+    stamp: tuple[str, ...] = ()  # packages whose gitVersion is the Kubernetes version that clients see
+    needs: tuple[str, ...] = ()  # other entries that it requires
 
     def pin(self) -> str:
-        """What a built program is known by: it changes exactly when the sources or the way to build them do."""
+        """Key of the built programs, which changes if and only if the sources or the build change."""
         files = [self.folder / name for name in ("go.mod", "go.sum", "main.go")] if self.directory else []
         content = "".join(file.read_text() for file in files if file.exists())
         text = json.dumps([self.version, self.sum, self.programs, self.stamp, content])
@@ -51,16 +51,16 @@ class Source:
 
 
 def sources() -> list[Source]:
-    """All of them."""
+    """Return all sources."""
     entries = yaml.safe_load((TOOLS / "programs.yaml").read_text())
     return [Source(**entry | {name: tuple(entry.get(name, ())) for name in ("stamp", "needs")}) for entry in entries]
 
 
 def chosen(tier: str, names: Iterable[str] = ()) -> list[Source]:
-    """Those of the core tier, with tier "full" the others too, else those that are named with what they need."""
+    """Return the sources of the core tier, with tier "full" all, else the named ones with their requirements."""
     entries = {entry.name: entry for entry in sources()}
     if unknown := set(names) - set(entries):
-        raise LabError(f"{', '.join(sorted(unknown))}: none of {', '.join(entries)}")
+        raise LabError(f"{', '.join(sorted(unknown))}: unknown program. Choose from {', '.join(entries)}.")
     required = {*names, *(need for name in names for need in entries[name].needs)}
     return [entry for entry in entries.values() if tier == "full" or entry.tier == "core" or entry.name in required]
 
@@ -74,7 +74,7 @@ def source_of(program: str) -> Source:
 
 
 def build(entries: Iterable[Source], say: Callable[[str], None]) -> None:
-    """Builds what is missing or was built from other pins; Unavailable without Go or without the modules."""
+    """Build the programs that are missing or have other pins. Raises Unavailable without Go or the modules."""
     for entry in entries:
         if not entry.built():
             started = time.monotonic()
@@ -84,7 +84,7 @@ def build(entries: Iterable[Source], say: Callable[[str], None]) -> None:
 
 
 def module_directory(entry: Source) -> Path:
-    """The module's files, its charts and manifests among them; LabError if they are not what was pinned."""
+    """Return the module's files, including charts and manifests. Raises LabError if they differ from the pin."""
     if shutil.which("go") is None:
         raise Unavailable("Go is not installed: the cluster's programs are built from Go modules")
     done = attempt("go", "mod", "download", "-json", f"{entry.module}@{entry.version}", cwd=TOOLS)
@@ -92,12 +92,12 @@ def module_directory(entry: Source) -> Path:
     if done.returncode:
         raise _failure(entry, module.get("Error", "") + done.stderr)
     if module["Sum"] != entry.sum:
-        raise LabError(f"{entry.module} {entry.version} has the checksum {module['Sum']}, not {entry.sum} as pinned")
+        raise LabError(f"{entry.module} {entry.version} has the checksum {module['Sum']}, but {entry.sum} is pinned")
     return Path(module["Dir"])
 
 
 def module_files(name: str) -> Path:
-    """The files of the module that a source with its own go.mod is built from, at the version that go.mod names."""
+    """Return the files of the module from which a source with its own go.mod is built, at the version in go.mod."""
     entry = source(name)
     if entry.module:
         return module_directory(entry)
@@ -109,7 +109,7 @@ def module_files(name: str) -> Path:
 
 
 def go_caches() -> list[Path]:
-    """Where Go keeps what it compiled and downloaded, for all that is built on this machine."""
+    """Return Go's build and module caches, which all builds on this machine share."""
     if shutil.which("go") is None:
         return []
     directories = attempt("go", "env", "GOCACHE", "GOMODCACHE").stdout.split()
@@ -122,7 +122,7 @@ def _build(entry: Source) -> None:
     directory = entry.folder if entry.directory else module_directory(entry)
     places.bin_dir().mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=places.bin_dir()) as scratch:
-        # Many packages go into a folder, each under its package's name; a single one into the file that is named.
+        # Several packages are written to a folder, each under its package's name; a single one to the named file.
         single = len(entry.programs) == 1
         output = f"{scratch}/{next(iter(entry.programs))}" if single else f"{scratch}/"
         command = ["go", "build", "-trimpath", "-ldflags", _ldflags(entry), "-o", output, *entry.programs.values()]

@@ -1,6 +1,6 @@
-"""Makes a directory of this machine for every claim of the class `standard`, and removes it with the volume.
+"""Volume provisioner: a local directory for every claim of the class `standard`, removed with the volume.
 
-The one built into kube-controller-manager makes directories that only root may enter; our containers are not root.
+The provisioner in kube-controller-manager creates directories that only root may enter; our containers are not root.
 """
 
 import shutil
@@ -18,7 +18,7 @@ CLASS = "standard"
 
 
 def volume_for(claim: Any) -> dict[str, Any]:
-    """The PersistentVolume that answers a claim: named after it, so that a second answer is refused as a duplicate."""
+    """Return the PersistentVolume for a claim, named after it, so that a second one is rejected as a duplicate."""
     name = f"pvc-{claim.metadata.uid}"
     reference = {"kind": "PersistentVolumeClaim", "name": claim.metadata.name, "namespace": claim.metadata.namespace}
     return {
@@ -59,14 +59,14 @@ def reclaim(core: client.CoreV1Api, volume: Any) -> None:
 
 
 def follow(listing: Callable[..., Any], act: Callable[[Any], None]) -> None:
-    """Acts on every object, for ever; a watch that ends or fails starts again with a fresh list."""
+    """Process every object, forever; a watch that ends or fails restarts with a new list."""
     pause = threading.Event()
     while True:
         try:
             for event in watch.Watch().stream(listing, timeout_seconds=300):
                 if event["type"] in ("ADDED", "MODIFIED"):
                     act(event["object"])
-        except Exception as error:  # the API server may be restarted under us: whatever it is, try again
+        except Exception as error:  # the API server may restart: retry after any error
             print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
             pause.wait(1)
 

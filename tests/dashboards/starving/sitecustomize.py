@@ -1,4 +1,4 @@
-"""While the file that PODSCALE_STARVE names is there, every JPEG takes longer to decode: a loader that starves."""
+"""Slow down JPEG decoding while the file PODSCALE_STARVE exists, to starve the training."""
 
 import os
 import time

@@ -287,5 +287,5 @@ def test_no_host_starts_if_the_shards_cannot_be_divided(
         **NO_JAX,
     }
     ended = start(1, "podscale.jax.worker", pods=3, **variables)
-    message = "input.groups: 3 hosts (launch.nodes) cannot have equally many of them (got 4). Choose 3 or 6."
+    message = "input.groups: not a multiple of the 3 hosts (launch.nodes) (got 4). Choose 3 or 6."
     assert [(ended.outcomes[rank].exit_code, ended.outcomes[rank].error) for rank in range(3)] == [(2, message)] * 3

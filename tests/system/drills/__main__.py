@@ -1,7 +1,7 @@
-"""Carries out the drills, and writes what they found into docs/how-to/drills.md: `python -m tests.system.drills`.
+"""Run the drills and write their results into docs/how-to/drills.md: `python -m tests.system.drills`.
 
-`make drills` does the same. Needs Prometheus, root (for a small disk to fill up) and some minutes. `--only NAME` (part
-of a name, several times if need be) carries some out and writes nothing.
+`make drills` does the same. Needs Prometheus, root (to mount a small disk) and some minutes. `--only NAME` (part of a
+name, repeatable) runs some drills and writes nothing.
 """
 
 import argparse
@@ -20,12 +20,12 @@ def main() -> None:
     parser.add_argument("--only", action="append", default=[], metavar="NAME")
     only = parser.parse_args().only
     if shutil.which("prometheus") is None:
-        sys.exit("prometheus is needed: install the package prometheus")
+        sys.exit("prometheus: not on the PATH. Install the package prometheus.")
     chosen = [drill for drill in DRILLS if not only or any(part in drill.name for part in only)]
     begun, machine = time.time(), Machine.here()
     with scene() as drill_scene:
         if not drill_scene.mounted and any(drill.needs_disk for drill in chosen):
-            sys.exit("a tmpfs has to be mounted: run this as root")
+            sys.exit("cannot mount a tmpfs. Run this as root.")
         results = [run_and_report(drill, drill_scene) for drill in chosen]
     if not only:
         text = PAGE.read_text(encoding="utf-8")

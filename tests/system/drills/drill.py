@@ -1,4 +1,4 @@
-"""Carrying out a drill: calm, fault, alert, what Podscale does, calm again; with the times of each."""
+"""Runs one drill: calm, fault, alert, Podscale's reaction, calm again, with the time of each."""
 
 import time
 from dataclasses import dataclass
@@ -18,8 +18,14 @@ class Fired:
 
 @dataclass(frozen=True)
 class Found:
-    """What a drill came to. before, during: the series; over: seconds from the end of the fault to that of the alerts;
-    besides: names of other alerts that fired, all of them allowed."""
+    """Result of a drill.
+
+    Args:
+        before: value of the series before the fault; `during`: while the alert fires.
+        itself: Podscale's reaction, for the page.
+        over: seconds from the end of the fault to the end of the alerts; None if not awaited.
+        besides: names of other alerts that fired, all of them allowed.
+    """
 
     drill: Drill
     before: float
@@ -31,7 +37,7 @@ class Found:
 
 
 def carry_out(drill: Drill, scene: Scene) -> Found:
-    """AssertionError where an alert does not fire, fires for something else, or does not end; or another one fires."""
+    """Run the drill. Fails if an alert does not fire with its labels or does not resolve, or if another fires."""
     scene.calm(drill.shorten, tuple(ASIDE))
     scene.until(lambda: scene.value(drill.query) is not None, drill.series)
     before = scene.value(drill.query)
@@ -55,7 +61,7 @@ def carry_out(drill: Drill, scene: Scene) -> Found:
 
 
 def _fired(expected: Expected, scene: Scene, since: float) -> Seen | None:
-    """When it first fired."""
+    """Return the alert that fired first, or None."""
     seen = [seen for seen in scene.seen(since) if seen.firing is not None and _is(expected, seen)]
     return min(seen, key=lambda one: one.firing, default=None)
 

@@ -1,5 +1,7 @@
-"""Where faults are put in: a real training of the digits on two ranks, and a real Prometheus with our rules that
-scrapes it every second. The rules are those that are shipped, with every duration divided by one number."""
+"""Scene of the drills: a real training of the digits on two ranks, scraped every second by a real Prometheus.
+
+The rules are the shipped ones, with every duration divided by one number.
+"""
 
 import socket
 import tempfile
@@ -37,14 +39,14 @@ launch: {{processes: 2, max_restarts: 50, grace_seconds: 60, hang_seconds: 60, t
 )
 DISK = "80m"
 TIMEOUT_SECONDS = 900.0
-"""Seconds for anything to happen on a loaded machine."""
+"""Time limit for any event on a loaded machine, seconds."""
 LOOK_SECONDS = 0.25
 CADENCE = ScrapeIntervals(scrape_seconds=1, evaluation_seconds=1)
 
 
 @dataclass
 class Seen:
-    """An alert: when its condition began to hold, by Prometheus, and when it was first seen to fire (unix seconds)."""
+    """Alert; `active` is the start of its condition, `firing` the first time it was seen firing, unix seconds."""
 
     labels: dict[str, str]
     active: float
@@ -56,21 +58,21 @@ class Seen:
 
 
 class Scene:
-    """A training that goes on, starts again where it has ended, and is watched; made by `scene`."""
+    """Watched training, which is restarted if it has exited; created by `scene`."""
 
     def __init__(self, workspace: Path, directory: Path, *, mounted: bool) -> None:
         self.workspace, self.mounted = workspace, mounted
         self.run = workspace / "runs" / RUN
         self.switches = directory / "switches"
         self._directory = directory
-        self._watched = directory / "watched"  # not in the workspace, whose disk will be full
+        self._watched = directory / "watched"  # outside the workspace, whose disk will be full
         self._stack = ExitStack()
         self._shorten = 0.0
         self._local: LocalPrometheus | None = None
         self._command: Command | None = None
         self._seen: dict[tuple[tuple[str, str], ...], Seen] = {}
         self.now: list[Seen] = []
-        """Alerts that are pending or fire."""
+        """Alerts that are pending or firing."""
         for folder in (self.switches, self._watched):
             folder.mkdir()
         (self._watched / RUN).symlink_to(self.run)
@@ -82,29 +84,29 @@ class Scene:
         return self._command
 
     def rank(self, number: int) -> int | None:
-        """Process id of a rank that is alive."""
-        with suppress(OSError, ValueError):  # the ranks are being started again
+        """Return the process id of a rank, or None if it is not running."""
+        with suppress(OSError, ValueError):  # the ranks are restarting
             pid = self.command.ranks().get(number)
             return pid if pid is not None and alive(pid) else None
         return None
 
     def records(self, since: float, event: str) -> list[EventRecord]:
-        """Events of the run's log after a moment."""
+        """Return the events of a kind in the run's log since a time (unix seconds)."""
         lines = read_records(self.run / "metrics.jsonl")
         return [line for line in lines if line["time"] >= since and line.get("event") == event]
 
     @property
     def step(self) -> int:
-        """Steps done, by the run's log."""
+        """Steps done, from the run's log."""
         return newest_step(self.run / "metrics.jsonl")
 
     def value(self, query: str) -> float | None:
-        """What Prometheus says now; None where it has no sample."""
+        """Return the current value of a query; None without a sample."""
         samples = Prometheus(self._prometheus.url).instant(query, time.time())
         return float(samples[0]["value"][1]) if samples else None
 
     def until(self, holds: Callable[[], Any], what: str) -> None:
-        """Returns when `holds()`, and looks at the alerts meanwhile; AssertionError after `TIMEOUT_SECONDS`."""
+        """Wait until `holds()`, and poll the alerts meanwhile. Fails after `TIMEOUT_SECONDS`."""
         deadline = time.monotonic() + TIMEOUT_SECONDS
         while True:
             self._look()
@@ -117,11 +119,11 @@ class Scene:
             time.sleep(LOOK_SECONDS)
 
     def seen(self, since: float) -> list[Seen]:
-        """Alerts whose condition came to hold after a moment, whatever became of them."""
+        """Return all alerts whose condition began after a time, also resolved ones."""
         return [seen for seen in self._seen.values() if seen.active >= since - 1]
 
     def calm(self, shorten: float, aside: Sequence[str]) -> None:
-        """Returns when it has trained for as long as five minutes are now, and no alert but for `aside` is on."""
+        """Wait until the training ran for five (shortened) minutes without an alert other than those in `aside`."""
         self._watch(shorten)
         self.goes_on()
         since = time.monotonic()
@@ -135,13 +137,13 @@ class Scene:
         self.until(quiet, "no alert is on")
 
     def goes_on(self) -> None:
-        """Returns when there are further steps; starts the training where it has ended."""
+        """Wait for further steps; restart the training if it has exited."""
         self.start_if_ended()
         reached = self.step
         self.until(lambda: self.step >= reached + 2 * LOG_EVERY, "the training goes on")
 
     def start_if_ended(self) -> None:
-        """Gives the command that trains, where it does not run: the same one each time."""
+        """Start the training if it is not running, with the same command each time."""
         if self._command is None:
             packed = podscale(self.workspace, "shard", "run.yaml")
             assert packed.code == 0, packed.err
@@ -163,7 +165,7 @@ class Scene:
 
     @property
     def _prometheus(self) -> LocalPrometheus:
-        assert self._local is not None, "nobody watches"
+        assert self._local is not None, "Prometheus was not started"
         return self._local
 
     def _watch(self, shorten: float) -> None:
@@ -189,7 +191,7 @@ class Scene:
 
 @contextmanager
 def scene() -> Iterator[Scene]:
-    """A scene in a temporary folder; its workspace is a small disk of its own where this process may mount one."""
+    """Yield a scene in a temporary folder; its workspace is a small disk if this process may mount one."""
     with tempfile.TemporaryDirectory(prefix="podscale-drills-") as folder, ExitStack() as stack:
         workspace = Path(folder) / "workspace"
         workspace.mkdir()

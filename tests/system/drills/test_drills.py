@@ -1,4 +1,4 @@
-"""Faults that are put into a real training: the alert for each fires in a real Prometheus, names the run, and ends."""
+"""Faults injected into a real training: the alert for each fires in a real Prometheus, names the run, and resolves."""
 
 import shutil
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""`podscale bench train` on a CPU: real sessions in real processes, tiny networks."""
+"""`podscale bench train` on a CPU: real processes, tiny networks."""
 
 import json
 import subprocess
@@ -62,7 +62,7 @@ def test_several_ranks_a_row_is_measured_once_and_time_is_limited(tmp_path: Path
     assert row.found is not None, row.reason
     assert (row.found["ranks"], row.found["batch"]) == (2, 4)
     rate = row.found["images_per_second"]
-    monkeypatch.setattr(sweep, "BENCHMARK_MODULE", "podscale.no_such_module")  # nothing can be measured any more
+    monkeypatch.setattr(sweep, "BENCHMARK_MODULE", "podscale.no_such_module")  # no more measurements are possible
     again, other = measure([two, BenchVariant("other", batch=6)], tmp_path)
     assert again.found is not None
     assert again.found["images_per_second"] == rate
@@ -71,7 +71,7 @@ def test_several_ranks_a_row_is_measured_once_and_time_is_limited(tmp_path: Path
     (late,) = measure([BenchVariant("late", batch=8)], tmp_path, time_limit=0.3)
     assert late.reason == "ran past its limit of 0 s"
     (never,) = measure([BenchVariant("never", batch=8)], tmp_path, budget=1)
-    assert never.reason == "not measured: the time of the sweep was over"
+    assert never.reason == "not measured: the time limit of the sweep had passed"
     rows_on_disk = read_rows(tmp_path / "rows.json")
     assert rate in [row.found["images_per_second"] for row in rows_on_disk if row.found], (
         "other sweeps' rows are not lost"

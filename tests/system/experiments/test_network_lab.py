@@ -1,4 +1,4 @@
-"""Emulated cluster of the network benchmark: traffic really passes the shaped links, and nothing is left behind.
+"""Emulated cluster of the network benchmark: traffic passes the shaped links, and nothing is left behind.
 
 Needs root and the tools of iproute2; skips otherwise.
 """
@@ -43,7 +43,7 @@ def mine(pid: int) -> list[str]:
 
 
 def reduce_on_both_axes(world: World, cluster: NetnsCluster) -> dict[str, Any]:
-    """4 MB in the node, then across."""
+    """All-reduce 4 MB in the node, then across nodes."""
     import torch
     from torch import distributed as dist
 
@@ -98,7 +98,7 @@ def test_what_a_killed_owner_left_is_removed_by_the_next() -> None:
     assert owner.stdout.readline().startswith(f"{PREFIX}{owner.pid}-")
     leftovers = mine(owner.pid)
     assert len(leftovers) == 1 + 2 + 2
-    assert clean_up() == [], "what a living owner has is not touched"
+    assert clean_up() == [], "networks of a running owner are not touched"
     assert mine(owner.pid) == leftovers
     wires = _processes_in(leftovers)
     owner.send_signal(signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""A real study: trials that train, one that diverges, a kill in the middle, and the same command to its end."""
+"""A real study: trials that train, one that diverges, a kill in the middle, and the same command until it is done."""
 
 import csv
 import json
@@ -60,7 +60,7 @@ def test_a_study_with_a_diverging_cell_is_stopped_and_continued(tmp_path: Path) 
     assert ended.returncode == 0, said
     records = {file.name: json.loads(file.read_text()) for file in cells.glob("*.json")}
     assert len(records) == 4
-    assert {name: (cells / name).stat().st_mtime_ns for name in before} == before, "what was done is not done again"
+    assert {name: (cells / name).stat().st_mtime_ns for name in before} == before, "finished trials do not run again"
     settings = ("train.schedule.learning_rate", "train.global_batch")
     by_name = {tuple(record["settings"][name] for name in settings): record for record in records.values()}
     for batch in (256, 1024):
@@ -68,7 +68,7 @@ def test_a_study_with_a_diverging_cell_is_stopped_and_continued(tmp_path: Path) 
         assert by_name[0.05, batch]["ended"] == "done"
         assert 0 < by_name[0.05, batch]["top1"] <= 1
     assert by_name[0.05, 1024]["updates"] < by_name[0.05, 256]["updates"]
-    assert not list((tmp_path / "runs").iterdir()), "run directories of trials with a record are taken away"
+    assert not list((tmp_path / "runs").iterdir()), "run directories of trials with a record are removed"
 
     rows = list(csv.DictReader((tmp_path / "tiny.csv").open()))
     assert sorted(row["ended"] for row in rows) == ["diverged", "diverged", "done", "done"]

@@ -1,10 +1,12 @@
-"""Puts trouble into the training of one rank, or of all, in every process started with this on its path.
+"""Inject faults into the training of one rank, or of all, in every process started with this folder on its path.
 
-INJECTED_FAULT is `slow:<rank>`: every batch takes most of a step longer, however long that is on this machine;
-`stuck:<rank>:<batch>`: this batch never comes; or `files:<folder>`: while there is a file of that name in the folder,
-`starved`: on every rank batches take as long as a step longer; `nonfinite-<rank>`: in every fourth step that rank
-has a gradient that is not a number, and a loss that is one. With files, every step also rests for a moment: such a
-training goes on for minutes, and leaves the machine to others.
+INJECTED_FAULT is one of:
+
+- `slow:<rank>`: every batch takes most of a step longer, measured on this machine.
+- `stuck:<rank>:<batch>`: this batch never arrives.
+- `files:<folder>`: a fault lasts while the folder has a file of its name. `starved`: every batch of every rank takes a
+  step longer. `nonfinite-<rank>`: in every fourth step, that rank's gradient is NaN and its loss is finite. Every step
+  also sleeps for a moment, because such a training runs for minutes and must leave CPU time to other processes.
 """
 
 import importlib.abc
@@ -22,12 +24,12 @@ REST_SECONDS = 0.03
 
 
 def rank():  # type: ignore[no-untyped-def]
-    """Asked late: a rank is a copy of a process that was none."""
+    """Return the rank, read late because a rank is forked from a process without one."""
     return os.environ.get("RANK")
 
 
 class Finder(importlib.abc.MetaPathFinder):
-    """Changes a module right after it was loaded."""
+    """Import finder that changes a module right after it was loaded."""
 
     def __init__(self, changes):  # type: ignore[no-untyped-def]
         self._changes = changes

@@ -1,5 +1,4 @@
-"""A rank whose main thread sleeps for ever in its loader: it is found by the clock, named, and every rank writes down
-what it was doing."""
+"""A rank whose main thread sleeps for ever in its loader: it is detected and named, and every rank dumps its stack."""
 
 import json
 import re

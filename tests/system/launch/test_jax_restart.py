@@ -1,4 +1,4 @@
-"""`podscale train` with the JAX engine: a rank is killed, the run goes on from its checkpoint, and stops when asked."""
+"""`podscale train` with the JAX engine: a rank is killed, the run resumes from its checkpoint, and stops on request."""
 
 import os
 import re
@@ -27,9 +27,9 @@ def command(tmp_path: Path) -> Iterator[Command]:
 
 
 def test_a_killed_rank_comes_back_and_a_request_to_stop_saves(command: Command, tmp_path: Path) -> None:
-    """Rank 0, with which JAX's own service and the step log go. Its successor compiles nothing again.
+    """Kill rank 0, and with it JAX's own service and the step log. Its successor compiles nothing again.
 
-    Then the other rank alone is asked, as where one host is about to be taken away: both stop after the same step.
+    Then only the other rank gets a stop request, as if its host is preempted: both stop after the same step.
     """
     run = tmp_path / "runs" / "small"
     command.wait_for_steps(run, 7)

@@ -1,5 +1,7 @@
-"""`podscale run` killed and stopped in the middle of training, and started again with the same command each time: the
-end is the same bits, nothing keeps running, and no half file is visible."""
+"""`podscale run` killed and stopped during training, and resumed by the same command each time.
+
+The results are bitwise equal to those of an undisturbed run, no process keeps running, and no partial file is visible.
+"""
 
 import json
 import os
@@ -26,8 +28,10 @@ def start(calm: Path) -> Iterator[Start]:
     scrapers: list[socket.socket] = []
 
     def begin() -> Command:
-        """Starts the command and returns in the middle of training: between two checkpoints, with a scraper that hangs
-        in the middle of its request and one that is gone before the answer."""
+        """Start the command and return during training, between two checkpoints.
+
+        One scraper hangs in the middle of its request, and one is gone before the answer.
+        """
         port = free_port()
         started.append(Command(calm, "run", "run.yaml", "--set", f"telemetry.port={port}"))
         started[-1].wait_for_steps(calm / "runs" / "small", 2)
@@ -46,7 +50,7 @@ def start(calm: Path) -> Iterator[Start]:
 
 
 def assert_whole(run: Path) -> None:
-    """Whatever has its final name can be read to the end."""
+    """Check that every file with its final name can be read to the end."""
     for path in run.glob("*.json"):
         json.loads(path.read_text())
     for path in run.glob("model/*.safetensors"):
@@ -91,7 +95,7 @@ def test_a_run_that_is_killed_and_stopped_ends_as_the_calm_one(start: Start, cal
     end(command)
 
     command = start()
-    os.killpg(command.process.pid, signal.SIGTERM)  # to everyone, as `timeout` and a service manager send it
+    os.killpg(command.process.pid, signal.SIGTERM)  # to every process, as `timeout` and a service manager send it
     ended = end(command)
     assert ended.code == ExitCode.PREEMPTED, ended.err
 

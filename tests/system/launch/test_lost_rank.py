@@ -1,5 +1,7 @@
-"""`podscale train` with a rank that is killed or stopped, and pods that are not about to do the same: how the command
-ends, what it says, and that it leaves nothing in the temporary directory."""
+"""`podscale train` with a rank that is killed or stopped, and pods with different documents: exit code and message.
+
+The command leaves nothing in the temporary directory.
+"""
 
 import os
 import signal
@@ -59,12 +61,14 @@ def test_a_rank_is_lost_in_training(
     assert " in the " in message  # which collective
     assert " of step " in message
     assert "same command" in message
-    assert time.monotonic() - since < 5 + 40  # the timeout, a look at the others, and the end of who cannot hear
+    assert (
+        time.monotonic() - since < 5 + 40
+    )  # the timeout, a check of the other ranks, and the exit of the rank that does not answer
     assert list(tmp_path.iterdir()) == []
 
 
 def test_pods_with_different_documents_are_refused(start: Start, calm: Path) -> None:
-    """Two pods of two nodes, the second of which was given another size of buckets.
+    """Two pods of two nodes; the second has another bucket size.
 
     (Another `result` option would already be refused by the run directory.)
     """

@@ -1,4 +1,4 @@
-"""The supervisor with real processes: how ranks end, how often they are started again, and how pods meet."""
+"""Supervisor with real processes: exits of ranks, restarts, and the rendezvous of pods."""
 
 import json
 import os
@@ -73,7 +73,7 @@ def test_a_lost_rank_is_restarted_and_counted(launch: Launch) -> None:
     assert code == 0, err
     events = [json.loads(line) for line in out.splitlines()]
     assert [event["cause"] for event in events if event.get("event") == "restart"] == ["lost_rank"]
-    assert "restarting (0 more)" in err
+    assert "restarting (0 left)" in err
     book = read_goodput_state(run.run_directory / ".heartbeat")
     assert book is not None
     assert (book.launch, book.exit_cause) == (2, "done")
@@ -87,7 +87,7 @@ def test_restarts_end(launch: Launch) -> None:
     assert err.count("restarting") == 2
     last = json.loads((run.run_directory / "telemetry.json").read_text())["train"]["series"]
     launches = {name: value for name, value in last.items() if name.startswith("podscale_train_")}
-    assert list(launches.values()) == [3], "no rank got as far as to tell anything: their parent does"
+    assert list(launches.values()) == [3], "no rank could report anything, so their parent does"
     assert next(iter(launches)).startswith("podscale_train_launches_total{")
 
 
@@ -106,7 +106,7 @@ def test_a_second_run_of_the_same_directory_is_refused(launch: Launch) -> None:
 
 
 def test_a_pod_waits_for_the_one_that_it_replaces(launch: Launch, tmp_path: Path) -> None:
-    """Deleted by force, a pod is replaced while its processes still save."""
+    """A pod that was deleted by force is replaced while its processes still save."""
     run_directory = tmp_path / "runs" / "t"
     run_directory.mkdir(parents=True)
     with Lease.acquire(run_directory / ".lease"):
@@ -127,7 +127,7 @@ def test_a_launcher_that_cannot_start_says_why(launch: Launch, tmp_path: Path) -
 
 @pytest.mark.parametrize("elastic", [False, True])
 def test_two_pods_meet_by_the_launchers_variables(launch: Launch, elastic: bool) -> None:
-    """Two supervisors as in two pods of a PyTorchJob: static with node ranks, or c10d where nobody knows its rank."""
+    """Two supervisors as in two pods of a PyTorchJob: static with node ranks, or c10d without them."""
     rendezvous = _c10d_pods if elastic else _static_pods
     pods = [
         launch("launch.processes=0", "telemetry.trackers=[tensorboard]", variables=variables, all="train")
@@ -164,13 +164,13 @@ def test_a_rank_that_torchrun_started_again_is_not_lost(launch: Launch) -> None:
 
 
 def _static_pods() -> list[dict[str, str]]:
-    """The variables of two pods that know their node ranks."""
+    """Return the variables of two pods that know their node ranks."""
     rendezvous = {"PET_NNODES": "2", "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": str(free_port())}
     return [rendezvous | {"PET_NODE_RANK": str(node), "PET_NPROC_PER_NODE": "1"} for node in range(2)]
 
 
 def _c10d_pods() -> list[dict[str, str]]:
-    """The variables of two pods that learn their node ranks from torchrun's rendezvous."""
+    """Return the variables of two pods that get their node ranks from torchrun's rendezvous."""
     rendezvous = {"PET_NNODES": "2:2", "PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": f"127.0.0.1:{free_port()}"}
     return [rendezvous | {"PET_RDZV_ID": "t", "PET_NPROC_PER_NODE": "1"}] * 2
 

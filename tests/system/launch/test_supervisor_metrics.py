@@ -1,4 +1,4 @@
-"""What a supervisor serves of its ranks, to a real Prometheus too, and what becomes of a run that cannot serve."""
+"""Metrics of ranks that a supervisor serves, also to a real Prometheus, and a run that cannot serve them."""
 
 import json
 import socket

@@ -1,4 +1,4 @@
-"""The supervisor is asked to stop, or killed: ranks save within the grace time, and nobody is left behind."""
+"""A supervisor that is stopped or killed: ranks save within the grace time, and no process is left."""
 
 import os
 import signal
@@ -66,7 +66,7 @@ def test_kill_9_of_the_supervisor_leaves_no_rank(launch: Launch) -> None:
     run.wait_for_ranks(2)
     assert len(run.members()) >= 4  # supervisor, fork launcher, two ranks
     run.process.kill()
-    run.process.communicate()  # returns only when nobody holds our pipes any more
+    run.process.communicate()  # returns only when no process holds our pipes any more
     deadline = time.monotonic() + 10
     while run.members() and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -1,7 +1,7 @@
-"""The compiled package, task by task as KFP carries it out, with small real stages in processes of this machine.
+"""The compiled package, run task by task as KFP does, with small real stages in processes of this machine.
 
-What this shows without a cluster: the graph of the package, what passes between its tasks, retries, loops and the exit
-task; and, of the components, what a launcher and the exit handler do. tests/cluster does the same with pods.
+Tested without a cluster: the graph of the package, the values between its tasks, retries, loops, the exit task, the
+launcher and the exit handler. tests/cluster does the same with pods.
 """
 
 import json
@@ -36,7 +36,7 @@ STANDINS = Path(__file__).parents[1] / "standins"
 
 
 class Processes:
-    """A host whose pods are processes here, with the volume of the artifacts at a folder."""
+    """Host whose pods are processes of this machine, with the artifact volume in a folder."""
 
     def __init__(self, folder: Path, variables: dict[str, str]) -> None:
         self._folder, self._variables = folder, variables
@@ -67,7 +67,7 @@ class Processes:
         os.killpg(self._running[name].pid, signal.SIGKILL)
 
     def _here(self, name: str, text: str) -> str:
-        """`text` of a pod with the paths of this machine; kfp makes a path out of `minio://` itself."""
+        """Return the text of a pod with the paths of this machine; kfp itself turns `minio://` into a path."""
         text = text.replace(OUTPUT_FILE, str(self._folder / name / "output.json"))
         return text.replace("minio://", f"{self._folder}/").replace("/minio", str(self._folder))
 
@@ -77,14 +77,14 @@ Start = Callable[..., PackageRunner]
 
 @pytest.fixture
 def cluster() -> Iterator[FakeCluster]:
-    """The cluster that the exit handler finds."""
+    """Cluster that the exit handler connects to."""
     with FakeCluster().running() as running:
         yield running
 
 
 @pytest.fixture
 def start(tmp_path: Path, cluster: FakeCluster) -> Start:
-    """start(changes, parts=, **how) -> a runner; keyword arguments say how the stand-ins behave."""
+    """Return start(changes, parts=, **how) -> runner; keyword arguments set the behaviour of the stand-ins."""
     kubeconfig = cluster.kubeconfig(tmp_path / "kubeconfig")
 
     def begin(*changes: str, parts: int = 1, retries: int = 0, **how: str) -> PackageRunner:
@@ -209,7 +209,7 @@ def test_a_job_that_ended_without_a_word_is_told_by_its_pods(start, tmp_path):
 
 
 def test_a_pod_that_is_still_ending_does_not_hide_why_its_job_failed(start, tmp_path):
-    """It was started again, dropped the record of the failure, and is told to end while the launcher gives its word."""
+    """The restarted pod removed the record of the failure and is stopped while the launcher reports it."""
     run = tmp_path / "ws/runs/digits"
     run.mkdir(parents=True)
     runner = start("launch.backend=pytorchjob", job="lost:1:rank 0: the loss is not finite")
@@ -231,7 +231,7 @@ def test_a_job_that_is_done_elsewhere_is_missed_here(start, tmp_path):
 
 
 def cancelled(runner: PackageRunner, tmp_path: Path) -> None:
-    """Terminates the run when its training is at work."""
+    """Terminate the run while its training is running."""
     thread = in_background(runner.run)
     runner.wait_for("train")
     while not (tmp_path / "pids").exists():
@@ -241,7 +241,7 @@ def cancelled(runner: PackageRunner, tmp_path: Path) -> None:
 
 
 def trained_by(tmp_path: Path, name: str = "digits", *, stage: str = "train", **changes: Any) -> dict[str, Any]:
-    """A job of the run `digits` as the cluster has it; changes: of its document."""
+    """Return a job of the run `digits` on the cluster, with changes of its document."""
     options = [f"run.workspace={tmp_path}/ws", "launch.backend=pytorchjob"]
     config = load(presets.resolve_preset(None), [*options, *(f"{key}={value}" for key, value in changes.items())])
     shard_set = dataset_directory(config.run.workspace, config.data)
@@ -275,7 +275,7 @@ def test_a_job_that_succeeded_and_whose_products_are_gone_is_run_anew(start, tmp
     cluster.put("pytorchjobs", {**trained_by(tmp_path), "status": finished})
     runner = start("launch.backend=pytorchjob", job="succeeded")
     assert runner.run() == "SUCCEEDED", runner.tasks["train"].log
-    assert cluster.get("pytorchjobs", "digits") is None  # the stand-in submits none
+    assert cluster.get("pytorchjobs", "digits") is None  # the stand-in submits no job
 
 
 def test_the_healthy_job_of_another_document_under_the_same_run_id_is_left_alone(start, tmp_path, cluster):
@@ -283,7 +283,7 @@ def test_the_healthy_job_of_another_document_under_the_same_run_id_is_left_alone
     runner = start("launch.backend=pytorchjob", job="refuse:PyTorchJob digits belongs to another document")
     assert runner.run() == "FAILED"
     assert cluster.get("pytorchjobs", "digits") is not None
-    assert "PyTorchJob digits runs on" in summary(tmp_path, runner)
+    assert "PyTorchJob digits keeps running" in summary(tmp_path, runner)
 
 
 @pytest.mark.parametrize("how", ["succeeded", "not ours"])
@@ -297,7 +297,7 @@ def test_jobs_that_have_ended_or_are_not_ours_are_left_alone(start, tmp_path, cl
     runner = start("launch.backend=pytorchjob", job="wait")
     cancelled(runner, tmp_path)
     assert cluster.get("pytorchjobs", "digits") is not None
-    assert "No training job was at work." in summary(tmp_path, runner)
+    assert "No training job was running." in summary(tmp_path, runner)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
-"""The real pipeline on the real digits through `podscale run`: what it leaves, what it does not do again, what it
-refuses; a stop in the middle of the evaluation; and an ensemble, from one command and of models named by hand."""
+"""The real pipeline on the digits through `podscale run`: its files, stages that do not run again, refused documents.
+
+Also a stop in the middle of the evaluation, and an ensemble, from one command and of models named by hand.
+"""
 
 import json
 import re
@@ -18,6 +20,7 @@ from podscale.runs.checkpoint.format import complete_entries, replace_manifest
 from podscale.telemetry.events import filter_replays, read_records
 from tests.support.commands import Command, different, podscale, result, set_options
 from tests.support.outcomes import assert_error, reused_stages
+from tools import files_reference
 
 ROOT = Path(__file__).resolve().parents[3]
 STAGES = ["shard", "train", "evaluate", "report"]
@@ -25,7 +28,7 @@ STAGES = ["shard", "train", "evaluate", "report"]
 
 @pytest.fixture
 def workspace(calm: Path, tmp_path: Path) -> Path:
-    """A copy of the finished run that a test may change."""
+    """Copy of the finished run that a test may change."""
     directory = tmp_path / "workspace"
     for part in ("datasets", "runs/calm"):
         shutil.copytree(calm / part, directory / part, symlinks=True)
@@ -34,7 +37,7 @@ def workspace(calm: Path, tmp_path: Path) -> Path:
 
 
 def written(run: Path) -> dict[str, int]:
-    """When the products of a run were written."""
+    """Return the times at which the products of a run were written."""
     names = ["model/model.safetensors", "evaluation.json", "predictions.safetensors", "report.html"]
     return {name: (run / name).stat().st_mtime_ns for name in names}
 
@@ -56,7 +59,7 @@ def test_a_run_says_how_it_went(calm: Path) -> None:
         f"[{number}/4] {stage}" for number, stage in enumerate(STAGES, 1)
     ]
     assert len(re.findall(r"^      metrics at http://127\.0\.0\.1:\d+/metrics$", err, re.MULTILINE)) == 3  # stages
-    assert not RunDirectory(run).endpoint.exists(), "it tells of a server that is there"
+    assert not RunDirectory(run).endpoint.exists(), "it has the address of a running server"
     assert "Traceback" not in out + err
     assert "KFP" not in out + err
 
@@ -81,6 +84,17 @@ def test_a_run_leaves_a_model_its_figures_and_their_story(calm: Path) -> None:
     for text in ("resnet18", "1438", f"{100 * figures['top1']:.2f}"):
         assert text in card
     assert "<svg" in run.report.read_text()
+
+
+def test_the_reference_names_every_file(calm: Path) -> None:
+    """docs/reference/files.md lists what a run leaves, and nothing that it does not."""
+    run = calm / "runs" / "calm"
+    (shard_set,) = (path for path in (calm / "datasets").iterdir() if path.is_dir())
+    directories = [(run, files_reference.RUN_FILES), (shard_set, files_reference.SHARD_SET_FILES)]
+    directories += [(path, files_reference.CHECKPOINT_FILES) for path in (run / "checkpoints").iterdir()]
+    for directory, rows in directories:
+        assert files_reference.unknown_files(directory, rows) == []
+        assert files_reference.absent_files(directory, rows) == []
 
 
 def test_outputs_are_typed_artifacts(calm: Path) -> None:
@@ -121,7 +135,7 @@ def test_again_nothing_is_done_again_and_another_document_is_refused(workspace: 
     assert fresh.code == 0, fresh.err
     assert reused_stages(fresh.err) == ["shard"], "the shards depend on the data alone"
     (aside,) = (path for path in (workspace / "runs").iterdir() if path.name.startswith("calm."))
-    assert written(aside) == before, "the former run is kept"
+    assert written(aside) == before, "the earlier run is kept"
     assert load(run / "config.yaml").train.schedule.learning_rate == 0.2
 
 

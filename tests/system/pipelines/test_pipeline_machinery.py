@@ -1,4 +1,4 @@
-"""`podscale run` as a person meets it: real kfp, real processes and signals, small stages (see standins/)."""
+"""`podscale run` from outside: real kfp, real processes and signals, small stages (see standins/)."""
 
 import json
 import os
@@ -21,7 +21,7 @@ PRESET = load(resolve_preset("digits"))
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Starts `podscale run` in an empty folder; keyword arguments say how the stand-ins behave."""
+    """Start `podscale run` in an empty folder; keyword arguments set the behaviour of the stand-ins."""
     started = []
 
     def begin(*arguments: str, **how: str) -> subprocess.Popen[str]:
@@ -97,7 +97,7 @@ def test_a_run_leaves_everything_and_a_second_one_does_nothing_again(start, tmp_
 
     code, out, err = finish(start("--set", "train.epochs=7", "--fresh"))
     assert code == 0, err
-    assert len(list((tmp_path / "runs").iterdir())) == 2, "the former run is kept"
+    assert len(list((tmp_path / "runs").iterdir())) == 2, "the earlier run is kept"
     assert json.loads((run / "outcome.json").read_text())["shard"]["reused"], "shards do not depend on train"
     assert not json.loads((run / "outcome.json").read_text())["train"]["reused"]
 
@@ -122,7 +122,7 @@ def test_a_failed_stage_fails_the_run_with_its_own_error_and_code(start, tmp_pat
 
 
 def test_a_stage_that_vanishes_is_reported_with_its_last_words(start, tmp_path):
-    """An earlier launch's outcome must not be taken for this one's."""
+    """The outcome of an earlier launch must not count as that of this one."""
     assert finish(start())[0] == 0
     (tmp_path / "runs" / "digits" / "evaluation.json").unlink()
     code, _, err = finish(start(evaluate="vanish"))
@@ -144,14 +144,16 @@ def test_sigterm_lets_the_stage_save_and_the_next_launch_continues(start, tmp_pa
     code, out, err = finish(start())
     assert code == 0, err
     assert '"event": "resumed", "step": 3' in out
-    assert out.count('"kind": "step"') == 2, "steps of the former launch are not shown again"
+    assert out.count('"kind": "step"') == 2, "steps of the earlier launch are not shown again"
 
 
 @pytest.mark.parametrize("stage", ["shard", "report"])
 def test_sigterm_ends_a_stage_that_has_nothing_to_save(start, tmp_path, stage):
     process = start(**{stage: "wait"})
     wait_for((tmp_path / "pids").exists)
-    os.killpg(process.pid, signal.SIGTERM)  # as `timeout` and a service manager do: to everyone, twice to the stage
+    os.killpg(
+        process.pid, signal.SIGTERM
+    )  # as `timeout` and a service manager do: to every process, twice to the stage
     code, _, err = finish(process)
     assert code == 75
     assert err.rstrip().endswith(f"podscale in stage {stage}: stopped on request; the same command continues")
@@ -163,7 +165,7 @@ def test_ctrl_c_is_130_and_leaves_no_process(start, tmp_path):
     process = start(train="wait")
     wait_for((tmp_path / "pids").exists)
     wait_for(lambda: '"step": 2' in (tmp_path / "runs" / "digits" / "metrics.jsonl").read_text())
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to everyone
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process
     code, _, err = finish(process)
     assert code == 130
     assert "Traceback" not in err

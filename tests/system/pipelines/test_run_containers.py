@@ -1,4 +1,4 @@
-"""`podscale run --runner docker`: the stages in real containers, and what people are told where there are none."""
+"""`podscale run --runner docker`: stages in real containers, and the messages if containers cannot run."""
 
 import contextlib
 import importlib
@@ -50,7 +50,7 @@ def start(folder: Path, host: str, image: str, *arguments: str) -> Command:
 
 
 def left(engine: Engine, folder: Path) -> list[str]:
-    """Containers of the run that are still there, in whatever state."""
+    """Return the remaining containers of the run, in any state."""
     lease = folder / "runs" / "small" / ".lease"
     return engine("ps", "--all", "--quiet", f"--filter=label={LEASE_LABEL}={lease}").stdout.split()
 
@@ -123,7 +123,7 @@ def test_a_launch_that_is_killed_takes_its_containers_with_it(folder: Path, host
 def test_kfp_learns_how_a_container_ended(
     script: str, failed: bool, folder: Path, host: str, image: str, monkeypatch: pytest.MonkeyPatch
 ):
-    """kfp by itself takes a container that is gone before it was asked for a success."""
+    """Without our change, kfp counts a container that is already removed as succeeded."""
     from podscale.pipelines.kfp_fast_import import dsl, local
 
     monkeypatch.setenv("DOCKER_HOST", host)
@@ -144,7 +144,7 @@ def test_kfp_learns_how_a_container_ended(
 
 
 def test_the_replaced_function_is_still_where_kfp_calls_it():
-    """A later kfp that moves it would bring the false successes back."""
+    """If a later kfp moves the function, false successes would return."""
     handler = importlib.import_module("kfp.local.docker_task_handler")
     assert callable(handler.run_docker_container)
     assert "run_docker_container" in handler.DockerTaskHandler.run.__code__.co_names

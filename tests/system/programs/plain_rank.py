@@ -1,4 +1,4 @@
-"""A rank without a framework: follows the environment contract, and misbehaves as PLAIN_RANK asks.
+"""Rank without a framework: it follows the environment contract and misbehaves as PLAIN_RANK says.
 
 PLAIN_RANK is JSON: {"<rank or *>": "<behaviour>"}; behaviours are the functions below.
 """

@@ -1,4 +1,4 @@
-"""A rank with torch: sums over gloo until one of the ranks is gone or a stop is agreed on."""
+"""Rank with torch: all-reduces over gloo until one of the ranks is gone or a stop is agreed."""
 
 import os
 import signal

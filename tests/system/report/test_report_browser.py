@@ -1,4 +1,4 @@
-"""The report in a real browser: in the pipeline UI's sandboxed frame, on a phone, in the dark, without a script."""
+"""The report in a real browser: in the pipeline UI's sandboxed frame, on a phone, in dark mode, without scripts."""
 
 import json
 import shutil
@@ -46,9 +46,9 @@ def page() -> Iterator[Browser]:
 
 
 def framed(report: Path, probe: str = PROBE) -> Path:
-    """A page that shows the report as the pipeline UI does; the probe reports what the frame looks like.
+    """Page that shows the report as the pipeline UI does; a probe script reports the layout of the frame.
 
-    Only the probe may run: it stands behind the report, and the report's own policy is lifted for it alone.
+    Only the probe may run: it comes after the report, and the report's policy is lifted for it alone.
     """
     policy = escape("default-src 'none'")
     text = report.read_text()
@@ -108,7 +108,7 @@ def test_in_a_sandboxed_frame(page: Browser, report: Path, width: int) -> None:
 
 
 def test_the_check_notices_a_script_and_a_request(page: Browser, report: Path) -> None:
-    """The same checks on a page that does misbehave, so that silence above means something."""
+    """The same checks fail on a page with a script and a request, so that they are known to notice both."""
     bad = (
         "<script>console.error('boo')</script><img src='http://127.0.0.1:9/x.png'><p style='width:3000px'>wide</p>"
         + PROBE

@@ -1,4 +1,4 @@
-"""Kill -9 of the packer at random moments: nothing half is visible, nothing lives on, and the end is the same bytes."""
+"""Kill -9 of the packer at random moments: no partial file is visible, no process is left, the bytes are equal."""
 
 import hashlib
 import io
@@ -23,8 +23,10 @@ DOCUMENT = "data: {source: images, shard_bytes: 400_000, max_reject_rate: 0.1}\n
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """160 images of 130 KB, so that two processes pack them (small sets are packed without), two of them broken; and
-    a document beside them."""
+    """Folder of 160 images of 130 KB, two of them broken, and a document.
+
+    Two processes pack a set of this size; this process packs smaller ones.
+    """
     root = tmp_path_factory.mktemp("kill") / "images"
     noise = np.random.default_rng(0).integers(0, 256, (300, 320, 3), dtype=np.uint8)
     out = io.BytesIO()
@@ -89,7 +91,7 @@ def test_killed_packers_leave_whole_shards_and_the_next_run_finishes(folder: Pat
         wait_until(lambda workers=workers: not any(map(alive, workers)), 20)
         visible = {name: digest for name, digest in tree(out).items() if not name.rpartition("/")[2].startswith(".")}
         assert visible.items() <= expected.items(), "a file under its final name differs from an undisturbed run's"
-        assert "manifest.json" not in visible, "killed too late to say anything: make the set larger"
+        assert "manifest.json" not in visible, "killed too late for the test: make the set larger"
         before = packed(out)
         assert before >= 1
     assert start(folder, "killed").wait(120) == 0

@@ -1,4 +1,4 @@
-"""Places that cannot be written to: a full disk and a read-only target, on real mounts (these need root)."""
+"""Targets that cannot be written: a full disk and a read-only one, on real mounts (these need root)."""
 
 import ctypes
 import io
@@ -27,7 +27,7 @@ Mount = Callable[[Path, str], None]
 
 @pytest.fixture
 def mount() -> Iterator[Mount]:
-    """Mounts a tmpfs with the given options; skips where this process may not mount."""
+    """Mount a tmpfs with the given options; skip if this process may not mount."""
     mounted: list[Path] = []
 
     def tmpfs(path: Path, options: str) -> None:
@@ -85,7 +85,7 @@ def test_a_disk_that_fills_up_keeps_what_is_finished(folder: Path, tmp_path: Pat
     assert shards
     assert all(name.endswith((".tar", ".record")) for name in files(out)), "a temporary file is left"
     assert LIBC.mount(b"tmpfs", bytes(tmp_path / "small"), b"tmpfs", REMOUNT, b"size=20m") == 0
-    result = build_shard_set(data, out, workers=1)  # with room, the same set continues
+    result = build_shard_set(data, out, workers=1)  # with enough space, the same set continues
     assert result.existing_shards >= len(shards)
     assert result.manifest.count == 40
 

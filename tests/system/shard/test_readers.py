@@ -1,4 +1,4 @@
-"""Others read our shards: DALI's readers.webdataset with our index files, the webdataset library, GNU tar."""
+"""Other readers of our shards: DALI's readers.webdataset with our index files, the webdataset library, GNU tar."""
 
 import io
 import shutil
@@ -17,7 +17,7 @@ from podscale.data.sharding.build_shard_set import build_shard_set
 
 @pytest.fixture(scope="module")
 def shard_set(tmp_path_factory: pytest.TempPathFactory) -> ShardSet:
-    """JPEG and PNG images in several shards."""
+    """Shard set of JPEG and PNG images in several shards."""
     root = tmp_path_factory.mktemp("readers")
     for number in range(60):
         path = root / "images" / "abc"[number % 3] / f"{number}.{'png' if number % 5 == 0 else 'jpg'}"
@@ -86,7 +86,7 @@ def test_our_index_files_are_those_of_dalis_tool(shard_set: ShardSet, tmp_path: 
 
 
 def test_a_shard_set_is_a_source_too(shard_set: ShardSet, tmp_path: Path) -> None:
-    """Its tars are WebDataset form: sharding them again gives the same images and labels."""
+    """Its tars are in WebDataset form: sharding them again gives the same images and labels."""
     build_shard_set(DataSection(source=str(shard_set.directory), format="tar"), tmp_path / "again", workers=1)
     again = ShardSet.open(tmp_path / "again")
     for name in ("train", "validation"):

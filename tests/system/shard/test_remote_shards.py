@@ -25,7 +25,7 @@ OPTIONS = [
 
 class _Quiet(SimpleHTTPRequestHandler):
     def log_message(self, *arguments: object) -> None:
-        """Nothing: the test reads what podscale prints."""
+        """Log nothing: the test reads the output of podscale."""
 
 
 def podscale(directory: Path, *arguments: str, options: list[str] = OPTIONS) -> subprocess.CompletedProcess[str]:
@@ -35,7 +35,7 @@ def podscale(directory: Path, *arguments: str, options: list[str] = OPTIONS) -> 
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[tuple[str, Path]]:
-    """The URL and the directory of a shard set of the digits."""
+    """URL and directory of a shard set of the digits."""
     home = tmp_path / "bucket"
     home.mkdir()
     done = podscale(home, "shard", "digits")

@@ -1,7 +1,7 @@
-"""Puts small real stages in the place of packer, trainer and report, in every process started with this on its path.
+"""Replace packer, trainer and report by small real stages in every process started with this folder on its path.
 
-The pipeline's machinery (kfp, processes, signals, outcomes) is tested with stages that take no time; what the stages
-themselves do is tested elsewhere, and all of it together in test_pipeline_digits.
+They take no time, so that tests of the pipeline (kfp, processes, signals, outcomes) are fast. The real stages have
+tests of their own, and test_pipeline_digits tests all together.
 """
 
 import importlib.abc

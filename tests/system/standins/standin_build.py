@@ -1,4 +1,4 @@
-"""A packer that packs nothing: a manifest of 100 training and 20 validation images."""
+"""Stand-in for the packer: it writes only a manifest of 100 training and 20 validation images."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""A model card of one line."""
+"""Stand-in for the model card: one line."""
 
 
 def write_model_card(run_directory, shard_set):

@@ -1,4 +1,4 @@
-"""A cluster whose job is the stand-in training of this process; it can refuse, fail, and be waited for in vain."""
+"""Stand-in for a cluster: its job is the stand-in training in this process; it can refuse, fail, or never finish."""
 
 import os
 import time

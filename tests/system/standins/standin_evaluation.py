@@ -1,4 +1,4 @@
-"""An evaluation of two classes."""
+"""Stand-in for an evaluation: two classes."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""A report of one line."""
+"""Stand-in for the report: one line."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""A supervisor whose training is a counter in a file: it can fail, wait, be stopped and be continued."""
+"""Stand-in for the supervisor: its training is a counter in a file, and can fail, wait, stop and resume."""
 
 import json
 import os
@@ -47,7 +47,7 @@ def train(config, run, how):
             ],
             stdout=subprocess.PIPE,
         )
-        child.stdout.readline()  # it dies with its parent from now on
+        child.stdout.readline()  # from now on it exits with its parent
         Path(os.environ["STANDIN_PIDS"]).write_text(f"{os.getpid()} {child.pid}")
     for step in range(start, STEPS):
         position.write_text(str(step + 1))

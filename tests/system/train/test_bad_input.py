@@ -1,8 +1,7 @@
-"""Everything a person can get wrong, through the command line: one clear message as the last thing on standard error,
-exit code 2 or a quarantine entry, and nothing lost or half written.
+"""Wrong input through the command line: one message at the end of standard error, exit code 2 or a quarantine entry.
 
-The commands run in this process where they end before any other would be started, which is itself part of what is
-tested: bad input is found before torch or kfp is.
+Nothing is lost or half written. Commands run in this process if they exit before another one would start, which is part
+of the test: bad input is found before torch or kfp is imported.
 """
 
 import io
@@ -54,13 +53,13 @@ def photos(folder: Path, classes: tuple[str, ...] = ("ant", "bee"), count: int =
 
 @dataclass
 class WorkFolder:
-    """An empty folder with a run document, and how a command ended there."""
+    """Empty folder with a run document, in which commands run."""
 
     path: Path
     capsys: pytest.CaptureFixture[str]
 
     def run(self, *arguments: str) -> tuple[int, str]:
-        """Exit code and standard error."""
+        """Return exit code and standard error."""
         try:
             code = main(list(arguments))
         except SystemExit as end:
@@ -68,11 +67,11 @@ class WorkFolder:
         return code, self.capsys.readouterr().err
 
     def refuses(self, *arguments: str, field: object) -> str:
-        """Return the one message, the only output but for the address of the metrics of a stage that had begun.
+        """Return the one message, the only output besides the metrics address of a stage that had started.
 
         Args:
-            arguments: of the command.
-            field: what the message must be about; a place in a document may stand before it.
+            arguments: arguments of the command.
+            field: field that the message must name; a location in a document may precede it.
         """
         before = self.files()
         code, err = self.run(*arguments)
@@ -87,7 +86,7 @@ class WorkFolder:
         return err
 
     def files(self) -> dict[str, bytes]:
-        """Every file by its name, but for the records of how launches ended."""
+        """Return the files by name, except the records of outcomes."""
         return {
             str(path.relative_to(self.path)): path.read_bytes() if path.exists() else b""
             for path in self.path.rglob("*")
@@ -95,7 +94,7 @@ class WorkFolder:
         }
 
     def made(self) -> list[str]:
-        """What there is under the workspace."""
+        """Return the files under the workspace."""
         return [name for name in self.files() if name.startswith("work/")]
 
 

@@ -1,5 +1,7 @@
-"""A disk that fills up while `podscale run` trains: what is complete survives, and the same command continues once
-there is room. Places that are full or read-only from the start are refused (mounting needs root)."""
+"""A disk that fills up while `podscale run` trains: complete files survive, and the same command continues later.
+
+Workspaces that are full or read-only from the start are refused (mounting needs root).
+"""
 
 import re
 from collections.abc import Iterator
@@ -15,7 +17,7 @@ from tests.support.disk import fill, make_read_only, may_not_mount, small_disk
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 80 MiB; skips where this process may not mount."""
+    """File system of 80 MiB; skips if this process may not mount."""
     if (refused := may_not_mount()) is not None:
         pytest.skip(refused)
     with small_disk(tmp_path / "disk", "80m") as mounted:
@@ -41,7 +43,7 @@ def test_a_disk_that_fills_up_during_training(disk: Path, tmp_path: Path) -> Non
     assert "Traceback" not in ended.err + ended.out
     checkpoints = complete_entries(run / "checkpoints")
     assert checkpoints
-    steps = [read_snapshot(entry).step for entry in checkpoints]  # whole, by their hashes
+    steps = [read_snapshot(entry).step for entry in checkpoints]  # complete, by their hashes
     ballast.unlink()
     ended = podscale(disk, *options)
     assert ended.code == ExitCode.DONE, ended.err

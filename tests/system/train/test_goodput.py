@@ -1,5 +1,7 @@
-"""The ledger of a run that is really killed and really stopped: its states add up to the wall time since the first
-launch, the gap is booked, and so are exactly the steps that had to be done again."""
+"""Goodput of a run that is really killed and stopped: its states add up to the wall time since the first launch.
+
+The gap between launches is counted, and so are exactly the steps that had to be repeated.
+"""
 
 import os
 import shutil
@@ -33,7 +35,7 @@ def start(calm: Path) -> Iterator[Callable[[], Command]]:
 
 
 def book_of(run: Path) -> GoodputState:
-    """The heartbeat, once it adds up: the sum of the states is the calendar's time since the first launch."""
+    """Return the goodput file once its states add up to the wall time since the first launch."""
     book = read_goodput_state(run / ".heartbeat")
     assert book is not None
     assert min(book.seconds.values()) >= 0
@@ -42,12 +44,12 @@ def book_of(run: Path) -> GoodputState:
 
 
 def resumed_at(run: Path) -> int:
-    """The step that the newest launch continued from."""
+    """Return the step from which the newest launch resumed."""
     return next(r["step"] for r in reversed(list(read_records(run / "metrics.jsonl"))) if r.get("event") == "resumed")
 
 
 def forget_checkpoints(run: Path, step: int) -> None:
-    """Those of `step` and later are lost, so that there is something to do again wherever the kill came."""
+    """Remove the checkpoints from `step` on, so that steps are repeated wherever the kill came."""
     for on_disk, path in steps_on_disk(run / "checkpoints").items():
         if on_disk >= step:
             shutil.rmtree(path)
@@ -76,7 +78,7 @@ def test_the_ledger_of_a_run_that_is_killed_and_stopped_adds_up(start: Callable[
     assert stopped.seconds["redo"] > 0 or stopped.redone_steps == 1  # the first of a launch counts as compile
     assert stopped.seconds["recovery"] > command.started - killed.time - 0.3
 
-    time.sleep(1.0)  # nobody is at work
+    time.sleep(1.0)  # no launch is running
     command = start()
     ended = command.end()
     assert ended.code == ExitCode.DONE, ended.err
@@ -84,7 +86,7 @@ def test_the_ledger_of_a_run_that_is_killed_and_stopped_adds_up(start: Callable[
     assert (done.exit_cause, done.launch) == ("done", 3)
     assert done.seconds["idle"] > 1.0
     for state in ("redo", "recovery"):
-        assert done.seconds[state] == stopped.seconds[state], "after an ordered stop nothing is lost"
+        assert done.seconds[state] == stopped.seconds[state], "no step is lost after a stop on request"
     assert done.redone_steps == stopped.redone_steps
     assert done.restarts == {"preempted": 1, "lost_rank": 1, "hang": 0, "failed": 0}
 

@@ -1,5 +1,8 @@
-"""`podscale run` with the JAX engine, two processes: killed and stopped in the middle of training, and started again
-with the same command each time. The end is the same bits, and nothing that another run compiled is compiled again."""
+"""`podscale run` with the JAX engine on two processes: killed and stopped during training, resumed by the same command.
+
+The results are bitwise equal to those of an undisturbed run, and programs that another run compiled are not compiled
+again.
+"""
 
 import os
 import signal
@@ -18,13 +21,13 @@ from tests.support.xla import QUICK_XLA
 Start = Callable[..., Command]
 JAX = ("--set", "train.engine=jax", "--set", "launch.processes=2")
 IMAGES = 359
-"""Of the validation split: the processes have 180 each, and one of them one less."""
+"""Images of the validation split: 180 per process, and one less on one of them."""
 QUICK = {"XLA_FLAGS": QUICK_XLA}
 
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """A workspace with run.yaml: 45 steps."""
+    """Workspace with run.yaml: 45 steps."""
     (tmp_path / "run.yaml").write_text(SMALL_DIGITS.replace("epochs: 3", "epochs: 2"))
     return tmp_path
 
@@ -34,7 +37,7 @@ def start(directory: Path) -> Iterator[Start]:
     started: list[Command] = []
 
     def begin() -> Command:
-        """Starts the command and returns in the middle of training, between two checkpoints."""
+        """Start the command and return during training, between two checkpoints."""
         started.append(Command(directory, "run", "run.yaml", *JAX, variables=QUICK))
         started[-1].wait_for_steps(directory / "runs" / "small", 8)
         return started[-1]
@@ -77,7 +80,7 @@ def test_a_run_that_is_killed_and_stopped_ends_as_the_calm_one(start: Start, dir
 
 
 def check_that_the_other_engine_says_the_same_of_the_model(directory: Path, run: Path) -> None:
-    """On one process instead of two, whose evaluations have counted every image once."""
+    """Check that the PyTorch engine, on one process instead of two, gets the same scores; each image counts once."""
     by_jax = predictions.read_predictions(run / "predictions.safetensors")
     evaluations = [line for line in read_records(run / "metrics.jsonl") if line["kind"] == "evaluation"]
     assert len(by_jax) == len(np.unique(by_jax.keys)) == IMAGES

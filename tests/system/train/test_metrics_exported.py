@@ -1,4 +1,4 @@
-"""Real stages export the catalogue: every series of theirs is in it, and every entry is exported by one of them."""
+"""Real stages export the catalogue: each of their series is in it, and a stage exports each of its entries."""
 
 import shutil
 import subprocess
@@ -10,7 +10,7 @@ from tests.support.commands import SMALL_DIGITS, Command, set_options
 from tests.support.exposition import families, final_text, foreign, names
 from tests.support.ports import free_port
 
-pytestmark = pytest.mark.timeout(900)  # the fixture carries out three stages, on a machine that may be busy
+pytestmark = pytest.mark.timeout(900)  # the fixture runs three stages, on a machine that may be busy
 
 SETTINGS = {
     "input.record_cache_bytes": 2**30,
@@ -39,7 +39,7 @@ FIRST_RANK_ONLY = [name for name, entry in CATALOGUE.items() if entry.exporter =
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What the endpoint of each stage says at its end."""
+    """Return the last text of each stage's endpoint."""
     directory = tmp_path_factory.mktemp("exported")
     (directory / "run.yaml").write_text(SMALL_DIGITS)
     port = free_port()
@@ -102,7 +102,7 @@ def test_figures_of_a_training_add_up(texts: dict[str, str]) -> None:
     assert 1e6 < flops < 1e9  # a tiny network on 16 px images
     assert values["podscale_train_memory_bytes", "1", "resident"] > 50e6
     assert values["podscale_train_memory_bytes", "1", "cached_records"] > 1438 * 100, "all shards of both splits"
-    assert values["podscale_train_memory_bytes", "1", "cached_decoded"] == images[1] * 3 * 8 * 8, "each came once"
+    assert values["podscale_train_memory_bytes", "1", "cached_decoded"] == images[1] * 3 * 8 * 8, "each arrived once"
     assert values["podscale_train_checkpoint_interval_seconds", "0", None] > 0
     assert values["podscale_eval_images_total", "0", None] + values["podscale_eval_images_total", "1", None] == 359
 

@@ -1,4 +1,4 @@
-"""`podscale monitor`: the real Prometheus, with our rules, scraping what runs serve."""
+"""`podscale monitor`: a real Prometheus, with our rules, scrapes the endpoints of runs."""
 
 import json
 import shutil
@@ -30,7 +30,7 @@ NONFINITE = 'podscale_train_nonfinite_steps_total{run="r",rank="0",kind="loss"} 
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Iterator[Path]:
-    """A folder with one run that serves metrics."""
+    """Folder with one run that serves metrics."""
     folder = tmp_path / "runs"
     (folder / "r").mkdir(parents=True)
     server = MetricsServer("127.0.0.1", 0, NONFINITE.encode).start()
@@ -55,7 +55,7 @@ def test_runs_are_scraped_and_our_rules_are_loaded(runs: Path) -> None:
         (runs / "r" / "metrics.url").unlink()  # the run has ended
         until(lambda: not ask(url, "targets", state="active")["activeTargets"], TIMEOUT_SECONDS)
         command.process.send_signal(signal.SIGTERM)  # a shell's background jobs ignore SIGINT
-        ended = command.end()  # nothing of it is left, Prometheus neither
+        ended = command.end()  # no process of it is left, Prometheus included
     finally:
         command.kill()
     assert ended.code == 0, ended.err
@@ -80,7 +80,7 @@ def test_a_second_one_for_the_same_runs_is_refused(runs: Path) -> None:
 
 
 def test_endpoints_with_tls_and_tokens_are_scraped(tmp_path: Path) -> None:
-    """Runs, each served in its own way, and one Prometheus for all; what it cannot scrape is told."""
+    """One Prometheus for runs that each serve in another way; the run that it cannot scrape is reported."""
     authority = Authority(tmp_path)
     pair, client = authority.sign("server", name="node-7.example"), authority.sign("me")
     (tmp_path / "token").write_text("s3cret\n")

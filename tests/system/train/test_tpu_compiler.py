@@ -43,7 +43,7 @@ train:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With a document, and results of all tests here."""
+    """Folder with a document, and the results of all tests of this module."""
     directory = tmp_path_factory.mktemp("tpu")
     (directory / "tiny.yaml").write_text(DOCUMENT)
     return directory
@@ -62,7 +62,7 @@ def compiled(folder: Path, *arguments: str, code: int = 0) -> dict[str, Any]:
 
 
 def test_a_torus_with_a_sharded_update_is_what_the_document_says(folder: Path) -> None:
-    """v3:2x2: rows of 4 cores along x, two of them, batch-norm groups of 4."""
+    """v3:2x2: two rows of 4 cores along x, batch-norm groups of 4."""
     report = compiled(folder, "--topology", "v3:2x2")
     assert report["topology"]["devices"] == 8
     assert report["fits"]
@@ -129,7 +129,7 @@ for name in sys.argv[1:]:
 
 
 def test_each_generation_leaves_a_program_the_memory_that_the_table_says() -> None:
-    """Asked of the compiler by a program that is too large for each."""
+    """Reported by the compiler for a program that is too large for each generation."""
     names = [f"{chip.name}:{chip.topology_names.split(', ')[1]}" for chip in TPU_CHIPS]
     ended = subprocess.run(
         [sys.executable, "-c", LARGER, *names],

@@ -1,5 +1,4 @@
-"""Trackers beside a training: what they cost it when they fail, hang or are not wanted any more; and a real training
-that is killed and continued."""
+"""Trackers of a training: their effect if they fail, hang or are removed; a real training, killed and resumed."""
 
 import json
 import os
@@ -21,18 +20,18 @@ TENSORBOARD = "telemetry.trackers=[tensorboard]"
 
 
 def failures(run: Run) -> list[tuple[str, str]]:
-    """Trackers that failed by what the run tells, and why."""
+    """Return the trackers that failed according to the run's log, with the reasons."""
     records = read_records(run.run_directory / "metrics.jsonl")
     return [(line["tracker"], line["reason"]) for line in records if line.get("event") == "tracker_failed"]
 
 
 def trackers(run: Run) -> list[int]:
-    """Process ids."""
+    """Return the process ids of the trackers."""
     return [pid for pid in run.members() if "podscale.telemetry.trackers" in cmdline(pid)]
 
 
 def unusable(tmp_path: Path) -> Path:
-    """Something is where event files belong."""
+    """Put a file in the place of the directory of event files."""
     path = tmp_path / "runs" / "t" / "tensorboard"
     path.parent.mkdir(parents=True)
     path.touch()
@@ -88,7 +87,7 @@ def test_a_tracker_that_hangs_does_not_hold_up_a_stop(launch: Launch) -> None:
     run.process.send_signal(signal.SIGTERM)
     code, _, err = run.end()
     assert code == ExitCode.PREEMPTED, err
-    assert failures(run) == [("tensorboard", "it was not done in time; its last values may be missing")]
+    assert failures(run) == [("tensorboard", "it did not finish in time; its last values may be missing")]
     assert run.members() == []
 
 
@@ -100,7 +99,7 @@ def test_a_tracker_that_is_killed_is_missed_by_nobody_else(launch: Launch) -> No
     code, _, err = run.end()
     assert code == 0, err
     ((name, why),) = failures(run)
-    assert (name, why.startswith("it ended with code -9")) == ("tensorboard", True)
+    assert (name, why.startswith("it exited with code -9")) == ("tensorboard", True)
 
 
 def test_trackers_die_with_their_supervisor(launch: Launch) -> None:
@@ -122,7 +121,7 @@ def test_one_tracker_follows_all_lives_of_a_launch(launch: Launch) -> None:
 
 
 def test_kubeflow_trainer_is_told_where_it_listens(launch: Launch, tmp_path: Path) -> None:
-    """Nobody answers at this address, which the run survives; what is told stands in unit tests."""
+    """No server answers at this address, and the run continues; unit tests check the reports."""
     (tmp_path / "token").write_text("t")
     variables = {
         "KUBEFLOW_TRAINER_SERVER_URL": "https://127.0.0.1:9/status",
@@ -133,7 +132,7 @@ def test_kubeflow_trainer_is_told_where_it_listens(launch: Launch, tmp_path: Pat
     code, _, err = run.end()
     assert code == 0, err
     assert "trainjob: https://127.0.0.1:9/status" in err
-    assert err.count("the status of the TrainJob could not be sent") == 1
+    assert err.count("cannot send the status of the TrainJob") == 1
     assert failures(run) == []
 
 
@@ -146,7 +145,7 @@ def start(tmp_path: Path) -> Iterator[list[Command]]:
 
 
 def halted_after_a_checkpoint(command: Command, run: Path) -> bool:
-    """Stops the rank; it stays so where its log has steps that no checkpoint has, and goes on where it has none."""
+    """Stop the rank, and keep it stopped if its log has steps after the newest checkpoint; else let it continue."""
     rank = command.ranks()[0]
     os.kill(rank, signal.SIGSTOP)
     newest = max((entry.step for entry in complete_entries(run / "checkpoints")), default=0)
@@ -174,7 +173,7 @@ def test_a_training_that_is_killed_and_continued(tmp_path: Path, start: list[Com
     assert ended.code == 0, ended.err
     lines = list(read_records(run / "metrics.jsonl"))
     steps = [line["step"] for line in lines if line["kind"] == "step"]
-    assert len(steps) > len(set(steps)), "nothing was done again"
+    assert len(steps) > len(set(steps)), "no step was repeated"
     calm = filter_replays(lines)
     scalars = curves(run / "tensorboard")
     for tag, kind, name in (

@@ -1,6 +1,6 @@
-"""W&B and MLflow by their real packages, each in its tracker's process, over two launches of which the first is killed.
+"""W&B and MLflow with their real packages, each in its tracker process, over two launches; the first is killed.
 
-They are no part of the development set (100 MB of packages). To run these tests:
+The packages are not among the development packages (100 MB). To run these tests:
 `pip install wandb mlflow-skinny sqlalchemy alembic sqlparse`.
 """
 
@@ -30,7 +30,7 @@ SECONDS = 500.0
 
 
 class Launch:
-    """One tracker's process; the test is the supervisor and rank 0."""
+    """Process of one tracker; the test acts as the supervisor and rank 0."""
 
     def __init__(self, name: str, config: RunConfig) -> None:
         run = RunDirectory.for_config(config).create()
@@ -50,7 +50,7 @@ class Launch:
         self._process.communicate()
 
     def end(self, ended: LaunchExit) -> str:
-        """Tells how the launch ended; returns what the tracker said."""
+        """Report the exit of the launch to the tracker, and return the tracker's output."""
         out, _ = self._process.communicate(ended.to_line(), timeout=SECONDS)
         assert self._process.returncode == 0, (out, self.log.read_text())
         return out.decode()
@@ -83,7 +83,7 @@ def document(workspace: Path, *changes: str) -> RunConfig:
 
 
 def write(run: RunDirectory, begins_after: int, last: int) -> None:
-    """What rank 0 logs of a launch; every second step is evaluated, step 2 was not finite."""
+    """Write the log of rank 0 in a launch; every second step is evaluated, step 2 is not finite."""
     with EventLog(run.metrics) as log:
         log.event("resumed" if begins_after else "start", step=begins_after, total_steps=10)
         for step in range(begins_after + 1, last + 1):
@@ -94,7 +94,7 @@ def write(run: RunDirectory, begins_after: int, last: int) -> None:
 
 
 def over_two_launches(name: str, config: RunConfig, track: Track, arrived: Callable[[int], bool]) -> str:
-    """The first is killed after step 6, the second begins again after step 4 and ends after step 10."""
+    """Run two launches: the first is killed after step 6, the second resumes after step 4 and ends after step 10."""
     run = RunDirectory.for_config(config).create()
     first = track(name, config)
     write(run, 0, 6)
@@ -113,7 +113,7 @@ def sent(config: RunConfig, name: str) -> dict[str, Any]:
 
 
 def losses(config: RunConfig) -> list[EventRecord]:
-    """The first line of each step."""
+    """Return the losses of the first line of each step."""
     lines = [line for line in read_records(RunDirectory.for_config(config).metrics) if line["kind"] == "step"]
     return [next(line for line in lines if line["step"] == step) for step in range(1, 11)]
 
@@ -158,7 +158,7 @@ def test_mlflow_knows_how_a_launch_ended(tmp_path: Path, track: Track, code: int
 
 @needs("mlflow", "sqlalchemy")
 def test_mlflow_waits_out_an_outage(tmp_path: Path) -> None:
-    """The real client and a database that is gone for a while."""
+    """The real client with a database that is absent for a while."""
     from podscale.telemetry.trackers.mlflow import Mlflow
 
     warnings: list[str] = []
@@ -167,7 +167,7 @@ def test_mlflow_waits_out_an_outage(tmp_path: Path) -> None:
     run = RunDirectory.for_config(config).create()
     tracker = Mlflow(config, run, warnings.append)
     write(run, 0, 3)
-    client, tracker._client = tracker._client, None  # nothing can be asked of it
+    client, tracker._client = tracker._client, None  # the client cannot query it
     for record in read_records(run.metrics):
         tracker.add(record)
     tracker.flush()
@@ -220,13 +220,13 @@ def test_wandb_without_a_key_fails_with_its_own_words(
 
 
 def wandb_directories(config: RunConfig) -> list[Path]:
-    """Its files, in the order of the launches."""
+    """Return the directories of W&B's files, in the order of the launches."""
     directories = (RunDirectory.for_config(config).path / "wandb").glob("offline-run-*/*.wandb")
     return sorted(directories, key=lambda path: path.parent.stat().st_ctime_ns)
 
 
 def history(config: RunConfig) -> list[dict[str, Any]]:
-    """All points, in the order in which they were logged."""
+    """Return all points in the order in which they were logged."""
     files = sorted(
         (RunDirectory.for_config(config).path / "wandb").glob("offline-run-*/*.wandb"), key=lambda path: path.parent
     )

@@ -1,4 +1,4 @@
-"""`podscale watch` beside a real training on two ranks, and in a terminal."""
+"""`podscale watch` of a real training on two ranks, also in a terminal."""
 
 import json
 import os
@@ -51,7 +51,7 @@ def test_a_training_is_seen_as_it_goes_on(command: Command, tmp_path: Path, caps
 
 
 def terminal(arguments: list[str], command: Command) -> str:
-    """What a command shows on a terminal until the run that it watches is killed, and the command ends by itself."""
+    """Return the output of a command on a terminal until the run that it watches is killed and the command exits."""
     primary, tty = pty.openpty()
     child = subprocess.Popen(
         [sys.executable, "-m", "podscale", *arguments], stdin=tty, stdout=tty, stderr=tty, close_fds=True

@@ -1,4 +1,4 @@
-"""Ranks of a measurement end together: by themselves, because of one that fails, or because time is up."""
+"""Ranks of a measurement exit together: when done, after one fails, or at the time limit."""
 
 import time
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""podscale doctor tells the truth about this machine, and what to do where something is missing."""
+"""Results of `podscale doctor` on this machine, with advice if something is missing."""
 
 import json
 import socket
@@ -91,7 +91,7 @@ def test_jax_devices_are_reported(monkeypatch, tmp_path):
     versions |= {"jax": "1.0", "libtpu": "2.0"}
     checks = by_subject(machine_doctor.check_machine(tmp_path))
     assert checks["JAX"].verdict == "missing"
-    assert "libtpu 2.0: it finds its cpu only" in checks["JAX"].found
+    assert "libtpu 2.0: it finds only cpu" in checks["JAX"].found
     monkeypatch.setattr(host_info, "tpu_chips", list)
     checks = by_subject(machine_doctor.check_machine(tmp_path))
     assert (checks["TPUs"].verdict, checks["JAX"].verdict) == ("note", "ok")

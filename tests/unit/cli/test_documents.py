@@ -1,11 +1,13 @@
-"""`podscale render` as people use it."""
+"""`podscale render` through the command line."""
 
+import json
 from pathlib import Path
 
 import pytest
 import yaml
 
 from podscale.cli import main
+from podscale.cli.documents import CHART_CLAIM, CHART_WORKSPACE
 from tests.support.outcomes import assert_error
 
 VOLUME = ["--set", "run.workspace=/workspace", "--set", "launch.cluster.workspace_claim=w"]
@@ -33,6 +35,63 @@ def test_hardware_has_a_likely_kind_of_job(capsys: pytest.CaptureFixture[str]) -
     counted = ["--set", "launch.resources.accelerator=google.com/tpu", "--set", "launch.resources.accelerators=4"]
     assert main(["render", "digits", *VOLUME, *counted, "--set", "launch.processes=1"]) == 0
     assert kinds(capsys.readouterr().out)[-1] == "JobSet"
+
+
+ASSUMED_PATH, ASSUMED_CLAIM = "run.workspace=/workspace", "launch.cluster.workspace_claim=podscale-workspace"
+THEIR_VOLUME = "launch.cluster.volumes=[{path: /workspace, claim: theirs}]"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "assumed", "claims"),
+    [
+        (["digits", "--backend", "pytorchjob"], [ASSUMED_PATH, ASSUMED_CLAIM], {"podscale-workspace"}),
+        (["mlperf-8xh100"], [ASSUMED_CLAIM], {"podscale-workspace"}),
+        (["digits", "--set", "launch.cluster.workspace_claim=mine"], [ASSUMED_PATH], {"mine"}),
+        (["digits", "--set", "run.workspace=/here"], [ASSUMED_CLAIM], {"podscale-workspace"}),
+        (["digits", "--set", THEIR_VOLUME], [ASSUMED_PATH], {"theirs"}),
+        (["digits", *VOLUME], [], {"w"}),
+    ],
+)
+def test_the_charts_workspace_is_assumed(
+    arguments: list[str], assumed: list[str], claims: set[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["render", *arguments]) == 0
+    printed = capsys.readouterr().out
+    comment = [line for line in printed.splitlines() if line.startswith("#")]
+    settings = "".join(f" --set {setting}" for setting in assumed)
+    assert comment[:1] == ([f"# Assumed (the chart's defaults):{settings}"] if assumed else [])
+    job = list(yaml.safe_load_all(printed))[-1]
+    (template,) = {json.dumps(spec["template"]) for spec in job["spec"]["pytorchReplicaSpecs"].values()}
+    volumes = json.loads(template)["spec"]["volumes"]
+    found = {v["persistentVolumeClaim"]["claimName"] for v in volumes if "persistentVolumeClaim" in v}
+    assert found == claims
+
+
+def test_the_assumed_workspace_is_the_charts() -> None:
+    """manifests/overlays/cpu/defaults.yaml is what the chart writes by default."""
+    chart = yaml.safe_load(Path("manifests/overlays/cpu/defaults.yaml").read_text(encoding="utf-8"))
+    assert chart["run"]["workspace"] == CHART_WORKSPACE
+    assert chart["launch"]["cluster"]["workspace_claim"] == CHART_CLAIM
+
+
+def test_a_package_has_the_assumed_workspace_too(tmp_path: Path) -> None:
+    assert main(["compile", "digits", "-o", str(tmp_path / "p.yaml")]) == 0
+    package = (tmp_path / "p.yaml").read_text(encoding="utf-8")
+    assert package.startswith(f"# Assumed (the chart's defaults): --set {ASSUMED_PATH} --set {ASSUMED_CLAIM}\n")
+    _, platform = yaml.safe_load_all(package)
+    executors = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
+    assert {e["pvcMount"][0]["constant"] for e in executors.values() if "pvcMount" in e} == {"podscale-workspace"}
+
+
+@pytest.mark.parametrize("path", ["runs", "."])
+def test_an_explicit_relative_path_is_refused(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["render", "digits", "--set", f"run.workspace={path}"])
+    assert_error(code, capsys.readouterr().err, "not an absolute path", field="run.workspace")
+
+
+def test_an_explicit_null_claim_is_no_claim(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["render", "digits", "--set", "launch.cluster.workspace_claim=null"]) == 2
+    assert "no volume is mounted there" in capsys.readouterr().err
 
 
 def test_defaults_and_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""The commands as people type them, against the cluster double."""
+"""Commands for jobs through the command line, against the cluster double."""
 
 import json
 import threading
@@ -200,7 +200,7 @@ def test_status_tells_job_and_pods(cluster: FakeCluster, capsys: pytest.CaptureF
     assert main(["status", "r1"]) == 0
     output = capsys.readouterr().out
     assert "PyTorchJob r1" in output
-    assert "restarting, 1 of 2 pods, 1 restart: r1-worker-1: no node for it: 0/1 nodes are available" in output
+    assert "restarting, 1 of 2 pods, 1 restart: r1-worker-1: unschedulable: 0/1 nodes are available" in output
     assert "r1-worker-0 on node-1, 1 restarts: exit code 77: rank 1 is lost" in output
 
 
@@ -259,7 +259,7 @@ def test_a_named_pod_is_followed_through_silence_and_restarts(
     cluster.say("r1-worker-1", "epoch 1")
 
     def go_on() -> None:
-        time.sleep(1.0)  # longer than a stream may be silent
+        time.sleep(1.0)  # longer than the silence of a stream may last
         cluster.restart("r1-worker-1")
         cluster.put("pods", pod(1, restarts=1, last=terminated(1)))
         cluster.say("r1-worker-1", "epoch 2")

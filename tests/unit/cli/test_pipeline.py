@@ -1,4 +1,4 @@
-"""`podscale pipeline upload | run | schedule`, as a person types them, against an in-process KFP API."""
+"""`podscale pipeline upload | run | schedule` through the command line, against an in-process KFP API."""
 
 import json
 from collections.abc import Iterator

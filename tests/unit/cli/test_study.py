@@ -1,4 +1,4 @@
-"""`podscale study` from outside: what it says before it starts, and the package it compiles for KFP."""
+"""`podscale study` through the command line: the plan that it prints, and the package that it compiles for KFP."""
 
 import json
 import re
@@ -25,7 +25,7 @@ def test_a_plan_says_what_a_time_box_leaves_out(tmp_path: Path, capsys: pytest.C
     said = capsys.readouterr().out
     assert re.search(r"estimate: 2:00 .*\b1 job\b", said)
     assert re.search(r"LEFT OUT .*\b16 trials", said)
-    assert re.search(r"seeds 2, 3\b", said)
+    assert re.search(r"further seeds: 2, 3\b", said)
     assert not list(tmp_path.iterdir()), "a plan writes nothing"
 
 
@@ -46,20 +46,21 @@ def test_bad_input_is_refused(
     assert_error(main(["study", *words]), capsys.readouterr().err, *says, field=field)
 
 
-class TestPackage:
-    @pytest.fixture(scope="class")
-    def pipeline(self, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-        path = tmp_path_factory.mktemp("package") / "study.yaml"
-        options = ["--set", "run.workspace=/workspace", "--set", "launch.image=registry/podscale:1", "--parallel", "5"]
-        assert main(["study", "digits-large-batch", "--backend", "kfp", "-o", str(path), *options]) == ExitCode.DONE
-        pipeline, _ = check_package(path.read_text())
-        return pipeline
+@pytest.fixture(scope="module")
+def pipeline(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    path = tmp_path_factory.mktemp("package") / "study.yaml"
+    options = ["--set", "run.workspace=/workspace", "--set", "launch.image=registry/podscale:1", "--parallel", "5"]
+    assert main(["study", "digits-large-batch", "--backend", "kfp", "-o", str(path), *options]) == ExitCode.DONE
+    pipeline, _ = check_package(path.read_text())
+    return pipeline
 
+
+class TestPackage:
     def test_small_jobs_over_the_chains_in_waves(self, pipeline: dict[str, Any]) -> None:
         tasks = pipeline["root"]["dag"]["tasks"]
         loops = [tasks[name] for name in tasks if name.startswith("for-loop")]
         items = [json.loads(loop["parameterIterator"]["items"]["raw"]) for loop in loops]
-        assert items == [[0], [1, 2, 3, 4, 5, 6, 7]], "chains that follow another's rate come after it"
+        assert items == [[0], [1, 2, 3, 4, 5, 6, 7]], "series that follow another's rate come after it"
         assert [loop["iteratorPolicy"]["parallelismLimit"] for loop in loops] == [5, 5]
         first, second = (name for name in tasks if name.startswith("for-loop"))
         assert tasks[first]["dependentTasks"] == ["shard"]

@@ -1,6 +1,8 @@
-"""`podscale watch` of a job on the cluster double: records from the log of rank 0, figures of ranks from their pods."""
+"""`podscale watch` of a job on the cluster double: records from the log of rank 0, metrics from the pods."""
 
 import json
+import threading
+import time
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ import yaml
 from podscale.cli import main
 from podscale.kubernetes import logs
 from podscale.kubernetes.job_spec import METRICS_PORT
+from podscale.monitoring.watch import sources
 from tests.support.cluster_objects import condition, job, pod, terminated
 from tests.support.fake_cluster import FakeCluster
 from tests.support.outcomes import assert_error
@@ -28,7 +31,7 @@ STEP = {
 
 @pytest.fixture
 def training(cluster: FakeCluster) -> FakeCluster:
-    """A job of two pods that has told of one step."""
+    """Job of two pods that has logged one step."""
     cluster.put("pytorchjobs", job())
     for index in (0, 1):
         cluster.put("pods", pod(index))
@@ -37,7 +40,7 @@ def training(cluster: FakeCluster) -> FakeCluster:
             f"podscale_train_images_total{{{labels}}} 400\n"
             f"podscale_train_step_duration_seconds_sum{{{labels}}} {10 * (index + 1)}\n"
         )
-    cluster.say("r1-worker-0", "metrics at http://0.0.0.0:9464/metrics")  # what is no record is passed over
+    cluster.say("r1-worker-0", "metrics at http://0.0.0.0:9464/metrics")  # a line that is no record is skipped
     for record in (START, STEP):
         cluster.say("r1-worker-0", json.dumps(record))
     return cluster
@@ -61,6 +64,20 @@ def test_a_job_is_seen_with_all_its_ranks(training: FakeCluster, capsys: pytest.
 def test_a_pod_that_does_not_answer_is_left_out(training: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
     del training.served[f"r1-worker-1:{METRICS_PORT}"]
     assert [rank["rank"] for rank in watched(capsys)["rank_figures"]] == [0]
+
+
+def test_pods_that_hang_cost_the_time_of_one(
+    training: FakeCluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for index in range(2, 12):
+        training.put("pods", pod(index))
+    answered = threading.Event()
+    monkeypatch.setattr(sources, "SCRAPE_TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr(sources.JobSource, "_scrape", lambda self, pod, texts: answered.wait(30.0))
+    began = time.monotonic()
+    assert watched(capsys)["rank_figures"] == []
+    answered.set()
+    assert time.monotonic() - began < 12 * 2 * 0.1
 
 
 def test_without_the_right_to_reach_pods_the_rest_is_shown(
@@ -99,7 +116,7 @@ def test_pods_that_serve_https(training: FakeCluster, capsys: pytest.CaptureFixt
 
 
 def with_document(made: dict[str, Any], telemetry: dict[str, Any]) -> dict[str, Any]:
-    """The pod with such a section in the document of its container."""
+    """Return the pod with a telemetry section in the document of its container."""
     document = {"name": "PODSCALE_RUN_DOCUMENT", "value": yaml.safe_dump({"telemetry": telemetry})}
     made["spec"]["containers"] = [{"name": "pytorch", "env": [document]}]
     return made

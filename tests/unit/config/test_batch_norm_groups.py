@@ -1,4 +1,4 @@
-"""What a document's batch-norm span or group means in worlds of different sizes."""
+"""Batch-norm groups of a document's span or group in worlds of different sizes."""
 
 from typing import Any
 

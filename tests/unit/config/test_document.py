@@ -1,4 +1,4 @@
-"""Reading a run document: what a person can get wrong, and what the answer says."""
+"""Reading a run document: wrong input, and the messages about it."""
 
 import errno
 import math
@@ -181,7 +181,7 @@ def test_numbers_are_those_of_yaml_1_2(text: str, value: float):
 
 
 def test_scalars_are_those_of_yaml_1_2():
-    """Classes called `no` and `on`, times and dates are text; only true and false are not."""
+    """Classes called `no` and `on`, times and dates are text; only true and false are booleans."""
     words = ["no", "on", "yes", "1:30", "2026-01-01", "1_000", "<<", "="]
     assert loads(f"data: {{classes: [{', '.join(words)}]}}").data.classes == tuple(words)
     assert refusal("data: {classes: [true]}").got is True

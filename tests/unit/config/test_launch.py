@@ -1,4 +1,4 @@
-"""The cluster's part of a document: contradictions refused where they are written, and defaults below a document."""
+"""Cluster section of a document: conflicting options are refused with their location; defaults below a document."""
 
 from pathlib import Path
 

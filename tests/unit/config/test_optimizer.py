@@ -1,4 +1,4 @@
-"""What a document cannot ask of a step at once: one error, naming the field and what to do."""
+"""Options of a step that exclude each other: one error, with the field and advice."""
 
 import json
 from typing import Any
@@ -84,7 +84,7 @@ def test_what_the_neumann_optimizer_cannot_begin_with(neumann: dict[str, Any], k
 
 @pytest.mark.parametrize("name", OPTIMIZER_NAMES)
 def test_a_resolved_document_of_any_rule_is_taken_back(name: str) -> None:
-    """It writes every option, those of other rules at their defaults."""
+    """A resolved document has every option, those of other optimizers at their defaults."""
     config = RunConfig.model_validate({"train": {"optimizer": {"name": name}}})
     assert loads(dumps(config)) == config
 

@@ -60,7 +60,7 @@ def test_placement_and_display_do_not_change_identity():
 
 
 def test_fingerprints_are_stable_for_ever():
-    """Shard sets on disk are found by these; a change here orphans them all."""
+    """Shard sets on disk have these names; after a change no existing set is found."""
     assert fingerprint({"b": [1, 2.5, None], "a": "\u00e9"}) == fingerprint({"a": "\u00e9", "b": [1, 2.5, None]})
     assert fingerprint({"b": [1, 2.5, None], "a": "\u00e9"}) == "84afbf1d4853005f"
     assert data_fingerprint(DataSection()) == "4c9bb8270e03cbff"
@@ -68,7 +68,7 @@ def test_fingerprints_are_stable_for_ever():
 
 
 def test_every_data_option_is_of_class_result():
-    """The shard stage is given this section alone, and its cache is keyed by it."""
+    """The shard stage gets only this section, and its cache is keyed by it."""
     assert set(field_values(DataSection(), FieldClass.RESULT)) == set(DataSection.model_fields)
 
 

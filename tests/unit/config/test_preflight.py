@@ -1,4 +1,4 @@
-"""What can be known before anything is started, asked of a real file system and real sockets."""
+"""Preflight checks on a real file system and real sockets."""
 
 import json
 import re
@@ -129,7 +129,9 @@ def test_a_port_in_use(tmp_path):
         port = server.getsockname()[1]
         served = document(tmp_path, f"telemetry.port={port}", "telemetry.required=true")
         assert about(only(served)) == ("telemetry.port", port)
-        assert find_problems(document(tmp_path, f"telemetry.port={port}"), "here") == []  # it would go on without
+        assert (
+            find_problems(document(tmp_path, f"telemetry.port={port}"), "here") == []
+        )  # the run would continue without metrics
         unserved = document(tmp_path, f"telemetry.port={port}", "telemetry.required=true", "telemetry.enabled=false")
         assert find_problems(unserved, "here") == []
     assert find_problems(document(tmp_path, f"telemetry.port={port}", "telemetry.required=true"), "here") == []
@@ -308,7 +310,7 @@ def test_rows_of_devices_are_not_rows_of_processes_on_tpus():
     ],
 )
 def test_a_process_of_jax_may_drive_several_devices(monkeypatch, tmp_path, change):
-    """What devices do not divide is told once there are devices; that processes share the batch, before."""
+    """Devices that do not divide the batch are reported once there are devices, processes before."""
     config = document(tmp_path, "train.engine=jax", "launch.processes=1", "train.global_batch=128", change)
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
     assert find_problems(config, "here") == []
@@ -330,7 +332,7 @@ def test_jax_needs_its_library_where_tpus_are(monkeypatch, tmp_path):
     assert find_problems(config, "here") == []
     there.remove("libtpu")
     monkeypatch.setenv("PODSCALE_IMAGE", "podscale-tpu")
-    assert only(config).hint.startswith("podscale-tpu should hold it")
+    assert only(config).hint.startswith("podscale-tpu should contain it")
     monkeypatch.setenv("PODSCALE_IMAGE", "podscale-base")
     assert only(config).hint == "This is podscale-base, choose podscale-tpu"
     there.clear()

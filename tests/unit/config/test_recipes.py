@@ -1,4 +1,4 @@
-"""The recipe table against constants written here a second time, interpolation by its properties, and documents."""
+"""Recipe table against constants written here a second time; properties of the interpolation; documents."""
 
 import math
 

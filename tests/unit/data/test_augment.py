@@ -1,4 +1,4 @@
-"""RandAugment, TrivialAugment, erased rectangles and repeats, against timm and torchvision; and their draws."""
+"""RandAugment, TrivialAugment, random erasing and repeats against timm and torchvision; and their random draws."""
 
 from pathlib import Path
 from typing import Any
@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from scipy.stats import chisquare, kstest, norm
 
 from podscale.config import loads
 from podscale.config.data import AugmentSection
@@ -22,7 +21,7 @@ FILL = (124, 116, 104)
 
 
 def picture(seed: int = 0, size: int = 37) -> Image.Image:
-    """Not grey, not square in its values, and with edges: noise over a slope."""
+    """Return a coloured image with edges and uneven values: noise over a gradient."""
     noise = np.random.default_rng(seed).integers(0, 90, (size, size, 3))
     slope = np.linspace(0, 150, size)[:, None, None] * np.array([1, 0.7, 0.4])
     return Image.fromarray((noise + slope).astype(np.uint8))
@@ -102,7 +101,7 @@ def test_an_operation_of_trivial_augment_gives_torchvisions_pixels(number, negat
 
 
 def test_posterize_keeps_the_highest_bits() -> None:
-    """At the largest magnitude none: Pillow 13 refuses that, and timm with it."""
+    """The largest magnitude keeps no bits, which Pillow 13, and so timm, refuses."""
     operation = next(one for one in RAND_AUGMENT if one.name == "posterize")
     look = FillMode(Image.Resampling.BILINEAR, FILL)
     assert not np.asarray(operation(picture(), 1.0, negative=False, fill_mode=look)).any()
@@ -111,7 +110,9 @@ def test_posterize_keeps_the_highest_bits() -> None:
 
 
 def test_rand_augment_as_timm_draws_it() -> None:
-    """How many operations, which, how strong, on which side, between which pixels."""
+    """Number, kind, strength, sign and interpolation of the operations."""
+    from scipy import stats  # imported here, because it takes a second of every collection
+
     made = augmentation(policy="rand_augment", rand_augment={"magnitude": 7, "layers": 2, "probability": 0.5})
     seen: list[tuple[str, float, bool, FillMode]] = []
 
@@ -129,9 +130,9 @@ def test_rand_augment_as_timm_draws_it() -> None:
             made(picture(size=4), drawn)
     assert len(seen) / images == pytest.approx(2 * 0.5, abs=0.04)
     counts = [sum(name == operation.name for name, *_ in seen) for operation in RAND_AUGMENT]
-    assert chisquare(counts).pvalue > 1e-3
+    assert stats.chisquare(counts).pvalue > 1e-3
     levels = np.array([level for _, level, _, _ in seen])
-    assert kstest(levels, norm(0.7, 0.05).cdf).pvalue > 1e-3
+    assert stats.kstest(levels, stats.norm(0.7, 0.05).cdf).pvalue > 1e-3
     assert np.mean([negative for _, _, negative, _ in seen]) == pytest.approx(0.5, abs=0.04)
     smooth = [look.resample for *_, look in seen]
     assert np.mean([one == Image.Resampling.BICUBIC for one in smooth]) == pytest.approx(0.5, abs=0.04)
@@ -155,6 +156,8 @@ def test_a_strength_stays_within_its_scale() -> None:
 
 
 def test_trivial_augment_draws_one_operation_of_one_of_31_strengths() -> None:
+    from scipy import stats  # here: it takes a second of all who only collect
+
     made, seen = augmentation(policy="trivial_augment"), []
 
     def watched(name: str) -> Any:
@@ -166,14 +169,14 @@ def test_trivial_augment_draws_one_operation_of_one_of_31_strengths() -> None:
         for drawn in draws(made, images):
             made(picture(size=4), drawn)
     assert len(seen) == images
-    assert chisquare([sum(name == one.name for name, _ in seen) for one in TRIVIAL_AUGMENT]).pvalue > 1e-3
+    assert stats.chisquare([sum(name == one.name for name, _ in seen) for one in TRIVIAL_AUGMENT]).pvalue > 1e-3
     strengths = [strength for _, strength in seen]
     assert sorted(set(strengths)) == list(range(LEVELS))
-    assert chisquare([strengths.count(number) for number in range(LEVELS)]).pvalue > 1e-3
+    assert stats.chisquare([strengths.count(number) for number in range(LEVELS)]).pvalue > 1e-3
 
 
 def rectangle(before: np.ndarray, after: np.ndarray) -> tuple[int, int, int, int] | None:
-    """top, left, height, width of what was changed; asserts that it is one rectangle of the mean colour."""
+    """Return top, left, height, width of the changed pixels; assert that they are a rectangle of the mean colour."""
     changed = (before != after).any(axis=2)
     if not changed.any():
         return None
@@ -184,8 +187,9 @@ def rectangle(before: np.ndarray, after: np.ndarray) -> tuple[int, int, int, int
 
 
 def test_an_erased_rectangle_is_one_of_torchvisions() -> None:
-    """The shares of area, shapes and places that RandomErasing draws, by their distributions."""
+    """Compare the distributions of areas, ratios and positions with those of RandomErasing."""
     import torch
+    from scipy import stats  # here: it takes a second of all who only collect
     from torchvision.transforms import RandomErasing
 
     size, count = 64, 3000
@@ -204,7 +208,7 @@ def test_an_erased_rectangle_is_one_of_torchvisions() -> None:
         lambda part: part[:, 0] / (size - part[:, 2]),
         lambda part: part[:, 1] / (size - part[:, 3]),
     ):
-        assert kstest(of(erased), of(want)).pvalue > 1e-3
+        assert stats.kstest(of(erased), of(want)).pvalue > 1e-3
     everywhere = augmentation(erase=1.0)
     assert all(rectangle(before, everywhere(Image.fromarray(before), one)) for one in draws(everywhere, 50))
 
@@ -213,7 +217,7 @@ WANTED = {"policy": "rand_augment", "erase": 0.3}
 
 
 def images(shards: Path, start: int, stop: int, world: int = 1, **run: Any) -> dict[tuple[int, int, int], bytes]:
-    """(step, key, nth of the step) -> the pixels, gathered from all ranks."""
+    """Return {(step, key, nth of the step): pixels}, gathered from all ranks."""
     config = document(batch=12, input={"augment": WANTED, "repeats": 2}, run={"seed": 4, **run})
     augmented: dict[tuple[int, int, int], bytes] = {}
     for rank in range(world):
@@ -243,7 +247,7 @@ def test_draws_are_keyed_by_seed_epoch_and_sample() -> None:
 
 
 def test_the_loader_changes_what_it_cropped(make_shard_set) -> None:
-    """The reference: the same crops without changes, then the changes by hand."""
+    """Reference: the same crops without augmentation, then augmented by hand."""
     shards = make_shard_set()
     plain = train(document(batch=12), shards, 0, 4)
     changed = train(document(batch=12, input={"augment": WANTED}), shards, 0, 4)
@@ -262,7 +266,7 @@ def test_the_loader_changes_what_it_cropped(make_shard_set) -> None:
 
 @pytest.mark.parametrize(("repeats", "world", "count"), [(3, 4, 100), (4, 2, 96), (3, 2, 256 * 3 + 5)])
 def test_repeats_are_those_of_timms_sampler(repeats: int, world: int, count: int, monkeypatch) -> None:
-    """The same permutation given to both: each rank has the same samples in the same order, epoch by epoch."""
+    """Given the same permutation, each rank has the same samples in the same order in every epoch."""
     import torch
 
     sampler = pytest.importorskip("timm.data.distributed_sampler").RepeatAugSampler

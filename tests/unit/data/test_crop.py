@@ -38,7 +38,7 @@ def test_crops_have_the_configured_areas_ratios_positions_and_flips() -> None:
     assert 0.95 < area.max() <= 1
     assert 0.73 < ratio.min() < 0.77
     assert 1.3 < ratio.max() < 1.36
-    small = area < 0.4  # these always fit, so nothing was rejected: uniform in area and in the logarithm of the ratio
+    small = area < 0.4  # such rectangles always fit: uniform in area and in the logarithm of the ratio
     assert np.histogram(area[small], 8, (0.08, 0.4))[0] / small.sum() == pytest.approx(np.full(8, 1 / 8), abs=0.02)
     logs = np.log(ratio[small])
     limit = np.log(4 / 3)
@@ -69,7 +69,7 @@ def test_a_crop_depends_on_seed_epoch_and_key_alone() -> None:
 
 
 def test_golden_crops() -> None:
-    """These decide the pixels of every run: a change of them makes all runs irreproducible."""
+    """These decide the pixels of every run. Changing them makes all runs irreproducible."""
     made = views(np.array([0, 1, 123456789], dtype=np.uint64), 500, 375, epoch=2, seed=7)
     assert [(*made[i][:4], made[i].flip) for i in range(3)] == [
         (5, 10, 364, 334, False),
@@ -95,7 +95,7 @@ def test_evaluation_of_the_classic_size() -> None:
 
 
 def test_squares_of_the_short_side_are_those_of_a_resized_image() -> None:
-    """224 out of a short side of 256: every square has the same size, every place and no other ratio occurs."""
+    """224 of a short side of 256: all squares have the same size, and every position occurs."""
     made = views(np.arange(20_000, dtype=np.uint64), 512, 256, short_side=0.875)
     assert (made.width == 224).all()
     assert (made.height == 224).all()

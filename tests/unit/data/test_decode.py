@@ -1,4 +1,4 @@
-"""Decoding a JPEG no further down than asked: the same pixels and the same bad records as decoding it whole."""
+"""Decoding only the upper rows of a JPEG: the same pixels and bad records as decoding all of it."""
 
 import tarfile
 
@@ -87,7 +87,7 @@ def outcome(record: np.ndarray, rows: int) -> object:
 
 @pytest.mark.parametrize("kind", ["4:2:0", "restart markers"])
 def test_a_damaged_image_is_bad_or_looks_the_same_however_much_is_decoded(kind) -> None:
-    """Bytes changed, some to what begins a marker, in the header and behind it; bytes left out; files cut short."""
+    """Damage: bytes changed in the header and behind it, some to the start of a marker; bytes removed; truncation."""
     generator = np.random.default_rng(5)
     good = SEQUENTIAL[kind]
     scan = bytes(good).index(b"\xff\xda")

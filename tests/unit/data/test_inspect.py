@@ -1,4 +1,4 @@
-"""Inspection: the figures are those of the set, damage is found, the contact sheet is a picture of it."""
+"""Inspection: the numbers are those of the set, damage is found, the contact sheet shows its images."""
 
 import json
 from pathlib import Path
@@ -34,7 +34,7 @@ def test_the_summary_counts_what_is_there(digits: Path) -> None:
 
 def test_the_text_shows_counts_classes_and_verdict(digits: Path) -> None:
     text = inspect_shard_set(digits, verify=True).to_text()
-    for part in ("train: 1,438 images, 10 classes, 1 shard,", "rejects: none", "everything is as the manifest says"):
+    for part in ("train: 1,438 images, 10 classes, 1 shard,", "rejects: none", "all files match the manifest"):
         assert part in text
     assert sum(line.startswith("  7 ") and line.endswith("#") for line in text.splitlines()) == 2
 

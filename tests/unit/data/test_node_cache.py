@@ -1,4 +1,4 @@
-"""The node-local cache against a real HTTP server that cuts, slows and corrupts its answers."""
+"""The node-local cache against a real HTTP server that truncates, delays and corrupts its answers."""
 
 import fcntl
 import gc
@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -98,13 +99,17 @@ def test_what_comes_to_memory_is_what_the_manifest_states(store, make_shard_set,
 def test_bad_answers_are_asked_for_again(kind, store, make_shard_set, tmp_path) -> None:
     local = ShardSet.open(make_shard_set(shards=1))
     store.faults = {(kind, ".tar"): 1, (kind, "train/index"): 1, (kind, "manifest.json"): kind != "corrupt"}
-    remote = ShardCache(tmp_path / "cache", 10**9, QUICK).open(f"{store.url}/shards")
+    store.timeout = 0.4
+    policy = replace(QUICK, timeout_seconds=store.timeout, max_attempts=8) if kind == "slow" else QUICK
+    remote = ShardCache(tmp_path / "cache", 10**9, policy).open(f"{store.url}/shards")
     assert read_all(remote.split("train")) == read_all(local.split("train"))
     assert not any(store.faults.values())
     assert not list((tmp_path / "cache").rglob("*.part"))
 
 
-@pytest.mark.parametrize(("kind", "said"), [("error", "4 tries"), ("corrupt", "sha256 differed 4 times")])
+@pytest.mark.parametrize(
+    ("kind", "said"), [("error", "in 4 attempts"), ("corrupt", "sha256 differs from the manifest after 4 attempts")]
+)
 def test_lasting_failures_end_with_one_clear_error(kind, said, store, make_shard_set, tmp_path) -> None:
     make_shard_set(shards=1)
     remote = ShardCache(tmp_path / "cache", 10**9, QUICK).open(f"{store.url}/shards")
@@ -147,7 +152,7 @@ def test_a_damaged_or_shortened_copy_is_brought_again(store, make_shard_set, tmp
 
 
 def test_a_shard_that_is_evicted_while_it_is_being_opened_is_not_mapped(tmp_path, monkeypatch) -> None:
-    """Nothing would count or protect the mapping of a file without a name; the next look finds the shard gone."""
+    """A removed file would be neither counted nor locked. The next attempt finds that the shard is gone."""
     path = tmp_path / "shard.tar"
     path.write_bytes(b"x" * 64)
     lock = fcntl.flock
@@ -235,7 +240,7 @@ def test_several_processes_download_each_shard_once(store, make_shard_set, tmp_p
     assert answers == {hashlib.sha256(b"".join(read_all(local))).hexdigest()}
     sizes = shard_bytes(directory)
     sent = sum(store.bytes_sent[name] for name in local.shard_names)
-    assert sent - sum(sizes) in sizes  # each shard once, and the one that came corrupted once more
+    assert sent - sum(sizes) in sizes  # each shard once, and the corrupted one a second time
 
 
 def test_a_killed_downloader_leaves_no_shard_and_no_lock(store, make_shard_set, tmp_path) -> None:

@@ -1,4 +1,4 @@
-"""The sample order: permutations, ranks, hosts, seeking, quality of the shuffle, and golden values."""
+"""The sampler: permutations, ranks, hosts, starting at any step, quality of the shuffle, and golden values."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ seeds = st.integers(0, 2**63 - 1)
 
 @dataclass
 class Shards:
-    """A split as far as the order looks at it."""
+    """The part of a split that the sampler reads."""
 
     shard: npt.NDArray[np.int64]
 
@@ -66,7 +66,7 @@ def test_permute_answers_single_positions_and_mixed_keys_alike(count: int, seed:
 
 
 def test_golden_values() -> None:
-    """These numbers decide the sample order of every run: a change of them makes all runs irreproducible."""
+    """These numbers decide the sample order of every run. Changing them makes all runs irreproducible."""
     assert mix64(np.array([1], dtype=np.uint64)) == [6238072747940578789]
     assert derive_key(1, 2, 3) == [16914669369030367833]
     assert permute(np.arange(10), 10, derive_key(0)).tolist() == [4, 3, 5, 9, 1, 0, 6, 8, 2, 7]
@@ -129,7 +129,7 @@ def test_uniform_numbers_are_uniform() -> None:
 @given(count=st.integers(1, 300), batch=st.integers(1, 64), seed=seeds)
 @settings(max_examples=12, deadline=None)
 def test_epochs_are_permutations_of_the_stream(count: int, batch: int, seed: int) -> None:
-    """Uneven tails: batches cut the continuous stream, and each epoch of it still holds every sample once."""
+    """Batches may span two epochs; each epoch still has every sample once."""
     order = Sampler(seed, count, batch)
     steps = -(-3 * count // batch)
     stream = np.concatenate([order.global_batch(step).rows for step in range(steps)])[: 3 * count]
@@ -229,7 +229,7 @@ def test_deal_makes_disjoint_groups_of_shards(number: int, each: int, data: st.D
 def test_blocked_refuses_what_it_cannot_do() -> None:
     with refused("2 shards", field="input.groups", got=4):
         build_sampler(blocked(32, 4), shards_of(50, 50))
-    with refused("from 20 to 40 images", field="input.groups", got=4):
+    with refused("has 20 images and the largest 40", field="input.groups", got=4):
         build_sampler(blocked(32, 4), shards_of(20, 20, 20, 20, 20))
     with refused("3 hosts", "Choose 3 or 6.", field="input.groups", got=4):
         build_sampler(blocked(48, 4, nodes=3), shards_of(*SIZES))

@@ -1,4 +1,4 @@
-"""The tiny shard set of the fixtures is one that the library accepts."""
+"""The library accepts the small shard set of the fixtures."""
 
 import io
 import tarfile

@@ -1,4 +1,4 @@
-"""evaluation.json: it follows the committed schema, and says what the predictions say."""
+"""evaluation.json follows the committed schema and agrees with the predictions."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""metrics.jsonl as runs really leave it: restarts that redo steps, half lines, words that are no numbers."""
+"""metrics.jsonl of real runs: restarts that repeat steps, cut lines, text instead of numbers."""
 
 import json
 from pathlib import Path

@@ -16,7 +16,7 @@ from tests.support.refusals import refused
 
 
 def from_logits(logits: np.ndarray, labels: np.ndarray, k: int = 5) -> Predictions:
-    """What an engine would hand over for these logits."""
+    """Return the predictions of an engine for these logits."""
     shifted = logits - logits.max(axis=1, keepdims=True)
     log_p = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
     topk = np.argsort(-log_p, axis=1, kind="stable")[:, : min(k, logits.shape[1])]
@@ -39,7 +39,7 @@ def random_case(n: int, classes: int, seed: int) -> tuple[np.ndarray, np.ndarray
 
 @pytest.mark.parametrize(("n", "classes"), [(500, 10), (300, 3), (5000, 1000), (40, 2)])
 def test_against_scikit_learn(n: int, classes: int) -> None:
-    from sklearn import metrics  # here: it takes seconds, of every process that only collects this test
+    from sklearn import metrics  # imported here, because it takes seconds in every process that only collects this test
 
     logits, labels, predictions = random_case(n, classes, seed=classes)
     scores = compute_scores(predictions, classes)

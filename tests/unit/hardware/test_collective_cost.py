@@ -21,7 +21,7 @@ NAMES = ("flat", "tree", "hierarchical", "torus2d")
 
 
 def cluster(nodes: int, ranks: int, rank_rate: float, node_rate: float, latency: float = 0.0) -> Fabric:
-    """Links of so many bytes/s: each rank's, and one network card that the ranks of a node share."""
+    """Fabric of links with these rates, bytes/s: one per rank, and one network card that the ranks of a node share."""
     slowest = min(rank_rate, node_rate) if nodes > 1 else rank_rate
     return Fabric(
         LinkAxis(ranks, latency, 1 / rank_rate),
@@ -61,7 +61,7 @@ def test_slices_hide_the_rows_behind_the_column() -> None:
     ("gpus", "p40", "h100"), [(16, 8.34, 0.39), (64, 9.97, 0.61), (256, 14.98, 1.45), (1024, 19.47, 4.77)]
 )
 def test_nccl_ring_of_51_mb(gpus: int, p40: float, h100: float) -> None:
-    """Milliseconds of a ring as an independent re-implementation of NCCL 2.30.7's model has them."""
+    """Milliseconds of a ring by an independent re-implementation of the model of NCCL 2.30.7."""
     nodes = gpus // 8
     old = NcclCluster(nodes, 8, "pci", 10, 12, 20.4, 61)
     new = NcclCluster(nodes, 8, "nvlink", 370, 330, 35, 90)
@@ -89,7 +89,7 @@ def test_fit_finds_the_links_that_made_the_times() -> None:
 def test_fit_is_never_negative() -> None:
     assert fit_affine_cost([1000, 2000, 4000], [1.0, 2.0, 4.1]).fixed == 0.0
     level = fit_affine_cost([1000, 2000, 4000], [2.0, 1.9, 1.8])
-    assert level == (1.8, 1.8 / 4000), "what the largest message got is the least that is there"
+    assert level == (1.8, 1.8 / 4000), "the rate of the largest message is a lower bound"
     alone = fit_link_axis(1, (), ())
     assert alone.all_reduce()(1e9) == 0.0
 

@@ -1,4 +1,4 @@
-"""Accelerators by the names that drivers give them."""
+"""Accelerators by the names that drivers report."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Hardware by name: shapes that exist, with what a pod must ask for, and those that do not, with what there is."""
+"""Hardware by name: existing shapes with the requests of a pod, and the errors for others."""
 
 import pytest
 
@@ -32,7 +32,7 @@ def test_what_a_pod_asks_for(name: str, machine: str, label: str, accelerators: 
     hardware = find_hardware(name)
     assert (hardware.machine, hardware.accelerators, hardware.hosts) == (machine, accelerators, hosts)
     assert label in hardware.node_selector.values()
-    assert find_hardware(hardware.name) == hardware, "its own name means the same again"
+    assert find_hardware(hardware.name) == hardware, "its own name gives the same hardware"
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_what_a_pod_asks_for(name: str, machine: str, label: str, accelerators: 
         ("tpu-v5e", "needs a topology"),
         ("nvidia-h100 x8", "Did you mean nvidia-h100-80gb?"),
         ("tpu-v3-32x32", "no such hardware"),
-        ("", "There is cpu, nvidia-t4"),
+        ("", "Known: cpu, nvidia-t4"),
         ("nvidia-l4 x0", "no machine has 0"),
         ("nvidia-l4 x-1", "no such hardware"),
     ],

@@ -1,4 +1,4 @@
-"""`podscale doctor --cluster`: every line is true and says what to do where something is missing."""
+"""`podscale doctor --cluster`: every line is true, and names the remedy if something is missing."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +20,7 @@ LABEL = {"cloud.google.com/gke-accelerator": "nvidia-h100-80gb"}
 
 @pytest.fixture
 def healthy(cluster: FakeCluster) -> FakeCluster:
-    """A cluster on which everything is as it should be."""
+    """Make a cluster on which nothing is missing."""
     named = {"name": "train", "labels": {"pod-security.kubernetes.io/enforce": "restricted"}}
     cluster.put("namespaces", {"metadata": named})
     claim = {"metadata": {"name": "w"}, "spec": {"accessModes": ["ReadWriteMany"]}, "status": {"phase": "Bound"}}
@@ -113,8 +113,8 @@ CASES: dict[str, tuple[Callable[[FakeCluster], None], str, str, str]] = {
     "a claim for one node": (one_writer, "claim w", "note", "ReadWriteMany"),
     "an operator that is down": (operator_down, "training-operator", "missing", "kubectl describe pods -n kubeflow"),
     "a quota that is used up": (full_quota, "quota few", "missing", "pods used up"),
-    "a permission that is needed": (no_creating, "may pytorchjobs.kubeflow.org", "missing", "launcher role"),
-    "a permission that would help": (no_events, "may events", "note", "launcher role"),
+    "a permission that is needed": (no_creating, "permissions on pytorchjobs.kubeflow.org", "missing", "launcher role"),
+    "a permission that would help": (no_events, "permissions on events", "note", "launcher role"),
     "a job that admission refuses": (webhook, "the job itself", "missing", "podscale submit"),
     "a namespace that is absent": (no_namespace, "namespace train", "missing", "kubectl create namespace train"),
 }
@@ -205,7 +205,7 @@ def test_what_may_not_be_seen_is_not_said_to_be_missing(healthy: FakeCluster) ->
 def test_kubeflow_pipelines_is_asked_through_the_api_server(healthy: FakeCluster) -> None:
     asked = len(healthy.seen)
     assert check_results()["Kubeflow Pipelines"].verdict == "note"
-    assert sum("ml-pipeline" in seen.path for seen in healthy.seen[asked:]) == 1  # 503 is an answer here, no outage
+    assert sum("ml-pipeline" in seen.path for seen in healthy.seen[asked:]) == 1  # no retry: 503 is the answer here
 
 
 def test_the_table_of_permissions_names_each_resource_once() -> None:
@@ -216,7 +216,7 @@ def test_the_table_of_permissions_names_each_resource_once() -> None:
     assert {rule.base_resource for rule in PERMISSION_RULES if rule.name == "jobs/finalizers.batch"} == {"jobs.batch"}
     assert "services" not in {
         rule.name for rule in PERMISSION_RULES
-    }  # the operators make them, with rights of their own
+    }  # the operators create them, with their own permissions
 
 
 @pytest.mark.parametrize(

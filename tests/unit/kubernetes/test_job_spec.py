@@ -1,4 +1,4 @@
-"""From run document to job: counts, amounts, documents of pods, and what is refused with which words."""
+"""From run document to job: counts, resources, the pods' document, and the messages of refused documents."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""What people are told of a job, from objects as the real API server, operators and kubelets leave them."""
+"""The reported state of a job, from objects as the real API server, operators and kubelets write them."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -80,7 +80,7 @@ CASES = [
     ),
     Case("a job that is being deleted is stopped", {
         **LIVE, "metadata": {**LIVE["metadata"], "deletionTimestamp": "2026-11-21T00:00:00Z"}
-    }, "stopped", "time to save", (pod(0), pod(1))),
+    }, "stopped", "its pods save and exit", (pod(0), pod(1))),
     Case("a new job without pods is pending", LIVE, "pending"),
     *(
         Case(f"a {kind} with all pods running runs", stored(job(kind)), "running", pods=(pod(0), pod(1)))

@@ -1,4 +1,4 @@
-"""Accompanying a job: what people are told, and every way in which it may end; tests play operator and kubelet."""
+"""Watching a job: reports, and every way in which it may end. The tests act as operator and kubelet."""
 
 import io
 import signal
@@ -39,7 +39,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Waiting:
-    """A launcher in a thread; what it printed and how it came back."""
+    """A launcher in a thread: its output and its result."""
 
     def __init__(self, *changes: str) -> None:
         self.out = io.StringIO()
@@ -74,7 +74,7 @@ def operator(cluster: FakeCluster) -> "Operator":
 
 
 class Operator:
-    """The training operator and the kubelets, by hand."""
+    """Stand-in for the training operator and the kubelets."""
 
     def __init__(self, cluster: FakeCluster) -> None:
         self.cluster = cluster
@@ -91,7 +91,7 @@ class Operator:
     def pods(self, *pods: dict[str, Any]) -> None:
         self.job()
         for made in pods:
-            del made["metadata"]["creationTimestamp"]  # the server's: after that of the job
+            del made["metadata"]["creationTimestamp"]  # the server sets one after the job's
             self.cluster.put("pods", made)
 
     def succeed(self) -> None:
@@ -105,7 +105,7 @@ def test_a_job_is_reported_from_submission_to_its_end_with_its_log(operator: Ope
     launcher = Waiting()
     launcher.sees("PyTorchJob r1 in namespace train: submitted", "pending")
     operator.pods(unschedulable(0, "0/1 nodes are available: 1 Insufficient cpu."))
-    launcher.sees("no node for it: 0/1 nodes are available")
+    launcher.sees("unschedulable: 0/1 nodes are available")
     operator.pods(pod(0), pod(1))
     cluster.say("r1-worker-0", "epoch 1")
     launcher.sees("running, 2 of 2 pods", "epoch 1")
@@ -142,7 +142,7 @@ def test_a_launcher_that_comes_again_adopts(operator: Operator) -> None:
     operator.pods(pod(0), pod(1))
     first.sees("running")
     second = Waiting()
-    second.sees("runs on as it was submitted", "running")
+    second.sees("continues as it was submitted", "running")
     operator.succeed()
     assert first.end() == second.end() == JobResult("train", 0)
 
@@ -183,7 +183,7 @@ def test_a_job_that_has_trained_is_not_given_up_for_a_replacement_that_cannot_st
     operator.pods(pod(0), pod(1))
     launcher.sees("running, 2 of 2 pods")
     cluster.remove("pods", "r1-worker-0")
-    cluster.remove("pods", "r1-worker-1")  # nothing that is there now has run
+    cluster.remove("pods", "r1-worker-1")  # no remaining pod has run
     for index in range(2):
         operator.pods(pod(index, uid=f"new-{index}", state=waiting("ErrImagePull", "registry down"), phase="Pending"))
     launcher.sees("ErrImagePull")
@@ -286,7 +286,7 @@ def sigterm() -> Iterator[Callable[[], None]]:
 def test_a_signal_leaves_the_job_or_stops_it(
     operator: Operator, cluster: FakeCluster, sigterm: Callable[[], None], stop: bool
 ) -> None:
-    """The main thread waits here, because signals reach it alone."""
+    """The job is awaited in the main thread, because only that one handles signals."""
     out = io.StringIO()
     threading.Thread(target=lambda: (until(lambda: "pending" in out.getvalue()), sigterm()), daemon=True).start()
     with pytest.raises(SigtermReceived):

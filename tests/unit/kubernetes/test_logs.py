@@ -1,4 +1,4 @@
-"""The log of rank 0 as one stream: every line once, through restarts, new pods and broken connections."""
+"""The log of rank 0 as one stream: every line once, across restarts, new pods and broken connections."""
 
 import threading
 from collections.abc import Iterator
@@ -9,6 +9,7 @@ import pytest
 
 from podscale.kubernetes import logs
 from podscale.kubernetes.client import ClusterClient
+from podscale.kubernetes.errors import ApiError, ApiUnreachable
 from podscale.kubernetes.logs import ContainerLog, LogFollower, first_pod, split_timestamp
 from podscale.kubernetes.resources import PODS
 from podscale.kubernetes.transport import StreamInterrupted
@@ -69,7 +70,7 @@ def test_broken_connections_lose_and_repeat_nothing(
 
 
 def test_lines_of_one_instant_are_each_shown_once(api: ClusterClient, cluster: FakeCluster, notices: list[str]) -> None:
-    """A clock may stamp many lines alike, and the API takes whole seconds alone to start from."""
+    """Many lines may have the same timestamp, and the API accepts only whole seconds as a start."""
     cluster.put("pods", pod(0))
     log = ContainerLog(api, pod(0), notices.append)
     for number in range(3):
@@ -146,6 +147,23 @@ def test_a_broken_stream_is_reported(api: ClusterClient, cluster: FakeCluster, n
     cluster.cut()
     with pytest.raises(StreamInterrupted):
         next(lines)
+
+
+@pytest.mark.parametrize("error", [ApiError("no longer permitted", status=403), ApiUnreachable("gone")])
+def test_a_lost_job_ends_the_thread_without_a_traceback(
+    api: ClusterClient, notices: list[str], monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """The thread that waits for the job raises the same error."""
+    tracebacks: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", tracebacks.append)
+
+    def pods() -> list[Any]:
+        raise error
+
+    follower = LogFollower(api, pods, print, notices.append)
+    follower.finish(5.0)
+    assert not follower._thread.is_alive()
+    assert tracebacks == []
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Submitting: one job whatever happens, of this document, and nothing left behind where it is refused."""
+"""Submitting: one job of this document in any case, and no objects left if the job is refused."""
 
 import threading
 from typing import Any
@@ -50,7 +50,7 @@ def test_companions_go_with_their_job(api: ClusterClient, cluster: FakeCluster) 
     (policy,) = cluster.all("networkpolicies")
     (owner,) = policy["metadata"]["ownerReferences"]
     assert (owner["kind"], owner["uid"]) == ("PyTorchJob", submissions.job["metadata"]["uid"])
-    assert owner["blockOwnerDeletion"] is True  # else an old one may still be there when the next job is made
+    assert owner["blockOwnerDeletion"] is True  # otherwise an old object may still exist when the next job is created
     cluster.remove("pytorchjobs", "r1")
     assert cluster.all("networkpolicies") == []
 
@@ -68,7 +68,7 @@ def test_a_cluster_that_guards_finalizers_names_the_missing_permission(
     cluster.faults.append(guard)
     with refused("finalizers", "podscale doctor --cluster", field="NetworkPolicy r1", kind=ApiError):
         submit_job(api, MANIFESTS, print)
-    assert submit_job(api, MANIFESTS, print).action == "adopted"  # with the right, the same command goes on
+    assert submit_job(api, MANIFESTS, print).action == "adopted"  # with the permission, the same command continues
     (policy,) = cluster.all("networkpolicies")
     assert policy["metadata"]["ownerReferences"][0]["uid"] == jobs(cluster)[0]
 
@@ -188,7 +188,7 @@ def test_the_same_run_as_another_kind_of_job_is_refused(api: ClusterClient, clus
 
 
 def test_two_submitters_at_once_make_one_job(cluster: FakeCluster) -> None:
-    """All look, see nothing, and create at the same time: the API server lets one win."""
+    """Both find no job and create one at the same time; the API server accepts one of them."""
     looked = threading.Barrier(4)
 
     def both_have_looked(seen: Seen) -> Answer | None:
@@ -212,7 +212,7 @@ def test_two_submitters_at_once_make_one_job(cluster: FakeCluster) -> None:
 
 
 def test_an_answer_that_is_lost_makes_no_second_job(api: ClusterClient, cluster: FakeCluster) -> None:
-    """The job is made, but the connection breaks before the answer: the repeated request finds it."""
+    """The job is created, but the connection breaks before the answer. The repeated request finds the job."""
 
     def make_and_cut(seen: Seen) -> Answer | None:
         if seen.method == "POST" and seen.path.endswith("pytorchjobs") and "dryRun" not in seen.query:

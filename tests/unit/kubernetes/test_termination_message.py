@@ -1,4 +1,4 @@
-"""How a stage in a pod tells its end: the file that Kubernetes puts into the pod's status."""
+"""The termination message of a stage: a file whose content Kubernetes puts into the pod's status."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Ranks before they begin: copies of their parent, which wait for its word and do not outlive it."""
+"""Forked ranks that wait for their environment: they exit if the parent exits."""
 
 import os
 import signal

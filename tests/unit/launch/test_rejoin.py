@@ -1,4 +1,4 @@
-"""A restarted container waits for the others to exit; the pod barrier lets all pods in together. With real stores."""
+"""A restarted container waits for the others to exit; the pod barrier waits for all pods. With real stores."""
 
 import socket
 import subprocess
@@ -25,7 +25,7 @@ IN_A_POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
 
 @pytest.fixture
 def first_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> socket.socket:
-    """A listening socket in the place of the first pod's store."""
+    """Open a listening socket in place of the first pod's store."""
     monkeypatch.setattr(rejoin.tempfile, "gettempdir", lambda: str(tmp_path))
     return socket.create_server(("127.0.0.1", 0))
 
@@ -53,7 +53,7 @@ def test_a_restarted_container_waits_until_the_old_rendezvous_has_ended(first_po
 
 
 def test_it_waits_no_longer_than_an_end_takes(first_pod: socket.socket) -> None:
-    """The store may be a new one already, which waits for this pod."""
+    """The store may already be the new one, which waits for this pod."""
     with first_pod:
         started = time.monotonic()
         rejoin.wait_until_unreachable("127.0.0.1", first_pod.getsockname()[1], lambda: False, timeout_seconds=1)
@@ -90,7 +90,7 @@ time.sleep(600)
 
 
 class BarrierStore:
-    """The store of the first pod, which starts anew whenever that pod does."""
+    """The store of the first pod, which restarts with that pod."""
 
     def __init__(self) -> None:
         self._port = free_port()
@@ -109,7 +109,7 @@ class BarrierStore:
         return StoreClient("127.0.0.1", self._port, TIMEOUT)
 
     def stop(self) -> None:
-        """The first pod's processes end, and their connections with them."""
+        """Stop the processes of the first pod, which closes their connections."""
         self._server.kill()
         self._server.wait()
         if self._server.stdout is not None:
@@ -120,7 +120,7 @@ class BarrierStore:
         self._server = self._serve()
 
     def join(self, pod: int, *, pods: int = 2, exit_grace: float = TIMEOUT, seconds: float = TIMEOUT) -> "Future[None]":
-        """The pod comes; the future holds whether it met all others."""
+        """Let a pod join; the future ends when all pods have joined, or with the error."""
         rendezvous = Rendezvous(pods, pod, "127.0.0.1", self._port)
         return self._pool.submit(
             pod_barrier, rendezvous, self.store, 4 * pod, exit_grace_seconds=exit_grace, timeout_seconds=seconds
@@ -163,7 +163,7 @@ def test_a_pod_that_died_before_all_had_come_is_no_other_one(barrier: BarrierSto
 
 
 def test_a_restarted_pod_joins_the_next_rendezvous(barrier: BarrierStore) -> None:
-    """The others are left in peace meanwhile: they may be saving."""
+    """The other pods are not stopped before the grace period, because they may be saving."""
     barrier.join_all()
     rejoined = barrier.join(1)
     until(lambda: barrier.store().add("came/pod/1", 0) == 2)
@@ -176,7 +176,7 @@ def test_a_restarted_pod_joins_the_next_rendezvous(barrier: BarrierStore) -> Non
 
 
 def test_pods_that_go_on_without_it_are_stopped_after_the_grace_period(barrier: BarrierStore) -> None:
-    """The others cannot see the end of a pod whose machine is gone."""
+    """The other pods cannot detect the exit of a pod whose machine is gone."""
     barrier.join_all()
     rejoined = barrier.join(1, exit_grace=0.1)
     until(lambda: barrier.store().has(FAILED_KEY))

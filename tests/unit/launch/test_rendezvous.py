@@ -1,4 +1,4 @@
-"""How pods meet, by what each kind of launcher puts into their environment."""
+"""Rendezvous of pods, from the environment that each kind of launcher sets."""
 
 import socket
 import threading
@@ -42,7 +42,7 @@ JOBSET_OF_SLICES = {
         ({"TPU_WORKER_ID": "0", "TPU_WORKER_HOSTNAMES": "localhost"}, Rendezvous(1, 0, "", 29500)),
         (MULTISLICE, Rendezvous(8, 6, "s0h0.r", 29500, slices=2)),
         (JOBSET_OF_SLICES, Rendezvous(8, 6, "r-node-0-0.r", 29500, slices=2)),
-        # a JobSet of ours on GKE, whose webhook adds its own: they say the same, ours says where
+        # our JobSet on GKE, whose webhook adds variables: both agree, and only ours have the address
         ({**JOBSET_OF_SLICES, **MULTISLICE}, Rendezvous(8, 6, "r-node-0-0.r", 29500, slices=2)),
         ({**TORCHRUN, **JAXJOB}, Rendezvous(2, 1, "m", 29500)),
     ],
@@ -64,7 +64,7 @@ def test_each_slice_has_consecutive_pods() -> None:
     + [(JOBSET_OF_SLICES, "PODSCALE_SLICE_NODES", "several slices")],
 )
 def test_a_half_set_environment_names_what_is_missing(variables: dict[str, str], left_out: str, launcher: str) -> None:
-    """But for JAX_COORDINATOR_ADDRESS and COORDINATOR_PORT alone, which other programs set, too."""
+    """JAX_COORDINATOR_ADDRESS and COORDINATOR_PORT alone are allowed, because other programs also set them."""
     half = {name: value for name, value in variables.items() if name != left_out}
     with refused(launcher, field=left_out, got=ABSENT) as refusal:
         Rendezvous.read(half)
@@ -81,7 +81,7 @@ def test_a_half_set_environment_names_what_is_missing(variables: dict[str, str],
         ({**SLICE, "TPU_WORKER_ID": "4"}, "TPU_WORKER_ID", 4, "TPU_WORKER_HOSTNAMES names 4 "),
         ({**MULTISLICE, "MEGASCALE_SLICE_ID": "2"}, "MEGASCALE_SLICE_ID", 2, "MEGASCALE_NUM_SLICES=2"),
         ({**JOBSET_OF_SLICES, "PODSCALE_SLICE_NODES": "3", "PODSCALE_SLICE": "0"}, "PODSCALE_SLICE_NODES", 3, "8 pods"),
-        # one process id for each TrainJob's pod, but two slices: the numbers of Trainer are not those of the TPUs
+        # one process id for each pod of a TrainJob, but two slices: Trainer's numbers differ from those of the TPUs
         ({**TRAINJOB, **SLICE}, "node rank", (1, 2), "2 of 4"),
     ],
 )

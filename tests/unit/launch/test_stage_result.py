@@ -1,4 +1,4 @@
-"""From how ranks ended to the exit code and the message."""
+"""Exit code and message of a stage, from the exits of its ranks."""
 
 import subprocess
 import sys
@@ -28,7 +28,7 @@ LOST = LostWorker(1, 42, -9)
     ("ending", "code", "words"),
     [
         (GroupExit({0: DONE, 1: DONE}), 0, ""),
-        (GroupExit({0: DONE, 1: DONE}, status=-11), 0, ""),  # a crash after the report has cost nothing
+        (GroupExit({0: DONE, 1: DONE}, status=-11), 0, ""),  # a crash after all ranks reported success
         (GroupExit({0: BUG, 1: BAD}, lost_worker=LOST), 2, "wrong classes"),
         (GroupExit({0: PEER, 1: BUG}), 1, "rank 1: KeyError"),
         (GroupExit({0: PEER, 1: WorkerReport(139, "")}), 1, "rank 1: exit code 139"),
@@ -36,7 +36,7 @@ LOST = LostWorker(1, 42, -9)
         (GroupExit({0: SAVED, 1: PEER}, stop_requested=True), 75, "saved step 3"),
         (GroupExit({0: PEER}, lost_worker=LOST, status=1), 77, "rank 1 (process 42) was killed by SIGKILL"),
         (GroupExit({0: PEER, 1: PEER}), 77, "a peer is gone"),
-        (GroupExit({0: PEER}, lost_worker=LostWorker(1, 42, None)), 77, "ended without a report"),
+        (GroupExit({0: PEER}, lost_worker=LostWorker(1, 42, None)), 77, "exited without a report"),
         (GroupExit({0: PEER}, lost_worker=LostWorker(1, 42, -11)), 1, "SIGSEGV"),
         (GroupExit({0: PEER}, lost_worker=LostWorker(1, 42, 5)), 1, "exited with code 5"),
         (GroupExit({}, lost_worker=LostWorker(0, 42, -9, out_of_memory=True)), 77, "ran out of memory"),
@@ -67,7 +67,7 @@ def test_members_are_identified_by_their_environment_and_stopped(tmp_path: Path)
     ours = subprocess.Popen(["/bin/sleep", "600"], env=environment, start_new_session=True)
     other = subprocess.Popen(["/bin/sleep", "600"], env={"PODSCALE_RANK_DIR": f"{tmp_path}-other"})
     try:
-        while not launch_processes(tmp_path):  # between fork and exec it still has our environment
+        while not launch_processes(tmp_path):  # between fork and exec the process still has our environment
             assert ours.poll() is None
         assert kill_launch_processes(tmp_path) == [ours.pid]
         assert ours.wait(10) == -9

@@ -166,7 +166,7 @@ def test_why_a_run_that_is_held_shows_no_figures(tmp_path: Path, capsys: pytest.
         assert watched(capsys, str(run))["headline"] == ""
         Endpoint(served.url or "", token_file=tmp_path / "second").write(run / "metrics.url")
         headline = watched(capsys, str(run))["headline"]
-    assert headline.startswith("no figures of single ranks: http://127.0.0.1:")
+    assert headline.startswith("no per-rank metrics: http://127.0.0.1:")
     assert headline.endswith("answers 401 Unauthorized")
 
 
@@ -241,7 +241,7 @@ def test_a_run_without_a_writer_is_followed_to_its_end(tmp_path: Path, capsys: p
     assert "evaluation  step 3" in capsys.readouterr().out
     assert main(["watch", str(run), "--json"]) == 0
     (line,) = capsys.readouterr().out.splitlines()
-    assert json.loads(line)["headline"] == "nobody writes it now"
+    assert json.loads(line)["headline"] == "no process writes it now"
 
 
 @pytest.mark.parametrize(

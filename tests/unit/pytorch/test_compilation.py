@@ -83,9 +83,9 @@ def test_one_rank_compiles_one_graph_and_several_one_for_each_region(world: Worl
     from torch._dynamo.testing import CompileCounterWithBackend  # not at the top: it takes seconds
 
     plain = train_steps(resnet, world, 16, mode="off", backend="inductor", ranks=1)
-    for ranks, graphs in ((1, 1), (4, 6)):
+    for ranks, graphs, backend in ((1, 1, "eager"), (4, 6, "aot_eager")):
         torch._dynamo.reset()
-        counter = CompileCounterWithBackend("aot_eager")
+        counter = CompileCounterWithBackend(backend)
         compiled = train_steps(resnet, world, 16, mode="default", backend=counter, ranks=ranks)
         assert counter.frame_count == graphs
         assert_alike(compiled, plain)
@@ -97,6 +97,7 @@ def test_the_real_compiler(world: World, tmp_path: Any, monkeypatch: Any) -> Non
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr("torch._inductor.config.cpp_cache_precompile_headers", False)  # slower than these few kernels
     monkeypatch.setattr("torch._inductor.config.cpp.vec_isa_ok", True)  # the check compiles a program
+    monkeypatch.setattr("torch._inductor.config.compile_threads", 1)  # a pool of processes would import torch first
     plain = train_steps(small, world, 16, mode="off", backend="inductor", ranks=1)
     compiled = train_steps(small, world, 16, mode="default", backend="inductor", ranks=1)
     assert_alike(compiled, plain)

@@ -1,4 +1,4 @@
-"""The chart module: round ticks, honest decimation, marks where the data is."""
+"""Charts: round ticks, decimation that keeps extremes, marks at the data."""
 
 import re
 from itertools import pairwise
@@ -117,7 +117,7 @@ def test_the_heat_map_has_a_cell_a_pair() -> None:
     assert drawn.count('class="cell"') == 9
     assert drawn.count('class="right"') == 2
     assert drawn.count('class="wrong"') == 2
-    assert "a taken for c: 1 of 6" in drawn
+    assert "a predicted as c: 1 of 6" in drawn
 
 
 def test_a_thousand_classes_are_one_path() -> None:

@@ -18,7 +18,7 @@ def test_the_card_says_what_the_evaluation_says(digits_run: DigitsRun, run: Path
     assert "| top-1 claimed by the published run | 97.00\u202f% |" in card
     assert "| training time claimed | 2 min 00 s |" in card
     assert "| claimed on | one laptop core, this test |" in card
-    for title in ("Figures", "Limits", "Data", "Recipe", "Use"):
+    for title in ("Scores", "Limits", "Data", "Recipe", "Use"):
         assert f"## {title}\n" in card
     assert "Licence of the data: not stated" in card
     weakest = min(found.per_class, key=lambda entry: entry.accuracy or 0)

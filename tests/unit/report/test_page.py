@@ -1,4 +1,4 @@
-"""The report as text: every part is there, nothing is executable or remote, and a failed run still gets one."""
+"""Text of the report: it has every part and nothing executable or remote, also for a failed run."""
 
 import base64
 import io
@@ -29,7 +29,7 @@ VOID = {"meta", "img"}
 
 
 class Outline(HTMLParser):
-    """Collects what matters for safety, and checks that all tags nest."""
+    """Parser that collects scripts and remote addresses, and checks that all tags nest."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ def page_text(run: Path, shards: ShardSet | Path | None, between: str = "") -> s
 
 
 def evaluate(run: Path, shards: ShardSet, topk: np.ndarray, confidences: np.ndarray) -> None:
-    """Writes predictions of the validation split into a new run directory, and their evaluation."""
+    """Write predictions of the validation split into a new run directory, and their evaluation."""
     run.mkdir()
     split = shards.split("validation")
     losses = confidences[:, 0]
@@ -148,15 +148,15 @@ def test_a_training_that_failed_says_why(digits_run: DigitsRun, run: Path) -> No
     assert "train lost a rank (exit code 77)" in text
     assert "rank 1 was killed <hard>" in text
     assert "the scores: stage train lost a rank (exit code 77): rank 1 was killed <hard>" in text
-    assert "Training" in text  # the curves until then
-    assert "Pictures of the split train" in text
+    assert "Training" in text  # the curves until the failure
+    assert "Sample images of the split train" in text
 
 
 def test_an_empty_run_directory_still_gets_a_report(tmp_path: Path) -> None:
     text = page_text(tmp_path, None)
     assert "not finished" in text
     assert "no shard set was given" in text
-    assert "stage train has no recorded end" in text
+    assert "no outcome of stage train is recorded" in text
 
 
 def test_damaged_files_are_named(run: Path, tmp_path: Path) -> None:

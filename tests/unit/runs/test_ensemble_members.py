@@ -1,4 +1,4 @@
-"""What an ensemble section says of the training and of its members: against the published runs, and what it refuses."""
+"""Phases and members that follow from an ensemble section, against the published runs; sections that are refused."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""One writer per run directory, even when the writer before was killed."""
+"""One writer per run directory, even if the previous writer was killed."""
 
 import errno
 import fcntl
@@ -52,7 +52,7 @@ def test_a_taken_lease_names_its_holder_and_kill_frees_it(tmp_path: Path) -> Non
 
 
 def test_a_waiting_launch_gets_the_lease_of_one_that_exits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """As in a pod that comes while the one that it replaces still saves."""
+    """As in a pod that starts while the one that it replaces still saves."""
     path = tmp_path / ".lease"
     process = holder(path)
     threading.Timer(1.0, process.kill).start()
@@ -89,10 +89,10 @@ def test_children_do_not_hold_the_lease(tmp_path: Path) -> None:
 def test_a_late_writer_of_an_older_lease_is_refused(tmp_path: Path) -> None:
     path = tmp_path / ".lease"
     old = Lease.acquire(path)
-    late = lease_fence(path, old.number)  # as a rank has it, which may outlive the supervisor
+    late = lease_fence(path, old.number)  # as in a rank, which may outlive the supervisor
     late()
     old.release()
-    late()  # nobody else yet
+    late()  # no other launch yet
     new = Lease.acquire(path)
     for check in (late, old.check):
         with refused(field=tmp_path, kind=LeaseLost):

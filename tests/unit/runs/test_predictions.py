@@ -1,4 +1,4 @@
-"""The predictions file: what goes in comes out, in key order, and nothing half."""
+"""Predictions file: round trip in key order, and no partial files."""
 
 from pathlib import Path
 

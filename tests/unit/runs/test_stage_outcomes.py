@@ -1,4 +1,4 @@
-"""A stage counts as finished while all that it was made from is as it was, and is then not done again."""
+"""A stage counts as finished while its inputs are unchanged, and does not run again."""
 
 import errno
 import json
@@ -27,7 +27,7 @@ from podscale.util.processes import SigtermReceived, preempt_on_sigterm
 
 
 def model(directory: Path, **description: Any) -> Path:
-    """A model as a training leaves it, with a running average beside."""
+    """Model directory of a training, with a running average of the weights."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "model.json").write_text(json.dumps({"classes": ["a", "b"], **description}))
     (directory / "model.safetensors").write_bytes(b"weights")
@@ -40,7 +40,7 @@ def document(workspace: Path, **evaluate: Any) -> RunConfig:
 
 
 def finish(config: RunConfig) -> None:
-    """Leaves what an evaluation leaves."""
+    """Write the files of a finished evaluation."""
     run = RunDirectory.for_config(config).create()
     run.evaluation.write_text("{}")
     run.predictions.write_bytes(b"")
@@ -54,7 +54,7 @@ def finished(config: RunConfig) -> bool:
 
 @pytest.fixture(params=["a run of its own", "several models", "several and one beside"])
 def case(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[RunConfig, Path]:
-    """A document whose evaluation is finished, and the directory of a model that it read."""
+    """Document whose evaluation is finished, and the directory of a model that the evaluation read."""
     if request.param == "a run of its own":
         config = document(tmp_path)
         made = model(RunDirectory.for_config(config).model)
@@ -149,7 +149,7 @@ def test_a_stop_passes_every_except_exception_and_ends_as_preempted() -> None:
             except Exception:
                 pytest.fail("a broad handler took the request for its own")
         finally:
-            stop()  # a second request does not cut short what is left to do
+            stop()  # a second request does not interrupt the cleanup
             cleaned.append(True)
 
     with pytest.raises(Preempted, match="the same command continues"), preempt_on_sigterm():

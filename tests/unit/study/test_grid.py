@@ -1,4 +1,4 @@
-"""Studies before anything runs: documents, trials and their order, learning rates, the time box."""
+"""Studies before they run: documents, trials and their order, learning rates, the time box."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 from podscale.errors import ABSENT
 from podscale.pipelines import presets
 from podscale.study import StudyDocument, read_study
-from podscale.study.budget import plan_study
+from podscale.study.budget import TrialCosts, plan_study
 from podscale.study.grid import TrialGrid
 from podscale.study.records import EvaluationPoint, RecordStore, TrialRecord, trial_key
 from podscale.study.sweep_series import SweepSeries, Trial
@@ -23,7 +23,7 @@ def study(**section: Any) -> StudyDocument:
 
 
 def swept(at: Any = 0.1, **section: Any) -> StudyDocument:
-    """Two variants at three batches; the first sweeps its rate, the second takes the first's at the smallest."""
+    """Study of two variants at three batches; the first sweeps its rate, the second uses that of the smallest batch."""
     rate = {"at": at, "batch": 64, "rule": "linear", "sweep": {"factors": [0.5, 1, 2], "widen": 2}}
     variants = [
         {"name": "swept", "learning_rate": rate},
@@ -224,6 +224,16 @@ class TestTimeBox:
             TrialGrid(study(cell_seconds=10.0)), nothing, jobs=2, time_box_seconds=None
         ).seconds == pytest.approx(15.0)
 
+    def test_the_estimate_is_of_the_planned_trials_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The first trial that does not fit ends the plan: a shorter one after it is left out, and not counted."""
+        costs = {256: 10.0, 64: 25.0}
+        monkeypatch.setattr(TrialCosts, "seconds", lambda self, trial: costs[trial.config.train.global_batch])
+        grid = TrialGrid(study(grid={"train.global_batch": [64, 256]}))
+        made = plan_study(grid, nothing, jobs=1, time_box_seconds=30.0)
+        assert [trial.config.train.global_batch for trial in made.planned_trials] == [256]
+        assert made.excluded_trials[1].config.train.global_batch == 256
+        assert made.seconds == pytest.approx(10.0)
+
     def test_what_does_not_fit_is_the_last_and_is_named(self) -> None:
         grid = TrialGrid(study(grid={"train.global_batch": [64, 256]}, cell_seconds=10.0))
         made = plan_study(grid, nothing, jobs=1, time_box_seconds=35.0)
@@ -251,7 +261,7 @@ class TestTimeBox:
         assert made.seconds == pytest.approx(2 * 4.0 + 2 * 8.0)
 
     def test_a_cell_measured_on_a_busy_machine_costs_its_cpu_seconds(self) -> None:
-        """Nine seconds of the clock were one trial's bad luck: what the others took of it for a CPU second counts."""
+        """One trial took nine wall seconds on a busy machine; the ratio of the other trials is used."""
         grid = TrialGrid(study(seeds=[1, 2, 3, 4], grid={"train.global_batch": [64]}))
         trials = grid.due_trials(nothing)
         records = {
@@ -262,10 +272,12 @@ class TestTimeBox:
         assert (made.wall_cpu_ratio, made.seconds) == (pytest.approx(1.5), pytest.approx(4.5))
         busy = plan_study(grid, records.get, jobs=1, time_box_seconds=None, cores=2, ended={trials[0].key})
         assert (busy.wall_cpu_ratio, busy.ended, busy.seconds) == (pytest.approx(3.0), 1, pytest.approx(9.0)), (
-            "now it is so again"
+            "the ratio is recent again"
         )
         on_gpus = plan_study(grid, records.get, jobs=1, time_box_seconds=None, cores=0)
-        assert (on_gpus.wall_cpu_ratio, on_gpus.seconds) == (None, pytest.approx(9.0)), "of the first: none is nearer"
+        assert (on_gpus.wall_cpu_ratio, on_gpus.seconds) == (None, pytest.approx(9.0)), (
+            "from the first: no other is nearer"
+        )
 
     def test_the_newest_records_say_how_fast_the_machine_is(self) -> None:
         grid = TrialGrid(study(seeds=list(range(1, 10)), grid={"train.global_batch": [64]}))
@@ -283,7 +295,7 @@ class TestTimeBox:
         )
 
     def test_jobs_cannot_be_faster_than_the_cores(self) -> None:
-        """A trial that had both cores to itself took half its CPU seconds; beside another it gets one."""
+        """Alone on both cores, a trial took half its CPU seconds of wall time; beside another it gets one core."""
         grid = TrialGrid(study(grid={"train.global_batch": [64]}))
         first = grid.due_trials(nothing)[0]
         records = {first.key: record(first, 0.9, seconds=1.5, cpu_seconds=3.0)}

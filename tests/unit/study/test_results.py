@@ -1,4 +1,4 @@
-"""What a study says of its records: spread, differences, critical batch, table, pictures and page."""
+"""Results of a study: spread, differences, critical batch, table, charts and page."""
 
 import csv
 import io
@@ -106,7 +106,7 @@ UPDATES = {64: 500, 256: 200, 1024: 125}
 
 
 def results_of(**changes: Any) -> StudyResults:
-    """A study whose first line loses at 1,024 and whose second diverges there with one seed of three."""
+    """Results of a study whose first line loses accuracy at 1,024 and whose second diverges there at one seed."""
     grid = TrialGrid(StudyDocument.model_validate({**STUDY, **changes}))
     records: dict[str, TrialRecord] = {}
     for _ in range(3):
@@ -227,7 +227,7 @@ class TestBlocks:
     def test_an_unfinished_study_says_so(self) -> None:
         grid = TrialGrid(StudyDocument.model_validate(STUDY))
         results = study_results(grid, lambda key: None)
-        assert list(summary_sentences(results)) == ["Not finished: 21 trials still to be run."]
+        assert list(summary_sentences(results)) == ["Not finished: 21 trials left to run."]
         tables = [block for block in result_blocks(results) if isinstance(block, TableBlock)]
         assert tables[0].rows[0][1] == "not chosen yet"
 

@@ -1,4 +1,4 @@
-"""Signals while a finished trial is recorded."""
+"""Signals that arrive while a finished trial is recorded."""
 
 import os
 import signal

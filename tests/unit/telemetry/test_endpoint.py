@@ -1,4 +1,4 @@
-"""Readers on the machine of a run: they find its endpoint, and get its metrics through TLS and with its token."""
+"""Readers on the machine of a run find its endpoint and read its metrics, with TLS and a token."""
 
 import errno
 import os
@@ -16,7 +16,7 @@ SECONDS = 30.0
 
 
 def serving(tmp_path: Path, **options: object) -> StageTelemetry:
-    """A stage that serves as these options of the document say, and says so in the file `url`."""
+    """Serve a stage with these options of the document; it writes its endpoint to the file `url`."""
     section = TelemetrySection.model_validate({name: str(value) for name, value in options.items()})
     served = StageTelemetry(section, run="r", stage="train", volumes={})
     served.start(tmp_path / "url")
@@ -55,7 +55,7 @@ def test_the_certificate_itself_is_trusted_whatever_names_it_has(
     tmp_path: Path, authority: Authority, signed_for: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pair = authority.sign("server", name=signed_for)
-    monkeypatch.chdir(tmp_path)  # paths of a document count from where its run was started
+    monkeypatch.chdir(tmp_path)  # paths in a document are relative to the directory where its run was started
     with serving(tmp_path, tls_certificate=pair.certificate.name, tls_key=pair.key.name):
         monkeypatch.chdir("/")
         endpoint = Endpoint.read(tmp_path / "url")
@@ -70,7 +70,7 @@ def test_the_certificate_itself_is_trusted_whatever_names_it_has(
 
 
 def test_a_certificate_with_its_chain(tmp_path: Path, authority: Authority) -> None:
-    """Only the first is the endpoint's own; whoever else the authority has signed is not it."""
+    """Only the first certificate is the endpoint's; others that the same authority signed are not trusted."""
     pair, other = authority.sign("server"), authority.sign("other")
     chain = tmp_path / "chain.crt"
     chain.write_bytes(pair.certificate.read_bytes() + authority.pair.certificate.read_bytes())

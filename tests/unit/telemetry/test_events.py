@@ -1,4 +1,4 @@
-"""metrics.jsonl and what people see of it."""
+"""metrics.jsonl and the step log made of it."""
 
 import io
 import json
@@ -100,7 +100,7 @@ def test_a_step_is_one_line_with_the_time_left() -> None:
     seconds = left.update(RECORD)
     assert seconds == pytest.approx(40.0)
     line = format_record(RECORD, seconds)
-    shares = "data 10%  compute 60%  wait 20%"  # of the steps, whatever evaluations took
+    shares = "data 10%  compute 60%  wait 20%"  # fractions of the step time, without evaluations
     assert line == f"step     20  epoch 1.25  loss 0.5000  lr 0.0125      1,234 images/s  0:40 left  {shares}"
     assert format_record(RECORD, total=1500).startswith("step   20/1500  epoch")
     assert "not finite" in format_record({**RECORD, "loss": None})
@@ -158,13 +158,13 @@ SECONDS = {"productive": 87.0, "init": 3.0, "redo": 9.6, "data_wait": 0.4, "idle
         ),
         (
             {**STRAGGLER, "event": "straggler"},
-            "rank 3 on node-b holds the others up: it is busy 1.62 times as long as the fastest  65 ms a step, "
+            "rank 3 on node-b is a straggler: busy 1.62 times as long as the fastest rank  65 ms per step, "
             "the fastest 40 ms",
         ),
-        ({**STRAGGLER, "event": "straggler_over"}, "rank 3 on node-b is no longer the slowest by far"),
+        ({**STRAGGLER, "event": "straggler_over"}, "rank 3 on node-b is no longer a straggler"),
         (
             {"event": "tracker_failed", "tracker": "wandb", "reason": "no key\nset"},
-            "the tracker wandb has failed, the run goes on without it: no key | set",
+            "the tracker wandb failed, the run continues without it: no key | set",
         ),
         (
             {"kind": "evaluation", "step": 9, "epoch": 2.0, "top1": 0.9731, "top5": 1.0, "loss": 0.1},

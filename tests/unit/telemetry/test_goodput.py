@@ -26,7 +26,7 @@ from podscale.telemetry.registry import MetricRegistry
 
 
 class Clocks:
-    """A monotonic clock and a wall clock, moved by hand."""
+    """Fake monotonic clock and wall clock."""
 
     def __init__(self, wall: float = 1000.0) -> None:
         self.monotonic, self.wall = 50.0, wall
@@ -55,14 +55,14 @@ def train_step(clocks: Clocks, tracker: GoodputTracker, step: int, data: float =
 
 
 def nonzero_seconds(state: GoodputState) -> dict[str, float]:
-    """The states that took time."""
+    """Return the states that took time."""
     return {name: seconds for name, seconds in state.seconds.items() if seconds}
 
 
 def train_launch(
     clocks: Clocks, previous: GoodputState | None, restored: int, steps: int, age: float = 5.0
 ) -> GoodputTracker:
-    """A launch that began `age` seconds ago, found a checkpoint and trained."""
+    """Run a launch that began `age` seconds ago, restored a checkpoint and trained."""
     tracker = clocks.tracker(after_join(previous, clocks.wall, age, 0))
     tracker.enter_restore()
     clocks.pass_by(3.0)
@@ -81,7 +81,7 @@ def test_the_states_of_a_first_launch(clocks: Clocks) -> None:
     clocks.pass_by(4.0)
     state = tracker.state()
     assert nonzero_seconds(state) == {
-        "init": 5.0 + 1.0 + 1.0,  # imports, the way from the restore to the loop, and the first batch
+        "init": 5.0 + 1.0 + 1.0,  # imports, from the restore to the loop, and the first batch
         "checkpoint_restore": 3.0,
         "compile": 2.0,
         "data_wait": 2.0,
@@ -98,7 +98,7 @@ def test_after_a_kill_the_gap_is_recovery_and_lost_steps_are_redone(clocks: Cloc
     clocks.pass_by(60.0)
     tracker = train_launch(clocks, killed, 5, 4)
     state = tracker.state()
-    assert state.seconds["recovery"] == 60.0 - 5.0  # the new pod had been there for 5 s
+    assert state.seconds["recovery"] == 60.0 - 5.0  # the new pod had run for 5 s
     assert state.redone_steps == 2
     assert state.seconds["redo"] == 3.0  # of step 7; the first step of a launch, 6, counts as compile
     assert state.seconds["compile"] == 2 * 2.0
@@ -140,7 +140,7 @@ def test_how_a_launch_ended_names_the_gap_and_the_restart(
 
 
 def test_a_launch_that_never_trained_counts_too(clocks: Clocks) -> None:
-    """Its launch is on record; the training of the next one finds it."""
+    """The goodput file has the launch, and the training of the next launch finds it."""
     first = after_launch(None, clocks.wall, 2.0)
     clocks.pass_by(20.0)
     second = after_launch(first, clocks.wall, 2.0)
@@ -237,7 +237,7 @@ def test_exported_metrics(clocks: Clocks) -> None:
 
 @pytest.mark.parametrize(("ended", "cause"), [("preempted", "preempted"), ("done", "done"), ("", "lost_rank")])
 def test_when_a_launch_began_and_why(clocks: Clocks, ended: str, cause: str) -> None:
-    """The time is that of the launch, whatever the training has done since."""
+    """The time is that of the launch, also after the training has updated the state."""
 
     def exported(tracker: GoodputTracker) -> list[tuple[str, tuple[str, ...], float]]:
         return [sample for sample in tracker.samples() if sample[0] == "train_launch_timestamp_seconds"]

@@ -1,4 +1,4 @@
-"""What a rank counts, how it is merged and written, and that names keep their form."""
+"""Metrics of a rank: counting, snapshots, merging, and valid names."""
 
 import threading
 import time
@@ -39,7 +39,7 @@ def test_counters_exist_at_zero_and_gauges_only_once_set(registry: CollectorRegi
     assert {phase: value(registry, "train_phase_seconds_total", phase=phase) is not None for phase in PHASES} == (
         dict.fromkeys(PHASES, True)
     )
-    assert value(registry, "train_checkpoint_duration_seconds_count", op="save") is None  # rank 0 alone writes them
+    assert value(registry, "train_checkpoint_duration_seconds_count", op="save") is None  # only rank 0 saves
     assert value(registry, "train_loss") is None
     assert value(registry, "train_run_info", model="resnet50", precision="bf16", version=VERSION) == 1
 

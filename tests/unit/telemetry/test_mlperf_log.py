@@ -1,4 +1,4 @@
-"""mlperf.log, read by MLPerf's own compliance checker."""
+"""mlperf.log, checked by MLPerf's own compliance checker."""
 
 import json
 import logging
@@ -32,7 +32,7 @@ def document(train: dict[str, Any], **telemetry: Any) -> RunConfig:
 
 
 def write(path: Path, config: RunConfig, accuracies: list[float], *, resumed: bool = False) -> None:
-    """The log of a run of ImageNet's size with an evaluation every four epochs."""
+    """Write the log of a run of ImageNet's size with an evaluation every four epochs."""
     steps_per_epoch = 1_281_167 / config.train.global_batch
     log = MlperfLog(path, config)
     log.run_start(
@@ -46,7 +46,7 @@ def write(path: Path, config: RunConfig, accuracies: list[float], *, resumed: bo
 
 
 def complaints(path: Path, ruleset: str, caplog: pytest.LogCaptureFixture) -> str:
-    """What the checker says against a log; nothing where it complies."""
+    """Return the checker's complaints about a log; empty if it complies."""
     checker = compliance.make_checker("training", ruleset, quiet=False, werror=True)
     with caplog.at_level(logging.WARNING):
         caplog.clear()
@@ -78,7 +78,7 @@ def test_a_run_that_reaches_the_target_complies(tmp_path, caplog, ruleset, train
     ],
 )
 def test_what_the_closed_division_forbids_is_seen(tmp_path, caplog, change, word) -> None:
-    """The log says what was done, not what the rules would like: the checker finds each breach."""
+    """The log has what was done, even against the rules; the checker finds each breach."""
     write(tmp_path / "log", document({**LARS, **change}), [0.7601])
     assert word in complaints(tmp_path / "log", "4.0.0", caplog)
 

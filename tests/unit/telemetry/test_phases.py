@@ -1,4 +1,4 @@
-"""Who is called a straggler: not for one slow step, not for a small difference, and not for ever."""
+"""Straggler detection: not for one slow step, not for a small difference, and with an end."""
 
 from typing import Any
 
@@ -61,9 +61,9 @@ def test_another_rank_becomes_the_straggler(stragglers: StragglerDetector, event
     "comparisons",
     [
         [SLOW] * (CONSECUTIVE_INTERVALS - 1) + [EVEN] + [SLOW] * (CONSECUTIVE_INTERVALS - 1),
-        [SLOW, RankComparison(2, 40, 20)] * CONSECUTIVE_INTERVALS,  # always someone else: noise
+        [SLOW, RankComparison(2, 40, 20)] * CONSECUTIVE_INTERVALS,  # alternating ranks: noise
         [RankComparison(1, 24, 20)] * 9,  # below the threshold
-        [RankComparison(1, 3, 1)] * 9,  # a ratio of rounded milliseconds
+        [RankComparison(1, 3, 1)] * 9,  # a large ratio of rounded milliseconds
     ],
     ids=["interrupted", "alternating", "small", "short"],
 )
@@ -77,7 +77,7 @@ def test_noise_names_no_straggler(
 
 def test_the_mean_is_of_the_interval_and_the_total_of_the_launch() -> None:
     busy = BusyTime()
-    busy.add(9.0)  # the first step: everything is compiled in it
+    busy.add(9.0)  # the first step, which compiles everything
     assert (busy.mean, busy.total) == (0.0, 9.0)
     for seconds in (0.2, 0.4):
         busy.add(seconds)
@@ -92,7 +92,7 @@ def test_what_the_device_takes_counts_where_the_host_only_launches() -> None:
     busy.add(0.001)
     busy.set_device_seconds(0.25)
     busy.add(0.001)
-    busy.add(0.75)  # here the data was late, and the host knows
+    busy.add(0.75)  # here the data was late, so the host's time is the longer one
     assert busy.mean == 0.5
 
 

@@ -1,4 +1,4 @@
-"""GPUs by NVML: with the real bindings where there is no GPU, and with a stand-in of them that has two."""
+"""GPUs by NVML: with the real bindings if there is no GPU, and with a fake of them that has two GPUs."""
 
 import json
 import logging
@@ -32,7 +32,7 @@ pynvml = pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
 
 
 class Library:
-    """The functions of pynvml that we call, under their real names; GPU 1 is a part that tells its memory alone."""
+    """Fake of the functions of pynvml that we call; GPU 1 is a MIG instance that reports only its memory."""
 
     NVMLError = pynvml.NVMLError
     NVML_TEMPERATURE_GPU = pynvml.NVML_TEMPERATURE_GPU
@@ -98,7 +98,7 @@ def test_gpus_are_exported(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def telemetry(tmp_path: Path, stage: str = "evaluate", **options: object) -> StageTelemetry:
-    """That of a stage whose one rank has trained on 3 images."""
+    """Make the telemetry of a stage whose one rank has trained on 3 images."""
     registry = CollectorRegistry()
     TrainMetrics(registry, rank=0, run="r").count_step(3, 0.1)
     SnapshotWriter(registry, snapshot_path(tmp_path, 0), interval=3600).close()
@@ -162,7 +162,7 @@ def test_a_summary_that_cannot_be_written_costs_a_warning(
     with caplog.at_level(logging.WARNING), telemetry(tmp_path) as served:
         served.finish(tmp_path / "summary.json")
         served.finish(tmp_path / "no" / "such" / "folder.json")
-    assert caplog.text.count("the final metrics of the stage could not be written") == 2
+    assert caplog.text.count("cannot write the final metrics of the stage") == 2
 
 
 def test_a_summary_holds_numbers_that_json_knows() -> None:
@@ -173,17 +173,19 @@ def test_a_summary_holds_numbers_that_json_knows() -> None:
 
 
 class Gateway:
-    """What a Pushgateway is asked, and what it answers."""
+    """Fake Pushgateway: the requests it received, and its answer."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, str, bytes]] = []
-        self.status = 200
+        self.status, self.hangs_at, self.free = 200, "", threading.Event()
         gateway = self
 
         class Handler(BaseHTTPRequestHandler):
             def answer(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
                 gateway.asked.append((self.command, self.path, body))
+                if self.command == gateway.hangs_at:
+                    gateway.free.wait(30.0)
                 self.send_response(gateway.status)
                 self.end_headers()
 
@@ -230,6 +232,18 @@ def test_a_gateway_that_is_not_there_costs_one_warning(
         assert reason in caplog.text
 
 
+@pytest.mark.parametrize("hangs_at", ["PUT", "DELETE"])
+def test_a_gateway_that_hangs_takes_its_time_from_the_linger(
+    tmp_path: Path, gateway: Gateway, monkeypatch: pytest.MonkeyPatch, hangs_at: str
+) -> None:
+    monkeypatch.setattr(pod_telemetry, "MIN_GATEWAY_SECONDS", 0.2)
+    gateway.hangs_at, linger = hangs_at, 0.5
+    began = time.monotonic()
+    run_stage(tmp_path, pushgateway=gateway.url, linger_seconds=linger)
+    gateway.free.set()
+    assert linger <= time.monotonic() - began < 2 * linger + 0.5  # of GATEWAY_SECONDS, each request took 10 s
+
+
 def dead_url() -> str:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return f"http://127.0.0.1:{probe.getsockname()[1]}"
@@ -237,7 +251,7 @@ def dead_url() -> str:
 
 @pytest.fixture
 def pushgateway(tmp_path: Path) -> Iterator[Callable[[], str]]:
-    """Starts the real one."""
+    """Start the real Pushgateway."""
     program = shutil.which("prometheus-pushgateway") or shutil.which("pushgateway")
     if program is None:
         pytest.skip("a Pushgateway is not installed (Debian package prometheus-pushgateway)")

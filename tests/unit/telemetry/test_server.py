@@ -1,4 +1,4 @@
-"""The metrics endpoint under friendly and unfriendly clients."""
+"""The metrics endpoint with well-behaved and hostile clients."""
 
 import socket
 import threading
@@ -93,8 +93,8 @@ def test_an_address_that_is_not_ours_is_named(address: str) -> None:
 
 def test_lingers_until_the_next_scrape(server: MetricsServer) -> None:
     get(server)
-    assert server._server.scraped.wait(10)  # it is noted after the answer
-    assert server.wait_for_scrape(0.05) is False  # a scrape of before does not count
+    assert server._server.scraped.wait(10)  # set after the answer
+    assert server.wait_for_scrape(0.05) is False  # an earlier scrape does not count
     scraper = threading.Timer(0.1, get, [server])
     scraper.start()
     assert server.wait_for_scrape(10) is True

@@ -1,4 +1,4 @@
-"""Who may scrape: TLS, certificates of clients, tokens; and that certificates which cannot work are refused."""
+"""Authentication of scrapers: TLS, client certificates, tokens; unusable certificates are refused."""
 
 import errno
 import os
@@ -22,7 +22,7 @@ Serve = Callable[..., MetricsServer]
 
 @pytest.fixture
 def serve() -> Iterator[Serve]:
-    """Serves as a telemetry section says."""
+    """Start a server as a telemetry section configures it."""
     servers: list[MetricsServer] = []
 
     def start(**options: object) -> MetricsServer:
@@ -72,13 +72,13 @@ def test_only_certificates_of_the_authority_may_scrape(authority: Authority, ser
         context = trusting(authority)
         if certificate is not None:
             context.load_cert_chain(certificate.certificate, certificate.key)
-        with pytest.raises((ssl.SSLError, OSError)):  # with TLS 1.3 the client learns it when it reads
+        with pytest.raises((ssl.SSLError, OSError)):  # with TLS 1.3 the client gets the error when it reads
             get(server, context)
     assert server.scrapes <= 1
 
 
 def test_silent_tls_clients_block_no_scrape(authority: Authority, serve: Serve) -> None:
-    """With prometheus_client's server one of them is enough."""
+    """prometheus_client's server is blocked by one such client."""
     pair = authority.sign("server")
     server = serve(tls_certificate=pair.certificate, tls_key=pair.key)
     silent = [socket.create_connection(("127.0.0.1", server.port), timeout=30) for _ in range(3 * MAX_CONNECTIONS)]
@@ -133,7 +133,7 @@ def test_what_cannot_work_is_refused(wrong: str, authority: Authority, tmp_path:
 
 
 def locked(key: Path, target: Path) -> Path:
-    """The key under a password."""
+    """Return the key, encrypted with a password."""
     from cryptography.hazmat.primitives import serialization
 
     opened = serialization.load_pem_private_key(key.read_bytes(), None)

@@ -21,6 +21,7 @@ from podscale.training.param_layout import preconditioner_elements
         ({"optimizer": {"name": "nlcg"}}, 8, 12),
         ({"optimizer": {"name": "nlcg", "nlcg": {"beta": "polak_ribiere"}}}, 8, 16),
         ({"optimizer": {"name": "neumann"}}, 8, 8),
+        ({"optimizer": {"name": "sgd", "shampoo": {"graft": "adagrad"}, "nlcg": {"beta": "polak_ribiere"}}}, 8, 4),
         ({"weight_update": "sharded"}, 8, 4 / 32),
         ({"weight_update": "sharded", "all_reduce": {"algorithm": "torus2d"}}, 8, 4 / 8),
         ({"weight_update": "sharded", "all_reduce": {"algorithm": "torus2d", "row": 4}}, 8, 4 / 4),

@@ -1,4 +1,4 @@
-"""The contract of environment variables: one table, which names all of them, and its page."""
+"""Environment variables: one table with all of them, and its page."""
 
 import re
 from pathlib import Path

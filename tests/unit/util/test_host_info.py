@@ -1,4 +1,4 @@
-"""What a machine offers, and that looking does not import a framework."""
+"""Devices and memory of a machine, found without importing a framework."""
 
 import os
 import subprocess

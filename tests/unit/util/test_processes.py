@@ -1,4 +1,4 @@
-"""Processes that end with the one they serve, seen through a locked file."""
+"""Processes that exit with another process, by a locked file."""
 
 import signal
 import subprocess

@@ -1,4 +1,4 @@
-"""The line of progress, and the file by which a stage says how far it is."""
+"""Progress line, and the file in which a stage reports its progress."""
 
 import io
 import os

@@ -1,4 +1,4 @@
-// Command pause holds a pod's namespaces open, and reaps processes whose parents in the pod have ended.
+// Command pause holds a pod's namespaces open and reaps processes whose parents in the pod have exited.
 package main
 
 import (

@@ -1,6 +1,8 @@
 // Draws one dashboard into the page: window.JOB says which, from which Prometheus, and over what time.
 import { createTheme, ThemeContext } from '@grafana/data';
 import { GlobalStyles } from '@grafana/ui';
+import medium from 'inter-ui/web/Inter-Medium.woff2';
+import regular from 'inter-ui/web/Inter-Regular.woff2';
 import { createRoot } from 'react-dom/client';
 import { registerTransformations } from './fields.js';
 import { Panel, dataOf } from './panels.jsx';
@@ -51,7 +53,15 @@ function Board({ job, panels, frames, marks, theme }) {
   );
 }
 
+// Grafana measures labels in Inter, which its packages lack. Without it they are drawn in another, wider font, and cut.
+async function loadFont() {
+  const faces = Object.entries({ 400: regular, 500: medium }).map(([weight, url]) => new FontFace('Inter', `url(${url})`, { weight }));
+  await Promise.all(faces.map((face) => face.load()));
+  faces.forEach((face) => document.fonts.add(face));
+}
+
 async function draw(job) {
+  await loadFont();
   registerTransformations();
   const theme = createTheme({ colors: { mode: 'dark' } });
   const panels = [...job.dashboard.panels].sort((a, b) => a.gridPos.y - b.gridPos.y || a.gridPos.x - b.gridPos.x);

@@ -1,4 +1,4 @@
-"""Records that cannot be decoded: substituted in training, of no weight in evaluation, an error where they are many."""
+"""Records that cannot be decoded: substituted in training, weight 0 in evaluation, an error if there are too many."""
 
 import logging
 import re
@@ -49,7 +49,7 @@ def test_bad_records_are_counted_substituted_and_logged_once(loader, make_shard_
 
 @loaders
 def test_a_substitute_is_augmented_as_at_its_own_index(loader, make_shard_set) -> None:
-    """In one epoch a sample is cropped one way, whether it was asked for or stands in for another."""
+    """A sample has one crop per epoch, whether it was planned or is the substitute of another."""
     directory = make_shard_set(with_bad_records((5, 6, 23)), shards=2)
     batches = train(document(loader), directory, 0, 6)
     keys = np.concatenate([batch.keys for batch in batches]).tolist()
@@ -63,7 +63,7 @@ def test_a_substitute_is_augmented_as_at_its_own_index(loader, make_shard_set) -
 
 @loaders
 def test_a_substitute_is_cut_as_its_phase_says(loader, make_shard_set) -> None:
-    """A record that cannot be decoded is replaced in a later phase by the neighbour in that phase's crop."""
+    """In a later phase, the substitute of a bad record gets that phase's crop."""
     samples = varied_samples(24, 3)
     samples[5] = replace(samples[5], image=b"no image", size=(40, 40))
     directory = make_shard_set({"train": samples, "validation": varied_samples(4, 3)}, shards=1)

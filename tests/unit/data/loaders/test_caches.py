@@ -1,4 +1,4 @@
-"""Caches of input: the same samples and the same pixels as without them, within their bounds, each host its own."""
+"""Input caches: the same samples and pixels as without them, within their limits, on each host only its own shards."""
 
 import errno
 import os
@@ -36,7 +36,7 @@ BLOCKED = {"order": "blocked", "groups": 4}
 
 @pytest.fixture
 def mixed(make_shard_set) -> Path:
-    """48 training images of every kind, tall ones among them, three of them damaged, in 4 shards."""
+    """Make a set of 48 training images of every kind, some tall, three damaged, in 4 shards."""
     samples = [
         Sample(encode_image(smooth_pixels(i, 120 + i, 60), quality=90), i % 4) if i % 3 == 0 else sample
         for i, sample in enumerate(varied_samples(48, 4))
@@ -49,7 +49,7 @@ def mixed(make_shard_set) -> Path:
 
 
 def train(config: RunConfig, directory: Path, start: int, stop: int, ranks: range = range(1), world: int = 1) -> Any:
-    """The batches, and the loader, closed."""
+    """Return the batches, and the closed loader."""
     split = open_shard_set(str(directory), config).split("train")
     with open_loader(config, split, ranks=ranks, world=world) as loader:
         return list(loader.batches(start, stop)), loader
@@ -66,7 +66,7 @@ def same(left: list[Any], right: list[Any]) -> None:
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("cache", CACHES)
 def test_the_same_batches_as_without_a_cache(cache, workers, order, mixed) -> None:
-    """Over three epochs, from the beginning and from the middle; damaged records are counted and replaced alike."""
+    """Three epochs, from the start and from the middle; damaged records are counted and substituted in the same way."""
     plain = document(input={"max_bad_rate": 1.0, **order})
     cached = document(input={"max_bad_rate": 1.0, "workers": workers, **order, **CACHES[cache]})
     expected, reference = train(plain, mixed, 0, 18)
@@ -95,7 +95,7 @@ def test_processes_with_caches_make_up_the_same_global_batches(mixed) -> None:
 
 
 class Spy:
-    """Counts decoded images and how far down they were decoded."""
+    """Decoder that records how many rows of each image were decoded."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.rows: list[tuple[int, int]] = []
@@ -114,7 +114,7 @@ def test_a_cached_image_is_decoded_once(make_shard_set, monkeypatch) -> None:
     directory = make_shard_set()
     sizes = ShardSet.open(directory).split("train")
     pixels = 3 * int((sizes.column("height").astype(int) * sizes.column("width")).sum())
-    alone = {"decoded_cache_bytes": pixels, "workers": 1}  # two threads may come to an image at the same time
+    alone = {"decoded_cache_bytes": pixels, "workers": 1}  # two threads may decode an image at the same time
     _, loader = train(document(input=alone), directory, 0, 18)
     assert len(spy.rows) == 48
     assert all(rows == height for rows, height in spy.rows), "it is kept whole, whatever crop comes first"
@@ -132,7 +132,7 @@ def test_what_does_not_fit_is_decoded_as_far_as_its_crop(make_shard_set, monkeyp
 
 
 def test_uncached_images_share_one_decode_buffer(make_shard_set) -> None:
-    """An image that is not kept lies in memory of its thread, which the next one takes over."""
+    """An image that is not kept is in a buffer of its thread, which the next image overwrites."""
     split = ShardSet.open(make_shard_set()).split("train")
     decoded = pillow.DecodedCache(split)
     first = decoded(int(np.argmax(split.column("height").astype(int) * split.column("width"))))
@@ -144,7 +144,7 @@ def test_uncached_images_share_one_decode_buffer(make_shard_set) -> None:
 
 
 class Opened(LocalShardMapper):
-    """Local shards that note what is mapped and what is read."""
+    """Local shards that record which paths are mapped and which are read."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -216,7 +216,7 @@ def test_a_cut_short_shard_is_an_error(make_shard_set, monkeypatch) -> None:
     path = directory / "train" / ShardSet.open(directory).split("train").shard_names[0]
     size = path.stat().st_size
     monkeypatch.setattr("podscale.data.shard_set._shard_bytes", lambda _: size + 1)
-    with refused("cut short", field=path):
+    with refused("truncated", field=path):
         LocalShardMapper().read(path)
     with refused(os.strerror(errno.ENOENT), field=path.with_name("no.tar")):
         LocalShardMapper().read(path.with_name("no.tar"))

@@ -1,4 +1,4 @@
-"""What every loader promises: the order's samples, the same pixels however the run is cut up, nothing left behind."""
+"""Promises of every loader: samples in order, pixels that do not depend on world size or restarts, no process left."""
 
 import subprocess
 import sys
@@ -59,7 +59,7 @@ def test_a_process_of_several_ranks_gets_their_parts_one_after_the_other(make_sh
 
 
 def test_crops_are_drawn_anew_by_seed_and_epoch(make_shard_set) -> None:
-    """The order depends on the seed as well, so images are compared by their keys."""
+    """Images are compared by their keys, because the order also depends on the seed."""
     directory = make_shard_set()
 
     def epochs(seed: int) -> list[dict[int, np.ndarray]]:
@@ -125,7 +125,7 @@ def test_batches_are_prepared_ahead(make_shard_set) -> None:
 
 @pytest.mark.parametrize("loader", ["torchvision", pytest.param("dali", marks=needs_dali)])
 def test_an_abandoned_loader_lets_the_interpreter_end_and_starts_no_process(loader, make_shard_set) -> None:
-    """Decoding happens in threads of the rank: nothing is left behind however it ends, and nothing holds it up."""
+    """Images are decoded in threads of the rank: they neither outlive it nor delay its exit."""
     program = (
         "import os, sys\n"
         "from podscale.config.run_config import RunConfig\n"

@@ -21,7 +21,7 @@ from tests.support.shard_set import Sample
 
 
 def alike(reference: list[Any], other: list[Any], *, share: float = 1.0) -> None:
-    """The same samples in the same places; pixels within 4 of 255 (that share of them) and 0.6 on average."""
+    """Assert equal samples in the same slots; `share` of the pixels within 4 of 255, and 0.6 on average."""
     for left, right in zip(reference, other, strict=True):
         assert left.step == right.step
         for name in ("keys", "labels", "weights"):
@@ -38,7 +38,7 @@ def test_dali_and_torchvision_give_the_same_samples_and_nearly_the_same_pixels(m
 
 
 def test_decoding_in_batches_gives_the_same_samples_and_nearly_the_same_pixels(make_shard_set) -> None:
-    """What nvJPEG's loader does, with torchvision's decoder on the CPU: PNG and CMYK among the JPEGs."""
+    """Run the nvJPEG loader with torchvision's decoder on the CPU; some of the images are PNG and CMYK."""
     samples = [Sample(data, 0) for name, data in special_images().items() if name != "one pixel"]
     directory = make_shard_set({"train": samples, "validation": samples}, shards=1)
     for size in (32, 64):
@@ -56,7 +56,7 @@ def test_evaluation_is_alike_in_both_loaders(size, make_shard_set) -> None:
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunConfig, Path]:
-    """The embedded digits as their preset has them: PNG images of 8 x 8 pixels, enlarged to 16."""
+    """Make the shard set of the preset `digits`: PNG images of 8 x 8 pixels, enlarged to 16."""
     preset = Path(__file__).parents[4] / "pipelines" / "presets" / "digits.yaml"
     directory = tmp_path_factory.mktemp("digits") / "set"
     config = load(preset)
@@ -80,7 +80,7 @@ def test_digits_are_alike_in_both_loaders(digits: tuple[RunConfig, Path]) -> Non
 
 
 def load_variant(config: RunConfig, loader: str) -> RunConfig:
-    """The same document with another loader."""
+    """Return the same document with another loader."""
     return config.model_copy(update={"input": config.input.model_copy(update={"loader": loader})})
 
 
@@ -142,7 +142,7 @@ def test_decode_gives_pils_pixels() -> None:
 
 @needs_dali
 def test_dali_decodes_to_pils_pixels(make_shard_set) -> None:
-    """No crop and no resize: sizes are the target's, so what is left is decoding alone, bit for bit."""
+    """Decode only: the images have the target's size, so there is no crop and no resize. Bit for bit."""
     images = {name: data for name, data in special_images().items() if len(pil_pixels(data)) > 20}
     square = {}
     for name, data in images.items():
@@ -157,7 +157,7 @@ def test_dali_decodes_to_pils_pixels(make_shard_set) -> None:
     pixels = by_key(evaluate(config, directory))
     for number, (name, data) in enumerate(square.items()):
         difference = np.abs(pixels[len(samples) + number, 0].astype(int) - pil_pixels(data))
-        assert difference.max() <= (1 if name == "cmyk" else 0), name  # CMYK: rounded otherwise
+        assert difference.max() <= (1 if name == "cmyk" else 0), name  # CMYK is rounded differently
 
 
 @pytest.mark.parametrize("data", [b"", b"garbage", b"GIF89a" + bytes(50), b"\xff\xd8\xff\xe0" + bytes(100)])

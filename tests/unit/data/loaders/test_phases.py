@@ -11,7 +11,7 @@ PHASED = {"phases": [{"start": 1.3, "crop": {"short_side": 0.75, "flip": 0.0}}],
 @pytest.mark.parametrize("order", [{}, {"order": "blocked", "groups": 2}])
 @loaders
 def test_a_phase_brings_its_crop_in_the_middle_of_an_epoch(loader, order, make_shard_set) -> None:
-    """Of 48 images in batches of 8, epoch 1.3 is step 7.8: steps 0 to 7 are as ever, from 8 on the crop is new."""
+    """Of 48 images in batches of 8, epoch 1.3 is step 7.8: steps 0 to 7 have the old crop, from 8 on the new one."""
     directory = make_shard_set()
     plain = document(loader, input=order)
     phased = document(loader, input=order, train={"global_batch": 8, **PHASED})
@@ -41,7 +41,7 @@ def test_a_run_that_is_resumed_inside_a_phase_sees_the_same_pixels(loader, make_
 
 
 def test_the_synthetic_loader_goes_through_phases(make_shard_set) -> None:
-    """It draws no crops, but it follows the order and the labels through the boundary."""
+    """It draws no crops, but keeps the order and the labels across the boundary."""
     directory = make_shard_set()
     plain, phased = (document("synthetic", train={"global_batch": 8, **extra}) for extra in ({}, PHASED))
     for mine, theirs in zip(train(phased, directory, 6, 12), train(plain, directory, 6, 12), strict=True):
@@ -54,7 +54,7 @@ RESIZED = {"phases": [{"start": 1.3, "image_size": 48}, {"start": 2.0, "crop": {
 
 @loaders
 def test_a_phase_brings_its_size_in_the_middle_of_an_epoch(loader, make_shard_set) -> None:
-    """Steps 0 to 7 are those of a run at 32 px, from 8 on those of one at 48; the next phase keeps the size."""
+    """Steps 0 to 7 equal those of a run at 32 px, from 8 on those of a run at 48; the next phase keeps the size."""
     directory = make_shard_set()
     resized = document(loader, train={"global_batch": 8, **RESIZED})
     crop = {"train": {"global_batch": 8, "phases": RESIZED["phases"][1:], "epochs": 4}}

@@ -1,4 +1,4 @@
-"""Building: the same bytes however it is done, resumed, verified and mended; bad input is quarantined or refused."""
+"""Building: the same bytes from any number of workers and pods, also if resumed or repaired; bad input is refused."""
 
 import hashlib
 import io
@@ -32,7 +32,7 @@ def picture(seed: int, form: str = "JPEG", mode: str = "RGB") -> bytes:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """train/ and val/ of two classes, 30 + 10 images."""
+    """Make train/ and val/ of two classes, 30 + 10 images."""
     for seed in range(40):
         split, label = "val" if seed % 4 == 0 else "train", ("cat", "dog")[seed // 4 % 2]
         path = tmp_path / "images" / split / label / f"{seed:03d}.jpg"
@@ -241,10 +241,10 @@ def test_too_many_rejects_fail_with_a_list(folder: Path, tmp_path: Path, rate: f
 
 
 class Flaky(MemoryFileSystem):  # type: ignore[misc]
-    """A store that lists everything and, while it is down, fails to read one image."""
+    """Store that lists everything and, while it is down, fails to read one image."""
 
     protocol = "flaky"
-    store: ClassVar[dict[str, Any]] = {}  # its own: the memory file system's is one for the whole process
+    store: ClassVar[dict[str, Any]] = {}  # MemoryFileSystem's own is shared by the whole process
     pseudo_dirs: ClassVar[list[str]] = [""]
     down = True
 
@@ -259,7 +259,7 @@ class Flaky(MemoryFileSystem):  # type: ignore[misc]
 
 
 def test_an_unreadable_image_is_tried_again(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store that answers again must not leave its rejects behind."""
+    """Rejects of an outage must not remain after the store has recovered."""
     fsspec.register_implementation("flaky", Flaky, clobber=True)
     for path in folder.rglob("*.jpg"):
         Flaky().pipe_file(f"/images/{path.relative_to(folder)}", path.read_bytes())
@@ -281,7 +281,7 @@ def test_a_class_that_loses_all_its_images_is_an_error(folder: Path, tmp_path: P
 
 @pytest.fixture
 def twins(folder: Path) -> Path:
-    """Three copies: one pair inside train, one across the splits, one across with another label."""
+    """Make three pairs of duplicates: one inside train, one across splits, one across splits with another label."""
     cat = sorted((folder / "train" / "cat").iterdir())
     (folder / "train" / "cat" / "twin.jpg").write_bytes(cat[0].read_bytes())
     (folder / "val" / "cat" / "crossing.jpg").write_bytes(cat[1].read_bytes())
@@ -314,7 +314,7 @@ def test_duplicates_are_dropped_by_flag(twins: Path, tmp_path: Path) -> None:
         s.sha256 for s in reported.splits["train"].shards
     ]
     opened = ShardSet.open(tmp_path / "set")
-    # of two across the splits the validation image stays: what is measured must not have been trained on
+    # of a pair across splits the validation image is kept: it must not have been trained on
     assert (len(opened.split("train")), len(opened.split("validation"))) == (28, 12)
     sources = [opened.split("train").source(i) for i in range(28)]
     records = {opened.split("train").read(i).tobytes() for i in range(28)}
@@ -349,7 +349,7 @@ def test_an_image_that_changes_while_packing_stops_it(folder: Path, tmp_path: Pa
         path.write_bytes(path.read_bytes() + b"more")
     for name in ("train", "records/train"):
         (tmp_path / "set" / name).mkdir(parents=True)
-    with refused(".jpg: changed while", field="data.source", got=str(folder)):
+    with refused(".jpg: changed during", field="data.source", got=str(folder)):
         Packer(tmp_path / "set", data, ImageRules.from_section(data)).pack(
             plan, source, PackTask("train", 0), lambda progress: None
         )

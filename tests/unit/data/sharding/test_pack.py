@@ -1,4 +1,4 @@
-"""The writer of a shard: whatever the sizes of its pieces, the file is their concatenation."""
+"""The writer of a shard: the file is the concatenation of its pieces, whatever their sizes."""
 
 import hashlib
 import os

@@ -1,4 +1,4 @@
-"""A build tells how far it is, by split, whether it packs here or in processes, and why images were left out."""
+"""Progress of a build, by split: from one process and from several, with the reasons of rejects."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,7 +17,7 @@ from podscale.telemetry.metrics import ShardMetrics
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """40 images in two splits, 3 of them unusable for two reasons; 48 kB."""
+    """Make 40 images in two splits, 3 of them unusable for two reasons; 48 kB."""
     folder = tmp_path / "images"
     for seed in range(40):
         split, label = "val" if seed % 4 == 0 else "train", "dog" if seed > 30 else "cat"
@@ -31,7 +31,7 @@ def source(tmp_path: Path) -> Path:
 
 
 class Heard:
-    """A watch that remembers."""
+    """Observer that records its calls."""
 
     def __init__(self) -> None:
         self.phases: list[str] = []
@@ -59,7 +59,7 @@ def build(source: Path, out: Path, watch: Heard | ShardMetrics, workers: int = 1
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_build_is_watched(source: Path, tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pack, "SERIAL_PACK_BYTES", 0)  # in processes, however little there is to do
+    monkeypatch.setattr(pack, "SERIAL_PACK_BYTES", 0)  # use processes even for a small set
     heard = Heard()
     result = build(source, tmp_path / "out", heard, workers)
     assert heard.phases == ["plan", "pack", "merge"]

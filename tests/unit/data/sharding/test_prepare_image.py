@@ -1,4 +1,4 @@
-"""Conversion: what comes out is a clean baseline JPEG of the same picture; everything else passes through untouched."""
+"""Conversion: unusable kinds become a clean baseline JPEG of the same picture; other images are not changed."""
 
 import io
 from typing import Any

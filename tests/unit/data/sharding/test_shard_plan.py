@@ -1,4 +1,4 @@
-"""The plan: deterministic, stable under additions, balanced, and refusing what cannot be a data set."""
+"""The plan: deterministic, stable when images are added, balanced; unusable data sets are refused."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ from tests.support.refusals import refused
 
 
 class Fixed:
-    """A source of made-up items."""
+    """Source of made-up items."""
 
     def __init__(self, items: Sequence[SourceItem]) -> None:
         self._items = items
@@ -71,7 +71,7 @@ def test_every_image_is_planned_once_and_mixed() -> None:
     plan = plan_shards(Fixed(items), DataSection(source="x", shard_bytes=500_000))
     assert sorted(split_of(plan)) == sorted(item.name for item in items)
     assert [e.key for s in range(plan.shard_count("train")) for e in plan.entries("train", s)] == list(range(1200))
-    # the classes of a listing come in runs; after the pre-shuffle neighbours agree only by chance (1/3)
+    # a listing has runs of one class; after the shuffle, neighbours have the same class only by chance (1/3)
     labels = plan.columns["label"][:1200]
     assert abs((labels[1:] == labels[:-1]).mean() - 1 / 3) < 0.05
 
@@ -157,20 +157,20 @@ def test_the_class_map_is_the_sorted_names_or_the_given_one() -> None:
         ([], {}, "data.source", "no images"),
         (images(10, classes=1), {}, "data.source", "'c0'"),
         ([*images(10), images(10)[3]], {}, "data.source", "c0/00003.jpg is listed twice"),
-        (images(10), {"classes": ("c0", "c1", "cat")}, "data.source", "missing 'cat', unexpected 'c2'"),
+        (images(10), {"classes": ("c0", "c1", "cat")}, "data.source", "missing: 'cat', unexpected: 'c2'"),
         (images(10), {"classes": ("c0", "c0", "c1", "c2")}, "data.classes", "twice"),
         (
             [*images(10), SourceItem(b"one/1.jpg", "one", 10)],
             {},
             "data.source",
-            "'one' without an image in the validation split",
+            "without an image in the validation split: 'one'",
         ),
         (
             [i._replace(split="train") for i in images(9)]
             + [i._replace(split="validation", name=b"v" + i.name) for i in images(9) if i.label != "c1"],
             {},
             "data.source",
-            "'c1' without an image in the validation split",
+            "without an image in the validation split: 'c1'",
         ),
         ([images(9)[0]._replace(split="validation"), *images(9)[1:]], {}, "data.source", "some images only"),
         (images(10), {"min_shards": 5}, "data.min_shards", "validation split has only 3 images"),

@@ -1,4 +1,4 @@
-"""Validation: what the header says agrees with Pillow; what is broken, too large or of another kind is refused."""
+"""Validation: the header is read as Pillow reads it; damaged, too large and unusable images are refused."""
 
 import contextlib
 import io
@@ -91,7 +91,7 @@ def test_unusable_images_are_refused(data: bytes, expected: str) -> None:
 
 
 def test_corruption_inside_the_entropy_data_is_detected() -> None:
-    """The reduced decode finds whatever a full strict decode finds."""
+    """The reduced decode finds everything that a full strict decode finds."""
     data = encoded(size=(300, 200), quality=92)
     start = data.index(b"\xff\xda") + 20
     rng = random.Random(3)

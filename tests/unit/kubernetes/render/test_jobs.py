@@ -1,4 +1,4 @@
-"""What each kind of job is made of: how its pods meet, restart and end, as its operator carries it out."""
+"""Each kind of job: rendezvous, restarts and end of its pods, as its operator implements them."""
 
 import re
 from typing import Any
@@ -19,7 +19,7 @@ TPUS = ("launch.hardware=tpu-v5e-4x4", "launch.processes=1", "train.global_batch
 
 
 def read_rendezvous(environment: dict[str, Any], fields: dict[str, str]) -> Rendezvous | None:
-    """Where a pod meets its peers, given the values that Kubernetes puts in the place of its fields."""
+    """Return the rendezvous of a pod, with the values that Kubernetes substitutes for field references."""
     return Rendezvous.read({name: fields.get(value, value) for name, value in environment.items()})
 
 
@@ -34,7 +34,7 @@ def test_a_job_is_of_its_kind(backend: str) -> None:
 
 
 def test_pods_of_a_pytorchjob_meet_without_a_master() -> None:
-    """The operator's own part, PET_NNODES and PET_NPROC_PER_NODE, is written down here from its envvar.go."""
+    """The operator sets PET_NNODES and PET_NPROC_PER_NODE; they are copied here from its envvar.go."""
     pod = pods("pytorchjob", *TWO)
     operators = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PYTHONUNBUFFERED": "1"}
     for rank in range(2):
@@ -83,7 +83,7 @@ def test_a_stage_of_one_pod_is_alone_whatever_the_training_has() -> None:
 
 
 def test_trainer_sets_how_its_pods_meet_itself() -> None:
-    """Its webhook refuses a TrainJob that sets one of torchrun's variables."""
+    """Trainer's webhook refuses a TrainJob that sets one of torchrun's variables."""
     assert not [name for name in pods("trainjob", *TWO).environment if name.startswith("PET_")]
     spec_ = rendered("trainjob", *TWO).job["spec"]
     assert (spec_["trainer"]["numNodes"], spec_["trainer"]["numProcPerNode"]) == (2, 1)
@@ -153,7 +153,7 @@ def test_a_jobset_fails_by_bad_input_and_forgives_what_was_taken_away(backend: s
     assert job["template"]["spec"]["restartPolicy"] == "Never", "a podFailurePolicy needs it"
     assert job["backoffLimit"] == 0
     late, bad, taken = sets["failurePolicy"]["rules"]
-    for rule in (late, bad, taken):  # JobSet's webhook (jobset_webhook.go, v0.12.0) takes no others
+    for rule in (late, bad, taken):  # JobSet's webhook (jobset_webhook.go, v0.12.0) allows no other fields
         assert re.fullmatch(r"[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?", rule["name"])
     assert (bad["action"], taken["action"]) == ("FailJobSet", "RestartJobSetAndIgnoreMaxRestarts")
     assert sets["failurePolicy"]["maxRestarts"] == 3
@@ -161,7 +161,7 @@ def test_a_jobset_fails_by_bad_input_and_forgives_what_was_taken_away(backend: s
 
 @pytest.mark.parametrize("backend", ["jobset", "trainjob"])
 def test_a_jobset_over_its_time_limit_is_not_restarted(backend: str) -> None:
-    """`answer` is JobSet's own rule, failure_policy.go (v0.12.0): the first that matches, else a restart."""
+    """`answer` is JobSet's logic, failure_policy.go (v0.12.0): the first rule that matches, else a restart."""
     made = rendered(backend)
     sets = made.job["spec"] if backend == "jobset" else made.owned_objects[-1]["spec"]["template"]["spec"]
 

@@ -1,4 +1,4 @@
-"""manifests/jobs/: true to the code, and allowed by the real definitions of every object in it."""
+"""manifests/jobs/: the files equal the output of the code, and the real CRDs accept every object in them."""
 
 import shlex
 from pathlib import Path
@@ -23,7 +23,7 @@ def objects_of(path: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.file)
 def test_the_file_is_what_render_prints(case: Case) -> None:
-    """`python tools/job_manifests.py` writes them again."""
+    """`python tools/job_manifests.py` regenerates the files."""
     assert (JOBS / case.file).read_text(encoding="utf-8") == case.render()
 
 
@@ -85,7 +85,7 @@ def test_pods_of_cpus_and_gpus_are_admitted_where_security_is_restricted(case: C
     [("digits.pytorchjob", "PyTorchJob"), ("digits.elastic", "PyTorchJob"), ("digits.jaxjob", "JAXJob")],
 )
 def test_kubeflows_own_sdk_reads_and_writes_the_jobs(file: str, model: str) -> None:
-    """Its models refuse more than the operator does; who watches our jobs with it must not trip over them."""
+    """The SDK's models refuse more than the operator does; users who read our jobs with the SDK must not get errors."""
     import json
 
     from kubeflow.training.api_client import ApiClient

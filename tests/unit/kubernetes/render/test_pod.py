@@ -1,4 +1,4 @@
-"""The pod that every kind of job makes: security, volumes, amounts, and where it goes."""
+"""The pod template of every kind of job: security, volumes, resources, placement."""
 
 import json
 from typing import Any
@@ -32,7 +32,7 @@ def test_pods_are_admitted_where_security_is_restricted(backend: str, changes: t
 
 
 def test_the_check_of_security_is_one() -> None:
-    """Each of these is forbidden; a check that says nothing would prove nothing."""
+    """The security check used by these tests refuses each of these pods."""
     fine = pods("jobset").spec
     assert violations(fine) == []
     for changed, said in [
@@ -214,7 +214,7 @@ def test_hosts_of_a_slice_tell_their_ports() -> None:
 
 
 def test_all_stages_of_a_privileged_run_have_one_user() -> None:
-    """What root writes into the run directory no other user could replace."""
+    """Files that root writes into the run directory could not be replaced by another user."""
     tpu = ("launch.hardware=tpu-v5e-2x2", "launch.processes=1")
     users = {
         pods("job", *tpu, stage=stage).spec["securityContext"]["runAsUser"]

@@ -1,4 +1,4 @@
-"""What holds of every job that any document makes."""
+"""Properties of every job of any document."""
 
 import json
 import re
@@ -18,7 +18,7 @@ from tests.support.rendering import document
 
 DNS_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 LONGEST = 63
-"""Of a pod's host name: the longest that operators make of a job's name is checked against it."""
+"""Maximal length of a pod's host name; the longest name that operators derive from a job's is checked against it."""
 BASE = document("digits", "train.global_batch=5040").model_dump(mode="json")
 HARDWARE = ("cpu", "nvidia-l4", "nvidia-l4 x8", "nvidia-h100-80gb x8", "tpu-v5e-2x2", "tpu-v6e-4x4", "tpu-v5e-2x4")
 
@@ -66,7 +66,7 @@ identities = st.from_regex(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", fullmatch=True)
 
 
 def made(identity: str, launch: dict[str, Any], stage: StageName, backend: str) -> tuple[Any, JobManifests]:
-    """The job of a document, or a rejected example where the document asks for what does not fit together."""
+    """Return the job of a document; reject the example if the document contradicts itself."""
     values = json.loads(json.dumps(BASE))
     values["run"]["id"] = identity
     values["launch"] |= launch
@@ -81,7 +81,7 @@ def made(identity: str, launch: dict[str, Any], stage: StageName, backend: str) 
 @settings(
     max_examples=40,
     deadline=None,
-    phases=[Phase.explicit, Phase.generate],  # an example takes long to make smaller
+    phases=[Phase.explicit, Phase.generate],  # shrinking an example takes long
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 @given(
@@ -94,7 +94,7 @@ def test_every_job(identity: str, launch: dict[str, Any], stage: StageName, back
     spec, manifests = made(identity, launch, stage, backend)
     pods = pods_of(manifests)
 
-    # the same document makes the same objects, which are plain JSON and share nothing
+    # the same document gives the same objects, which are plain JSON and share no containers
     _, again = made(identity, launch, stage, backend)
     assert manifests == again
     assert json.loads(json.dumps(manifests.all_objects)) == list(manifests.all_objects)
@@ -105,13 +105,13 @@ def test_every_job(identity: str, launch: dict[str, Any], stage: StageName, back
     if pods.processes is not None:
         assert pods.count * pods.processes == spec.world_size
 
-    # names that Kubernetes takes, with what operators append
+    # names that Kubernetes accepts, with the suffixes that operators append
     for manifest in manifests.all_objects:
         assert DNS_1035.fullmatch(manifest["metadata"]["name"])
     assert len(f"{spec.name}-worker-{spec.nodes}") <= LONGEST
     assert len(f"{spec.name}-node-{spec.slices}-{spec.nodes}") <= LONGEST
 
-    # security, and pods that hold together
+    # security, and consistent pods
     if spec.security_mode == "restricted":
         assert violations(pods.spec) == []
     mounted = {mount["name"] for mount in pods.container["volumeMounts"]}
@@ -126,7 +126,7 @@ def _values(container: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _shared(objects: Any) -> list[Any]:
-    """Containers that are reached in more than one way: who changed one would change another."""
+    """Return containers that several objects share: a change of one would change the others."""
     seen: set[int] = set()
     twice = []
 

@@ -1,4 +1,4 @@
-"""CheckpointStore: complete or ignored, retained by rule, refused where they belong to another run."""
+"""CheckpointStore: incomplete checkpoints are ignored, retention keeps some, those of another run are refused."""
 
 import errno
 import json
@@ -112,7 +112,7 @@ def test_asynchronous_save_returns_before_the_write_and_the_next_waits_for_it(tm
     store = checkpoints(tmp_path, asynchronous=True, fence=fence)
     store.save(snapshot(1))
     assert entered.wait(30)
-    assert restored_step(tmp_path) is None  # the writer still stands at the fence
+    assert restored_step(tmp_path) is None  # the writer still waits in the fence
     second = threading.Thread(target=store.save, args=(snapshot(2),))
     second.start()
     assert second.is_alive()
@@ -202,7 +202,7 @@ def test_falls_back_past_a_damaged_checkpoint_and_says_so(
     assert read.step == 1
     assert read.seconds > 0
     assert said in caplog.text
-    # The damaged one is no candidate for keeping, whatever its manifest says, and its step can be written again.
+    # Retention does not count the damaged one, whatever its manifest says, and its step can be written again.
     best = again.best()
     assert best is not None
     assert best.step == 1
@@ -298,7 +298,7 @@ def test_listener_hears_what_a_save_cost(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_leaves_the_old_checkpoint(tmp_path: Path) -> None:
-    """The limit on file size stands in for the full disk where no tmpfs can be mounted: a real error of the kernel."""
+    """Without rights to mount a tmpfs, a limit on the file size replaces the full disk: a real error of the kernel."""
     events: list[CheckpointReport] = []
     store = checkpoints(tmp_path, asynchronous=True, listener=events.append)
     store.save(snapshot(1))
@@ -317,6 +317,25 @@ def test_a_full_disk_leaves_the_old_checkpoint(tmp_path: Path) -> None:
     assert steps(tmp_path) == [1]
     assert restored_step(tmp_path) == 1
     assert [type(event) for event in events] == [Saved, Failed]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_checkpoint_that_cannot_be_removed_is_reported(
+    tmp_path: Path, asynchronous: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> None:
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    events: list[CheckpointReport] = []
+    store = checkpoints(tmp_path, asynchronous=asynchronous, listener=events.append, keep_last=1, keep_best=0)
+    store.save(snapshot(1))
+    store.wait()
+    monkeypatch.setattr("podscale.runs.checkpoint.store.remove_checkpoint", refuse)
+    with refused("step 2 is written", os.strerror(errno.EACCES), kind=PodscaleError, field=str(tmp_path / "step-1")):
+        store.save(snapshot(2))
+        store.close()
+    assert [type(event) for event in events] == [Saved, Failed]
+    assert restored_step(tmp_path) == 2
 
 
 WRITER = """

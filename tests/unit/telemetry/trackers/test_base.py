@@ -1,4 +1,4 @@
-"""What trackers that cannot take figures back were given: once each, over launches and redone steps."""
+"""Points sent to trackers that cannot retract them: each once, over all launches and repeated steps."""
 
 import json
 from pathlib import Path

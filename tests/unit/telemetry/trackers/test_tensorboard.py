@@ -19,7 +19,7 @@ from tests.support.tensorboard import curves
 
 
 def track(directory: Path, records: list[EventRecord], *, killed: bool = False) -> None:
-    """One launch's tracker; where killed, it had no time for an end."""
+    """Run the tracker of one launch; if `killed`, it is not closed."""
     tracker = TensorBoard(directory)
     for record in records:
         tracker.add(record)
@@ -101,7 +101,7 @@ def test_repeated_steps_are_shown_once(tmp_path: Path) -> None:
     track(tmp_path, [*first, *again])
     scalars = curves(tmp_path)
     assert scalars["train/loss"] == [*((step, 1.0) for step in range(1, 6)), *((step, 2.0) for step in range(6, 12))]
-    assert "evaluation/top1" not in scalars or scalars["evaluation/top1"] == []  # it was of a step that was lost
+    assert "evaluation/top1" not in scalars or scalars["evaluation/top1"] == []  # that of a lost step
 
 
 def test_a_launch_within_the_same_supervisor_is_no_different(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_a_launch_within_the_same_supervisor_is_no_different(tmp_path: Path) -> 
 
 
 def test_a_reader_that_is_already_there_sees_no_point_twice(tmp_path: Path) -> None:
-    """TensorBoard goes on from one file to the next; it may have read the former one before that is removed."""
+    """TensorBoard continues from one file to the next; it may have read a file before that is removed."""
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     records = [launch_record(0), *(step_record(step) for step in range(1, 6))]
     track(tmp_path, records, killed=True)

@@ -1,4 +1,4 @@
-"""The status of a TrainJob: told over real TLS to a server that checks what Kubeflow Trainer's checks."""
+"""The status of a TrainJob, sent over real TLS to a server with the checks of Kubeflow Trainer's."""
 
 import http.server
 import json
@@ -26,7 +26,7 @@ MOST_BYTES = 2**16
 
 @dataclass
 class StatusServer:
-    """What Trainer's status server looks at: method, path, token, size and form of the body."""
+    """Checks of Trainer's status server: method, path, token, size and form of the body."""
 
     url: str
     token: str = "first"
@@ -46,7 +46,7 @@ class StatusServer:
 
 @dataclass
 class TrainJobServer:
-    """A pod with the three variables, and the server they name."""
+    """Set the three variables of a pod, and start the server that they name."""
 
     server: StatusServer
     environment: dict[str, str]
@@ -206,7 +206,7 @@ def break_server(trainjob: TrainJobServer, tmp_path: Path, problem: str) -> None
         ("no token", "No such file"),
         ("revoked token", "403 Forbidden"),
         ("no server", "refused"),
-        ("no TLS", "is no https:// URL"),
+        ("no TLS", "is not an https:// URL"),
         ("newline in token", "Invalid header value"),
     ],
 )

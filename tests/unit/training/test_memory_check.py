@@ -1,0 +1,153 @@
+"""A training on CPUs that does not fit the memory is refused before it starts, with settings that do fit."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from podscale.cli import main
+from podscale.cli.dry_run import memory_problems
+from podscale.config import RunConfig, data_fingerprint, load
+from podscale.errors import InputError
+from podscale.launch import supervisor
+from podscale.pipelines import presets
+from podscale.runs import StageOutcome, stage_outcomes
+from podscale.stages import local
+from podscale.training.memory_check import EXTRA_BYTES, MIN_PASS_IMAGES, node_memory, training_memory_problems
+from podscale.util import env, host_info
+from tests.support.refusals import refused
+
+GIB = 2**30
+SetFree = Callable[..., None]
+
+
+@pytest.fixture
+def free(monkeypatch: pytest.MonkeyPatch) -> SetFree:
+    """A machine with this much free memory, in GiB, and no GPU unless said."""
+
+    def machine(gib: float, gpus: int = 0) -> None:
+        memory = host_info.MemoryInfo(round(2 * gib * GIB), round(gib * GIB), 2**40)
+        monkeypatch.setattr(host_info, "memory_info", lambda: memory)
+        monkeypatch.setattr(host_info, "visible_gpus", lambda: gpus)
+
+    monkeypatch.delenv(env.IGNORE_MEMORY, raising=False)
+    return machine
+
+
+def folder(*changes: str) -> RunConfig:
+    return load(presets.resolve_preset("imagefolder"), changes)
+
+
+def problem(config: RunConfig) -> InputError:
+    (error,) = training_memory_problems(config)
+    return error
+
+
+def test_what_fits_is_not_refused(free: SetFree) -> None:
+    free(19.1)
+    assert list(training_memory_problems(folder("train.global_batch=128"))) == []
+    free(1.5)
+    assert list(training_memory_problems(load(presets.resolve_preset("digits")))) == []
+
+
+def test_the_proposed_settings_are_computed_and_fit(free: SetFree) -> None:
+    """The case of the dry run that computed 21.5 GiB against 19.1 GiB and went on."""
+    free(19.1)
+    config = folder()
+    error = problem(config)
+    assert (error.field, error.got) == ("train.global_batch", 256)
+    assert error.problem == "a step needs about 21.7 GiB of memory, 19.1 GiB are free"
+    assert "train.accumulation=2 (10.9 GiB)" in error.hint
+    assert "model.name=resnet18 and input.image_size=128" in error.hint
+    assert f"{env.IGNORE_MEMORY}=1" in error.hint
+    for changes in (["train.accumulation=2"], ["model.name=resnet18", "input.image_size=128"]):
+        changed = folder(*changes)
+        assert node_memory(changed, 1000) + EXTRA_BYTES < 19.1 * GIB
+        assert list(training_memory_problems(changed)) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "gib", "accumulation"),
+    [
+        ([], 6.0, 8),  # 4 passes take 5.6 GiB by the estimate, and EXTRA_BYTES more
+        (["train.accumulation=2"], 8.0, 4),
+        (["train.global_batch=192"], 8.0, 3),
+        (["launch.processes=2"], 19.1, 2),
+        (["train.global_batch=250"], 19.1, 2),
+    ],
+)
+def test_the_fewest_passes_that_fit(free: SetFree, changes: list[str], gib: float, accumulation: int) -> None:
+    free(gib)
+    found = re.search(r"train\.accumulation=(\d+)", problem(folder(*changes)).hint)
+    assert found is not None
+    assert int(found[1]) == accumulation
+
+
+def test_no_pass_gets_too_few_images_for_batch_norm(free: SetFree) -> None:
+    free(2.0)
+    error = problem(folder())
+    assert "train.accumulation" not in error.hint  # 32 passes of MIN_PASS_IMAGES images take too much yet
+    assert node_memory(folder(f"train.accumulation={256 // MIN_PASS_IMAGES}"), 1000) + EXTRA_BYTES > 2 * GIB
+    free(0.2)
+    assert problem(folder()).hint.startswith("Lower train.global_batch or input.image_size.")
+
+
+def test_a_gpu_jax_and_the_user_are_not_asked(free: SetFree, monkeypatch: pytest.MonkeyPatch) -> None:
+    free(1.0, gpus=1)
+    assert list(training_memory_problems(folder())) == []
+    free(1.0)
+    assert list(training_memory_problems(folder("train.engine=jax"))) == []
+    monkeypatch.setenv(env.IGNORE_MEMORY, "1")
+    assert list(training_memory_problems(folder())) == []
+
+
+def test_a_finished_training_needs_no_memory(
+    free: SetFree, make_shard_set: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    free(0.01)
+    config = load(presets.resolve_preset("digits"), [f"run.workspace={tmp_path}"])
+    make_shard_set(name=f"datasets/{data_fingerprint(config.data)}")
+    assert len(list(memory_problems(config, fresh=False))) == 1
+    done = StageOutcome("train", 0, "", 1.0, "2026-01-01T00:00:00+00:00")
+    monkeypatch.setattr(stage_outcomes, "finished_outcome", lambda config, stage, shard_set: done)
+    assert list(memory_problems(config, fresh=False)) == []
+    assert len(list(memory_problems(config, fresh=True))) == 1
+
+
+@pytest.mark.parametrize("arguments", [["--dry-run"], []])
+def test_dry_run_and_run_say_so(
+    free: SetFree, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    free(19.1)
+    (tmp_path / "photos" / "cats").mkdir(parents=True)
+    source = ["--set", f"data.source={tmp_path}/photos", "--set", f"run.workspace={tmp_path}"]
+    code = main(["run", "imagefolder", *source, *arguments])
+    printed = capsys.readouterr()
+    assert code == (0 if arguments else 2)
+    assert "a step needs about 21.7 GiB of memory, 19.1 GiB are free" in (printed.out if arguments else printed.err)
+    assert not (tmp_path / "runs").exists()
+
+
+LARGE = ("train.global_batch=32", "model.width=64", "input.image_size=64")
+
+
+def test_the_stage_refuses_on_this_machine_and_not_in_a_pod(
+    free: SetFree, make_shard_set: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    free(0.45)
+    started: list[str] = []
+    failed = SimpleNamespace(exit_code=1, is_leader=True)
+    monkeypatch.setattr(supervisor, "supervise_stage", lambda config, stage, *rest: started.append(stage) or failed)
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    config = load(presets.resolve_preset("digits"), [f"run.workspace={tmp_path}", *LARGE])
+    shard_set = str(make_shard_set(shards=2))
+    with refused("a step needs about", field="train.global_batch"):
+        local._supervise(config, "train", shard_set, None)
+    assert started == []
+    monkeypatch.setattr(local, "_check_models_exist", lambda config: None)
+    local._supervise(config, "evaluate", shard_set, None)
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    local._supervise(config, "train", shard_set, None)
+    assert started == ["evaluate", "train"]

@@ -1,0 +1,1 @@
+"""Programs that write generated files, build the site and check links; none is part of the wheel."""
