@@ -92,7 +92,8 @@ def launching(tmp_path: Path) -> Iterator[Launch]:
             "PLAIN_DIRECTORY": str(run_directory),
             **(variables or {}),
         }
-        settings = [f"run.workspace={tmp_path}", "run.id=t", "launch.processes=1", *options]
+        small = ["model.name=resnet18", "input.image_size=32"]  # the memory of the default network may not be free
+        settings = [f"run.workspace={tmp_path}", "run.id=t", "launch.processes=1", *small, *options]
         process = subprocess.Popen(
             [sys.executable, "-c", SUPERVISE, module, *settings],
             env=environment,
