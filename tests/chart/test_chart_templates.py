@@ -290,7 +290,7 @@ def release_text(values: dict[str, Any], tmp_path: Path) -> str:
     """Return the text of NOTES.txt. `helm template` omits it, so it is rendered as another template."""
     chart = shutil.copytree(helm.CHART, tmp_path / "podscale")
     text = (chart / "templates" / "NOTES.txt").read_text(encoding="utf-8")
-    page = f'{{{{ define "release_text" }}}}{text}{{{{ end }}}}\ntext: {{{{ include "release_text" . | quote }}}}\n'
+    page = f'{{{{ define "notes" }}}}{text}{{{{ end }}}}\ntext: {{{{ include "notes" . | quote }}}}\n'
     (chart / "templates" / "notes.yaml").write_text(page, encoding="utf-8")
     arguments = ("--kube-version", helm.KUBERNETES, "--namespace", "lab", "--show-only", "templates/notes.yaml")
     done = helm.run("template", "podscale", chart, *arguments, values=values)
