@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("podscale", "components", "pipelines", "benchmarks", "tools")
+FOLDERS = ("podscale", "components", "pipelines", "benchmarks", "tools", "tests", "images")
 LIBRARY = "podscale"
 
 PRIVATE_WORDS = {

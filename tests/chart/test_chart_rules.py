@@ -16,7 +16,7 @@ OTHERS = {name: (value * 2 if value > 1 else value / 2) for name, value in DEFAU
 
 
 @pytest.mark.parametrize("path", render(), ids=lambda path: "-".join(path.parts[-2:]))
-def test_generated_files_are_what_the_rules_say(path: Any) -> None:
+def test_generated_files_are_current(path: Any) -> None:
     assert path.read_text(encoding="utf-8") == render()[path], "run: make chart"
 
 
@@ -54,7 +54,7 @@ def test_rules_may_be_left_out() -> None:
     assert helm.kinds(objects, "PodMonitor")
 
 
-def test_monitors_tell_the_run_of_pods_that_answer_no_scrape() -> None:
+def test_monitors_label_the_run_of_pods_that_answer_no_scrape() -> None:
     """`up` has no labels of the exposition, so PodscaleMetricsAbsent takes the run from the pod's label."""
     objects = helm.template()
     operator, google = helm.monitor(objects, "PodMonitor"), helm.monitor(objects, "PodMonitoring")

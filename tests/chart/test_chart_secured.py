@@ -58,7 +58,7 @@ OURS = {"cert": {"secret": {"name": "mine", "key": "tls.crt"}}}
     ],
     ids=["TLS", "mutual TLS", "token"],
 )
-def test_prometheus_is_told_what_pods_ask_for(
+def test_monitors_have_the_tls_and_token_of_the_values(
     metrics: dict[str, Any], operators: dict[str, Any], googles: dict[str, Any], read: list[str]
 ) -> None:
     objects = helm.template(None, {"metrics": metrics})
@@ -76,8 +76,8 @@ def test_prometheus_is_told_what_pods_ask_for(
 
 
 @pytest.mark.parametrize("stage", ["shard", "train", "evaluate"])
-def test_runs_serve_as_prometheus_is_told(tmp_path: Path, stage: StageName) -> None:
-    """From the chart's values through podscale-defaults to the files that a pod's document names."""
+def test_pods_serve_with_the_tls_and_token_of_the_values(tmp_path: Path, stage: StageName) -> None:
+    """Follow the chart's values through podscale-defaults to the files that a pod's document names."""
     metrics = {"tls": {"secret": "tls", "clientSecret": "mine"}, "tokenSecret": "token"}
     document = helm.defaults(helm.template(None, {"metrics": metrics})) | {"telemetry": {"tls_certificate": "/a/file"}}
     document["telemetry"]["tls_key"] = "/of/this/machine"
@@ -98,7 +98,7 @@ def test_runs_serve_as_prometheus_is_told(tmp_path: Path, stage: StageName) -> N
     assert [key(telemetry.tls_client_ca), key(telemetry.bearer_token_file)] == [("tls", "ca.crt"), ("token", "token")]
 
 
-def test_without_secrets_nothing_is_mounted_and_nobody_may_read_any() -> None:
+def test_without_secrets_nothing_is_mounted_and_there_is_no_role() -> None:
     objects = helm.template()
     assert "podscale-metrics" not in {item["metadata"]["name"] for item in helm.kinds(objects, "Role")}
     assert not {"metrics_tls_secret", "metrics_mutual_tls", "metrics_token_secret"} & set(

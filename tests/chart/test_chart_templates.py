@@ -49,7 +49,7 @@ def test_built_in_objects_are_valid(objects: list[dict[str, Any]]) -> None:
 
 
 def test_custom_objects_are_valid(objects: list[dict[str, Any]]) -> None:
-    """Against the definitions of Kueue and the Prometheus operator. Google's are not in a Go module."""
+    """Validate against the definitions of Kueue and the Prometheus operator; Google's are not in a Go module."""
     for item in objects:
         if item["apiVersion"] not in BUILT_IN | {GOOGLE}:
             crds.validate(item)
@@ -92,7 +92,7 @@ def test_defaults_are_part_of_a_run_document(objects: list[dict[str, Any]], tmp_
     assert config.launch.cluster.service_account == "podscale-trainer"
 
 
-def test_defaults_know_what_the_chart_made() -> None:
+def test_defaults_name_the_objects_of_the_chart() -> None:
     defaults = helm.defaults(helm.template(None, EVERYTHING | {"defaults": {"launch": {"hardware": "nvidia-l4"}}}))
     assert defaults["run"] == {"workspace": "/workspace"}
     assert defaults["launch"]["image"] == "registry.example/podscale/podscale-base:0.1.0"
@@ -111,14 +111,14 @@ def test_defaults_know_what_the_chart_made() -> None:
     }
 
 
-def test_users_defaults_win() -> None:
+def test_the_users_defaults_override_those_of_the_chart() -> None:
     values = {"defaults": {"launch": {"image": "mine:1", "cluster": {"queue": "theirs"}}}}
     defaults = helm.defaults(helm.template(None, EVERYTHING | values))
     assert defaults["launch"]["image"] == "mine:1"
     assert defaults["launch"]["cluster"]["queue"] == "theirs"
 
 
-def test_monitors_come_where_the_cluster_has_their_api() -> None:
+def test_monitors_are_made_only_if_the_cluster_has_their_api() -> None:
     def monitors(provider: str, *apis: str) -> set[str]:
         made = helm.template(None, {"metrics": {"provider": provider}}, apis=apis)
         return {item["kind"] for item in made if item["apiVersion"].startswith("monitoring.")}
@@ -130,7 +130,7 @@ def test_monitors_come_where_the_cluster_has_their_api() -> None:
     assert monitors("gmp") == {"PodMonitoring", "Rules"}
 
 
-def test_googles_objects_hold_what_its_documentation_lists() -> None:
+def test_googles_objects_have_only_documented_fields() -> None:
     made = helm.template(apis=[GOOGLE])
     monitoring = helm.monitor(made, "PodMonitoring")
     assert set(monitoring["spec"]) == {"selector", "endpoints", "targetLabels"}
@@ -151,7 +151,7 @@ def test_releases_in_two_namespaces_share_no_name() -> None:
 
 
 @pytest.mark.parametrize("pipelines", [False, True])
-def test_tokens_come_unasked_only_where_kfp_runs_its_pods(pipelines: bool) -> None:
+def test_only_pods_of_kfp_mount_their_token_automatically(pipelines: bool) -> None:
     """KFP's pods cannot request a token, but its launcher and Argo's container need one."""
     made = helm.template(None, {"rbac": {"pipelinePods": pipelines}})
     mounted = {
@@ -185,7 +185,7 @@ def granted(role: dict[str, Any]) -> set[tuple[str, str, str, str]]:
     }
 
 
-def test_the_launchers_role_is_what_launching_takes() -> None:
+def test_the_launchers_role_has_exactly_the_needed_rights() -> None:
     """The Role has exactly the rights in the table of `podscale doctor --cluster` and the code."""
     (role,) = helm.kinds(helm.template(), "Role")
     assert granted(role) == {
@@ -195,7 +195,7 @@ def test_the_launchers_role_is_what_launching_takes() -> None:
     }
 
 
-def test_only_the_launcher_may_do_anything() -> None:
+def test_only_launchers_are_bound_to_the_role() -> None:
     made = helm.template(None, {"rbac": {"pipelineRunner": {"serviceAccount": "pipeline-runner"}}})
     (binding,) = helm.kinds(made, "RoleBinding")
     assert [(subject["name"], subject["namespace"]) for subject in binding["subjects"]] == [
@@ -210,7 +210,7 @@ def pipeline_role(**values: Any) -> set[tuple[str, str, str, str]]:
     return granted(role)
 
 
-def test_pods_of_pipelines_read_only_what_kfp_keeps_for_them() -> None:
+def test_pods_of_pipelines_read_only_the_objects_of_kfp() -> None:
     """The names are from KFP's backend/src/v2/config/env.go."""
     rest = {
         ("", "pods", "", "get"),
@@ -224,7 +224,7 @@ def test_pods_of_pipelines_read_only_what_kfp_keeps_for_them() -> None:
     assert pipeline_role(pipelineSecrets=[], pipelineConfigMaps=[]) == rest, "no rule without names"
 
 
-def test_jobs_give_up_as_those_of_the_stages_do() -> None:
+def test_jobs_have_the_failure_policy_of_stages() -> None:
     """Invalid input fails them at once, and evicted pods do not count. Kubernetes requires restartPolicy Never."""
     stage = rendered("job", stage="report").job["spec"]
     jobs = helm.kinds(helm.template(None, EVERYTHING), "Job")
@@ -271,12 +271,12 @@ def test_a_changed_direct_run_is_another_job() -> None:
     ],
     ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
 )
-def test_wrong_values_get_a_message_for_people(values: dict[str, Any], texts: list[str]) -> None:
+def test_wrong_values_get_a_readable_message(values: dict[str, Any], texts: list[str]) -> None:
     message = helm.refused(values)
     assert all(text in message for text in texts), message
 
 
-def test_wrong_queues_get_a_message_for_people() -> None:
+def test_wrong_queues_get_a_readable_message() -> None:
     flavors = [{"name": "a", "quotas": {"cpu": 1}}, {"name": "b", "quotas": {"memory": "1Gi"}}]
     uneven = helm.refused({"kueue": {"enabled": True, "flavors": flavors}}, apis=[KUEUE])
     assert "b names the resources memory, the flavors before it cpu" in uneven
@@ -286,7 +286,7 @@ def test_wrong_queues_get_a_message_for_people() -> None:
     assert "neither kueue.clusterQueue nor kueue.flavors" in neither
 
 
-def notes(values: dict[str, Any], tmp_path: Path) -> str:
+def release_text(values: dict[str, Any], tmp_path: Path) -> str:
     """Return the text of NOTES.txt. `helm template` omits it, so it is rendered as another template."""
     chart = shutil.copytree(helm.CHART, tmp_path / "podscale")
     text = (chart / "templates" / "NOTES.txt").read_text(encoding="utf-8")
@@ -311,8 +311,8 @@ def notes(values: dict[str, Any], tmp_path: Path) -> str:
     ],
     ids=["claim", "deleted", "bucket", "existing", "none", "open", "pipelines"],
 )
-def test_notes_say_what_to_do_next(values: dict[str, Any], expected: str, tmp_path: Path) -> None:
-    text = notes(values, tmp_path)
+def test_the_release_text_names_the_next_commands(values: dict[str, Any], expected: str, tmp_path: Path) -> None:
+    text = release_text(values, tmp_path)
     assert "helm test podscale --namespace lab" in text
     assert "podscale doctor --cluster" in text
     assert "podscale submit digits --namespace lab" in text

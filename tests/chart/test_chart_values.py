@@ -23,11 +23,11 @@ def values() -> list[Value]:
 
 
 @pytest.mark.parametrize("target", [SCHEMA, README], ids=lambda path: path.name)
-def test_generated_files_are_what_values_yaml_says(target: Any) -> None:
+def test_generated_files_are_current(target: Any) -> None:
     assert target.read_text(encoding="utf-8") == render()[target], "run: make chart"
 
 
-def test_a_value_that_nothing_describes_is_refused() -> None:
+def test_a_value_without_a_description_is_refused() -> None:
     with pytest.raises(ValueError, match=r"images\.new"):
         read("images:\n  # -- Described.\n  old: 1\n\n  new: 2\n")
 
@@ -56,7 +56,7 @@ def test_the_chart_is_of_the_version_of_the_package() -> None:
     assert chart["appVersion"] == VERSION
 
 
-def test_every_preset_may_stand_below_defaults() -> None:
+def test_every_preset_is_valid_as_defaults() -> None:
     """The schema of `defaults` is that of run documents: both reject the same values, and presets pass."""
     import json
 

@@ -53,7 +53,7 @@ def prepared(volume: Path) -> subprocess.CompletedProcess[str]:
     return as_user(python(), "-c", SCRIPT, str(volume))
 
 
-def test_a_volume_as_fsgroup_leaves_it_is_shared_with_the_group(volume: Path) -> None:
+def test_a_volume_with_fsgroup_is_shared_with_the_group(volume: Path) -> None:
     os.chown(volume, 0, USER)
     volume.chmod(0o2775)
     for _ in range(2):  # an upgrade prepares again
@@ -66,7 +66,7 @@ def test_a_volume_as_fsgroup_leaves_it_is_shared_with_the_group(volume: Path) ->
 
 
 @pytest.mark.parametrize("folder", [".", "runs"])
-def test_a_folder_of_root_s_is_told_with_what_to_do(volume: Path, folder: str) -> None:
+def test_the_error_of_a_folder_owned_by_root_names_the_remedy(volume: Path, folder: str) -> None:
     if folder == "runs":
         volume.chmod(0o777)
     (volume / folder).mkdir(exist_ok=True)
@@ -99,5 +99,5 @@ def test_it_runs_on_the_claim_before_the_pipeline_is_uploaded() -> None:
     assert (container["command"][2].rstrip(), container["command"][3]) == (SCRIPT.rstrip(), "/workspace")
 
 
-def test_nothing_is_prepared_unasked() -> None:
+def test_nothing_is_prepared_by_default() -> None:
     assert helm.kinds(helm.template(), "Job") == []

@@ -101,7 +101,7 @@ def test_a_request_to_stop_leaves_the_job_or_takes_it_along(
         assert sum("deletionTimestamp" not in job["metadata"] for job in at_work) == jobs_left
 
 
-def test_bad_input_ends_the_job_and_tells_the_stages_own_words(
+def test_bad_input_ends_the_job_and_prints_the_error_of_the_stage(
     cluster: Cluster, namespace: str, image: str, folder: Path
 ) -> None:
     launcher = Launcher(folder, namespace, image, "wrong")
@@ -120,7 +120,7 @@ def test_bad_input_ends_the_job_and_tells_the_stages_own_words(
     ],
     ids=["an image that is not there", "more than any node has"],
 )
-def test_status_tells_why_pods_do_not_start(
+def test_status_reports_why_pods_do_not_start(
     cluster: Cluster, namespace: str, image: str, folder: Path, settings: tuple[str, ...], reason: str
 ) -> None:
     launcher = Launcher(folder, namespace, image, "stuck", *settings)
@@ -159,7 +159,7 @@ def account(cluster: Cluster, namespace: str, tmp_path: Path) -> Iterator[Path]:
     cluster.core.delete_namespaced_service_account("limited", namespace)
 
 
-def test_the_table_of_permissions_is_enough_and_without_it_people_are_told(
+def test_the_documented_permissions_suffice_and_without_them_the_error_names_rbac(
     cluster: Cluster, namespace: str, image: str, folder: Path, account: Path
 ) -> None:
     launcher = Launcher(folder, namespace, image, "limited", "train.epochs=2")

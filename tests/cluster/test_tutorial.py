@@ -36,9 +36,9 @@ def free_namespace(cluster: Cluster) -> Iterator[None]:
 def test_the_commands_of_the_tutorial_run_and_print_what_it_shows(
     cluster: Cluster, free_namespace: None, tmp_path: Path
 ) -> None:
-    lacking = [name for name in IMAGES if not cluster.has_image(name)]
-    if lacking:
-        pytest.skip(f"the cluster lacks {', '.join(lacking)}: make cluster-images builds them and brings them in")
+    absent = [name for name in IMAGES if not cluster.has_image(name)]
+    if absent:
+        pytest.skip(f"images missing on the cluster: {', '.join(absent)}. `make cluster-images` builds and loads them.")
     folder = tmp_path / "reader"
     folder.mkdir()
     (folder / "charts").symlink_to(ROOT / "charts")

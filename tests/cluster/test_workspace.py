@@ -89,13 +89,13 @@ def test_a_volume_of_roots_becomes_writable_for_pods_without_fsgroup(
     assert jobs == "", "a successful hook must be deleted"
 
 
-def test_a_volume_that_heeds_no_fsgroup_fails_the_release_and_says_what_to_do(
+def test_a_volume_without_fsgroup_fails_the_release_with_the_remedy(
     namespace: str, volume: Volume, launcher_image: str
 ) -> None:
     folder = volume("hostPath")
     with pytest.raises(AssertionError, match="failed post-install"):
         prepare(namespace, launcher_image)
-    said = kubectl("logs", "job/podscale-workspace-prepare", "--namespace", namespace)
+    log = kubectl("logs", "job/podscale-workspace-prepare", "--namespace", namespace)
     for part in ("/workspace: ", "user 65532", "0:0", "mode 755", "fsGroup", "chown -R 65532:65532"):
-        assert part in said
+        assert part in log
     assert list(folder.iterdir()) == []

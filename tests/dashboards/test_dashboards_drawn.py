@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import imaginary_run
+from tests.support import synthetic_run
 from tests.support.browser import Browser, browser, find_browser
 from tests.support.drawing import BUNDLE, Span, draw
 from tests.support.helm import CHART
-from tests.support.imaginary_run import EVERY, LENGTH
 from tests.support.prometheus import fill, prometheus
+from tests.support.synthetic_run import EVERY, LENGTH
 
 BOARDS = sorted((CHART / "dashboards").glob("*.json"))
 OUTSIDE = """
@@ -38,7 +38,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Browser, S
         pytest.skip("needs Chromium, and the page that `make dashboards` builds")
     data = tmp_path_factory.mktemp("prometheus") / "data"
     begin = time.time() // EVERY * EVERY - LENGTH
-    fill(data, imaginary_run.history().text(begin))
+    fill(data, synthetic_run.history().text(begin))
     with prometheus(data) as running, browser(program) as tab:
         yield tab, Span(running.url, begin + EVERY, begin + LENGTH, EVERY)
 

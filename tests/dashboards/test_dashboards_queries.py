@@ -11,32 +11,32 @@ import pytest
 
 from podscale.monitoring.dashboards.panels import THIRD_PARTY_METRICS
 from podscale.telemetry.catalogue import METRICS
-from tests.support import imaginary_run
+from tests.support import synthetic_run
 from tests.support.helm import CHART
-from tests.support.imaginary_run import EVERY, LENGTH
 from tests.support.prometheus import Prometheus, fill, prometheus
+from tests.support.synthetic_run import EVERY, LENGTH
 
 BOARDS = sorted((CHART / "dashboards").glob("*.json"))
 VALUES = {"$__rate_interval": "60s", "$__interval": "15s", "$__range": f"{LENGTH:.0f}s"}
 VARIABLES = {
     "Grafana's All": {"namespace": ".*", "run": ".+", "rank": ".+"},
-    "several chosen": {"namespace": "(|training)", "run": f"({imaginary_run.RUN}|another)", "rank": "(0|1)"},
+    "several chosen": {"namespace": "(|training)", "run": f"({synthetic_run.RUN}|another)", "rank": "(0|1)"},
 }
 SHARES = ("percentunit",)
 MARKS = {
-    "Restarts": {imaginary_run.BACK},
+    "Restarts": {synthetic_run.BACK},
     "Checkpoints": {120.0 * number for number in range(11)},
     "Evaluations": {300.0 * number for number in range(5)},
 }
-"""Seconds after the start of the imaginary run."""
+"""Times after the start of the synthetic run, seconds."""
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Prometheus, float]]:
-    """Prometheus with twenty minutes of an imaginary run, and the end of that run."""
+    """Prometheus with twenty minutes of a synthetic run, and the end of that run."""
     data = tmp_path_factory.mktemp("prometheus") / "data"
     begin = time.time() // EVERY * EVERY - LENGTH
-    fill(data, imaginary_run.history().text(begin))
+    fill(data, synthetic_run.history().text(begin))
     with prometheus(data) as running:
         yield running, begin + LENGTH
 
@@ -90,7 +90,7 @@ def test_variables_and_annotations_find_what_happened(path: Path, server: tuple[
         events = running.get(
             f"label/{label}/values", start=end - LENGTH, end=end, **{"match[]": filled(series, everything)}
         )
-        expected = {"run": [imaginary_run.RUN], "rank": ["0", "1"], "namespace": []}  # no namespace outside Kubernetes
+        expected = {"run": [synthetic_run.RUN], "rank": ["0", "1"], "namespace": []}  # no namespace outside Kubernetes
         assert events == expected[label]
     for event in dashboard["annotations"].get("list", []):
         answer = running.course(filled(event["expr"], everything), end - LENGTH, end, EVERY)
@@ -100,7 +100,7 @@ def test_variables_and_annotations_find_what_happened(path: Path, server: tuple[
         assert times == MARKS[event["name"]], event["name"]
 
 
-def test_the_imaginary_run_leaves_every_series(server: tuple[Prometheus, float]) -> None:
+def test_the_synthetic_run_has_every_series(server: tuple[Prometheus, float]) -> None:
     running, _ = server
     names = {name.removesuffix("_bucket").removesuffix("_sum") for name in running.get("label/__name__/values")}
     assert {entry.series for entry in METRICS} | set(THIRD_PARTY_METRICS) <= names

@@ -46,9 +46,9 @@ def test_every_device_gets_the_batch_of_its_mesh_position(group: int) -> None:
             np.testing.assert_array_equal(shards[device].data[0], moved.host_batches[0].labels[mine])
 
 
-def figures(losses: list[float], finite: list[bool], word: Any, norm: bool = True) -> StepResults:
+def step_results(losses: list[float], finite: list[bool], status: Any, norm: bool = True) -> StepResults:
     values = jax.numpy.asarray(losses)
-    return StepResults(values, jax.numpy.asarray(finite), values * 10 if norm else None, word)
+    return StepResults(values, jax.numpy.asarray(finite), values * 10 if norm else None, status)
 
 
 def test_statuses_are_agreed_and_returned_late() -> None:
@@ -67,10 +67,10 @@ def test_statuses_are_agreed_and_returned_late() -> None:
         control.local_status(stop=True, busy_seconds=0.125),
     )
     assert control.local_status(stop=True, busy_seconds=0.125) is asked
-    control.send(0, 2, figures([1.5, 2.5, 0.0], [True, False, False], agree(calm)))
+    control.send(0, 2, step_results([1.5, 2.5, 0.0], [True, False, False], agree(calm)))
     assert control.ready() == []
     for call in range(STATUS_LAG):
-        control.send(2 + call, 1, figures([3.5], [True], agree(asked), norm=False))
+        control.send(2 + call, 1, step_results([3.5], [True], agree(asked), norm=False))
     assert control.ready() == [
         StepStatus(1, False, True, 1.5, 5, 250, 250, grad_norm=15.0),
         StepStatus(2, False, False, 2.5, 5, 250, 250, grad_norm=25.0),
@@ -88,7 +88,7 @@ def test_a_status_names_the_slowest_rank_and_any_rank_may_request_a_stop() -> No
     ]
     control = StepSync(mesh, 0, local_ranks=mesh.size)
     agreed = np.max([statuses[position // 4][position] for position in range(8)], axis=0)
-    control.send(7, 1, figures([1.0], [True], jax.numpy.asarray(agreed)))
+    control.send(7, 1, step_results([1.0], [True], jax.numpy.asarray(agreed)))
     assert control.drain() == [StepStatus(8, True, True, 1.0, 0, 40, 20, grad_norm=10.0)]
 
 

@@ -26,7 +26,7 @@ TIMEOUT_SECONDS = 30.0
 
 
 class SlowDevices:
-    """Devices that finish a call only when the host has dispatched `STATUS_LAG` more, or drains the statuses."""
+    """Devices that finish a call only after the host has dispatched `STATUS_LAG` more or drains the statuses."""
 
     def __init__(self) -> None:
         self.late: list[int] = []
@@ -39,9 +39,9 @@ class SlowDevices:
         updates, drain = session.step.run_steps, session.step_sync.drain
 
         @jax.jit
-        def held(state: Any, figures: Any) -> Any:
+        def held(state: Any, results: Any) -> Any:
             io_callback(self._hold, None, state.number)
-            return jax.tree.map(jnp.copy, (state, figures))
+            return jax.tree.map(jnp.copy, (state, results))
 
         def called(*arguments: Any) -> Any:
             found = held(*updates(*arguments))
@@ -67,7 +67,7 @@ class SlowDevices:
 
 
 def test_the_host_does_not_wait_for_the_devices(tmp_path: Path) -> None:
-    """Also with every step in the log: its values and the statuses have arrived by then."""
+    """Every step may be logged, because its values and the statuses have arrived by then."""
     shards, devices = make_shard_set(tmp_path / "shards"), SlowDevices()
     config = document(tmp_path, train__epochs=5, telemetry__log_every=1, **AT_THE_END)
     result = train_in_jax(config, shards, 2, devices.slow_down)  # a single device computes in the host's thread

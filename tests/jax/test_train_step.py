@@ -62,20 +62,20 @@ class Trained(NamedTuple):
 def trained(config: RunConfig, devices: int) -> Trained:
     """Return the result of all steps in one program. Checks that it reduces the ranks' statuses."""
     step = build_train_step(config, mesh_for_config(config, jax.devices()[:devices]), CLASSES)
-    said = np.random.default_rng(0).integers(0, 1000, (axis_size(step.mesh, RANKS), STATUS_LENGTH), np.int32)
+    statuses = np.random.default_rng(0).integers(0, 1000, (axis_size(step.mesh, RANKS), STATUS_LENGTH), np.int32)
     arguments = (
         begin(step, config),
         step.put_batches(*batches(config.input.image_size)),
         SCHEDULE,
-        StepInputs(UPDATES, said),
+        StepInputs(UPDATES, statuses),
     )
     compiled = step.run_steps.lower(*arguments).compile()
-    state, figures = compiled(*arguments)
-    assert np.asarray(figures.finite).all()
+    state, step_results = compiled(*arguments)
+    assert np.asarray(step_results.finite).all()
     assert int(state.number) == UPDATES
-    assert figures.status is not None
-    for copy in figures.status.addressable_shards:
-        np.testing.assert_array_equal(copy.data, said.max(0))
+    assert step_results.status is not None
+    for copy in step_results.status.addressable_shards:
+        np.testing.assert_array_equal(copy.data, statuses.max(0))
     result = {
         "weights": step.layout.unpack(state.weights),
         "momentum": step.layout.unpack(state.opt_state.moments["momentum"]),
@@ -84,7 +84,7 @@ def trained(config: RunConfig, devices: int) -> Trained:
     arrays = {kind: {name: np.asarray(a) for name, a in named.items()} for kind, named in result.items()}
     program = compiled.as_text()
     assert not re.search(r"infeed|outfeed|callback", program), "the program communicates with the host"
-    return Trained(arrays, np.asarray(figures.loss), step, program)
+    return Trained(arrays, np.asarray(step_results.loss), step, program)
 
 
 def trained_by_torch(config: RunConfig) -> tuple[dict[str, dict[str, Any]], list[float]]:
@@ -153,8 +153,8 @@ def test_every_all_reduce_and_sharding_gives_the_same_training() -> None:
     for number in range(UPDATES):
         one = whole.step.put_batches(images[number : number + 1], labels[number : number + 1])
         before = state
-        state, figures = whole.step.run_steps(state, one, SCHEDULE)
-        single.append(float(figures.loss[0]))
+        state, step_results = whole.step.run_steps(state, one, SCHEDULE)
+        single.append(float(step_results.loss[0]))
         assert all(bucket.is_deleted() for bucket in before.weights)  # donated
     np.testing.assert_allclose(single, whole.losses, rtol=1e-6)
     after = {"weights": whole.step.layout.unpack(state.weights), "statistics": state.statistics}
@@ -171,12 +171,12 @@ def check_collectives(sharded: Trained) -> None:
     layers = len(sharded.arrays["statistics"]) // 2
     buckets = len(sharded.step.layout.lengths)
     result = re.findall(r" (reduce-scatter|all-reduce|all-gather)\((.*?)\), .*?replica_groups=(\S+),", sharded.program)
-    carried = Counter()
+    operand_counts = Counter()
     for kind, operands, groups in result:
-        carried[kind, groups] += operands.count("%")
+        operand_counts[kind, groups] += operands.count("%")
     rows, columns, pairs = "{{0,1,2,3},{4,5,6,7}}", "{{0,4},{1,5},{2,6},{3,7}}", "{{0,1},{2,3},{4,5},{6,7}}"
     assert buckets > 2
-    assert carried == {
+    assert operand_counts == {
         ("reduce-scatter", rows): buckets + 1,
         ("all-reduce", columns): buckets + 1,
         ("all-gather", rows): buckets + 1,
@@ -192,8 +192,8 @@ def check_that_a_non_finite_step_is_masked(step: TrainStep, config: RunConfig) -
     parameters["fc8.bias"] = np.full(CLASSES, np.inf, np.float32)
     images, labels = batches(63)
     arguments = step.init_state(parameters, statistics), step.put_batches(images[:1], labels[:1]), SCHEDULE
-    state, figures = step.run_steps(*arguments)
-    assert not np.asarray(figures.finite).any()
+    state, step_results = step.run_steps(*arguments)
+    assert not np.asarray(step_results.finite).any()
     assert int(state.number) == 1
     for name, array in {**step.layout.unpack(state.weights), **state.statistics}.items():
         np.testing.assert_array_equal(array, {**parameters, **statistics}[name], err_msg=name)

@@ -54,49 +54,49 @@ def script(tmp_path: Path) -> Script:
     return Script(tmp_path)
 
 
-def test_everything_runs_in_order_and_the_cluster_ends(script: Script) -> None:
-    status, said, calls = script.run()
-    assert (status, said) == (0, "")
+def test_everything_runs_in_order_and_the_cluster_is_stopped(script: Script) -> None:
+    status, output, calls = script.run()
+    assert (status, output) == (0, "")
     tests = ["tests/cluster -m cluster_ci", "tests/images -k not two_builds"]
     assert calls == ["build", "tests/chart", "kubeconfig", "up", "images base tools", *tests, "down"]
 
 
-def test_a_cluster_that_was_there_before_stays(script: Script) -> None:
+def test_an_existing_cluster_is_not_stopped(script: Script) -> None:
     script.kubeconfig.touch()
     assert "down" not in script.run()[2]
 
 
 @pytest.mark.parametrize("minutes", [-3, 0, 20])
-def test_without_time_nothing_is_begun(script: Script, minutes: float) -> None:
-    status, said, calls = script.run(minutes_left=minutes)
+def test_without_enough_time_nothing_starts(script: Script, minutes: float) -> None:
+    status, output, calls = script.run(minutes_left=minutes)
     assert (status, calls) == (0, [])
-    assert said.startswith("cluster tests: NOT RUN: it takes 27 minutes, and ")
+    assert output.startswith("cluster tests: NOT RUN: it takes 27 minutes, and ")
 
 
 @pytest.mark.parametrize(("status", "reason"), [(TIMED_OUT, "too slow"), (CANNOT, "this machine")])
 def test_a_machine_too_slow_or_too_small_to_compile_is_no_failure(script: Script, status: int, reason: str) -> None:
-    ended, said, calls = script.run("lab build", status)
+    ended, output, calls = script.run("lab build", status)
     assert (ended, calls) == (0, ["build"])
-    assert f"NOT RUN: {reason}" in said
+    assert f"NOT RUN: {reason}" in output
 
 
 STEPS = ["lab up", "lab images", "tests/chart", "tests/cluster -m", "tests/images"]
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_anything_else_that_fails_is_a_failure(script: Script, step: str) -> None:
-    ended, said, calls = script.run(step, 1)
+def test_any_other_failed_step_is_a_failure(script: Script, step: str) -> None:
+    ended, output, calls = script.run(step, 1)
     assert ended == 1
-    assert "NOT RUN" not in said
+    assert "NOT RUN" not in output
     assert step == "tests/chart" or calls[-1] == "down"
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_what_takes_too_long_is_not_run_to_its_end(script: Script, step: str) -> None:
-    """As on a slow machine; a test that hangs fails at its own time limit."""
-    ended, said, calls = script.run(step, TIMED_OUT)
+def test_a_step_that_takes_too_long_is_reported_as_not_run(script: Script, step: str) -> None:
+    """Simulate a slow machine. A test that hangs fails at its own time limit."""
+    ended, output, calls = script.run(step, TIMED_OUT)
     assert ended == 0
-    assert "NOT RUN: too slow" in said
+    assert "NOT RUN: too slow" in output
     assert step == "tests/chart" or calls[-1] == "down"
 
 

@@ -23,7 +23,7 @@ from tests.cluster.lab.errors import LabError, Unavailable
 
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test here touches a cluster that runs on this machine."""
+    """Keep the tests away from a cluster that runs on this machine."""
     monkeypatch.setattr(places, "STATE", tmp_path / "state")
     monkeypatch.setattr(places, "RUN", tmp_path / "run")
     monkeypatch.setattr(places, "VOLUMES", tmp_path / "volumes")
@@ -41,7 +41,7 @@ def test_every_program_is_pinned_by_checksum() -> None:
     assert len(names) == len(set(names))
 
 
-def test_a_single_operator_comes_with_what_it_needs() -> None:
+def test_a_single_operator_includes_its_requirements() -> None:
     core = programs.chosen("core")
     assert [entry.name for entry in programs.chosen("core", ["trainer"]) if entry not in core] == ["jobset", "trainer"]
     with pytest.raises(LabError, match=r"kueu: unknown program\. Choose from kubernetes, "):
@@ -64,15 +64,15 @@ def test_a_program_is_built_again_when_its_pin_changes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "kind"),
+    ("output", "kind"),
     [
         ("dial tcp: lookup proxy: no such host", Unavailable),
         ("go.mod requires go >= 1.25.0 (running go 1.19.8; GOTOOLCHAIN=local)", Unavailable),
         ("main.go:3: syntax error", LabError),
     ],
 )
-def test_a_module_out_of_reach_is_no_defect(said: str, kind: type[LabError]) -> None:
-    assert type(programs._failure(programs.source("helm"), said)) is kind
+def test_an_unreachable_module_is_unavailable_and_not_a_failure(output: str, kind: type[LabError]) -> None:
+    assert type(programs._failure(programs.source("helm"), output)) is kind
 
 
 def test_an_archive_is_an_image_whose_digests_hold_and_whose_bytes_repeat(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_an_archive_is_an_image_whose_digests_hold_and_whose_bytes_repeat(tmp_pa
             }
 
 
-def test_a_process_is_started_once_known_again_and_stopped() -> None:
+def test_a_process_is_started_once_found_again_and_stopped() -> None:
     processes.start("sleeper", "sleep", "60")
     record = places.STATE / "processes" / "sleeper"
     first = record.read_text()
@@ -121,13 +121,13 @@ def test_a_process_is_started_once_known_again_and_stopped() -> None:
     assert not record.exists()
 
 
-def test_a_process_that_ignores_the_request_is_killed() -> None:
+def test_a_process_that_ignores_sigterm_is_killed() -> None:
     script = (
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
     )
     processes.start("deaf", sys.executable, "-c", script)
     commands.wait_for("its handler", 20, lambda: "deaf" in processes.log_of("deaf").read_text())
-    processes.stop("deaf", patience=0.3)
+    processes.stop("deaf", timeout_seconds=0.3)
     assert not processes.alive("deaf")
 
 
@@ -145,7 +145,7 @@ def test_another_process_with_a_reused_id_is_left_alone() -> None:
         other.wait()
 
 
-def test_down_ends_every_process_that_was_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_down_stops_every_process_that_was_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "require_root", lambda: None)
     monkeypatch.setattr(network, "down", lambda: None)
     started = ("etcd", "kubelet", "kwok", "what somebody adds later")
@@ -157,12 +157,12 @@ def test_down_ends_every_process_that_was_started(monkeypatch: pytest.MonkeyPatc
     assert [pid for pid in pids if processes._start_time(pid)] == []
 
 
-def test_clean_removes_the_images_of_podman_too_and_lists_what_go_keeps(
+def test_clean_removes_the_images_of_podman_too_and_lists_the_caches_of_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = tmp_path / "said"
+    calls = tmp_path / "calls"
     scripts = {
-        "podman": f"""echo "$*" >> {said}; [ "$3" != localhost/podscale-tools:dev ]""",
+        "podman": f"""echo "$*" >> {calls}; [ "$3" != localhost/podscale-tools:dev ]""",
         "go": f"""printf '%s\\n' {tmp_path} {tmp_path}/absent""",
     }
     for name, script in scripts.items():
@@ -172,12 +172,12 @@ def test_clean_removes_the_images_of_podman_too_and_lists_what_go_keeps(
     places.bin_dir().mkdir(parents=True)
     lab.clean()
     assert not places.cache().exists()
-    removed = [line.removeprefix("rmi ") for line in said.read_text().splitlines() if line.startswith("rmi")]
+    removed = [line.removeprefix("rmi ") for line in calls.read_text().splitlines() if line.startswith("rmi")]
     ours = ["localhost/podscale-tpu:dev", "localhost/podscale-base:dev"]
     assert removed == [*ours, "localhost/debian:bookworm-slim"]
-    told = capsys.readouterr().out
-    assert "podman's localhost/podscale-base:dev" in told
-    assert f"\t{tmp_path}\n" in told
+    output = capsys.readouterr().out
+    assert "podman's localhost/podscale-base:dev" in output
+    assert f"\t{tmp_path}\n" in output
 
 
 def test_a_cluster_that_is_not_ours_is_tested_only_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,7 +244,7 @@ def claim(storage_class: str = "standard", phase: str = "Pending") -> Any:
     return SimpleNamespace(spec=spec, metadata=metadata, status=SimpleNamespace(phase=phase))
 
 
-def test_a_claim_gets_one_directory_that_everybody_may_write_to() -> None:
+def test_a_claim_gets_one_directory_that_every_user_may_write() -> None:
     api = Volumes()
     for _ in range(2):  # a watch may report the same event twice
         provisioner.provide(api, claim())

@@ -81,7 +81,7 @@ def run_suite(folder: Path, *, conftest: str = CONFTEST, fatal: str = PASSING) -
 def command_of_make_test(environment: dict[str, str]) -> list[str]:
     """Return the command that `make test` runs, with this Python."""
     if shutil.which("make") is None:
-        pytest.skip("make is not here")
+        pytest.skip("make is not installed")
     printed = subprocess.run(
         ["make", "--no-print-directory", "-n", "-o", ".venv/.dev", "test", "WORKERS=2", "ARGS=-p no:cacheprovider"],
         cwd=ROOT,
@@ -110,7 +110,7 @@ def test_a_worker_lost_after_its_last_test_fails_the_run(tmp_path: Path) -> None
     assert "worker lost: gw0; the run ended early" in output
 
 
-def test_nothing_is_said_of_a_run_that_keeps_its_workers(tmp_path: Path) -> None:
+def test_a_run_that_keeps_its_workers_reports_no_early_end(tmp_path: Path) -> None:
     code, output = run_suite(tmp_path)
     assert code == 0, output
     assert "18 passed" in output

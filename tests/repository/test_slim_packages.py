@@ -25,7 +25,7 @@ def make(site: Path, *names: str) -> None:
         (site / name).write_text(name)
 
 
-def test_only_what_nothing_reads_goes(tmp_path):
+def test_only_unused_files_are_removed(tmp_path):
     stays = (
         "package/__init__.py",
         "package/testing.py",
@@ -72,9 +72,9 @@ def test_libraries_lose_their_symbol_tables_and_work(tmp_path):
     subprocess.run(command, input=FUNCTIONS + last, text=True, check=True)
     script.write_text("GROUP ( library.so )" * 50_000)  # a linker's script has the name of a library
     (tmp_path / "package/other.so").symlink_to("library.so")
-    size, told = library.stat().st_size, slim(tmp_path)
+    size, done = library.stat().st_size, slim(tmp_path)
     assert library.stat().st_size < size - 500_000
-    assert "and 0 MB " not in told.stdout
+    assert "and 0 MB " not in done.stdout
     assert script.stat().st_size == 1_000_000
     assert (tmp_path / "package/other.so").is_symlink()
     asks = "import ctypes, sys; assert ctypes.CDLL(sys.argv[1]).last() == 59"
@@ -82,7 +82,7 @@ def test_libraries_lose_their_symbol_tables_and_work(tmp_path):
     assert "and 0 MB " in slim(tmp_path).stdout
 
 
-def test_a_folder_that_is_not_there(tmp_path):
+def test_a_missing_folder_is_bad_input(tmp_path):
     ended = slim(tmp_path / "none")
     assert (ended.returncode, ended.stdout) == (2, "")
     assert "none" in ended.stderr

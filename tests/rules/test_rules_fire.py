@@ -26,14 +26,14 @@ ONE_GROUP = "under-test"
 
 
 @pytest.mark.parametrize("alert", ALERT_RULES, ids=lambda alert: alert.name)
-def test_alerts_fire_when_they_should_and_only_then(alert: AlertRule, tmp_path: Path, tool: Promtool) -> None:
+def test_alerts_fire_in_exactly_the_cases_that_expect_them(alert: AlertRule, tmp_path: Path, tool: Promtool) -> None:
     groups = [_alert_group(case, alert) for case in CASES if case.alert == alert.name]
     assert groups
     tool.test(_needed_for(alert), groups, tmp_path)
 
 
 @pytest.mark.parametrize("recording", RECORDING_RULES, ids=lambda recording: recording.name)
-def test_recordings_are_what_they_say(recording: RecordingRule, tmp_path: Path, tool: Promtool) -> None:
+def test_recording_rules_give_the_expected_values(recording: RecordingRule, tmp_path: Path, tool: Promtool) -> None:
     groups = [_recording_group(case) for case in RECORDED if case.record == recording.name]
     assert groups
     tool.test(_needed_for(recording), groups, tmp_path)
@@ -51,7 +51,7 @@ def test_every_alert_has_cases_of_both_kinds(alert: AlertRule) -> None:
 
 
 @pytest.mark.parametrize("alert", ALERT_RULES, ids=lambda alert: alert.name)
-def test_alerts_tell_what_is_wrong_in_numbers(alert: AlertRule, tmp_path: Path, tool: Promtool) -> None:
+def test_alert_texts_equal_texts_yaml(alert: AlertRule, tmp_path: Path, tool: Promtool) -> None:
     """Compare the texts of the alert's first case with texts.yaml."""
     case = next(case for case in CASES if case.alert == alert.name and case.fires)
     minute, firing = next(iter(case.fires.items()))

@@ -52,7 +52,7 @@ def test_rules_are_of_series_that_exist(rule: AlertRule | RecordingRule) -> None
     assert not unknown, "add them to podscale/telemetry/catalogue.py, or to FOREIGN if they are third-party series"
 
 
-def test_no_series_of_others_is_listed_in_vain() -> None:
+def test_every_listed_third_party_series_is_used() -> None:
     assert set().union(*(series_of(rule.expr) for rule in RULES)) >= FOREIGN
 
 
@@ -78,7 +78,7 @@ def test_runs_and_namespaces_never_mix(rule: AlertRule | RecordingRule) -> None:
         assert "run" in names or names & {"pod", "instance"}
 
 
-def test_names_are_unique_and_say_what_they_are() -> None:
+def test_names_are_unique_and_follow_the_conventions() -> None:
     names = [rule.name for rule in RULES]
     assert len(set(names)) == len(names)
     assert len({group.name for group in RULE_GROUPS}) == len(RULE_GROUPS)
@@ -97,7 +97,7 @@ def test_the_level_of_a_recording_is_the_labels_it_keeps(recording: RecordingRul
 
 
 @pytest.mark.parametrize("alert", ALERT_RULES, ids=lambda alert: alert.name)
-def test_alerts_tell_the_run_and_the_numbers(alert: AlertRule) -> None:
+def test_alert_texts_name_the_run_and_the_value(alert: AlertRule) -> None:
     assert "$labels.run" in alert.summary + alert.description
     assert "$value" in alert.summary + alert.description
     assert alert.summary.endswith(".")
@@ -131,7 +131,7 @@ def test_each_alert_has_a_page_and_each_page_an_alert() -> None:
 
 
 @pytest.mark.parametrize("alert", ALERT_RULES, ids=lambda alert: alert.name)
-def test_pages_say_what_to_do(alert: AlertRule) -> None:
+def test_runbooks_have_all_sections_and_name_their_thresholds(alert: AlertRule) -> None:
     page = (RUNBOOKS / alert.runbook).read_text(encoding="utf-8")
     assert page.startswith(f"# {alert.name}\n")
     assert re.findall(r"^## (.*)$", page, re.MULTILINE) == SECTIONS

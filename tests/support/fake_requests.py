@@ -183,7 +183,7 @@ class Handler(BaseHTTPRequestHandler):
             self._begin("application/json")
             self.wfile.write(b"40\r\n{")
             raise ConnectionAbortedError
-        self._json(answer.told(), answer.status, answer.headers)
+        self._json(answer.status_object(), answer.status, answer.headers)
 
     def _json(self, value: Object, status: int = 200, headers: dict[str, str] | None = None) -> None:
         self._send(status, json.dumps(value).encode(), "application/json", headers or {})

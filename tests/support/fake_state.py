@@ -42,7 +42,7 @@ class Answer:
     half: bool = False
     """True if the connection breaks in the middle of the body."""
 
-    def told(self) -> Object:
+    def status_object(self) -> Object:
         """Status object in the body."""
         return {
             "kind": "Status",
@@ -184,7 +184,7 @@ class State:
         while time.monotonic() < until:
             with self.changed:
                 if after < self._oldest:
-                    yield "ERROR", Answer(410, "Expired", "too old resource version").told()
+                    yield "ERROR", Answer(410, "Expired", "too old resource version").status_object()
                     return
                 entries = [entry for entry in self._history if entry[0] > after and entry[2] == plural]
                 if not entries:

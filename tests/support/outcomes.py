@@ -5,13 +5,15 @@ import re
 from podscale.errors import ExitCode
 
 
-def assert_error(code: int, err: str, *says: object, field: object = "", exit_code: int = ExitCode.BAD_INPUT) -> None:
+def assert_error(
+    code: int, err: str, *contains: object, field: object = "", exit_code: int = ExitCode.BAD_INPUT
+) -> None:
     """Check exit code and error of a command.
 
     Args:
         code: exit code of the command.
         err: its standard error.
-        says: numbers, keys, paths and commands that it must contain; no sentences.
+        contains: numbers, keys, paths and commands that it must contain; no sentences.
         field: field of the error; "" if it has none.
         exit_code: expected exit code.
     """
@@ -19,8 +21,8 @@ def assert_error(code: int, err: str, *says: object, field: object = "", exit_co
     assert "Traceback" not in err, err
     start = f"podscale: {field}: " if field else "podscale: "
     assert any(line.startswith(start) for line in err.splitlines()), f"no error about {field!s} in: {err}"
-    for said in says:
-        assert str(said) in err, f"{said} is not in: {err}"
+    for text in contains:
+        assert str(text) in err, f"{text} is not in: {err}"
 
 
 def reused_stages(err: str) -> list[str]:

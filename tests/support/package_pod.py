@@ -81,10 +81,10 @@ def local_path(uri: str) -> str:
 
 def merged(outputs: dict[str, Json], metadata: str) -> dict[str, Json]:
     """Return the output artifacts, updated by the executor's output."""
-    said = json.loads(metadata or "{}").get("artifacts", {})
+    executor_artifacts = json.loads(metadata or "{}").get("artifacts", {})
     artifacts = {}
     for name, artifact in outputs.items():
-        written = (said.get(name, {}).get("artifacts") or [{}])[0]
+        written = (executor_artifacts.get(name, {}).get("artifacts") or [{}])[0]
         artifacts[name] = {
             **artifact,
             "uri": written.get("uri") or artifact["uri"],
@@ -181,12 +181,12 @@ def _toleration(declared: Json) -> Json:
 
 def _security(declared: Json) -> Json:
     """Return the security context of KFP for user containers, with the fields that users may override."""
-    said: Json = {key: int(declared[key]) for key in ("runAsUser", "runAsGroup") if key in declared}
+    overrides: Json = {key: int(declared[key]) for key in ("runAsUser", "runAsGroup") if key in declared}
     if "runAsNonRoot" in declared:
-        said["runAsNonRoot"] = declared["runAsNonRoot"]
+        overrides["runAsNonRoot"] = declared["runAsNonRoot"]
     return {
         "allowPrivilegeEscalation": False,
         "capabilities": {"drop": ["ALL"]},
         "seccompProfile": {"type": "RuntimeDefault"},
-        **said,
+        **overrides,
     }

@@ -27,12 +27,12 @@ class Refusal:
 
 @contextmanager
 def refused(
-    *says: object, field: object = ..., got: object = ..., kind: type[PodscaleError] = InputError
+    *contains: object, field: object = ..., got: object = ..., kind: type[PodscaleError] = InputError
 ) -> Iterator[Refusal]:
     """Expect an error of exactly this class in the block.
 
     Args:
-        says: numbers, keys, paths and commands that the text must contain; no sentences.
+        contains: numbers, keys, paths and commands that the text must contain; no sentences.
         field: expected `field`, as text; default: any.
         got: expected `got`; ABSENT if there must be none; default: any.
         kind: class of the error; a subclass is another error.
@@ -48,5 +48,5 @@ def refused(
         assert error.got is ABSENT, f"got {error.got!r} in: {error}"
     elif got is not ...:
         assert error.got == got, f"got {error.got!r} in: {error}"
-    for said in says:
-        assert str(said) in str(error), f"{said} is not in: {error}"
+    for text in contains:
+        assert str(text) in str(error), f"{text} is not in: {error}"

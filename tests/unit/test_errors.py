@@ -9,14 +9,14 @@ from podscale.errors import ABSENT, InputError, InputErrors, PodscaleError, fiel
 
 
 @pytest.mark.parametrize("got", [ABSENT, None, True, 3, 0.5, "x"])
-def test_an_error_is_made_again_from_json(got: object) -> None:
+def test_an_error_is_restored_from_json(got: object) -> None:
     error = InputError("wrong", field="a.b", got=got, hint="Mend it.", location="run.yaml:3")
     again = InputError(**json.loads(json.dumps(fields_of(error))))
     assert (str(again), again.field, again.hint, again.location) == (str(error), "a.b", "Mend it.", "run.yaml:3")
     assert again.got is got or again.got == got
 
 
-def test_a_value_that_json_has_not_travels_as_text() -> None:
+def test_a_value_without_a_json_type_is_sent_as_text() -> None:
     error = InputError(**json.loads(json.dumps(fields_of(InputError("wrong", got=(2, 1))))))
     assert error.got == "(2, 1)"
 
@@ -40,7 +40,7 @@ def test_several_errors_keep_each_of_them(title: str) -> None:
         )
 
 
-def test_location_and_field_stand_first_and_long_values_are_cut() -> None:
+def test_location_and_field_come_first_and_long_values_are_cut() -> None:
     text = format_error("wrong", field="a", got="x" * 1000, hint="Mend it.", location="run.yaml:3")
     assert text.startswith("run.yaml:3: a: wrong (got 'xxx")
     assert text.endswith("...). Mend it.")
@@ -55,5 +55,5 @@ def test_location_and_field_stand_first_and_long_values_are_cut() -> None:
         ("two things:\n  - a\n", "two things:\n  - a\n\nSet KUBECONFIG."),
     ],
 )
-def test_one_period_stands_before_the_hint(problem: str, text: str) -> None:
+def test_one_period_precedes_the_hint(problem: str, text: str) -> None:
     assert format_error(problem, hint="Set KUBECONFIG.") == text

@@ -43,14 +43,14 @@ def alive(name: str) -> bool:
     return _pid(name) is not None
 
 
-def stop(name: str, patience: float = 10) -> None:
-    """Stop the process started under this name with SIGTERM, and kill it after `patience` seconds."""
+def stop(name: str, timeout_seconds: float = 10) -> None:
+    """Stop the process started under this name with SIGTERM, and kill it after the timeout."""
     for sent in (signal.SIGTERM, signal.SIGKILL):
         if (pid := _pid(name)) is None:
             break
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, sent)
-        deadline = time.monotonic() + patience
+        deadline = time.monotonic() + timeout_seconds
         while alive(name) and time.monotonic() < deadline:
             time.sleep(0.05)
     _record(name).unlink(missing_ok=True)

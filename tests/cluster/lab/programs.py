@@ -142,6 +142,6 @@ def _ldflags(entry: Source) -> str:
     return " ".join(["-s", "-w", *stamps])
 
 
-def _failure(entry: Source, said: str) -> LabError:
-    kind = Unavailable if any(sign in said for sign in UNREACHABLE) else LabError
-    return kind(f"{entry.name} {entry.version} could not be built:\n{said[-2000:]}")
+def _failure(entry: Source, output: str) -> LabError:
+    kind = Unavailable if any(sign in output for sign in UNREACHABLE) else LabError
+    return kind(f"{entry.name} {entry.version} could not be built:\n{output[-2000:]}")

@@ -268,15 +268,15 @@ def test_a_compiled_network_equals_the_eager_one(run_world: Any) -> None:
 
 def over_nodes(world: World) -> list[str]:
     """Return the warnings for groups of 1, 2 and 4 ranks on nodes of two ranks."""
-    said: list[str] = []
+    warnings: list[str] = []
     handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: warnings.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("podscale.pytorch.batch_norm.layer").addHandler(handler)
     for ranks in (1, 2, 4):
         assign_batch_norm_groups(
             nn.Sequential(BatchNorm(3)), replace(world, node=world.rank // 2), BatchNormGroup(ranks, 4)
         )
-    return said
+    return warnings
 
 
 def test_one_warning_is_logged_for_groups_that_span_nodes(run_world: Any) -> None:

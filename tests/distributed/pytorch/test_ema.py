@@ -102,8 +102,8 @@ def test_evaluate_weights_chooses_the_weights_of_the_model(run_world: Any, make_
             assert_same_bits(arrays, {name: state[f"{kind}{name}"] for name in arrays})
     records = {config.run.id: records_of(config) for config in (plain, averaged)}
     evaluations = [line for line in records["plain"] if line.get("event") == "evaluated_beside"]
-    figures = [line for line in records["averaged"] if line["kind"] == "evaluation"]
-    assert [line["loss"] for line in evaluations] == [line["loss"] for line in figures]
+    ema_evaluations = [line for line in records["averaged"] if line["kind"] == "evaluation"]
+    assert [line["loss"] for line in evaluations] == [line["loss"] for line in ema_evaluations]
     assert {line["weights"] for line in evaluations} == {"ema"}
     training = json.loads((RunDirectory.for_config(averaged).model / "model.json").read_text())["training"]
     assert training["weights"] == "ema"

@@ -157,12 +157,12 @@ def test_a_slow_rank_is_reported_as_behind_and_not_as_missing(run_world: Any) ->
                 world.barrier()
         except PodscaleError as error:
             return str(error).splitlines()[0]
-        raise AssertionError("nobody was missed")
+        raise AssertionError("rank 1 was not reported")
 
-    said = run_world(3, body, timeout_seconds=TIMEOUT)
+    errors = run_world(3, body, timeout_seconds=TIMEOUT)
     for rank in (0, 2):
-        assert "no rank is missing; the furthest behind is rank 1 (process " in said[rank]
-        assert said[rank].endswith("), in data_wait of step 8")
+        assert "no rank is missing; the furthest behind is rank 1 (process " in errors[rank]
+        assert errors[rank].endswith("), in data_wait of step 8")
 
 
 def test_the_peers_of_a_failed_rank_report_its_error(run_world: Any) -> None:
@@ -178,14 +178,14 @@ def test_the_peers_of_a_failed_rank_report_its_error(run_world: Any) -> None:
             return ""
         except PodscaleError as error:
             return str(error).splitlines()[0]
-        raise AssertionError("nobody was missed")
+        raise AssertionError("rank 2 was not reported")
 
-    for said in run_world(3, body, timeout_seconds=TIMEOUT)[:2]:
-        assert said.endswith("rank 2 exited: index 3 is out of bounds")
+    for message in run_world(3, body, timeout_seconds=TIMEOUT)[:2]:
+        assert message.endswith("rank 2 exited: index 3 is out of bounds")
 
 
 def test_a_rank_whose_collectives_never_return_exits_by_its_heartbeat(run_world: Any) -> None:
-    """As with NCCL, whose collectives wait on the device: only the heartbeat thread can detect the failure."""
+    """Simulate NCCL, whose collectives wait on the device: only the heartbeat thread can detect the failure."""
 
     def body(world: World) -> tuple[int, str]:
         ended: list[PodscaleError] = []
@@ -210,7 +210,7 @@ def test_a_rank_whose_collectives_never_return_exits_by_its_heartbeat(run_world:
 
 
 def test_a_step_that_never_ends_is_a_hang(run_world: Any, tmp_path: Path) -> None:
-    """By the time since the last step, even if no rank waits for this one. An evaluation has no limit."""
+    """The time since the last step decides, even if no rank waits for this one. An evaluation has no limit."""
     limit = 1.0
 
     def body(world: World) -> list[tuple[int, str]]:
@@ -239,7 +239,7 @@ def test_a_step_that_never_ends_is_a_hang(run_world: Any, tmp_path: Path) -> Non
 
 
 def test_a_suspended_process_reports_no_hang(run_world: Any) -> None:
-    """As in a container that is paused, or on a virtual machine that is migrated."""
+    """Simulate a paused container or a migrated virtual machine."""
     limit, pause = 6.0, 9.0
 
     def body(world: World) -> int:

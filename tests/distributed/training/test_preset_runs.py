@@ -73,9 +73,9 @@ def test_a_preset_is_rendered_and_planned(name: str, capsys: pytest.CaptureFixtu
     claim = ["launch.cluster.workspace_claim=claim", "data.source=gs://bucket/images"]
     config = load(resolve_preset(name), claim)
     render(name, claim, stage="all")
-    said = capsys.readouterr().out
-    assert f"name: {name}" in said
-    assert re.search(rf"nvidia\.com/gpu: \W?{config.launch.resources.accelerators}\b", said)
+    output = capsys.readouterr().out
+    assert f"name: {name}" in output
+    assert re.search(rf"nvidia\.com/gpu: \W?{config.launch.resources.accelerators}\b", output)
     planned = describe_run(small(name, tmp_path))
     assert "train       to do" in planned
     assert re.search(r"^training +4 epochs of batches of 16", planned, re.MULTILINE)

@@ -67,37 +67,37 @@ def test_every_kind_of_difference_is_named_on_every_rank(run_world: Any, make_sh
         "plan": (replace(manifest, plan_fingerprint="p" * 16), f"shard plan: {'p' * 16} on rank 2, "),
     }
 
-    def said(rank_group: RankGroup, name: str, facts: Callable[[], startup_checks.StartupFacts]) -> str:
+    def startup_error(rank_group: RankGroup, name: str, facts: Callable[[], startup_checks.StartupFacts]) -> str:
         with pytest.raises(InputError) as caught:
             startup_checks.check_ranks_agree(prefixed(rank_group, name), facts)
         assert int(caught.value.exit_code) == 2
         return str(caught.value)
 
     def body(world: World) -> dict[str, str]:
-        rank_group, odd, answers = join_torch_rank_group(20.0), world.rank == 2, {}
+        rank_group, odd, errors = join_torch_rank_group(20.0), world.rank == 2, {}
         config, shard_set = RunConfig.model_validate(RUN), ShardSet.open(shards)
         for name, (change, _) in DOCUMENTS.items():
             train = {**RUN["train"], **(change if odd else {})}
             rank_config = RunConfig.model_validate({**RUN, "train": train})
-            answers[name] = said(rank_group, name, lambda c=rank_config: here(c, shard_set))  # type: ignore[misc]
+            errors[name] = startup_error(rank_group, name, lambda c=rank_config: here(c, shard_set))  # type: ignore[misc]
         for name, (other, _) in data.items():
             mine_set = ShardSet.open(shards)
             mine_set.manifest = other if odd else manifest
-            answers[name] = said(rank_group, name, lambda s=mine_set: here(config, s))  # type: ignore[misc]
+            errors[name] = startup_error(rank_group, name, lambda s=mine_set: here(config, s))  # type: ignore[misc]
         for name, (change_library, _) in LIBRARIES.items():
             with pytest.MonkeyPatch.context() as patch:
                 if odd:
                     change_library(patch)
-                answers[name] = said(rank_group, name, lambda: here(config, shard_set))
+                errors[name] = startup_error(rank_group, name, lambda: here(config, shard_set))
         startup_checks.check_ranks_agree(prefixed(rank_group, "equal"), lambda: here(config, shard_set))
-        return answers
+        return errors
 
-    answers = run_world(4, body)
-    assert answers[0] == answers[1] == answers[2] == answers[3]
+    errors = run_world(4, body)
+    assert errors[0] == errors[1] == errors[2] == errors[3]
     for name, (_, line) in {**DOCUMENTS, **data, **LIBRARIES}.items():
-        assert f"\n  - {line}" in answers[0][name]
-        assert answers[0][name].count("\n  - ") == 1, answers[0][name]
-        assert "ranks 0, 1 and 3" in answers[0][name]
+        assert f"\n  - {line}" in errors[0][name]
+        assert errors[0][name].count("\n  - ") == 1, errors[0][name]
+        assert "ranks 0, 1 and 3" in errors[0][name]
 
 
 def test_an_error_of_one_rank_is_raised_on_all(run_world: Any, make_shard_set: Any) -> None:

@@ -20,8 +20,8 @@ def test_the_compiled_step_takes_real_arguments_and_its_collectives_are_found() 
 
     images, labels = batches(config.input.image_size)
     call = StepInputs(np.int32(1), np.zeros((8, STATUS_LENGTH), np.int32))
-    state, figures = compiled(begin(step, config), step.put_batches(images[:1], labels[:1]), SCHEDULE, call)
-    assert figures.finite.tolist() == [True]
+    state, results = compiled(begin(step, config), step.put_batches(images[:1], labels[:1]), SCHEDULE, call)
+    assert results.finite.tolist() == [True]
     assert int(state.number) == 1
 
     memory, costs = device_memory_bytes(compiled), cost_analysis(compiled)

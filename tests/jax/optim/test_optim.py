@@ -82,9 +82,9 @@ def all_gradients() -> Values:
 def scan_steps(optimizer: Optimizer, shard: ParamShard, weights: Any, pushes: Any, table: Any) -> Any:
     """Return the weights after all steps, in the buckets of the shard. `pushes`: gradients [steps, elements]."""
 
-    def step(carried: Any, given: Any) -> Any:
+    def step(carry: Any, given: Any) -> Any:
         row, push = given
-        result = optimizer.step(shard, carried[0], push, carried[1], HyperParams(*row), jnp.array(True))
+        result = optimizer.step(shard, carry[0], push, carry[1], HyperParams(*row), jnp.array(True))
         return (result.weights, result.opt_state), result.finite
 
     (weights, _), finite = jax.lax.scan(step, (weights, initial_state(weights, optimizer)), (table, pushes))
@@ -184,9 +184,9 @@ def of_optax(rule: Any) -> Values:
 
     weights: Any = {name: jnp.asarray(array) for name, array in start().items()}
 
-    def step(carried: Any, push: Any) -> Any:
-        updates, state = rule.update(push, carried[1], carried[0])
-        return (optax.apply_updates(carried[0], updates), state), None
+    def step(carry: Any, push: Any) -> Any:
+        updates, state = rule.update(push, carry[1], carry[0])
+        return (optax.apply_updates(carry[0], updates), state), None
 
     (moved, _), _ = jax.lax.scan(step, (weights, rule.init(weights)), all_gradients())
     return {name: np.asarray(array) for name, array in moved.items()}

@@ -9,7 +9,7 @@ import shutil
 import sys
 import time
 
-from tests.system.drills.drill import Found, carry_out
+from tests.system.drills.drill import Found, run_drill
 from tests.system.drills.faults import DRILLS, Drill
 from tests.system.drills.page import PAGE, Machine, filled_in
 from tests.system.drills.scene import Scene, scene
@@ -34,7 +34,7 @@ def main() -> None:
 
 def run_and_report(drill: Drill, drill_scene: Scene) -> Found:
     begun = time.time()
-    result = carry_out(drill, drill_scene)
+    result = run_drill(drill, drill_scene)
     alerts = ", ".join(f"{fired.expected.alert} after {fired.firing:.1f} s" for fired in result.fired)
     print(
         f"{drill.name}: {result.before:.3g} -> {result.during:.3g}, {alerts} ({time.time() - begun:.0f} s)", flush=True

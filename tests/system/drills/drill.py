@@ -1,4 +1,4 @@
-"""Runs one drill: calm, fault, alert, Podscale's reaction, calm again, with the time of each."""
+"""Run one drill: calm, fault, alert, Podscale's reaction, calm again, with the time of each."""
 
 import time
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class Found:
     besides: tuple[str, ...]
 
 
-def carry_out(drill: Drill, scene: Scene) -> Found:
+def run_drill(drill: Drill, scene: Scene) -> Found:
     """Run the drill. Fails if an alert does not fire with its labels or does not resolve, or if another fires."""
     scene.calm(drill.shorten, tuple(ASIDE))
     scene.until(lambda: scene.value(drill.query) is not None, drill.series)

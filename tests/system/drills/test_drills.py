@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.system.drills.drill import carry_out
+from tests.system.drills.drill import run_drill
 from tests.system.drills.faults import DRILLS, Drill
 from tests.system.drills.scene import Scene, scene
 
@@ -28,4 +28,4 @@ def drill_scene() -> Iterator[Scene]:
 def test_the_alert_fires_and_no_other(drill: Drill, drill_scene: Scene) -> None:
     if drill.needs_disk and not drill_scene.mounted:
         pytest.skip("cannot mount a tmpfs here")
-    carry_out(drill, drill_scene)
+    run_drill(drill, drill_scene)

@@ -43,21 +43,21 @@ def study(path: Path, *options: str) -> "subprocess.Popen[str]":
 
 
 @pytest.mark.timeout(1200)  # about 25 s alone; the machine may be busy
-def test_a_study_with_a_diverging_cell_is_stopped_and_continued(tmp_path: Path) -> None:
+def test_a_study_with_a_diverging_trial_is_stopped_and_continued(tmp_path: Path) -> None:
     path, cells = tmp_path / "tiny.yaml", tmp_path / "studies" / "cells"
     path.write_text(STUDY.replace("WORKSPACE", str(tmp_path)))
     stopped = study(path)
     until(lambda: stopped.poll() is not None or any(cells.glob("*.json")), 600)
     stopped.send_signal(signal.SIGTERM)
-    said, _ = stopped.communicate(timeout=600)
-    assert stopped.returncode == 75, said
-    assert "podscale: study " in said
+    output, _ = stopped.communicate(timeout=600)
+    assert stopped.returncode == 75, output
+    assert "podscale: study " in output
     before = {file.name: file.stat().st_mtime_ns for file in cells.glob("*.json")}
     assert 1 <= len(before) < 4
 
     ended = study(path, "--out", str(tmp_path))
-    said, _ = ended.communicate(timeout=600)
-    assert ended.returncode == 0, said
+    output, _ = ended.communicate(timeout=600)
+    assert ended.returncode == 0, output
     records = {file.name: json.loads(file.read_text()) for file in cells.glob("*.json")}
     assert len(records) == 4
     assert {name: (cells / name).stat().st_mtime_ns for name in before} == before, "finished trials do not run again"

@@ -40,7 +40,9 @@ def test_a_run_to_the_end(launch: Launch) -> None:
         ("peer_lost", 77, "error: rank 1 does not answer"),
     ],
 )
-def test_how_a_rank_ends_is_how_the_run_ends(launch: Launch, behaviour: str, code: int, message: str) -> None:
+def test_the_run_has_the_exit_code_and_error_of_its_rank(
+    launch: Launch, behaviour: str, code: int, message: str
+) -> None:
     run = launch(all=behaviour)
     returned, _, err = run.end()
     assert returned == code, err
@@ -60,7 +62,7 @@ def test_kill_9_of_one_of_two_ranks_names_it(launch: Launch) -> None:
     assert run.members() == []
 
 
-def test_the_culprit_speaks_not_its_peer(launch: Launch) -> None:
+def test_the_error_is_that_of_the_failed_rank_and_not_of_its_peer(launch: Launch) -> None:
     run = launch("launch.processes=2", _0="peer_lost", _1="bug")
     code, _, err = run.end()
     assert code == 1
@@ -80,7 +82,7 @@ def test_a_lost_rank_is_restarted_and_counted(launch: Launch) -> None:
     assert {cause: count for cause, count in book.restarts.items() if count} == {"lost_rank": 1}
 
 
-def test_restarts_end(launch: Launch) -> None:
+def test_restarts_are_limited(launch: Launch) -> None:
     run = launch("launch.max_restarts=2", all="killed")
     code, _, err = run.end()
     assert code == 77
@@ -116,7 +118,7 @@ def test_a_pod_waits_for_the_one_that_it_replaces(launch: Launch, tmp_path: Path
     assert run.end()[0] == 0
 
 
-def test_a_launcher_that_cannot_start_says_why(launch: Launch, tmp_path: Path) -> None:
+def test_a_launcher_that_cannot_start_reports_why(launch: Launch, tmp_path: Path) -> None:
     (tmp_path / "hidden" / "torch").mkdir(parents=True)
     (tmp_path / "hidden" / "torch" / "__init__.py").write_text("raise ImportError('no torch on this machine')")
     run = launch("launch.processes=2", module="", python_path=tmp_path / "hidden")
@@ -126,7 +128,7 @@ def test_a_launcher_that_cannot_start_says_why(launch: Launch, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("elastic", [False, True])
-def test_two_pods_meet_by_the_launchers_variables(launch: Launch, elastic: bool) -> None:
+def test_two_pods_rendezvous_by_the_variables_of_their_launcher(launch: Launch, elastic: bool) -> None:
     """Two supervisors as in two pods of a PyTorchJob: static with node ranks, or c10d without them."""
     rendezvous = _c10d_pods if elastic else _static_pods
     pods = [
@@ -140,7 +142,7 @@ def test_two_pods_meet_by_the_launchers_variables(launch: Launch, elastic: bool)
         assert f"rank {rank} of 2" in (run_directory / "logs" / f"rank-{rank}.log").read_text()
     assert pods[0].outcome()["exit_code"] == 0
     assert json.loads((run_directory / ".lease").read_text())["number"] == 1  # one lease for the whole job
-    assert len(list((run_directory / "tensorboard").iterdir())) == 1, "the pod that leads has the trackers"
+    assert len(list((run_directory / "tensorboard").iterdir())) == 1, "only one pod runs the trackers"
 
 
 def test_torchrun_records_how_a_rank_was_lost(launch: Launch) -> None:
@@ -176,13 +178,13 @@ def _c10d_pods() -> list[dict[str, str]]:
 
 
 @pytest.mark.slow
-def test_a_pod_without_a_first_one_says_what_it_waits_for_and_ends_on_request(launch: Launch) -> None:
+def test_a_pod_without_the_first_pod_reports_what_it_waits_for_and_exits_on_sigterm(launch: Launch) -> None:
     rendezvous = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_NPROC_PER_NODE": "1"}
     rendezvous |= {"PET_MASTER_ADDR": "t-worker-0.invalid", "PET_MASTER_PORT": "23456"}
     pod = launch("launch.processes=0", variables=rendezvous, all="train")
     assert pod.process.stderr is not None
-    said = next(line for line in pod.process.stderr if line.startswith("waiting"))
-    assert "t-worker-0.invalid" in said
+    message = next(line for line in pod.process.stderr if line.startswith("waiting"))
+    assert "t-worker-0.invalid" in message
     pod.process.terminate()
     code, _, err = pod.end()
     assert (code, pod.members()) == (75, []), err

@@ -10,7 +10,7 @@ from tests.support.prometheus import Prometheus, prometheus
 from tests.support.supervised import Launch
 
 
-def test_a_taken_port_is_known_before_anything_starts(launch: Launch) -> None:
+def test_a_port_in_use_is_reported_before_any_rank_starts(launch: Launch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as occupied:
         port = occupied.getsockname()[1]
         run = launch(f"telemetry.port={port}", "telemetry.required=true", all="train")
@@ -44,7 +44,7 @@ def test_certificates_that_cannot_be_used_are_bad_input(launch: Launch, tmp_path
     assert not (run.run_directory / "ready-0").exists()
 
 
-def test_the_last_figures_outlive_the_endpoint(launch: Launch) -> None:
+def test_the_last_metrics_are_kept_after_the_endpoint_closes(launch: Launch) -> None:
     run = launch("launch.processes=2", all="train")
     assert run.end(120)[0] == 0
     series = json.loads((run.run_directory / "telemetry.json").read_text())["train"]["series"]

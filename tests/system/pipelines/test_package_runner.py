@@ -141,22 +141,22 @@ def test_the_parameter_run_id_names_the_run(start, tmp_path):
     assert [path.name for path in (tmp_path / "ws" / "runs").iterdir()] == ["nightly-20261122020000"]
 
 
-def test_a_run_id_that_cannot_be_one_is_told(start, tmp_path):
+def test_an_invalid_run_id_is_one_readable_error(start, tmp_path):
     runner = start()
     assert runner.run({"run_id": "No Name"}) == "FAILED"
     assert re.search(r"run\.id: .*'No Name'", runner.tasks["train"].log)
     assert "Traceback" not in runner.tasks["train"].log
 
 
-def test_an_image_of_another_version_is_told(capsys):
+def test_the_error_of_an_image_of_another_version_names_field_and_tag(capsys):
     document = json.loads(load(presets.resolve_preset(None)).model_dump_json())
     document["input"]["of_tomorrow"] = 1
     with pytest.raises(SystemExit) as ended:
         steps.train(json.dumps(document), "", None, None)
-    said = capsys.readouterr().err
+    error = capsys.readouterr().err
     assert ended.value.code == ExitCode.BAD_INPUT
-    assert "input.of_tomorrow: " in said
-    assert "images.tag" in said
+    assert "input.of_tomorrow: " in error
+    assert "images.tag" in error
 
 
 def test_several_pods_pack_and_the_shard_stage_completes(start):
@@ -175,7 +175,7 @@ def test_a_part_that_fails_is_in_the_summary(start, tmp_path):
     assert "the source is empty" in text
 
 
-def test_a_stage_is_tried_again_and_its_error_reaches_the_summary(start, tmp_path):
+def test_a_stage_is_retried_and_its_error_reaches_the_summary(start, tmp_path):
     runner = start(retries=2, train="fail:1:rank 0: no such device")
     assert runner.run() == "FAILED"
     assert len(runner.tasks["train"].pods) == 3
@@ -194,7 +194,7 @@ def test_a_job_that_never_starts_leaves_its_error(start, tmp_path):
     assert (outcome.exit_code, outcome.error) == (2, "this cluster has no PyTorchJob: install it")
 
 
-def test_the_jobs_own_word_of_its_failure_is_kept(start, tmp_path):
+def test_the_error_that_the_job_recorded_is_kept(start, tmp_path):
     runner = start("launch.backend=pytorchjob", train="fail:77:rank 3 was lost in step 7")
     assert runner.run() == "FAILED"
     text = summary(tmp_path, runner)
@@ -202,7 +202,7 @@ def test_the_jobs_own_word_of_its_failure_is_kept(start, tmp_path):
     assert "the pod ended" not in text
 
 
-def test_a_job_that_ended_without_a_word_is_told_by_its_pods(start, tmp_path):
+def test_the_summary_of_a_job_without_an_outcome_has_the_error_of_its_pods(start, tmp_path):
     runner = start("launch.backend=pytorchjob", job="lost:1:OOMKilled: raise launch.resources.memory_gib")
     assert runner.run() == "FAILED"
     assert "OOMKilled: raise launch.resources.memory_gib" in summary(tmp_path, runner)
@@ -224,7 +224,7 @@ def test_a_pod_that_is_still_ending_does_not_hide_why_its_job_failed(start, tmp_
     assert "rank 0: the loss is not finite" in summary(tmp_path, runner)
 
 
-def test_a_job_that_is_done_elsewhere_is_missed_here(start, tmp_path):
+def test_a_finished_job_without_outputs_in_this_workspace_is_an_error(start, tmp_path):
     runner = start("launch.backend=pytorchjob", job="lost:0:")
     assert runner.run() == "FAILED"
     assert "launch.cluster.workspace_claim" in runner.tasks["train"].log
@@ -270,7 +270,7 @@ def test_a_cancelled_run_has_its_job_stopped_and_its_summary(start, tmp_path, cl
     assert cluster.get("pytorchjobs", "digits-shard") is not None
 
 
-def test_a_job_that_succeeded_and_whose_products_are_gone_is_run_anew(start, tmp_path, cluster):
+def test_a_job_that_succeeded_and_whose_outputs_are_missing_runs_again(start, tmp_path, cluster):
     finished = {"conditions": [condition("Succeeded")]}
     cluster.put("pytorchjobs", {**trained_by(tmp_path), "status": finished})
     runner = start("launch.backend=pytorchjob", job="succeeded")
@@ -303,7 +303,9 @@ def test_jobs_that_have_ended_or_are_not_ours_are_left_alone(start, tmp_path, cl
 @pytest.mark.parametrize(
     ("denied", "message"), [("list", "may not list pytorchjobs.kubeflow.org"), ("delete", "podscale stop digits")]
 )
-def test_a_job_that_cannot_be_seen_or_stopped_is_told_beside_the_error(start, tmp_path, cluster, denied, message):
+def test_a_job_that_may_not_be_listed_or_deleted_is_reported_beside_the_error(
+    start, tmp_path, cluster, denied, message
+):
     cluster.put("pytorchjobs", trained_by(tmp_path))
     cluster.denied.add((denied, "pytorchjobs"))
     runner = start("launch.backend=pytorchjob", job="lost:76:no step for 300 s")
@@ -315,7 +317,7 @@ def test_a_job_that_cannot_be_seen_or_stopped_is_told_beside_the_error(start, tm
     assert message in text
 
 
-def test_a_local_run_asks_no_cluster(start, tmp_path, cluster):
+def test_a_local_run_sends_no_request_to_a_cluster(start, tmp_path, cluster):
     runner = start(train="fail:1:an error")
     assert runner.run() == "FAILED"
     assert states(runner)["summary"] == "SUCCEEDED"

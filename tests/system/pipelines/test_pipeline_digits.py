@@ -42,7 +42,7 @@ def written(run: Path) -> dict[str, int]:
     return {name: (run / name).stat().st_mtime_ns for name in names}
 
 
-def test_a_run_says_how_it_went(calm: Path) -> None:
+def test_a_run_reports_its_stages_times_and_score(calm: Path) -> None:
     run, out, err = calm / "runs" / "calm", (calm / "calm.out").read_text(), (calm / "calm.err").read_text()
     outcomes = json.loads((run / "outcome.json").read_text())
     assert list(outcomes) == STAGES
@@ -64,30 +64,30 @@ def test_a_run_says_how_it_went(calm: Path) -> None:
     assert "KFP" not in out + err
 
 
-def test_a_run_leaves_a_model_its_figures_and_their_story(calm: Path) -> None:
+def test_a_run_leaves_a_model_its_scores_and_a_report(calm: Path) -> None:
     run = RunDirectory(calm / "runs" / "calm")
     evaluation = json.loads(run.evaluation.read_text())
     jsonschema.validate(evaluation, json.loads((ROOT / "podscale/evaluation/evaluation.schema.json").read_text()))
-    figures, answers = evaluation["figures"], predictions.read_predictions(run.predictions)
-    assert figures["samples"] == len(answers) == len(set(answers.keys.tolist())) == 359
-    assert figures["top1"] == np.mean(answers.topk[:, 0] == answers.labels) > 0.3  # chance is 0.1
-    assert figures["loss"] == pytest.approx(answers.losses.mean(), rel=1e-5)
+    scores, answers = evaluation["figures"], predictions.read_predictions(run.predictions)
+    assert scores["samples"] == len(answers) == len(set(answers.keys.tolist())) == 359
+    assert scores["top1"] == np.mean(answers.topk[:, 0] == answers.labels) > 0.3  # chance is 0.1
+    assert scores["loss"] == pytest.approx(answers.losses.mean(), rel=1e-5)
     matrix = np.array(evaluation["confusion_matrix"])
-    assert np.trace(matrix) == round(figures["top1"] * 359)
+    assert np.trace(matrix) == round(scores["top1"] * 359)
     # The evaluation stage loads the exported model and agrees with the training's own last evaluation.
     trained = json.loads((run.model / "model.json").read_text())["training"]["evaluation"]
-    assert trained["top1"] == pytest.approx(figures["top1"])
+    assert trained["top1"] == pytest.approx(scores["top1"])
     lines = filter_replays(read_records(run.metrics))
     assert [line["step"] for line in lines if line["kind"] == "step"] == list(range(1, 69))
     assert [line["event"] for line in lines if line.get("event") in ("start", "resumed", "done")] == ["start", "done"]
     card = (run.model / "README.md").read_text()
-    for text in ("resnet18", "1438", f"{100 * figures['top1']:.2f}"):
+    for text in ("resnet18", "1438", f"{100 * scores['top1']:.2f}"):
         assert text in card
     assert "<svg" in run.report.read_text()
 
 
 def test_the_reference_names_every_file(calm: Path) -> None:
-    """docs/reference/files.md lists what a run leaves, and nothing that it does not."""
+    """docs/reference/files.md lists exactly the files that a run writes."""
     run = calm / "runs" / "calm"
     (shard_set,) = (path for path in (calm / "datasets").iterdir() if path.is_dir())
     directories = [(run, files_reference.RUN_FILES), (shard_set, files_reference.SHARD_SET_FILES)]
@@ -107,8 +107,8 @@ def test_outputs_are_typed_artifacts(calm: Path) -> None:
 
     assert artifact("shard", "shard_set")["train_images"] == 1438
     assert artifact("train", "model")["architecture"] == "resnet18"
-    figures = json.loads((calm / "runs/calm/evaluation.json").read_text())["figures"]
-    assert artifact("evaluate", "metrics")["top1"] == figures["top1"]
+    scores = json.loads((calm / "runs/calm/evaluation.json").read_text())["figures"]
+    assert artifact("evaluate", "metrics")["top1"] == scores["top1"]
     rows = artifact("evaluate", "confusion")["confusionMatrix"]["rows"]  # type: ignore[index]
     assert sum(sum(row["row"]) for row in rows) == 359
     assert (tasks / "report" / "page").read_bytes() == (calm / "runs/calm/report.html").read_bytes()
@@ -116,7 +116,7 @@ def test_outputs_are_typed_artifacts(calm: Path) -> None:
     assert max(sizes) < 20_000, "large data went through an artifact"
 
 
-def test_again_nothing_is_done_again_and_another_document_is_refused(workspace: Path) -> None:
+def test_a_second_run_repeats_no_stage_and_another_document_is_refused(workspace: Path) -> None:
     run = workspace / "runs" / "calm"
     before = written(run)
     again = podscale(workspace, "run", "run.yaml", "--set", "run.id=calm")

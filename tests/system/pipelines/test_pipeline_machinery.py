@@ -65,7 +65,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def test_a_run_leaves_everything_and_a_second_one_does_nothing_again(start, tmp_path):
+def test_a_run_writes_all_outputs_and_a_second_one_repeats_no_stage(start, tmp_path):
     code, out, err = finish(start())
     assert code == 0, err
     run = tmp_path / "runs" / "digits"
@@ -121,7 +121,7 @@ def test_a_failed_stage_fails_the_run_with_its_own_error_and_code(start, tmp_pat
     assert "not run" in summary
 
 
-def test_a_stage_that_vanishes_is_reported_with_its_last_words(start, tmp_path):
+def test_a_stage_that_vanishes_is_reported_with_its_last_output(start, tmp_path):
     """The outcome of an earlier launch must not count as that of this one."""
     assert finish(start())[0] == 0
     (tmp_path / "runs" / "digits" / "evaluation.json").unlink()
@@ -131,7 +131,7 @@ def test_a_stage_that_vanishes_is_reported_with_its_last_words(start, tmp_path):
     assert err.rstrip().endswith("last words")
 
 
-def test_sigterm_lets_the_stage_save_and_the_next_launch_continues(start, tmp_path):
+def test_sigterm_lets_the_stage_save_and_the_next_launch_resumes(start, tmp_path):
     process = start(train="wait")
     wait_for((tmp_path / "pids").exists)
     wait_for(lambda: '"step": 2' in (tmp_path / "runs" / "digits" / "metrics.jsonl").read_text())
@@ -173,7 +173,7 @@ def test_ctrl_c_is_130_and_leaves_no_process(start, tmp_path):
     wait_for(lambda: not any(map(alive, pids)))
 
 
-def test_kill_9_of_the_run_leaves_no_orphan_and_the_next_launch_continues(start, tmp_path):
+def test_kill_9_of_the_run_leaves_no_process_and_the_next_launch_resumes(start, tmp_path):
     process = start(train="wait")
     wait_for((tmp_path / "pids").exists)
     wait_for(lambda: '"step": 2' in (tmp_path / "runs" / "digits" / "metrics.jsonl").read_text())

@@ -57,7 +57,7 @@ def files(directory: Path) -> list[str]:
     return [path.name for path in directory.rglob("*") if path.is_file()]
 
 
-def test_too_little_room_is_said_before_packing(folder: Path, tmp_path: Path, mount: Mount) -> None:
+def test_too_little_disk_space_is_refused_before_packing(folder: Path, tmp_path: Path, mount: Mount) -> None:
     mount(tmp_path / "small", "size=2m")
     out = tmp_path / "small" / "set"
     with pytest.raises(InputError, match=r"4 MiB .*2 MiB "):

@@ -14,7 +14,7 @@ ROOT = HERE.parents[2]
 STANDINS = {
     "podscale.data.sharding.build_shard_set": HERE / "standin_build.py",
     "podscale.launch.supervisor": HERE / "standin_supervisor.py",
-    "podscale.kubernetes.run_stage": HERE / "standin_carry.py",
+    "podscale.kubernetes.run_stage": HERE / "standin_run_stage.py",
     "podscale.report.model_card": HERE / "standin_card.py",
     "podscale.evaluation.evaluation_json": HERE / "standin_evaluation.py",
     "podscale.report": HERE / "standin_report.py",

@@ -131,7 +131,7 @@ def mostly_broken(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "field", "said"),
+    ("make", "field", "expected"),
     [
         (empty, "data.source", "train/ and val/"),
         (class_missing_in_validation, "data.source", "'bee'"),
@@ -140,13 +140,15 @@ def mostly_broken(folder: Path) -> None:
         (mostly_broken, "data.max_reject_rate", "20 of 36 images"),
     ],
 )
-def test_a_source_that_cannot_be_used(work: WorkFolder, make: Callable[[Path], None], field: str, said: str) -> None:
+def test_a_source_that_cannot_be_used(
+    work: WorkFolder, make: Callable[[Path], None], field: str, expected: str
+) -> None:
     make(work.path / "photos")
-    assert said in work.refuses("shard", "run.yaml", field=field)
+    assert expected in work.refuses("shard", "run.yaml", field=field)
     assert not [name for name in work.made() if name.endswith("manifest.json")]
 
 
-def test_what_the_packer_refuses_is_the_last_word_of_a_run(work: WorkFolder) -> None:
+def test_the_error_of_the_packer_is_the_last_line_of_a_run(work: WorkFolder) -> None:
     class_missing_in_validation(work.path / "photos")
     ended = podscale(work.path, "run", "run.yaml")
     assert ended.code == 2
@@ -155,7 +157,7 @@ def test_what_the_packer_refuses_is_the_last_word_of_a_run(work: WorkFolder) -> 
         assert noise not in ended.err + ended.out
 
 
-def test_unusable_images_are_set_aside_and_the_rest_is_kept(work: WorkFolder) -> None:
+def test_unusable_images_are_quarantined_and_the_rest_is_kept(work: WorkFolder) -> None:
     photos(work.path / "photos")
     ants = work.path / "photos" / "ant"
     broken = {
@@ -209,7 +211,7 @@ def test_a_tar_with_the_same_key_twice(work: WorkFolder) -> None:
 
 
 @pytest.mark.parametrize(
-    ("document", "field", "said"),
+    ("document", "field", "expected"),
     [
         ("train: {epcohs: 3}", "train.epcohs", "train.epochs"),
         ("run: {id: a}\nrun: {id: b}", "run", "wrong.yaml:2: run: given twice, first on line 1"),
@@ -218,9 +220,11 @@ def test_a_tar_with_the_same_key_twice(work: WorkFolder) -> None:
     ],
 )
 @pytest.mark.parametrize("command", ["run", "shard", "train"])
-def test_a_document_that_cannot_be_used(work: WorkFolder, document: str, field: str, said: str, command: str) -> None:
+def test_a_document_that_cannot_be_used(
+    work: WorkFolder, document: str, field: str, expected: str, command: str
+) -> None:
     (work.path / "wrong.yaml").write_text(document)
-    assert said in work.refuses(command, "wrong.yaml", field=field)
+    assert expected in work.refuses(command, "wrong.yaml", field=field)
     assert sorted(path.name for path in work.path.iterdir()) == ["run.yaml", "wrong.yaml"], "nothing was made"
 
 
@@ -233,7 +237,7 @@ def sharded(work: WorkFolder) -> WorkFolder:
 
 
 @pytest.mark.parametrize(
-    ("options", "field", "said"),
+    ("options", "field", "expected"),
     [
         (["train.global_batch=64"], "train.global_batch", "split of 12 images (got 64)"),
         (["launch.processes=6", "train.global_batch=12"], "launch.processes", "12 training and 4 validation images"),
@@ -275,12 +279,12 @@ def sharded(work: WorkFolder) -> WorkFolder:
 )
 @pytest.mark.parametrize("command", ["run", "train"])
 def test_a_training_that_cannot_be_is_refused_before_torch(
-    sharded: WorkFolder, options: list[str], field: str, said: str, command: str, monkeypatch: pytest.MonkeyPatch
+    sharded: WorkFolder, options: list[str], field: str, expected: str, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         "podscale.launch.worker_spec.WorkerSpec.start", lambda *arguments: pytest.fail("a process was started")
     )
-    assert said in sharded.refuses(command, "run.yaml", *set_options(*options), field=field)
+    assert expected in sharded.refuses(command, "run.yaml", *set_options(*options), field=field)
     assert not list(sharded.path.glob("work/runs/*/metrics.jsonl"))
 
 

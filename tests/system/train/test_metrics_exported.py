@@ -30,8 +30,8 @@ NEEDS_A_GPU = {
 }
 NOT_IN_A_SHORT_CALM_RUN = {
     "shard_rejects": "every digit is usable; see test_shards_watch",
-    "train_straggler_rank": "told once an interval is over; see test_stragglers",
-    "train_straggler_ratio": "told once an interval is over; see test_stragglers",
+    "train_straggler_rank": "exported once an interval is over; see test_stragglers",
+    "train_straggler_ratio": "exported once an interval is over; see test_stragglers",
     "train_hang_limit_seconds": "learned from more steps than there are here",
 }
 FIRST_RANK_ONLY = [name for name, entry in CATALOGUE.items() if entry.exporter == "rank 0"]
@@ -66,7 +66,7 @@ def test_every_entry_is_exported_or_has_a_reason(texts: dict[str, str]) -> None:
     assert sorted(set(CATALOGUE) - exported - set(NEEDS_A_GPU) - set(NOT_IN_A_SHORT_CALM_RUN)) == []
 
 
-def test_what_rank_0_alone_knows_it_alone_tells(texts: dict[str, str]) -> None:
+def test_only_rank_0_exports_the_series_of_the_first_rank(texts: dict[str, str]) -> None:
     ranks = {
         family.name.removeprefix("podscale_"): {sample.labels["rank"] for sample in family.samples}
         for family in families(texts["train"])
@@ -77,7 +77,7 @@ def test_what_rank_0_alone_knows_it_alone_tells(texts: dict[str, str]) -> None:
     assert wrong == {}
 
 
-def test_what_is_served_is_clean_to_promtool(texts: dict[str, str]) -> None:
+def test_promtool_finds_no_problem_in_the_exposition(texts: dict[str, str]) -> None:
     if shutil.which("promtool") is None:
         pytest.skip("promtool is not installed (Debian package prometheus)")
     for text in texts.values():
@@ -85,7 +85,7 @@ def test_what_is_served_is_clean_to_promtool(texts: dict[str, str]) -> None:
         assert (check.returncode, check.stdout + check.stderr) == (0, b"")
 
 
-def test_figures_of_a_training_add_up(texts: dict[str, str]) -> None:
+def test_metrics_of_a_training_add_up(texts: dict[str, str]) -> None:
     values = {
         (sample.name, sample.labels.get("rank"), sample.labels.get("kind")): sample.value
         for family in families(texts["train"])
@@ -107,7 +107,7 @@ def test_figures_of_a_training_add_up(texts: dict[str, str]) -> None:
     assert values["podscale_eval_images_total", "0", None] + values["podscale_eval_images_total", "1", None] == 359
 
 
-def test_figures_of_a_build_add_up(texts: dict[str, str]) -> None:
+def test_metrics_of_a_build_add_up(texts: dict[str, str]) -> None:
     values = {
         (sample.name, *(value for name, value in sample.labels.items() if name != "run")): sample.value
         for family in families(texts["shard"])

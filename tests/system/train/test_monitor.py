@@ -62,13 +62,13 @@ def test_runs_are_scraped_and_our_rules_are_loaded(runs: Path) -> None:
     assert (runs / ".prometheus" / "data").is_dir()
 
 
-def test_a_port_in_use_is_told(runs: Path) -> None:
+def test_a_port_in_use_is_one_readable_error(runs: Path) -> None:
     port = (runs / "r" / "metrics.url").read_text().rsplit(":", 1)[1].partition("/")[0]
     ended = podscale(runs.parent, "monitor", "--port", port)
     assert_error(ended.code, ended.err, port, field="--port")
 
 
-def test_a_second_one_for_the_same_runs_is_refused(runs: Path) -> None:
+def test_a_second_monitor_of_the_same_runs_is_refused(runs: Path) -> None:
     first = Command(runs.parent, "monitor", "--port", "0")
     try:
         assert first.process.stdout is not None

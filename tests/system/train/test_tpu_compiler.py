@@ -91,7 +91,7 @@ def test_slices_meet_over_the_network(folder: Path) -> None:
 
 
 def test_a_step_that_does_not_fit_and_the_largest_that_does(folder: Path) -> None:
-    """What does not fit is refused within seconds; of the eight allowed batches few are compiled."""
+    """The step that does not fit is refused within seconds; few of the eight allowed batches are compiled."""
     options = ("model.width=16", "model.batch_norm.span=512", "train.global_batch=4096", "input.image_size=256")
     changes = ["--topology", "v5e:1x1", *set_options(*options)]
     report = compiled(folder, *changes, code=2)

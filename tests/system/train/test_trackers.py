@@ -31,14 +31,14 @@ def trackers(run: Run) -> list[int]:
 
 
 def unusable(tmp_path: Path) -> Path:
-    """Put a file in the place of the directory of event files."""
+    """Put a file at the path of the directory of event files."""
     path = tmp_path / "runs" / "t" / "tensorboard"
     path.parent.mkdir(parents=True)
     path.touch()
     return path
 
 
-def test_figures_of_a_run(launch: Launch) -> None:
+def test_tensorboard_has_every_step_of_a_run(launch: Launch) -> None:
     run = launch(TENSORBOARD, all="train")
     code, _, err = run.end()
     assert code == 0, err
@@ -48,14 +48,14 @@ def test_figures_of_a_run(launch: Launch) -> None:
     assert run.members() == []
 
 
-def test_none_is_started_unasked(launch: Launch) -> None:
+def test_no_tracker_starts_by_default(launch: Launch) -> None:
     run = launch(all="train")
     assert run.end()[0] == 0
     assert not list((run.run_directory / "logs").glob("tracker-*"))
     assert not (run.run_directory / "tensorboard").exists()
 
 
-def test_a_tracker_that_fails_costs_a_warning(launch: Launch, tmp_path: Path) -> None:
+def test_a_tracker_that_fails_is_one_warning(launch: Launch, tmp_path: Path) -> None:
     unusable(tmp_path)
     run = launch(TENSORBOARD, all="train")
     code, out, err = run.end()
@@ -67,7 +67,7 @@ def test_a_tracker_that_fails_costs_a_warning(launch: Launch, tmp_path: Path) ->
     assert '"tracker_failed"' in out
 
 
-def test_a_tracker_that_is_required_ends_the_run_in_order(launch: Launch, tmp_path: Path) -> None:
+def test_a_failure_of_a_required_tracker_ends_the_run(launch: Launch, tmp_path: Path) -> None:
     unusable(tmp_path)
     run = launch(TENSORBOARD, "telemetry.required=true", all="long")
     code, _, err = run.end()
@@ -91,7 +91,7 @@ def test_a_tracker_that_hangs_does_not_hold_up_a_stop(launch: Launch) -> None:
     assert run.members() == []
 
 
-def test_a_tracker_that_is_killed_is_missed_by_nobody_else(launch: Launch) -> None:
+def test_a_tracker_that_is_killed_does_not_affect_the_others(launch: Launch) -> None:
     run = launch(TENSORBOARD, all="hundred")
     run.wait_for(lambda: (run.run_directory / "tensorboard").exists() and bool(trackers(run)))
     for pid in trackers(run):
@@ -102,7 +102,7 @@ def test_a_tracker_that_is_killed_is_missed_by_nobody_else(launch: Launch) -> No
     assert (name, why.startswith("it exited with code -9")) == ("tensorboard", True)
 
 
-def test_trackers_die_with_their_supervisor(launch: Launch) -> None:
+def test_trackers_exit_with_their_supervisor(launch: Launch) -> None:
     run = launch(TENSORBOARD, all="long")
     run.wait_for(lambda: bool(trackers(run)))
     run.process.kill()
@@ -112,7 +112,7 @@ def test_trackers_die_with_their_supervisor(launch: Launch) -> None:
     assert run.members() == []
 
 
-def test_one_tracker_follows_all_lives_of_a_launch(launch: Launch) -> None:
+def test_one_tracker_process_follows_a_run_over_its_restarts(launch: Launch) -> None:
     run = launch(TENSORBOARD, "launch.max_restarts=1", all="killed_once")
     code, _, err = run.end()
     assert code == 0, err
@@ -120,8 +120,8 @@ def test_one_tracker_follows_all_lives_of_a_launch(launch: Launch) -> None:
     assert len(list((run.run_directory / "tensorboard").iterdir())) == 1
 
 
-def test_kubeflow_trainer_is_told_where_it_listens(launch: Launch, tmp_path: Path) -> None:
-    """No server answers at this address, and the run continues; unit tests check the reports."""
+def test_statuses_go_to_the_address_of_kubeflow_trainer(launch: Launch, tmp_path: Path) -> None:
+    """The run continues, although no server answers at this address. Unit tests check the statuses."""
     (tmp_path / "token").write_text("t")
     variables = {
         "KUBEFLOW_TRAINER_SERVER_URL": "https://127.0.0.1:9/status",
@@ -168,7 +168,7 @@ def test_a_training_that_is_killed_and_continued(tmp_path: Path, start: list[Com
     start[-1].wait_for(lambda: halted_after_a_checkpoint(start[-1], run))
     start[-1].process.kill()
     start[-1].end()
-    assert not (run / "model").exists(), "the training was over before it could be killed"
+    assert not (run / "model").exists(), "the training ended before it could be killed"
     ended = podscale(tmp_path, *train)
     assert ended.code == 0, ended.err
     lines = list(read_records(run / "metrics.jsonl"))

@@ -101,9 +101,9 @@ def over_two_launches(name: str, config: RunConfig, track: Track, arrived: Calla
     until(lambda: arrived(6), SECONDS)
     first.kill()
     write(run, 4, 10)
-    said = track(name, config).end(LaunchExit(0))
-    assert said.startswith(f"{name}: ")
-    return said
+    message = track(name, config).end(LaunchExit(0))
+    assert message.startswith(f"{name}: ")
+    return message
 
 
 def sent(config: RunConfig, name: str) -> dict[str, Any]:
@@ -125,8 +125,10 @@ def test_mlflow_has_every_point_once(tmp_path: Path, track: Track, monkeypatch: 
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     config = document(tmp_path, "telemetry.trackers=[mlflow]", "telemetry.mlflow.experiment=digits")
-    said = over_two_launches("mlflow", config, track, lambda step: sent(config, "mlflow")["newest"].get("step") == step)
-    assert uri in said
+    message = over_two_launches(
+        "mlflow", config, track, lambda step: sent(config, "mlflow")["newest"].get("step") == step
+    )
+    assert uri in message
     client = MlflowClient(uri)
     (run,) = client.search_runs([client.get_experiment_by_name("digits").experiment_id])
     assert (run.info.run_id, run.info.run_name, run.info.status) == (sent(config, "mlflow")["id"], "t", "FINISHED")
@@ -143,7 +145,7 @@ def test_mlflow_has_every_point_once(tmp_path: Path, track: Track, monkeypatch: 
 
 @needs("mlflow", "sqlalchemy")
 @pytest.mark.parametrize(("code", "status"), [(75, "KILLED"), (1, "FAILED")])
-def test_mlflow_knows_how_a_launch_ended(tmp_path: Path, track: Track, code: int, status: str) -> None:
+def test_mlflow_has_the_exit_of_a_launch(tmp_path: Path, track: Track, code: int, status: str) -> None:
     from mlflow import MlflowClient
 
     uri = f"sqlite:///{tmp_path}/mlflow.db"
@@ -183,8 +185,8 @@ def test_mlflow_waits_out_an_outage(tmp_path: Path) -> None:
 def test_wandb_has_every_point_once(tmp_path: Path, track: Track, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     config = document(tmp_path, "telemetry.trackers=[wandb]", "telemetry.wandb.project=digits")
-    said = over_two_launches("wandb", config, track, lambda step: step in [row["step"] for row in history(config)])
-    assert "(offline)" in said
+    message = over_two_launches("wandb", config, track, lambda step: step in [row["step"] for row in history(config)])
+    assert "(offline)" in message
     rows = history(config)
     step_rows = [row for row in rows if "train/loss" in row]
     assert [row["step"] for row in step_rows] == list(range(1, 11))
@@ -204,7 +206,7 @@ def test_wandb_has_every_point_once(tmp_path: Path, track: Track, monkeypatch: p
 
 
 @needs("wandb")
-def test_wandb_without_a_key_fails_with_its_own_words(
+def test_wandb_without_a_key_fails_with_its_own_error(
     tmp_path: Path, track: Track, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("WANDB_MODE", "WANDB_API_KEY"):

@@ -47,7 +47,7 @@ def containers(cluster: FakeCluster) -> list[str]:
     return [container["image"] for container in template["spec"]["containers"]]
 
 
-def test_submit_without_waiting_makes_the_job_and_returns(
+def test_submit_without_waiting_creates_the_job_and_returns(
     cluster: FakeCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["submit", *SET, "--stage", "train", "--no-wait"]) == 0
@@ -55,7 +55,7 @@ def test_submit_without_waiting_makes_the_job_and_returns(
     assert len(cluster.all("pytorchjobs")) == 1
 
 
-def test_a_dry_run_asks_for_every_stage_and_makes_nothing(
+def test_a_dry_run_checks_every_stage_and_creates_nothing(
     cluster: FakeCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["submit", *SET, "--dry-run"]) == 0
@@ -67,7 +67,7 @@ def test_all_stages_need_waiting(cluster: FakeCluster, capsys: pytest.CaptureFix
     assert_error(main(["submit", *SET, "--no-wait"]), capsys.readouterr().err, "--stage shard", field="--no-wait")
 
 
-def test_the_cluster_s_defaults_stand_below_the_document(cluster: FakeCluster) -> None:
+def test_the_document_overrides_the_cluster_s_defaults(cluster: FakeCluster) -> None:
     put_defaults(cluster)
     options = ["--set", "run.id=r1", "--set", "launch.cluster.queue=mine", "--stage", "train", "--no-wait"]
     assert main(["submit", *options]) == 0
@@ -83,7 +83,7 @@ def test_a_defaults_file_replaces_the_defaults_of_the_cluster(cluster: FakeClust
     assert containers(cluster) == ["file/image:2"]
 
 
-def test_hardware_without_an_engine_is_refused_before_anything_is_made(
+def test_hardware_without_an_engine_is_refused_before_anything_is_created(
     cluster: FakeCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tpu = ["--set", "launch.hardware=tpu-v5e-2x2", "--set", "launch.processes=1", "--set", "launch.nodes=1"]
@@ -113,7 +113,7 @@ def test_every_command_takes_the_cluster_s_defaults(
     assert containers(cluster) == ["cluster/image:1"]
 
 
-def test_a_document_s_jobs_are_looked_for_where_the_defaults_had_them_submitted(
+def test_jobs_are_looked_up_in_the_namespace_of_the_defaults(
     cluster: FakeCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     elsewhere = {"defaults.yaml": DEFAULTS.replace("cluster: {", "cluster: {namespace: elsewhere, ")}
@@ -124,7 +124,7 @@ def test_a_document_s_jobs_are_looked_for_where_the_defaults_had_them_submitted(
     assert "namespace elsewhere" in capsys.readouterr().out
 
 
-def test_an_unknown_option_in_the_defaults_names_where_it_stands(
+def test_the_error_of_an_unknown_default_names_configmap_and_line(
     cluster: FakeCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     content = {"defaults.yaml": "launch: {imaeg: x}"}
@@ -134,7 +134,7 @@ def test_an_unknown_option_in_the_defaults_names_where_it_stands(
     assert_error(code, capsys.readouterr().err, "launch.image", field=field)
 
 
-def test_defaults_that_may_not_be_read_are_done_without(cluster: FakeCluster) -> None:
+def test_defaults_that_may_not_be_read_are_ignored(cluster: FakeCluster) -> None:
     cluster.denied.add(("get", "configmaps"))
     assert main(["submit", *SET, "--stage", "train", "--no-wait"]) == 0
 
@@ -193,7 +193,7 @@ def test_a_plain_job_replaces_neither_slices_nor_an_elastic_job(
         choose_job_kind(api, build_job_spec(load(None, options), "train", mounted=False), "auto")
 
 
-def test_status_tells_job_and_pods(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_reports_job_and_pods(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
     cluster.put("pytorchjobs", job())
     cluster.put("pods", pod(0, last=terminated(77, "rank 1 is lost"), restarts=1))
     cluster.put("pods", unschedulable(1, "0/1 nodes are available"))
@@ -213,14 +213,14 @@ def test_status_as_json_has_what_a_program_needs(cluster: FakeCluster, capsys: p
     assert [one["name"] for one in output["pods"]] == ["r1-worker-0"]
 
 
-def test_an_unknown_run_is_no_traceback(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_run_is_one_readable_error(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", "r9"]) == 1
     assert main(["logs", "r9"]) == 2
     assert main(["stop", "r9"]) == 0
     assert "run r9" in capsys.readouterr().out
 
 
-def test_list_shows_the_jobs_of_podscale_and_not_what_operators_make_of_them(
+def test_list_shows_the_jobs_of_podscale_and_not_those_that_operators_create(
     cluster: FakeCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = cluster.put("jobsets", job("JobSet", name="r2", labels={"podscale.dev/run": "r2"}))
@@ -297,7 +297,7 @@ def test_doctor_finds_defaults_that_cannot_be_used(cluster: FakeCluster, capsys:
     assert findings["API server"]["verdict"] == "ok"
 
 
-def test_stop_leaves_what_has_ended_unless_asked(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stop_keeps_finished_jobs_unless_asked(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
     cluster.put("pytorchjobs", job(status={"conditions": [condition("Succeeded")]}))
     evaluation = job("Job", name="r1-evaluate", labels={"podscale.dev/stage": "evaluate"})
     cluster.put("jobs", evaluation)
@@ -308,7 +308,7 @@ def test_stop_leaves_what_has_ended_unless_asked(cluster: FakeCluster, capsys: p
     assert "Job r1-evaluate: gone" in capsys.readouterr().out
 
 
-def test_stopping_a_pipelines_job_by_hand_says_that_it_comes_back(
+def test_stopping_a_job_of_a_pipeline_warns_about_kubeflow_pipelines(
     cluster: FakeCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for launcher, expected in (("pipeline", True), ("", False)):
@@ -319,7 +319,7 @@ def test_stopping_a_pipelines_job_by_hand_says_that_it_comes_back(
         assert ("Kubeflow Pipelines" in capsys.readouterr().out) is expected
 
 
-def test_jobs_that_may_not_be_seen_are_not_said_to_be_absent(
+def test_jobs_that_may_not_be_listed_are_not_reported_as_absent(
     cluster: FakeCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster.denied.add(("list", "pytorchjobs"))
@@ -350,7 +350,7 @@ def test_no_cluster_is_one_line_for_every_command(
     assert main(["doctor", "--cluster"]) == 2
 
 
-def test_watching_a_large_job_takes_few_requests_and_little_of_each_pod(
+def test_watching_a_large_job_takes_few_requests_and_little_memory_a_pod(
     api: ClusterClient, cluster: FakeCluster
 ) -> None:
     made = cluster.put("pytorchjobs", job())

@@ -91,12 +91,12 @@ def test_a_schedule_names_each_run_by_its_time(api, capsys):
         (["schedule", *ON_CLUSTER, "--cron", "0 2 * * *", "--set", f"run.id={'a' * 26}"], "run.id", ["25 characters"]),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_is_sent(api, capsys, arguments, field, says):
+def test_bad_input_is_refused_before_anything_is_sent(api, capsys, arguments, field, says):
     assert_error(podscale(*arguments), capsys.readouterr().err, *says, field=field)
     assert not api.store.packages
 
 
-def test_defaults_of_a_file_stand_below_the_document(api, tmp_path: Path):
+def test_the_document_overrides_the_defaults_of_a_file(api, tmp_path: Path):
     path = tmp_path / "defaults.yaml"
     path.write_text("run: {workspace: /shared}\nlaunch: {image: 'registry/ours:1', retries: 7}\n")
     assert podscale("upload", "digits", "--defaults", str(path), "--set", "run.workspace=/shared") == 0
@@ -105,7 +105,7 @@ def test_defaults_of_a_file_stand_below_the_document(api, tmp_path: Path):
     assert '"maxRetryCount": 7' in text
 
 
-def test_cron_expressions_have_six_fields_in_the_end():
+def test_cron_expressions_are_converted_for_kfp():
     assert _kfp_cron("0 2 * * *") == "0 0 2 * * *"
     assert _kfp_cron("30 0 2 * * *") == "30 0 2 * * *"
     assert _kfp_cron("@daily") == "@daily"

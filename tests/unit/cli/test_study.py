@@ -15,17 +15,17 @@ from tests.support.kfp_api import check_package
 from tests.support.outcomes import assert_error
 
 
-def test_a_plan_says_what_a_time_box_leaves_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_lists_what_a_time_box_leaves_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--set", f"run.workspace={tmp_path}", "--dry-run", "--jobs", "1"]
     assert main(["study", "digits-large-batch", *options]) == ExitCode.DONE
-    said = capsys.readouterr().out
-    assert re.search(r"digits-large-batch: 0 trials done, 26 to run, \D*1 more", said)
-    assert "LEFT OUT" not in said
+    output = capsys.readouterr().out
+    assert re.search(r"digits-large-batch: 0 trials done, 26 to run, \D*1 more", output)
+    assert "LEFT OUT" not in output
     assert main(["study", "digits-large-batch", *options, "--time-box", "2"]) == ExitCode.DONE
-    said = capsys.readouterr().out
-    assert re.search(r"estimate: 2:00 .*\b1 job\b", said)
-    assert re.search(r"LEFT OUT .*\b16 trials", said)
-    assert re.search(r"further seeds: 2, 3\b", said)
+    output = capsys.readouterr().out
+    assert re.search(r"estimate: 2:00 .*\b1 job\b", output)
+    assert re.search(r"LEFT OUT .*\b16 trials", output)
+    assert re.search(r"further seeds: 2, 3\b", output)
     assert not list(tmp_path.iterdir()), "a plan writes nothing"
 
 
@@ -56,7 +56,7 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 class TestPackage:
-    def test_small_jobs_over_the_chains_in_waves(self, pipeline: dict[str, Any]) -> None:
+    def test_jobs_of_one_series_run_in_parallel_after_the_series_they_depend_on(self, pipeline: dict[str, Any]) -> None:
         tasks = pipeline["root"]["dag"]["tasks"]
         loops = [tasks[name] for name in tasks if name.startswith("for-loop")]
         items = [json.loads(loop["parameterIterator"]["items"]["raw"]) for loop in loops]
@@ -67,7 +67,7 @@ class TestPackage:
         assert tasks[second]["dependentTasks"] == [first]
         assert tasks["findings"]["dependentTasks"] == [second]
 
-    def test_the_study_travels_inside(self, pipeline: dict[str, Any]) -> None:
+    def test_the_package_contains_the_study(self, pipeline: dict[str, Any]) -> None:
         study_text = pipeline["root"]["dag"]["tasks"]["findings"]["inputs"]["parameters"]["study"]
         study = StudyDocument.model_validate_json(study_text["runtimeValue"]["constant"])
         chains = TrialGrid(study).series

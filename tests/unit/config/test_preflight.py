@@ -66,7 +66,7 @@ def test_all_problems_are_reported_at_once(tmp_path):
     assert refusal.text.splitlines()[1:] == [f"  - {error}" for error in errors]
 
 
-def test_the_source(tmp_path):
+def test_a_missing_or_empty_source_is_a_problem(tmp_path):
     photos = tmp_path / "photos"
     missing = only(document(tmp_path, f"data.source={photos}"))
     assert about(missing) == ("data.source", str(photos))
@@ -100,20 +100,20 @@ def mounted(directory: Path, *options: str) -> bool:
     return shutil.which("mount") is not None and subprocess.run(command, capture_output=True).returncode == 0
 
 
-@pytest.mark.parametrize(("options", "said"), [(["size=8m"], "8.0 MiB"), (["ro"], "disk cannot")])
-def test_full_and_read_only_disks(tmp_path, options, said):
+@pytest.mark.parametrize(("options", "expected"), [(["size=8m"], "8.0 MiB"), (["ro"], "disk cannot")])
+def test_full_and_read_only_disks(tmp_path, options, expected):
     target = tmp_path / "disk"
     if not mounted(target, *options):
         pytest.skip("mounting a tmpfs needs root")
     try:
         error = only(document(target))
         assert about(error) == ("run.workspace", str(target))
-        assert said in error.problem
+        assert expected in error.problem
     finally:
         subprocess.run(["umount", str(target)], check=True)
 
 
-def test_space_is_that_of_the_source(tmp_path):
+def test_the_needed_disk_space_is_that_of_the_source(tmp_path):
     source = tmp_path / "photos" / "cat"
     source.mkdir(parents=True)
     with (source / "huge.jpg").open("wb") as file:
@@ -183,7 +183,7 @@ def test_several_nodes_are_for_pods(tmp_path):
     assert find_problems(config, "pod") == []
 
 
-def test_data_smaller_than_the_run_wants(tmp_path):
+def test_a_data_set_too_small_for_the_run_is_a_problem(tmp_path):
     config = document(tmp_path, "launch.processes=4", "train.global_batch=64")
     complete_shard_set(config, 60, 20)
     error = only(config)
@@ -210,7 +210,7 @@ def test_what_a_cluster_needs():
     assert find_problems(loads("", overrides=good), "cluster") == []
 
 
-def test_bytes_for_people():
+def test_byte_counts_are_formatted():
     assert [format_bytes(n) for n in (0, 1023, 1536, 200 * 2**20, 2**50)] == [
         "0 bytes", "1023 bytes", "1.5 KiB", "200 MiB", "1024 TiB",
     ]  # fmt: skip
@@ -241,7 +241,7 @@ def test_a_folder_that_wandb_left_is_no_package(tmp_path, monkeypatch):
     assert about(only(document(tmp_path, "telemetry.trackers=[wandb]"))) == ("telemetry.trackers", "wandb")
 
 
-def test_mlflow_is_somewhere(tmp_path, monkeypatch):
+def test_mlflow_needs_a_tracking_uri(tmp_path, monkeypatch):
     (tmp_path / "packages").mkdir()
     (tmp_path / "packages" / "mlflow.py").touch()
     monkeypatch.syspath_prepend(str(tmp_path / "packages"))
@@ -321,7 +321,7 @@ def test_a_process_of_jax_may_drive_several_devices(monkeypatch, tmp_path, chang
         loads("", overrides=["train.engine=jax", "train.global_batch=128", "launch.processes=3"])
 
 
-def test_jax_needs_its_library_where_tpus_are(monkeypatch, tmp_path):
+def test_jax_needs_libtpu_on_a_machine_with_tpus(monkeypatch, tmp_path):
     config = document(tmp_path, "train.engine=jax")
     there = {"jax"}
     monkeypatch.setattr(software, "find_spec", lambda name: name if name in there else None)
@@ -359,7 +359,7 @@ def test_an_image_of_ours_without_the_engine(engine, image, suitable):
     assert problems == ([("launch.image", image, f"Set launch.image to {suitable}.")] if suitable else [])
 
 
-def test_tpus_that_are_not_here(monkeypatch, tmp_path):
+def test_missing_tpus_are_a_problem(monkeypatch, tmp_path):
     config = document(tmp_path, "train.engine=jax", "launch.hardware=tpu-v5e-2x2")
     monkeypatch.setattr(software, "find_spec", lambda name: name)
     assert about(only(config)) == ("launch.hardware", "tpu-v5e-2x2")

@@ -61,7 +61,7 @@ def test_a_remote_set_reads_like_the_local_one(store, make_shard_set, tmp_path) 
     assert [name for name in store.bytes_sent if store.bytes_sent[name] != sent[name]] == ["manifest.json"]
 
 
-def test_shards_that_fit_into_memory_come_to_no_disk(store, make_shard_set, tmp_path) -> None:
+def test_shards_that_fit_into_memory_are_not_written_to_disk(store, make_shard_set, tmp_path) -> None:
     local, sizes = ShardSet.open(make_shard_set(shards=3)), shard_bytes(tmp_path / "shards")
     cache = tmp_path / "cache"
     split = ShardCache(cache, 10**9, QUICK).open(f"{store.url}/shards", memory_bytes=sizes[0] + sizes[1]).split("train")
@@ -70,15 +70,15 @@ def test_shards_that_fit_into_memory_come_to_no_disk(store, make_shard_set, tmp_
         assert read_all(split) == read_all(local.split("train"))
     assert split.cached_bytes == sizes[0] + sizes[1]
     assert tars(cache) == [split.shard_names[2]]
-    until(lambda: [store.bytes_sent[name] for name in split.shard_names] == sizes, 10)  # each came once
+    until(lambda: [store.bytes_sent[name] for name in split.shard_names] == sizes, 10)  # each was sent once
     again = ShardCache(cache, 10**9, QUICK).open(f"{store.url}/shards", memory_bytes=10**9).split("train")
     again.prefetch(np.flatnonzero(again.column("shard") == 2))
     until(lambda: again.cached_bytes == sizes[2], 60)
     assert read_all(again) == read_all(local.split("train"))
-    assert store.bytes_sent[split.shard_names[2]] == sizes[2], "what is on the disk is copied from there"
+    assert store.bytes_sent[split.shard_names[2]] == sizes[2], "a shard on the disk is copied from there"
 
 
-def test_what_comes_to_memory_is_what_the_manifest_states(store, make_shard_set, tmp_path) -> None:
+def test_shards_in_memory_are_compared_with_the_manifest(store, make_shard_set, tmp_path) -> None:
     local = ShardSet.open(make_shard_set(shards=1))
     for faults, good in ((1, True), (1000, False)):
         store.faults = {("corrupt", ".tar"): faults}
@@ -96,7 +96,7 @@ def test_what_comes_to_memory_is_what_the_manifest_states(store, make_shard_set,
 
 
 @pytest.mark.parametrize("kind", ["cut", "slow", "corrupt", "error"])
-def test_bad_answers_are_asked_for_again(kind, store, make_shard_set, tmp_path) -> None:
+def test_bad_responses_are_retried(kind, store, make_shard_set, tmp_path) -> None:
     local = ShardSet.open(make_shard_set(shards=1))
     store.faults = {(kind, ".tar"): 1, (kind, "train/index"): 1, (kind, "manifest.json"): kind != "corrupt"}
     store.timeout = 0.4
@@ -108,20 +108,20 @@ def test_bad_answers_are_asked_for_again(kind, store, make_shard_set, tmp_path) 
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"), [("error", "in 4 attempts"), ("corrupt", "sha256 differs from the manifest after 4 attempts")]
+    ("kind", "expected"), [("error", "in 4 attempts"), ("corrupt", "sha256 differs from the manifest after 4 attempts")]
 )
-def test_lasting_failures_end_with_one_clear_error(kind, said, store, make_shard_set, tmp_path) -> None:
+def test_lasting_failures_end_with_one_clear_error(kind, expected, store, make_shard_set, tmp_path) -> None:
     make_shard_set(shards=1)
     remote = ShardCache(tmp_path / "cache", 10**9, QUICK).open(f"{store.url}/shards")
     store.faults = {(kind, ".tar"): 1000}
-    with refused(said, kind=PodscaleError) as refusal:
+    with refused(expected, kind=PodscaleError) as refusal:
         remote.split("train").read(0)
     assert refusal.error.field.startswith(f"{store.url}/shards/")
     assert tars(tmp_path / "cache") == []
     assert not list((tmp_path / "cache").rglob("*.part"))
 
 
-def test_what_no_retry_can_help(store, make_shard_set, tmp_path) -> None:
+def test_permanent_failures_are_not_retried(store, make_shard_set, tmp_path) -> None:
     directory = make_shard_set(shards=1)
     with refused(field=f"{store.url}/nothing"):
         ShardCache(tmp_path / "cache", 10**9, QUICK).open(f"{store.url}/nothing")
@@ -140,7 +140,7 @@ def test_what_no_retry_can_help(store, make_shard_set, tmp_path) -> None:
         cache.open("nosuch://bucket/set")
 
 
-def test_a_damaged_or_shortened_copy_is_brought_again(store, make_shard_set, tmp_path) -> None:
+def test_a_damaged_or_shortened_copy_is_downloaded_again(store, make_shard_set, tmp_path) -> None:
     local = ShardSet.open(make_shard_set(shards=1))
     cache = ShardCache(tmp_path / "cache", 10**9, QUICK)
     cache.open(f"{store.url}/shards").split("train").read(0)
@@ -188,7 +188,7 @@ def test_eviction_takes_the_least_recently_used_and_never_one_in_use(store, make
     assert held.tobytes() == before
 
 
-def test_a_cache_full_of_shards_in_use_says_so(store, make_shard_set, tmp_path) -> None:
+def test_a_cache_full_of_shards_in_use_is_one_readable_error(store, make_shard_set, tmp_path) -> None:
     sizes = shard_bytes(make_shard_set(shards=6))
     cache = ShardCache(tmp_path / "cache", sum(sorted(sizes)[-2:]), ReadRetryPolicy(0.3, 2, 0.01, 2**20))
     split = cache.open(f"{store.url}/shards").split("train")
@@ -208,7 +208,7 @@ def test_a_set_larger_than_the_cache_can_be_read_in_any_order(store, make_shard_
         assert split.read(row).tobytes() == local.read(row).tobytes()
 
 
-def test_parts_of_killed_processes_are_removed_and_those_of_living_ones_are_not(
+def test_partial_files_of_killed_processes_are_removed_and_those_of_running_ones_kept(
     store, make_shard_set, tmp_path
 ) -> None:
     make_shard_set(shards=1)
@@ -264,7 +264,7 @@ def test_a_killed_downloader_leaves_no_shard_and_no_lock(store, make_shard_set, 
     assert not list(cache_dir.glob("*/train/*.part"))
 
 
-def test_open_shard_set_and_prefetch_bring_a_hosts_own_shards(store, make_shard_set, tmp_path) -> None:
+def test_open_shard_set_and_prefetch_download_a_hosts_own_shards(store, make_shard_set, tmp_path) -> None:
     directory = make_shard_set(shards=4)
     config = RunConfig.model_validate(
         {
@@ -298,7 +298,7 @@ def test_prefetch_never_evicts(store, make_shard_set, tmp_path) -> None:
     assert tars(tmp_path / "cache") == split.shard_names[:2]
 
 
-def test_within_gives_results_errors_and_deadlines() -> None:
+def test_call_with_timeout_returns_raises_and_times_out() -> None:
     assert call_with_timeout(5, lambda: 7) == 7
     with pytest.raises(KeyError):
         call_with_timeout(5, lambda: {}["a"])

@@ -34,28 +34,28 @@ def test_values_are_stored(kind: str, request: pytest.FixtureRequest) -> None:
 
 
 def test_a_waiting_client_gets_the_values_once_all_keys_are_set(store: StoreClient) -> None:
-    heard: list[list[str]] = []
-    waiting = [threading.Thread(target=lambda: heard.append(store.clone(20.0).get(["a", "b"]))) for _ in range(20)]
+    received: list[list[str]] = []
+    waiting = [threading.Thread(target=lambda: received.append(store.clone(20.0).get(["a", "b"]))) for _ in range(20)]
     for thread in waiting:
         thread.start()
     store.set("b", "2")
     time.sleep(0.05)
-    assert heard == []
+    assert received == []
     store.set("a", "1")
     for thread in waiting:
         thread.join(20)
-    assert heard == [["1", "2"]] * 20
+    assert received == [["1", "2"]] * 20
 
 
 def test_a_client_waits_for_a_server_that_starts_later() -> None:
     port = free_port()
-    heard: list[bool] = []
-    early = threading.Thread(target=lambda: heard.append(StoreClient("127.0.0.1", port, 30.0).has("a")))
+    received: list[bool] = []
+    early = threading.Thread(target=lambda: received.append(StoreClient("127.0.0.1", port, 30.0).has("a")))
     early.start()
     time.sleep(0.3)
     StoreServer("127.0.0.1", port)
     early.join(30)
-    assert heard == [False]
+    assert received == [False]
 
 
 def test_an_absent_or_stopped_server_is_an_error() -> None:
@@ -89,8 +89,8 @@ def test_an_invalid_request_does_not_stop_the_server(store: StoreClient) -> None
         with socket.create_connection(("127.0.0.1", store._port)) as stranger:
             stranger.settimeout(20)
             stranger.sendall(line)
-            with stranger.makefile("rb") as said:
-                assert len(said.read().splitlines()) == 1, "the store's name, and no response"
+            with stranger.makefile("rb") as response:
+                assert len(response.read().splitlines()) == 1, "the store's name, and no response"
     assert store.get(["a"]) == ["1"]
 
 

@@ -49,7 +49,7 @@ def test_a_real_evaluation_follows_the_schema(digits_run: DigitsRun) -> None:
         jsonschema.validate({**document, "surprise": 1}, json.loads(SCHEMA.read_text()))
 
 
-def test_figures_are_those_of_the_predictions(digits_run: DigitsRun) -> None:
+def test_scores_follow_from_the_predictions(digits_run: DigitsRun) -> None:
     evaluation = predictions.read_predictions(digits_run.path / "predictions.safetensors")
     written = evaluation_json.read_evaluation(digits_run.path / "evaluation.json")
     right = int((evaluation.topk[:, 0] == evaluation.labels).sum())

@@ -28,7 +28,9 @@ from tools.hardware_reference import render as page
         ("tpu7x-2x2x2", "tpu7x-standard-4t", "tpu7x", 4, 2),
     ],
 )
-def test_what_a_pod_asks_for(name: str, machine: str, label: str, accelerators: int, hosts: int) -> None:
+def test_hardware_gives_the_requests_of_a_pod(
+    name: str, machine: str, label: str, accelerators: int, hosts: int
+) -> None:
     hardware = find_hardware(name)
     assert (hardware.machine, hardware.accelerators, hardware.hosts) == (machine, accelerators, hosts)
     assert label in hardware.node_selector.values()
@@ -36,7 +38,7 @@ def test_what_a_pod_asks_for(name: str, machine: str, label: str, accelerators: 
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "expected"),
     [
         ("nvidia-l4 x3", "Choose nvidia-l4 x1 or nvidia-l4 x2 or nvidia-l4 x4 or nvidia-l4 x8"),
         ("nvidia-h200-141gb x4", "Choose nvidia-h200-141gb x8"),
@@ -55,8 +57,8 @@ def test_what_a_pod_asks_for(name: str, machine: str, label: str, accelerators: 
         ("nvidia-l4 x-1", "no such hardware"),
     ],
 )
-def test_impossible_hardware_is_refused_with_what_there_is(name: str, said: str) -> None:
-    with refused(said, field="launch.hardware", got=name):
+def test_the_error_of_impossible_hardware_lists_what_exists(name: str, expected: str) -> None:
+    with refused(expected, field="launch.hardware", got=name):
         find_hardware(name)
 
 
@@ -79,5 +81,5 @@ def test_gpudirect_needs_all_gpus_of_a_machine() -> None:
     assert find_hardware("nvidia-l4 x8").gpudirect is None
 
 
-def test_the_page_is_what_the_table_says() -> None:
+def test_the_reference_page_is_current() -> None:
     assert TARGET.read_text(encoding="utf-8") == page(), "run: python tools/hardware_reference.py"

@@ -57,7 +57,7 @@ def test_an_object_is_created_read_changed_and_deleted(api: ClusterClient, clust
     assert api.get_or_none(PYTORCHJOBS, "r1") is None
 
 
-def test_a_dry_run_makes_nothing_and_unknown_fields_are_asked_to_be_refused(
+def test_a_dry_run_creates_nothing_and_requests_strict_field_validation(
     api: ClusterClient, cluster: FakeCluster
 ) -> None:
     api.create(PYTORCHJOBS, job(), dry_run=True)
@@ -72,7 +72,7 @@ def test_a_job_is_deleted_only_if_it_is_still_this_one(api: ClusterClient, clust
     assert cluster.get("pytorchjobs", "r1") is not None
 
 
-def test_long_lists_come_in_pages(api: ClusterClient, cluster: FakeCluster) -> None:
+def test_long_lists_are_read_in_pages(api: ClusterClient, cluster: FakeCluster) -> None:
     for number in range(260):
         cluster.put("pods", pod(number))
     found, version = api.list(PODS, labels="podscale.dev/run=r1")
@@ -81,7 +81,7 @@ def test_long_lists_come_in_pages(api: ClusterClient, cluster: FakeCluster) -> N
     assert int(version) >= 260
 
 
-def test_a_busy_server_is_asked_again_when_it_says(api: ClusterClient, cluster: FakeCluster) -> None:
+def test_a_busy_server_is_retried_after_the_time_that_it_names(api: ClusterClient, cluster: FakeCluster) -> None:
     cluster.faults.append(once(429, "slow down", Retry_After="2"))
     began = time.monotonic()
     api.version()
@@ -94,7 +94,7 @@ def test_a_failing_server_is_retried(api: ClusterClient, cluster: FakeCluster) -
     assert len(cluster.seen) == 3
 
 
-def test_an_answer_that_breaks_off_in_the_middle_is_asked_for_again(api: ClusterClient, cluster: FakeCluster) -> None:
+def test_a_response_that_breaks_off_is_retried(api: ClusterClient, cluster: FakeCluster) -> None:
     cluster.faults.append(lambda seen: Answer(200, half=True))
     assert api.version()["gitVersion"] == "v1.35.4"
     assert len(cluster.seen) == 2
@@ -176,7 +176,7 @@ def test_a_certificate_of_another_cluster_is_bad_input_at_once(cluster: FakeClus
     assert "context fake" in raised.value.field
 
 
-def test_an_expired_token_says_how_to_log_in(api: ClusterClient, cluster: FakeCluster) -> None:
+def test_the_error_of_an_expired_token_names_the_login(api: ClusterClient, cluster: FakeCluster) -> None:
     cluster.tokens = set()
     with refused("HTTP 401", "get-credentials", kind=ApiError):
         api.version()
@@ -196,7 +196,7 @@ def test_a_broken_kubeconfig_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_pat
         connect_cluster(NamedCluster())
 
 
-def test_a_wrong_context_names_those_there_are(cluster: FakeCluster) -> None:
+def test_the_error_of_a_wrong_context_lists_the_existing_ones(cluster: FakeCluster) -> None:
     with refused("fake", field="launch.cluster.context", got="prod"):
         connect_cluster(NamedCluster(context="prod"))
 
@@ -206,13 +206,13 @@ def test_the_namespace_is_the_documents_else_the_contexts(cluster: FakeCluster) 
     assert connect_cluster(NamedCluster(namespace="other")).namespace == "other"
 
 
-def test_a_kind_that_is_not_there_names_its_operator(api: ClusterClient, cluster: FakeCluster) -> None:
+def test_the_error_of_a_missing_kind_names_its_operator(api: ClusterClient, cluster: FakeCluster) -> None:
     cluster.kinds["kubeflow.org/v1"].discard("pytorchjobs")
     with refused("Kubeflow Training Operator 1.9", field="PyTorchJob", kind=KindNotServed):
         api.create(PYTORCHJOBS, job())
 
 
-def test_an_old_version_of_a_kind_names_both(api: ClusterClient, cluster: FakeCluster) -> None:
+def test_the_error_of_an_old_version_names_both_versions(api: ClusterClient, cluster: FakeCluster) -> None:
     cluster.kinds["jobset.x-k8s.io/v1alpha1"] = cluster.kinds.pop("jobset.x-k8s.io/v1alpha2")
     error = api.missing_error(JOB_KINDS["jobset"])
     assert error.field == "JobSet"
@@ -220,7 +220,7 @@ def test_an_old_version_of_a_kind_names_both(api: ClusterClient, cluster: FakeCl
     assert "JobSet 0.12 or newer" in error.hint
 
 
-def test_a_field_that_an_old_operator_lacks_asks_for_a_newer_one(api: ClusterClient, cluster: FakeCluster) -> None:
+def test_the_error_of_an_unknown_field_names_a_newer_operator(api: ClusterClient, cluster: FakeCluster) -> None:
     cluster.faults.append(once(400, 'strict decoding error: unknown field "spec.replicatedJobs[0].groupName"'))
     with refused("spec.replicatedJobs[0].groupName", "JobSet 0.12", field="JobSet r1", kind=ApiError):
         api.create(JOB_KINDS["jobset"], job("JobSet"))
@@ -228,8 +228,8 @@ def test_a_field_that_an_old_operator_lacks_asks_for_a_newer_one(api: ClusterCli
 
 def test_rbac_names_verb_and_resource(api: ClusterClient, cluster: FakeCluster) -> None:
     cluster.denied.add(("create", "pytorchjobs"))
-    said = ("me may not create pytorchjobs.kubeflow.org", "namespace train", "podscale doctor --cluster")
-    with refused(*said, field="PyTorchJob r1", kind=ApiError):
+    expected = ("me may not create pytorchjobs.kubeflow.org", "namespace train", "podscale doctor --cluster")
+    with refused(*expected, field="PyTorchJob r1", kind=ApiError):
         api.create(PYTORCHJOBS, job())
 
 
@@ -254,14 +254,14 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("name", REFUSALS)
-def test_a_refusal_of_admission_says_what_to_do(api: ClusterClient, cluster: FakeCluster, name: str) -> None:
+def test_the_error_of_admission_names_the_remedy(api: ClusterClient, cluster: FakeCluster, name: str) -> None:
     message, expected = REFUSALS[name]
     cluster.admission.append(lambda plural, body: Answer(403, "Forbidden", message))
     with refused(*expected, field="PyTorchJob r1", kind=ApiError):
         api.create(PYTORCHJOBS, job())
 
 
-def test_a_webhook_that_does_not_answer_is_not_waited_for_long_and_points_at_the_operator(
+def test_a_webhook_without_endpoints_is_retried_briefly_and_names_the_doctor(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transport, "WEBHOOK_TIMEOUT_SECONDS", 0.2)
@@ -272,7 +272,7 @@ def test_a_webhook_that_does_not_answer_is_not_waited_for_long_and_points_at_the
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
-def test_a_server_that_keeps_failing_is_no_bad_input(
+def test_a_server_that_keeps_failing_is_not_bad_input(
     cluster: FakeCluster, notices: list[str], monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
     monkeypatch.setattr(retry, "NOTICE_AFTER_SECONDS", 0.0)
@@ -291,7 +291,7 @@ def test_a_missing_namespace_is_refused(cluster: FakeCluster) -> None:
         connect_cluster(NamedCluster(namespace="nowhere")).create(PYTORCHJOBS, job())
 
 
-def test_a_name_that_is_too_long_asks_for_a_shorter_run_id(api: ClusterClient) -> None:
+def test_the_error_of_a_long_name_names_run_id(api: ClusterClient) -> None:
     with refused("run.id", field=f"PyTorchJob {'x' * 64}", kind=ApiError):
         api.create(PYTORCHJOBS, job(name="x" * 64))
 
@@ -302,7 +302,7 @@ def test_an_existing_object_differs_from_a_conflict(api: ClusterClient) -> None:
         api.create(PYTORCHJOBS, job())
 
 
-def test_a_watch_that_is_retried_asks_the_same_again(api: ClusterClient, cluster: FakeCluster) -> None:
+def test_a_retried_watch_sends_the_same_request(api: ClusterClient, cluster: FakeCluster) -> None:
     cluster.faults.append(once(503))
     cluster.put("pods", pod(0))
     assert next(api.watch(PODS, "100", labels="podscale.dev/run=r1"))["type"] == "ADDED"
@@ -311,7 +311,7 @@ def test_a_watch_that_is_retried_asks_the_same_again(api: ClusterClient, cluster
     assert first.query["resourceVersion"] == "100"
 
 
-def test_a_watch_tells_changes_and_says_when_it_is_too_old(api: ClusterClient, cluster: FakeCluster) -> None:
+def test_a_watch_yields_changes_and_fails_when_it_is_too_old(api: ClusterClient, cluster: FakeCluster) -> None:
     _, version = api.list(PODS)
     cluster.put("pods", pod(0))
     changes = api.watch(PODS, version)
@@ -327,25 +327,25 @@ def test_server_errors_within_a_watch_do_not_end_it(
     api: ClusterClient, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(informer, "RETRY_SECONDS", 0.02)
-    troubles = [Answer(500, "InternalError", "etcdserver: no leader"), Answer(504, "Timeout", "too large version")]
+    errors = [Answer(500, "InternalError", "etcdserver: no leader"), Answer(504, "Timeout", "too large version")]
     real = cluster.changes
 
     def changes(*arguments: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-        if troubles:
-            yield "ERROR", vars(troubles[0]) | {"kind": "Status", "code": troubles.pop(0).status}
+        if errors:
+            yield "ERROR", vars(errors[0]) | {"kind": "Status", "code": errors.pop(0).status}
         else:
             yield from real(*arguments)
 
     monkeypatch.setattr(cluster, "changes", changes)
     watched = Informer(api, PODS, threading.Event())
     cluster.put("pods", pod(0))
-    until(lambda: len(watched.objects()) == 1 and not troubles)
+    until(lambda: len(watched.objects()) == 1 and not errors)
     cluster.put("pods", pod(1))
     until(lambda: len(watched.objects()) == 2)
     watched.close()
 
 
-def test_permission_is_asked_of_the_server(api: ClusterClient, cluster: FakeCluster) -> None:
+def test_can_i_returns_the_permissions_of_the_server(api: ClusterClient, cluster: FakeCluster) -> None:
     cluster.denied.add(("get", "pods/log"))
     assert api.can_i("get", "", "pods")
     assert not api.can_i("get", "", "pods/log")

@@ -49,7 +49,7 @@ def test_a_healthy_cluster_misses_nothing(healthy: FakeCluster) -> None:
     assert healthy.all("pytorchjobs") == healthy.all("networkpolicies") == []
 
 
-def test_every_finding_that_is_not_fine_says_what_to_do(healthy: FakeCluster) -> None:
+def test_every_finding_that_is_not_fine_names_the_remedy(healthy: FakeCluster) -> None:
     for finding in check_results("launch.cluster.queue=lq").values():
         assert finding.found
         assert (finding.verdict == "ok") == (finding.advice == ""), finding
@@ -121,7 +121,7 @@ CASES: dict[str, tuple[Callable[[FakeCluster], None], str, str, str]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_failed_check_says_what_to_do(healthy: FakeCluster, name: str) -> None:
+def test_a_failed_check_names_the_remedy(healthy: FakeCluster, name: str) -> None:
     spoil, subject, verdict, advice = CASES[name]
     spoil(healthy)
     finding = check_results("launch.backend=pytorchjob")[subject]
@@ -129,7 +129,7 @@ def test_a_failed_check_says_what_to_do(healthy: FakeCluster, name: str) -> None
     assert advice in finding.advice
 
 
-def test_the_operators_init_container_is_noticed_where_admission_refuses_it(healthy: FakeCluster) -> None:
+def test_the_default_init_container_is_reported_if_admission_refuses_it(healthy: FakeCluster) -> None:
     assert "--pytorch-init-container-template-file" in check_results()["init container"].advice
     (deployment,) = healthy.all("deployments")
     deployment["spec"]["args"] = ["--pytorch-init-container-template-file=/etc/config/init.yaml"]
@@ -194,7 +194,7 @@ def test_a_queue_must_be_active_and_manage_the_kind(
     assert (findings["queue lq"].verdict, findings["Kueue's kinds"].verdict) == verdicts
 
 
-def test_what_may_not_be_seen_is_not_said_to_be_missing(healthy: FakeCluster) -> None:
+def test_objects_that_may_not_be_read_are_not_reported_as_missing(healthy: FakeCluster) -> None:
     unseen = ("namespaces", "nodes", "deployments", "resourcequotas", "persistentvolumeclaims")
     healthy.denied |= {(verb, plural) for plural in unseen for verb in ("get", "list")}
     findings = check_results()
@@ -202,7 +202,7 @@ def test_what_may_not_be_seen_is_not_said_to_be_missing(healthy: FakeCluster) ->
     assert findings["nodes for cpu"].verdict == findings["operators"].verdict == "note"
 
 
-def test_kubeflow_pipelines_is_asked_through_the_api_server(healthy: FakeCluster) -> None:
+def test_kubeflow_pipelines_is_reached_through_the_api_server(healthy: FakeCluster) -> None:
     asked = len(healthy.seen)
     assert check_results()["Kubeflow Pipelines"].verdict == "note"
     assert sum("ml-pipeline" in seen.path for seen in healthy.seen[asked:]) == 1  # no retry: 503 is the answer here

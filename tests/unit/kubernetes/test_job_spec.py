@@ -14,7 +14,7 @@ from tests.support.rendering import TWO, document, spec
 EIGHT = ("launch.hardware=nvidia-h100-80gb x8", "launch.processes=8", "launch.nodes=2")
 
 
-def test_the_pods_are_given_a_document_of_their_own() -> None:
+def test_pods_get_a_document_of_their_own() -> None:
     made = spec(*TWO, "launch.backend=pytorchjob", "telemetry.port=9400")
     inside = loads(made.document)
     assert inside.launch.backend == "local"
@@ -23,7 +23,7 @@ def test_the_pods_are_given_a_document_of_their_own() -> None:
     assert inside.train == document("digits").train
 
 
-def test_processes_are_one_for_each_accelerator_unless_said_otherwise() -> None:
+def test_processes_default_to_one_for_each_accelerator() -> None:
     assert spec("launch.hardware=nvidia-l4 x4", "launch.processes=0").processes_per_node == 4
     assert spec("launch.hardware=nvidia-l4 x4", "launch.processes=2").processes_per_node == 2
     assert spec("launch.processes=0").processes_per_node == 1
@@ -55,7 +55,7 @@ def test_names_and_stages() -> None:
     assert spec(stage="shard").command == ("podscale", "shard")
 
 
-def test_the_identity_is_of_what_changes_the_numbers() -> None:
+def test_the_identity_covers_exactly_what_changes_the_results() -> None:
     same = {spec(*changes).identity for changes in [(), TWO, ("launch.hardware=nvidia-l4", "launch.processes=1")]}
     assert len(same) == 1
     others = [
@@ -67,13 +67,13 @@ def test_the_identity_is_of_what_changes_the_numbers() -> None:
     assert re.fullmatch(r"[0-9a-f]{64}", spec().identity)
 
 
-def test_amounts_are_the_documents_else_the_hardwares_share() -> None:
+def test_resources_default_to_the_share_of_the_hardware() -> None:
     asked = spec(*EIGHT, preset="mlperf-8xh100").resources
     assert (asked.cpus, asked.memory_gib, asked.accelerators) == (96, 512, 8)
     share = spec(*EIGHT, "launch.resources.cpus=0", "launch.resources.memory_gib=0", preset="mlperf-8xh100").resources
     assert 150 < share.cpus < 208
     assert 1400 < share.memory_gib < 1872
-    assert spec().resources.memory_gib == 0, "nothing is asked for where nothing is known"
+    assert spec().resources.memory_gib == 0, "no request without a known machine"
 
 
 def test_shared_memory_holds_the_batches_in_flight() -> None:
@@ -92,7 +92,7 @@ def test_remote_shards_are_kept_on_the_nodes_disk() -> None:
     assert spec("launch.cluster.local_ssd=true").cache_path == "/cache"
 
 
-def test_tpu_slices_say_how_many_pods() -> None:
+def test_tpu_slices_determine_the_number_of_pods() -> None:
     tpu = ("launch.processes=1", "train.global_batch=512")
     assert spec("launch.hardware=tpu-v5e-4x4", *tpu).nodes == 4
     slices = spec("launch.hardware=tpu-v5e-4x4", "launch.cluster.slices=2", *tpu)
@@ -101,7 +101,7 @@ def test_tpu_slices_say_how_many_pods() -> None:
     assert spec("launch.hardware=tpu-v5e-4x4", *tpu, stage="report").nodes == 1
 
 
-def test_gpudirect_where_it_is_asked_for_or_allowed() -> None:
+def test_gpudirect_is_used_if_required_or_allowed() -> None:
     assert spec(*EIGHT, preset="mlperf-8xh100").gpudirect is None
     assert spec(*EIGHT, "launch.cluster.network=gpudirect", preset="mlperf-8xh100").gpudirect == "tcpx"
     assert spec(*EIGHT, "launch.cluster.security=privileged", preset="mlperf-8xh100").gpudirect == "tcpx"
@@ -171,7 +171,7 @@ def test_gpudirect_where_it_is_asked_for_or_allowed() -> None:
         (("launch.hardware=nvidia-h10",), ..., ..., "nvidia-h100-80gb"),
     ],
 )
-def test_what_does_not_fit_is_refused_before_anything_is_submitted(
+def test_an_invalid_job_is_refused_before_anything_is_submitted(
     changes: tuple[str, ...], field: object, got: object, says: str
 ) -> None:
     with pytest.raises(InputError) as caught:
@@ -182,7 +182,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_submitted(
     assert all(part in str(error) for part in says.split("; ")), str(error)
 
 
-def test_all_misfits_are_reported_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     with refused("\n  - ", kind=InputErrors) as refusal:
         spec("launch.hardware=nvidia-l4", preset="mlperf-8xh100")
     keys = {"launch.resources.cpus", "launch.resources.memory_gib", "launch.processes"}
@@ -191,7 +191,7 @@ def test_all_misfits_are_reported_at_once() -> None:
     assert refusal.text.count("\n  - ") == 3
 
 
-def test_what_pods_read_must_be_on_a_volume() -> None:
+def test_files_that_pods_read_must_be_on_a_volume() -> None:
     with refused("launch.cluster.volumes", field="data.source", got="/data/ILSVRC2012"):
         spec(preset="goyal2017-8k", stage="shard")
     assert spec("launch.cluster.volumes=[{path: /data, bucket: b}]", preset="goyal2017-8k", stage="shard").nodes == 1

@@ -39,13 +39,13 @@ def finish(cluster: FakeCluster, kind: str, plural: str = "pytorchjobs") -> None
     cluster.put(plural, {**made, "status": {"conditions": [condition(kind)]}})
 
 
-def test_the_server_is_asked_without_effect_before_anything_is_made(api: ClusterClient, cluster: FakeCluster) -> None:
+def test_a_dry_run_precedes_the_creation_of_the_job(api: ClusterClient, cluster: FakeCluster) -> None:
     assert submit_job(api, MANIFESTS, print).action == "created"
     posts = [seen for seen in cluster.seen if seen.method == "POST" and seen.path.endswith("pytorchjobs")]
     assert ["dryRun" in seen.query for seen in posts] == [True, False]
 
 
-def test_companions_go_with_their_job(api: ClusterClient, cluster: FakeCluster) -> None:
+def test_owned_objects_are_deleted_with_their_job(api: ClusterClient, cluster: FakeCluster) -> None:
     submissions = submit_job(api, MANIFESTS, print)
     (policy,) = cluster.all("networkpolicies")
     (owner,) = policy["metadata"]["ownerReferences"]
@@ -87,7 +87,9 @@ def test_a_foreign_object_is_neither_used_nor_taken_over(
     assert len(jobs(cluster)) == running
 
 
-def test_what_an_earlier_job_left_is_replaced_where_it_differs(api: ClusterClient, cluster: FakeCluster) -> None:
+def test_leftover_objects_of_an_earlier_job_are_replaced_if_they_differ(
+    api: ClusterClient, cluster: FakeCluster
+) -> None:
     api.create(resource_of(RUNTIME), {**RUNTIME, "spec": {"of": "an older document"}})
     submit_job(api, JobManifests(job("TrainJob"), (RUNTIME,)), print)
     (made,) = cluster.all("trainingruntimes")
@@ -98,7 +100,7 @@ def test_what_an_earlier_job_left_is_replaced_where_it_differs(api: ClusterClien
     assert again["spec"] == RUNTIME["spec"]
 
 
-def test_what_another_submitter_of_this_document_has_just_made_is_used(
+def test_an_object_just_created_by_another_submitter_of_this_document_is_used(
     api: ClusterClient, cluster: FakeCluster
 ) -> None:
     (made,) = submit.prepare_owned_objects(api, (POLICY,))
@@ -125,7 +127,7 @@ def test_submitting_again_adopts_the_running_job(api: ClusterClient, cluster: Fa
     assert (again.action, again.job["metadata"]["uid"]) == ("adopted", first.job["metadata"]["uid"])
 
 
-def test_adopting_repairs_what_a_killed_submitter_left_undone(api: ClusterClient, cluster: FakeCluster) -> None:
+def test_adopting_creates_the_missing_objects_of_a_killed_submitter(api: ClusterClient, cluster: FakeCluster) -> None:
     api.create(first_resource(), job())
     submit_job(api, MANIFESTS, print)
     (policy,) = cluster.all("networkpolicies")
@@ -187,7 +189,7 @@ def test_the_same_run_as_another_kind_of_job_is_refused(api: ClusterClient, clus
     assert jobs(cluster) == []
 
 
-def test_two_submitters_at_once_make_one_job(cluster: FakeCluster) -> None:
+def test_two_submitters_at_once_create_one_job(cluster: FakeCluster) -> None:
     """Both find no job and create one at the same time; the API server accepts one of them."""
     looked = threading.Barrier(4)
 
@@ -211,7 +213,7 @@ def test_two_submitters_at_once_make_one_job(cluster: FakeCluster) -> None:
     assert len({one.job["metadata"]["uid"] for one in submissions}) == len(jobs(cluster)) == 1
 
 
-def test_an_answer_that_is_lost_makes_no_second_job(api: ClusterClient, cluster: FakeCluster) -> None:
+def test_a_lost_response_creates_no_second_job(api: ClusterClient, cluster: FakeCluster) -> None:
     """The job is created, but the connection breaks before the answer. The repeated request finds the job."""
 
     def make_and_cut(seen: Seen) -> Answer | None:
@@ -244,7 +246,7 @@ def test_a_missing_operator_is_refused_and_leaves_nothing_behind(api: ClusterCli
     assert cluster.all("networkpolicies") == []
 
 
-def test_checking_makes_nothing(api: ClusterClient, cluster: FakeCluster) -> None:
+def test_a_dry_run_creates_nothing(api: ClusterClient, cluster: FakeCluster) -> None:
     dry_run_job(api, MANIFESTS)
     dry_run_job(api, JobManifests(job("TrainJob"), (RUNTIME,)))
     assert [seen.query.get("dryRun") for seen in cluster.seen if seen.method == "POST"] == ["All"] * 3

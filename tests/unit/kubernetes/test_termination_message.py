@@ -62,7 +62,7 @@ def test_a_log_that_cannot_be_written_hides_no_error(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("error", ["x" * 10_000, "\u00e9" * 4096, '"\\\n' * 3000, "\U0001f600" * 2000, "x" * 4040])
-def test_the_message_fits_what_kubernetes_keeps(error: str) -> None:
+def test_the_message_fits_the_limit_of_kubernetes(error: str) -> None:
     message = termination_message.termination_message("train", 1, error)
     assert len(message) <= 4096
     parsed = termination_message.parse_termination_message(message.decode())
@@ -74,11 +74,11 @@ def test_the_message_fits_what_kubernetes_keeps(error: str) -> None:
 @pytest.mark.parametrize(
     "text", ["", "{}", "not json", '{"stage": "x"}', "[1]", '{"stage":"t","exit_code":"a","error":""}']
 )
-def test_messages_of_others_are_none_of_ours(text: str) -> None:
+def test_messages_of_other_programs_are_ignored(text: str) -> None:
     assert termination_message.parse_termination_message(text) is None
 
 
-def test_a_command_tells_even_what_is_wrong_with_its_document(
+def test_the_termination_message_has_an_error_of_the_document_too(
     log: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from podscale.cli import main

@@ -47,7 +47,7 @@ JOBSET_OF_SLICES = {
         ({**TORCHRUN, **JAXJOB}, Rendezvous(2, 1, "m", 29500)),
     ],
 )
-def test_pods_meet_as_their_launcher_says(variables: dict[str, str], expected: Rendezvous) -> None:
+def test_the_rendezvous_follows_the_variables_of_the_launcher(variables: dict[str, str], expected: Rendezvous) -> None:
     assert Rendezvous.read(variables) == expected
 
 
@@ -72,7 +72,7 @@ def test_a_half_set_environment_names_what_is_missing(variables: dict[str, str],
 
 
 @pytest.mark.parametrize(
-    ("variables", "field", "got", "says"),
+    ("variables", "field", "got", "expected"),
     [
         ({**TRAINJOB, "JAX_PROCESS_ID": "two"}, "JAX_PROCESS_ID", "two", ""),
         ({**TRAINJOB, "JAX_PROCESS_ID": "2"}, "node rank", 2, "of 2"),
@@ -85,8 +85,8 @@ def test_a_half_set_environment_names_what_is_missing(variables: dict[str, str],
         ({**TRAINJOB, **SLICE}, "node rank", (1, 2), "2 of 4"),
     ],
 )
-def test_what_makes_no_sense_is_refused(variables: dict[str, str], field: str, got: object, says: str) -> None:
-    with refused(says, field=field, got=got):
+def test_invalid_variables_are_refused(variables: dict[str, str], field: str, got: object, expected: str) -> None:
+    with refused(expected, field=field, got=got):
         Rendezvous.read(variables)
 
 
@@ -95,26 +95,26 @@ def pod_of(address: str, port: int = 1, nodes: int = 2, node_rank: int | None = 
 
 
 def test_a_name_that_does_not_resolve() -> None:
-    said = rendezvous.describe_missing_pods(pod_of("digits-worker-0.invalid"))
-    assert "digits-worker-0.invalid" in said
-    assert "headless service" in said
+    message = rendezvous.describe_missing_pods(pod_of("digits-worker-0.invalid"))
+    assert "digits-worker-0.invalid" in message
+    assert "headless service" in message
 
 
 def test_a_first_pod_that_does_not_answer() -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))  # taken, and not listening
         port = bound.getsockname()[1]
-        said = rendezvous.describe_missing_pods(pod_of("127.0.0.1", port))
-    assert f"127.0.0.1:{port}" in said
-    assert "network policy" in said
+        message = rendezvous.describe_missing_pods(pod_of("127.0.0.1", port))
+    assert f"127.0.0.1:{port}" in message
+    assert "network policy" in message
 
 
 @pytest.mark.parametrize(("nodes", "others"), [(2, "the other pod"), (5, "the other 4 pods")])
-def test_others_are_missing(nodes: int, others: str) -> None:
+def test_missing_pods_are_counted(nodes: int, others: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        said = rendezvous.describe_missing_pods(pod_of("127.0.0.1", port, nodes))
-    assert said == f"waiting for {others} of this job; the first pod answers at 127.0.0.1:{port}"
+        message = rendezvous.describe_missing_pods(pod_of("127.0.0.1", port, nodes))
+    assert message == f"waiting for {others} of this job; the first pod answers at 127.0.0.1:{port}"
     assert (
         rendezvous.describe_missing_pods(pod_of("0.invalid", nodes=nodes, node_rank=0))
         == f"waiting for {others} of this job"

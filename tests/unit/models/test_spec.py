@@ -44,7 +44,7 @@ def test_parameter_counts_are_the_published_ones(name: str, count: int) -> None:
     assert models.model_spec(ModelSection(name=name), 1000).num_parameters == count
 
 
-def test_resnet50_costs_what_was_measured() -> None:
+def test_resnet50_has_the_measured_costs() -> None:
     spec = models.model_spec(ModelSection(name="resnet50"), 1000)
     assert spec.flops(224) == pytest.approx(8.18e9, rel=1e-3)
     assert spec.training_flops(224) == pytest.approx(24.30e9, rel=1e-3)
@@ -61,13 +61,13 @@ def test_names_and_shapes_are_torchvisions(name: str) -> None:
     with torch.device("meta"):
         network = getattr(torchvision.models, name)(num_classes=10)
     spec = models.model_spec(ModelSection(name=name), 10)
-    # The catalogue follows the forward pass, torchvision the order of construction: only `downsample` stands elsewhere.
+    # The catalogue follows the forward pass, torchvision the order of construction: only `downsample` is elsewhere.
     assert {p.name: p.shape for p in spec.parameters} == {n: tuple(p.shape) for n, p in network.named_parameters()}
     kept = {n: tuple(b.shape) for n, b in network.named_buffers() if not n.endswith("num_batches_tracked")}
     assert {b.name: b.shape for b in spec.buffers} == kept
 
 
-def test_roles_say_what_decays() -> None:
+def test_roles_determine_weight_decay() -> None:
     roles = {p.name: p.role for p in models.model_spec(ModelSection(name="resnet18"), 10).parameters}
     assert roles["conv1.weight"] == roles["layer2.0.downsample.0.weight"] == roles["fc.weight"] == "weight"
     assert roles["bn1.weight"] == roles["bn1.bias"] == roles["layer2.0.downsample.1.weight"] == "norm"
@@ -82,7 +82,7 @@ def test_width_and_small_stem() -> None:
     assert wide.flops(32) == pytest.approx(2 * 0.5554e9, rel=0.01)  # CIFAR ResNet-18: 0.56 GMAC
 
 
-def test_the_page_has_the_catalogues_figures() -> None:
+def test_the_page_of_models_is_current() -> None:
     """After a change: python tools/models_reference.py."""
     assert set(models_reference.SOURCES) == set(get_args(ModelSection.model_fields["name"].annotation))
     text = models_reference.PAGE.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What `podscale monitor` needs, and what it says where that is not there."""
+"""Requirements of `podscale monitor`, and its errors when one is missing."""
 
 from pathlib import Path
 

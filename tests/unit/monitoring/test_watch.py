@@ -1,4 +1,4 @@
-"""`podscale watch`: what records and metrics come to, and how it looks; the runs are made of files."""
+"""`podscale watch`: status from records and metrics, and the screen; the runs are made of files."""
 
 import fcntl
 import io
@@ -28,7 +28,7 @@ PHASES = {"data_wait": 1.0, "forward_backward": 6.0, "allreduce_wait": 3.0, "eva
 
 
 def exposition(images: dict[int, float], *, data_wait: float = 2.0) -> str:
-    """As two ranks export it, with `images` of each in 10 seconds of steps."""
+    """Return the exposition of ranks, with `images` of each in 10 seconds of steps."""
     lines = []
     for rank, number in images.items():
         labels = f'run="r",rank="{rank}"'
@@ -49,7 +49,7 @@ def exposition(images: dict[int, float], *, data_wait: float = 2.0) -> str:
 
 
 def a_run(directory: Path, *, steps: int = 3) -> Path:
-    """A run directory of a training that has come as far as `steps` of 10 steps."""
+    """Make the run directory of a training after `steps` of 10 steps."""
     directory.mkdir(parents=True)
     with EventLog(directory / "metrics.jsonl") as log:
         log.event("start", step=0, total_steps=10, ranks=2, global_batch=64, device="cpu")
@@ -64,7 +64,7 @@ def a_run(directory: Path, *, steps: int = 3) -> Path:
 
 @contextmanager
 def held(directory: Path) -> Iterator[None]:
-    """As if a launch wrote the run directory."""
+    """Hold the run directory as a launch does."""
     descriptor = os.open(directory / ".lease", os.O_RDWR | os.O_CREAT)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     try:
@@ -110,7 +110,7 @@ STEP = {
 }  # fmt: skip
 
 
-def test_records_come_to_a_standing() -> None:
+def test_records_give_the_status() -> None:
     status = status_of(START, STEP)
     assert (status.state, status.step, status.total_steps, status.images_per_second) == ("training", 4, 10, 250.0)
     assert status.phases == {"data_wait": 0.1, "forward_backward": 0.6, "allreduce_wait": 0.3}
@@ -131,14 +131,14 @@ def test_the_best_accuracy_outlasts_a_worse_one() -> None:
 @pytest.mark.parametrize(
     ("event", "state"), [("preempted", "stopped"), ("done", "trained"), ("evaluated", "evaluated")]
 )
-def test_how_a_training_ends(event: str, state: str) -> None:
+def test_the_status_of_a_finished_training(event: str, state: str) -> None:
     end = {"kind": "event", "event": event, "step": 4, "images": 10, "seconds": 1.0, "processes": 2}
     status = status_of(START, STEP, end)
     assert status.state == state
-    assert status.images_per_second is None  # nothing is trained any more
+    assert status.images_per_second is None  # no training any more
 
 
-def test_goodput_is_known_of_a_run_that_serves_no_metrics_any_more(
+def test_goodput_is_known_after_the_metrics_endpoint_is_closed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = a_run(tmp_path / "runs" / "r")
@@ -147,7 +147,7 @@ def test_goodput_is_known_of_a_run_that_serves_no_metrics_any_more(
     assert watched(capsys, str(run))["goodput"]["ratio"] == 0.8
 
 
-def test_metrics_come_to_figures_of_each_rank() -> None:
+def test_metrics_give_the_values_of_each_rank() -> None:
     status = read_run_stats({"pod-a": exposition({0: 400.0}), "pod-b": exposition({1: 200.0})})
     assert [status.ranks[rank].images_per_second for rank in (0, 1)] == [40.0, 20.0]
     assert status.ranks[1].pod == "pod-b"
@@ -155,8 +155,8 @@ def test_metrics_come_to_figures_of_each_rank() -> None:
     assert goodput_fraction(status.wall_seconds) == 0.75
 
 
-def test_why_a_run_that_is_held_shows_no_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A token that is not the one that the endpoint was started with."""
+def test_the_headline_says_why_a_running_run_has_no_metrics(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The token differs from the one that the endpoint was started with."""
     run = a_run(tmp_path / "runs" / "r")
     for token in ("first", "second"):
         (tmp_path / token).write_text(token)
@@ -170,21 +170,21 @@ def test_why_a_run_that_is_held_shows_no_figures(tmp_path: Path, capsys: pytest.
     assert headline.endswith("answers 401 Unauthorized")
 
 
-def test_figures_over_the_time_between_two_looks() -> None:
+def test_values_of_an_interval_are_differences_of_two_scrapes() -> None:
     before = read_run_stats({"": exposition({0: 400.0})})
     now = read_run_stats({"": exposition({0: 900.0}, data_wait=5.0)})
     since = now.ranks[0].since(before.ranks[0])
     assert (since.images, since.phases["data_wait"]) == (500.0, 3.0)
-    assert before.ranks[0].since(now.ranks[0]) is before.ranks[0]  # it began anew
+    assert before.ranks[0].since(now.ranks[0]) is before.ranks[0]  # the counters restarted
 
 
 @pytest.mark.parametrize("text", ["", "not metrics {", 'podscale_train_images_total{rank="x"} 1\n'])
-def test_texts_that_are_no_metrics_tell_nothing(text: str) -> None:
+def test_text_that_is_no_exposition_gives_no_values(text: str) -> None:
     status = read_run_stats({"": text})
     assert (status.ranks, goodput_fraction(status.wall_seconds)) == ({}, None)
 
 
-def test_the_picture_says_what_is_known() -> None:
+def test_the_screen_shows_status_and_ranks() -> None:
     stats = read_run_stats({"": exposition({0: 400.0, 1: 200.0})})
     ranks, status = list(stats.ranks.values()), status_of(START, STEP)
     text = drawn(ScreenFrame("runs/r", "PyTorchJob runs", status, ranks, stats.wall_seconds))
@@ -195,13 +195,13 @@ def test_the_picture_says_what_is_known() -> None:
     assert ["│", "0", "40", "80%", "20%", "-", "3", "1.0", "MiB", "│"] in rows
 
 
-def test_the_picture_of_a_run_that_has_not_begun_and_on_a_narrow_terminal() -> None:
+def test_the_screen_of_a_run_that_has_not_started_and_on_a_narrow_terminal() -> None:
     assert "waiting" in drawn(ScreenFrame("runs/r", "", RunStatus(), [], {}), width=30)
     narrow = drawn(ScreenFrame("runs/r", "x" * 200, status_of(START, STEP), [], {}), width=40)
     assert max(len(line) for line in narrow.splitlines()) <= 40
 
 
-def test_many_ranks_are_shown_by_those_that_matter() -> None:
+def test_only_some_of_many_ranks_are_shown() -> None:
     stats = read_run_stats({"": "".join(exposition({rank: 100.0 + rank}) for rank in range(64))})
     text = drawn(ScreenFrame("r", "", status_of(START, STEP), list(stats.ranks.values()), {}))
     assert f"and {64 - MAX_RANKS} between" in text
@@ -224,7 +224,7 @@ def test_once_shows_a_run_directory_and_its_endpoint(tmp_path: Path, capsys: pyt
         assert "step 3 of 10" in capsys.readouterr().out
 
 
-def test_the_newest_run_here_is_meant_where_none_is_named(
+def test_the_newest_run_of_the_folder_is_the_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -248,7 +248,7 @@ def test_a_run_without_a_writer_is_followed_to_its_end(tmp_path: Path, capsys: p
     ("arguments", "field", "says"),
     [([], "./runs", []), (["nowhere"], "run nowhere", ["runs/nowhere", "KUBECONFIG"]), (["."], ".", ["metrics.jsonl"])],
 )
-def test_what_cannot_be_watched(
+def test_runs_that_cannot_be_watched_are_refused(
     arguments: list[str],
     field: str,
     says: list[str],
@@ -262,7 +262,7 @@ def test_what_cannot_be_watched(
 
 
 def test_the_picture_in_the_docs_is_of_this_screen_and_fetches_nothing() -> None:
-    """Where a figure or a column is new or gone: tools/watch_picture.py."""
+    """After a change of the screen: python tools/watch_picture.py."""
     committed = (Path(__file__).parents[3] / "docs" / "images" / "watch.svg").read_text(encoding="utf-8")
     words = set(re.sub("<[^>]*>", " ", committed).replace("&#160;", " ").split())
     assert {"images/s", "goodput", "checkpoint", "slowest", "compute", "data", "waits", "queue", "memory"} <= words

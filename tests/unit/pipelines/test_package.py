@@ -32,7 +32,7 @@ def without_version(text: str) -> str:
 
 @pytest.fixture(scope="module")
 def generated() -> dict[Path, str]:
-    """What the code compiles to: here, because it takes seconds of all who only collect."""
+    """Files that the code compiles to. A fixture, so that collecting the tests does not take seconds."""
     return generated_files()
 
 
@@ -50,7 +50,7 @@ def test_committed_packages_are_current(path: Path, generated: dict[Path, str]):
 
 
 class Package:
-    """A compiled package, by what tests look at."""
+    """Compiled package, with accessors for its parts."""
 
     def __init__(self, *changes: str, kfp: str = "2.16") -> None:
         self.config = load(presets.resolve_preset(None), ["run.workspace=/workspace", *changes])
@@ -59,7 +59,7 @@ class Package:
 
     @property
     def inner(self) -> dict[str, Any]:
-        """The tasks inside the exit handler."""
+        """Tasks inside the exit handler."""
         return self.pipeline["components"]["comp-exit-handler-1"]["dag"]["tasks"]
 
     @property
@@ -123,7 +123,7 @@ def test_several_pods_pack_before_the_shard_stage_completes(launched):
 
 
 @pytest.mark.parametrize("cache", [True, False])
-def test_only_shards_are_cached_and_every_task_says_so_itself(local, cache):
+def test_only_shards_are_cached_and_every_task_sets_it(local, cache):
     pipeline = yaml.safe_load_all(local.text if cache else package_pipeline(local.config, cache=False))
     spec = next(iter(pipeline))
     tasks = {**spec["components"]["comp-exit-handler-1"]["dag"]["tasks"], **spec["root"]["dag"]["tasks"]}
@@ -131,7 +131,7 @@ def test_only_shards_are_cached_and_every_task_says_so_itself(local, cache):
     assert cached == {"shard": cache, "train": False, "evaluate": False, "report": False, "summary": False}
 
 
-def test_the_shard_stage_is_given_the_data_section_alone(local):
+def test_the_shard_stage_gets_the_data_section_only(local):
     inputs = local.tasks["shard"]["inputs"]["parameters"]
     assert set(inputs) == {"data", "workspace"}
     assert json.loads(inputs["data"]["runtimeValue"]["constant"])["source"] == "digits"
@@ -145,7 +145,7 @@ def variables(package: Package, task: str) -> dict[str, str]:
     return {entry["name"]: entry["value"] for entry in package.container(task).get("env", ())}
 
 
-def test_tasks_that_carry_out_a_stage_serve_metrics_to_the_cluster():
+def test_tasks_that_run_a_stage_serve_metrics_to_the_cluster():
     secured = Package("launch.cluster.metrics_tls_secret=tls", "launch.cluster.metrics_token_secret=token")
     sharding = json.loads(variables(secured, "shard")[env.TELEMETRY])
     evaluating = json.loads(secured.tasks["evaluate"]["inputs"]["parameters"]["document"]["runtimeValue"]["constant"])
@@ -173,7 +173,7 @@ def test_the_run_is_named_by_a_parameter(local):
     assert local.tasks["summary"]["inputs"]["parameters"]["run_id"] == {"componentInputParameter": "run_id"}
 
 
-def test_retries_last_as_long_as_the_run_and_pods_no_longer(local):
+def test_retries_and_pods_end_at_the_time_limit_of_the_run(local):
     for name in STAGES:
         policy = local.tasks[name]["retryPolicy"]
         assert policy["maxRetryCount"] == 3
@@ -221,7 +221,7 @@ def test_every_pod_has_the_same_volumes_and_runs_without_root(launched):
     assert shared["/dev/shm"] == "3Gi"
 
 
-def test_no_pod_of_the_pipeline_is_taken_for_one_of_a_job(launched):
+def test_pods_of_the_pipeline_have_no_label_of_a_job(launched):
     job = render_job(build_job_spec(launched.config, "train"), "pytorchjob").job["metadata"]["labels"]
     for name in ("pack", *STAGES, "summary"):
         labels = launched.kubernetes(name)["podMetadata"]["labels"]
@@ -229,7 +229,7 @@ def test_no_pod_of_the_pipeline_is_taken_for_one_of_a_job(launched):
         assert labels["app.kubernetes.io/name"] == job["app.kubernetes.io/name"]
 
 
-def test_a_package_for_kfp_2_15_leaves_out_what_that_does_not_know(launched):
+def test_a_package_for_kfp_2_15_has_no_newer_fields(launched):
     older = package_pipeline(launched.config, kfp="2.15")
     assert "securityContext" not in older
     assert "securityContext" in launched.text

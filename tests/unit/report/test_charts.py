@@ -69,7 +69,7 @@ def test_a_line_goes_through_its_points() -> None:
     x0, y0, x1, y1, x2, y2 = (float(v) for v in path.groups())
     assert (x0 + x2) / 2 == pytest.approx(x1)
     assert (y0 + y1) / 2 == pytest.approx(y2)
-    assert y1 < y0  # up is less in SVG
+    assert y1 < y0  # y grows downwards in SVG
     assert "10 at epoch 5" in drawn
 
 
@@ -93,7 +93,7 @@ def test_marked_values_without_a_point_lie_within_the_axis() -> None:
     assert places[-1] < WIDTH - RIGHT
 
 
-def test_rows_of_dots_stand_at_their_values() -> None:
+def test_dots_are_drawn_at_their_values() -> None:
     drawn = dots_drawing(
         [DotRow("a", [90.0, 100.0]), DotRow("b", [97.0], 2), DotRow("c", [], 3, "diverged")], x_range=(0, 100)
     )
@@ -144,5 +144,5 @@ def test_a_thousand_classes_are_one_path() -> None:
         (markup.format_short(0.5), "0.5"),
     ],
 )
-def test_figures(shown: str, text: str) -> None:
+def test_numbers_are_formatted(shown: str, text: str) -> None:
     assert shown == text

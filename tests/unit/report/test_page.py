@@ -28,7 +28,7 @@ from tests.support.digits_run import DIGITS, DigitsRun, make_digits_run, png, wr
 VOID = {"meta", "img"}
 
 
-class Outline(HTMLParser):
+class PageParser(HTMLParser):
     """Parser that collects scripts and remote addresses, and checks that all tags nest."""
 
     def __init__(self, text: str) -> None:
@@ -57,7 +57,7 @@ class Outline(HTMLParser):
 
 
 def page_text(run: Path, shards: ShardSet | Path | None, between: str = "") -> str:
-    return between.join(Outline(build_report(run, shards).read_text(encoding="utf-8")).text)
+    return between.join(PageParser(build_report(run, shards).read_text(encoding="utf-8")).text)
 
 
 def evaluate(run: Path, shards: ShardSet, topk: np.ndarray, confidences: np.ndarray) -> None:
@@ -72,26 +72,26 @@ def evaluate(run: Path, shards: ShardSet, topk: np.ndarray, confidences: np.ndar
     evaluate_run(run, loads(""), shards)
 
 
-def test_everything_is_on_the_page(digits_run: DigitsRun, run: Path) -> None:
+def test_the_page_has_every_section(digits_run: DigitsRun, run: Path) -> None:
     page = build_report(run, digits_run.shard_set).read_text()
-    outline = Outline(page)
+    parsed = PageParser(page)
     for title in ("Claim and result", "Training", "Time", "Classes", "Calibration", "Most confident mistakes",
                   "Data", "Environment", "How to reproduce"):  # fmt: skip
-        assert title in outline.text
+        assert title in parsed.text
     top1 = json.loads((run / "evaluation.json").read_text())["figures"]["top1"]
-    assert f"{100 * top1:.2f}\u202f%" in outline.text
-    assert outline.tags.count("path") >= 5  # loss (2), accuracy (2), learning rate, throughput
-    assert outline.tags.count("img") >= 30
+    assert f"{100 * top1:.2f}\u202f%" in parsed.text
+    assert parsed.tags.count("path") >= 5  # loss (2), accuracy (2), learning rate, throughput
+    assert parsed.tags.count("img") >= 30
     assert len(page) < 1_000_000
     assert "are missing" not in page
 
 
 def test_nothing_is_remote_and_nothing_runs(digits_run: DigitsRun, run: Path) -> None:
-    outline = Outline(build_report(run, digits_run.shard_set).read_text())
-    assert {"script", "link", "iframe", "object", "form"} & set(outline.tags) == set()
-    assert outline.handlers == []
-    assert outline.links
-    assert all(link.startswith("data:image/") for link in outline.links)
+    parsed = PageParser(build_report(run, digits_run.shard_set).read_text())
+    assert {"script", "link", "iframe", "object", "form"} & set(parsed.tags) == set()
+    assert parsed.handlers == []
+    assert parsed.links
+    assert all(link.startswith("data:image/") for link in parsed.links)
 
 
 def test_mistakes_are_shown_with_their_own_picture(digits_run: DigitsRun, run: Path) -> None:
@@ -116,10 +116,10 @@ def test_hostile_names_are_shown_and_do_nothing(tmp_path: Path) -> None:
         json.dumps({"host": "</style><script>alert(2)</script>", "command": "a & b"})
     )
     (run.shard_set / "rejects.jsonl").write_text(json.dumps({"source": "x\x1b[31m\udcfe</td>", "reason": "<i>"}) + "\n")
-    outline = Outline(build_report(run.path, run.shard_set).read_text(encoding="utf-8"))
-    assert {"script", "i "} & set(outline.tags) == set()
-    assert outline.handlers == []
-    text = "".join(outline.text)
+    parsed = PageParser(build_report(run.path, run.shard_set).read_text(encoding="utf-8"))
+    assert {"script", "i "} & set(parsed.tags) == set()
+    assert parsed.handlers == []
+    text = "".join(parsed.text)
     assert "<script>alert(1)</script>" in text
     assert "nul\\x00\\x202eabc\\xdcff" in text
     assert "x\\x1b[31m\\xdcfe</td>" in text
@@ -138,7 +138,7 @@ def test_sources_that_are_not_utf_8_are_shown(tmp_path: Path) -> None:
     assert "b/&lt;2&gt;" in page
 
 
-def test_a_training_that_failed_says_why(digits_run: DigitsRun, run: Path) -> None:
+def test_the_page_of_a_failed_training_has_its_error(digits_run: DigitsRun, run: Path) -> None:
     for name in ("evaluation.json", "predictions.safetensors", "model", "outcome.json"):
         path = run / name
         shutil.rmtree(path) if path.is_dir() else path.unlink()

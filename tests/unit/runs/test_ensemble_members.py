@@ -38,7 +38,7 @@ def published(*changes: str) -> RunConfig:
 
 
 def test_the_cycles_are_those_of_the_published_run() -> None:
-    """Base rates, powers, lengths and warm-ups of its solver files; of the rates the files give three digits."""
+    """Base rates, powers, lengths and warm-ups of its solver files, which give rates with three digits."""
     config = published()
     assert config.train.epochs == 67
     assert config.checkpoint.snapshots == (37, 52, 67)
@@ -60,7 +60,7 @@ def test_the_collapse_is_that_of_the_published_run() -> None:
     assert (last.train.start_from.run, last.train.start_from.epoch) == ("cycles", 67)
 
 
-def test_the_preset_of_the_64_nodes_says_the_same_in_phases() -> None:
+def test_the_preset_of_the_64_nodes_has_the_same_rates_in_phases() -> None:
     """Learning rates of every step up to the collapse; the preset writes the authors' iterations out as epochs."""
     written = load(presets.resolve_preset("codreanu2017-64nodes")).train
     lengths = ["ensemble.cycles=[24.937,11.989,15.186,15.186]", "ensemble.decay_epochs=23.978"]
@@ -86,12 +86,12 @@ def test_members_are_runs_of_their_own() -> None:
     assert ensemble_members.combined_model_directories(loads("{}")) == []
 
 
-def test_a_resolved_document_says_the_same() -> None:
+def test_a_resolved_document_gives_the_same_members() -> None:
     config = published()
     assert RunConfig.model_validate(config.model_dump()) == config
 
 
-def test_what_the_document_writes_itself_stands() -> None:
+def test_options_of_the_document_override_the_derived_ones() -> None:
     config = published("ensemble.collapse.learning_rate=0.3", "checkpoint.snapshots=[37,52,67,60]", "train.phases=[]")
     assert config.checkpoint.snapshots == (37, 52, 67, 60)
     assert config.train.phases == ()
@@ -99,7 +99,7 @@ def test_what_the_document_writes_itself_stands() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "field", "said"),
+    ("changes", "field", "expected"),
     [
         (["ensemble.collapsed=[3]"], "ensemble.cycles", "at least two"),
         (["ensemble.cycles=[67]", "ensemble.collapsed=null", "ensemble.warmup_epochs=[0]"], "ensemble.cycles", "two"),
@@ -112,8 +112,8 @@ def test_what_the_document_writes_itself_stands() -> None:
         (["train.start_from.epoch=3"], "train.start_from.epoch", "train.start_from.run"),
     ],
 )
-def test_a_document_is_refused(changes: list[str], field: str, said: str) -> None:
-    with refused(said, field=field):
+def test_a_document_is_refused(changes: list[str], field: str, expected: str) -> None:
+    with refused(expected, field=field):
         published(*changes)
 
 

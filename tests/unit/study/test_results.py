@@ -133,19 +133,19 @@ def results_of(**changes: Any) -> StudyResults:
 
 
 class TestFindings:
-    def test_lines_hold_as_far_as_they_hold(self) -> None:
+    def test_accuracy_is_kept_up_to_a_batch_size(self) -> None:
         results = results_of()
         assert results.unfinished_trials == 0
         assert results.lines == ["one", "two"]
         assert results.holds_up_to("one") == 256
-        assert results.holds_up_to("two") == 256, "a training that diverged is no noise"
+        assert results.holds_up_to("two") == 256, "a diverged training is not noise"
 
-    def test_one_seed_tells_nothing_of_noise(self) -> None:
+    def test_one_seed_gives_no_estimate_of_noise(self) -> None:
         results = results_of(seeds=[1])
         assert results.holds_up_to("one") is None
         assert not any("keeps" in line or "noise" in line for line in summary_sentences(results))
 
-    def test_the_critical_batch_counts_what_reached_the_target_with_every_seed(self) -> None:
+    def test_the_critical_batch_uses_batches_that_reached_the_target_with_every_seed(self) -> None:
         results = results_of()
         one, two = results.critical_batch("one"), results.critical_batch("two")
         assert one is not None
@@ -156,9 +156,9 @@ class TestFindings:
         assert results_of(target=None).critical_batch("one") is None
 
     def test_curves_are_means_over_the_seeds(self) -> None:
-        arm = results_of().groups_of_line("one")[0]
-        assert arm.rate == 0.1
-        assert arm.curve() == [(5.0, 0.5, 0.0), (10.0, pytest.approx(0.9), pytest.approx(0.01))]
+        group = results_of().groups_of_line("one")[0]
+        assert group.rate == 0.1
+        assert group.curve() == [(5.0, 0.5, 0.0), (10.0, pytest.approx(0.9), pytest.approx(0.01))]
 
     def test_a_grid_of_two_options_has_a_line_for_each_of_the_other(self) -> None:
         variants = [{"name": "one"}]
@@ -169,7 +169,7 @@ class TestFindings:
 
 
 class TestBlocks:
-    def test_a_comparison_tells_what_noise_can_explain(self) -> None:
+    def test_a_comparison_marks_only_differences_within_noise(self) -> None:
         results = results_of()
         table = comparison_table(results, results.groups_at(1024), "batch 1,024")
         heads = ["", "rate", "steps", "n", "steps to 50.0\u202f%", "epochs"]
@@ -180,7 +180,7 @@ class TestBlocks:
         assert two[7].startswith("+30.00 \u00b1 ")
         assert "noise" not in two[7]
 
-    def test_what_matters_stands_first(self) -> None:
+    def test_the_summary_begins_with_the_best_result(self) -> None:
         glance = list(summary_sentences(results_of()))
         assert glance[0] == "Best at batch 1,024: two, 90.00 \u00b1 1.41 % (n = 2)."
         assert glance[1] == "one: 90.00 \u00b1 1.00 % at 64, keeps its accuracy to batch 256."
@@ -195,7 +195,7 @@ class TestBlocks:
             "curves",
         ]
 
-    def test_what_has_no_axis_is_drawn_as_rows_of_dots(self, tmp_path: Path) -> None:
+    def test_results_without_an_axis_are_drawn_as_rows_of_dots(self, tmp_path: Path) -> None:
         results = results_of(grid={"train.global_batch": [1024]}, target=None)
         rows = next(block for block in result_blocks(results) if isinstance(block, DotBlock)).rows
         assert [(row.name, row.values, row.note) for row in rows] == [
@@ -213,7 +213,7 @@ class TestBlocks:
             assert len({(line.colour, line.dashed) for line in chart.series}) == 9
         assert not any(line.spread for line in charts[-1].series), "nine bands would hide each other"
 
-    def test_no_axis_of_accuracy_goes_beyond_all_of_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_no_axis_of_accuracy_exceeds_100_percent(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(TOP1, ("one", 64), 0.995)
         accuracy = next(block for block in result_blocks(results_of()) if isinstance(block, LineBlock))
         assert accuracy.y.limits == (50, 100)
@@ -224,7 +224,7 @@ class TestBlocks:
         assert table.rows[0][1:4] == ["90.00 \u00b1 1.00 %", "90.00 \u00b1 1.00 %", "60.00 \u00b1 1.00 %"]
         assert table.rows[0][4] == "-30.00 \u00b1 2.27"
 
-    def test_an_unfinished_study_says_so(self) -> None:
+    def test_an_unfinished_study_is_marked(self) -> None:
         grid = TrialGrid(StudyDocument.model_validate(STUDY))
         results = study_results(grid, lambda key: None)
         assert list(summary_sentences(results)) == ["Not finished: 21 trials left to run."]
@@ -233,7 +233,7 @@ class TestBlocks:
 
 
 class TestPublished:
-    def test_files(self, tmp_path: Path) -> None:
+    def test_all_result_files_are_written(self, tmp_path: Path) -> None:
         table = write_results(results_of(), tmp_path, ["Command: `podscale study s`"])
         assert {path.name for path in table} == {path.name for path in tmp_path.iterdir()}
         text = (tmp_path / "s.md").read_text()
@@ -255,7 +255,7 @@ class TestPublished:
         monkeypatch.setenv("PODSCALE_COMMAND", typed)
         assert measurement_conditions()[0] == f"Command: `{command} --set data.source=photos.tar`"
 
-    def test_the_table_for_programs(self) -> None:
+    def test_the_csv_file_has_a_row_for_each_trial(self) -> None:
         rows = list(csv.DictReader(io.StringIO(render_csv(results_of()))))
         assert len(rows) == 21  # two rates at three batches, two more seeds of one of them, three seeds of the other
         row = next(row for row in rows if row["train.optimizer.name"] == "lars" and row["train.global_batch"] == "256")

@@ -44,7 +44,7 @@ def test_a_plain_endpoint(tmp_path: Path) -> None:
         ("nonsense", None),
     ],
 )
-def test_where_it_is(tmp_path: Path, text: str, address: str | None) -> None:
+def test_the_address_is_read_from_the_url_file(tmp_path: Path, text: str, address: str | None) -> None:
     (tmp_path / "url").write_text(text)
     endpoint = Endpoint.read(tmp_path / "url")
     assert (endpoint.address if endpoint else None) == address
@@ -109,13 +109,13 @@ def test_an_endpoint_that_wants_a_certificate(tmp_path: Path, authority: Authori
             endpoint.fetch_metrics(SECONDS)
 
 
-def test_a_clients_files_are_looked_at_first(tmp_path: Path, authority: Authority) -> None:
+def test_the_files_of_a_client_are_checked_first(tmp_path: Path, authority: Authority) -> None:
     mine, other = authority.sign("me"), authority.sign("other")
     assert ClientCertFiles.from_options(None, None) is None
-    for certificate, key, field, said in (
+    for certificate, key, field, expected in (
         (mine.certificate, None, "--client-key", "--client-certificate"),
         (mine.certificate, other.key, "--client-certificate", "KEY_VALUES_MISMATCH"),
         (mine.certificate, tmp_path / "gone", "--client-certificate", os.strerror(errno.ENOENT)),
     ):
-        with refused(said, field=field):
+        with refused(expected, field=field):
             ClientCertFiles.from_options(certificate, key)

@@ -30,20 +30,18 @@ def stragglers(events: list[tuple[str, dict[str, Any]]]) -> StragglerDetector:
     return StragglerDetector(HOSTS, lambda event, **values: events.append((event, values)))
 
 
-def test_a_rank_is_named_once_it_stays_slow_and_again_once_it_is_over(
-    stragglers: StragglerDetector, events: Any
-) -> None:
+def test_a_straggler_is_reported_once_and_its_end_too(stragglers: StragglerDetector, events: Any) -> None:
     comparisons = [SLOW] * (CONSECUTIVE_INTERVALS + 4) + [EVEN] * (CONSECUTIVE_INTERVALS + 4)
     for number, comparison in enumerate(comparisons, start=1):
         stragglers.interval_done(10 * number, comparison)
-    figures = {"ratio": 2.0, "milliseconds": 40, "fastest_milliseconds": 20}
+    values = {"ratio": 2.0, "milliseconds": 40, "fastest_milliseconds": 20}
     assert events == [
-        ("straggler", {"step": 10 * CONSECUTIVE_INTERVALS, "rank": 1, "host": "b", **figures}),
+        ("straggler", {"step": 10 * CONSECUTIVE_INTERVALS, "rank": 1, "host": "b", **values}),
         ("straggler_over", {"step": 10 * (2 * CONSECUTIVE_INTERVALS + 4), "rank": 1, "host": "b"}),
     ]
 
 
-def test_who_returns_is_named_again(stragglers: StragglerDetector, events: Any) -> None:
+def test_a_straggler_that_returns_is_reported_again(stragglers: StragglerDetector, events: Any) -> None:
     for comparison in ([SLOW] * CONSECUTIVE_INTERVALS + [EVEN] * CONSECUTIVE_INTERVALS) * 2:
         stragglers.interval_done(0, comparison)
     assert [event for event, _ in events] == ["straggler", "straggler_over"] * 2
@@ -67,7 +65,7 @@ def test_another_rank_becomes_the_straggler(stragglers: StragglerDetector, event
     ],
     ids=["interrupted", "alternating", "small", "short"],
 )
-def test_noise_names_no_straggler(
+def test_noise_is_not_reported_as_a_straggler(
     stragglers: StragglerDetector, events: Any, comparisons: list[RankComparison]
 ) -> None:
     for comparison in comparisons:
@@ -87,7 +85,7 @@ def test_the_mean_is_of_the_interval_and_the_total_of_the_launch() -> None:
     assert (busy.mean, busy.total) == (0.5, pytest.approx(10.1))
 
 
-def test_what_the_device_takes_counts_where_the_host_only_launches() -> None:
+def test_busy_time_is_the_longer_of_device_and_host() -> None:
     busy = BusyTime()
     busy.add(0.001)
     busy.set_device_seconds(0.25)
@@ -97,12 +95,12 @@ def test_what_the_device_takes_counts_where_the_host_only_launches() -> None:
 
 
 @pytest.mark.parametrize(("log_every", "steps"), [(1, 10), (3, 12), (10, 10), (11, 11), (100, 100)])
-def test_an_interval_ends_with_a_line_of_the_log(log_every: int, steps: int) -> None:
+def test_an_interval_ends_at_a_line_of_the_step_log(log_every: int, steps: int) -> None:
     assert interval_steps(log_every) == steps
     assert steps >= MIN_INTERVAL_STEPS
 
 
-def test_what_is_exported(stragglers: StragglerDetector) -> None:
+def test_exported_series(stragglers: StragglerDetector) -> None:
     registry, busy = CollectorRegistry(), BusyTime()
     for source in (busy, stragglers):
         readings = MetricRegistry(run="r", rank="0")

@@ -62,7 +62,7 @@ class Library:
         return value
 
 
-def test_the_stand_in_has_what_the_bindings_have() -> None:
+def test_the_fake_has_only_functions_of_the_bindings() -> None:
     missing = [name for name in vars(Library) if name.startswith("nvml") and not hasattr(pynvml, name)]
     assert missing == []
 
@@ -73,7 +73,7 @@ def test_no_gpu_is_no_error() -> None:
     assert Nvml.open() is None
 
 
-def test_what_a_gpu_does_not_tell_is_left_out() -> None:
+def test_values_that_a_gpu_does_not_report_are_left_out() -> None:
     assert Nvml(Library()).states() == [
         GpuState(0, utilization=0.75, memory_used=10, memory_size=100, watts=350.5, celsius=61),
         GpuState(1, utilization=None, memory_used=20, memory_size=100, watts=None, celsius=None),
@@ -125,7 +125,7 @@ def test_ranks_and_the_pod_are_served_together(tmp_path: Path) -> None:
     assert scrape(served.url) == ""
 
 
-def test_a_taken_port_costs_the_metrics_unless_they_are_required(
+def test_without_a_free_port_the_stage_runs_without_metrics_unless_required(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -155,7 +155,7 @@ def test_the_last_metrics_are_written_next_to_those_of_other_stages(tmp_path: Pa
 
 
 @pytest.mark.parametrize("content", ["no JSON", "[1]"])
-def test_a_summary_that_cannot_be_written_costs_a_warning(
+def test_a_summary_that_cannot_be_written_is_one_warning(
     tmp_path: Path, content: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "summary.json").write_text(content)
@@ -165,7 +165,7 @@ def test_a_summary_that_cannot_be_written_costs_a_warning(
     assert caplog.text.count("cannot write the final metrics of the stage") == 2
 
 
-def test_a_summary_holds_numbers_that_json_knows() -> None:
+def test_series_values_are_finite_or_null() -> None:
     text = (
         '# TYPE a gauge\na{b="x\\"\\\\\\n"} NaN\na{b="y"} 2.5\n# TYPE h histogram\nh_bucket{le="+Inf"} 1\nh_count 1\n'
     )
@@ -207,7 +207,7 @@ def gateway() -> Iterator[Gateway]:
     gateway.server.server_close()
 
 
-def test_short_stages_push_their_last_figures_and_delete_them(tmp_path: Path, gateway: Gateway) -> None:
+def test_short_stages_push_their_last_metrics_and_delete_them(tmp_path: Path, gateway: Gateway) -> None:
     run_stage(tmp_path, pushgateway=f"{gateway.url}/", linger_seconds=0.3)
     (put, path, body), (delete, same, nothing) = gateway.asked
     assert (put, delete, nothing) == ("PUT", "DELETE", b"")
@@ -220,9 +220,7 @@ def test_a_training_does_not_push(tmp_path: Path, gateway: Gateway) -> None:
     assert gateway.asked == []
 
 
-def test_a_gateway_that_is_not_there_costs_one_warning(
-    tmp_path: Path, gateway: Gateway, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_missing_gateway_is_one_warning(tmp_path: Path, gateway: Gateway, caplog: pytest.LogCaptureFixture) -> None:
     gateway.status = 500
     for url, reason in ((gateway.url, "Internal Server Error"), (dead_url(), "refused"), ("http://[", "PUT failed")):
         caplog.clear()
@@ -233,7 +231,7 @@ def test_a_gateway_that_is_not_there_costs_one_warning(
 
 
 @pytest.mark.parametrize("hangs_at", ["PUT", "DELETE"])
-def test_a_gateway_that_hangs_takes_its_time_from_the_linger(
+def test_the_time_of_a_hanging_gateway_is_part_of_the_linger(
     tmp_path: Path, gateway: Gateway, monkeypatch: pytest.MonkeyPatch, hangs_at: str
 ) -> None:
     monkeypatch.setattr(pod_telemetry, "MIN_GATEWAY_SECONDS", 0.2)
@@ -269,7 +267,7 @@ def pushgateway(tmp_path: Path) -> Iterator[Callable[[], str]]:
         process.wait()
 
 
-def test_a_real_pushgateway_shows_the_figures_until_they_are_deleted(
+def test_a_real_pushgateway_shows_the_metrics_until_they_are_deleted(
     tmp_path: Path, pushgateway: Callable[[], str]
 ) -> None:
     url = pushgateway()

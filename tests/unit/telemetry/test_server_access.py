@@ -48,7 +48,7 @@ def trusting(authority: Authority) -> ssl.SSLContext:
     return ssl.create_default_context(cafile=str(authority.pair.certificate))
 
 
-def test_https_for_those_who_trust_the_authority(authority: Authority, serve: Serve) -> None:
+def test_https_serves_clients_that_trust_the_authority(authority: Authority, serve: Serve) -> None:
     pair = authority.sign("server")
     server = serve(tls_certificate=pair.certificate, tls_key=pair.key)
     assert server.url.startswith("https://127.0.0.1:")
@@ -89,7 +89,7 @@ def test_silent_tls_clients_block_no_scrape(authority: Authority, serve: Serve) 
             client.close()
 
 
-def test_a_token_must_be_borne(serve: Serve, tmp_path: Path) -> None:
+def test_a_request_needs_the_bearer_token(serve: Serve, tmp_path: Path) -> None:
     (tmp_path / "token").write_text("s3cret\n")
     server = serve(bearer_token_file=tmp_path / "token")
     assert get(server, token="s3cret") == b"a 1\n"
@@ -106,15 +106,15 @@ def test_a_token_must_be_borne(serve: Serve, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["key of another", "no key", "locked", "no certificate", "no authority", "missing"])
-def test_what_cannot_work_is_refused(wrong: str, authority: Authority, tmp_path: Path) -> None:
+def test_unusable_certificates_are_refused(wrong: str, authority: Authority, tmp_path: Path) -> None:
     pair, other = authority.sign("server"), authority.sign("other")
     (tmp_path / "text").write_text("nothing of the kind")
     options: dict[str, Path] = {"tls_certificate": pair.certificate, "tls_key": pair.key}
-    field, said = "tls_key", ""
+    field, expected = "tls_key", ""
     match wrong:
         case "key of another":
             options["tls_key"] = other.key
-            said = "key values mismatch"
+            expected = "key values mismatch"
         case "no key":
             options["tls_key"] = tmp_path / "text"
         case "locked":
@@ -126,9 +126,9 @@ def test_what_cannot_work_is_refused(wrong: str, authority: Authority, tmp_path:
             field = "tls_client_ca"
         case "missing":
             options["tls_certificate"] = tmp_path / "gone"
-            field, said = "tls_certificate", os.strerror(errno.ENOENT)
+            field, expected = "tls_certificate", os.strerror(errno.ENOENT)
     section = TelemetrySection.model_validate({name: str(path) for name, path in options.items()})
-    with refused(said, field=f"telemetry.{field}", got=str(options[field])):
+    with refused(expected, field=f"telemetry.{field}", got=str(options[field])):
         EndpointAuth.from_section(section)
 
 
@@ -159,6 +159,6 @@ def test_a_token_file_holds_one_token(content: str, tmp_path: Path) -> None:
         ({"pushgateway": "here:9091", "linger_seconds": 1}, "pattern"),
     ],
 )
-def test_options_that_contradict_each_other(options: dict[str, object], message: str) -> None:
+def test_contradictory_options_are_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         TelemetrySection.model_validate(options)

@@ -199,19 +199,19 @@ def test_a_sharded_step_equals_the_unsharded_one(run_world: Any, size: int) -> N
 
 
 def one_bad_shard(world: World) -> list[Any]:
-    """Run steps of which one has a NaN in one shard only, as after an overflowed sum."""
+    """Run three steps, the second with a NaN in one shard only, as after an overflowed sum."""
     update = Update(world, weight_update="sharded", all_reduce={"algorithm": "torus2d", "row": 2, "bucket_mb": 0.05})
     assert update.step(0, world.rank)
     state = [update.weights.model_weights, update.weights.masters, *update.optimizer.moments.values()]
     before = [tensor.clone() for tensor in state]
     # Both ranks of a column hold the same shard, so it is bad on both.
-    carried_out = update.step(1, world.rank, bad=3 if world.rank % 2 == 1 else None)
+    applied = update.step(1, world.rank, bad=3 if world.rank % 2 == 1 else None)
     same = all(torch.equal(a, b) for a, b in zip(state, before, strict=True))
-    return [carried_out, same, update.step(2, world.rank), update.parameters()]
+    return [applied, same, update.step(2, world.rank), update.parameters()]
 
 
 def test_a_bad_shard_masks_the_step_on_all_ranks(run_world: Any) -> None:
     ranks = run_world(4, one_bad_shard)
-    for carried_out, same, afterwards, parameters in ranks:
-        assert (carried_out, same, afterwards) == (False, True, True)
+    for applied, same, afterwards, parameters in ranks:
+        assert (applied, same, afterwards) == (False, True, True)
         assert all(torch.equal(a, b) for a, b in zip(parameters, ranks[0][3], strict=True))

@@ -30,7 +30,7 @@ def source(tmp_path: Path) -> Path:
     return folder
 
 
-class Heard:
+class RecordingObserver:
     """Observer that records its calls."""
 
     def __init__(self) -> None:
@@ -52,19 +52,21 @@ class Heard:
         self.shards.append((split, dict(rejects)))
 
 
-def build(source: Path, out: Path, watch: Heard | ShardMetrics, workers: int = 1) -> BuildResult:
+def build(source: Path, out: Path, watch: RecordingObserver | ShardMetrics, workers: int = 1) -> BuildResult:
     data = DataSection(source=str(source), shard_bytes=16384, max_reject_rate=0.2)
     return build_shard_set(data, out, workers=workers, observer=watch)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_build_is_watched(source: Path, tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_observer_gets_the_progress_of_a_build(
+    source: Path, tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pack, "SERIAL_PACK_BYTES", 0)  # use processes even for a small set
-    heard = Heard()
-    result = build(source, tmp_path / "out", heard, workers)
-    assert heard.phases == ["plan", "pack", "merge"]
-    assert heard.totals == {"train": 30, "validation": 10}
-    last = {split: counts[-1] for split, counts in heard.so_far.items()}
+    observer = RecordingObserver()
+    result = build(source, tmp_path / "out", observer, workers)
+    assert observer.phases == ["plan", "pack", "merge"]
+    assert observer.totals == {"train": 30, "validation": 10}
+    last = {split: counts[-1] for split, counts in observer.so_far.items()}
     assert {split: (counts.images, counts.rejects) for split, counts in last.items()} == {
         "train": (30, 2),
         "validation": (10, 1),
@@ -75,11 +77,11 @@ def test_a_build_is_watched(source: Path, tmp_path: Path, workers: int, monkeypa
         "train": sizes["train"] - 8,
         "validation": sizes["validation"],
     }
-    for counts in heard.so_far.values():
+    for counts in observer.so_far.values():
         assert counts == sorted(counts), "counts never fall"
-    assert len(heard.shards) == result.packed_shards > 2
+    assert len(observer.shards) == result.packed_shards > 2
     reasons: dict[str, int] = {}
-    for _, rejects in heard.shards:
+    for _, rejects in observer.shards:
         for reason, images in rejects.items():
             reasons[reason] = reasons.get(reason, 0) + images
     assert reasons == {"empty": 2, "not_an_image": 1}
@@ -88,7 +90,7 @@ def test_a_build_is_watched(source: Path, tmp_path: Path, workers: int, monkeypa
 FOLDERS = (("train", "train"), ("validation", "val"))
 
 
-def test_what_is_watched_is_exported(source: Path, tmp_path: Path) -> None:
+def test_progress_is_exported_as_metrics(source: Path, tmp_path: Path) -> None:
     registry = CollectorRegistry()
     result = build(source, tmp_path / "out", ShardMetrics(registry, run="r"))
     value: Callable[..., float | None] = lambda name, **labels: registry.get_sample_value(  # noqa: E731
@@ -104,7 +106,7 @@ def test_what_is_watched_is_exported(source: Path, tmp_path: Path) -> None:
 
 
 def test_a_finished_set_plans_nothing(source: Path, tmp_path: Path) -> None:
-    build(source, tmp_path / "out", Heard())
-    heard = Heard()
-    assert build(source, tmp_path / "out", heard).reused
-    assert (heard.phases, heard.totals, heard.shards) == (["plan"], {}, [])
+    build(source, tmp_path / "out", RecordingObserver())
+    observer = RecordingObserver()
+    assert build(source, tmp_path / "out", observer).reused
+    assert (observer.phases, observer.totals, observer.shards) == (["plan"], {}, [])

@@ -60,7 +60,7 @@ def test_containers_do_not_depend_on_the_order_of_listing() -> None:
 @pytest.mark.parametrize(
     "change", [{"seed": 1}, {"policy": "convert"}, {"resize_short": 64}, {"quality": 80}, {"shard_bytes": 50_000}]
 )
-def test_what_changes_the_shards_changes_the_fingerprint(change: dict[str, int]) -> None:
+def test_options_that_change_the_shards_change_the_fingerprint(change: dict[str, int]) -> None:
     data = DataSection(source="x", shard_bytes=100_000)
     other = data.model_copy(update=change)
     assert plan_shards(Fixed(images(300)), data).fingerprint != plan_shards(Fixed(images(300)), other).fingerprint
@@ -152,7 +152,7 @@ def test_the_class_map_is_the_sorted_names_or_the_given_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("items", "options", "field", "said"),
+    ("items", "options", "field", "expected"),
     [
         ([], {}, "data.source", "no images"),
         (images(10, classes=1), {}, "data.source", "'c0'"),
@@ -176,10 +176,10 @@ def test_the_class_map_is_the_sorted_names_or_the_given_one() -> None:
         (images(10), {"min_shards": 5}, "data.min_shards", "validation split has only 3 images"),
     ],
 )
-def test_what_cannot_be_a_data_set_is_refused(
-    items: list[SourceItem], options: dict[str, object], field: str, said: str
+def test_an_unusable_data_set_is_refused(
+    items: list[SourceItem], options: dict[str, object], field: str, expected: str
 ) -> None:
-    with refused(said, field=field):
+    with refused(expected, field=field):
         plan_shards(Fixed(items), DataSection(source="x", **options))
 
 

@@ -37,9 +37,7 @@ def listed(source: Path | str, form: str = "auto") -> dict[str, tuple[str, str]]
 
 
 @pytest.mark.parametrize("name", ["folder", "t.csv", "images.tar"])
-def test_reads_that_return_less_than_was_asked_are_continued(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_short_reads_are_continued(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As network file systems may; `listed` compares the bytes with the size."""
     images = write(tmp_path / "folder", *(f"{label}/{label}.jpg" for label in ("cat", "dog")))
     (tmp_path / "t.csv").write_text("".join(f"folder/{image},{image[:3]}\n" for image in images))
@@ -100,7 +98,7 @@ class TestImageFolder:
         with refused("dog/up: symbolic link to", field="data.source", got=str(tmp_path / "set")):
             listed(tmp_path / "set")
 
-    def test_what_cannot_be_read_is_listed_and_fails_alone(self, tmp_path: Path) -> None:
+    def test_an_unreadable_image_is_listed_and_fails_alone(self, tmp_path: Path) -> None:
         write(tmp_path, "cat/1.jpg", "dog/1.jpg")
         (tmp_path / "cat" / "gone.jpg").symlink_to("nowhere")
         (tmp_path / "cat" / "self.jpg").symlink_to("self.jpg")
@@ -143,7 +141,7 @@ class TestImageFolder:
         with refused(field="data.source", got=str(tmp_path / "missing"), kind=SourceMissing):
             listed(tmp_path / "missing")
 
-    def test_a_single_odd_file(self, tmp_path: Path) -> None:
+    def test_a_single_file_of_another_format_is_refused(self, tmp_path: Path) -> None:
         write(tmp_path, "images.zip")
         with refused(".tar, .csv nor .jsonl", field="data.source", got=str(tmp_path / "images.zip")):
             listed(tmp_path / "images.zip")
@@ -188,16 +186,16 @@ class TestTar:
         }
 
     @pytest.mark.parametrize(
-        ("members", "said"),
+        ("members", "expected"),
         [
             ({"a.jpg": b"1", "a.png": b"2", "a.cls": b"0"}, "two samples have the key a"),
             ({"a.jpg": b"1", "a.cls": b"cat"}, "a.cls: b'cat' is not a class number"),
             ({"a.jpg": b"1", "a.cls": b"1", "b.jpg": b"1"}, "sample b has no image or no .cls"),
         ],
     )
-    def test_samples_that_do_not_pair(self, tmp_path: Path, members: dict[str, bytes], said: str) -> None:
+    def test_samples_that_do_not_pair(self, tmp_path: Path, members: dict[str, bytes], expected: str) -> None:
         tar = make_tar(tmp_path / "a.tar", members)
-        with refused(said, field="data.source", got=str(tar)):
+        with refused(expected, field="data.source", got=str(tar)):
             listed(tar)
 
     def test_links_and_devices_are_no_images(self, tmp_path: Path) -> None:
@@ -333,7 +331,7 @@ class TestImageNet:
         assert sum(item.split == "train" for item in items) == 6
 
     @pytest.mark.parametrize(
-        ("name", "labels", "said"),
+        ("name", "labels", "expected"),
         [
             ("val.txt", "n01440764\n", "1 labels for 3 validation images"),
             ("val.csv", "ILSVRC2012_val_00000001,n01440764\n", "no label for ILSVRC2012_val_00000002"),
@@ -341,9 +339,9 @@ class TestImageNet:
             ("other.md", "", "needs one label file for the validation images, found none"),
         ],
     )
-    def test_labels_that_do_not_fit(self, tmp_path: Path, name: str, labels: str, said: str) -> None:
+    def test_labels_that_do_not_fit(self, tmp_path: Path, name: str, labels: str, expected: str) -> None:
         self.folders(tmp_path, labels, name)
-        with refused(said, field="data.source", got=str(tmp_path)):
+        with refused(expected, field="data.source", got=str(tmp_path)):
             listed(tmp_path, "imagenet")
 
 

@@ -90,7 +90,7 @@ def test_a_topology_has_the_devices_that_the_compiler_describes(
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "expected"),
     [
         ("v5e:3x3", "It has 1x1, 2x2, 2x4, 4x4, 4x8, 8x8, 8x16, 16x16"),
         ("v4:4x4x6", "multiples of 4 up to 4096 chips"),
@@ -99,8 +99,8 @@ def test_a_topology_has_the_devices_that_the_compiler_describes(
         ("v3:16x8", "It has 2x2, 4x4, 4x8, 8x8, 8x16, 16x16, 16x32, 32x32"),
     ],
 )
-def test_the_error_of_an_unknown_topology_lists_the_known_ones(name: str, said: str) -> None:
-    with refused(said, field="--topology", got=name):
+def test_the_error_of_an_unknown_topology_lists_the_known_ones(name: str, expected: str) -> None:
+    with refused(expected, field="--topology", got=name):
         find_topology(name)
 
 
@@ -389,7 +389,7 @@ def test_a_pattern_of_the_key_that_matches_nothing_is_an_error(monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "said"),
+    ("name", "kind", "expected"),
     [
         ("refused", InputError, "^train.optimizer.name: no LAMB here$"),
         ("crash", PodscaleError, r"compiling for v5e:4x4 crashed the compiler \(SIGSEGV\): stack of the compiler"),
@@ -399,10 +399,10 @@ def test_a_pattern_of_the_key_that_matches_nothing_is_an_error(monkeypatch: pyte
     ],
 )
 def test_a_compiler_that_fails_is_one_clear_error(
-    child: Path, tmp_path: Path, name: str, kind: type[Exception], said: str
+    child: Path, tmp_path: Path, name: str, kind: type[Exception], expected: str
 ) -> None:
     for _ in range(2):  # a failure is not cached
-        with pytest.raises(kind, match=said):
+        with pytest.raises(kind, match=expected):
             compile_aot(named(name), tmp_path / "kept", 60.0)
     assert list((tmp_path / "kept").iterdir()) == []
 
@@ -479,9 +479,9 @@ def test_the_command_reports_cached_results(
     short = {**FOUND, "mesh": mesh, "fits": False, "memory": {"needed": 18 * GIB, "available": 15 * GIB}}
     (tmp_path / f"{request.cache_key}.json").write_text(json.dumps(short))
     (tmp_path / f"{larger.cache_key}.json").unlink()
-    code, said = main([*arguments, "--json"]), capsys.readouterr()
-    assert json.loads(said.out)["memory"]["over"] == 3 * GIB
-    assert_error(code, said.err, "3.0 GiB", "v5e:4x4 x2", field="train.global_batch")
+    code, printed = main([*arguments, "--json"]), capsys.readouterr()
+    assert json.loads(printed.out)["memory"]["over"] == 3 * GIB
+    assert_error(code, printed.err, "3.0 GiB", "v5e:4x4 x2", field="train.global_batch")
     assert not child.exists(), "nothing was compiled"
 
 

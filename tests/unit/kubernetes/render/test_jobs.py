@@ -33,7 +33,7 @@ def test_a_job_is_of_its_kind(backend: str) -> None:
     assert pods(backend).container["name"] == STAGE_CONTAINERS[backend]
 
 
-def test_pods_of_a_pytorchjob_meet_without_a_master() -> None:
+def test_pods_of_a_pytorchjob_rendezvous_without_a_master() -> None:
     """The operator sets PET_NNODES and PET_NPROC_PER_NODE; they are copied here from its envvar.go."""
     pod = pods("pytorchjob", *TWO)
     operators = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PYTHONUNBUFFERED": "1"}
@@ -46,7 +46,7 @@ def test_pods_of_a_pytorchjob_meet_without_a_master() -> None:
     assert set(rendered("pytorchjob", *TWO).job["spec"]["pytorchReplicaSpecs"]) == {"Worker"}
 
 
-def test_pods_of_a_jaxjob_meet_by_what_its_operator_tells() -> None:
+def test_pods_of_a_jaxjob_use_the_rendezvous_variables_of_its_operator() -> None:
     pod = pods("jaxjob", *TWO)
     operators = {"COORDINATOR_ADDRESS": "digits-worker-0", "COORDINATOR_PORT": "6666", "NUM_PROCESSES": "2"}
     assert read_rendezvous({**pod.environment, **operators, "PROCESS_ID": "1"}, {}) == Rendezvous(
@@ -55,7 +55,7 @@ def test_pods_of_a_jaxjob_meet_by_what_its_operator_tells() -> None:
     assert {"name": "jaxjob-port", "containerPort": 6666, "protocol": "TCP"} in pod.container["ports"]
 
 
-def test_pods_of_a_jobset_meet() -> None:
+def test_pods_of_a_jobset_rendezvous() -> None:
     pod = pods("jobset", *TWO)
     fields = {"metadata.annotations['batch.kubernetes.io/job-completion-index']": "1"}
     assert read_rendezvous(pod.environment, fields) == Rendezvous(2, 1, "digits-node-0-0.digits", 29500)
@@ -77,19 +77,19 @@ def test_pods_of_several_slices_have_different_ranks() -> None:
     assert ranks == set(range(8))
 
 
-def test_a_stage_of_one_pod_is_alone_whatever_the_training_has() -> None:
+def test_a_stage_of_one_pod_needs_no_rendezvous_whatever_the_training_has() -> None:
     assert read_rendezvous(pods("job", *TWO, stage="evaluate").environment, {}) == Rendezvous(1, 0)
     assert loads(spec(*TWO, stage="evaluate").document).launch.nodes == 2
 
 
-def test_trainer_sets_how_its_pods_meet_itself() -> None:
+def test_a_trainjob_sets_no_variable_of_torchrun() -> None:
     """Trainer's webhook refuses a TrainJob that sets one of torchrun's variables."""
     assert not [name for name in pods("trainjob", *TWO).environment if name.startswith("PET_")]
     spec_ = rendered("trainjob", *TWO).job["spec"]
     assert (spec_["trainer"]["numNodes"], spec_["trainer"]["numProcPerNode"]) == (2, 1)
 
 
-def test_a_trainjob_says_where_its_pods_go_and_its_runtime_how_they_are() -> None:
+def test_placement_is_in_the_trainjob_and_the_rest_of_the_pods_in_its_runtime() -> None:
     made = rendered("trainjob", "launch.hardware=nvidia-l4", "launch.processes=1", "launch.cluster.service_account=sa")
     (patch,) = made.job["spec"]["runtimePatches"]
     (replicated,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
@@ -140,7 +140,7 @@ def test_the_training_operator_restarts_containers_in_their_pods(backend: str) -
 
 
 @pytest.mark.parametrize("backend", ["jobset", "trainjob"])
-def test_a_jobset_fails_by_bad_input_and_forgives_what_was_taken_away(backend: str) -> None:
+def test_a_jobset_fails_by_bad_input_and_does_not_count_preemptions(backend: str) -> None:
     made = rendered(backend, *TWO, "launch.cluster.restarts=3")
     sets = made.job["spec"] if backend == "jobset" else made.owned_objects[-1]["spec"]["template"]["spec"]
     (replicated,) = sets["replicatedJobs"]
@@ -177,15 +177,15 @@ def test_a_jobset_over_its_time_limit_is_not_restarted(backend: str) -> None:
     assert answer("BackoffLimitExceeded", "Job has reached the specified backoff limit") == "RestartJobSet"
 
 
-def test_a_jobsets_rule_matches_what_kubernetes_says_of_a_job() -> None:
+def test_a_jobsets_rule_matches_the_message_of_the_job_controller() -> None:
     """The message is that of the job controller (pkg/controller/job, v1.35)."""
     (pattern,) = rendered("jobset").job["spec"]["failurePolicy"]["rules"][1]["onJobFailureMessagePatterns"]
-    said = "Container podscale for pod default/x-0 failed with exit code {} matching FailJob rule at index {}"
-    assert re.search(pattern, said.format(2, 0))
-    assert not re.search(pattern, said.format(75, 2))
+    message = "Container podscale for pod default/x-0 failed with exit code {} matching FailJob rule at index {}"
+    assert re.search(pattern, message.format(2, 0))
+    assert not re.search(pattern, message.format(75, 2))
 
 
-def test_a_plain_job_does_not_count_what_was_taken_away() -> None:
+def test_a_plain_job_does_not_count_preemptions() -> None:
     body = rendered("job", stage="evaluate").job["spec"]
     assert [rule["action"] for rule in body["podFailurePolicy"]["rules"]] == ["FailJob", "Ignore", "Ignore"]
     with refused(field="launch.backend", got="job"):
@@ -223,7 +223,7 @@ def test_a_slice_is_a_node_pool_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("backend", TRAINING)
-def test_limits_of_time(backend: str) -> None:
+def test_time_limits(backend: str) -> None:
     made = rendered(backend, "launch.time_limit_hours=2", "launch.cluster.keep_hours=1")
     text = str(made.all_objects)
     assert "'activeDeadlineSeconds': 7200" in text
@@ -244,6 +244,6 @@ def test_only_the_pods_of_a_job_reach_each_other(backend: str) -> None:
     (peer,) = scraped["from"]
     (named,) = peer.pop("namespaceSelector")["matchExpressions"]
     assert named == {"key": "kubernetes.io/metadata.name", "operator": "In", "values": [*MONITORING_NAMESPACES]}
-    assert peer == {}, "labels of pods are anybody's to set"
+    assert peer == {}, "any user can set labels of pods"
     other = pods(backend, stage="evaluate").metadata["labels"] if backend == "job" else {"podscale.dev/run": "other"}
     assert not selector.items() <= other.items()

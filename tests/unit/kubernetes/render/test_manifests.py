@@ -22,12 +22,12 @@ def objects_of(path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.file)
-def test_the_file_is_what_render_prints(case: Case) -> None:
+def test_the_file_equals_the_output_of_render(case: Case) -> None:
     """`python tools/job_manifests.py` regenerates the files."""
     assert (JOBS / case.file).read_text(encoding="utf-8") == case.render()
 
 
-def test_there_are_no_others() -> None:
+def test_there_are_no_other_files() -> None:
     assert {str(path.relative_to(JOBS)) for path in JOBS.rglob("*.yaml")} == {case.file for case in CASES}
 
 
@@ -74,8 +74,8 @@ def test_validation_sees_unknown_fields_and_wrong_types() -> None:
 def test_pods_of_cpus_and_gpus_are_admitted_where_security_is_restricted(case: Case) -> None:
     from podscale.kubernetes.render import JobManifests
 
-    *companions, job = objects_of(JOBS / case.file)
-    found: Pods = pods_of(JobManifests(job, tuple(companions)))
+    *owned, job = objects_of(JOBS / case.file)
+    found: Pods = pods_of(JobManifests(job, tuple(owned)))
     needs_more = any(kind in case.file for kind in ("tpu-", "v3-1024", "tcpx", "rdma"))
     assert bool(violations(found.spec)) == needs_more
 

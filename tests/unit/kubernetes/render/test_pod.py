@@ -31,21 +31,21 @@ def test_pods_are_admitted_where_security_is_restricted(backend: str, changes: t
     assert pod.container["securityContext"]["readOnlyRootFilesystem"] is True
 
 
-def test_the_check_of_security_is_one() -> None:
+def test_the_security_check_refuses_insecure_pods() -> None:
     """The security check used by these tests refuses each of these pods."""
     fine = pods("jobset").spec
     assert violations(fine) == []
-    for changed, said in [
+    for changed, expected in [
         ({"hostNetwork": True}, "hostNetwork"),
         ({"volumes": [{"name": "x", "hostPath": {"path": "/"}}]}, "volume x"),
         ({"securityContext": {}}, "runAsNonRoot"),
         ({"initContainers": [{"name": "init-pytorch", "image": "alpine"}]}, "init-pytorch: capabilities"),
         ({"containers": [{**fine["containers"][0], "securityContext": {"privileged": True}}]}, "privileged"),
     ]:
-        assert any(said in one for one in violations({**fine, **changed})), said
+        assert any(expected in one for one in violations({**fine, **changed})), expected
 
 
-def test_what_pods_may_write() -> None:
+def test_pods_write_only_to_their_volumes() -> None:
     pod = pods("pytorchjob", "launch.resources.ephemeral_gib=3")
     mounts = {mount["mountPath"]: mount["name"] for mount in pod.container["volumeMounts"]}
     assert mounts == {"/tmp": "tmp", "/dev/shm": "shm", "/workspace": "workspace"}
@@ -109,7 +109,7 @@ def test_metrics_have_a_named_port() -> None:
     assert "ports" not in pods("job", stage="report").container
 
 
-def test_hardware_has_its_nodes() -> None:
+def test_hardware_selects_its_nodes() -> None:
     pod = pods("pytorchjob", *GPU)
     assert pod.spec["nodeSelector"] == {"cloud.google.com/gke-accelerator": "nvidia-l4"}
     assert {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in pod.spec["tolerations"]
@@ -194,7 +194,7 @@ def test_gpudirect(hardware: str, networks: int, daemon: str | None) -> None:
 @pytest.mark.parametrize(
     ("hardware", "platforms"), [("cpu", "cpu"), ("nvidia-l4", "cuda,cpu"), ("tpu-v5e-2x2", "tpu,cpu")]
 )
-def test_a_run_of_jax_ends_where_its_devices_are_missing(hardware: str, platforms: str) -> None:
+def test_jax_may_use_only_the_platform_of_the_hardware(hardware: str, platforms: str) -> None:
     on = (f"launch.hardware={hardware}", "launch.processes=1")
     assert pods("jobset", *on, "train.engine=jax").environment["JAX_PLATFORMS"] == platforms
     assert "JAX_PLATFORMS" not in pods("jobset", *on).environment, "PyTorch does not read it"
@@ -203,7 +203,7 @@ def test_a_run_of_jax_ends_where_its_devices_are_missing(hardware: str, platform
     assert own.environment["JAX_PLATFORMS"] == ""
 
 
-def test_hosts_of_a_slice_tell_their_ports() -> None:
+def test_hosts_of_a_slice_declare_their_ports() -> None:
     tpus = ("launch.hardware=tpu-v5e-4x4", "launch.processes=1", "train.global_batch=512", "train.engine=jax")
     ports = {
         name: {port["name"]: port["containerPort"] for port in pods("jobset", *tpus, *more).container["ports"]}
@@ -225,13 +225,11 @@ def test_all_stages_of_a_privileged_run_have_one_user() -> None:
     assert pods("job", *tpu, stage="report").container["securityContext"].get("privileged") is not True
 
 
-def test_yaml_says_the_same(tmp_path: object) -> None:
+def test_yaml_equals_the_objects(tmp_path: object) -> None:
     import yaml
 
     made = rendered("trainjob", *GPU, *EVERYTHING).all_objects
     text = to_yaml(made)
     assert list(yaml.safe_load_all(text)) == list(made)
     assert "&id" not in text
-    assert "\n              value: |\n" in text or "value: |" in text, (
-        "the run document is a block that people can read"
-    )
+    assert "\n              value: |\n" in text or "value: |" in text, "the run document is a readable block"

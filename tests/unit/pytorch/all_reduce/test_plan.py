@@ -27,7 +27,7 @@ SIZES = range(1, 10)
 CASES = [(length, segment) for length in (1, 2, 7, 40, 101) for segment in (3, 16, 1000)]
 
 
-def carry_out(plans: list[MessagePlan], buffers: list[Tensor], *, eager: bool) -> None:
+def run_plans(plans: list[MessagePlan], buffers: list[Tensor], *, eager: bool) -> None:
     """Run the plans of all positions in lockstep; if `eager`, with every send as early as its plan allows."""
     count = len(plans[0].rounds)
     assert all(len(plan.rounds) == count for plan in plans)
@@ -60,7 +60,7 @@ Planner = Callable[[int], MessagePlan]
 def outcome(size: int, length: int, planners: list[Planner], *, eager: bool) -> list[Tensor]:
     buffers = contributions(size, length)
     for planner in planners:
-        carry_out([planner(position) for position in range(size)], buffers, eager=eager)
+        run_plans([planner(position) for position in range(size)], buffers, eager=eager)
     return buffers
 
 

@@ -29,7 +29,7 @@ def lively(network: nn.Module) -> nn.Module:
     return network
 
 
-def carry_over(ours: nn.Module, theirs: nn.Module) -> None:
+def copy_weights(ours: nn.Module, theirs: nn.Module) -> None:
     arrays = dict([*ours.named_parameters(), *ours.named_buffers()])
     counters = {name for name in theirs.state_dict() if name.endswith("num_batches_tracked")}
     assert set(theirs.state_dict()) - counters == set(arrays)
@@ -57,12 +57,12 @@ def test_flops_are_the_published_ones() -> None:
 
 def test_inception_v3_is_torchvisions() -> None:
     """Evaluation at the smallest side; training, with the auxiliary head, at the side which that head needs."""
-    import torchvision  # not at the top: it takes seconds, in every process that collects this test
+    import torchvision  # not at the top: the import takes seconds in every process that collects this test
 
     torch.manual_seed(0)
     ours = lively(build_model(section("inception_v3", inception={"dropout": 0.0}), 10))
     theirs = torchvision.models.inception_v3(num_classes=10, init_weights=False, dropout=0.0)
-    carry_over(ours, theirs)
+    copy_weights(ours, theirs)
     images = torch.randn(2, 3, 299, 299)
     with torch.no_grad():
         assert torch.equal(ours.eval()(images[..., :75, :75]), theirs.eval()(images[..., :75, :75]))
@@ -75,12 +75,12 @@ def test_inception_v3_is_torchvisions() -> None:
 
 
 def test_inception_resnet_v2_is_timms() -> None:
-    import timm  # not at the top: it takes seconds, in every process that collects this test
+    import timm  # not at the top: the import takes seconds in every process that collects this test
 
     torch.manual_seed(0)
     ours = lively(build_model(section("inception_resnet_v2", inception={"dropout": 0.0}), 10))
     theirs = timm.create_model("inception_resnet_v2", num_classes=10)
-    carry_over(ours, theirs)
+    copy_weights(ours, theirs)
     images = torch.randn(2, 3, 75, 75)
     with torch.no_grad():
         want = theirs.eval()(images)

@@ -45,7 +45,7 @@ def steps() -> list[Step]:
     return found
 
 
-def carry_out(arrays: FlatArrays, rule: Shampoo, first: int = 0, last: int = STEPS) -> None:
+def run_steps(arrays: FlatArrays, rule: Shampoo, first: int = 0, last: int = STEPS) -> None:
     for number, step in enumerate(steps()[first:last], first):
         given = step.gradients if step.finite else {name: 0 * g for name, g in step.gradients.items()}
         row = hyper(step.rate, step.momentum, step.decay)
@@ -81,7 +81,7 @@ def build(*, nesterov: bool = True, **options: Any) -> tuple[FlatArrays, Shampoo
 def test_shampoo_follows_its_oracle(options: dict[str, Any], roots: RootMethod) -> None:
     options = {"eps": 1e-3, "beta2": 0.95, "start_step": 0} | options
     arrays, rule = build(**options, roots=roots)
-    carry_out(arrays, rule)
+    run_steps(arrays, rule)
     found, want = arrays.take(arrays.weights), shampoo_oracle(draw(0), steps(), DECAYS, **options)
     for name, value in want.items():
         np.testing.assert_allclose(found[name], value, rtol=2e-5, atol=2e-5, err_msg=name)
@@ -89,33 +89,33 @@ def test_shampoo_follows_its_oracle(options: dict[str, Any], roots: RootMethod) 
 
 def test_a_masked_step_does_not_change_the_state() -> None:
     arrays, rule = build(block=8, start_step=1, every_steps=2, graft="rmsprop")
-    carry_out(arrays, rule, last=4)  # steps 4 and 9 are masked; step 9 would compute roots
+    run_steps(arrays, rule, last=4)  # steps 4 and 9 are masked; step 9 would compute roots
     for number in (4, 9):
         before = [
             arrays.weights.clone(),
             *(m.clone() for m in rule.moments.values()),
             *rule.extra_state_arrays().values(),
         ]
-        carry_out(arrays, rule, number, number + 1)
+        run_steps(arrays, rule, number, number + 1)
         for old, new in zip(
             before, [arrays.weights, *rule.moments.values(), *rule.extra_state_arrays().values()], strict=True
         ):
             assert torch.equal(old, new)
-        carry_out(arrays, rule, number + 1, 9)
+        run_steps(arrays, rule, number + 1, 9)
 
 
 def test_a_resumed_optimizer_continues_to_the_bit() -> None:
     """Resumed between two updates of the roots, which are part of the state."""
     options: dict[str, Any] = {"block": 8, "start_step": 2, "every_steps": 7, "graft": "adagrad"}
     whole, rule = build(**options)
-    carry_out(whole, rule, last=20)
+    run_steps(whole, rule, last=20)
     resumed, again = build(**options)
     resumed.weights.copy_(whole.weights)
     for name, values in again.moments.items():
         values.copy_(rule.moments[name])
     again.load_extra_state({name: values.clone() for name, values in rule.extra_state_arrays().items()})
     for arrays, each in ((whole, rule), (resumed, again)):
-        carry_out(arrays, each, first=20)
+        run_steps(arrays, each, first=20)
     assert torch.equal(whole.weights, resumed.weights)
     assert again.extra_state_arrays().keys() == {
         f"{kind}/{name}" for kind in ("statistics", "roots") for name in SHAPES
@@ -124,7 +124,7 @@ def test_a_resumed_optimizer_continues_to_the_bit() -> None:
 
 def test_a_square_that_overflows_does_not_change_its_matrix() -> None:
     arrays, rule = build(block=8)
-    carry_out(arrays, rule, last=4)
+    run_steps(arrays, rule, last=4)
     before = rule.extra_state_arrays()
     given = draw(3) | {"fc": np.full(SHAPES["fc"], 1e25, np.float32)}
     assert arrays.step(rule, given, hyper(0.0), number=4)

@@ -173,7 +173,7 @@ def truncate(directory: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("damage", "expected"),
     [
         (damage_manifest, "manifest.json does not match its sha256"),
         (flip_bit, "model.safetensors does not match its sha256"),
@@ -183,8 +183,8 @@ def truncate(directory: Path) -> None:
         (lambda d: os.truncate(d / "manifest.json", 50), "manifest.json is cut off"),
     ],
 )
-def test_falls_back_past_a_damaged_checkpoint_and_says_so(
-    tmp_path: Path, damage: object, said: str, caplog: pytest.LogCaptureFixture
+def test_restores_past_a_damaged_checkpoint_and_logs_the_reason(
+    tmp_path: Path, damage: object, expected: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = checkpoints(tmp_path)
     for step in (1, 2):
@@ -197,11 +197,11 @@ def test_falls_back_past_a_damaged_checkpoint_and_says_so(
     assert_same(restored, snapshot(1))
     passed, read = events
     assert isinstance(passed, Skipped)
-    assert said in passed.reason
+    assert expected in passed.reason
     assert isinstance(read, Restored)
     assert read.step == 1
     assert read.seconds > 0
-    assert said in caplog.text
+    assert expected in caplog.text
     # Retention does not count the damaged one, whatever its manifest says, and its step can be written again.
     best = again.best()
     assert best is not None
@@ -233,7 +233,7 @@ def test_refuses_another_runs_checkpoint_with_the_differences(tmp_path: Path) ->
     assert "run.seed" not in refusal.text
 
 
-def test_never_refuses_to_continue(tmp_path: Path) -> None:
+def test_resume_never_refuses_an_existing_checkpoint(tmp_path: Path) -> None:
     store = checkpoints(tmp_path)
     assert store.restore("never") is None
     store.save(snapshot(1))
@@ -286,7 +286,7 @@ def test_a_refused_fence_leaves_no_checkpoint(tmp_path: Path) -> None:
     assert steps(tmp_path) == []
 
 
-def test_listener_hears_what_a_save_cost(tmp_path: Path) -> None:
+def test_the_listener_gets_bytes_and_seconds_of_a_save(tmp_path: Path) -> None:
     events: list[CheckpointReport] = []
     checkpoints(tmp_path, listener=events.append).save(snapshot(4), top1=0.25)
     (saved,) = events

@@ -44,7 +44,7 @@ def test_checksums_of_rfc_3720(data: bytes, crc: int) -> None:
 
 
 @given(st.binary(max_size=300))
-def test_checksums_are_those_of_another_library(data: bytes) -> None:
+def test_checksums_equal_those_of_another_library(data: bytes) -> None:
     assert crc32c(data) == google_crc32c.value(data)
 
 
@@ -58,7 +58,7 @@ def test_masked_checksums_fit_into_their_field() -> None:
     st.floats(0, 1e12),
     st.dictionaries(st.text(max_size=20), st.floats(width=32, allow_nan=False), max_size=5),
 )
-def test_a_point_comes_back_as_it_was(step: int, time: float, values: dict[str, float]) -> None:
+def test_points_are_read_back_unchanged(step: int, time: float, values: dict[str, float]) -> None:
     written = io.BytesIO()
     EventFile(written, 5.0).scalars(time, step, values)
     head, point = parsed(written.getvalue())
@@ -76,7 +76,7 @@ def test_values_beyond_float32_are_infinite() -> None:
     assert math.isnan(scalars["c"])
 
 
-def test_tensorboard_shows_the_figures_of_a_run(tmp_path: Path) -> None:
+def test_tensorboard_shows_the_metrics_of_a_run(tmp_path: Path) -> None:
     goodput = {"time": 103.0, "kind": "event", "event": "goodput", "goodput": 0.5, "wall_seconds": 60.0, "seconds": {}}
     track(
         tmp_path / "r" / "tensorboard",
@@ -104,7 +104,7 @@ def test_repeated_steps_are_shown_once(tmp_path: Path) -> None:
     assert "evaluation/top1" not in scalars or scalars["evaluation/top1"] == []  # that of a lost step
 
 
-def test_a_launch_within_the_same_supervisor_is_no_different(tmp_path: Path) -> None:
+def test_repeated_steps_within_one_supervisor_are_shown_once(tmp_path: Path) -> None:
     tracker = TensorBoard(tmp_path)
     for record in (launch_record(0), step_record(1), step_record(2), step_record(3)):
         tracker.add(record)
@@ -115,7 +115,7 @@ def test_a_launch_within_the_same_supervisor_is_no_different(tmp_path: Path) -> 
     assert curves(tmp_path)["train/loss"] == [(1, 1.0), (2, 2.0)]
 
 
-def test_a_reader_that_is_already_there_sees_no_point_twice(tmp_path: Path) -> None:
+def test_an_open_reader_gets_no_point_twice(tmp_path: Path) -> None:
     """TensorBoard continues from one file to the next; it may have read a file before that is removed."""
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     records = [launch_record(0), *(step_record(step) for step in range(1, 6))]
@@ -157,7 +157,7 @@ def test_a_clock_that_went_backwards(tmp_path: Path) -> None:
     assert sorted(path.name.split(".")[3] for path in tmp_path.iterdir()) == ["9999999998", "9999999999"]
 
 
-def test_the_end_of_a_launch_is_one_line() -> None:
+def test_a_launch_exit_is_one_line() -> None:
     ended = LaunchExit(75, "stopped\non request")
     assert ended.to_line().count(b"\n") == 1
     assert LaunchExit.parse(ended.to_line()) == ended
