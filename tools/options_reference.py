@@ -140,7 +140,7 @@ SUMMARIES = {
     "model": "Architecture and its parts.",
     "model.batch_norm": "Batch statistics and their groups.",
     "train": "Training: length, batch, loss, precision, optimizer, schedule and all-reduce.",
-    "train.optimizer": "Optimizer. The options of one optimizer alone are in the sections below.",
+    "train.optimizer": "Optimizer. Options that only one optimizer has are in the sections below.",
     "train.optimizer.adam": "Adam and AdamW.",
     "train.optimizer.rmsprop": "RMSProp.",
     "train.schedule": "Learning rate and momentum over the run.",
