@@ -20,8 +20,8 @@ SECTION_PAGES = REFERENCE / "options"
 
 HEAD = """# Options
 
-A run document is a YAML file with the options below; an option that it leaves out has its default. This page is
-generated from `podscale/config` by `tools/options_reference.py`; a test keeps it true.
+A run document is a YAML file with the options below; an option that it leaves out has its default. Generated from
+`podscale/config` by `tools/options_reference.py`; a test keeps it true.
 
 A document needs only a few lines. `--set` changes single options on the command line:
 
