@@ -20,10 +20,10 @@ SECTION_PAGES = REFERENCE / "options"
 
 HEAD = """# Options
 
-A run document is YAML with the options below; those that it leaves out have their defaults. Generated from
+A run document is a YAML file with the options below; an option that it leaves out has its default. Generated from
 `podscale/config` by `tools/options_reference.py`; a test keeps it true.
 
-A document needs few lines, and the command line changes single options:
+A document needs only a few lines. `--set` changes single options on the command line:
 
 ```yaml
 run: {id: flowers, seed: 1}
@@ -40,18 +40,19 @@ podscale run flowers.yaml --set train.epochs=40 --set run.id=flowers-40
 podscale config flowers.yaml       # every option with its value
 ```
 
-An unknown option is refused, with the nearest name.
+An unknown option is an error, which names the nearest known one.
 """
 
 CLASSES = """## Classes
 
-The class of an option is what it may change:
+The class of an option, in the tables below, says what the option affects, and if you may change it when you resume a
+run:
 
-| class | changes | in an existing run |
+| class | affects | a change in an existing run |
 |---|---|---|
-| `result` | the numbers | refused: a run directory and a checkpoint belong to one set of them |
-| `placement` | where and on how many processes it runs | allowed: the run continues with the new value |
-| `display` | what is shown and logged | allowed |
+| `result` | weights and scores | is refused: give the new run its own `run.id` |
+| `placement` | where and on how many processes the run computes | is allowed: the run resumes with the new value |
+| `display` | what is shown and logged | is allowed |
 """
 
 
@@ -67,7 +68,7 @@ class Group(NamedTuple):
 FIRST_OPTIONS = (
     Group(
         "The run",
-        "The id names the run directory and the jobs; the same id continues the run.",
+        "The id names the run directory and the jobs. A command with the same id resumes the run.",
         ("run.id", "run.workspace", "run.seed"),
         "podscale run RUN --set run.id=flowers-seed2 --set run.seed=2",
     ),
@@ -79,8 +80,8 @@ FIRST_OPTIONS = (
     ),
     Group(
         "The model and its training",
-        "A batch that is multiplied by k usually takes a learning rate that is multiplied by k, and a warm-up; "
-        "`train.recipe` fills in published values for a batch.",
+        "If you multiply the batch by k, usually multiply the learning rate by k too, and add a warm-up. "
+        "`train.recipe` fills in published settings for a batch.",
         (
             "model.name",
             "train.recipe",
@@ -105,7 +106,7 @@ FIRST_OPTIONS = (
     ),
     Group(
         "Where it runs",
-        "Processes of this machine, or a kind of machine on a cluster.",
+        "On this machine (`podscale run`), or on a cluster (`podscale submit`).",
         ("launch.backend", "launch.hardware", "launch.nodes", "launch.processes", "input.workers"),
         "podscale submit RUN --set launch.hardware='nvidia-h100-80gb x8' --set launch.nodes=4",
     ),
@@ -124,11 +125,11 @@ def pages() -> dict[Path, str]:
 
 def _first_page() -> str:
     rows = {row.name: row for name, info in RunConfig.model_fields.items() for row in _all_rows(name, _model_of(info))}
-    parts = [HEAD, "## Change these first\n"]
+    parts = [HEAD, CLASSES, "## Change these first\n"]
     for group in FIRST_OPTIONS:
         parts += [f"### {group.title}\n", *([f"{group.text}\n"] if group.text else [])]
         parts += [*_table(rows[name] for name in group.options), "", f"```\n{group.example}\n```\n"]
-    parts += [CLASSES, "## All options by section\n", "| section | options | subject |", "|---|---|---|"]
+    parts += ["## All options by section\n", "| section | options | subject |", "|---|---|---|"]
     for name, info in RunConfig.model_fields.items():
         options = sum(option.startswith(f"{name}.") for option in option_names())
         parts.append(f"| [`{name}`](options/{name}.md) | {options} | {_summary(name, _model_of(info))} |")
@@ -138,8 +139,8 @@ def _first_page() -> str:
 SUMMARIES = {
     "model": "Architecture and its parts.",
     "model.batch_norm": "Batch statistics and their groups.",
-    "train": "Length, batch, loss, precision and communication of the training.",
-    "train.optimizer": "Update rule; its own options are in the sections below.",
+    "train": "Training: length, batch, loss, precision, optimizer, schedule and all-reduce.",
+    "train.optimizer": "Optimizer. Options that only one optimizer has are in the sections below.",
     "train.optimizer.adam": "Adam and AdamW.",
     "train.optimizer.rmsprop": "RMSProp.",
     "train.schedule": "Learning rate and momentum over the run.",

@@ -53,7 +53,7 @@ class AugmentSection(Section):
 
 
 class DataSection(Section):
-    """Contents of the shard set. The shard stage reads this section alone."""
+    """Contents of the shard set. The shard stage reads only this section."""
 
     source: str = result_field(
         "digits", "Source of the images: `digits` (embedded), a path, or an fsspec URL.", min_length=1

@@ -40,11 +40,13 @@ class NeumannSection(Section):
     )
     on_reset: Literal["hold", "move"] = result_field(
         "hold",
-        "`hold`: a reset sets only the momentum, and weights and average stay. `move`: they move as in other steps.",
+        "Effect of a reset on the weights and their average, which the paper leaves open. `hold`: none; only the "
+        "momentum buffer is set. `move`: they change as in other steps.",
     )
     moves_by: Literal["current", "previous"] = result_field(
         "current",
-        "Momentum by which line 11 moves the weights: that of this step (ICLR), or of the last (arXiv, as quoted).",
+        "Momentum buffer that line 11 of the algorithm adds to the weights. `current`: that of this step (the paper's "
+        "ICLR version). `previous`: that of the step before (its arXiv version, as quoted).",
     )
 
     @model_validator(mode="after")
@@ -74,11 +76,11 @@ class NlcgSection(Section):
     )
     step: Literal["step", "online", "none"] = result_field(
         "step",
-        "Scaling of the learning rate by the loss. `step`: by its running average over that of five steps ago. "
-        "`online`: by the loss of every step over its running average. `none`: no scaling.",
+        "Adaptation of the learning rate to the loss: a rise lowers the rate. `step`: a rise of the running average "
+        "over that of five steps ago. `online`: a rise of the step's loss over the running average. `none`: off.",
     )
     tolerance: float = result_field(
-        1.0, "Factor on the relative rises of the loss in the table that `step` and `online` use.", gt=0
+        1.0, "Factor on the rises of the loss (1 % to 15 %) at which `step` and `online` lower the rate.", gt=0
     )
     lars_coefficient: float = result_field(
         0.0, "Scale each layer's gradient in proportion to |w| / |g| first; 0 = off. The authors suggest 0.001.", ge=0
@@ -91,16 +93,16 @@ class NlcgSection(Section):
 
 
 class ShampooSection(Section):
-    """Distributed Shampoo (Anil 2020); defaults are those of the code of Google's MLPerf 1.0 entry, `roots` is ours."""
+    """Distributed Shampoo (Anil 2020); defaults as in the code of Google's MLPerf 1.0 entry, except `roots`."""
 
     beta2: float = result_field(
         0.999, "Decay of the moving averages of gradient statistics; 1 = their sum (Gupta 2018).", gt=0, le=1
     )
     eps: float = result_field(1e-6, "Added to the diagonal of the statistics before the inverse roots.", gt=0)
     block: int = result_field(
-        128, "Maximal rows of a block: longer dimensions are cut, small neighbouring ones are merged.", ge=2
+        128, "Maximum length of a block's dimensions: longer ones are cut, small neighbouring ones merged.", ge=2
     )
-    vectors: bool = result_field(True, "Precondition batch norm and biases too; else they use the graft alone.")
+    vectors: bool = result_field(True, "Precondition batch norm and biases too; otherwise only the graft updates them.")
     exponent: int | None = result_field(
         None, "p of the inverse p-th roots; default: twice the number of dimensions of a block.", ge=1, le=16
     )
@@ -114,7 +116,7 @@ class ShampooSection(Section):
     roots: Literal["eigh", "newton"] = result_field(
         "eigh",
         "Computation of the inverse roots: by eigenvalues, or by a coupled Newton iteration of matrix products, which "
-        "never waits for the device. It fails if the statistics are too nearly singular; the old root is kept then.",
+        "never waits for the device. If the statistics are too nearly singular for it, the old root is kept.",
     )
     roots_precision: Literal["fp64", "fp32"] = result_field(
         "fp64", "Precision in which inverse roots are computed; they are kept in fp32."
@@ -143,22 +145,25 @@ class OptimizerSection(Section):
     momentum: float = result_field(0.9, "Momentum (LAMB, Adam: beta 1).", ge=0, lt=1)
     momentum_form: Literal["unscaled", "scaled", "ratio_inside"] | None = result_field(
         None,
-        "Position of the learning rate. `unscaled`: inside the momentum buffer (default of LARS). `scaled`: outside, "
-        "with LARS's ratio (default of SGD). `ratio_inside`: LARS's ratio inside, the learning rate outside.",
+        "Position of the learning rate r in the momentum rule for an update u. `unscaled`: in the buffer, m = b m + "
+        "r u, w -= m (default of LARS). `scaled`: outside, m = b m + u, w -= r m, with LARS's ratio also outside "
+        "(default of SGD). `ratio_inside`: LARS's ratio in the buffer, the learning rate outside.",
     )
     nesterov: bool = result_field(False, "Nesterov momentum; SGD, LARS and Shampoo.")
     weight_decay: float = result_field(1e-4, "L2 weight decay; not applied to batch norm and biases.", ge=0)
     decay_all: bool = result_field(False, "Apply weight decay (and LARS scaling) to batch norm and biases too.")
     adapt_all: bool = result_field(
         False,
-        "LARS, LAMB and NLCG with `lars_coefficient`: scale batch norm and biases too, although they do not decay.",
+        "LARS, LAMB and NLCG with `lars_coefficient`: apply the layer-wise scaling to batch norm and biases too, but "
+        "no weight decay.",
     )
     skip: tuple[str, ...] = result_field(
         (), "Further parameters without weight decay and scaling, by name or pattern (such as `fc.*`)."
     )
     trust: Literal["sum_of_norms", "norm_of_sum"] = result_field(
         "sum_of_norms",
-        "LARS: divisor of the weight's norm in the trust ratio, |g| + decay |w| (You 2017) or |g + decay w|.",
+        "LARS: denominator of the trust ratio, whose numerator is |w|. `sum_of_norms`: |g| + decay |w| (You 2017). "
+        "`norm_of_sum`: |g + decay w|.",
     )
     trust_coefficient: float = result_field(0.001, "LARS: trust coefficient eta (You 2017).", gt=0)
     trust_clip: bool = result_field(

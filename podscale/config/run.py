@@ -20,7 +20,8 @@ class RunSection(Section):
 
     id: str = placement_field(
         "run",
-        "Run id, by which commands resume, adopt and stop the run. A DNS-1035 label, because pods carry it.",
+        "Run id: commands find, resume and stop the run by it. At most 40 lower-case letters, digits and hyphens, "
+        "starting with a letter, because pods carry it as a label.",
         pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$",
         max_length=40,
     )

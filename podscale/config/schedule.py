@@ -35,7 +35,9 @@ class CropSection(Section):
 
 class ScheduleSection(Section):
     name: Literal["cosine", "step", "polynomial", "constant"] = result_field("cosine", "Decay after the warm-up.")
-    learning_rate: float = result_field(0.1, "Peak learning rate at the full global batch.", gt=0)
+    learning_rate: float = result_field(
+        0.1, "Peak learning rate, for the whole global batch; it is not multiplied by the number of ranks.", gt=0
+    )
     warmup_epochs: float = result_field(0.0, "Length of the linear warm-up, epochs.", ge=0)
     warmup_start: float = result_field(0.0, "Learning rate at step 0 of the warm-up.", ge=0)
     end_learning_rate: float = result_field(0.0, "Learning rate at the end of cosine and polynomial decay.", ge=0)
@@ -44,8 +46,8 @@ class ScheduleSection(Section):
     gamma: float = result_field(0.1, "Factor of the step schedule at each milestone.", gt=0, lt=1)
     decay_from: Literal["warmup", "start"] = result_field(
         "warmup",
-        "Start of cosine and polynomial decay: the end of the warm-up, or the start of the schedule, so that the "
-        "decay is under way when the warm-up ends (Codreanu 2017).",
+        "Start of cosine and polynomial decay. `warmup`: the end of the warm-up. `start`: the start of the schedule, "
+        "so that the rate has already decayed when the warm-up ends (Codreanu 2017).",
     )
     decay_epochs: float | None = result_field(
         None,
@@ -78,8 +80,8 @@ class PhaseSection(Section):
     start: float = result_field(..., "Epoch at which the phase begins; it may lie inside an epoch.", gt=0)
     schedule: ScheduleSection | None = result_field(
         None,
-        "Schedule of its own (options of train.schedule), counted from the start of the phase; default: the schedule "
-        "before continues.",
+        "Schedule of this phase (options of train.schedule), counted from the start of the phase; default: the "
+        "schedule of the phase before continues.",
     )
     momentum: float | None = result_field(None, "Momentum from here on.", ge=0, lt=1)
     weight_decay: float | None = result_field(None, "Weight decay from here on.", ge=0)

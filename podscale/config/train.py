@@ -90,7 +90,7 @@ class TrainSection(Section):
         "batch-norm span if the document leaves them open.",
     )
     recipe_origin: str | None = display_field(
-        None, "Published rows that the recipe's values come from; written by the recipe."
+        None, "Published results that the values of `train.recipe` come from; the recipe fills this in."
     )
     engine: Literal["pytorch", "jax"] = placement_field(
         "pytorch", "Training engine: PyTorch on GPUs and CPUs, JAX on TPUs."
@@ -123,8 +123,8 @@ class TrainSection(Section):
     phases: tuple[PhaseSection, ...] = result_field(
         (),
         "Later parts of the run: the epoch at which each begins (`start`) and the options that change there "
-        "(`schedule`, `momentum`, `reset_momentum`, `weight_decay`, `crop`, `image_size`). Before the first phase, "
-        "the other options apply.",
+        "(`schedule`, `momentum`, `reset_momentum`, `weight_decay`, `crop`, `image_size`). Until the first phase "
+        "begins, the options outside of `phases` apply.",
     )
     weight_update: Literal["replicated", "sharded"] = placement_field(
         "replicated",
@@ -145,9 +145,9 @@ class TrainSection(Section):
     channels_last: bool = placement_field(True, "Activations in NHWC memory order.")
     steps_per_call: int = placement_field(
         1,
-        "Maximal number of steps in one call of the compiled program (engine jax), so that dispatch is never the "
-        "bottleneck; an evaluation, a checkpoint or a log line ends a call. Leave it at 1 on CPUs: XLA computes "
-        "convolutions in a loop several times slower there.",
+        "Maximum number of steps in one call of the compiled program (engine jax); more steps hide the time that the "
+        "host needs to start a call. An evaluation, a checkpoint or a log line ends a call. Leave it at 1 on CPUs: XLA "
+        "computes convolutions in a loop several times slower there.",
         ge=1,
     )
     stem_compute: Literal["plain", "padded4", "space_to_depth"] = placement_field(
@@ -158,7 +158,7 @@ class TrainSection(Section):
     spatial_partitions: tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]] = placement_field(
         (1, 1),
         "Parts that each image is cut into along its height and its width (engine jax). The devices that share an "
-        "image count as one rank (Kumar 2019). For more cores than images.",
+        "image count as one rank (Kumar 2019). Useful if the devices outnumber the images of a batch.",
     )
     compile: Literal["off", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = (
         placement_field(
@@ -170,6 +170,9 @@ class TrainSection(Section):
     )
     all_reduce: AllReduceSection = AllReduceSection()
     max_nonfinite: int = result_field(
-        10, "Tolerated number of non-finite steps in a row, which are masked; one more fails the run.", ge=0
+        10,
+        "Tolerated number of consecutive steps with a non-finite loss or gradient; one more fails the run. Such a step "
+        "is masked: it changes no weight.",
+        ge=0,
     )
     deterministic: bool = placement_field(False, "Request deterministic kernels from the framework (GPU).")
