@@ -91,7 +91,7 @@ def test_without_the_right_to_reach_pods_the_rest_is_shown(
 
 DOCUMENTS = {
     "a token": ({"bearer_token_file": "/t"}, "a token"),
-    "a certificate": ({"tls_certificate": "/c", "tls_key": "/k", "tls_client_ca": "/a"}, "a client's certificate"),
+    "a certificate": ({"tls_certificate": "/c", "tls_key": "/k", "tls_client_ca": "/a"}, "a client certificate"),
 }
 
 
