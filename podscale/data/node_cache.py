@@ -44,7 +44,11 @@ _MAX_MAPPED_SHARDS = 4  # shards that a process keeps mapped if the set is large
 
 
 class ShardCache:
-    """Directory with at most `limit_bytes` of shards."""
+    """Directory with at most `limit_bytes` of shards.
+
+    Args:
+        directory: Directory of the cache; None for one of this user in the system's temporary directory.
+    """
 
     def __init__(
         self, directory: str | Path | None, limit_bytes: int, retry_policy: ReadRetryPolicy | None = None
@@ -62,8 +66,8 @@ class ShardCache:
     def open(self, location: str, memory_bytes: int = 0) -> ShardSet:
         """Open the shard set at a URL: download its small files now, its shards when they are read.
 
-        The first shards that fit into `memory_bytes` are kept in the process's memory instead. Raises InputError if
-        there is no complete shard set.
+        The first shards that fit into `memory_bytes` are kept in this process's memory (see `MemoryCache`). Raises
+        InputError if there is no complete shard set.
         """
         remote = RemoteFiles(location, self.retry_policy)
         try:
@@ -84,24 +88,24 @@ class ShardCache:
         return ShardSet.open(directory, MemoryCache(shards, memory_bytes) if memory_bytes else shards)
 
     def map_if_cached(self, path: Path, shard: Shard) -> npt.NDArray[np.uint8] | None:
-        """Map a cached shard, which is not evicted while mapped; None if it is not cached."""
+        """Map a shard into memory if it is cached, else return None. A mapped shard is not evicted."""
         while True:
             try:
                 file = path.open("rb")
             except FileNotFoundError:
                 return None
             with file:
-                fcntl.flock(file, fcntl.LOCK_SH)  # held by the mapping below until it is released
+                fcntl.flock(file, fcntl.LOCK_SH)  # the mapping below keeps the file open, and with it the lock
                 if not _is_same_file(file, path):
                     continue  # evicted between open and lock
                 if os.fstat(file.fileno()).st_size != shard.bytes:
-                    path.unlink(missing_ok=True)  # the disk lost the end of the file
+                    path.unlink(missing_ok=True)  # truncated, as after a crash of the node
                     return None
-                os.utime(file.fileno())
+                os.utime(file.fileno())  # the last use, for the eviction
                 return map_file(file)
 
     def download(self, remote: RemoteFiles, name: str, path: Path, shard: Shard, *, evict: bool) -> bool:
-        """Download one shard; False if there is no space for it and `evict` is off."""
+        """Download one shard to `path`. Returns False if there is no space for it and `evict` is off."""
         part = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")
         file = self._reserve(part, shard.bytes, evict=evict)
         if file is None:
@@ -121,7 +125,10 @@ class ShardCache:
         return True
 
     def _reserve(self, part: Path, size: int, *, evict: bool) -> BinaryIO | None:
-        """Return a new locked part file of `size` bytes; wait for space while all shards are in use."""
+        """Return a new locked part file of `size` bytes, or None if there is no space and `evict` is off.
+
+        With `evict`, wait until a shard is no longer in use.
+        """
         if size > self.limit_bytes:
             raise InputError(
                 f"smaller than one shard of {size} bytes",
@@ -149,7 +156,7 @@ class ShardCache:
             time.sleep(0.1)
 
     def _free_space(self, size: int, *, evict: bool) -> bool:
-        """Remove leftover parts and, if `evict`, unused shards; return whether `size` bytes fit then."""
+        """Remove leftover parts and, if `evict`, unused shards. Returns True if `size` bytes fit then."""
         for part in self.directory.glob("*/*/*.part"):
             _remove_unused(part)
         shards = sorted(_file_sizes(self.directory.glob("*/*/*.tar")))
@@ -165,9 +172,9 @@ class ShardCache:
 
 
 class CachedShardMapper:
-    """Mapper of the shards of one remote set that downloads missing ones."""
+    """Memory mapping of the shards of one remote set; missing shards are downloaded (a `ShardMapper`)."""
 
-    cached_bytes = 0
+    cached_bytes = 0  # all records are in mapped files
 
     def __init__(self, cache: ShardCache, remote: RemoteFiles, directory: Path, manifest: ShardSetManifest) -> None:
         self._cache, self._remote = cache, remote
@@ -180,15 +187,16 @@ class CachedShardMapper:
         self._max_maps = len(self._shards) if total_bytes <= cache.limit_bytes else _MAX_MAPPED_SHARDS
         self._maps: OrderedDict[Path, npt.NDArray[np.uint8]] = OrderedDict()
         self._lock = threading.Lock()
-        self._downloads: defaultdict[Path, threading.Lock] = defaultdict(threading.Lock)
+        self._download_locks: defaultdict[Path, threading.Lock] = defaultdict(threading.Lock)
 
     def __call__(self, path: Path) -> npt.NDArray[np.uint8]:
+        """Return the bytes of a mapped shard. Waits for its download if it is not cached."""
         with self._lock:
             if path in self._maps:
                 self._maps.move_to_end(path)
                 return self._maps[path]
-            download = self._downloads[path]
-        with download:
+            download_lock = self._download_locks[path]
+        with download_lock:
             mapped = self._fetch(path)
         with self._lock:
             self._maps[path] = mapped
@@ -197,7 +205,7 @@ class CachedShardMapper:
         return mapped
 
     def prefetch(self, paths: Sequence[Path]) -> None:
-        """Download shards in the background while there is space; skip those that another process downloads."""
+        """Download shards in the background while there is free space; skip those that other processes download."""
         threading.Thread(target=self._prefetch, args=(list(paths),), name="podscale-prefetch", daemon=True).start()
 
     def is_local(self, path: Path) -> bool:
@@ -242,13 +250,14 @@ class CachedShardMapper:
 
 @contextmanager
 def file_lock(path: Path, *, wait: bool = True) -> Iterator[None]:
-    """Hold the exclusive lock of a file; raise BlockingIOError if it is taken and `wait` is off."""
+    """Hold the exclusive lock of a file. Without `wait`, raises BlockingIOError if another process holds it."""
     with path.open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
 
 
 def _fetch_small_file(remote: RemoteFiles, directory: Path, name: str, sha256: str | None = None) -> None:
+    """Download a file unless it is there, again while it differs from `sha256`, up to the policy's attempts."""
     path = directory / name
     if path.exists():
         return
@@ -272,7 +281,7 @@ def _set_at(content: memoryview, offset: int, block: bytes) -> None:
 
 
 def _remove_unused(path: Path) -> bool:
-    """Remove a file unless a process locks it; return whether it is gone."""
+    """Remove a file unless a process locks it. Returns True if it is gone."""
     with suppress(FileNotFoundError), path.open("rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -293,6 +302,7 @@ def _file_sizes(paths: Iterator[Path]) -> Iterator[tuple[float, int, Path]]:
 
 
 def _is_same_file(file: BinaryIO, path: Path) -> bool:
+    """Return True if `path` still names the open file."""
     with suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     return False

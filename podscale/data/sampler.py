@@ -1,18 +1,19 @@
 """Sampler: the samples of each global batch, and the part of each rank.
 
-A pure function of (seed, step): a run resumes at any step, and a checkpoint needs one integer. The global batches do
-not depend on the number of ranks or hosts.
+They are a pure function of (seed, step): a run resumes at any step, and a checkpoint needs one integer. The global
+batches do not depend on the number of ranks or hosts. B is `train.global_batch`, a host a node of the run.
 
-`input.order: global`: each epoch is one permutation of the split. Global batch g is the slice [g B, (g + 1) B) of the
+`input.order: global`: each epoch is one permutation of the split. Step s takes positions [s B, (s + 1) B) of the
 endless stream of epochs, so a batch may end one epoch and begin the next, and no sample is left out.
 
-`input.order: blocked`: the shards form G fixed groups with nearly equal numbers of samples. Every group has epochs of
-its own, and every global batch takes B / G samples from each group. A host owns G / hosts groups and reads no other
-shard, so its node-local cache is enough (host sharding: Ying et al. 2018, section 3). Samples of a smaller group are
-used more often, by the ratio of the sizes; a ratio above `MAX_GROUP_IMBALANCE` is refused.
+`input.order: blocked`: the shards form G (`input.groups`) fixed groups with nearly equal numbers of samples. Every
+group has epochs of its own, and every global batch takes B / G samples from each group. A host owns G / hosts groups
+and reads no other shard, so its node-local cache is enough (host sharding: Ying et al. 2018, section 3). Samples of a
+smaller group are used more often, by the ratio of the sizes; a ratio above `MAX_GROUP_IMBALANCE` is refused.
 
-With `repeats` r (repeated augmentation: Hoffer 2020, timm, torchvision) each sample comes r times in a row, so on r
-different ranks if there are that many. An epoch of N positions then uses the first N / r samples of its permutation.
+With `input.repeats` r (repeated augmentation: Hoffer 2020, timm, torchvision) each sample comes r times in a row, so
+on r different ranks if there are that many. An epoch of N positions then uses the first N / r samples of its
+permutation.
 """
 
 from __future__ import annotations
@@ -35,9 +36,10 @@ if TYPE_CHECKING:
 
 
 RowIndices = npt.NDArray[np.int64]
+"""Numbers of samples in the split, from 0."""
 
 MAX_GROUP_IMBALANCE = 1.1
-"""Largest group over smallest group, in samples."""
+"""Maximal ratio of the largest group to the smallest, in samples."""
 
 _KEY_DOMAIN = 0x6F72646572  # "order": keeps these keys apart from those of crops and other uses of the seed
 
@@ -52,10 +54,10 @@ class SampleTable(Protocol):
 
 @dataclass(frozen=True)
 class SampleIndices:
-    """Positions of the sample order.
+    """Samples in the order in which they are used.
 
     Args:
-        rows: int64 [n], numbers of samples in the split, from 0.
+        rows: int64 [n], which samples.
         epochs: int64 [n], number of earlier uses of each sample; with the sample's key it seeds the augmentation.
     """
 
@@ -71,7 +73,15 @@ class SampleIndices:
 
 @dataclass(frozen=True)
 class Sampler:
-    """Order of one split under one seed; `groups` is None if the order is `global`."""
+    """Sample order of one split under one seed.
+
+    Args:
+        count: number of samples of the split.
+        batch: samples of a step, over all ranks.
+        groups: rows of each group of shards; None for `input.order: global`.
+        hosts: number of hosts, each with the same number of ranks and of groups.
+        repeats: uses of a sample in a row.
+    """
 
     seed: int
     count: int
@@ -81,7 +91,7 @@ class Sampler:
     repeats: int = 1
 
     def global_batch(self, step: int) -> SampleIndices:
-        """Return the samples of a step, by group if blocked. They do not depend on the world size."""
+        """Return the samples of a step, from 0; group after group if blocked. They do not depend on the world size."""
         if self.groups is None:
             return self._slice_stream(0, None, step * self.batch, self.batch)
         return self._batch_of_groups(step, range(len(self.groups)))
@@ -89,7 +99,7 @@ class Sampler:
     def rank_batch(self, step: int, rank: int, world_size: int) -> SampleIndices:
         """Return the samples of one rank: every `world_size`-th sample of the global batch, from `rank` on.
 
-        If blocked, the samples of the rank's host are dealt to the host's ranks in the same way. A host is a block of
+        If blocked, the ranks of a host share the samples of the host's groups in the same way. A host has
         `world_size` / hosts consecutive ranks.
         """
         if self.groups is None:
@@ -109,8 +119,8 @@ class Sampler:
         return np.concatenate([self.groups[group] for group in self._groups_of_host(host)])
 
     def _groups_of_host(self, host: int) -> range:
-        share = self._group_count // self.hosts
-        return range(host * share, (host + 1) * share)
+        groups_per_host = self._group_count // self.hosts
+        return range(host * groups_per_host, (host + 1) * groups_per_host)
 
     @cached_property
     def _group_count(self) -> int:
@@ -131,18 +141,18 @@ class Sampler:
 
     def _batch_of_groups(self, step: int, groups: range) -> SampleIndices:
         assert self.groups is not None
-        share = self.batch // len(self.groups)
-        parts = [self._slice_stream(group, self.groups[group], step * share, share) for group in groups]
+        per_group = self.batch // len(self.groups)
+        parts = [self._slice_stream(group, self.groups[group], step * per_group, per_group) for group in groups]
         return SampleIndices(np.concatenate([p.rows for p in parts]), np.concatenate([p.epochs for p in parts]))
 
     def _slice_stream(self, group: int, members: RowIndices | None, begin: int, length: int) -> SampleIndices:
-        """Return positions begin, ..., begin + length - 1 of the endless stream of one group."""
+        """Return positions begin, ..., begin + length - 1 of one group's endless stream; `members` None for all rows."""
         count = self.count if members is None else len(members)
         epochs, positions = np.divmod(np.arange(begin, begin + length, dtype=np.int64), count)
-        one_epoch = epochs[0] == epochs[-1]
-        draws, times = np.divmod(positions, self.repeats)
+        one_epoch = epochs[0] == epochs[-1]  # then one key serves all positions
+        draws, repetitions = np.divmod(positions, self.repeats)
         rows = permute(draws, count, derive_key(self.seed, _KEY_DOMAIN, group, epochs[:1] if one_epoch else epochs))
-        return SampleIndices(rows if members is None else members[rows], epochs * self.repeats + times)
+        return SampleIndices(rows if members is None else members[rows], epochs * self.repeats + repetitions)
 
 
 def build_sampler(config: RunConfig, split: SampleTable) -> Sampler:
@@ -158,7 +168,7 @@ def build_sampler(config: RunConfig, split: SampleTable) -> Sampler:
 
 
 def check_shard_groups(config: RunConfig, hosts: int, shards: int | None = None) -> None:
-    """Raise InputError, with the numbers of groups that fit, if hosts would have unequal numbers of groups."""
+    """Raise InputError if the hosts cannot have equal numbers of groups; the hint has the numbers that fit."""
     number, batch = config.input.groups, config.train.global_batch
     if config.input.order == "global" or number % hosts == 0:
         return
@@ -210,15 +220,17 @@ def assign_shards_to_groups(shard_of_row: npt.NDArray[Any], group_count: int) ->
 
 
 def evaluation_steps(count: int, world_size: int, batch: int) -> int:
+    """Return the number of steps that evaluate `count` samples, with `batch` samples per rank."""
     return -(-count // (world_size * batch))
 
 
 def evaluation_rows(
     count: int, step: int, rank: int, world_size: int, batch: int
 ) -> tuple[RowIndices, npt.NDArray[np.float32]]:
-    """Return rows int64 [batch] and weights float32 [batch]; over all ranks and steps, each sample once with weight 1.
+    """Return the rows of one rank's evaluation step, int64 [batch], and their weights, float32 [batch].
 
-    Positions beyond the last sample repeat its row with weight 0, so that all ranks and steps have the same shapes.
+    Over all ranks and steps each sample comes once with weight 1. Positions beyond the last sample repeat its row with
+    weight 0, so that all ranks and steps have the same shapes.
     """
     positions = step * world_size * batch + rank + world_size * np.arange(batch, dtype=np.int64)
     return np.minimum(positions, count - 1), (positions < count).astype(np.float32)

@@ -1,20 +1,20 @@
 """Spatial partitioning: the devices of a group share an image, each with a tile of it (Kumar 2019).
 
 It serves batches with fewer images than cores, or images too large for one core. Each device keeps a tile of every
-activation; every device has all weights. After the global average, or the gathering, every device of a group computes
-the same loss, and it differentiates the sum of these. The mean of gradients over all devices, which the all-reduce
-computes, is then the gradient of the mean loss over the images.
+activation; every device has all weights. After `global_average_pool` or `gather_tiles`, every device of a group
+computes the same loss, and its gradient is that of the sum of the group's losses. The mean of gradients over all
+devices, which the all-reduce computes, is then the gradient of the mean loss over the images.
 
 Tiles. A side that the parts do not divide is cut into tiles of ceil(side / parts) rows: the last tiles extend beyond
 the image or lie outside it (7 rows in 4 parts: 2, 2, 2, 1), as in XLA's partitioner (GSPMD, Xu 2021: uneven
 partitioning). Values beyond the image are finite and otherwise arbitrary: an operation that adds or compares pixels
 masks them, so they get no gradient either. The alternative, to gather the images once they are small and compute the
-rest on every device, would leave more than half of ResNet-50 undivided (stages of 14 and 7 rows in 4 or 8 parts).
-Dividing the batch there would need as many images as parts. A tile does not show the size of its image if tiles are
-uneven, so the sizes of each operation's images are computed beforehand.
+rest on every device, would leave more than half of ResNet-50 undivided (stages of 14 and 7 rows in 4 or 8 parts). To
+divide the batch there instead would need as many images as parts. If tiles are uneven, the size of the image does not
+follow from that of a tile, so `track_tiles` computes the sizes for every operation beforehand.
 
-Halos. Rows and columns of neighbouring tiles are exchanged as windows over an image need them, for convolution and
-pooling. Without partitioning a tile is a whole image.
+Halos. Before a convolution or a pooling, devices exchange the rows and columns of neighbouring tiles that its windows
+need. Without partitioning a tile is a whole image.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ Parts = tuple[int, int]
 
 
 class Tiles(NamedTuple):
-    """Images of these sides, cut into parts over the mesh's axes `SPATIAL`."""
+    """Tiles of images, cut into `parts` over the mesh's axes `SPATIAL`. `image_sides` are height and width, pixels."""
 
     image_sides: tuple[int, int]
     parts: Parts
@@ -50,7 +50,7 @@ class Tiles(NamedTuple):
 
     @property
     def filled_fraction(self) -> float:
-        """Pixels of an image over pixels of all its tiles."""
+        """Pixels of an image divided by the pixels of all its tiles; 1 if tiles are even."""
         (height, width), (rows, columns), (down, across) = self.image_sides, self.tile_shape, self.parts
         return height * width / (rows * down * columns * across)
 
@@ -64,34 +64,34 @@ class Tiles(NamedTuple):
 
 
 class Halo(NamedTuple):
-    """Input rows that the outputs of a tile depend on, along one dimension.
+    """Input rows (or columns) that the outputs of a tile depend on, along one dimension. Equal on all devices.
 
     Args:
         before: rows of the tiles before this one that any device needs.
         after: rows of the tiles after this one that any device needs.
-        starts: first row of each device, counted from the first of the rows before; may be negative.
-        rows: number of rows.
-        is_padded: an output depends on rows of a tile beyond the image.
+        starts: first row that each device's outputs need, counted from the first row of `before`; may be negative.
+        rows: number of rows that a device's outputs need.
+        needs_mask: an output depends on rows of a tile that lie beyond the image, which must be masked.
     """
 
     before: int
     after: int
     starts: tuple[int, ...]
     rows: int
-    is_padded: bool
+    needs_mask: bool
 
 
 def plan_halo(side: int, parts: int, window: Window) -> Halo:
-    """Plan the halo of a window over `side` rows, if inputs and outputs are cut into the same number of tiles.
+    """Plan the halo of a window over `side` rows. Inputs and outputs are cut into the same number of tiles.
 
-    If input and output tiles are aligned (the stride divides even tiles), all devices need the same rows of their
-    neighbours. Otherwise all exchange the most that any device needs, and each starts at a row of its own.
+    If input and output tiles are aligned (tiles are even and the stride divides them), all devices need the same rows
+    of their neighbours. Otherwise all devices exchange the most that any of them needs, and each starts at its own row.
     """
     outputs = window.output_size(side)
     tile, output_tile = -(-side // parts), -(-outputs // parts)
     rows = (output_tile - 1) * window.stride + window.kernel
     firsts = [index * output_tile * window.stride - window.padding for index in range(parts)]
-    used = [(index, first) for index, first in enumerate(firsts) if index * output_tile < outputs]
+    used = [(index, first) for index, first in enumerate(firsts) if index * output_tile < outputs]  # with outputs
     before = max(0, *(index * tile - max(first, 0) for index, first in used), 0)
     after = max(0, *(min(first + rows, side) - (index + 1) * tile for index, first in used), 0)
     starts = [first - (index * tile - before) for index, first in used]
@@ -104,8 +104,8 @@ def exchange_halo(x: Array, window: Window, tiles: Tiles | None, fill: float = 0
     """Extend tiles `x` [n, rows, columns, channels] by what a window needs. Also returns the padding still to apply.
 
     Tiles get halos, and `fill` around the image, so that the window's outputs without padding are this device's tile
-    of the output. Columns follow rows, so that corners arrive through the neighbour in between. Images that are not
-    cut into tiles are returned as they are.
+    of the output. Rows are exchanged first and columns second, so corners arrive through the neighbour in between.
+    Images that are not cut (`tiles` is None) are returned unchanged.
     """
     if tiles is None:
         return x, window.padding
@@ -118,7 +118,7 @@ def exchange_halo(x: Array, window: Window, tiles: Tiles | None, fill: float = 0
 def _exchange_halo_along(x: Array, dim: int, axis: str, side: int, halo: Halo, fill: float) -> Array:
     first = lax.axis_index(axis) * x.shape[dim] - halo.before
     x = with_halo(x, dim, axis, halo.before, halo.after)
-    if halo.is_padded or (fill and lax.axis_size(axis) > 1):
+    if halo.needs_mask or (fill and lax.axis_size(axis) > 1):  # `with_halo` leaves zeros at the ends
         positions = lax.expand_dims(first + jnp.arange(x.shape[dim]), [d for d in range(x.ndim) if d != dim])
         x = jnp.where((positions >= 0) & (positions < side), x, jnp.asarray(fill, x.dtype))
     front = max(0, -min(halo.starts))
@@ -133,7 +133,7 @@ def _exchange_halo_along(x: Array, dim: int, axis: str, side: int, halo: Halo, f
 def with_halo(x: Array, dim: int, axis: str, before: int, after: int) -> Array:
     """Extend a tile `x` along `dim` by rows of the tiles before and after it, or by zeros at the ends of the axis.
 
-    Messages go to the next device, and further if tiles are smaller than the halo.
+    Rows come from the next device, and from further ones if tiles are smaller than the halo.
     """
     tile, devices = x.shape[dim], lax.axis_size(axis)
     pieces = [x]

@@ -3,7 +3,7 @@
 When the last gradient of a bucket is ready, the bucket's gradients are copied into the flat buffer, whatever their
 dtype, and the bucket is submitted to a `CommQueue`, which averages buckets in order. Layout and order never depend on
 timing, so the same run gives the same bits, with or without overlap, resumed or not. (torch's DistributedDataParallel
-changes its buckets after the first step and does not.)
+rebuilds its buckets after the first step, so a resumed run may differ in the last bits.)
 
 For a sharded optimizer step the average stops after the reduce-scatter: each rank holds its shard of every bucket.
 """
@@ -31,14 +31,16 @@ class GradientReducer(Protocol):
     module: nn.Module
     """Module that the forward pass calls."""
     buffer: GradientBuffer
-    """Holds the averages after `finish`. Its `extra` is written before the last backward pass of a step."""
+    """Holds the averages after `finish`. The caller writes `extra_values` before the last backward pass of a step."""
     sharded_all_reduce: ShardedAllReduce | None
     """Gathers the shards of a sharded optimizer step; None if every rank holds all averages."""
 
-    def start_step(self) -> None: ...
+    def start_step(self) -> None:
+        """Start a new sum of gradients, and zero the extra values."""
+        ...
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
-        """Add the gradient of `loss` (scalar). Reduces during the `last` pass of a step only."""
+        """Run backward from `loss` (scalar) and add the gradients. Only the `last` pass of a step reduces them."""
         ...
 
     def finish(self) -> None:
@@ -53,7 +55,12 @@ class GradientReducer(Protocol):
 def build_reducer(
     section: AllReduceSection, model: nn.Module, world: World, *, extra: int = 1, sharded: bool = False
 ) -> GradientReducer:
-    """Build the reducer of a document's all_reduce section. Every rank must call this at the same time."""
+    """Build the reducer of a document's all_reduce section. Every rank must call this at the same time.
+
+    Args:
+        extra: number of values per rank that are averaged along with the gradients.
+        sharded: stop after the reduce-scatter, for a sharded optimizer step.
+    """
     if section.algorithm == "ddp":
         return DdpReducer(model, world, bucket_mb=section.bucket_mb, extra=extra)
     return BucketedReducer(
@@ -76,8 +83,11 @@ def no_sync_unless_last(reducer: GradientReducer, *, last: bool) -> AbstractCont
 class BucketedReducer(GradientReducer):
     """Bucketed reducer with any all-reduce algorithm, overlapped with backward.
 
-    `extra` values per rank are averaged along with the gradients. A bucket holds `bucket_mb` MiB of fp32. `sharded`
-    stops after the reduce-scatter.
+    Args:
+        bucket_mb: size of a bucket, MiB of fp32.
+        overlap: submit a bucket as soon as it is complete, not after backward.
+        extra: number of values per rank that are averaged along with the gradients.
+        sharded: stop after the reduce-scatter, for a sharded optimizer step.
     """
 
     def __init__(
@@ -97,7 +107,7 @@ class BucketedReducer(GradientReducer):
             model,
             world.device,
             bucket_elements=int(bucket_mb * 2**20) // 4,
-            multiple=world.size,  # can be cut into the shards of any algorithm
+            multiple=world.size,  # so that any algorithm can cut a bucket into its shards
             extra=extra,
             shards=self.sharded_all_reduce.shards if self.sharded_all_reduce else 1,
             shard=self.sharded_all_reduce.shard if self.sharded_all_reduce else 0,
@@ -106,7 +116,7 @@ class BucketedReducer(GradientReducer):
         self._comm_queue = build_comm_queue(world.device)
         self._waits: list[Wait] = []
         parameters = list(self.buffer.parameters.values())
-        numbers = reversed(self.buffer.layout.buckets[:-1])
+        numbers = reversed(self.buffer.layout.buckets[:-1])  # the layout runs backwards and ends with the extra values
         self._bucket_of = dict(zip(map(id, parameters), numbers, strict=True))
         self._members: list[list[tuple[Tensor, Tensor]]] = [[] for _ in self._buckets]
         for parameter, view in zip(parameters, self.buffer.views, strict=True):
@@ -126,7 +136,7 @@ class BucketedReducer(GradientReducer):
             loss.backward()
         self._reducing = False
         for number, pending in enumerate(self._pending_counts):
-            if pending:
+            if pending:  # some of its parameters took no part in this pass
                 self._copy_to_bucket(number)
         self._is_first_pass = False
 
@@ -143,7 +153,7 @@ class BucketedReducer(GradientReducer):
         self._comm_queue.close()
 
     def _on_gradient_ready(self, parameter: Tensor) -> None:
-        """Count a parameter's gradient of this pass; called by autograd."""
+        """Copy the bucket if this gradient was the last one missing in this pass, and submit it; called by autograd."""
         number = self._bucket_of[id(parameter)]
         self._pending_counts[number] -= 1
         if self._pending_counts[number] == 0:
@@ -156,7 +166,7 @@ class BucketedReducer(GradientReducer):
 
     @torch.no_grad()
     def _copy_to_bucket(self, number: int) -> None:
-        """Move a bucket's gradients of this pass into the flat buffer."""
+        """Move a bucket's gradients of this pass into the flat buffer: copy those of the first pass, add later ones."""
         views, gradients = [], []
         for parameter, view in self._members[number]:
             if parameter.grad is not None:
@@ -169,7 +179,7 @@ class BucketedReducer(GradientReducer):
             (torch._foreach_copy_ if self._is_first_pass else torch._foreach_add_)(views, gradients)
 
     def _submit_buckets(self, until: int) -> None:
-        """Submit the buckets up to `until`, in order: the order of messages must be the same on every rank."""
+        """Submit the buckets before number `until`, in order: the order of messages must be the same on every rank."""
         while self._next_bucket < until:
             self._waits.append(self._comm_queue.submit(partial(self._average_bucket, self._next_bucket)))
             self._next_bucket += 1

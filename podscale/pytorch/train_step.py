@@ -1,15 +1,18 @@
 """Train step: forward, backward, average over the ranks, masked optimizer step.
 
-The step never waits for the device, and no host value in it changes from step to step: the schedule is a table on the
-device, indexed by a step counter on the device.
+A masked step is one that changes nothing, because a loss or gradient was not finite.
+
+The step never waits for the device. It reads no host value that changes from step to step, so a CUDA graph can record
+it: the schedule is a table on the device, indexed by a step counter on the device.
 
 Dropout draws from the device's generator, which is seeded before each step from (seed, step, rank). So a resumed run
 draws what the uninterrupted run drew, ranks draw differently, and a replayed CUDA graph, which reads the generator's
 seed at its start, draws anew in every step.
 
 torch.compile covers the forward pass and, through it, backward. On one rank the whole forward pass is one graph. With
-several ranks it is one graph per region of the network: the gradients of a graph all arrive at its end, so with one
-graph no bucket could be reduced while backward is running. The reducer's hooks stay outside the graphs.
+several ranks it is one graph per region of the network (stem, each stage, head): the gradients of a graph all arrive at
+its end, so with one graph no bucket could be reduced while backward is running. The reducer's hooks stay outside the
+graphs.
 """
 
 from collections.abc import Callable, Sequence
@@ -40,8 +43,8 @@ class TrainingLoss:
     """Mean training loss of a network's outputs, fp32.
 
     Args:
-        label_smoothing: mass of the target that is spread over all classes.
-        auxiliary_weight: weight of an auxiliary head's loss.
+        label_smoothing: probability mass of the target that is spread over all classes.
+        auxiliary_weight: weight of an auxiliary head's loss (Inception).
         is_binary: binary cross entropy per class, mean over classes (Wightman 2021), instead of softmax.
         threshold: with `is_binary`, targets above it count as 1 and others as 0; None keeps them as they are.
     """
@@ -52,10 +55,13 @@ class TrainingLoss:
     threshold: float | None = None
 
     def __call__(self, outputs: Outputs, labels: Tensor, mix_weight: Tensor | None = None) -> Tensor:
-        """Return the loss of logits [n, classes] and labels int64 [n], a scalar on the device.
+        """Return the loss, a scalar on the device.
 
-        If images are mixed, `mix_weight` is the weight of each image's own label; the rest goes to the label of its
-        counterpart from the end of the batch.
+        Args:
+            outputs: logits [n, classes], and those of the auxiliary head for Inception.
+            labels: int64 [n].
+            mix_weight: weight of each image's own label, scalar; the rest goes to the label of the image that it was
+                mixed with, which is image n - 1 - i for image i. None if images are not mixed.
         """
         if not isinstance(outputs, InceptionOutputs):
             return self._head_loss(outputs, labels, mix_weight)
@@ -87,7 +93,7 @@ def smoothed_cross_entropy(logits: Tensor, labels: Tensor, smoothing: float) -> 
     Args:
         logits: [n, classes], any float dtype.
         labels: int64 [n].
-        smoothing: mass of the target that is spread over all classes.
+        smoothing: probability mass of the target that is spread over all classes.
     """
     return F.cross_entropy(logits.float(), labels, label_smoothing=smoothing)
 
@@ -111,6 +117,7 @@ class DropoutRng:
 
 ForwardFunction = Callable[[Tensor], Outputs]
 Region = Callable[[Any], Any]
+"""Consecutive layers of a network, as one function."""
 
 
 def build_forward(
@@ -125,6 +132,7 @@ def build_forward(
 
     Args:
         prepare: normalises and mixes images, uint8 [n, height, width, 3] to float [n, 3, height, width].
+        mode: "off", or the `mode` of torch.compile.
         ranks: world size; one graph for the whole network if it is 1, else one per region.
     """
     if mode == "off":
@@ -133,7 +141,7 @@ def build_forward(
     if ranks > 1 and isinstance(module, ResNet | AlexNet | Inception):
         eager_regions = module.regions()
     first, *rest = eager_regions
-    dtype = next(module.parameters()).dtype  # the network's own forward hooks do not run for a region
+    dtype = next(module.parameters()).dtype  # the hook that casts the network's input does not run for a region
 
     def begin(images: Tensor) -> Outputs:
         return cast(Outputs, first(prepare(images).to(dtype)))
@@ -160,12 +168,15 @@ class StepResult:
 
     @property
     def loss_and_norm(self) -> Tensor:
-        """Loss and, if there is one, gradient norm, fp32 [1 or 2]: what is copied to the host."""
+        """Loss and, if there is one, gradient norm, fp32 [1 or 2], in one tensor for one copy to the host."""
         return self.loss.reshape(1) if self.grad_norm is None else torch.stack([self.loss, self.grad_norm])
 
 
 class ForwardBackward:
-    """Forward and backward of a step; the loss and batch norm's changes are averaged along with the gradients."""
+    """Forward and backward passes of a step, which sum the gradients.
+
+    The reducer averages the loss and the change of batch norm's running statistics in the messages of the gradients.
+    """
 
     def __init__(
         self,
@@ -181,7 +192,7 @@ class ForwardBackward:
         """Build the passes.
 
         Args:
-            accumulation: passes per step.
+            accumulation: passes per step, each on an equal part of the batch.
             forward: images of a batch to outputs (see `build_forward`); default: the reducer's module.
             mixing: the mixer that `forward` uses; it gives the loss the weights of the targets.
         """
@@ -210,7 +221,7 @@ class ForwardBackward:
 
 
 class TrainStep:
-    """Train step: passes, average over the ranks, masked optimizer step."""
+    """Train step: forward and backward passes, average over the ranks, optimizer step."""
 
     def __init__(
         self,
@@ -226,7 +237,7 @@ class TrainStep:
 
         Args:
             schedule: fp32 [steps, schedules.COLUMNS] on the device.
-            norm_every: interval between steps that compute the gradient norm, steps; 0 for never.
+            norm_every: compute the gradient norm every so many steps; 0 for never.
         """
         self.forward_backward, self.optimizer, self.weights = forward_backward, optimizer, weights
         self.reducer, self.precision = forward_backward.reducer, forward_backward.precision
@@ -235,7 +246,7 @@ class TrainStep:
         self._norm_every, self._is_norm_due = norm_every, False
 
     def seek(self, step: int) -> None:
-        """Set the number of steps done, as a resumed run does."""
+        """Continue after `step` steps, as a resumed run does."""
         self._step_index.fill_(step)
 
     def __call__(self, batch: DeviceBatch, phase: PhaseTimer) -> StepResult:
@@ -243,7 +254,7 @@ class TrainStep:
         return self.run_on_device(batch, phase)
 
     def start_step(self, step: int) -> None:
-        """Do the host's work before step `step`, from 0. `run_on_device` does the rest."""
+        """Prepare step `step`, from 0, on the host, for example seed dropout. `run_on_device` does the rest."""
         self._is_norm_due = self._norm_every > 0 and (step + 1) % self._norm_every == 0
         for part in (self._dropout_rng, self.forward_backward.mixing, self.optimizer):
             if isinstance(part, StepAware):
@@ -261,7 +272,7 @@ class TrainStep:
     def _apply_gradients(self) -> StepResult:
         """Run the optimizer step, masked if the loss or a gradient is not finite.
 
-        All ranks decide the same: a NaN of any rank is in the averages of every rank. If the optimizer step is
+        All ranks decide the same, because a NaN of any rank is in the averages of every rank. If the optimizer step is
         sharded, the NaN may be in one rank's shard only, so the optimizer exchanges the flag along with its norms.
         """
         buffer = self.reducer.buffer
@@ -278,12 +289,12 @@ class TrainStep:
         return StepResult(loss, finite, norm)
 
     def _needs_grad_norm(self) -> bool:
-        """Return True if this step computes the gradient norm. A recorded step computes it in every replay."""
+        """Return True if this step computes the gradient norm. A step recorded in a CUDA graph always computes it."""
         may_record = self._norm_every > 0 and self._step_index.is_cuda  # the query below fails without a driver
         return self._is_norm_due or (may_record and torch.cuda.is_current_stream_capturing())
 
     def _next_hyperparams(self, loss: Tensor) -> HyperParams:
-        """Return the schedule's values of this step, with its loss. A masked step consumes its row too."""
+        """Return the schedule's row of this step with the loss. Advances the step counter, also in a masked step."""
         row = self._schedule.index_select(0, self._step_index)[0]
         self._step_index += 1
         learning_rate, momentum, weight_decay = row.unbind()
@@ -291,7 +302,7 @@ class TrainStep:
 
 
 def zero_nonfinite(finite: Tensor, buffers: list[Tensor]) -> None:
-    """Zero the `buffers` if `finite` (scalar) is False. On a CPU the flag is read directly, which saves two passes."""
+    """Zero the `buffers` if `finite` (scalar) is False. On a CPU the host reads the flag, which saves a pass."""
     if finite.device.type == "cpu" and finite:
         return
     for buffer in buffers:

@@ -1,13 +1,13 @@
 """Learning rate, momentum and weight decay of every step: pure functions, shared by both engines and the planner.
 
 Steps count from 0. An epoch is one pass over the training split; it need not be a whole number of steps, because the
-sample order is one continuous stream. A schedule follows the position in that stream, so a masked (non-finite) step
-consumes its row of the schedule.
+sample order is one continuous stream. A schedule follows the position in that stream, so it also advances in a masked
+(non-finite) step.
 
 A run is a sequence of phases. The first one is the document's own schedule and begins at 0. Each entry of
 `train.phases` begins with the first step whose images all lie at or after its epoch. A phase inherits the values that
 it does not set: schedule, weight decay, momentum, crop and size of images. A phase with its own schedule counts steps
-from its own beginning. A schedule lasts until the next phase that brings one, or until the end of the run.
+from its own beginning. A schedule lasts until the next phase that sets one, or until the end of the run.
 """
 
 import math
@@ -31,12 +31,12 @@ class SchedulePhase:
     """One phase of a run with all its values, inherited ones included.
 
     Args:
-        start: first epoch of the phase.
+        start: epoch at which the phase begins.
         schedule_start: epoch at which its schedule begins, possibly in an earlier phase.
         schedule_end: epoch at which its schedule ends.
-        crop: random crop of the training images; None for the document's own.
-        image_size: side of the training images, pixels; None for the document's own.
-        resets_momentum: the momentum of the first step is 0, which empties the buffer.
+        crop: random crop of the training images; None for `input.crop`.
+        image_size: side of the training images, pixels; None for `input.image_size`.
+        resets_momentum: the first step has momentum 0, which empties the momentum buffer.
     """
 
     start: float
@@ -61,10 +61,11 @@ def total_steps(train: TrainSection, samples: int) -> int:
 
 def first_step(epoch: float, steps_per_epoch: float) -> int:
     """Return the first step whose images all lie at or after `epoch`."""
-    return math.ceil(epoch * steps_per_epoch - 1e-9)
+    return math.ceil(epoch * steps_per_epoch - 1e-9)  # rounding of the product must not add a step
 
 
 def schedule_phases(train: TrainSection) -> list[SchedulePhase]:
+    """Return the phases of the run, in order."""
     bounds = [0.0, *(phase.start for phase in train.phases if phase.schedule is not None), train.epochs]
     optimizer = train.optimizer
     current = SchedulePhase(0.0, train.schedule, 0.0, bounds[1], optimizer.momentum, optimizer.weight_decay, None, None)
@@ -96,21 +97,21 @@ def image_phases(config: RunConfig, samples: int) -> list[tuple[int, int, CropSe
 
 
 def step_table(train: TrainSection, samples: int) -> npt.NDArray[np.float32]:
-    """Return the values of every step as float32 [steps, columns], for engines that keep the step on the device."""
+    """Return `COLUMNS` of every step, float32 [steps, columns], for engines that count steps on the device."""
     steps = np.arange(total_steps(train, samples))
     return hyperparameters_at(train, steps, steps_per_epoch(train, samples)).astype(np.float32)
 
 
 def hyperparameters_at(train: TrainSection, steps: npt.NDArray[np.int64], steps_per_epoch: float) -> FloatArray:
-    """Return the values at these steps (int64, from 0) as float64 [steps, columns]."""
+    """Return `COLUMNS` at these steps (int64, from 0), float64 [steps, columns]."""
     table = np.empty((len(steps), len(COLUMNS)))
     for phase in schedule_phases(train):
         first = first_step(phase.start, steps_per_epoch)
-        inside = steps >= first  # later phases overwrite the tail
-        local = steps[inside] - first_step(phase.schedule_start, steps_per_epoch)
-        span = (phase.schedule_end - phase.schedule_start) * steps_per_epoch
-        table[inside, 0] = _learning_rates(phase.schedule, local, span, steps_per_epoch)
-        table[inside, 1] = _momenta(phase.schedule, phase.momentum, local, span, steps_per_epoch)
+        inside = steps >= first  # later phases overwrite the rows from their own beginning on
+        since_start = steps[inside] - first_step(phase.schedule_start, steps_per_epoch)
+        duration = (phase.schedule_end - phase.schedule_start) * steps_per_epoch
+        table[inside, 0] = _learning_rates(phase.schedule, since_start, duration, steps_per_epoch)
+        table[inside, 1] = _momenta(phase.schedule, phase.momentum, since_start, duration, steps_per_epoch)
         table[inside, 2] = phase.weight_decay
         if phase.resets_momentum:
             table[steps == first, 1] = 0.0
@@ -130,56 +131,71 @@ def sample_for_plot(train: TrainSection, samples: int, points: int = 240) -> tup
 
 
 def _learning_rates(
-    schedule: ScheduleSection, local: npt.NDArray[np.int64], span: float, steps_per_epoch: float
+    schedule: ScheduleSection, since_start: npt.NDArray[np.int64], duration: float, steps_per_epoch: float
 ) -> FloatArray:
-    """Return the learning rates at steps of the schedule: linear warm-up (Goyal 2017, section 2.2), then decay.
+    """Return learning rates: linear warm-up (Goyal 2017, section 2.2), then decay.
 
     Step decay is that of Goyal 2017; polynomial decay of power 2 that of You 2017, algorithm 1; cosine decay that of
-    Loshchilov 2017 (SGDR, recalled).
+    Loshchilov 2017 (SGDR; recalled, not looked up).
 
-    The decay is a function of its progress from 0 to 1. It counts from the end of the warm-up or, with
-    `decay_from: start`, from the beginning of the schedule, so that it has progressed when the warm-up ends; with
-    `decay_epochs` above the schedule's length it is cut before its end (both as in Codreanu 2017, whose code calls
-    this `poly_cyc`).
+    Cosine and polynomial decay depend on their progress from 0 to 1. It begins at the end of the warm-up. With
+    `decay_from: start` it begins with the schedule, so part of the decay has passed when the warm-up ends. With
+    `decay_epochs` above the schedule's length the schedule ends before the decay does. Both options are as in Codreanu
+    2017, whose code calls this `poly_cyc`.
+
+    Args:
+        since_start: steps since the beginning of the schedule.
+        duration: length of the schedule, steps.
     """
     warmup = schedule.warmup_epochs * steps_per_epoch
     begin = warmup if schedule.decay_from == "warmup" else 0.0
-    length = span - begin if schedule.decay_epochs is None else schedule.decay_epochs * steps_per_epoch
+    length = duration - begin if schedule.decay_epochs is None else schedule.decay_epochs * steps_per_epoch
     peak = schedule.learning_rate
-    progress = np.clip((local - begin) / length, 0.0, 1.0)
+    progress = np.clip((since_start - begin) / length, 0.0, 1.0)
     match schedule.name:
         case "constant":
-            decayed = np.full(len(local), peak)
+            decayed = np.full(len(since_start), peak)
         case "step":
             milestones = np.array(schedule.milestones) * steps_per_epoch
-            decayed = peak * schedule.gamma ** np.searchsorted(milestones, local, side="right")
+            decayed = peak * schedule.gamma ** np.searchsorted(milestones, since_start, side="right")
         case "cosine":
             decayed = _interpolate(schedule.end_learning_rate, peak, 0.5 * (1.0 + np.cos(np.pi * progress)))
         case "polynomial":
             decayed = _interpolate(schedule.end_learning_rate, peak, (1.0 - progress) ** schedule.power)
-    rising = _interpolate(schedule.warmup_start, peak, local / max(warmup, 1e-9))
-    return np.where(local < warmup, rising, decayed)
+    rising = _interpolate(schedule.warmup_start, peak, since_start / max(warmup, 1e-9))
+    return np.where(since_start < warmup, rising, decayed)
 
 
 def _momenta(
-    schedule: ScheduleSection, momentum: float, local: npt.NDArray[np.int64], span: float, steps_per_epoch: float
+    schedule: ScheduleSection,
+    momentum: float,
+    since_start: npt.NDArray[np.int64],
+    duration: float,
+    steps_per_epoch: float,
 ) -> FloatArray:
-    """Return the momentum: linear from `momentum_start` over the warm-up, then to `momentum_end` at the schedule's end.
+    """Return the momenta: linear from `momentum_start` over the warm-up, then to `momentum_end` at the schedule's end.
 
-    The momentum correction of Goyal 2017, section 3, and Codreanu 2017 multiplies it by rate(t) / rate(t - 1) during
-    the warm-up: a buffer that contains learning rates then behaves like one that does not. The first step of a
-    schedule, and a step after a rate of 0, need no correction.
+    The momentum correction of Goyal 2017, section 3, and Codreanu 2017 multiplies the momentum by
+    rate(t) / rate(t - 1) during the warm-up. A momentum buffer that contains learning rates (the unscaled form) then
+    behaves like one that does not. The first step of a schedule, and a step after a rate of 0, need no correction.
+
+    Args:
+        momentum: momentum at the end of the warm-up.
+        since_start: steps since the beginning of the schedule.
+        duration: length of the schedule, steps.
     """
     warmup = schedule.warmup_epochs * steps_per_epoch
     start = momentum if schedule.momentum_start is None else schedule.momentum_start
     end = momentum if schedule.momentum_end is None else schedule.momentum_end
-    rising = _interpolate(start, momentum, local / max(warmup, 1e-9))
-    later = _interpolate(momentum, end, np.clip((local - warmup) / max(span - warmup, 1e-9), 0.0, 1.0))
-    momenta = np.where(local < warmup, rising, later)
+    rising = _interpolate(start, momentum, since_start / max(warmup, 1e-9))
+    later = _interpolate(momentum, end, np.clip((since_start - warmup) / max(duration - warmup, 1e-9), 0.0, 1.0))
+    momenta = np.where(since_start < warmup, rising, later)
     if not schedule.momentum_correction:
         return momenta
-    now, before = (_learning_rates(schedule, steps, span, steps_per_epoch) for steps in (local, local - 1))
-    corrected = (local > 0) & (local < warmup) & (before > 0)
+    now, before = (
+        _learning_rates(schedule, steps, duration, steps_per_epoch) for steps in (since_start, since_start - 1)
+    )
+    corrected = (since_start > 0) & (since_start < warmup) & (before > 0)
     return np.where(corrected, momenta * now / np.where(corrected, before, 1.0), momenta)
 
 

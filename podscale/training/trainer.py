@@ -38,21 +38,28 @@ class TrainState(Protocol):
 
     @property
     def optimizer_bytes(self) -> int:
-        """Bytes of optimizer state and fp32 masters on this rank, without the weights of the model."""
+        """Bytes of optimizer state and fp32 master weights on this rank, without the model's own weights."""
         ...
 
 
 class Evaluator(Protocol):
-    """Evaluator of a model over the validation split of `count` images."""
+    """Evaluator of a model over the validation split."""
 
     count: int
+    """Images of the split."""
 
     def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
 class TrainResult:
-    """Result of a training run; `steps` includes the `skipped` (masked, non-finite) ones."""
+    """Result of a training run.
+
+    Args:
+        steps: number of steps, including the skipped ones.
+        skipped: number of steps that changed no weights, because a loss or gradient was not finite.
+        evaluation: scores of the last evaluation, by name.
+    """
 
     steps: int
     skipped: int
@@ -61,7 +68,10 @@ class TrainResult:
 
 @dataclass(kw_only=True)
 class Trainer(ABC):
-    """One rank of a training run. Every decision here is the same on all ranks; an engine does the computing."""
+    """One rank of a training run.
+
+    This class decides when to evaluate, save and stop, the same on all ranks. A subclass in an engine computes.
+    """
 
     config: RunConfig
     shard_set: ShardSet
@@ -86,7 +96,7 @@ class Trainer(ABC):
         """
         self.restore_or_start()
         for batch in self.batches():
-            self.apply_status(self.train_step(batch))  # of earlier steps, agreed by all ranks
+            self.apply_status(self.train_step(batch))  # statuses of earlier steps, equal on all ranks
             self.run_due_actions()  # evaluate, save, stop
             if self.target_reached:
                 break
@@ -104,12 +114,13 @@ class Trainer(ABC):
         """Yield this rank's batches on its devices, from the current step to `end_step`.
 
         A batch is what one call of `train_step` trains on: the images of one step in PyTorch, the images of several
-        steps in JAX. Of several steps only the last may be one for which `StepPlan.is_due_after` is true.
+        steps in JAX. A batch must end with the first step for which `StepPlan.is_due_after` is true, because
+        evaluations and saves happen only between batches.
         """
 
     @abstractmethod
     def train_step(self, batch: Any) -> list[StepStatus]:
-        """Train on a batch and advance the progress. Returns the statuses that have become due, oldest first."""
+        """Train on a batch and advance the progress. Returns the agreed statuses that arrived, oldest first."""
 
     @abstractmethod
     def evaluate_weights(self, *, averaged: bool) -> EvaluationResult | None:
@@ -127,11 +138,14 @@ class Trainer(ABC):
 
     @abstractmethod
     def model_arrays(self, *, averaged: bool) -> dict[str, npt.NDArray[Any]]:
-        """Return the fp32 weights (or averages) and buffers by the spec's names, on rank 0. All ranks call it."""
+        """Return the fp32 weights (or their running averages) and buffers, by the names in `spec`.
+
+        All ranks call it; only rank 0's result is used.
+        """
 
     @abstractmethod
     def device_memory(self) -> dict[str, int]:
-        """Return the bytes of this rank's devices by kind, as far as known. Called outside the training thread."""
+        """Return the memory of this rank's devices, bytes by kind, as far as known. Called on other threads too."""
 
     def close(self) -> None:
         """Close the loaders, the checkpoint writer and the engine's resources. Safe after an error."""
@@ -164,12 +178,12 @@ class Trainer(ABC):
 
     @property
     def evaluation_due(self) -> bool:
-        """True if this state is due for an evaluation that has not run, as after a stop request."""
+        """True if this step's evaluation is due and has not run, as after a stop request before it."""
         return self.progress.evaluated != self.progress.step and self.plan.evaluates_after(self.progress.step)
 
     @property
     def average_flags(self) -> list[bool]:
-        """Values of `averaged` to evaluate: the model's, then the other one if a running average is kept."""
+        """Values of `averaged` to evaluate: that of `evaluate.weights` first, then the other if an average is kept."""
         is_average = self.config.evaluate.weights == "ema"
         return [is_average, not is_average] if self.config.train.ema.decay is not None else [is_average]
 
@@ -179,7 +193,7 @@ class Trainer(ABC):
         resumed = self.restore()
         self.log_start(resumed)
         if resumed and self.evaluation_due:
-            self.run_due_actions()  # the previous launch was stopped before it had evaluated this state
+            self.run_due_actions()  # the previous launch was stopped before it evaluated this state
 
     def log_start(self, resumed: bool) -> None:
         """Log the start of the training and add the gauges."""
@@ -202,7 +216,7 @@ class Trainer(ABC):
         )
 
     def apply_status(self, statuses: list[StepStatus]) -> bool:
-        """Apply agreed step statuses. Returns True if all ranks are to stop now.
+        """Count and log agreed step statuses. Returns True if all ranks must stop now.
 
         Every rank gets the same statuses after the same step, so every rank decides the same. Raises PodscaleError
         after more than `train.max_nonfinite` non-finite steps in a row.
@@ -266,7 +280,7 @@ class Trainer(ABC):
     def save(self, *, wait: bool = False) -> None:
         """Save a checkpoint from rank 0; with `wait`, return on every rank only when it is on disk."""
         with self.training_logger.timer.phase("checkpoint"):
-            self.apply_status(self.step_sync.drain())  # the state includes the status of every step so far
+            self.apply_status(self.step_sync.drain())  # so that the saved count of skipped steps is complete
             snapshot = self.capture_state()
             if snapshot is not None:
                 snapshot.meta[EPOCH_KEY] = round(self.progress.step / self.plan.steps_per_epoch, 6)
@@ -277,7 +291,7 @@ class Trainer(ABC):
                 self.world.barrier()
 
     def finish(self) -> TrainResult:
-        """Wait for the last checkpoint and write the final model."""
+        """Wait for the last checkpoint, write the final model and return the result."""
         progress = self.progress
         self.apply_status(self.step_sync.drain())
         arrays, *other_arrays = [self.model_arrays(averaged=averaged) for averaged in self.average_flags]

@@ -76,12 +76,12 @@ def test_a_halo_has_the_rows_that_the_outputs_depend_on(window: Window) -> None:
                     assert seen[0] == output * window.stride - window.padding
                     assert at + window.kernel <= halo.starts[part_index] + halo.rows
                     assert all(low <= row < high for row in seen if 0 <= row < side), (side, parts)
-                    assert halo.is_padded or all(row < side or row >= part_side * parts for row in seen), (side, parts)
+                    assert halo.needs_mask or all(row < side or row >= part_side * parts for row in seen), (side, parts)
             aligned = part_side * parts == side and part_side == of_outputs * window.stride
             if aligned and parts > 1 and part_side >= window.kernel:
                 assert halo.before == window.padding
                 assert halo.after == max(0, window.kernel - window.stride - window.padding)
-                assert not halo.is_padded
+                assert not halo.needs_mask
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,11 @@
 """Message plans of collectives along an axis: sender, receiver and elements of every message, as pure data.
 
 Positions 0 .. size-1 are the ranks along one axis. A plan also fixes the order of each sum, which decides its error in
-low precision; tests compare real worlds with it bit for bit.
+low precision; tests compare the results of real process groups with it bit for bit.
 
-A plan is made once for each length. Its rounds match across positions: what one sends in round t another receives in
-its round t. A round's sends carry the results of earlier rounds, but may be sent `slack` rounds early, since data that
-old is complete. So links do not idle while a rank adds.
+A plan is made once for each length. Its rounds match across positions: what one position sends in round t, another
+receives in its round t. A send in round t needs only what was received up to round t - slack - 1, so it may be posted
+`slack` rounds early. Links then do not idle while a rank adds.
 """
 
 from functools import cache
@@ -17,14 +17,17 @@ Span = tuple[int, int]
 
 
 def equal_spans(length: int, parts: int, start: int = 0) -> list[Span]:
-    """Cut `length` elements into equal parts. If they do not divide, the last parts are shorter or empty."""
+    """Cut `length` elements from `start` on into equal spans. If they do not divide, the last are shorter or empty."""
     part_length = -(-length // parts)
     edges = [start + min(part * part_length, length) for part in range(parts + 1)]
     return list(pairwise(edges))
 
 
 def ring_part(position: int, step: int, size: int) -> int:
-    """Return the part that `position` sends at `step` (0 <= step < size - 1); part p starts at p + 1 and ends at p."""
+    """Return the part that `position` sends at `step` of a ring reduce-scatter (0 <= step < size - 1).
+
+    Part p starts at position p + 1 and ends at position p.
+    """
     return (position - 1 - step) % size
 
 
@@ -56,7 +59,7 @@ def tree_children(position: int, size: int) -> list[int]:
 
 
 def mirror_position(position: int, size: int) -> int:
-    """Renumber positions so that leaves of the tree become inner nodes; an involution if size is even.
+    """Renumber a position so that leaves of the tree become inner nodes; its own inverse if size is even.
 
     Two trees, one of them renumbered, with half the data each keep every link busy (Sanders 2009, two-tree algorithms).
     """
@@ -81,6 +84,8 @@ class Receive(NamedTuple):
 
 
 class Round(NamedTuple):
+    """Messages of one position in one round."""
+
     sends: tuple[Send, ...]
     receives: tuple[Receive, ...]
 
@@ -96,7 +101,7 @@ class MessagePlan(NamedTuple):
 def ring_reduce_scatter(position: int, parts: tuple[Span, ...], segment: int) -> MessagePlan:
     """Plan a ring reduce-scatter: parts[position] holds the sum afterwards.
 
-    It takes size - 1 steps and (size - 1)/size of the data per link and direction. Parts are sent in segments of
+    It takes size - 1 steps, and each position sends (size - 1)/size of the data. Parts are sent in segments of
     `segment` elements: while one is added, the next is in flight.
     """
     size = len(parts)
@@ -115,7 +120,7 @@ def ring_all_gather(position: int, parts: tuple[Span, ...], segment: int) -> Mes
 def _ring_plan(
     position: int, parts: tuple[Span, ...], segment: int, steps: list[tuple[int, int]], *, adds: bool
 ) -> MessagePlan:
-    """Plan the rounds of a ring; `steps` has the index of the part sent and of the part received in each step."""
+    """Plan the rounds of a ring. `steps` has the indices of the part sent and of the part received in each step."""
     size = len(parts)
     after, before = (position + 1) % size, (position - 1) % size
     segments = [segment_spans(stop - start, segment, start) for start, stop in parts]
@@ -132,7 +137,7 @@ def _ring_plan(
 @cache
 def chain_reduce(position: int, size: int, length: int, segment: int) -> MessagePlan:
     """Plan a chain reduce: position 0 holds the sum afterwards. Segments go along size-1, .., 1, 0 in a pipeline."""
-    hops = size - 1 - position  # before a segment reaches this position
+    hops = size - 1 - position  # from the start of the chain to this position
     return _chain_plan(segment_spans(length, segment), hops, size, position + 1, position - 1, adds=True)
 
 
@@ -157,8 +162,8 @@ def double_tree(position: int, size: int, length: int, segment: int) -> MessageP
     """Plan an all-reduce by two binary trees: up to the roots and down again, in a pipeline.
 
     The first tree takes the first half of the data in the even rounds. The second one, renumbered so that leaves and
-    inner nodes change roles, takes the other half in the odd rounds. It takes about 2 log2(size) + segments steps; each
-    position sends and receives at most twice the data.
+    inner nodes change roles, takes the other half in the odd rounds. It takes about 2 log2(size) + segments rounds per
+    tree; each position sends and receives at most twice the data.
     """
     halves = equal_spans(length, 2)
     both = zip(halves, (False, True), strict=True)

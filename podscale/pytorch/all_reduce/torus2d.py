@@ -1,7 +1,8 @@
 """2-D torus all-reduce on a grid of ranks: along the rows, the columns, the rows (Ying 2018; Mikami 2018).
 
 Each rank reduce-scatters its bucket inside its row, all-reduces its shard along its column and all-gathers inside the
-row, so a slow link between rows carries 1/row of the data. If rows are nodes, NCCL's users call it hierarchical.
+row. With n ranks in a row, a slow link between rows carries 1/n of the data. If rows are nodes, NCCL's users call this
+algorithm hierarchical.
 """
 
 import torch
@@ -14,14 +15,20 @@ from podscale.pytorch.comm_queue import run_pipelined, slice_count
 from podscale.pytorch.mesh import Mesh
 
 
-def slice_spans(length: int, row: int, slices: int) -> list[list[Span]]:
-    """Return for each slice its span of every shard. Shard bounds do not depend on the number of slices."""
-    by_shard = [equal_spans(stop - start, slices, start) for start, stop in equal_spans(length, row)]
+def slice_spans(length: int, shards: int, slices: int) -> list[list[Span]]:
+    """Cut every shard of a bucket into `slices` spans. Returns a list for each slice: its span of each shard.
+
+    Slices are the units of the pipeline. Shard bounds do not depend on their number.
+    """
+    by_shard = [equal_spans(stop - start, slices, start) for start, stop in equal_spans(length, shards)]
     return [list(spans) for spans in zip(*by_shard, strict=True)]
 
 
 class Torus2DAllReduce(GridAllReduce, ShardedAllReduce):
-    """2-D torus all-reduce. It has one shard per position of the row."""
+    """2-D torus all-reduce. It has one shard per position of the row.
+
+    `wires` are the dtypes of messages along the rows and along the columns; default: fp32.
+    """
 
     def __init__(self, mesh: Mesh, device: torch.device, *wires: torch.dtype) -> None:
         super().__init__(mesh, device, *wires)

@@ -3,13 +3,17 @@
 ratio = eta * |w| / (|g| + weight_decay * |w| + eps), 1 if a norm is zero;  d = g + weight_decay * w
 unscaled: m = momentum * m + rate * ratio * d;  w -= m, or with Nesterov w -= momentum * m + rate * ratio * d.
 
-| as in                     | trust        | form         | eps  | scales and decays          | clip |
+`eta` is the trust coefficient, `rate` the learning rate. With `norm_of_sum` the denominator is |d| + eps. The other
+forms move `ratio` and `rate` out of the buffer m (see `MomentumForm`).
+
+| as in                     | trust        | form         | eps  | parameters with ratio      | clip |
 |---------------------------|--------------|--------------|------|----------------------------|------|
 | MLPerf reference, TF 1.15 | sum_of_norms | unscaled     | 0    | all but batch norm, biases | no   |
 | Kumar 2019, "scaled"      | sum_of_norms | scaled       | 1e-5 | all but batch norm, biases | no   |
-| optax                     | norm_of_sum  | unscaled     | 0    | everything (decay_all)     | no   |
-| timm                      | sum_of_norms | ratio_inside | 1e-8 | decayed, or adapt_all      | LARC |
+| optax                     | norm_of_sum  | unscaled     | 0    | all (decay_all)            | no   |
+| timm                      | sum_of_norms | ratio_inside | 1e-8 | decayed; all if adapt_all  | LARC |
 
+Parameters without a ratio do not decay either. With adapt_all, batch norm and biases have a ratio but do not decay.
 (Kumar's eps is that of Google's MLPerf 0.6 submission from 512 cores on.)
 """
 

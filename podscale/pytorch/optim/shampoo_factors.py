@@ -1,9 +1,10 @@
 """Kronecker factors of Shampoo: blocks of parameters, factors distributed over the ranks, and their inverse roots.
 
-Every dimension of every block has one factor: a symmetric matrix, the moving sum of G G^T with G the block's gradient
-unfolded along that dimension. A rank holds the statistics of the factors assigned to it and computes their inverse
-roots. The roots, which all ranks need, are gathered in one message (Anil 2020, section 5). So every root is computed
-once and is bit-identical everywhere. Blocks of one shape are stacked (see `podscale.training.param_layout`).
+Every dimension of every block has one factor: a symmetric matrix, the moving average or sum of G G^T, G being the
+block's gradient unfolded along that dimension. A rank holds the statistics of the factors assigned to it and computes
+their inverse roots. The roots, which all ranks need, are gathered in one message (Anil 2020, section 5). So every root
+is computed once and is bit-identical everywhere. Blocks of one shape are stacked (see
+`podscale.training.param_layout`).
 
 Inverse roots (S + eps I) ^ (-1 / p) of symmetric positive semi-definite matrices, many of one size at a time:
 
@@ -30,7 +31,7 @@ from podscale.training.param_layout import merge_small_dims, partition_blocks, s
 
 
 class BlockIndex(NamedTuple):
-    """Indices of one block: its parameter, and its number within the parameter."""
+    """Index of a block: that of its parameter's slice, and its number within the parameter."""
 
     slice_index: int
     number: int
@@ -55,7 +56,13 @@ class BlockStack(NamedTuple):
 def stack_blocks(
     param_slices: Sequence[ParamSlice], block: int, device: torch.device, *, vectors: bool
 ) -> tuple[BlockStack, ...]:
-    """Return the blocks, at most `block` long in each dimension, by shape; of 1-D parameters only with `vectors`."""
+    """Cut the parameters into blocks and stack those of one shape.
+
+    Args:
+        block: maximal length of a block in each dimension.
+        vectors: include 1-D parameters.
+    """
+    # Numbers the elements of the flat layout: cut like the parameters, it gives the positions of each block.
     flat = torch.arange(max((each.start + each.size for each in param_slices), default=0))
     by_shape: dict[tuple[int, ...], list[tuple[BlockIndex, Tensor]]] = {}
     for slice_index, each in enumerate(param_slices):
@@ -72,7 +79,7 @@ def stack_blocks(
 
 
 def _cut_blocks(parameter: Tensor, block: int) -> Iterator[Tensor]:
-    """Yield the blocks of a parameter whose small dimensions are merged, in order."""
+    """Merge the small dimensions of a parameter and yield its blocks, in order."""
     permuted = parameter.permute(shampoo_dim_order(parameter.dim()))
     merged = permuted.reshape(merge_small_dims(permuted.shape, block))
     for spans in partition_blocks(merged.shape, block):
@@ -80,7 +87,7 @@ def _cut_blocks(parameter: Tensor, block: int) -> Iterator[Tensor]:
 
 
 class KroneckerFactor(NamedTuple):
-    """One matrix of `size` x `size`: that of dimension `dim` of block `row` of stack `stack`."""
+    """Address of one factor, a matrix of `size` x `size`: dimension `dim` of block `row` of stack `stack`."""
 
     stack: int
     dim: int
@@ -89,7 +96,7 @@ class KroneckerFactor(NamedTuple):
 
 
 def list_factors(stacks: Sequence[BlockStack]) -> list[KroneckerFactor]:
-    """Return all factors, those of one dimension of a stack after each other."""
+    """Return all factors, by stack, dimension and block, so that those of one dimension are neighbours."""
     return [
         KroneckerFactor(number, dim, row, size)
         for number, stack in enumerate(stacks)
@@ -99,7 +106,10 @@ def list_factors(stacks: Sequence[BlockStack]) -> list[KroneckerFactor]:
 
 
 def assign_factors(factors: Sequence[KroneckerFactor], ranks: int) -> list[int]:
-    """Return the owner of each factor: the largest first, each to the rank with the least cost, which is size^3."""
+    """Return the rank that owns each factor.
+
+    The largest factor goes first, each to the rank with the least total cost. A factor costs size^3.
+    """
     owners, costs = [0] * len(factors), [0] * ranks
     for number in sorted(range(len(factors)), key=lambda number: -factors[number].size):
         rank = min(range(ranks), key=costs.__getitem__)
@@ -109,7 +119,7 @@ def assign_factors(factors: Sequence[KroneckerFactor], ranks: int) -> list[int]:
 
 
 def message_layout(factors: Sequence[KroneckerFactor], owners: Sequence[int], ranks: int) -> tuple[int, list[int]]:
-    """Return the length of each rank's part of the message, equal for all, and the start of each factor in it."""
+    """Return the length of a rank's part of the gathered message, equal for all, and the start of each factor in it."""
     lengths = [0] * ranks
     local_starts = []
     for factor, owner in zip(factors, owners, strict=True):
@@ -130,7 +140,7 @@ class DimFactors:
     """
 
     def __init__(self, factors: Sequence[tuple[KroneckerFactor, int, int]], rank: int, device: torch.device) -> None:
-        """Start without statistics. `factors`: factor, owner and message offset of each block in order."""
+        """Start without statistics. `factors` has factor, owning rank and message offset of each block, in order."""
         self.stack, self.dim, _, self.size = factors[0][0]
         local_rows = [factor.row for factor, owner, _ in factors if owner == rank]
         self.local_rows = torch.tensor(local_rows, dtype=torch.int64, device=device)
@@ -186,7 +196,7 @@ class KroneckerFactors:
 
     @property
     def nbytes(self) -> int:
-        """Bytes on this rank."""
+        """Bytes of statistics and roots on this rank."""
         return sum(each.statistics.nbytes + each.roots.nbytes for each in self._dim_factors)
 
     def accumulate(self, blocks: Sequence[Tensor], finite: Tensor) -> None:
@@ -215,8 +225,8 @@ class KroneckerFactors:
     def arrays(self) -> dict[str, Tensor]:
         """Return statistics and roots of each parameter, fp32 vectors by name, the same on all ranks.
 
-        They are in the order of blocks (the last dimension of the parameter fastest) and of their dimensions, row by
-        row, which does not depend on the assignment to ranks.
+        A vector has the matrices of one parameter, block by block (the last dimension of the parameter fastest), then
+        dimension by dimension, each row by row. The order does not depend on the assignment to ranks.
         """
         statistics = self._gather_matrices([each.statistics for each in self._dim_factors])
         matrices = {"statistics": statistics, "roots": [each.roots for each in self._dim_factors]}
@@ -227,7 +237,7 @@ class KroneckerFactors:
         }
 
     def load(self, arrays: Mapping[str, Tensor]) -> None:
-        """Load `arrays`, as the method of this name returned them, possibly at another number of ranks."""
+        """Load what the method `arrays` returned (fp32 vectors by name), possibly at another number of ranks."""
         for kind in ("statistics", "roots"):
             of_dims = [torch.empty_like(each.roots) for each in self._dim_factors]
             for name, of_param in self._by_param(of_dims):
@@ -241,7 +251,7 @@ class KroneckerFactors:
                     each.statistics.copy_(values.index_select(0, each.local_rows))
 
     def _by_param(self, of_dims: Sequence[Tensor]) -> Iterator[tuple[str, list[Tensor]]]:
-        """Yield name and matrices of each parameter that has blocks, given the matrices of each of `_dim_factors`."""
+        """Yield name and matrices of each parameter that has blocks. `of_dims` has those of each of `_dim_factors`."""
         by_slice: dict[int, list[tuple[int, int, Tensor]]] = {}
         for each, matrices in zip(self._dim_factors, of_dims, strict=True):
             for index, matrix in zip(self._stacks[each.stack].block_indices, matrices, strict=True):
@@ -251,7 +261,7 @@ class KroneckerFactors:
             yield self._param_slices[slice_index].name, [matrix for _, _, matrix in entries]
 
     def _gather_matrices(self, local: Sequence[Tensor]) -> list[Tensor]:
-        """Return the matrices of all ranks from those of this one, for each of `_dim_factors`."""
+        """Gather matrices: `local` has this rank's for each of `_dim_factors`; return all ranks' likewise."""
         message = torch.cat([matrices.reshape(-1) for matrices in local])
         padded = torch.nn.functional.pad(message, (0, self._message_length - len(message)))
         gathered = self._replica_group.all_gather(padded)
@@ -261,16 +271,16 @@ class KroneckerFactors:
 RootMethod = Literal["eigh", "newton"]
 
 NEWTON_ITERATIONS = 60
-"""Iterations of newton: each multiplies a small eigenvalue by (1 + 1/p) ^ p, at least 2; the last few converge
+"""Iterations of `newton`: each multiplies a small eigenvalue by (1 + 1/p) ^ p, at least 2; the last few converge
 quadratically."""
 NEWTON_TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-12}
-"""Largest difference from the identity at which a matrix of newton has converged."""
+"""Largest difference from the identity at which a matrix of `newton` has converged."""
 MAX_NEWTON_ERROR = 0.1
-"""Largest difference from the identity after all iterations at which the root is used."""
+"""Largest difference from the identity after all iterations of `newton` at which the root is used."""
 
 
 def inverse_root(matrices: Tensor, power: int, eps: float, method: RootMethod, dtype: torch.dtype) -> Tensor:
-    """Return (S + eps I) ^ (-1 / power) of fp32 matrices [n, d, d], computed in `dtype`; fp32, NaN if it failed."""
+    """Return (S + eps I) ^ (-1 / power) of fp32 matrices S [n, d, d], in fp32; NaN on failure. Computes in `dtype`."""
     if not matrices.numel():
         return matrices.clone()
     damped = matrices.to(dtype)
@@ -279,7 +289,7 @@ def inverse_root(matrices: Tensor, power: int, eps: float, method: RootMethod, d
 
 
 def _root_by_eigh(damped: Tensor, power: int, eps: float) -> Tensor:
-    """Clamp eigenvalues to eps, since rounding leaves some of those that are 0 a little below it."""
+    """Return the roots by eigenvalues, clamped to eps, because rounding may leave the smallest a little below it."""
     values, vectors = torch.linalg.eigh(damped)
     scaled = vectors * values.clamp(min=eps).pow(-1.0 / power)[..., None, :]
     root: Tensor = scaled @ vectors.mT
@@ -287,7 +297,10 @@ def _root_by_eigh(damped: Tensor, power: int, eps: float) -> Tensor:
 
 
 def _root_by_newton(damped: Tensor, power: int) -> Tensor:
-    """Iterate T = ((p + 1) I - M) / p, M = T^p M, H = H T from M = A z, H = z^(1/p) I until M is the identity.
+    """Return the roots by a coupled Newton iteration (`power` is p).
+
+    T = ((p + 1) I - M) / p, M = T^p M, H = H T, from M = A z, H = z^(1/p) I, until M is the identity. A is the damped
+    matrix.
 
     z = (1 + p) / (2 |A|) brings all eigenvalues of M to between 0 and (1 + p) / 2, where the iteration converges. A
     matrix that has not converged after all iterations becomes NaN.
