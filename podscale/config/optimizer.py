@@ -1,8 +1,8 @@
 """Optimizer section: optimizers, their options, and the running average of the weights.
 
-Options of one optimizer alone are in a section of its name (Neumann: Krishnan 2018; preconditioned nonlinear conjugate
-gradient: Adya 2018; Shampoo; Adam; RMSProp). An option that the chosen optimizer does not have may be set to its
-default, as resolved documents do; any other value is refused.
+Options of one optimizer alone are in a section of its name: `neumann` (Krishnan 2018), `nlcg` (preconditioned nonlinear
+conjugate gradient, Adya 2018), `shampoo`, `adam` and `rmsprop`. An option that the chosen optimizer does not have may
+be set to its default only, because resolved documents contain every option.
 """
 
 from collections.abc import Iterator
@@ -82,6 +82,7 @@ class NlcgSection(Section):
     tolerance: float = result_field(
         1.0, "Factor on the rises of the loss (1 % to 15 %) at which `step` and `online` lower the rate.", gt=0
     )
+    tolerance: float = result_field(1.0, "Factor on the rises of the loss in the table of `step` and `online`.", gt=0)
     lars_coefficient: float = result_field(
         0.0, "Scale each layer's gradient in proportion to |w| / |g| first; 0 = off. The authors suggest 0.001.", ge=0
     )
@@ -104,13 +105,13 @@ class ShampooSection(Section):
     )
     vectors: bool = result_field(True, "Precondition batch norm and biases too; otherwise only the graft updates them.")
     exponent: int | None = result_field(
-        None, "p of the inverse p-th roots; default: twice the number of dimensions of a block.", ge=1, le=16
+        None, "p of the inverse p-th roots; default: twice the number of dimensions of the block.", ge=1, le=16
     )
     start_step: int = result_field(1, "First preconditioned step, from 0; earlier steps use the graft.", ge=0)
     every_steps: int = result_field(1, "Steps between two computations of the inverse roots.", ge=1)
     graft: Literal["sgd", "adagrad", "rmsprop"] = result_field(
         "sgd",
-        "Grafted rule, which sets the length of each parameter's update (Agarwal 2020); Shampoo sets the direction.",
+        "Rule that sets the length of each parameter's update (grafting, Agarwal 2020); Shampoo sets the direction.",
     )
     graft_eps: float = result_field(1e-10, "Added to the root in the grafts adagrad and rmsprop.", gt=0)
     roots: Literal["eigh", "newton"] = result_field(
@@ -171,13 +172,13 @@ class OptimizerSection(Section):
     )
     eps: float | None = result_field(
         None,
-        "LARS: added to the denominator of the trust ratio (default 0). LAMB, Adam, RMSProp: added to that of the "
-        "update (defaults 1e-6, 1e-8, 1e-8).",
+        "LARS: added to the denominator of the trust ratio (default 0). LAMB, Adam, RMSProp: added to the denominator "
+        "of the update (defaults 1e-6, 1e-8, 1e-8).",
         ge=0,
     )
     beta2: float = result_field(0.999, "LAMB, Adam: decay of the average of squared gradients.", ge=0, lt=1)
     clip_norm: float = result_field(
-        1.0, "LAMB: maximal norm of the gradient over all parameters; longer ones are scaled down. 0 = none.", ge=0
+        1.0, "LAMB: maximal norm of the gradient over all parameters; a longer one is scaled down. 0 = no limit.", ge=0
     )
     adam: AdamSection = AdamSection()
     rmsprop: RmspropSection = RmspropSection()
@@ -187,7 +188,7 @@ class OptimizerSection(Section):
 
     @property
     def effective_momentum_form(self) -> Literal["unscaled", "scaled", "ratio_inside"]:
-        """Momentum form in use."""
+        """Momentum form in use: the document's, or the optimizer's default."""
         return self.momentum_form or ("unscaled" if self.name == "lars" else "scaled")
 
     def has_option(self, option: str) -> bool:
@@ -196,7 +197,7 @@ class OptimizerSection(Section):
 
     @property
     def effective_eps(self) -> float:
-        """Epsilon in use."""
+        """Epsilon in use: the document's, or the optimizer's default."""
         return self.eps if self.eps is not None else DEFAULT_EPS.get(self.name, 0.0)
 
 
@@ -218,7 +219,7 @@ OPTIMIZERS_WITH_OPTION: dict[str, tuple[OptimizerName, ...]] = {
     "beta2": ("lamb", "adam"),
     "clip_norm": ("lamb",),
 }
-"""Optimizers by option. A missing option belongs to all, a section to the optimizer of its name."""
+"""Optimizers that have an option. All have an option that is not listed; a section belongs to the one of its name."""
 
 
 def optimizers_with(option: str) -> tuple[str, ...]:
@@ -227,7 +228,7 @@ def optimizers_with(option: str) -> tuple[str, ...]:
 
 
 def unsupported_options(section: OptimizerSection) -> Iterator[str]:
-    """Yield the options that are set but not supported by the chosen optimizer."""
+    """Yield the options that the chosen optimizer does not have and that differ from their defaults."""
     for option in type(section).model_fields:
         if not section.has_option(option):
             yield from (
@@ -236,7 +237,7 @@ def unsupported_options(section: OptimizerSection) -> Iterator[str]:
 
 
 def check_optimizer_options(section: OptimizerSection) -> None:
-    """Raise if an option of other optimizers is set."""
+    """Raise a conflict error if the section sets an option that the chosen optimizer does not have."""
     for option in unsupported_options(section):
         supporting = optimizers_with(option.partition(".")[0])
         raise conflict_error(

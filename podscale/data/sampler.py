@@ -146,7 +146,7 @@ class Sampler:
         return SampleIndices(np.concatenate([p.rows for p in parts]), np.concatenate([p.epochs for p in parts]))
 
     def _slice_stream(self, group: int, members: RowIndices | None, begin: int, length: int) -> SampleIndices:
-        """Return positions begin, ..., begin + length - 1 of one group's endless stream; `members` None for all rows."""
+        """Return positions begin, ..., begin + length - 1 of one group's endless stream; `members` None: all rows."""
         count = self.count if members is None else len(members)
         epochs, positions = np.divmod(np.arange(begin, begin + length, dtype=np.int64), count)
         one_epoch = epochs[0] == epochs[-1]  # then one key serves all positions

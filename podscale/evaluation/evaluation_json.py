@@ -27,6 +27,7 @@ SCHEMA_VERSION = 1
 MATRIX_CLASSES = 20
 """Most classes with a full confusion matrix; with more, only the most confused pairs are written."""
 CONFUSED_PAIRS = 200
+"""Most confused pairs written."""
 
 
 class EvaluationIdentity(SchemaBase):
@@ -135,7 +136,7 @@ def evaluate_run(
 ) -> Evaluation:
     """Score <run>/predictions.safetensors and write <run>/evaluation.json.
 
-    Evaluation throughput comes from the event `evaluated` in metrics.jsonl.
+    Throughput comes from the events in metrics.jsonl; of several models evaluated together, from their passes.
 
     Raises:
         InputError: Predictions are missing, or do not cover each sample of the split exactly once.
@@ -185,8 +186,8 @@ def build_evaluation(
     throughput: Throughput,
     ensemble: EnsembleScores | None = None,
 ) -> Evaluation:
-    """Build evaluation.json from the scores; `classes` are class names in index order."""
-    few_classes = scores.classes <= MATRIX_CLASSES
+    """Build the contents of evaluation.json from the scores. `classes` has the class names in the order of indices."""
+    has_matrix = scores.classes <= MATRIX_CLASSES
     return Evaluation(
         identity=identity,
         scores=SplitScores(
@@ -207,7 +208,7 @@ def build_evaluation(
             ConfusedPair(label=label, predicted=predicted, count=count)
             for label, predicted, count in scores.confusion.most_frequent(CONFUSED_PAIRS)
         ],
-        confusion_matrix=scores.confusion.matrix().tolist() if few_classes else None,
+        confusion_matrix=scores.confusion.matrix().tolist() if has_matrix else None,
         calibration=CalibrationBins(
             source=CALIBRATION_SOURCE,
             edges=scores.calibration.edges.tolist(),
@@ -241,7 +242,7 @@ def compare_claim(
 
 
 def build_throughput(config: RunConfig, history: RunHistory) -> Throughput:
-    """Return the throughput of the training and of the newest evaluation, input included."""
+    """Return the throughput of the training and of the newest evaluation; both include the time to read images."""
     event = history.newest("evaluated") or {}
     seconds, images = finite_number(event.get("seconds")), finite_number(event.get("images"))
     return Throughput(
@@ -258,7 +259,7 @@ def write_evaluation(path: Path, evaluation: Evaluation) -> None:
 
 
 def read_evaluation(path: Path) -> Evaluation:
-    """Read evaluation.json. Raises InputError if it is missing or damaged."""
+    """Read evaluation.json. Raises InputError if it is missing or invalid."""
     try:
         return Evaluation.model_validate_json(path.read_bytes())
     except FileNotFoundError as error:
@@ -275,7 +276,7 @@ def evaluation_schema() -> dict[str, Any]:
 
 
 def kfp_metrics(evaluation: Evaluation) -> dict[str, float]:
-    """Return the values of a KFP Metrics artifact, without unknown ones."""
+    """Return the values of a Kubeflow Pipelines (KFP) Metrics artifact, without unknown ones."""
     scores, throughput = evaluation.scores, evaluation.throughput
     candidates = {
         "top1": scores.top1,

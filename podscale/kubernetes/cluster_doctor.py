@@ -40,12 +40,12 @@ FINALIZERS = "finalizers"
 
 @dataclass(frozen=True)
 class PermissionRule:
-    """Verbs on one resource, as in RBAC.
+    """Permission for verbs on one resource, as in RBAC.
 
     Args:
         group: API group; "" is the core group.
         resource: plural, with a subresource after a slash.
-        optional: most clusters do not require it, or it only makes messages more precise.
+        optional: jobs run without it on most clusters; without it, messages may be less precise.
         only_names: name of the one object that it covers; "" for all.
     """
 
@@ -100,7 +100,7 @@ DEFAULT_CLASS_ANNOTATION = "storageclass.kubernetes.io/is-default-class"
 
 
 def check_cluster(config: RunConfig) -> Iterator[CheckResult]:
-    """Check whether the cluster that the document names can run it."""
+    """Check that the cluster which the document names can run it. Yields each result as soon as it is known."""
     try:
         api = connect_cluster(config.launch.cluster)
         version = api.version()
@@ -128,7 +128,7 @@ def check_cluster(config: RunConfig) -> Iterator[CheckResult]:
         lambda: inventory.check_monitoring(api),
     ]
     if spec is not None:
-        checks.insert(4, lambda: inventory.fitting_nodes(api, spec))
+        checks.insert(4, lambda: inventory.fitting_nodes(api, spec))  # after the permissions
         checks.append(lambda: _check_admission(api, config))
     for check in checks:
         try:
@@ -160,7 +160,7 @@ def _check_namespace(api: ClusterClient, spec: JobSpec | None) -> Iterator[Check
 
 
 def _check_permissions(api: ClusterClient, backend: str) -> Iterator[CheckResult]:
-    """Yield one result for each missing permission, or one if there is none."""
+    """Yield one result for each rule that lacks a permission, or a single "ok"."""
     runtimes = "trainingruntimes.trainer.kubeflow.org"
     required = {JOB_KINDS[backend].full_name, JOB_KINDS["job"].full_name} if backend in JOB_KINDS else set()
     required |= {runtimes} if backend == "trainjob" else set()
@@ -183,7 +183,7 @@ def _denied_verbs(api: ClusterClient, rule: PermissionRule) -> list[str]:
 
 
 def _check_quota(api: ClusterClient) -> Iterator[CheckResult]:
-    """Check whether a quota is used up. The dry run checks whether this job fits."""
+    """Check that no quota is used up. `_check_admission` checks that this job fits."""
     try:
         quotas, _ = api.list(RESOURCE_QUOTAS)
     except ApiError:

@@ -36,11 +36,13 @@ from podscale.kubernetes.retry import Notify
 DETAILS_SECONDS = 10.0
 """Minimal time between two fetches of events and Workload, seconds."""
 JOB_UID_LABEL = "kueue.x-k8s.io/job-uid"
+"""Label of a Workload with the UID of its job."""
 MAX_EVENTS = 50
+"""Limit of each list of events or Workloads."""
 
 
 class JobObserver:
-    """One job, watched until closed; `changed` is set when its state may have changed."""
+    """Watch of one job and its pods until closed. The event `changed` is set when the state may have changed."""
 
     def __init__(self, api: ClusterClient, job: KubernetesObject) -> None:
         self.changed = threading.Event()
@@ -65,14 +67,15 @@ class JobObserver:
         return None
 
     def replaced(self) -> bool:
-        """Return whether another job has this job's name."""
+        """Return True if another job has this job's name now."""
         return any(uid_of(job) != uid_of(self._last_job) for job in self._jobs.objects())
 
     def pods(self) -> Sequence[KubernetesObject]:
+        """Return the pods of the job, not those of an earlier job of the same name."""
         return pods_of_job(self._last_job, self._pods.objects() if self._last_pods is None else self._last_pods)
 
     def state(self) -> JobState:
-        """Return the current state; the reason why the job waits is fetched at most every DETAILS_SECONDS."""
+        """Return the current state. The reason of a wait, from events and Workload, may be DETAILS_SECONDS old."""
         job, pods = self.job(), self.pods()
         state = read_job_state(job, pods, *self._details)
         if job is None or state.phase in ("running", "stopped"):
@@ -108,6 +111,7 @@ def read_events_and_workload(
 
 
 def pod_selector(job: KubernetesObject) -> str:
+    """Return the label selector of the pods of a run's stage."""
     labels = labels_of(job)
     return ",".join(f"{name}={labels[name]}" for name in (RUN_LABEL, STAGE_LABEL) if name in labels)
 
@@ -122,7 +126,7 @@ def _list_or_empty(
 
 
 def _child_job_names(job: KubernetesObject) -> list[str]:
-    """Return the names of the first child jobs of a JobSet or TrainJob, which have the events of refused pods."""
+    """Return the names of the first child jobs of a JobSet or TrainJob: events about refused pods name these."""
     name, spec = name_of(job), job.get("spec") or {}
     if job["kind"] == "TrainJob":
         return [f"{name}-node-0"]
@@ -132,7 +136,7 @@ def _child_job_names(job: KubernetesObject) -> list[str]:
 
 
 def _concerns(event: KubernetesObject, job: KubernetesObject) -> bool:
-    """Return whether an event is about this job, not an earlier one of the same name."""
+    """Return True if an event is not older than this job, so it is not about an earlier job of the same name."""
     last = event_time(event)
     return not last or last[:19] >= str(job["metadata"]["creationTimestamp"])[:19]
 
@@ -142,13 +146,13 @@ PrintLine = Callable[[str], None]
 
 @dataclass(frozen=True)
 class WaitLimits:
-    """Time limits, seconds.
+    """Time limits of `wait_for_job`, seconds.
 
     Args:
         max_poll_seconds: maximal time between two polls of the job's state.
         min_poll_seconds: minimal time between two polls.
-        permanent_seconds: timeout for problems that only a person can fix.
-        log_seconds: timeout for the rest of the log.
+        permanent_seconds: time after which a job is deleted that cannot start until a person fixes the cause.
+        log_seconds: time to fetch the rest of the log after the job has ended.
     """
 
     max_poll_seconds: float = 5.0
@@ -179,9 +183,13 @@ def wait_for_job(
 ) -> JobState:
     """Wait until the job has ended; return its last state. Raises JobVanished if another client deletes it.
 
-    A job with bad input is deleted and counts as failed. The same holds for a job that never ran and cannot start until
-    a person fixes the cause. A job that has run is left, because a replacement pod that cannot start does not undo its
-    work.
+    Two kinds of job are deleted and count as failed: one with bad input, and one that never ran and cannot start until
+    a person fixes the cause. If a job has run and a replacement pod cannot start, the job stays, because what it
+    has saved is not lost.
+
+    Args:
+        print_line: Receives the lines of rank 0's log.
+        notify: Receives each new state of the job.
     """
     limits = limits or WaitLimits()
     with closing(JobObserver(api, job)) as observer:
@@ -228,7 +236,7 @@ class _JobWatcher:
             self._notify(self._reported)
 
     def _needs_operator(self, state: JobState) -> bool:
-        """Return whether the job never ran and has had a permanent problem for more than `permanent_seconds`."""
+        """Return True if the job never ran and has had a permanent problem for more than `permanent_seconds`."""
         self._has_run = self._has_run or state.has_run
         if not state.is_permanent or self._has_run:
             self._stuck_since = None

@@ -1,4 +1,4 @@
-"""Submit a job once per run id and stage: after any retry there is one job, and it belongs to this document.
+"""Submit a job once per run id and stage: after any retry there is one job, and it belongs to this run document.
 
 The job's name is the lock: the API server lets one of two submitters create it, and the other adopts that job. Its
 owned objects (NetworkPolicy, TrainingRuntime) are created before the job and deleted with it.
@@ -62,7 +62,7 @@ def submit_job(api: ClusterClient, manifests: JobManifests, notify: Notify) -> S
             if phase == "failed" or is_being_deleted(existing):
                 _remove_job(api, existing, notify)
             else:
-                set_owner(api, existing, manifests.owned_objects)  # in case the first submitter was killed before
+                set_owner(api, existing, manifests.owned_objects)  # the submitter may have been killed before it did
                 return Submission("adopted", existing)
         try:
             return Submission("created", create_job(api, manifests))
@@ -86,7 +86,7 @@ def create_job(api: ClusterClient, manifests: JobManifests) -> KubernetesObject:
         api.create(resource, manifests.job, dry_run=True)
         job = api.create(resource, manifests.job)
     except ApiAlreadyExists:
-        raise
+        raise  # the owned objects belong to the job of the other submitter now
     except PodscaleError as error:
         _remove_owned_objects(api, created)
         if isinstance(error, KindNotServed):
@@ -97,7 +97,7 @@ def create_job(api: ClusterClient, manifests: JobManifests) -> KubernetesObject:
 
 
 def dry_run_job(api: ClusterClient, manifests: JobManifests) -> None:
-    """Have the server check every object without effect. Raises InputError if it refuses one.
+    """Check every object by a server-side dry run. Raises InputError if the server refuses one.
 
     The server checks a TrainJob only after its runtime exists, so here only its kind is checked.
     """
@@ -117,18 +117,19 @@ def dry_run_job(api: ClusterClient, manifests: JobManifests) -> None:
 
 
 def stop_command(job: KubernetesObject) -> str:
+    """Return the command that stops a job, for error messages."""
     labels = labels_of(job)
     run, stage = labels.get(RUN_LABEL, name_of(job)), labels.get(STAGE_LABEL, "train")
     return f"podscale stop {run}" + ("" if stage == "train" else f" --stage {stage}")
 
 
 def identity_of_job(job: KubernetesObject) -> str | None:
-    """Return the identity of a job; None if Podscale did not create it."""
+    """Return the identity of a job (see `job_spec.job_identity`); None if Podscale did not create it."""
     return annotations_of(job).get(IDENTITY_ANNOTATION)
 
 
 def check_same_document(existing: KubernetesObject, job: KubernetesObject) -> None:
-    """Raise InputError if the existing job is of another document."""
+    """Raise InputError if the existing job belongs to another run document, or to another program."""
     identity = identity_of_job(existing)
     if identity is None:
         hint = "Choose another run.id, or delete it."
@@ -170,7 +171,7 @@ def _find_job(api: ClusterClient, job: KubernetesObject) -> KubernetesObject | N
 
 
 def _remove_job(api: ClusterClient, job: KubernetesObject, notify: Notify) -> None:
-    """Delete a failed job unless it is being deleted, and wait until it is gone."""
+    """Delete a failed job, unless that was requested before, and wait until it is gone."""
     if not is_being_deleted(job):
         notify(f"{title_of(job)} failed before; it is replaced, and resumes from the newest checkpoint")
         delete_object(api, job)
@@ -180,13 +181,13 @@ def _remove_job(api: ClusterClient, job: KubernetesObject, notify: Notify) -> No
 def prepare_owned_objects(api: ClusterClient, objects: Iterable[KubernetesObject]) -> Sequence[KubernetesObject]:
     """Create missing objects, replace those of an earlier job, and return the created ones.
 
-    The job does not exist yet. Raises InputError if an object of that name belongs to another job.
+    Call it before the job is created. Raises InputError if an object of that name belongs to another job.
     """
     return [manifest for manifest in map(_annotate_manifest, objects) if _ensure_object(api, manifest)]
 
 
 def set_owner(api: ClusterClient, job: KubernetesObject, objects: Iterable[KubernetesObject]) -> None:
-    """Make the job the owner of its objects, so that they are deleted with it and before it.
+    """Make the job the owner of its objects, so that the API server deletes them with it, and before it.
 
     Raises InputError if an object of that name belongs to another job.
     """
@@ -223,7 +224,7 @@ def _annotate_manifest(manifest: KubernetesObject) -> KubernetesObject:
 
 
 def _ensure_object(api: ClusterClient, manifest: KubernetesObject) -> bool:
-    """Create an object, or replace that of an earlier job; return whether this call created it."""
+    """Create an object, or replace that of an earlier job. Returns True if this call created it."""
     if _create_if_absent(api, manifest):
         return True
     existing = api.get_or_none(resource_of(manifest), name_of(manifest))

@@ -3,8 +3,8 @@
 A failed pod restarts within seconds, while the other pods may still run in the old rendezvous. The new pod must not
 join the old rendezvous, because its ranks would wait for processes that are gone. With PyTorch (torchrun) it waits
 until the old rendezvous stops answering (`wait_to_rejoin`). With JAX the pods join at the store of the first pod, which
-is a new store for each launch (`pod_barrier`). A pod that has already joined this store marks its rank as lost and
-waits until the store ends.
+is a new store for each launch (`pod_barrier`). If a restarted pod finds that it joined this store before, the store is
+the old one: the pod marks its rank as lost, so that the others exit, and waits until the store ends.
 
 The new pod also waits for the run directory's lease, because the processes of a pod deleted by force may still save.
 """
@@ -22,19 +22,21 @@ from podscale.launch.worker_spec import WorkerSpec
 from podscale.util.formatting import format_ranks
 
 OLD_RENDEZVOUS_SECONDS = 20.0
-"""Maximal time in which the other ranks detect a loss and exit, seconds (see worker_group)."""
+"""Maximal wait for the other ranks to detect the loss and exit, seconds (see `worker_group.SURVIVOR_GRACE_SECONDS`)."""
 REJOIN_POLL_SECONDS = 0.5
 BARRIER_TIMEOUT_SECONDS = 900.0
 """Timeout of the pods' barrier, seconds, the same as torchrun's. Nodes may start minutes apart."""
 RETRY_SECONDS = 0.2
+"""Time between attempts to reach the store, seconds."""
 NEVER_SET_KEY = "never"
-"""Key that is never set; waiting for it means waiting for the end of the store."""
+"""Key that no pod sets, so a wait for it lasts until the store ends."""
 
 
 def wait_to_rejoin(spec: WorkerSpec, is_stopping: Callable[[], bool], environ: Mapping[str, str] = os.environ) -> None:
     """Wait until this pod may join the others, if its container was restarted.
 
-    In a pod, the temporary directory outlives the container. A file there marks the first start.
+    In a pod, the temporary directory outlives the container. A file there marks the first start. Pod 0 never waits,
+    because the rendezvous is its own.
     """
     if "KUBERNETES_SERVICE_HOST" not in environ or not spec.rendezvous.node_rank or spec.config.train.engine == "jax":
         return
@@ -62,7 +64,7 @@ def _is_reachable(address: str, port: int) -> bool:
 
 
 class BarrierTimeout(Exception):
-    """Some pods did not join; `missing` has their numbers."""
+    """The pods did not all join in time. `missing` has the numbers of the absent ones, if known."""
 
     def __init__(self, text: str, missing: Sequence[int] = ()) -> None:
         super().__init__(text)
@@ -77,12 +79,13 @@ def pod_barrier(
     exit_grace_seconds: float,
     timeout_seconds: float = BARRIER_TIMEOUT_SECONDS,
 ) -> None:
-    """Wait until every pod has joined a rendezvous that did not start without this one.
+    """Join the rendezvous and wait until every pod has. A restarted pod waits until the old rendezvous has ended.
 
     Args:
         connect: Opens a new connection to the store that answers now, old or new.
         rank: First rank of this pod.
-        exit_grace_seconds: Time for the old rendezvous to save before this rank is marked as lost in its store.
+        exit_grace_seconds: Time for the ranks of the old rendezvous to save and exit by themselves. After it, this pod
+            marks its rank as lost in the old store.
         timeout_seconds: Timeout for the other pods, and for the end of the old rendezvous.
 
     Raises:
@@ -108,7 +111,7 @@ def pod_barrier(
                 f"{absent_pods} of {rendezvous.nodes} did not join within {timeout_seconds:.0f} s; see their logs",
                 missing=absent,
             ) from None
-        except StoreError as error:  # the old store may have ended during a request, before the next one starts
+        except StoreError as error:  # the old store ended during a request, and the new one has not started
             if time.monotonic() >= deadline:
                 raise BarrierTimeout(f"the first pod of {rendezvous.nodes} cannot be reached: {error}") from error
             time.sleep(RETRY_SECONDS)
@@ -121,7 +124,7 @@ def mark_rank_lost(store: Store, rank: int) -> None:
 
 
 def _is_rendezvous_complete(store: Store, pods: list[str]) -> bool:
-    """Return True if all pods have joined, or if the store has ended; in both cases this pod cannot join."""
+    """Return True if all pods have joined, or if the store has ended; in both cases this pod cannot join any more."""
     try:
         return all(map(store.has, pods))
     except StoreError:

@@ -41,6 +41,7 @@ from podscale.util.files import write_json
 logger = logging.getLogger(__name__)
 
 RESTARTABLE = (ExitCode.PEER_LOST, ExitCode.HANG)
+"""Exit codes after which the supervisor of a single pod launches the ranks again."""
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -50,6 +51,7 @@ EXIT_CAUSES: Mapping[int, str] = {
     ExitCode.HANG: "hang",
     ExitCode.PEER_LOST: "lost_rank",
 }
+"""Exit cause in the goodput file, by exit code; all other codes are `failed`."""
 
 
 def supervise_stage(
@@ -75,7 +77,7 @@ def supervise_stage(
 class Supervisor:
     """All launches of a stage in this pod, with telemetry, step log, trackers and goodput.
 
-    `stack` closes everything and removes the rank directory.
+    `stack` closes everything and removes the rank directory, in which the ranks leave their reports and metrics.
     """
 
     def __init__(self, spec: WorkerSpec, lease: Lease | None, shutdown: ShutdownRequest, stack: ExitStack) -> None:
@@ -99,7 +101,7 @@ class Supervisor:
         self._launch_history = LaunchHistory(spec, run, lease)
 
     def run(self) -> StageResult:
-        """Launch the ranks, and restart them in a single pod; torchrun or the cluster restarts several pods."""
+        """Launch the ranks; in a single pod, again after a `RESTARTABLE` exit (see the module for several pods)."""
         rejoin.wait_to_rejoin(self._spec, self._is_stopping)
         restarts_left = self._spec.config.launch.max_restarts if self._spec.rendezvous.nodes == 1 else 0
         result = self._launch_once()
@@ -129,7 +131,7 @@ class Supervisor:
         return result
 
     def _poll(self, is_leader: bool) -> None:
-        """Show new lines; poll the trackers, which the leading pod starts, and stop if a required one failed."""
+        """Show new lines, start the trackers in the leading pod, and request a stop if a required one failed."""
         if is_leader:
             self._trackers.start()
         self._trackers.poll()
@@ -143,7 +145,7 @@ class Supervisor:
         print(f"{result.error}; restarting ({restarts_left} left)", file=sys.stderr, flush=True)
 
     def _log_tracker_failure(self, name: str, reason: str) -> None:
-        """Log the event of a failed tracker; the run continues."""
+        """Log the event of a failed tracker."""
         with suppress(OSError, LeaseLost), self._event_log() as events:
             events.event("tracker_failed", tracker=name, reason=reason)
 
@@ -151,7 +153,10 @@ class Supervisor:
         return EventLog(self._run.metrics, self._lease.check if self._lease else None)
 
     def _finish(self, result: StageResult) -> StageResult:
-        """Let the trackers send their last values, and keep the final metrics of the endpoint."""
+        """Let the trackers send their last values, and write the final metrics of the endpoint to the run directory.
+
+        A stop that a required tracker caused becomes the failure of that tracker.
+        """
         if self._trackers.failure and result.exit_code == ExitCode.PREEMPTED:
             result = replace(result, exit_code=int(ExitCode.FAILED), error=self._trackers.failure)
         self._trackers.stop(result)
@@ -167,8 +172,8 @@ class Supervisor:
 class LaunchHistory:
     """Start and exit cause of each launch of a training, in the run's goodput file.
 
-    In between, the training updates the file. Does nothing for other stages, or in a pod that does not hold the lease.
-    If the rendezvous decides which pod leads, rank 0 records its launch itself.
+    While a launch runs, rank 0 updates the file. This class writes nothing for other stages, or in a pod that does not
+    hold the lease. If the rendezvous decides which pod leads, rank 0 records its launch itself.
     """
 
     def __init__(self, spec: WorkerSpec, run: RunDirectory, lease: Lease | None) -> None:
@@ -187,11 +192,11 @@ class LaunchHistory:
         return self._started_at
 
     def ended(self, exit_code: int) -> None:
-        """Record the exit cause of a launch; the time of its last heartbeat stays."""
+        """Record the exit cause of a launch. The file keeps the time of the launch's last heartbeat."""
         state = read_goodput_state(self._path)
         if state is not None and self._lease is not None:
             self._write_state(replace(state, exit_cause=EXIT_CAUSES.get(exit_code, "failed")))
-        self._started_at = time.monotonic()
+        self._started_at = time.monotonic()  # of the next launch, if there is one
 
     def _write_state(self, state: GoodputState) -> None:
         """Write the goodput file. A full disk makes goodput less exact but does not stop the training."""
@@ -205,7 +210,7 @@ class LaunchHistory:
 
 
 def _build_display(spec: WorkerSpec, run: RunDirectory, logs: Path, rank_dir: Path) -> LogDisplay:
-    """Return the display: the step log in the leading pod, the first rank's output in every pod."""
+    """Return the display: the step log if this pod may lead, the output of this pod's first rank in every pod."""
     node_rank = spec.rendezvous.node_rank
     rank_log = logs / f"rank-{node_rank * spec.processes_per_node}.log" if node_rank is not None else None
     metrics = run.metrics if spec.rendezvous.is_leader is not False else None
@@ -233,9 +238,9 @@ def _handle_stop_signals() -> Iterator[ShutdownRequest]:
     """Turn SIGTERM and SIGINT into a stop request inside the block."""
     assert threading.current_thread() is threading.main_thread(), "signals and child processes need the main thread"
     shutdown = ShutdownRequest()
-    before: dict[signal.Signals, Any] = {number: signal.signal(number, shutdown) for number in STOP_SIGNALS}
+    previous_handlers: dict[signal.Signals, Any] = {number: signal.signal(number, shutdown) for number in STOP_SIGNALS}
     try:
         yield shutdown
     finally:
-        for number, handler in before.items():
+        for number, handler in previous_handlers.items():
             signal.signal(number, handler)

@@ -1,4 +1,7 @@
-"""One launch of a pod's ranks: start, watch and stop them, and collect their exits."""
+"""One launch of a pod's ranks: start, watch and stop them, and collect their exits.
+
+The launcher is the child process that starts the ranks: torchrun, our `fork_launcher`, or a single rank itself.
+"""
 
 import os
 import shutil
@@ -27,8 +30,8 @@ SURVIVOR_GRACE_SECONDS = 15.0
 class ShutdownRequest:
     """Handler of stop signals: the first asks the ranks to save and exit, a second kills them.
 
-    Under `podscale run` a signal may arrive twice, from that command and from the process group. In that case a second
-    signal is ignored here, and the command kills this process on a second request.
+    Under `podscale run` one request may send two signals, from that command and from the process group. A second signal
+    is therefore ignored here, and that command kills this process on a second request.
     """
 
     def __init__(self) -> None:
@@ -47,7 +50,11 @@ class ShutdownRequest:
 
 
 class WorkerGroup:
-    """One launch of this pod's ranks; calls `on_poll` every `POLL_SECONDS`, with True if rank 0 runs in this pod."""
+    """One launch of this pod's ranks.
+
+    Args:
+        on_poll: Called every `POLL_SECONDS`, with True if rank 0 runs in this pod.
+    """
 
     def __init__(
         self, spec: WorkerSpec, worker_env: WorkerEnv, shutdown: ShutdownRequest, on_poll: Callable[[bool], None]
@@ -103,7 +110,7 @@ class WorkerGroup:
         grace_exceeded = time.monotonic() - shutdown.requested_at > self._spec.config.launch.grace_seconds
         if (grace_exceeded or shutdown.repeated) and not self._killed:
             pids, reports = registered_workers(self._rank_dir), read_worker_reports(self._rank_dir)
-            self._killed = not pids or any(rank not in reports for rank in pids)
+            self._killed = not pids or any(rank not in reports for rank in pids)  # a rank with a report has saved
             kill_launch_processes(self._rank_dir)
 
     def _kill_survivors(self) -> None:
@@ -122,7 +129,7 @@ class WorkerGroup:
         return any(report.exit_code not in no_failure for report in read_worker_reports(self._rank_dir).values())
 
     def _find_lost_worker(self) -> None:
-        """Find the first rank that is gone without a report; later ones are lost because of it."""
+        """Find the first rank that exited without a report; ranks that are lost later are a consequence."""
         pids = registered_workers(self._rank_dir)
         if self._lost_worker is not None and pids.get(self._lost_worker.rank) != self._lost_worker.pid:
             self._lost_worker = None  # torchrun has restarted the rank
@@ -130,7 +137,7 @@ class WorkerGroup:
             return
         gone = {rank: pid for rank, pid in pids.items() if not processes.is_alive(pid)}
         reports = read_worker_reports(self._rank_dir)  # read after the processes: a rank reports before it exits
-        hang = any(report.exit_code == ExitCode.HANG for report in reports.values())  # the lost rank was killed for it
+        hang = any(report.exit_code == ExitCode.HANG for report in reports.values())  # gone ranks were killed for it
         lost = [LostWorker(rank, pid) for rank, pid in gone.items() if rank not in reports]
         self._lost_worker = lost[0] if lost and not hang else None
 

@@ -1,11 +1,12 @@
 """Cost estimate of a study, and the trials that exceed its time box.
 
-The estimate comes from the measured trial that is nearest in training steps, preferably of the same series. Without
-measurements it is the document's `cell_seconds`, if set.
+The estimate of a trial comes from the measured trial with the nearest number of training steps, of the same series if
+it has one. Without measurements it is `cell_seconds` of the study document, if set.
 
 Wall time depends on the load of the machine, CPU time hardly does. Costs are therefore CPU seconds times the recent
-ratio of wall to CPU time: the median over the trials of this launch, or over the newest records until one has finished.
-The ratio is at least `jobs` / cores. With GPUs or TPUs wall time is used directly.
+ratio of wall to CPU time: the median over the trials that finished in this launch, or over the newest records until one
+has. The ratio is at least `jobs` / cores, because more jobs than cores share the cores. With GPUs or TPUs wall time is
+used directly.
 """
 
 import math
@@ -30,13 +31,16 @@ class StudyPlan:
     """Trials of the next launch and their estimated time.
 
     Args:
+        done_trials: Number of trials with a record.
         planned_trials: Trials that fit the time box, in the order in which they run.
+        excluded_trials: The first trial that does not fit, and all after it.
         seconds: Estimated wall time with `jobs` trials at a time; None if unknown.
         measured: Number of measured trials behind the estimate.
-        widening: Most trials that sweeps may add if their best rate is at an edge.
-        counts_by_series: (planned, excluded) trials of each series.
+        jobs: Trials at a time.
+        widening: Maximal number of trials that sweeps may add if their best learning rate is at an edge.
+        counts_by_series: (planned, excluded) numbers of trials of each series that has some left.
         wall_cpu_ratio: Wall seconds per CPU second; None if not measured.
-        ended: Measured trials of this launch.
+        ended: Number of measured trials that finished in this launch.
     """
 
     done_trials: int
@@ -53,7 +57,7 @@ class StudyPlan:
 
 
 class _MeasuredTrial(NamedTuple):
-    """Measured trial; `steps` are divided by the number of training images."""
+    """Measured trial; `steps` is the number of steps divided by the number of training images."""
 
     series: str
     epochs: float
@@ -65,7 +69,9 @@ class TrialCosts:
     """Estimated wall time of trials, from the records of measured ones.
 
     Args:
-        guess: Estimate in seconds if nothing was measured.
+        trials: Trials of the study that are known so far.
+        get: Returns the record of a trial, None if it has not run.
+        guess: Estimate in seconds if nothing was measured; None for no estimate.
         jobs: Trials at a time.
         ended: Keys of the trials that finished in this launch.
         cores: CPU cores, 0 if GPUs or TPUs do the work; default: those of this machine.
@@ -105,7 +111,11 @@ class TrialCosts:
         return len(self._measured)
 
     def seconds(self, trial: PlannedTrial) -> float | None:
-        """Estimate one trial from the nearest measured one, scaled up if it trains longer; None if unknown."""
+        """Estimate one trial, seconds of wall time, from the nearest measured one; None if unknown.
+
+        The estimate is scaled up if the trial trains for more epochs or in more steps, never down. More steps count by
+        their square root only.
+        """
         epochs, steps = _epochs_and_steps(trial.config)
         if not self._measured:
             return self._guess
@@ -158,7 +168,7 @@ def plan_study(
         seconds=total if is_known else None,
         measured=costs.measured,
         jobs=jobs,
-        widening=sum(_may_widen_sweep(sweep, get) for sweep in (grid.series if series is None else series)),
+        widening=sum(_max_added_trials(sweep, get) for sweep in (grid.series if series is None else series)),
         time_box_seconds=time_box_seconds,
         counts_by_series={trial.series: (counts[0][trial.series], counts[1][trial.series]) for trial in waiting},
         wall_cpu_ratio=costs.wall_cpu_ratio,
@@ -166,7 +176,8 @@ def plan_study(
     )
 
 
-def _may_widen_sweep(series: SweepSeries, get: GetRecord) -> int:
+def _max_added_trials(series: SweepSeries, get: GetRecord) -> int:
+    """Return the maximal number of trials that may be added to the sweep of a series; 0 if its rate is chosen."""
     section = series.rate_section
     if section is None or section.sweep is None or series.chosen_rate(get) is not None:
         return 0

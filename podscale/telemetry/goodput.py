@@ -2,7 +2,7 @@
 
 Every moment since the first launch belongs to one of `GOODPUT_STATES`, so the states add up to the wall time. The clock
 is monotonic within a launch. Between launches it is the wall clock, because a pod may restart on another node. A small
-file beside the checkpoints keeps the state.
+file beside the checkpoints keeps the state; each write of it is a heartbeat.
 """
 
 import json
@@ -23,13 +23,14 @@ from podscale.telemetry.registry import MetricSample
 logger = logging.getLogger(__name__)
 
 CLEAN_EXITS = ("done", "preempted")
-"""Exit causes that make the time until the next launch idle."""
+"""Exit causes after which the time until the next launch counts as `idle`, not as `recovery`."""
 DEFAULT_EXIT_CAUSE = "lost_rank"
-"""Default cause when no exit was recorded: the pod is gone, and rank 0 with it."""
+"""Exit cause if none was recorded, because the pod is gone, and rank 0 with it."""
 INTERVAL_SECONDS = 2.0
 """Heartbeat interval, seconds. Object stores accept about one write per second and object."""
 
 _INDEX = {state: index for index, state in enumerate(GOODPUT_STATES)}
+"""Index of each state in the lists of seconds."""
 _FILE_KEYS = {
     "started_at": "began",
     "launch": "life",
@@ -41,17 +42,21 @@ _FILE_KEYS = {
 
 
 def _states_by_phase(waiting: str, working: str) -> Mapping[str, int]:
-    """Return the state of each phase: `waiting` for data_wait, `working` for the other phases of a step."""
+    """Return the index of each phase's state: `waiting` for data_wait, `working` for the other phases of a step."""
     special = {"data_wait": waiting, "checkpoint": "checkpoint_save", "evaluation": "evaluation"}
     return {phase: _INDEX[special.get(phase, working)] for phase in PHASES}
 
 
 _FIRST_STEP = _states_by_phase("init", "compile")
+"""States of the phases of a launch's first step."""
 _REDONE_STEP = _states_by_phase("redo", "redo")
+"""Those of a step that an earlier launch has done."""
 _NEW_STEP = _states_by_phase("data_wait", "productive")
+"""Those of any other step."""
 
 
 def goodput_fraction(seconds: Mapping[str, float]) -> float | None:
+    """Return productive seconds over all seconds; None if there are none. `seconds` are by state."""
     total = sum(seconds.values())
     return seconds.get("productive", 0.0) / total if total > 0 else None
 
@@ -65,12 +70,14 @@ class GoodputState:
         started_at: First launch, unix seconds.
         launch: Number of the launch, from 1.
         age: Seconds since the launch began.
-        joined: The training of this launch updates the state; before that, its launcher did.
+        joined: True if the training of this launch wrote the file, False if the supervisor did.
         exit_cause: `done` or one of RESTART_CAUSES; empty while the launch runs or if no exit was recorded.
         step: Finished steps.
         highest_step: Highest step of any launch.
         redone_steps: Steps repeated after a restart.
-        cause: One of LAUNCH_CAUSES.
+        cause: Cause of the launch, one of LAUNCH_CAUSES.
+        seconds: Seconds by goodput state, over all launches.
+        restarts: Number of restarts by cause.
     """
 
     time: float
@@ -126,8 +133,8 @@ class GoodputState:
 def after_launch(previous: GoodputState | None, now: float, age: float) -> GoodputState:
     """Return the state of a new launch.
 
-    The time since the last heartbeat counts as `idle` if the previous launch exited cleanly, else as `recovery`. It is
-    0 if the wall clock was set back.
+    The time from the last heartbeat to the beginning of the launch counts as `idle` if the previous launch exited
+    cleanly, else as `recovery`; as 0 if the wall clock was set back.
 
     Args:
         previous: Newest state of the run, None for the first launch.
@@ -150,10 +157,10 @@ def after_launch(previous: GoodputState | None, now: float, age: float) -> Goodp
 
 
 def after_join(state: GoodputState | None, now: float, age: float, highest_step: int) -> GoodputState:
-    """Return the state that the training of a launch continues from.
+    """Return the state that the training of a launch continues from, once its ranks have joined.
 
     Args:
-        state: State that the launcher wrote for this launch; one of an earlier launch starts a new launch.
+        state: State in the file. If the supervisor did not write it for this launch, a new launch begins.
         now: Wall clock, unix seconds.
         age: Seconds since the launch began.
         highest_step: Highest step in the event log, because a heartbeat may be older than the last step.
@@ -167,9 +174,10 @@ def after_join(state: GoodputState | None, now: float, age: float, highest_step:
 
 
 class GoodputTracker:
-    """Time accounting of a launch: one thread enters states, any thread reads.
+    """Time accounting of a launch. One thread enters states; any thread may read.
 
     Args:
+        initial: State from `after_join`.
         clock: Monotonic clock, seconds.
         wall_clock: Unix seconds.
     """
@@ -189,7 +197,7 @@ class GoodputTracker:
         self._current = ([initial.seconds[state] for state in GOODPUT_STATES], _INDEX["init"], self._start)
 
     def enter_phase(self, name: str) -> None:
-        """Enter a phase of `telemetry.phases`."""
+        """Enter a phase of `telemetry.phases`; its goodput state depends on the current step."""
         self._enter(self._state_of_phase[name])
 
     def enter_restore(self) -> None:
@@ -197,12 +205,12 @@ class GoodputTracker:
         self._enter(_INDEX["checkpoint_restore"])
 
     def start(self, step: int) -> None:
-        """Set the step that training continues from."""
+        """End the restore: training continues from `step`."""
         self._enter(_INDEX["init"])
         self._step, self._state_of_phase = step, _FIRST_STEP
 
     def step_done(self, step: int) -> None:
-        """Record a finished step; steps up to the highest of earlier launches count as redone."""
+        """Record a finished step, and set the states of the next. Steps that an earlier launch did count as redone."""
         if step <= self._highest_step:
             self._redone_steps += 1
         else:
@@ -211,6 +219,7 @@ class GoodputTracker:
         self._state_of_phase = _REDONE_STEP if step < self._highest_step else _NEW_STEP
 
     def state(self, exit_cause: str = "") -> GoodputState:
+        """Return the state at this moment, to be written to the file."""
         seconds, now = self._seconds()
         return replace(
             self._initial,
@@ -244,10 +253,10 @@ class GoodputTracker:
 class GoodputWriter:
     """Writer of the goodput file: at the start, every `interval_seconds` on its own thread, and when closed.
 
-    A full disk loses heartbeats and logs one warning, but does not stop the training.
+    On a full disk heartbeats are lost with one warning; the training continues.
 
     Args:
-        fence: Raises if a newer launch owns the run; the write is then skipped.
+        fence: Called before each write; raises PodscaleError if a newer launch owns the run. The write is then skipped.
     """
 
     def __init__(
@@ -294,9 +303,9 @@ def read_goodput_state(path: Path) -> GoodputState | None:
 
 
 def write_goodput_state(path: Path, state: GoodputState, fence: Callable[[], None] | None = None) -> None:
-    """Replace the file atomically. Raises OSError and what `fence` raises.
+    """Replace the file atomically. Raises OSError, and what `fence` raises.
 
-    The temporary file has a fixed name, so that it replaces that of a killed writer. The lease ensures one writer.
+    The temporary file has a fixed name, so that none is left behind by killed writers. The lease ensures one writer.
     """
     if fence is not None:
         fence()

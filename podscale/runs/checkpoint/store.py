@@ -34,9 +34,9 @@ class Retention:
     """Checkpoints that a run keeps.
 
     Args:
-        keep_last: Number of the newest; at least 1, so the newest complete checkpoint always stays.
-        keep_best: Number of the highest by top-1.
-        snapshot_steps: Steps that stay for good.
+        keep_last: Number of newest checkpoints; at least 1, so the newest complete one always stays.
+        keep_best: Number of checkpoints with the highest top-1.
+        snapshot_steps: Steps whose checkpoints are never removed, for example for a snapshot ensemble.
     """
 
     keep_last: int
@@ -44,19 +44,20 @@ class Retention:
     snapshot_steps: Collection[int] = ()
 
     def kept_steps(self, entries: Sequence[CheckpointEntry]) -> set[int]:
+        """Return the steps to keep of the complete checkpoints `entries`."""
         newest = sorted((entry.step for entry in entries), reverse=True)[: self.keep_last]
         return {*newest, *self.snapshot_steps, *(entry.step for entry in best_entries(entries)[: self.keep_best])}
 
 
 def best_entries(entries: Sequence[CheckpointEntry]) -> list[CheckpointEntry]:
-    """Return the entries with a known top-1, best first, later first if equal."""
+    """Return the entries with a known top-1, best first; of equal ones the later step first."""
     scored = [entry for entry in entries if entry.top1 is not None]
     return sorted(scored, key=lambda entry: (entry.top1, entry.step), reverse=True)
 
 
 @dataclass(frozen=True)
 class Saved:
-    """Finished save; `removed` are the steps that retention removed."""
+    """Finished save; `removed` has the steps of the checkpoints that retention removed."""
 
     step: int
     bytes: int
@@ -67,7 +68,7 @@ class Saved:
 
 @dataclass(frozen=True)
 class Failed:
-    """Failed save; `disk_full` includes the user's quota."""
+    """Failed save; `disk_full` is also True if the user's quota is used up."""
 
     step: int
     reason: str
@@ -100,9 +101,9 @@ class CheckpointStore:
     its error at the next `save`, `wait` or `close`.
 
     Args:
-        identity: Identity of the run; a checkpoint of another run is refused.
+        identity: Identity of the run; a checkpoint with another identity is refused.
         asynchronous: Write on another thread.
-        fence: Raises if a newer launch writes the run directory.
+        fence: Called before each write; raises if a newer launch owns the run directory.
         listener: Receives the report of every save (on the writer's thread if asynchronous) and restore.
     """
 
@@ -123,12 +124,14 @@ class CheckpointStore:
         self._writer = ThreadPoolExecutor(1, "checkpoint-writer")  # an interpreter that exits normally waits for it
         self._pending: Future[None] | None = None
         self._verified: set[int] = set()  # steps that this process wrote or read completely
-        self._damaged: set[int] = set()  # steps that restore skipped; their sizes may look right
+        self._damaged: set[int] = set()  # steps that restore skipped, although their file sizes may look right
 
     def save(self, snapshot: Snapshot, *, top1: float | None = None) -> None:
-        """Write `snapshot`, or return at once if asynchronous; its arrays must be copies.
+        """Write `snapshot`, on the writer's thread if asynchronous. Raises the error of an earlier save.
 
-        `top1`, a fraction, is for the retention. Raises the error of an earlier save.
+        Args:
+            snapshot: State to write; its arrays must be copies, because training changes the originals meanwhile.
+            top1: Fraction, 0 to 1, by which `Retention` ranks the checkpoint; None if unknown.
         """
         self.wait()
         if self._asynchronous:
@@ -147,11 +150,12 @@ class CheckpointStore:
         self.wait()
 
     def restore(self, resume: str) -> Snapshot | None:
-        """Return the verified state to resume from, None for a new run; nothing is written, so every rank may call it.
+        """Return the verified state to resume from, None for a new run. Writes nothing, so every rank may call it.
 
         Args:
-            resume: `auto`: the newest complete checkpoint of this run. `never`: the run must have none. Otherwise a
-                checkpoint, or a directory of them, to start from until this run has its own.
+            resume: `auto`: the newest complete checkpoint of this run. `never`: none; the run must have no checkpoint.
+                Otherwise the path of a checkpoint, of a directory of them or of a run, to start from until this run
+                has its own.
 
         Raises:
             InputError: The checkpoint belongs to another run, `never` found one, or the directory has none.
@@ -211,7 +215,7 @@ class CheckpointStore:
         self._listener(Saved(snapshot.step, manifest.bytes, seconds, manifest.top1, removed))
 
     def _update_score(self, step: int, top1: float | None) -> CheckpointManifest:
-        """Write a new top-1 into the manifest of a step that is saved again with the same arrays."""
+        """Write a new top-1 into the manifest of a checkpoint that is complete, when its step is saved again."""
         self._fence()
         entry = read_entry(step_directory(self.directory, step))
         if top1 is None or top1 == entry.top1:
@@ -244,7 +248,7 @@ class CheckpointStore:
         return None
 
     def _restore_named(self, path: Path) -> Snapshot:
-        """Return a checkpoint of this run by path; raise InputError if the run has newer ones."""
+        """Return a checkpoint of this run by path. Raises InputError if the run has newer ones."""
         snapshot = self._read_named(path)
         later = [entry.path.name for entry in self.entries() if entry.step > snapshot.step]
         if later:
@@ -257,7 +261,7 @@ class CheckpointStore:
         return snapshot
 
     def _read_foreign(self, start: Path) -> Snapshot:
-        """Return a state of another run to start from."""
+        """Return the state of another run: of a checkpoint, or the newest of a run or of a directory of checkpoints."""
         if STEP_DIRECTORY_PATTERN.match(start.name):
             return self._read_named(start)
         snapshot = self._read_newest(start / "checkpoints" if (start / "checkpoints").is_dir() else start)
@@ -278,7 +282,7 @@ class CheckpointStore:
             ) from None
 
     def _read(self, path: Path) -> Snapshot:
-        """Read a checkpoint; raises ValueError if it is incomplete and InputError if it belongs to another run."""
+        """Read and verify a checkpoint. Raises ValueError if it is damaged, InputError if it belongs to another run."""
         entry = read_entry(path)
         conflicts = self._identity.conflicts(entry.manifest.identity)
         if conflicts:
