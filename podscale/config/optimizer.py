@@ -82,7 +82,6 @@ class NlcgSection(Section):
     tolerance: float = result_field(
         1.0, "Factor on the rises of the loss (1 % to 15 %) at which `step` and `online` lower the rate.", gt=0
     )
-    tolerance: float = result_field(1.0, "Factor on the rises of the loss in the table of `step` and `online`.", gt=0)
     lars_coefficient: float = result_field(
         0.0, "Scale each layer's gradient in proportion to |w| / |g| first; 0 = off. The authors suggest 0.001.", ge=0
     )

@@ -110,7 +110,7 @@ class WorkerGroup:
         grace_exceeded = time.monotonic() - shutdown.requested_at > self._spec.config.launch.grace_seconds
         if (grace_exceeded or shutdown.repeated) and not self._killed:
             pids, reports = registered_workers(self._rank_dir), read_worker_reports(self._rank_dir)
-            self._killed = not pids or any(rank not in reports for rank in pids)  # a rank with a report has saved
+            self._killed = not pids or any(rank not in reports for rank in pids)  # else all have reported
             kill_launch_processes(self._rank_dir)
 
     def _kill_survivors(self) -> None:

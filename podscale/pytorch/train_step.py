@@ -302,7 +302,7 @@ class TrainStep:
 
 
 def zero_nonfinite(finite: Tensor, buffers: list[Tensor]) -> None:
-    """Zero the `buffers` if `finite` (scalar) is False. On a CPU the host reads the flag, which saves a pass."""
+    """Zero the `buffers` if `finite` (scalar) is False. On a CPU the host reads the flag: it saves two passes."""
     if finite.device.type == "cpu" and finite:
         return
     for buffer in buffers:
