@@ -183,7 +183,7 @@ def _denied_verbs(api: ClusterClient, rule: PermissionRule) -> list[str]:
 
 
 def _check_quota(api: ClusterClient) -> Iterator[CheckResult]:
-    """Check that no quota is used up. `_check_admission` checks that this job fits."""
+    """Check that no quota is used up. Whether this job's pods fit into the rest is not computed."""
     try:
         quotas, _ = api.list(RESOURCE_QUOTAS)
     except ApiError:

@@ -123,7 +123,9 @@ def sample_for_plot(train: TrainSection, samples: int, points: int = 240) -> tup
     per_epoch = steps_per_epoch(train, samples)
     last = total_steps(train, samples) - 1
     epochs = [phase.start for phase in schedule_phases(train)]
-    epochs += [phase.schedule_start + phase.schedule.warmup_epochs for phase in schedule_phases(train)]
+    for phase in schedule_phases(train):
+        milestones = phase.schedule.milestones if phase.schedule.name == "step" else ()
+        epochs += [phase.schedule_start + epoch for epoch in (phase.schedule.warmup_epochs, *milestones)]
     jumps = np.array([first_step(epoch, per_epoch) for epoch in epochs])
     even = np.linspace(0, last, min(points, last + 1)).round().astype(np.int64)
     steps = np.unique(np.clip(np.concatenate([even, jumps - 1, jumps, jumps + 1]), 0, last))

@@ -114,7 +114,7 @@ class Trainer(ABC):
         """Yield this rank's batches on its devices, from the current step to `end_step`.
 
         A batch is what one call of `train_step` trains on: the images of one step in PyTorch, the images of several
-        steps in JAX. A batch must end with the first step for which `StepPlan.is_due_after` is true, because
+        steps in JAX. A batch never continues past a step for which `StepPlan.is_due_after` is true, because
         evaluations and saves happen only between batches.
         """
 
