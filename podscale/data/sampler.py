@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 RowIndices = npt.NDArray[np.int64]
-"""Numbers of samples in the split, from 0."""
+"""Rows of samples in the index of the split, from 0."""
 
 MAX_GROUP_IMBALANCE = 1.1
 """Maximal ratio of the largest group to the smallest, in samples."""
@@ -57,7 +57,7 @@ class SampleIndices:
     """Samples in the order in which they are used.
 
     Args:
-        rows: int64 [n], which samples.
+        rows: int64 [n], row of each sample in the index of the split.
         epochs: int64 [n], number of earlier uses of each sample; with the sample's key it seeds the augmentation.
     """
 

@@ -91,7 +91,7 @@ def plan_halo(side: int, parts: int, window: Window) -> Halo:
     tile, output_tile = -(-side // parts), -(-outputs // parts)
     rows = (output_tile - 1) * window.stride + window.kernel
     firsts = [index * output_tile * window.stride - window.padding for index in range(parts)]
-    used = [(index, first) for index, first in enumerate(firsts) if index * output_tile < outputs]  # with outputs
+    used = [(index, first) for index, first in enumerate(firsts) if index * output_tile < outputs]  # not idle
     before = max(0, *(index * tile - max(first, 0) for index, first in used), 0)
     after = max(0, *(min(first + rows, side) - (index + 1) * tile for index, first in used), 0)
     starts = [first - (index * tile - before) for index, first in used]

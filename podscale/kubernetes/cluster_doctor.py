@@ -45,7 +45,7 @@ class PermissionRule:
     Args:
         group: API group; "" is the core group.
         resource: plural, with a subresource after a slash.
-        optional: jobs run without it on most clusters; without it, messages may be less precise.
+        optional: jobs run without it on most clusters, with less precise messages at most.
         only_names: name of the one object that it covers; "" for all.
     """
 

@@ -3,8 +3,9 @@
 A failed pod restarts within seconds, while the other pods may still run in the old rendezvous. The new pod must not
 join the old rendezvous, because its ranks would wait for processes that are gone. With PyTorch (torchrun) it waits
 until the old rendezvous stops answering (`wait_to_rejoin`). With JAX the pods join at the store of the first pod, which
-is a new store for each launch (`pod_barrier`). If a restarted pod finds that it joined this store before, the store is
-the old one: the pod marks its rank as lost, so that the others exit, and waits until the store ends.
+is a new store for each launch (`pod_barrier`). If a restarted pod finds that all pods, itself included, have joined
+this store, the store is the old one: the pod marks its rank as lost, so that the others exit, and waits until the store
+ends.
 
 The new pod also waits for the run directory's lease, because the processes of a pod deleted by force may still save.
 """
@@ -35,8 +36,8 @@ NEVER_SET_KEY = "never"
 def wait_to_rejoin(spec: WorkerSpec, is_stopping: Callable[[], bool], environ: Mapping[str, str] = os.environ) -> None:
     """Wait until this pod may join the others, if its container was restarted.
 
-    In a pod, the temporary directory outlives the container. A file there marks the first start. Pod 0 never waits,
-    because the rendezvous is its own.
+    In a pod, the temporary directory outlives the container. A file there marks the first start. Pod 0 hosts the
+    rendezvous and never waits.
     """
     if "KUBERNETES_SERVICE_HOST" not in environ or not spec.rendezvous.node_rank or spec.config.train.engine == "jax":
         return

@@ -196,7 +196,7 @@ class LaunchHistory:
         state = read_goodput_state(self._path)
         if state is not None and self._lease is not None:
             self._write_state(replace(state, exit_cause=EXIT_CAUSES.get(exit_code, "failed")))
-        self._started_at = time.monotonic()  # of the next launch, if there is one
+        self._started_at = time.monotonic()  # the next launch begins here, if there is one
 
     def _write_state(self, state: GoodputState) -> None:
         """Write the goodput file. A full disk makes goodput less exact but does not stop the training."""

@@ -50,9 +50,9 @@ def _states_by_phase(waiting: str, working: str) -> Mapping[str, int]:
 _FIRST_STEP = _states_by_phase("init", "compile")
 """States of the phases of a launch's first step."""
 _REDONE_STEP = _states_by_phase("redo", "redo")
-"""Those of a step that an earlier launch has done."""
+"""States of the phases of a step that an earlier launch has done."""
 _NEW_STEP = _states_by_phase("data_wait", "productive")
-"""Those of any other step."""
+"""States of the phases of any other step."""
 
 
 def goodput_fraction(seconds: Mapping[str, float]) -> float | None:

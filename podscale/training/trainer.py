@@ -120,7 +120,10 @@ class Trainer(ABC):
 
     @abstractmethod
     def train_step(self, batch: Any) -> list[StepStatus]:
-        """Train on a batch and advance the progress. Returns the agreed statuses that arrived, oldest first."""
+        """Train on a batch and advance the progress.
+
+        Returns the agreed statuses that have arrived since the last call, oldest first (see `StepSync.ready`).
+        """
 
     @abstractmethod
     def evaluate_weights(self, *, averaged: bool) -> EvaluationResult | None:
@@ -178,7 +181,7 @@ class Trainer(ABC):
 
     @property
     def evaluation_due(self) -> bool:
-        """True if this step's evaluation is due and has not run, as after a stop request before it."""
+        """True if this step's evaluation is due and has not run, for example after a stop request."""
         return self.progress.evaluated != self.progress.step and self.plan.evaluates_after(self.progress.step)
 
     @property
