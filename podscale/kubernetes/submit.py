@@ -33,7 +33,7 @@ from podscale.kubernetes.retry import Notify
 MANIFEST_ANNOTATION = "podscale.dev/manifest"
 """Annotation with the hash of an owned object's manifest, because the API server adds defaults to the object itself."""
 LAUNCHER_ANNOTATION, PIPELINE_LAUNCHER = "podscale.dev/launcher", "pipeline"
-"""Annotation of jobs that a pipeline task launched."""
+"""Annotation, and its value, of jobs that a pipeline task launched."""
 MAX_RACES = 5
 """Attempts to find or create a job that other clients change at the same time."""
 
