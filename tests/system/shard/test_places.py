@@ -60,7 +60,7 @@ def files(directory: Path) -> list[str]:
 def test_too_little_disk_space_is_refused_before_packing(folder: Path, tmp_path: Path, mount: Mount) -> None:
     mount(tmp_path / "small", "size=2m")
     out = tmp_path / "small" / "set"
-    with pytest.raises(InputError, match=r"4 MiB .*2 MiB "):
+    with pytest.raises(InputError, match=r"4 MiB\b.*2 MiB\b"):
         build_shard_set(DataSection(source=str(folder)), out, workers=1)
     assert files(out) == ["plan"]
 

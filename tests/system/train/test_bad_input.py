@@ -152,7 +152,8 @@ def test_the_error_of_the_packer_is_the_last_line_of_a_run(work: WorkFolder) -> 
     class_missing_in_validation(work.path / "photos")
     ended = podscale(work.path, "run", "run.yaml")
     assert ended.code == 2
-    assert ended.last.startswith("podscale in stage shard: data.source: 'bee'")
+    assert ended.last.startswith("podscale in stage shard: data.source: ")
+    assert "'bee'" in ended.last
     for noise in ("Traceback", "Executing task", "KFP", "kfp"):
         assert noise not in ended.err + ended.out
 
