@@ -35,6 +35,7 @@ GROUPS = (
     Group("helm or kubectl", r"\b(helm|kubectl) is neither", advice="make cluster-up"),
     Group("definitions in Go modules", r"is in a Go module", advice="Go, online"),
     Group("container images", r"make images IMAGES=|PODSCALE_TEST_BUILDS", advice="make images"),
+    Group("the page that draws dashboards", r"the page that `make dashboards` builds", advice="make dashboards"),
     Group("Prometheus", r"\b(prometheus|promtool) is not|package prometheus\b(?!-)", "prometheus"),
     Group("Pushgateway", r"[Pp]ushgateway", "prometheus-pushgateway"),
     Group("Chromium", r"Chromium", "chromium"),
