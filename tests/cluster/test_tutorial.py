@@ -8,7 +8,7 @@ import pytest
 
 from tests.cluster.cluster import Cluster
 from tests.support import helm
-from tests.support.tutorials import ROOT, missing_line, read_blocks, run_blocks
+from tests.support.tutorials import ROOT, assert_tutorial_runs
 
 PAGE = ROOT / "docs" / "tutorials" / "first-cluster-run.md"
 NAMESPACE = "podscale"
@@ -43,14 +43,7 @@ def test_the_commands_of_the_tutorial_run_and_print_what_it_shows(
     folder.mkdir()
     (folder / "charts").symlink_to(ROOT / "charts")
 
-    blocks = read_blocks(PAGE.read_text(encoding="utf-8"))
-    ended = run_blocks(blocks, folder, TIMEOUT_SECONDS)
-    assert ended.code == 0, ended.last
-    for block in blocks:
-        if block.reason is None:
-            printed = ended.printed[block.line]
-            missing = missing_line(block.printed, printed)
-            assert missing is None, f"line {block.line} does not print {missing!r}:\n" + "\n".join(printed)
+    ended = assert_tutorial_runs(PAGE, folder, TIMEOUT_SECONDS)
 
     assert (folder / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
     hashes = [line.split()[0] for lines in ended.printed.values() for line in lines if "/model.safetensors" in line]

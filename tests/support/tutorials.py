@@ -163,3 +163,16 @@ def _pattern(line: str) -> str:
 
 def _text_pattern(text: str) -> str:
     return ".*".join(re.escape(part) for part in text.split("..."))
+
+
+def assert_tutorial_runs(page: Path, folder: Path, seconds: float) -> Ended:
+    """Run the commands of `page` in `folder`, and assert that they succeed and print what the page shows."""
+    blocks = read_blocks(page.read_text(encoding="utf-8"))
+    ended = run_blocks(blocks, folder, seconds)
+    assert ended.code == 0, ended.last
+    for block in blocks:
+        if block.reason is None:
+            printed = ended.printed[block.line]
+            missing = missing_line(block.printed, printed)
+            assert missing is None, f"{page.name}:{block.line} does not print {missing!r}:\n" + "\n".join(printed)
+    return ended

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.tutorials import FENCE, PAGES, ROOT, missing_line, read_blocks, run_blocks
+from tests.support.tutorials import FENCE, PAGES, ROOT, assert_tutorial_runs, missing_line, read_blocks, run_blocks
 
 ON_A_CLUSTER = "first-cluster-run.md"
 """Its commands are run by tests/cluster/test_tutorial.py."""
@@ -20,16 +20,9 @@ TIMEOUT_SECONDS = 900
 @pytest.mark.timeout(TIMEOUT_SECONDS + 60)
 @pytest.mark.parametrize("page", LAPTOP_PAGES, ids=lambda page: page.stem)
 def test_the_commands_of_a_tutorial_run_and_print_what_it_shows(page: Path, tmp_path: Path) -> None:
-    blocks = read_blocks(page.read_text(encoding="utf-8"))
     folder = tmp_path / "reader"
     folder.mkdir()
-    ended = run_blocks(blocks, folder, TIMEOUT_SECONDS)
-    assert ended.code == 0, ended.last
-    for block in blocks:
-        if block.reason is None:
-            printed = ended.printed[block.line]
-            missing = missing_line(block.printed, printed)
-            assert missing is None, f"{page.name}:{block.line} does not print {missing!r}:\n" + "\n".join(printed)
+    ended = assert_tutorial_runs(page, folder, TIMEOUT_SECONDS)
     if page.name == QUICKSTART:
         shown = [content.splitlines() for kind, content in FENCE.findall(README.read_text()) if kind == "text"]
         everything = [line for lines in ended.printed.values() for line in lines]
