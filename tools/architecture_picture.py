@@ -1,10 +1,10 @@
-"""Write docs/images/architecture.svg and the table of rooms in docs/explanation/architecture.md.
+"""Write docs/images/architecture.svg and the table of packages in docs/explanation/architecture.md.
 
     python -m tools.architecture_picture
 
-The rooms and their allowed imports are the table of the architecture test. The arrows are the imports that the modules
-have. An arrow that follows from two others is left out. Rooms are placed in layers by the Sugiyama method: the layer of
-a room is its longest path to `util`.
+The packages and their allowed imports are the table of the architecture test. The arrows are the imports that the
+modules have. An arrow that follows from two others is left out. Packages are placed in layers by the Sugiyama method:
+the layer of a package is its longest path to `util`.
 """
 
 from collections import defaultdict
@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable
 from itertools import pairwise
 from statistics import fmean
 
-from tests.repository.test_architecture import IMPORTS, ROOMS, ROOT, room_of
+from tests.repository.test_architecture import IMPORTS, PACKAGES, ROOT, package_of
 
 PICTURE = ROOT / "docs/images/architecture.svg"
 PAGE = ROOT / "docs/explanation/architecture.md"
-BEGIN, END = "<!-- rooms: python -m tools.architecture_picture -->\n", "<!-- end of rooms -->\n"
+BEGIN, END = "<!-- packages: python -m tools.architecture_picture -->\n", "<!-- end of packages -->\n"
 
 PURPOSES = {
     "util": ("helpers, errors", "Helpers without knowledge of a run; errors; the table of environment variables"),
@@ -45,10 +45,10 @@ PURPOSES = {
     "pipelines": ("KFP pipelines", "Pipelines and presets, in `pipelines/` at the top of the repository"),
     "cli": ("podscale ...", "The command line"),
 }
-"""Purpose of each room: for its box in the picture, and for its row in the table."""
+"""Purpose of each package: for its box in the picture, and for its row in the table."""
 
 Node = tuple[str, int]
-"""Room and layer, or a bend of an arrow (named after the arrow) and layer."""
+"""Package and layer, or a bend of an arrow (named after the arrow) and layer."""
 Graph = dict[str, set[str]]
 
 BOX_WIDTH, BOX_HEIGHT, BEND_WIDTH, GAP, LAYER_HEIGHT, MARGIN, HEAD_LENGTH = 132, 44, 10, 22, 84, 24, 6
@@ -66,51 +66,55 @@ STYLE = """
 """
 
 
-def imports_of_rooms() -> Graph:
-    """Return the rooms that the modules of each room import."""
-    graph: Graph = {room: set() for room in ROOMS}
+def imports_of_packages() -> Graph:
+    """Return the packages that the modules of each package import."""
+    graph: Graph = {package: set() for package in PACKAGES}
     for module, imported in IMPORTS.items():
-        others = {room_of(name) for name in imported if name}
-        if room_of(module) in graph:
-            graph[room_of(module)] |= (others & ROOMS.keys()) - {room_of(module)}
+        others = {package_of(name) for name in imported if name}
+        if package_of(module) in graph:
+            graph[package_of(module)] |= (others & PACKAGES.keys()) - {package_of(module)}
     return graph
 
 
 def reduce_transitively(graph: Graph) -> Graph:
     """Return a graph without the arrows that follow from longer paths."""
 
-    def reachable(room: str) -> set[str]:
-        return graph[room].union(*(reachable(other) for other in graph[room]))
+    def reachable(package: str) -> set[str]:
+        return graph[package].union(*(reachable(other) for other in graph[package]))
 
-    return {room: below - set[str]().union(*(reachable(other) for other in below)) for room, below in graph.items()}
+    return {
+        package: below - set[str]().union(*(reachable(other) for other in below)) for package, below in graph.items()
+    }
 
 
 def layers_of(graph: Graph) -> dict[str, int]:
-    """Return the longest path from each room to the bottom."""
+    """Return the longest path from each package to the bottom."""
     layers: dict[str, int] = {}
-    for room in ROOMS:  # lowest first
-        layers[room] = max((layers[other] + 1 for other in graph[room]), default=0)
+    for package in PACKAGES:  # lowest first
+        layers[package] = max((layers[other] + 1 for other in graph[package]), default=0)
     return layers
 
 
 def route(graph: Graph, layers: dict[str, int]) -> list[list[Node]]:
     """Return the nodes that each arrow passes, from top to bottom, a node a layer."""
     paths = []
-    for room in ROOMS:
-        for other in sorted(graph[room], key=list(ROOMS).index):
-            bends = [(f"{room}>{other}", layer) for layer in range(layers[room] - 1, layers[other], -1)]
-            paths.append([(room, layers[room]), *bends, (other, layers[other])])
+    for package in PACKAGES:
+        for other in sorted(graph[package], key=list(PACKAGES).index):
+            bends = [(f"{package}>{other}", layer) for layer in range(layers[package] - 1, layers[other], -1)]
+            paths.append([(package, layers[package]), *bends, (other, layers[other])])
     return paths
 
 
 def width(node: Node) -> int:
-    return BOX_WIDTH if node[0] in ROOMS else BEND_WIDTH
+    return BOX_WIDTH if node[0] in PACKAGES else BEND_WIDTH
 
 
 def assign_x(paths: list[list[Node]], layers: dict[str, int]) -> dict[Node, float]:
     """Return the x of each node's centre: near the mean of its neighbours, without an overlap in a layer."""
     rows: dict[int, list[Node]] = defaultdict(list)
-    for node in dict.fromkeys([*((room, layer) for room, layer in layers.items()), *(n for p in paths for n in p)]):
+    for node in dict.fromkeys(
+        [*((package, layer) for package, layer in layers.items()), *(n for p in paths for n in p)]
+    ):
         rows[node[1]].append(node)
     neighbours: dict[Node, list[Node]] = defaultdict(list)
     for path in paths:
@@ -175,17 +179,17 @@ def draw_arrow(path: list[Node], x: dict[Node, float], y: Callable[[int], float]
     return f'  <path class="arrow" marker-end="url(#head)" d="{" ".join(commands)}"/>'
 
 
-def draw_box(room: str, x: float, y: float) -> list[str]:
+def draw_box(package: str, x: float, y: float) -> list[str]:
     left, top = x - BOX_WIDTH / 2, y - BOX_HEIGHT / 2
     return [
         f'  <rect class="box" x="{left:g}" y="{top:g}" width="{BOX_WIDTH}" height="{BOX_HEIGHT}" rx="6"/>',
-        f'  <text class="name" x="{x:g}" y="{y - 3:g}">{room}</text>',
-        f'  <text class="note" x="{x:g}" y="{y + 13:g}">{PURPOSES[room][0]}</text>',
+        f'  <text class="name" x="{x:g}" y="{y - 3:g}">{package}</text>',
+        f'  <text class="note" x="{x:g}" y="{y + 13:g}">{PURPOSES[package][0]}</text>',
     ]
 
 
 def render_picture() -> str:
-    graph = reduce_transitively(imports_of_rooms())
+    graph = reduce_transitively(imports_of_packages())
     layers = layers_of(graph)
     paths = route(graph, layers)
     x = assign_x(paths, layers)
@@ -196,7 +200,7 @@ def render_picture() -> str:
 
     wide, high = max(x[node] + width(node) / 2 for node in x) + MARGIN, y(0) + BOX_HEIGHT / 2 + MARGIN
     size = f'width="{wide:g}" height="{high:g}"'
-    boxes = [line for room, layer in layers.items() for line in draw_box(room, x[room, layer], y(layer))]
+    boxes = [line for package, layer in layers.items() for line in draw_box(package, x[package, layer], y(layer))]
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide:g} {high:g}" {size} role="img">',
@@ -215,13 +219,16 @@ def render_picture() -> str:
 
 
 def render_table() -> str:
-    """Return the rooms, highest first, with their purpose and allowed imports."""
-    rows = [f"| `{room}` | {PURPOSES[room][1]} | {_names(ROOMS[room].split())} |" for room in reversed(ROOMS)]
+    """Return the packages, highest first, with their purpose and allowed imports."""
+    rows = [
+        f"| `{package}` | {PURPOSES[package][1]} | {_names(PACKAGES[package].split())} |"
+        for package in reversed(PACKAGES)
+    ]
     return "\n".join(["| package, highest first | purpose | may import |", "|---|---|---|", *rows, ""])
 
 
-def _names(rooms: Iterable[str]) -> str:
-    return ", ".join(f"`{room}`" for room in rooms) or "nothing"
+def _names(packages: Iterable[str]) -> str:
+    return ", ".join(f"`{package}`" for package in packages) or "nothing"
 
 
 def render_page(page: str) -> str:

@@ -1,4 +1,4 @@
-"""Write docs/reference/modules.md and a page for each room from the docstrings: `python -m tools.modules_reference`."""
+"""Write docs/reference/modules.md and one page per package, from docstrings: `python -m tools.modules_reference`."""
 
 import ast
 import re
@@ -10,19 +10,19 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = ROOT / "docs" / "reference"
 TARGET = REFERENCE / "modules.md"
-ROOM_PAGES = REFERENCE / "modules"
+PACKAGE_PAGES = REFERENCE / "modules"
 PACKAGE = ROOT / "podscale"
 
 HEAD = """# Python modules
 
-The library by rooms: its public names with their signatures, and every module with its purpose. Generated from the
+The library by packages: its public names with their signatures, and every module with its purpose. Generated from the
 docstrings by `tools/modules_reference.py`; a test keeps it true. [Architecture](../explanation/architecture.md) has the
-allowed imports between rooms and a tour in eight files.
+allowed imports between packages and a tour in eight files.
 
-Names that a room exports are its public interface for the rooms above it. The command line and the files are the stable
-interface of Podscale: Python names may change between versions.
+Names that a package exports are its public interface for the packages above it. The command line and the files are
+the stable interface of Podscale: Python names may change between versions.
 
-| room | modules | purpose |
+| package | modules | purpose |
 |---|---|---|
 """
 
@@ -43,16 +43,16 @@ def pages() -> dict[Path, str]:
     names = sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py"))
     top = sorted(path for path in PACKAGE.glob("*.py") if path.name != "__init__.py")
     rows = [f"| [`podscale.{name}`](modules/{name}.md) | {len(_modules(name))} | {_purpose(name)} |" for name in names]
-    tail = ["", "Beside the rooms:", "", "| module | purpose |", "|---|---|", *(_module_row(path) for path in top)]
+    tail = ["", "Beside the packages:", "", "| module | purpose |", "|---|---|", *(_module_row(path) for path in top)]
     index = HEAD + "\n".join([*rows, *tail]) + "\n"
-    return {TARGET: index, **{ROOM_PAGES / f"{name}.md": _room_page(name) for name in names}}
+    return {TARGET: index, **{PACKAGE_PAGES / f"{name}.md": _package_page(name) for name in names}}
 
 
-def _room_page(name: str) -> str:
+def _package_page(name: str) -> str:
     parts = [f"# podscale.{name}\n"]
     parts.append(
         f"{_purpose(name)} Generated from the docstrings by `tools/modules_reference.py`; a test keeps it true. "
-        "[Python modules](../modules.md) lists the rooms.\n"
+        "[Python modules](../modules.md) lists the packages.\n"
     )
     packages = sorted({path.parent for path in _modules(name)}, key=lambda path: (len(path.parts), path))
     for folder in packages:
@@ -192,7 +192,7 @@ PURPOSES = {
     "stages": "One function for each stage, in this pod or as a job.",
     "util": "Helpers that know nothing of a run.",
 }
-"""Purposes of rooms without a docstring."""
+"""Purposes of packages without a docstring."""
 
 
 def _escape(text: str) -> str:
@@ -228,6 +228,6 @@ def _parse(path: Path) -> ast.Module:
 
 
 if __name__ == "__main__":
-    ROOM_PAGES.mkdir(exist_ok=True)
+    PACKAGE_PAGES.mkdir(exist_ok=True)
     for path, text in pages().items():
         path.write_text(text, encoding="utf-8")

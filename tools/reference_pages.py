@@ -24,7 +24,7 @@ SINGLE_PAGES = (
     metrics_reference,
     presets_reference,
 )
-FOLDERS = (options_reference.SECTION_PAGES, modules_reference.ROOM_PAGES)
+FOLDERS = (options_reference.SECTION_PAGES, modules_reference.PACKAGE_PAGES)
 """Folders that hold generated pages alone."""
 
 

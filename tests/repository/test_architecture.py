@@ -1,4 +1,4 @@
-"""Imports between the rooms of the library go downwards, without cycles, and frameworks stay in their rooms."""
+"""Imports between the packages of the library go downwards, without cycles, and frameworks stay in their packages."""
 
 import ast
 import json
@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 HOMES = ("podscale", "components", "pipelines")
 
-ROOMS = {
+PACKAGES = {
     "util": "",
     "config": "util",
     "hardware": "util",
@@ -42,12 +42,12 @@ ROOMS = {
         "monitoring bench study pipelines"
     ),
 }
-"""Rooms, lowest first, and what the modules of each may import besides their own room."""
+"""Packages, lowest first, and what the modules of each may import besides their own package."""
 ROOT_MODULES = {"podscale": "util", "podscale.errors": "util", "podscale.version": "util", "podscale.__main__": "cli"}
-"""Modules outside of the rooms, and the room that each counts as."""
+"""Modules outside of the packages, and the package that each counts as."""
 
 FRAMEWORKS = {"torch", "torchvision", "nvidia", "jax", "flax", "optax"}
-FRAMEWORK_ROOMS = tuple(f"podscale.{room}" for room in ("pytorch", "jax", "data.loaders"))
+FRAMEWORK_PACKAGES = tuple(f"podscale.{package}" for package in ("pytorch", "jax", "data.loaders"))
 HEAVY = {"torch", "torchvision", "jax", "flax", "optax", "kfp", "sklearn", "kubernetes"}
 LIGHT = ("cli", "config", "stages.local", "launch", "data.sharding", "bench", "study", "jax.worker")
 """Modules, and packages with all their modules, that load nothing of HEAVY."""
@@ -91,7 +91,7 @@ IMPORTS = {
 }
 
 
-def room_of(module: str) -> str:
+def package_of(module: str) -> str:
     return ROOT_MODULES.get(module) or module.split(".")[1]
 
 
@@ -116,36 +116,40 @@ def test_a_circle_is_found() -> None:
 
 @pytest.mark.parametrize("name", [name for name in MODULES if name not in ROOT_MODULES])
 def test_imports_are_those_of_the_table(name: str) -> None:
-    room = room_of(name)
-    assert room in ROOMS, f"{name} stands in no room: add it to the table and to docs/explanation/architecture.md"
+    package = package_of(name)
+    assert package in PACKAGES, (
+        f"{name} is in no package of the table: add it to the table and to docs/explanation/architecture.md"
+    )
     for imported in sorted(filter(None, IMPORTS[name])):
-        other = room_of(imported)
-        assert other == room or other in ROOMS[room].split(), f"{name} imports {imported}, which {room} may not"
+        other = package_of(imported)
+        assert other == package or other in PACKAGES[package].split(), (
+            f"{name} imports {imported}, which {package} may not"
+        )
 
 
 def test_the_table_points_downwards() -> None:
-    order = list(ROOMS)
-    for room, below in ROOMS.items():
-        assert all(order.index(other) < order.index(room) for other in below.split()), room
+    order = list(PACKAGES)
+    for package, below in PACKAGES.items():
+        assert all(order.index(other) < order.index(package) for other in below.split()), package
 
 
 def test_the_table_allows_nothing_that_no_module_needs() -> None:
     used: defaultdict[str, set[str]] = defaultdict(set)
     for name, found in IMPORTS.items():
-        used[room_of(name)].update(room_of(imported) for imported in found if imported)
-    spare = {room: sorted(set(below.split()) - used[room]) for room, below in ROOMS.items()}
-    assert {room: names for room, names in spare.items() if names} == {}
+        used[package_of(name)].update(package_of(imported) for imported in found if imported)
+    spare = {package: sorted(set(below.split()) - used[package]) for package, below in PACKAGES.items()}
+    assert {package: names for package, names in spare.items() if names} == {}
 
 
 @pytest.mark.parametrize("name", list(MODULES))
-def test_frameworks_stay_in_their_rooms(name: str) -> None:
+def test_frameworks_stay_in_their_packages(name: str) -> None:
     """A TPU image has no torch, and a GPU image no jax."""
     found = {imported.partition(".")[0] for imported in imports_of(TREES[name])}
-    if not name.startswith(FRAMEWORK_ROOMS):
-        assert not found & FRAMEWORKS, f"only {FRAMEWORK_ROOMS} may import a framework"
+    if not name.startswith(FRAMEWORK_PACKAGES):
+        assert not found & FRAMEWORKS, f"only {FRAMEWORK_PACKAGES} may import a framework"
     other = {"pytorch": {"jax", "flax", "optax"}, "jax": {"torch", "torchvision", "nvidia"}}
-    assert not found & other.get(room_of(name), set())
-    assert "kubernetes" not in found or room_of(name) == "kubernetes", "only one room talks to an API server"
+    assert not found & other.get(package_of(name), set())
+    assert "kubernetes" not in found or package_of(name) == "kubernetes", "only one package talks to an API server"
 
 
 def loaded_by(modules: Iterable[str]) -> dict[str, list[str]]:

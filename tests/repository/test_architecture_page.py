@@ -1,15 +1,15 @@
-"""docs/explanation/architecture.md agrees with the code: picture, table of rooms, lists of files."""
+"""docs/explanation/architecture.md agrees with the code: picture, table of packages, lists of files."""
 
 import re
 
 import pytest
 
-from tests.repository.test_architecture import ROOMS
+from tests.repository.test_architecture import PACKAGES
 from tools.architecture_picture import (
     PAGE,
     PICTURE,
     PURPOSES,
-    imports_of_rooms,
+    imports_of_packages,
     layers_of,
     reduce_transitively,
     render_page,
@@ -27,7 +27,7 @@ def test_the_picture_shows_the_imports() -> None:
 
 def test_the_table_is_that_of_the_architecture_test() -> None:
     assert render_page(TEXT) == TEXT, "run: python -m tools.architecture_picture"
-    assert list(PURPOSES) == list(ROOMS)
+    assert list(PURPOSES) == list(PACKAGES)
 
 
 def test_arrows_that_follow_from_others_are_left_out() -> None:
@@ -36,9 +36,9 @@ def test_arrows_that_follow_from_others_are_left_out() -> None:
 
 
 def test_arrows_point_downwards() -> None:
-    graph = reduce_transitively(imports_of_rooms())
+    graph = reduce_transitively(imports_of_packages())
     layers = layers_of(graph)
-    assert all(layers[other] < layers[room] for room, below in graph.items() for other in below)
+    assert all(layers[other] < layers[package] for package, below in graph.items() for other in below)
 
 
 @pytest.mark.parametrize("question", LONGEST)
