@@ -8,6 +8,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from podscale.cli.documents import CHART_CLAIM, CHART_WORKSPACE
 from podscale.config import RunConfig, load
 from podscale.kubernetes import cluster_doctor
 from podscale.kubernetes.render.job import JOB_CONTAINER
@@ -94,13 +95,13 @@ def test_defaults_are_part_of_a_run_document(objects: list[dict[str, Any]], tmp_
 
 def test_defaults_name_the_objects_of_the_chart() -> None:
     defaults = helm.defaults(helm.template(None, EVERYTHING | {"defaults": {"launch": {"hardware": "nvidia-l4"}}}))
-    assert defaults["run"] == {"workspace": "/workspace"}
+    assert defaults["run"] == {"workspace": CHART_WORKSPACE}
     assert defaults["launch"]["image"] == "registry.example/podscale/podscale-base:0.1.0"
     assert defaults["launch"]["hardware"] == "nvidia-l4"
     assert defaults["launch"]["cluster"] == {
         "namespace": "podscale",
         "service_account": "podscale-trainer",
-        "workspace_claim": "podscale-workspace",
+        "workspace_claim": CHART_CLAIM,
         "image_pull_policy": "IfNotPresent",
         "image_pull_secrets": ["registry"],
         "queue": "podscale",
