@@ -1,11 +1,12 @@
 """Check what a machine can check of names and docstrings: `python -m tools.prose_lint` (part of `make lint`).
 
-Three rules, for every Python file of `FOLDERS`:
+Four rules, the last two for the library only, in every Python file of `FOLDERS`:
 
 - A defined name has no private word (`PRIVATE_WORDS`), but the field's term.
 - A docstring begins with a verb or a noun, not with a question word (`OPENING`).
-- The docstring of a public function of the library names each array parameter, because a type such as `Tensor` gives
-  neither shape nor dtype. An override without a docstring has its base's.
+- The docstring of a public function names each array parameter, because a type such as `Tensor` gives neither shape nor
+  dtype. An override without a docstring has its base's.
+- It also names each `float` whose own name gives neither a unit nor a quantity of the field (`QUANTITIES`).
 """
 
 import ast
@@ -68,6 +69,15 @@ OPENING = re.compile(r"\s*(What|How|Whether|Where|Who|Whose)\b")
 ARRAY_TYPE = re.compile(r"\b(Tensor|NDArray|ArrayLike|Array)\b")
 """Annotation that gives neither shape nor dtype."""
 
+FLOAT_TYPE = re.compile(r"float( \| None)?")
+UNITS = ("seconds", "bytes", "gib", "share", "per_image", "per_epoch")
+"""Endings of a name that give its unit."""
+QUANTITIES = (
+    *("epoch", "loss", "top1", "top5", "grad_norm", "learning_rate", "momentum", "beta1", "beta2", "eps"),
+    *("seconds_left", "value", "width", "height"),
+)
+"""Names of the field's quantities, whose unit or range is the same everywhere; `value` has that of what is set."""
+
 PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -111,8 +121,8 @@ def opening_problems(tree: ast.Module, file: str) -> Iterator[Problem]:
                 yield Problem(file, line, problem)
 
 
-def array_problems(tree: ast.Module, file: str) -> Iterator[Problem]:
-    """Yield each array parameter of a public function that the function's docstring does not name."""
+def parameter_problems(tree: ast.Module, file: str) -> Iterator[Problem]:
+    """Yield each array, and each number without a unit, that the docstring of a public function does not name."""
     for function, owner in _public_functions(tree):
         text = ast.get_docstring(function)
         if text is None and owner is not None and owner.bases:
@@ -120,9 +130,19 @@ def array_problems(tree: ast.Module, file: str) -> Iterator[Problem]:
         arguments = function.args
         for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
             annotation = ast.unparse(argument.annotation) if argument.annotation else ""
-            if ARRAY_TYPE.search(annotation) and not re.search(rf"\b{argument.arg}\b", text or ""):
-                problem = f"{function.name}: the docstring does not name `{argument.arg}` ({annotation}): shape, dtype?"
+            missing = _missing_facts(argument.arg, annotation)
+            if missing and not re.search(rf"\b{argument.arg}\b", text or ""):
+                problem = f"{function.name}: the docstring does not name `{argument.arg}` ({annotation}): {missing}?"
                 yield Problem(file, function.lineno, problem)
+
+
+def _missing_facts(name: str, annotation: str) -> str:
+    """Return the facts of a parameter that its name and type do not give; empty if they suffice."""
+    if ARRAY_TYPE.search(annotation):
+        return "shape, dtype"
+    if FLOAT_TYPE.fullmatch(annotation) and name not in QUANTITIES and not name.endswith(UNITS):
+        return "unit, range"
+    return ""
 
 
 def problems_of(tree: ast.Module, file: str) -> list[Problem]:
@@ -133,7 +153,7 @@ def problems_of(tree: ast.Module, file: str) -> list[Problem]:
     """
     problems = [*name_problems(tree, file), *opening_problems(tree, file)]
     if Path(file).parts[0] == LIBRARY:
-        problems += array_problems(tree, file)
+        problems += parameter_problems(tree, file)
     return sorted(problems, key=lambda problem: problem.line)
 
 

@@ -75,7 +75,12 @@ class Fabric:
     max_slices: int = 8
 
     def with_wire_formats(self, row: float, column: float) -> "Fabric":
-        """Return the links for shorter messages: fractions of fp32 along rows, and along columns and all ranks."""
+        """Return the links for shorter messages.
+
+        Args:
+            row: Size of a message along rows, as a fraction of fp32's.
+            column: The same along columns, and along the ring through all ranks.
+        """
         return replace(
             self,
             row=self.row._replace(per_byte=self.row.per_byte * row),
@@ -91,20 +96,24 @@ class Fabric:
 
 
 def flat(fabric: Fabric, size: float) -> float:
-    """Seconds of one ring through all ranks: 2(n-1) steps, 2(n-1)/n S over every link."""
+    """Return the seconds of one ring through all ranks for `size` bytes S: 2(n-1) steps, 2(n-1)/n S over every link."""
     return fabric.world.all_reduce()(size)
 
 
 def tree(fabric: Fabric, size: float) -> float:
-    """Seconds of two binary trees with half of the data each: 2 log2 n hops, 2 log2 N across, up to 2 S a link."""
+    """Return the seconds of two binary trees for `size` bytes S, with half of them each.
+
+    A tree has 2 log2 n hops, 2 log2 N of them across nodes, and a link carries up to 2 S.
+    """
     inside, across = (ceil(log2(axis.ranks)) for axis in (fabric.row, fabric.column))
     fixed = 2 * (inside * fabric.row.latency + across * fabric.column.latency)
     return fixed + 2 * size * (fabric.uncontended_column.per_byte if across else fabric.row.per_byte)
 
 
 def hierarchical(fabric: Fabric, size: float) -> float:
-    """Seconds of a reduce to each row's master, a ring among masters, and a broadcast: 2(p-1) + 2(N-1) steps.
+    """Return the seconds of a reduce to each row's master, a ring among masters, and a broadcast, for `size` bytes S.
 
+    They take 2(p-1) + 2(N-1) steps.
     Segments go along a chain in a row, so a row's links carry S one way and S the other. (Jia 2018 counts 4(p-1) steps,
     for rows that scatter and gather.)
     """
@@ -115,7 +124,11 @@ def hierarchical(fabric: Fabric, size: float) -> float:
 
 
 def torus2d(fabric: Fabric, size: float) -> float:
-    """Seconds of a reduce-scatter in the row, an all-reduce of 1/p in the column, and an all-gather in the row."""
+    """Return the seconds of a reduce-scatter in the row, 1/p all-reduced in the column, and an all-gather in the row.
+
+    Args:
+        size: Bytes of the message.
+    """
     row = fabric.row.reduce_scatter()
     across = fabric.column.all_reduce().for_fraction(1 / fabric.row.ranks)
     inside = row + row + AffineCost(0.0, _crossing_fraction(fabric) / fabric.row.ranks * fabric.row.per_byte)

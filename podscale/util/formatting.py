@@ -18,7 +18,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_bytes(number: float) -> str:
-    """1536 -> '1.5 KiB'."""
+    """Format a `number` of bytes: 1536 -> '1.5 KiB'."""
     for unit in ("bytes", "KiB", "MiB", "GiB", "TiB"):
         if number < 1024 or unit == "TiB":
             break

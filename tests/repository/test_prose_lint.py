@@ -64,7 +64,7 @@ def test_docstrings_that_begin_with_a_question_are_found() -> None:
 
 
 ARRAYS = '''
-def scale(x: Tensor, factor: float, *, weights: "npt.NDArray[np.float32] | None" = None) -> Tensor:
+def scale(x: Tensor, factor: int, *, weights: "npt.NDArray[np.float32] | None" = None) -> Tensor:
     """{doc}"""
 class Rule(Base):
     def step(self, grads: jax.Array) -> None: ...
@@ -83,3 +83,11 @@ def test_array_parameters_that_no_docstring_names_are_found() -> None:
     assert "`grads`" in found[1]
     assert len(messages(ARRAYS.format(doc="Scale x by weights, fp32 of shape (channels,)."))) == 1
     assert not messages(ARRAYS.format(doc=""), "benchmarks/module.py")
+
+
+def test_numbers_whose_unit_neither_name_nor_docstring_gives_are_found() -> None:
+    source = 'def wait(size: float, timeout_seconds: float, epoch: float, count: int) -> None:\n    """{doc}"""\n'
+    (found,) = messages(source.format(doc="Wait."))
+    assert "`size` (float)" in found
+    assert not messages(source.format(doc="Wait for `size` bytes."))
+    assert not messages(source.format(doc="Wait."), "benchmarks/module.py")

@@ -68,8 +68,8 @@ def compute_bounds(work: DeviceWork, topology: Topology, precision: str) -> Step
 def estimate_step_seconds(cost_model: float | None, bounds: StepBounds) -> tuple[float, str]:
     """Return the seconds of a step and their source: `cost model`, or `roofline` if the cost model's are impossible.
 
-    They are impossible below the time of the arithmetic at the peak rate. The other bounds may be too high, because
-    they ignore what stays on the chip or overlaps.
+    The seconds of `cost_model` are impossible below the time of the arithmetic at the peak rate. The other bounds may
+    be too high, because they ignore what stays on the chip or overlaps.
     """
     if cost_model is not None and cost_model > bounds.compute > 0:
         return cost_model, "cost model"

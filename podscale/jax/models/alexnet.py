@@ -50,7 +50,7 @@ def averaging_matrix(side: int, output_side: int) -> npt.NDArray[np.float64]:
 
 
 def dropout(x: Array, rate: float, key: Array | None, number: int) -> Array:
-    """Apply dropout to `x`; `number` distinguishes the layers that share a `key`."""
+    """Set the fraction `rate` of `x` to 0 and scale the rest; `number` distinguishes the layers that share a `key`."""
     if key is None or not rate:
         return x
     mask = random.bernoulli(random.fold_in(key, number), 1.0 - rate, x.shape)

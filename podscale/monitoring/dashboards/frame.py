@@ -78,7 +78,7 @@ def fraction_query(name: str, by: str, of: str, *matchers: str, ranks: bool = Fa
 
 
 def quantile_query(portion: float, name: str, by: str, *, ranks: bool = False) -> str:
-    """Return a query for a quantile of a histogram; without observations it has no value instead of NaN."""
+    """Return a query for the quantile `portion` (0 to 1) of a histogram; it has no value without observations."""
     return f"histogram_quantile({portion}, {rate_query(name, f'{by}, le', suffix='_bucket', ranks=ranks)}) >= 0"
 
 

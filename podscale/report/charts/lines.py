@@ -46,7 +46,7 @@ def linear_ticks(low: float, high: float, about: int = 5) -> list[float]:
 
 
 def round_outwards(low: float, high: float, about: int = 5) -> tuple[float, float]:
-    """Widen the range to the next ticks; an empty range gets a margin on both sides."""
+    """Widen the range from `low` to `high` to the next ticks; an empty range gets a margin on both sides."""
     if high <= low:
         room = abs(low) * 0.1 or 1.0
         low, high = low - room, high + room

@@ -78,11 +78,11 @@ class EventFile:
         self._write(_event(time, 0, _bytes(3, VERSION)))
 
     def session_start(self, time: float, step: int) -> None:
-        """Write the start of a launch; readers drop earlier events of this step and later ones."""
+        """Write the start of a launch at `time`, unix seconds; readers drop earlier events of this and later steps."""
         self._write(_event(time, step, _bytes(7, _key(1, VARINT) + _varint(SESSION_START))))
 
     def scalars(self, time: float, step: int, values: Mapping[str, float]) -> None:
-        """Write one point of each curve, as float32."""
+        """Write one point of each curve, as float32; `time` is in unix seconds."""
         summary = b"".join(_bytes(1, _bytes(1, tag.encode()) + _float(2, value)) for tag, value in values.items())
         self._write(_event(time, step, _bytes(5, summary)))
 
