@@ -9,7 +9,7 @@ ARGS ?=
 WORKERS ?= auto
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help run test test-programs coverage lint types check docs docs-serve reference bench bench-network bench-gpu bench-tpu chart dashboards drills images \
+.PHONY: help run test test-drills test-programs coverage lint types check docs docs-serve reference bench bench-network bench-gpu bench-tpu chart dashboards drills images \
   clean lock lock-upgrade \
   cluster-up cluster-images cluster-test cluster-down cluster-clean
 
@@ -25,6 +25,9 @@ SUITE = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reo
 
 test: .venv/.dev ## run every test in WORKERS processes, one file at a time (ARGS="-k name" to choose)
 	@$(SUITE) $(ARGS)
+
+test-drills: .venv/.dev ## run the drills as tests, with two workers for five minutes (see `make drills`); needs Prometheus and root
+	@PODSCALE_TEST_DRILLS=1 $(SUITE) tests/system/drills $(ARGS)
 
 test-programs: ## install Debian's packages of programs without which tests are skipped: needs root
 	@tools/test_programs.sh

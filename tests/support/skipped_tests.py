@@ -30,7 +30,8 @@ class Group(NamedTuple):
 
 
 GROUPS = (
-    Group("a cluster", r"PODSCALE_TEST_CLUSTER|[Tt]his cluster lacks|the cluster lacks", advice="make cluster-up"),
+    Group("a cluster", r"needs a Kubernetes cluster|[Tt]his cluster lacks|the cluster lacks", advice="make cluster-up"),
+    Group("the time of the drills", r"make test-drills", advice="make test-drills"),
     Group("a second promtool", r"no other promtool(?!.*not on the PATH)", advice="make cluster-up"),
     Group("helm or kubectl", r"\b(helm|kubectl) is neither", advice="make cluster-up"),
     Group("definitions in Go modules", r"is in a Go module", advice="Go, online"),
@@ -41,6 +42,7 @@ GROUPS = (
     Group("Chromium", r"Chromium", "chromium"),
     Group("podman", r"podman is not installed", "podman"),
     Group("a C or C++ compiler", r"\b(gcc|g\+\+)", "g++"),
+    Group("Python packages", r"not installed: |checkov", advice="pip"),
     Group("binutils", r"binutils", "binutils"),
     Group("real images", r"PODSCALE_TEST_DATA|imagenette224", advice="PODSCALE_TEST_DATA=folder"),
     Group("a GPU", r"CUDA|\bGPU|\bNCCL|\bNVIDIA", advice="make bench-gpu"),

@@ -58,6 +58,7 @@ class Drill:
         inject: Injects the fault during the block; may yield its time.
         itself: Waits for Podscale's own reaction and describes it.
         besides: Other alerts that may fire, with the reason.
+        restarts: Whether the training is launched again.
         resolves: Whether the alerts end soon after the fault.
         shorten: Divisor of the durations of the rules.
     """
@@ -70,6 +71,7 @@ class Drill:
     inject: Callable[[Scene], AbstractContextManager[float | None]]
     itself: Callable[[Scene, float], str]
     besides: Mapping[str, str] = field(default_factory=dict)
+    restarts: bool = False
     resolves: bool = True
     needs_disk: bool = False
     shorten: float = 40
@@ -263,6 +265,7 @@ DRILLS = (
         (Expected("PodscaleTrainingStalled", {}, "PodscaleTrainingStalled"),),
         _paused_rank,
         _calls_it_a_hang,
+        restarts=True,
         besides={"PodscaleCheckpointStale": _STANDS},
     ),
     Drill(
@@ -273,6 +276,7 @@ DRILLS = (
         (Expected("PodscaleRestartLoop"),),
         _killed_three_times,
         _starts_again,
+        restarts=True,
         besides={"PodscaleCheckpointStale": _STANDS},
         resolves=False,
         shorten=6,
@@ -285,6 +289,7 @@ DRILLS = (
         (Expected("PodscaleCheckpointFailing", {"reason": "disk_full"}),),
         _full,
         _ends_with_the_next_save,
+        restarts=True,
         besides={
             "PodscaleDiskFilling": "the volume is full",
             "PodscaleCheckpointStale": "nothing is saved",
