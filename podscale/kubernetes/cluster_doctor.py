@@ -13,13 +13,12 @@ from podscale.errors import InputError, PodscaleError
 from podscale.kubernetes import inventory
 from podscale.kubernetes.client import ClusterClient, connect_cluster
 from podscale.kubernetes.errors import ApiError, ApiNotFound, KindNotServed
-from podscale.kubernetes.inventory import parse_quantity
 from podscale.kubernetes.job_spec import JobSpec, build_job_spec
+from podscale.kubernetes.quota import check_quotas
 from podscale.kubernetes.resources import (
     JOB_KINDS,
     LOCAL_QUEUES,
     NAMESPACES,
-    RESOURCE_QUOTAS,
     SERVICE_ACCOUNTS,
     STORAGE_CLASSES,
     VOLUME_CLAIMS,
@@ -120,7 +119,7 @@ def check_cluster(config: RunConfig) -> Iterator[CheckResult]:
         lambda: inventory.check_job_kinds(api, backend),
         lambda: inventory.check_controllers(api, backend),
         lambda: _check_permissions(api, backend),
-        lambda: _check_quota(api),
+        lambda: check_quotas(api, spec, backend),
         lambda: _check_storage(api, config),
         lambda: _check_service_account(api, config),
         lambda: _check_queue(api, config, backend),
@@ -180,28 +179,6 @@ def _check_permissions(api: ClusterClient, backend: str) -> Iterator[CheckResult
 
 def _denied_verbs(api: ClusterClient, rule: PermissionRule) -> list[str]:
     return [verb for verb in rule.verbs if not api.can_i(verb, rule.group, rule.resource, name=rule.only_names)]
-
-
-def _check_quota(api: ClusterClient) -> Iterator[CheckResult]:
-    """Check that no quota is used up. Whether this job's pods fit into the rest is not computed."""
-    try:
-        quotas, _ = api.list(RESOURCE_QUOTAS)
-    except ApiError:
-        yield inventory.unreadable("quota", "ask the administrator of the namespace")
-        return
-    for quota in quotas:
-        status = quota.get("status") or {}
-        hard, used = status.get("hard") or {}, status.get("used") or {}
-        text = ", ".join(f"{used.get(name, '0')} of {hard[name]} {name}" for name in hard)
-        full = [name for name in hard if parse_quantity(used.get(name, "0")) >= parse_quantity(hard[name])]
-        yield CheckResult(
-            f"quota {name_of(quota)}",
-            "missing" if full else "ok",
-            text or "no limits",
-            f"{', '.join(full)} used up: wait for other jobs, or ask for a higher quota" if full else "",
-        )
-    if not quotas:
-        yield CheckResult("quota", "ok", "none in this namespace")
 
 
 def _check_storage(api: ClusterClient, config: RunConfig) -> Iterator[CheckResult]:

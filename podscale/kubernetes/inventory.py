@@ -7,6 +7,7 @@ from podscale.config import Defaults
 from podscale.kubernetes.client import ClusterClient
 from podscale.kubernetes.errors import ApiError
 from podscale.kubernetes.job_spec import JobSpec
+from podscale.kubernetes.quantities import parse_quantity
 from podscale.kubernetes.render import pod_placement
 from podscale.kubernetes.resources import (
     CONFIG_MAPS,
@@ -21,16 +22,6 @@ from podscale.kubernetes.resources import (
 )
 from podscale.util.formatting import format_count
 from podscale.util.terminal import CheckResult, CheckStatus
-
-
-def parse_quantity(text: object) -> Decimal:
-    """Parse a Kubernetes quantity such as 100m, 1536Mi or 4; 0 if it is not one."""
-    from kubernetes.utils.quantity import parse_quantity as parse
-
-    try:
-        return Decimal(parse(str(text)))
-    except ValueError:
-        return Decimal(0)
 
 
 def unreadable(subject: str, advice: str) -> CheckResult:
@@ -78,8 +69,8 @@ def _missing_resources(node: KubernetesObject, spec: JobSpec) -> str:
     """Return the allocatable resources that are too few for one pod, as text; empty if the pod fits."""
     resources, allocatable = spec.resources, node["allocatable"]
     requests = {
-        "cpu": Decimal(str(resources.cpus)),
-        "memory": Decimal(str(resources.memory_gib)) * 2**30,
+        "cpu": Decimal(str(resources.request.cpus)),
+        "memory": Decimal(str(resources.request.memory_gib)) * 2**30,
         "ephemeral-storage": Decimal(str(resources.ephemeral_gib)) * 2**30,
     }
     if resources.resource is not None:

@@ -168,16 +168,28 @@ def container_security(spec: JobSpec) -> dict[str, Any]:
 
 
 def container_resources(spec: JobSpec) -> dict[str, Any]:
-    """Return equal requests and limits, so that a node evicts other pods first."""
+    """Return requests and limits; they are equal if the document or the hardware names them.
+
+    Equal ones let a node evict other pods first.
+    """
+    resources = spec.resources
+    return {
+        "requests": _resource_amounts(spec, resources.request.cpus, resources.request.memory_gib),
+        "limits": _resource_amounts(spec, resources.cpus, resources.memory_gib),
+    }
+
+
+def _resource_amounts(spec: JobSpec, cpus: float, memory_gib: float) -> dict[str, str]:
+    """Return the amounts of a request or a limit as Kubernetes writes them; 0 is left out."""
     resources, amounts = spec.resources, {}
-    if resources.cpus:
-        amounts["cpu"] = f"{resources.cpus:g}"
-    if resources.memory_gib:
-        amounts["memory"] = gib_quantity(resources.memory_gib)
+    if cpus:
+        amounts["cpu"] = f"{cpus:g}"
+    if memory_gib:
+        amounts["memory"] = gib_quantity(memory_gib)
     amounts["ephemeral-storage"] = gib_quantity(resources.ephemeral_gib)
     if resources.accelerators and resources.resource:
         amounts[resources.resource] = str(resources.accelerators)
-    return {"requests": amounts, "limits": dict(amounts)}
+    return amounts
 
 
 def value_variable(name: str, text: object) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import pytest
 
 from podscale import config
 from podscale.kubernetes.cluster_doctor import PERMISSION_RULES, check_cluster
-from podscale.kubernetes.inventory import parse_quantity
+from podscale.kubernetes.quantities import parse_quantity
 from podscale.util.terminal import CheckResult
 from tests.support.cluster_objects import condition
 from tests.support.fake_cluster import FakeCluster
@@ -112,7 +112,7 @@ CASES: dict[str, tuple[Callable[[FakeCluster], None], str, str, str]] = {
     "a claim that is absent": (no_claim, "claim w", "missing", "workspace_claim"),
     "a claim for one node": (one_writer, "claim w", "note", "ReadWriteMany"),
     "an operator that is down": (operator_down, "training-operator", "missing", "kubectl describe pods -n kubeflow"),
-    "a quota that is used up": (full_quota, "quota few", "missing", "pods used up"),
+    "a quota that is used up": (full_quota, "quota few", "missing", "wait for other jobs"),
     "a permission that is needed": (no_creating, "permissions on pytorchjobs.kubeflow.org", "missing", "launcher role"),
     "a permission that would help": (no_events, "permissions on events", "note", "launcher role"),
     "a job that admission refuses": (webhook, "the job itself", "missing", "podscale submit"),
