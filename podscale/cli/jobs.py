@@ -83,6 +83,7 @@ def submit(
     """Run on a Kubernetes cluster, each stage as a job. The same command again adopts the jobs there."""
     from podscale.config.preflight import preflight
     from podscale.kubernetes.client import connect_cluster
+    from podscale.kubernetes.look_ahead import check_before_submit
     from podscale.kubernetes.run_stage import LinePrinter, run_stage, submit_stage
 
     stages = parse_stages(stage)
@@ -91,11 +92,13 @@ def submit(
         raise InputError("each stage waits for the one before it", field="--no-wait", hint=hint)
     config = load_with_defaults(document, [*changes, *cluster.changes], defaults)
     preflight(config, "job")
+    api = connect_cluster(config.launch.cluster)
+    check_before_submit(api, config, stages, shard_set)
     if dry_run:
-        _dry_run(config, stages, shard_set)
+        _dry_run(api, config, stages, shard_set)
         return
     if not wait:
-        submit_stage(connect_cluster(config.launch.cluster), config, stages[0], shard_set, LinePrinter(sys.stdout))
+        submit_stage(api, config, stages[0], shard_set, LinePrinter(sys.stdout))
         return
     for name in stages:
         result = run_stage(config, name, shard_set, stop_on_signal=stop_on_signal)
@@ -223,13 +226,11 @@ def _resolve_run(run: str, cluster: ClusterOptions) -> "tuple[str, ClusterClient
     return config.run.id, connect_cluster(config.launch.cluster)
 
 
-def _dry_run(config: "RunConfig", stages: "Sequence[StageName]", shard_set: str | None) -> None:
-    from podscale.kubernetes.client import connect_cluster
+def _dry_run(api: "ClusterClient", config: "RunConfig", stages: "Sequence[StageName]", shard_set: str | None) -> None:
     from podscale.kubernetes.resources import title_of
     from podscale.kubernetes.run_stage import build_manifests
     from podscale.kubernetes.submit import dry_run_job
 
-    api = connect_cluster(config.launch.cluster)
     for stage in stages:
         manifests = build_manifests(api, config, stage, shard_set)
         dry_run_job(api, manifests)

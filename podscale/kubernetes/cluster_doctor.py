@@ -12,18 +12,16 @@ from podscale.config.preflight import preflight
 from podscale.errors import InputError, PodscaleError
 from podscale.kubernetes import inventory
 from podscale.kubernetes.client import ClusterClient, connect_cluster
-from podscale.kubernetes.errors import ApiError, ApiNotFound, KindNotServed
+from podscale.kubernetes.errors import ApiError, ApiNotFound
 from podscale.kubernetes.job_spec import JobSpec, build_job_spec
 from podscale.kubernetes.quota import check_quotas
+from podscale.kubernetes.required_objects import required_objects
 from podscale.kubernetes.resources import (
     JOB_KINDS,
     LOCAL_QUEUES,
     NAMESPACES,
-    SERVICE_ACCOUNTS,
     STORAGE_CLASSES,
-    VOLUME_CLAIMS,
     annotations_of,
-    conditions_of,
     labels_of,
     name_of,
 )
@@ -88,6 +86,16 @@ PERMISSION_RULES = (
     PermissionRule("", "pods/log", ("get",), "to show the log of rank 0"),
     PermissionRule("", "events", ("list",), "to report why pods cannot be created or started", optional=True),
     PermissionRule("kueue.x-k8s.io", "workloads", ("list",), "to report why a job waits in a queue", optional=True),
+    *(
+        PermissionRule(
+            group, resource, ("get",), f"to find before the first stage that {what} is missing", optional=True
+        )
+        for group, resource, what in (
+            ("", "persistentvolumeclaims", "a claim"),
+            ("", "serviceaccounts", "the service account"),
+            ("kueue.x-k8s.io", "localqueues", "the queue"),
+        )
+    ),
     PermissionRule(
         "", "configmaps", ("get",), "the defaults of the namespace", optional=True, only_names="podscale-defaults"
     ),
@@ -121,8 +129,7 @@ def check_cluster(config: RunConfig) -> Iterator[CheckResult]:
         lambda: _check_permissions(api, backend),
         lambda: check_quotas(api, spec, backend),
         lambda: _check_storage(api, config),
-        lambda: _check_service_account(api, config),
-        lambda: _check_queue(api, config, backend),
+        lambda: _check_required_objects(api, config, backend),
         lambda: inventory.check_pipelines(api),
         lambda: inventory.check_monitoring(api),
     ]
@@ -182,9 +189,8 @@ def _denied_verbs(api: ClusterClient, rule: PermissionRule) -> list[str]:
 
 
 def _check_storage(api: ClusterClient, config: RunConfig) -> Iterator[CheckResult]:
-    claim = config.launch.cluster.workspace_claim
-    if claim is not None:
-        yield _check_claim(api, claim, config.launch.nodes)
+    """Report the storage classes if the document names no claim for the workspace."""
+    if config.launch.cluster.workspace_claim is not None:
         return
     try:
         classes, _ = api.list(STORAGE_CLASSES)
@@ -200,62 +206,10 @@ def _check_storage(api: ClusterClient, config: RunConfig) -> Iterator[CheckResul
     )
 
 
-def _check_claim(api: ClusterClient, claim: str, nodes: int) -> CheckResult:
-    subject = f"claim {claim}"
-    try:
-        volume_claim = api.get(VOLUME_CLAIMS, claim)
-    except ApiNotFound:
-        advice = "create it (the chart can), or name another workspace_claim"
-        return CheckResult(subject, "missing", "does not exist", advice)
-    except ApiError:
-        return inventory.unreadable(subject, "check that it is bound")
-    phase = (volume_claim.get("status") or {}).get("phase")
-    modes = volume_claim["spec"].get("accessModes") or []
-    if phase == "Lost":
-        return CheckResult(subject, "missing", "its volume is lost", "restore the volume, or name another claim")
-    if nodes > 1 and "ReadWriteMany" not in modes:
-        advice = "pods on several nodes need ReadWriteMany (Filestore, a bucket, NFS)"
-        return CheckResult(subject, "note", f"{phase}, {', '.join(modes)}", advice)
-    return CheckResult(subject, "ok", f"{phase}, {', '.join(modes)}")
-
-
-def _check_service_account(api: ClusterClient, config: RunConfig) -> Iterator[CheckResult]:
-    name = config.launch.cluster.service_account
-    if name is None:
-        return
-    try:
-        api.get(SERVICE_ACCOUNTS, name)
-        yield CheckResult(f"service account {name}", "ok", "exists")
-    except ApiNotFound:
-        yield CheckResult(f"service account {name}", "missing", "does not exist", "create it (the chart does)")
-    except ApiError:
-        return
-
-
-def _check_queue(api: ClusterClient, config: RunConfig, backend: str) -> Iterator[CheckResult]:
-    name = config.launch.cluster.queue
-    if name is None:
-        return
-    subject = f"queue {name}"
-    try:
-        queue = api.get(LOCAL_QUEUES, name)
-    except KindNotServed:
-        yield CheckResult(subject, "missing", "this cluster has no Kueue", str(api.missing_error(LOCAL_QUEUES)))
-        return
-    except ApiNotFound:
-        advice = f"kubectl get localqueues -n {api.namespace}"
-        yield CheckResult(subject, "missing", "there is no such LocalQueue", advice)
-        return
-    except ApiError:
-        yield inventory.unreadable(subject, "ask the administrator of Kueue")
-        return
-    active = conditions_of(queue).get("Active", {})
-    if active.get("status") == "False":
-        advice = "its ClusterQueue must exist, have flavors, and not be stopped"
-        yield CheckResult(subject, "missing", str(active.get("message") or "not active"), advice)
-    else:
-        yield CheckResult(subject, "ok", f"active, of ClusterQueue {queue['spec'].get('clusterQueue')}")
-    yield from inventory.check_managed_by_kueue(api, backend)
+def _check_required_objects(api: ClusterClient, config: RunConfig, backend: str) -> Iterator[CheckResult]:
+    yield from (required.result for required in required_objects(api, config))
+    if config.launch.cluster.queue is not None and api.served_versions(LOCAL_QUEUES.group):
+        yield from inventory.check_managed_by_kueue(api, backend)
 
 
 def _check_admission(api: ClusterClient, config: RunConfig) -> Iterator[CheckResult]:

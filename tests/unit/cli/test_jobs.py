@@ -37,6 +37,14 @@ COUNTED_TPUS = (
 DEFAULTS = "run: {workspace: /work}\nlaunch: {image: cluster/image:1, cluster: {workspace_claim: w, queue: lq}}\n"
 
 
+@pytest.fixture(autouse=True)
+def _named_objects(cluster: FakeCluster) -> None:
+    """Objects that the documents below name."""
+    cluster.put("persistentvolumeclaims", {"metadata": {"name": "w"}, "spec": {"accessModes": ["ReadWriteMany"]}})
+    for name in ("lq", "mine"):
+        cluster.put("localqueues", {"metadata": {"name": name}, "spec": {"clusterQueue": "cq"}})
+
+
 def put_defaults(cluster: FakeCluster) -> None:
     cluster.put("configmaps", {"metadata": {"name": "podscale-defaults"}, "data": {"defaults.yaml": DEFAULTS}})
 
@@ -61,6 +69,14 @@ def test_a_dry_run_checks_every_stage_and_creates_nothing(
     assert main(["submit", *SET, "--dry-run"]) == 0
     assert capsys.readouterr().out.count("accepted by the API server") == 4
     assert cluster.all("pytorchjobs") == cluster.all("jobs") == cluster.all("networkpolicies") == []
+
+
+def test_a_missing_claim_is_found_before_the_first_stage(
+    cluster: FakeCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.remove("persistentvolumeclaims", "w")
+    assert_error(main(["submit", *SET]), capsys.readouterr().err, field="launch.cluster.workspace_claim")
+    assert cluster.all("jobs") == cluster.all("networkpolicies") == []
 
 
 def test_all_stages_need_waiting(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
