@@ -1,7 +1,8 @@
 """Checks of `podscale doctor --cluster`: one line for each requirement of a run, with a remedy, and the RBAC rules.
 
-Nothing is created: the last check is a server-side dry run of the job. Objects that these credentials may not read are
-reported as such, not as missing. The table of RBAC rules is the source of the chart's Role and of the docs.
+Nothing is created except the Job of image_check, and that is deleted: the last check is a server-side dry run of the
+job. Objects that these credentials may not read are reported as such, not as missing. The table of RBAC rules is the
+source of the chart's Role and of the docs.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from podscale.errors import InputError, PodscaleError
 from podscale.kubernetes import inventory
 from podscale.kubernetes.client import ClusterClient, connect_cluster
 from podscale.kubernetes.errors import ApiError, ApiNotFound
+from podscale.kubernetes.image_check import check_images
 from podscale.kubernetes.job_spec import JobSpec, build_job_spec
 from podscale.kubernetes.quota import check_quotas
 from podscale.kubernetes.required_objects import required_objects
@@ -106,8 +108,12 @@ POD_SECURITY_LABEL = "pod-security.kubernetes.io/enforce"
 DEFAULT_CLASS_ANNOTATION = "storageclass.kubernetes.io/is-default-class"
 
 
-def check_cluster(config: RunConfig) -> Iterator[CheckResult]:
-    """Check that the cluster which the document names can run it. Yields each result as soon as it is known."""
+def check_cluster(config: RunConfig, *, pull: bool = True) -> Iterator[CheckResult]:
+    """Check that the cluster which the document names can run it. Yields each result as soon as it is known.
+
+    Args:
+        pull: let a node pull the images, by a Job that is deleted afterwards.
+    """
     try:
         api = connect_cluster(config.launch.cluster)
         version = api.version()
@@ -135,6 +141,7 @@ def check_cluster(config: RunConfig) -> Iterator[CheckResult]:
     ]
     if spec is not None:
         checks.insert(4, lambda: inventory.fitting_nodes(api, spec))  # after the permissions
+        checks += [lambda: check_images(api, spec, config.launch.launcher_image)] if pull else []
         checks.append(lambda: _check_admission(api, config))
     for check in checks:
         try:

@@ -146,6 +146,10 @@ def pod_security(spec: JobSpec) -> dict[str, Any]:
     """Return the security context of the pod: its user, and the seccomp profile."""
     if spec.security_mode == "privileged":
         return {"runAsUser": 0, "fsGroup": USER_ID, "fsGroupChangePolicy": "OnRootMismatch"}
+    return restricted_pod_security()
+
+
+def restricted_pod_security() -> dict[str, Any]:
     return {
         "runAsNonRoot": True,
         "runAsUser": USER_ID,
@@ -160,6 +164,10 @@ def container_security(spec: JobSpec) -> dict[str, Any]:
     """Return the security context of the container, privileged if it needs devices of the host."""
     if spec.security_mode == "privileged":
         return {"privileged": spec.needs_accelerators, "readOnlyRootFilesystem": True}
+    return restricted_container_security()
+
+
+def restricted_container_security() -> dict[str, Any]:
     return {
         "allowPrivilegeEscalation": False,
         "readOnlyRootFilesystem": True,

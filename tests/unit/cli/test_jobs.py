@@ -107,7 +107,7 @@ def test_hardware_without_an_engine_is_refused_before_anything_is_created(
     for hardware in (tpu, counted):
         code = main(["submit", *SET, *hardware, "--stage", "train", "--no-wait"])
         assert_error(code, capsys.readouterr().err, "train.engine=jax", field="launch.hardware")
-        assert main(["doctor", "--cluster", *SET, *hardware]) == 2
+        assert main(["doctor", "--no-pull", "--cluster", *SET, *hardware]) == 2
         assert "launch.hardware: " in capsys.readouterr().out
     assert cluster.all("jobsets") == cluster.all("networkpolicies") == []
 
@@ -289,7 +289,7 @@ def test_a_named_pod_is_followed_through_silence_and_restarts(
 
 
 def examined(capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, str]]:
-    assert main(["doctor", "--cluster", *SET, "--json"]) == 2
+    assert main(["doctor", "--no-pull", "--cluster", *SET, "--json"]) == 2
     return {finding["subject"]: finding for finding in json.loads(capsys.readouterr().out)}
 
 
@@ -363,7 +363,7 @@ def test_no_cluster_is_one_line_for_every_command(
         code, output = main(command), capsys.readouterr().err
         assert_error(code, output, "KUBECONFIG", "launch.backend=local")
         assert output.count("\n") == 1
-    assert main(["doctor", "--cluster"]) == 2
+    assert main(["doctor", "--no-pull", "--cluster"]) == 2
 
 
 def test_watching_a_large_job_takes_few_requests_and_little_memory_a_pod(
