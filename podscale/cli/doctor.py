@@ -6,13 +6,15 @@ from typing import Annotated
 
 import typer
 
-from podscale.cli.documents import load_run_document, load_with_defaults
-from podscale.cli.jobs import ClusterOptions
-from podscale.cli.options import ClusterDefaults, Json, Run, Set, expand_option_groups
+from podscale.cli.documents import load_for_cluster, load_with_defaults
+from podscale.cli.options import ClusterDefaults, ClusterOptions, Json, Run, Set, expand_option_groups
 from podscale.errors import PodscaleError
 from podscale.util.terminal import CheckResult, print_check_results
 
 app = typer.Typer()
+
+NAMESPACE_FIELD = "launch.cluster.namespace"
+"""Field of the error for a namespace that does not exist, which the check of the namespace reports too."""
 
 
 @app.command()
@@ -49,17 +51,18 @@ def doctor(
 
 
 def _check_cluster(document: str | None, changes: Sequence[str], defaults: str, *, pull: bool) -> list[CheckResult]:
-    """Check a cluster for a document, without the cluster's defaults if they cannot be read."""
+    """Check a cluster for a document, with the chart's defaults if those of the namespace cannot be read."""
     from podscale.kubernetes.cluster_doctor import check_cluster
 
     defaults_error: PodscaleError | None = None
     try:
         config = load_with_defaults(document, changes, defaults)
     except PodscaleError as error:
-        config = load_run_document(document, changes)  # raises if the document itself is wrong
+        config, _ = load_for_cluster(document, changes, None)  # raises if the document itself is wrong
         defaults_error = error
     results = list(check_cluster(config, pull=pull))
-    if defaults_error is not None and results[0].verdict == "ok":  # else there is no API server to read them from
-        advice = "fix them: the other checks ran without them"
-        results.append(CheckResult("defaults", "missing", str(defaults_error), advice))
+    has_server = results[0].verdict == "ok"  # else there is nothing to read the defaults from
+    if defaults_error is not None and has_server and defaults_error.field != NAMESPACE_FIELD:
+        advice = "fix them: the other checks assumed those of the chart"
+        results.insert(1, CheckResult("defaults", "missing", str(defaults_error), advice))
     return results

@@ -4,19 +4,17 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from podscale.cli.documents import CLUSTER_DEFAULTS, load_with_defaults, parse_stages
+from podscale.cli.documents import CLUSTER_DEFAULTS, load_run_document, load_with_defaults, parse_stages
 from podscale.cli.options import (
     ClusterDefaults,
-    Context,
+    ClusterOptions,
     Json,
-    Namespace,
     Run,
     Set,
     ShardSetLocation,
@@ -45,19 +43,6 @@ RunOrId = Annotated[
     str,
     typer.Argument(metavar="RUN", help="Id of the run, or its document or preset.", autocompletion=complete_run),
 ]
-
-
-@dataclass(frozen=True)
-class ClusterOptions:
-    """Options for the cluster; defaults are in the document or the kubeconfig."""
-
-    namespace: Namespace = None
-    context: Context = None
-
-    @property
-    def changes(self) -> list[str]:
-        """Options as changes of a document."""
-        return [f"launch.cluster.{name}={value}" for name, value in vars(self).items() if value is not None]
 
 
 @app.command()
@@ -218,11 +203,15 @@ def find_jobs(run: str, cluster: ClusterOptions) -> "tuple[ClusterClient, list[J
 def _resolve_run(run: str, cluster: ClusterOptions) -> "tuple[str, ClusterClient]":
     """Return a run's id and the API of its cluster; `run` is a path, a preset or an id."""
     from podscale.kubernetes.client import connect_cluster
+    from podscale.kubernetes.cluster_defaults import NoDefaults
     from podscale.kubernetes.transport import NamedCluster
 
     if not Path(run).is_file() and run not in presets.preset_names():
         return run, connect_cluster(NamedCluster(cluster.namespace, cluster.context))
-    config = load_with_defaults(run, cluster.changes, CLUSTER_DEFAULTS)
+    try:
+        config = load_with_defaults(run, cluster.changes, CLUSTER_DEFAULTS)
+    except NoDefaults:
+        config = load_run_document(run, cluster.changes)  # the name of a run needs no workspace
     return config.run.id, connect_cluster(config.launch.cluster)
 
 

@@ -1,9 +1,8 @@
-"""Inventory of a cluster: kinds of job, their operators, nodes that fit, KFP, and the chart's default settings."""
+"""Inventory of a cluster: kinds of job, their operators, nodes that fit, KFP, monitoring."""
 
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
 
-from podscale.config import Defaults
 from podscale.kubernetes.client import ClusterClient
 from podscale.kubernetes.errors import ApiError
 from podscale.kubernetes.job_spec import JobSpec
@@ -204,19 +203,3 @@ def _list_deployments(api: ClusterClient) -> Sequence[KubernetesObject] | None:
         return api.list(DEPLOYMENTS, namespace="")[0]
     except ApiError:
         return None
-
-
-DEFAULTS_CONFIG_MAP = "podscale-defaults"
-DEFAULTS_KEY = "defaults.yaml"
-
-
-def find_cluster_defaults(api: ClusterClient) -> Defaults | None:
-    """Return the default settings of the namespace; None if there are none or they may not be read."""
-    try:
-        config_map = api.get_or_none(CONFIG_MAPS, DEFAULTS_CONFIG_MAP)
-    except ApiError as error:
-        if error.status != 403:
-            raise
-        return None
-    text = ((config_map or {}).get("data") or {}).get(DEFAULTS_KEY)
-    return Defaults(text, f"ConfigMap {DEFAULTS_CONFIG_MAP} of namespace {api.namespace}") if text else None

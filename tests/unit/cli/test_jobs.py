@@ -155,6 +155,68 @@ def test_defaults_that_may_not_be_read_are_ignored(cluster: FakeCluster) -> None
     assert main(["submit", *SET, "--stage", "train", "--no-wait"]) == 0
 
 
+OPEN_COMMANDS = (
+    ["submit", "digits"],
+    ["submit", "goyal2017-8k", "--dry-run"],
+    ["render", "digits", "--defaults", "cluster"],
+    ["compile", "digits", "--defaults", "cluster"],
+)
+"""Commands with documents that leave the workspace to the defaults of the namespace."""
+
+
+@pytest.mark.parametrize("command", OPEN_COMMANDS, ids=" ".join)
+def test_defaults_that_a_document_needs_and_the_namespace_lacks_are_named(
+    cluster: FakeCluster, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    for content in (None, {"other.yaml": "x"}):
+        if content is not None:
+            cluster.put("configmaps", {"metadata": {"name": "podscale-defaults"}, "data": content})
+        field = "ConfigMap podscale-defaults"
+        assert_error(main(command), capsys.readouterr().err, "namespace train", "--namespace", field=field)
+
+
+@pytest.mark.parametrize("command", OPEN_COMMANDS, ids=" ".join)
+def test_defaults_that_may_not_be_read_are_named_if_they_are_needed(
+    cluster: FakeCluster, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    cluster.denied |= {("get", "configmaps"), ("get", "namespaces")}
+    code, output = main(command), capsys.readouterr().err
+    assert_error(code, output, "namespace train", "RBAC", "launcher role", field="ConfigMap podscale-defaults")
+
+
+@pytest.mark.parametrize("command", [*OPEN_COMMANDS, ["submit", *SET]], ids=" ".join)
+def test_a_namespace_that_does_not_exist_is_named(
+    cluster: FakeCluster, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    code, output = main([*command, "--namespace", "nowhere"]), capsys.readouterr().err
+    assert_error(code, output, "'nowhere'", "kubectl create namespace nowhere", field="launch.cluster.namespace")
+
+
+def test_a_run_is_found_without_the_defaults_of_the_namespace(cluster: FakeCluster) -> None:
+    cluster.put("pytorchjobs", job(name="digits", labels={"podscale.dev/run": "digits"}))
+    assert main(["status", "digits"]) == 0
+
+
+def test_the_namespace_of_the_defaults_is_an_option(
+    cluster: FakeCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of `compile` and `render`, as of `submit`; of `pipeline`, whose option is also KFP's namespace."""
+    cluster.put("namespaces", {"metadata": {"name": "team"}})
+    content = {"defaults.yaml": DEFAULTS.replace("cluster/image:1", "team/image:1")}
+    cluster.put("configmaps", {"metadata": {"name": "podscale-defaults"}, "data": content}, "team")
+    package, options = tmp_path / "p.yaml", ("--defaults", "cluster", "--namespace", "team")
+    assert main(["render", "digits", *options]) == 0
+    assert "namespace: team" in (text := capsys.readouterr().out)
+    assert "image: team/image:1" in text
+    assert main(["compile", "digits", "-o", str(package), *options]) == 0
+    assert "image: team/image:1" in package.read_text()
+    with kfp_api() as api:
+        api.store.multi_user = True
+        for command in ("upload", "run"):
+            assert main(["pipeline", command, "digits", *options, "--host", api.url]) == 0
+        assert "team/image:1" in json.dumps(api.store.packages)
+
+
 @pytest.mark.parametrize(
     ("options", "kinds", "expected"),
     [
@@ -311,6 +373,19 @@ def test_doctor_finds_defaults_that_cannot_be_used(cluster: FakeCluster, capsys:
     findings = examined(capsys)
     assert "launch.imaeg" in findings["defaults"]["found"]
     assert findings["API server"]["verdict"] == "ok"
+
+
+def test_doctor_names_the_defaults_that_a_namespace_lacks(
+    cluster: FakeCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", "--no-pull", "--cluster", "digits", "--json"]) == 2
+    findings = {finding["subject"]: finding for finding in json.loads(capsys.readouterr().out)}
+    assert "podscale-defaults" in findings["defaults"]["found"]
+    assert "document" not in findings, "the workspace of the chart is assumed"
+    assert findings["claim podscale-workspace"]["verdict"] == "missing"
+    assert main(["doctor", "--no-pull", "--cluster", "digits", "--json", "-n", "nowhere"]) == 2
+    findings = {finding["subject"]: finding for finding in json.loads(capsys.readouterr().out)}
+    assert findings["namespace nowhere"]["verdict"] == "missing"
 
 
 def test_stop_keeps_finished_jobs_unless_asked(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
