@@ -83,8 +83,10 @@ def _check_quota(quota: KubernetesObject, needs: Mapping[str, Decimal], *, appli
     if unnamed:
         return CheckResult(subject, "missing", f"{text}; the pods do not specify {', '.join(unnamed)}", NAME_ADVICE)
     limits = {name: parse_quantity(hard[name]) for name in hard}
-    never = [name for name in hard if needs.get(name, 0) > limits[name]]
-    later = [name for name in hard if needs.get(name, 0) > max(0, limits[name] - parse_quantity(used.get(name, "0")))]
+    zero = Decimal(0)
+    never = [name for name in hard if needs.get(name, zero) > limits[name]]
+    left = {name: max(zero, limits[name] - parse_quantity(used.get(name, "0"))) for name in hard}
+    later = [name for name in hard if needs.get(name, zero) > left[name]]
     if not later:
         return CheckResult(subject, "ok", text)
     lacking = ", ".join(f"{_format_amount(needs[name])} {name}" for name in never or later)
