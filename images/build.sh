@@ -9,6 +9,7 @@
 #   CPU_INDEX            index of PyTorch's CPU build, which base then installs (needs uv, see tools/lock.sh)
 #   REQUIREMENTS         hash-pinned file that replaces the image's own
 #   REGISTRY, TAG        default localhost and dev
+#   PUSH=yes             push each image to REGISTRY
 #   ARCHIVES             folder in which the images are saved as docker archives, podscale-NAME.tar
 #   CACHE=no             build without the cache of earlier builds
 set -euo pipefail
@@ -44,5 +45,6 @@ for name in ${@:-base gpu tpu tools}; do
   echo "building $image"
   DOCKER_BUILDKIT=1 "$engine" build --quiet "${arguments[@]}" "${packages[@]}" --file "images/$name.Containerfile" --tag "$image" .
   "$engine" image inspect --format "{{.Size}}" "$image" | awk -v image="$image" '{printf "%s: %.0f MB\n", image, $1 / 1e6}'
+  if [ "${PUSH:-}" = yes ]; then "$engine" push "$image"; fi
   if [ -n "${ARCHIVES:-}" ]; then mkdir -p "$ARCHIVES" && "$engine" save --output "$ARCHIVES/podscale-$name.tar" "$image"; fi
 done

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from podscale.cli.options import Defaults, Json, Kfp, Run, Set
+from podscale.cli.options import ClusterOptions, Defaults, Json, Kfp, Run, Set, expand_option_groups
 from podscale.errors import InputError
 from podscale.pipelines import presets
 from podscale.util import env
@@ -58,18 +58,21 @@ def show_config(
 
 
 @app.command("compile")
+@expand_option_groups
 def compile_pipeline(
     document: Run = None,
     changes: Set = [],
     output: Annotated[Path, typer.Option("--output", "-o", help="File to write.")] = Path("pipeline.yaml"),
     defaults: Defaults = None,
     kfp: Kfp = "2.16",
+    *,
+    cluster: ClusterOptions,
 ) -> None:
     """Compile the pipeline of a run document into a KFP package for a cluster.
 
     Without --defaults, the chart's workspace is assumed if the document names none; a comment at the top names it.
     """
-    config, comment = _load_for_cluster(document, changes, defaults)
+    config, comment = load_for_cluster(document, [*changes, *cluster.changes], defaults)
     if output.suffix not in (".yaml", ".yml"):
         raise InputError("the name of a pipeline package must end in .yaml", field=str(output))
     if not output.absolute().parent.is_dir():
@@ -94,6 +97,7 @@ def list_presets(as_json: Json = False) -> None:
 
 
 @app.command()
+@expand_option_groups
 def render(
     document: Run = None,
     changes: Set = [],
@@ -104,6 +108,8 @@ def render(
     stage: Annotated[str, typer.Option(help="shard, train, evaluate, report, or all of them.")] = "train",
     defaults: Defaults = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write a file instead.")] = None,
+    *,
+    cluster: ClusterOptions,
 ) -> None:
     """Print the Kubernetes objects of a run: `podscale render RUN | kubectl apply -f -`.
 
@@ -111,7 +117,7 @@ def render(
     """
     from podscale.kubernetes.render.common import to_yaml
 
-    config, comment = _load_for_cluster(document, changes, defaults)
+    config, comment = load_for_cluster(document, [*changes, *cluster.changes], defaults)
     text = comment + to_yaml(render_stages(config, parse_stages(stage), backend))
     _print_problems(config)
     if output is None:
@@ -123,12 +129,18 @@ def render(
         raise InputError(f"cannot be written: {error.strerror or error}", field=str(output)) from error
 
 
-def load_with_defaults(document: str | None, changes: Sequence[str], defaults: str | None) -> "RunConfig":
-    """Load a run document over the defaults of --defaults (a file or CLUSTER_DEFAULTS)."""
-    return load_run_document(document, changes, _load_defaults(document, changes, defaults))
+def load_with_defaults(
+    document: str | None, changes: Sequence[str], defaults: str | None, *, namespace: str | None = None
+) -> "RunConfig":
+    """Load a run document over the defaults of --defaults (a file or CLUSTER_DEFAULTS).
+
+    `namespace` is that of the defaults; None for the document's. Raises NoDefaults if the namespace has none, or they
+    may not be read, and the document does not name its workspace itself.
+    """
+    return load_run_document(document, changes, _load_defaults(document, changes, defaults, namespace))
 
 
-def _load_for_cluster(document: str | None, changes: Sequence[str], defaults: str | None) -> "tuple[RunConfig, str]":
+def load_for_cluster(document: str | None, changes: Sequence[str], defaults: str | None) -> "tuple[RunConfig, str]":
     """Load a run document for pods; return with it a YAML comment on what was assumed.
 
     Without --defaults, the chart's workspace holds for what neither the document nor --set says.
@@ -182,7 +194,9 @@ def load_run_document(
     return loaded
 
 
-def _load_defaults(document: str | None, changes: Sequence[str], location: str | None) -> "config.Defaults | None":
+def _load_defaults(
+    document: str | None, changes: Sequence[str], location: str | None, namespace: str | None
+) -> "config.Defaults | None":
     from podscale import config
     from podscale.config.document import peek, read_text
 
@@ -191,12 +205,18 @@ def _load_defaults(document: str | None, changes: Sequence[str], location: str |
     if location != CLUSTER_DEFAULTS:
         return config.Defaults(read_text(Path(location)), location)
     from podscale.kubernetes.client import connect_cluster
-    from podscale.kubernetes.inventory import find_cluster_defaults
+    from podscale.kubernetes.cluster_defaults import NoDefaults, read_cluster_defaults
     from podscale.kubernetes.transport import NamedCluster
 
     path = presets.resolve_preset(document)
-    cluster = NamedCluster(*(peek(path, f"launch.cluster.{name}", changes) for name in ("namespace", "context")))
-    return find_cluster_defaults(connect_cluster(cluster))
+    named, context = (peek(path, f"launch.cluster.{name}", changes) for name in ("namespace", "context"))
+    try:
+        return read_cluster_defaults(connect_cluster(NamedCluster(namespace or named, context)))
+    except NoDefaults:
+        in_environment = document is None and env.RUN_DOCUMENT in os.environ
+        if not in_environment and _assumed_workspace(document, changes):
+            raise
+        return None
 
 
 def _print_problems(config: "RunConfig") -> None:

@@ -4,19 +4,17 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from podscale.cli.documents import CLUSTER_DEFAULTS, load_with_defaults, parse_stages
+from podscale.cli.documents import CLUSTER_DEFAULTS, load_run_document, load_with_defaults, parse_stages
 from podscale.cli.options import (
     ClusterDefaults,
-    Context,
+    ClusterOptions,
     Json,
-    Namespace,
     Run,
     Set,
     ShardSetLocation,
@@ -47,19 +45,6 @@ RunOrId = Annotated[
 ]
 
 
-@dataclass(frozen=True)
-class ClusterOptions:
-    """Options for the cluster; defaults are in the document or the kubeconfig."""
-
-    namespace: Namespace = None
-    context: Context = None
-
-    @property
-    def changes(self) -> list[str]:
-        """Options as changes of a document."""
-        return [f"launch.cluster.{name}={value}" for name, value in vars(self).items() if value is not None]
-
-
 @app.command()
 @expand_option_groups
 def submit(
@@ -83,6 +68,7 @@ def submit(
     """Run on a Kubernetes cluster, each stage as a job. The same command again adopts the jobs there."""
     from podscale.config.preflight import preflight
     from podscale.kubernetes.client import connect_cluster
+    from podscale.kubernetes.look_ahead import check_before_submit
     from podscale.kubernetes.run_stage import LinePrinter, run_stage, submit_stage
 
     stages = parse_stages(stage)
@@ -91,11 +77,13 @@ def submit(
         raise InputError("each stage waits for the one before it", field="--no-wait", hint=hint)
     config = load_with_defaults(document, [*changes, *cluster.changes], defaults)
     preflight(config, "job")
+    api = connect_cluster(config.launch.cluster)
+    check_before_submit(api, config, stages, shard_set)
     if dry_run:
-        _dry_run(config, stages, shard_set)
+        _dry_run(api, config, stages, shard_set)
         return
     if not wait:
-        submit_stage(connect_cluster(config.launch.cluster), config, stages[0], shard_set, LinePrinter(sys.stdout))
+        submit_stage(api, config, stages[0], shard_set, LinePrinter(sys.stdout))
         return
     for name in stages:
         result = run_stage(config, name, shard_set, stop_on_signal=stop_on_signal)
@@ -215,21 +203,23 @@ def find_jobs(run: str, cluster: ClusterOptions) -> "tuple[ClusterClient, list[J
 def _resolve_run(run: str, cluster: ClusterOptions) -> "tuple[str, ClusterClient]":
     """Return a run's id and the API of its cluster; `run` is a path, a preset or an id."""
     from podscale.kubernetes.client import connect_cluster
+    from podscale.kubernetes.cluster_defaults import NoDefaults
     from podscale.kubernetes.transport import NamedCluster
 
     if not Path(run).is_file() and run not in presets.preset_names():
         return run, connect_cluster(NamedCluster(cluster.namespace, cluster.context))
-    config = load_with_defaults(run, cluster.changes, CLUSTER_DEFAULTS)
+    try:
+        config = load_with_defaults(run, cluster.changes, CLUSTER_DEFAULTS)
+    except NoDefaults:
+        config = load_run_document(run, cluster.changes)  # the name of a run needs no workspace
     return config.run.id, connect_cluster(config.launch.cluster)
 
 
-def _dry_run(config: "RunConfig", stages: "Sequence[StageName]", shard_set: str | None) -> None:
-    from podscale.kubernetes.client import connect_cluster
+def _dry_run(api: "ClusterClient", config: "RunConfig", stages: "Sequence[StageName]", shard_set: str | None) -> None:
     from podscale.kubernetes.resources import title_of
     from podscale.kubernetes.run_stage import build_manifests
     from podscale.kubernetes.submit import dry_run_job
 
-    api = connect_cluster(config.launch.cluster)
     for stage in stages:
         manifests = build_manifests(api, config, stage, shard_set)
         dry_run_job(api, manifests)

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -63,6 +63,19 @@ ClientCertificate = Annotated[
     typer.Option(metavar="FILE", help="PEM file of a client certificate, for metrics endpoints with mTLS."),
 ]
 ClientKey = Annotated[Path | None, typer.Option(metavar="FILE", help="PEM file of that certificate's key.")]
+
+
+@dataclass(frozen=True)
+class ClusterOptions:
+    """Options for the cluster; defaults are in the document or the kubeconfig."""
+
+    namespace: Namespace = None
+    context: Context = None
+
+    @property
+    def changes(self) -> list[str]:
+        """Options as changes of a document."""
+        return [f"launch.cluster.{name}={value}" for name, value in vars(self).items() if value is not None]
 
 
 Result = TypeVar("Result")

@@ -41,7 +41,10 @@ class BackendOptions:
         str | None, typer.Option(metavar="URL", help="KFP's API or user interface; default: KF_PIPELINES_ENDPOINT.")
     ] = None
     namespace: Annotated[
-        str, typer.Option("--namespace", "-n", help="Your namespace, if several users share the KFP.")
+        str,
+        typer.Option(
+            "--namespace", "-n", help="Your namespace, if several users share the KFP; also that of --defaults cluster."
+        ),
     ] = ""
     ui: Annotated[str | None, typer.Option(metavar="URL", help="User interface for the links; default: the host.")] = (
         None
@@ -96,7 +99,7 @@ def upload(
 ) -> None:
     """Upload the package of a run document as the newest version of a pipeline; an unchanged one is not sent again."""
     endpoint = backend.endpoint()
-    config = _load_document(document, changes, package)
+    config = _load_document(document, changes, package, backend)
     _, version = _upload_package(config, endpoint, package)
     _print(asdict(version), _upload_message(version), as_json)
 
@@ -115,7 +118,7 @@ def run(
 ) -> None:
     """Upload the package and start a run. Interrupting --wait does not stop the run."""
     endpoint = backend.endpoint()
-    config = _load_document(document, changes, package)
+    config = _load_document(document, changes, package, backend)
     client, version = _upload_package(config, endpoint, package)
     started = client.run(start.request(version, config, config.run.id))
     _print(asdict(started), f"run {started.name}: {started.link}", as_json)
@@ -140,7 +143,7 @@ def schedule(
 ) -> None:
     """Upload the package and start a run, named <run.id>-<time>, at each time of a cron expression."""
     endpoint = backend.endpoint()
-    config = _load_document(document, changes, package)
+    config = _load_document(document, changes, package, backend)
     longest = ID_CHARACTERS - TIME_CHARACTERS
     if len(config.run.id) > longest:
         raise InputError(
@@ -156,10 +159,13 @@ def schedule(
     _print(asdict(started), f"schedule {started.name} ({fields}): {started.link}", as_json)
 
 
-def _load_document(document: str | None, changes: Sequence[str], package: PackageOptions) -> "RunConfig":
+def _load_document(
+    document: str | None, changes: Sequence[str], package: PackageOptions, backend: BackendOptions
+) -> "RunConfig":
+    """Load a run document; the defaults of --defaults cluster are those of the namespace of --namespace."""
     from podscale.config.preflight import preflight
 
-    config = load_with_defaults(document, changes, package.defaults)
+    config = load_with_defaults(document, changes, package.defaults, namespace=backend.namespace or None)
     preflight(config, "cluster")
     return config
 

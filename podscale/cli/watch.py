@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from podscale.cli.documents import load_run_document
-from podscale.cli.jobs import ClusterOptions, find_jobs
-from podscale.cli.options import ClientCertificate, ClientKey, Json, complete_run, expand_option_groups
+from podscale.cli.jobs import find_jobs
+from podscale.cli.options import ClientCertificate, ClientKey, ClusterOptions, Json, complete_run, expand_option_groups
 from podscale.errors import InputError, format_error
 from podscale.pipelines import presets
 

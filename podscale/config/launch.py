@@ -211,10 +211,20 @@ class ClusterSection(Section):
 
 
 class ResourcesSection(Section):
-    """Resources that one pod of the pipeline requests; 0 and null request none, or those of the hardware."""
+    """Resources that one pod of the pipeline requests, and may use at most; by default those of the hardware."""
 
-    cpus: float = placement_field(0.0, "CPU cores per pod.", ge=0)
-    memory_gib: float = placement_field(0.0, "Memory per pod, GiB.", ge=0)
+    cpus: float = placement_field(
+        0.0,
+        "CPU cores per pod; 0 = those of `launch.hardware`. On CPUs without it, each process requests 0.25 and may use "
+        "4, and the shard stage may use 4 for each of `launch.shard_workers`.",
+        ge=0,
+    )
+    memory_gib: float = placement_field(
+        0.0,
+        "Memory per pod, GiB; 0 = that of `launch.hardware`. On CPUs each process requests 1 and may use 8; caches and "
+        "shared memory are added.",
+        ge=0,
+    )
     accelerator: str | None = placement_field(None, "Resource name of the accelerators, such as nvidia.com/gpu.")
     accelerators: int = placement_field(0, "Accelerators per pod of training and evaluation.", ge=0)
     ephemeral_gib: float = placement_field(

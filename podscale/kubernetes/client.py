@@ -121,30 +121,27 @@ class ClusterClient:
         *,
         labels: str = "",
         fields: str = "",
-        limit: int = 0,
         namespace: str | None = None,
         keep: Callable[[KubernetesObject], KubernetesObject] = lambda item: item,
     ) -> tuple[list[KubernetesObject], str]:
         """Return the objects that match the label and field selectors, and the resource version to watch from.
 
         Args:
-            limit: stop after about this many objects; 0 for all.
             namespace: "" for all; None for the client's.
             keep: returns the part of an object to keep.
         """
         namespace = self.namespace if namespace is None else namespace
         request = ApiRequest("list", resource, namespace)
-        size = min(limit, PAGE_SIZE) if limit else PAGE_SIZE
         kind = {"apiVersion": resource.api_version, "kind": resource.kind}  # missing in lists of built-in kinds
         items: list[KubernetesObject] = []
         token: str | None = None
         while True:
-            selected = {"label_selector": labels or None, "field_selector": fields or None, "limit": size}
+            selected = {"label_selector": labels or None, "field_selector": fields or None, "limit": PAGE_SIZE}
             page = self._transport.request_json(request, "get", resource, None, namespace, **selected, _continue=token)
             items += [keep({**kind, **item}) for item in page.get("items") or ()]
             metadata = page.get("metadata") or {}
             token = metadata.get("continue") or None
-            if token is None or (limit and len(items) >= limit):
+            if token is None:
                 return items, str(metadata.get("resourceVersion", ""))
 
     def watch(

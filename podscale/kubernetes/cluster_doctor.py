@@ -1,7 +1,8 @@
 """Checks of `podscale doctor --cluster`: one line for each requirement of a run, with a remedy, and the RBAC rules.
 
-Nothing is created: the last check is a server-side dry run of the job. Objects that these credentials may not read are
-reported as such, not as missing. The table of RBAC rules is the source of the chart's Role and of the docs.
+Nothing is created except the Job of image_check, and that is deleted: the last check is a server-side dry run of the
+job. Objects that these credentials may not read are reported as such, not as missing. The table of RBAC rules is the
+source of the chart's Role and of the docs.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,19 +13,17 @@ from podscale.config.preflight import preflight
 from podscale.errors import InputError, PodscaleError
 from podscale.kubernetes import inventory
 from podscale.kubernetes.client import ClusterClient, connect_cluster
-from podscale.kubernetes.errors import ApiError, ApiNotFound, KindNotServed
-from podscale.kubernetes.inventory import parse_quantity
+from podscale.kubernetes.errors import ApiError, ApiNotFound
+from podscale.kubernetes.image_check import check_images
 from podscale.kubernetes.job_spec import JobSpec, build_job_spec
+from podscale.kubernetes.quota import check_quotas
+from podscale.kubernetes.required_objects import required_objects
 from podscale.kubernetes.resources import (
     JOB_KINDS,
     LOCAL_QUEUES,
     NAMESPACES,
-    RESOURCE_QUOTAS,
-    SERVICE_ACCOUNTS,
     STORAGE_CLASSES,
-    VOLUME_CLAIMS,
     annotations_of,
-    conditions_of,
     labels_of,
     name_of,
 )
@@ -89,6 +88,16 @@ PERMISSION_RULES = (
     PermissionRule("", "pods/log", ("get",), "to show the log of rank 0"),
     PermissionRule("", "events", ("list",), "to report why pods cannot be created or started", optional=True),
     PermissionRule("kueue.x-k8s.io", "workloads", ("list",), "to report why a job waits in a queue", optional=True),
+    *(
+        PermissionRule(
+            group, resource, ("get",), f"to find before the first stage that {what} is missing", optional=True
+        )
+        for group, resource, what in (
+            ("", "persistentvolumeclaims", "a claim"),
+            ("", "serviceaccounts", "the service account"),
+            ("kueue.x-k8s.io", "localqueues", "the queue"),
+        )
+    ),
     PermissionRule(
         "", "configmaps", ("get",), "the defaults of the namespace", optional=True, only_names="podscale-defaults"
     ),
@@ -99,8 +108,12 @@ POD_SECURITY_LABEL = "pod-security.kubernetes.io/enforce"
 DEFAULT_CLASS_ANNOTATION = "storageclass.kubernetes.io/is-default-class"
 
 
-def check_cluster(config: RunConfig) -> Iterator[CheckResult]:
-    """Check that the cluster which the document names can run it. Yields each result as soon as it is known."""
+def check_cluster(config: RunConfig, *, pull: bool = True) -> Iterator[CheckResult]:
+    """Check that the cluster which the document names can run it. Yields each result as soon as it is known.
+
+    Args:
+        pull: let a node pull the images, by a Job that is deleted afterwards.
+    """
     try:
         api = connect_cluster(config.launch.cluster)
         version = api.version()
@@ -120,15 +133,15 @@ def check_cluster(config: RunConfig) -> Iterator[CheckResult]:
         lambda: inventory.check_job_kinds(api, backend),
         lambda: inventory.check_controllers(api, backend),
         lambda: _check_permissions(api, backend),
-        lambda: _check_quota(api),
+        lambda: check_quotas(api, spec, backend),
         lambda: _check_storage(api, config),
-        lambda: _check_service_account(api, config),
-        lambda: _check_queue(api, config, backend),
+        lambda: _check_required_objects(api, config, backend),
         lambda: inventory.check_pipelines(api),
         lambda: inventory.check_monitoring(api),
     ]
     if spec is not None:
         checks.insert(4, lambda: inventory.fitting_nodes(api, spec))  # after the permissions
+        checks += [lambda: check_images(api, spec, config.launch.launcher_image)] if pull else []
         checks.append(lambda: _check_admission(api, config))
     for check in checks:
         try:
@@ -182,32 +195,9 @@ def _denied_verbs(api: ClusterClient, rule: PermissionRule) -> list[str]:
     return [verb for verb in rule.verbs if not api.can_i(verb, rule.group, rule.resource, name=rule.only_names)]
 
 
-def _check_quota(api: ClusterClient) -> Iterator[CheckResult]:
-    """Check that no quota is used up. Whether this job's pods fit into the rest is not computed."""
-    try:
-        quotas, _ = api.list(RESOURCE_QUOTAS)
-    except ApiError:
-        yield inventory.unreadable("quota", "ask the administrator of the namespace")
-        return
-    for quota in quotas:
-        status = quota.get("status") or {}
-        hard, used = status.get("hard") or {}, status.get("used") or {}
-        text = ", ".join(f"{used.get(name, '0')} of {hard[name]} {name}" for name in hard)
-        full = [name for name in hard if parse_quantity(used.get(name, "0")) >= parse_quantity(hard[name])]
-        yield CheckResult(
-            f"quota {name_of(quota)}",
-            "missing" if full else "ok",
-            text or "no limits",
-            f"{', '.join(full)} used up: wait for other jobs, or ask for a higher quota" if full else "",
-        )
-    if not quotas:
-        yield CheckResult("quota", "ok", "none in this namespace")
-
-
 def _check_storage(api: ClusterClient, config: RunConfig) -> Iterator[CheckResult]:
-    claim = config.launch.cluster.workspace_claim
-    if claim is not None:
-        yield _check_claim(api, claim, config.launch.nodes)
+    """Report the storage classes if the document names no claim for the workspace."""
+    if config.launch.cluster.workspace_claim is not None:
         return
     try:
         classes, _ = api.list(STORAGE_CLASSES)
@@ -223,62 +213,10 @@ def _check_storage(api: ClusterClient, config: RunConfig) -> Iterator[CheckResul
     )
 
 
-def _check_claim(api: ClusterClient, claim: str, nodes: int) -> CheckResult:
-    subject = f"claim {claim}"
-    try:
-        volume_claim = api.get(VOLUME_CLAIMS, claim)
-    except ApiNotFound:
-        advice = "create it (the chart can), or name another workspace_claim"
-        return CheckResult(subject, "missing", "does not exist", advice)
-    except ApiError:
-        return inventory.unreadable(subject, "check that it is bound")
-    phase = (volume_claim.get("status") or {}).get("phase")
-    modes = volume_claim["spec"].get("accessModes") or []
-    if phase == "Lost":
-        return CheckResult(subject, "missing", "its volume is lost", "restore the volume, or name another claim")
-    if nodes > 1 and "ReadWriteMany" not in modes:
-        advice = "pods on several nodes need ReadWriteMany (Filestore, a bucket, NFS)"
-        return CheckResult(subject, "note", f"{phase}, {', '.join(modes)}", advice)
-    return CheckResult(subject, "ok", f"{phase}, {', '.join(modes)}")
-
-
-def _check_service_account(api: ClusterClient, config: RunConfig) -> Iterator[CheckResult]:
-    name = config.launch.cluster.service_account
-    if name is None:
-        return
-    try:
-        api.get(SERVICE_ACCOUNTS, name)
-        yield CheckResult(f"service account {name}", "ok", "exists")
-    except ApiNotFound:
-        yield CheckResult(f"service account {name}", "missing", "does not exist", "create it (the chart does)")
-    except ApiError:
-        return
-
-
-def _check_queue(api: ClusterClient, config: RunConfig, backend: str) -> Iterator[CheckResult]:
-    name = config.launch.cluster.queue
-    if name is None:
-        return
-    subject = f"queue {name}"
-    try:
-        queue = api.get(LOCAL_QUEUES, name)
-    except KindNotServed:
-        yield CheckResult(subject, "missing", "this cluster has no Kueue", str(api.missing_error(LOCAL_QUEUES)))
-        return
-    except ApiNotFound:
-        advice = f"kubectl get localqueues -n {api.namespace}"
-        yield CheckResult(subject, "missing", "there is no such LocalQueue", advice)
-        return
-    except ApiError:
-        yield inventory.unreadable(subject, "ask the administrator of Kueue")
-        return
-    active = conditions_of(queue).get("Active", {})
-    if active.get("status") == "False":
-        advice = "its ClusterQueue must exist, have flavors, and not be stopped"
-        yield CheckResult(subject, "missing", str(active.get("message") or "not active"), advice)
-    else:
-        yield CheckResult(subject, "ok", f"active, of ClusterQueue {queue['spec'].get('clusterQueue')}")
-    yield from inventory.check_managed_by_kueue(api, backend)
+def _check_required_objects(api: ClusterClient, config: RunConfig, backend: str) -> Iterator[CheckResult]:
+    yield from (required.result for required in required_objects(api, config))
+    if config.launch.cluster.queue is not None and api.served_versions(LOCAL_QUEUES.group):
+        yield from inventory.check_managed_by_kueue(api, backend)
 
 
 def _check_admission(api: ClusterClient, config: RunConfig) -> Iterator[CheckResult]:

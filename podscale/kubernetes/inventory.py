@@ -1,12 +1,12 @@
-"""Inventory of a cluster: kinds of job, their operators, nodes that fit, KFP, and the chart's default settings."""
+"""Inventory of a cluster: kinds of job, their operators, nodes that fit, KFP, monitoring."""
 
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
 
-from podscale.config import Defaults
 from podscale.kubernetes.client import ClusterClient
 from podscale.kubernetes.errors import ApiError
 from podscale.kubernetes.job_spec import JobSpec
+from podscale.kubernetes.quantities import parse_quantity
 from podscale.kubernetes.render import pod_placement
 from podscale.kubernetes.resources import (
     CONFIG_MAPS,
@@ -21,16 +21,6 @@ from podscale.kubernetes.resources import (
 )
 from podscale.util.formatting import format_count
 from podscale.util.terminal import CheckResult, CheckStatus
-
-
-def parse_quantity(text: object) -> Decimal:
-    """Parse a Kubernetes quantity such as 100m, 1536Mi or 4; 0 if it is not one."""
-    from kubernetes.utils.quantity import parse_quantity as parse
-
-    try:
-        return Decimal(parse(str(text)))
-    except ValueError:
-        return Decimal(0)
 
 
 def unreadable(subject: str, advice: str) -> CheckResult:
@@ -78,8 +68,8 @@ def _missing_resources(node: KubernetesObject, spec: JobSpec) -> str:
     """Return the allocatable resources that are too few for one pod, as text; empty if the pod fits."""
     resources, allocatable = spec.resources, node["allocatable"]
     requests = {
-        "cpu": Decimal(str(resources.cpus)),
-        "memory": Decimal(str(resources.memory_gib)) * 2**30,
+        "cpu": Decimal(str(resources.request.cpus)),
+        "memory": Decimal(str(resources.request.memory_gib)) * 2**30,
         "ephemeral-storage": Decimal(str(resources.ephemeral_gib)) * 2**30,
     }
     if resources.resource is not None:
@@ -213,19 +203,3 @@ def _list_deployments(api: ClusterClient) -> Sequence[KubernetesObject] | None:
         return api.list(DEPLOYMENTS, namespace="")[0]
     except ApiError:
         return None
-
-
-DEFAULTS_CONFIG_MAP = "podscale-defaults"
-DEFAULTS_KEY = "defaults.yaml"
-
-
-def find_cluster_defaults(api: ClusterClient) -> Defaults | None:
-    """Return the default settings of the namespace; None if there are none or they may not be read."""
-    try:
-        config_map = api.get_or_none(CONFIG_MAPS, DEFAULTS_CONFIG_MAP)
-    except ApiError as error:
-        if error.status != 403:
-            raise
-        return None
-    text = ((config_map or {}).get("data") or {}).get(DEFAULTS_KEY)
-    return Defaults(text, f"ConfigMap {DEFAULTS_CONFIG_MAP} of namespace {api.namespace}") if text else None

@@ -1,5 +1,6 @@
 """State of a job (a phase and a reason), by pure functions of API objects, for all kinds of job."""
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -13,6 +14,7 @@ from podscale.kubernetes.pod_state import (
     restart_count,
     root_cause,
 )
+from podscale.kubernetes.quota import refused_pods_problem
 from podscale.kubernetes.resources import (
     KubernetesObject,
     conditions_of,
@@ -32,6 +34,10 @@ QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 PROBLEM_EVENTS = ("FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox")
 """Reasons of events for why a pod does not start, which its status does not show."""
 
+REFUSED_POD = re.compile(r'(Error creating: )?pods? "[^"]*" is forbidden: ')
+"""Start of an event about a refused pod, with its name, which differs between the pods of a job."""
+LIMIT_RANGE_ADVICE = "set launch.resources.cpus and launch.resources.memory_gib within it"
+
 
 @dataclass(frozen=True)
 class JobState:
@@ -43,6 +49,7 @@ class JobState:
         stage_exit: exit of the stage, or its exit before the last restart.
         is_permanent: the job waits for a person to fix its cause.
         has_run: a container of the stage has run, according to the job and its remaining pods.
+        topic: what the reason is about (see PodProblem); "" if each reason is a problem of its own.
     """
 
     phase: JobPhase
@@ -53,6 +60,7 @@ class JobState:
     stage_exit: StageExit | None = None
     is_permanent: bool = False
     has_run: bool = False
+    topic: str = ""
 
     @property
     def is_finished(self) -> bool:
@@ -103,7 +111,7 @@ def read_job_state(
     phase, problem = _active_state(job, pods, events, state)
     if problem is None:
         return replace(state, phase=phase)
-    return replace(state, phase=phase, reason=problem.reason, is_permanent=problem.is_permanent)
+    return replace(state, phase=phase, reason=problem.reason, is_permanent=problem.is_permanent, topic=problem.topic)
 
 
 def pods_of_job(job: KubernetesObject, pods: Sequence[KubernetesObject]) -> list[KubernetesObject]:
@@ -207,14 +215,14 @@ def _first_problem(
     if problems:
         pod, worst = max(problems, key=lambda pair: pair[1].is_permanent)
         others = f" (and {format_count(len(problems) - 1, 'other pod')})" if len(problems) > 1 else ""
-        return PodProblem(f"{name_of(pod)}: {worst.reason}{others}", worst.is_permanent)
+        return replace(worst, reason=f"{name_of(pod)}: {worst.reason}{others}")
     if len(pods) < expected_pods(job):
         for message in _event_messages(events, lambda reason: reason.startswith("FailedCreate")):
-            return _rejected_pods_problem(message)
+            return _rejected_pods_problem(message, expected_pods(job))
     return next((PodProblem(text) for text in _event_messages(events, lambda reason: reason in PROBLEM_EVENTS)), None)
 
 
-def _rejected_pods_problem(message: str) -> PodProblem:
+def _rejected_pods_problem(message: str, pods: int) -> PodProblem:
     if "violates PodSecurity" in message:
         advice = "set launch.cluster.security=restricted, or use a namespace that allows what the pods need"
         if "init-pytorch" in message:
@@ -223,9 +231,13 @@ def _rejected_pods_problem(message: str) -> PodProblem:
                 "(`podscale doctor --cluster`), or let the job have workers only"
             )
         return PodProblem(f"the namespace's Pod Security refuses its pods: {message}; {advice}", is_permanent=True)
-    if "exceeded quota" in message:
-        return PodProblem(f"its pods do not fit the namespace's quota: {message}; request less or wait for other jobs")
-    return PodProblem(f"its pods cannot be created: {message}", is_permanent="is forbidden" in message)
+    message = REFUSED_POD.sub("", message)
+    if "exceeded quota" in message or "failed quota" in message:
+        return refused_pods_problem(message, pods)
+    advice = f"; {LIMIT_RANGE_ADVICE}" if " usage per " in message else ""
+    return PodProblem(
+        f"its pods cannot be created: {message}{advice}", is_permanent="is forbidden" in message or bool(advice)
+    )
 
 
 def _event_messages(events: Sequence[KubernetesObject], reasons: Callable[[str], bool]) -> Iterator[str]:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from heapq import nlargest
 
 from podscale.errors import PodscaleError
 from podscale.kubernetes.client import ClusterClient, delete_object
@@ -38,7 +39,7 @@ DETAILS_SECONDS = 10.0
 JOB_UID_LABEL = "kueue.x-k8s.io/job-uid"
 """Label of a Workload with the UID of its job."""
 MAX_EVENTS = 50
-"""Limit of each list of events or Workloads."""
+"""Newest events that are read of each object."""
 
 
 class JobObserver:
@@ -104,7 +105,7 @@ def read_events_and_workload(
     """
     waiting = [pod for pod in pods if not is_running(pod) and not has_exited(pod)]
     names = [name_of(job), *_child_job_names(job), *map(name_of, waiting[:1])]
-    events = [event for name in names for event in _list_or_empty(api, EVENTS, fields=f"involvedObject.name={name}")]
+    events = [event for name in names for event in _newest_events(api, name)]
     is_queued = read_job_state(job).phase == "queued"
     workloads = _list_or_empty(api, WORKLOADS, labels=f"{JOB_UID_LABEL}={uid_of(job)}") if is_queued else []
     return [event for event in events if _concerns(event, job)], next(iter(workloads), None)
@@ -116,11 +117,16 @@ def pod_selector(job: KubernetesObject) -> str:
     return ",".join(f"{name}={labels[name]}" for name in (RUN_LABEL, STAGE_LABEL) if name in labels)
 
 
+def _newest_events(api: ClusterClient, name: str) -> list[KubernetesObject]:
+    """Return the newest events of an object; the API server lists them in no order."""
+    return nlargest(MAX_EVENTS, _list_or_empty(api, EVENTS, fields=f"involvedObject.name={name}"), key=event_time)
+
+
 def _list_or_empty(
     api: ClusterClient, resource: ResourceKind, *, labels: str = "", fields: str = ""
 ) -> list[KubernetesObject]:
     try:
-        return api.list(resource, labels=labels, fields=fields, limit=MAX_EVENTS)[0]
+        return api.list(resource, labels=labels, fields=fields)[0]
     except ApiError:
         return []
 
@@ -211,6 +217,7 @@ class _JobWatcher:
         self._notify = notify
         self._limits = limits
         self._reported = ""
+        self._reported_topics: set[str] = set()
         self._stuck_since: float | None = None
         self._has_run = False
 
@@ -231,9 +238,14 @@ class _JobWatcher:
             time.sleep(self._limits.min_poll_seconds)  # one poll for many pods that change at once
 
     def _report(self, state: JobState) -> None:
-        if str(state) != self._reported:
-            self._reported = str(state)
-            self._notify(self._reported)
+        """Report a new state, and a problem that the cluster repeats for each pod once until the job runs."""
+        if state.phase == "running":
+            self._reported_topics.clear()
+        if str(state) == self._reported or state.topic in self._reported_topics:
+            return
+        self._reported = str(state)
+        self._reported_topics |= {state.topic} if state.topic else set()
+        self._notify(self._reported)
 
     def _needs_operator(self, state: JobState) -> bool:
         """Return True if the job never ran and has had a permanent problem for more than `permanent_seconds`."""

@@ -30,11 +30,28 @@ REPORT_CPUS, REPORT_MEMORY_GIB = 4.0, 16.0
 
 
 @dataclass(frozen=True)
-class PodResources:
-    """Resources of one pod, in cores and GiB; 0 requests nothing. `shm_gib` is a part of `memory_gib`."""
+class Amount:
+    """Cores and memory of a pod; 0 names none."""
 
     cpus: float
     memory_gib: float
+
+
+CPU_REQUEST = Amount(0.25, 1.0)
+"""Default request of each process on machines without accelerators: a small training on a laptop's cluster."""
+CPU_LIMIT = Amount(4.0, 8.0)
+"""Default limit of each process there; a pod uses more than it requests if its node has it free."""
+SHARD_PROCESSES = 4
+"""Processes that the default limit of the shard stage counts, if launch.shard_workers leaves them to the machine."""
+
+
+@dataclass(frozen=True)
+class PodResources:
+    """Resources of one pod: its limits and its request, in cores and GiB. `shm_gib` is a part of `memory_gib`."""
+
+    cpus: float
+    memory_gib: float
+    request: Amount
     shm_gib: float
     temporary_gib: float
     cache_gib: float
@@ -54,15 +71,35 @@ def pod_resources(
     cpus, memory = resources.cpus or hardware.cpus_to_request, resources.memory_gib or hardware.memory_gib_to_request
     if stage == "report":
         cpus, memory = min(cpus, REPORT_CPUS), min(memory, REPORT_MEMORY_GIB)
+    shm = resources.shm_gib or _shm_gib(config, stage, processes, memory, gpudirect=gpudirect)
+    request, limit = Amount(cpus, memory), Amount(cpus, memory)
+    if hardware.kind == "cpu":
+        small, large = _cpu_defaults(config, stage, processes, shm)
+        request = Amount(cpus or small.cpus, memory or small.memory_gib)
+        limit = Amount(cpus or large.cpus, memory or large.memory_gib)
     return PodResources(
-        cpus=cpus,
-        memory_gib=memory,
-        shm_gib=resources.shm_gib or _shm_gib(config, stage, processes, memory, gpudirect=gpudirect),
+        cpus=limit.cpus,
+        memory_gib=limit.memory_gib,
+        request=request,
+        shm_gib=shm,
         temporary_gib=resources.ephemeral_gib or TEMPORARY_GIB,
         cache_gib=math.ceil(config.input.cache_bytes / GIB) if cached else 0.0,
         resource=hardware.resource,
         accelerators=hardware.accelerators,
     )
+
+
+def _cpu_defaults(config: RunConfig, stage: str, processes: int, shm_gib: float) -> tuple[Amount, Amount]:
+    """Return request and limit of a pod on a machine without accelerators, whose size is unknown.
+
+    Both are always set, because a namespace with a quota on them refuses pods without them.
+    """
+    has_ranks = stage in ("train", "evaluate")
+    counted = processes if has_ranks else 1
+    most = (config.launch.shard_workers or SHARD_PROCESSES) if stage == "shard" else counted
+    caches = math.ceil(input_cache_bytes(config, processes) / GIB) if has_ranks else 0
+    request = Amount(counted * CPU_REQUEST.cpus, counted * CPU_REQUEST.memory_gib + caches)
+    return request, Amount(most * CPU_LIMIT.cpus, most * CPU_LIMIT.memory_gib + caches + shm_gib)
 
 
 def _shm_gib(config: RunConfig, stage: str, processes: int, memory: float, *, gpudirect: bool) -> float:

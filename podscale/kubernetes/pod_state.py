@@ -46,10 +46,15 @@ class StageExit:
 
 @dataclass(frozen=True)
 class PodProblem:
-    """Reason why a pod does not run; `is_permanent` if only a person can fix it."""
+    """Reason why a pod does not run; `is_permanent` if only a person can fix it.
+
+    Args:
+        topic: what the reason is about, such as an image, if the cluster describes one problem in several texts.
+    """
 
     reason: str
     is_permanent: bool = False
+    topic: str = ""
 
 
 def trim_pod(pod: KubernetesObject) -> KubernetesObject:
@@ -165,6 +170,7 @@ def _waiting_problem(container: KubernetesObject) -> PodProblem | None:
         error = _stage_exit(last, "").first_line if last else message
         return PodProblem(f"its container {container['name']} failed and restarts after a pause: {error}")
     advice = PERMANENT_WAIT_REASONS.get(reason)
-    image = f" (image {container['image']})" if "Image" in reason else ""
+    topic = f"image {container['image']}" if "Image" in reason else ""
+    image = f" ({topic})" if topic else ""
     text = f"{reason}: {message}{image}" if message else f"{reason}{image}"
-    return PodProblem(f"{text}; {advice}", is_permanent=True) if advice else PodProblem(text)
+    return PodProblem(f"{text}; {advice}", is_permanent=True, topic=topic) if advice else PodProblem(text, topic=topic)

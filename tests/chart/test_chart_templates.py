@@ -36,10 +36,7 @@ def objects(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("profile", [None, *PROFILES], ids=lambda path: path.stem if path else "default")
 def test_lint(profile: Path | None) -> None:
     chosen = ("-f", profile) if profile is not None else ()
-    # `helm lint` has no option for the cluster's APIs, so `template` covers the check that needs one.
-    done = helm.run(
-        "lint", "--strict", "--kube-version", helm.KUBERNETES, helm.CHART, *chosen, values={"kueue": {"enabled": False}}
-    )
+    done = helm.run("lint", "--strict", "--kube-version", helm.KUBERNETES, helm.CHART, *chosen)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -263,18 +260,56 @@ def test_a_changed_direct_run_is_another_job() -> None:
         ({"workspace": {"kind": "existing"}}, ["workspace.name is empty", "--set workspace.name="]),
         ({"workspace": {"kind": "none", "prepare": True}}, ["workspace.kind is none", "leave workspace.prepare false"]),
         ({"serviceAccounts": {"trainer": {"create": False}}}, ["serviceAccounts.trainer.name is empty"]),
-        ({"kueue": {"enabled": True}}, ["does not serve kueue.x-k8s.io/v1beta2", "install Kueue"]),
         ({"metrics": {"tls": {"clientSecret": "mine"}}}, ["metrics.tls.secret is empty"]),
         ({"directRun": {"enabled": True}}, ["directRun.document is empty"]),
         ({"metrics": {"disabledAlerts": ["PodscaleNone"]}}, ["metrics.disabledAlerts", "PodscaleNone", "not an alert"]),
         ({"metrics": {"thresholds": {"dataWaitShare": "much"}}}, ["/metrics/thresholds/dataWaitShare"]),
         ({"metrics": {"thresholds": {"dataWait": 0.3}}}, ["/metrics/thresholds", "dataWait", "not allowed"]),
+        ({"networkPolicy": {"storage": {"cidrs": ["not-a-cidr"]}}}, ["/networkPolicy/storage/cidrs/0", "not-a-cidr"]),
+        ({"networkPolicy": {"storage": {"except": ["10.0.0.0/33"]}}}, ["/networkPolicy/storage/except/0"]),
+        ({"networkPolicy": {"kubernetesApi": {"cidrs": ["10.0.0.1"]}}}, ["/networkPolicy/kubernetesApi/cidrs/0"]),
+        ({"networkPolicy": {"dns": {"cidrs": ["fd00::/129"]}}}, ["/networkPolicy/dns/cidrs/0"]),
+        ({"resources": {"launcher": {"limits": {"cpu": "abc"}}}}, ["/resources/launcher/limits/cpu", "abc"]),
+        ({"resources": {"test": {"limit": {"cpu": 1}}}}, ["/resources/test", "limit", "not allowed"]),
+        ({"resourceQuota": {"pods": "ten"}}, ["/resourceQuota/pods", "ten"]),
+        ({"pipeline": {"preset": "digitz"}}, ["/pipeline/preset", "'digits'"]),
     ],
     ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
 )
 def test_wrong_values_get_a_readable_message(values: dict[str, Any], texts: list[str]) -> None:
     message = helm.refused(values)
     assert all(text in message for text in texts), message
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"networkPolicy": {"storage": {"cidrs": ["0.0.0.0/0", "::/0", "fd00::/8", "2001:db8:0:1::a/128"]}}},
+        {"resources": {"launcher": {"limits": {"cpu": 2, "memory": "1.5Gi", "ephemeral-storage": "1e9"}}}},
+        {"resourceQuota": {"requests.cpu": "1500m", "requests.nvidia.com/gpu": 0, "pods": 10}},
+        {"limitRange": [{"type": "Container", "default": {"cpu": "500m"}, "max": {"memory": "1Gi"}}]},
+        {"pipeline": {"preset": "goyal2017-8k"}},
+    ],
+    ids=lambda values: ",".join(values),
+)
+def test_right_values_are_accepted(values: dict[str, Any]) -> None:
+    assert helm.template(None, values)
+
+
+def test_a_cluster_without_kueue_refuses_a_queue() -> None:
+    """Helm reports kinds, such as v1/Pod, only of a cluster."""
+    values = {"kueue": {"enabled": True, "clusterQueue": "theirs"}}
+    message = helm.refused(values, apis=["v1/Pod"])
+    assert "kueue.x-k8s.io/v1beta2" in message
+    assert "kueue.enabled=false" in message
+    assert helm.template(None, values, apis=["v1/Pod", KUEUE])
+
+
+@pytest.mark.parametrize("profile", PROFILES, ids=lambda path: path.stem)
+def test_every_profile_is_rendered_without_a_cluster(profile: Path) -> None:
+    """`helm template` without --api-versions renders the queue of a profile that has one."""
+    queues = helm.kinds(helm.template(profile, apis=()), "LocalQueue")
+    assert bool(queues) == ("kueue" in yaml.safe_load(profile.read_text(encoding="utf-8")))
 
 
 def test_wrong_queues_get_a_readable_message() -> None:

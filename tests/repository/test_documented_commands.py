@@ -82,6 +82,6 @@ def test_commands_are_found_and_wrong_ones_refused() -> None:
     assert arguments("podscale run digits --set a='b c' | less  # see") == ["run", "digits", "--set", "a=b c"]
     assert arguments("podman run --rm image podscale doctor --json") == ["doctor", "--json"]
     assert arguments("helm install podscale charts/podscale") is None
-    for wrong in (["rnu"], ["render", "digits", "--namespace", "x"], ["pipeline", "run", "--defaults"]):
+    for wrong in (["rnu"], ["presets", "--namespace", "x"], ["pipeline", "run", "--defaults"]):
         with pytest.raises(UsageError):
             parse(wrong)

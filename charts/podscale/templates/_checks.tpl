@@ -38,8 +38,9 @@
 {{- end -}}
 
 {{- define "podscale.kueueChecks" -}}
-{{- if not (.Capabilities.APIVersions.Has "kueue.x-k8s.io/v1beta2") -}}
-{{- fail "kueue.enabled is true, but this cluster does not serve kueue.x-k8s.io/v1beta2: install Kueue 0.15 or newer, or set kueue.enabled=false (with `helm template`: --api-versions kueue.x-k8s.io/v1beta2)" -}}
+{{- /* Helm knows the kinds, such as v1/Pod, only of a cluster; `helm template` and `helm lint` have none to ask. */}}
+{{- if and (.Capabilities.APIVersions.Has "v1/Pod") (not (.Capabilities.APIVersions.Has "kueue.x-k8s.io/v1beta2")) -}}
+{{- fail "kueue.enabled is true, but this cluster does not serve kueue.x-k8s.io/v1beta2: install Kueue 0.15 or newer, or set kueue.enabled=false" -}}
 {{- end -}}
 {{- if and (not .Values.kueue.clusterQueue) (not .Values.kueue.flavors) -}}
 {{- fail "kueue.enabled is true, but there is neither kueue.clusterQueue nor kueue.flavors: name an existing ClusterQueue, or list the flavors of the one to create" -}}

@@ -146,6 +146,10 @@ def pod_security(spec: JobSpec) -> dict[str, Any]:
     """Return the security context of the pod: its user, and the seccomp profile."""
     if spec.security_mode == "privileged":
         return {"runAsUser": 0, "fsGroup": USER_ID, "fsGroupChangePolicy": "OnRootMismatch"}
+    return restricted_pod_security()
+
+
+def restricted_pod_security() -> dict[str, Any]:
     return {
         "runAsNonRoot": True,
         "runAsUser": USER_ID,
@@ -160,6 +164,10 @@ def container_security(spec: JobSpec) -> dict[str, Any]:
     """Return the security context of the container, privileged if it needs devices of the host."""
     if spec.security_mode == "privileged":
         return {"privileged": spec.needs_accelerators, "readOnlyRootFilesystem": True}
+    return restricted_container_security()
+
+
+def restricted_container_security() -> dict[str, Any]:
     return {
         "allowPrivilegeEscalation": False,
         "readOnlyRootFilesystem": True,
@@ -168,16 +176,28 @@ def container_security(spec: JobSpec) -> dict[str, Any]:
 
 
 def container_resources(spec: JobSpec) -> dict[str, Any]:
-    """Return equal requests and limits, so that a node evicts other pods first."""
+    """Return requests and limits; they are equal if the document or the hardware names them.
+
+    Equal ones let a node evict other pods first.
+    """
+    resources = spec.resources
+    return {
+        "requests": _resource_amounts(spec, resources.request.cpus, resources.request.memory_gib),
+        "limits": _resource_amounts(spec, resources.cpus, resources.memory_gib),
+    }
+
+
+def _resource_amounts(spec: JobSpec, cpus: float, memory_gib: float) -> dict[str, str]:
+    """Return the amounts of a request or a limit as Kubernetes writes them; 0 is left out."""
     resources, amounts = spec.resources, {}
-    if resources.cpus:
-        amounts["cpu"] = f"{resources.cpus:g}"
-    if resources.memory_gib:
-        amounts["memory"] = gib_quantity(resources.memory_gib)
+    if cpus:
+        amounts["cpu"] = f"{cpus:g}"
+    if memory_gib:
+        amounts["memory"] = gib_quantity(memory_gib)
     amounts["ephemeral-storage"] = gib_quantity(resources.ephemeral_gib)
     if resources.accelerators and resources.resource:
         amounts[resources.resource] = str(resources.accelerators)
-    return {"requests": amounts, "limits": dict(amounts)}
+    return amounts
 
 
 def value_variable(name: str, text: object) -> dict[str, Any]:

@@ -37,6 +37,14 @@ COUNTED_TPUS = (
 DEFAULTS = "run: {workspace: /work}\nlaunch: {image: cluster/image:1, cluster: {workspace_claim: w, queue: lq}}\n"
 
 
+@pytest.fixture(autouse=True)
+def _named_objects(cluster: FakeCluster) -> None:
+    """Objects that the documents below name."""
+    cluster.put("persistentvolumeclaims", {"metadata": {"name": "w"}, "spec": {"accessModes": ["ReadWriteMany"]}})
+    for name in ("lq", "mine"):
+        cluster.put("localqueues", {"metadata": {"name": name}, "spec": {"clusterQueue": "cq"}})
+
+
 def put_defaults(cluster: FakeCluster) -> None:
     cluster.put("configmaps", {"metadata": {"name": "podscale-defaults"}, "data": {"defaults.yaml": DEFAULTS}})
 
@@ -61,6 +69,14 @@ def test_a_dry_run_checks_every_stage_and_creates_nothing(
     assert main(["submit", *SET, "--dry-run"]) == 0
     assert capsys.readouterr().out.count("accepted by the API server") == 4
     assert cluster.all("pytorchjobs") == cluster.all("jobs") == cluster.all("networkpolicies") == []
+
+
+def test_a_missing_claim_is_found_before_the_first_stage(
+    cluster: FakeCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.remove("persistentvolumeclaims", "w")
+    assert_error(main(["submit", *SET]), capsys.readouterr().err, field="launch.cluster.workspace_claim")
+    assert cluster.all("jobs") == cluster.all("networkpolicies") == []
 
 
 def test_all_stages_need_waiting(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
@@ -91,7 +107,7 @@ def test_hardware_without_an_engine_is_refused_before_anything_is_created(
     for hardware in (tpu, counted):
         code = main(["submit", *SET, *hardware, "--stage", "train", "--no-wait"])
         assert_error(code, capsys.readouterr().err, "train.engine=jax", field="launch.hardware")
-        assert main(["doctor", "--cluster", *SET, *hardware]) == 2
+        assert main(["doctor", "--no-pull", "--cluster", *SET, *hardware]) == 2
         assert "launch.hardware: " in capsys.readouterr().out
     assert cluster.all("jobsets") == cluster.all("networkpolicies") == []
 
@@ -137,6 +153,68 @@ def test_the_error_of_an_unknown_default_names_configmap_and_line(
 def test_defaults_that_may_not_be_read_are_ignored(cluster: FakeCluster) -> None:
     cluster.denied.add(("get", "configmaps"))
     assert main(["submit", *SET, "--stage", "train", "--no-wait"]) == 0
+
+
+OPEN_COMMANDS = (
+    ["submit", "digits"],
+    ["submit", "goyal2017-8k", "--dry-run"],
+    ["render", "digits", "--defaults", "cluster"],
+    ["compile", "digits", "--defaults", "cluster"],
+)
+"""Commands with documents that leave the workspace to the defaults of the namespace."""
+
+
+@pytest.mark.parametrize("command", OPEN_COMMANDS, ids=" ".join)
+def test_defaults_that_a_document_needs_and_the_namespace_lacks_are_named(
+    cluster: FakeCluster, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    for content in (None, {"other.yaml": "x"}):
+        if content is not None:
+            cluster.put("configmaps", {"metadata": {"name": "podscale-defaults"}, "data": content})
+        field = "ConfigMap podscale-defaults"
+        assert_error(main(command), capsys.readouterr().err, "namespace train", "--namespace", field=field)
+
+
+@pytest.mark.parametrize("command", OPEN_COMMANDS, ids=" ".join)
+def test_defaults_that_may_not_be_read_are_named_if_they_are_needed(
+    cluster: FakeCluster, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    cluster.denied |= {("get", "configmaps"), ("get", "namespaces")}
+    code, output = main(command), capsys.readouterr().err
+    assert_error(code, output, "namespace train", "RBAC", "launcher role", field="ConfigMap podscale-defaults")
+
+
+@pytest.mark.parametrize("command", [*OPEN_COMMANDS, ["submit", *SET]], ids=" ".join)
+def test_a_namespace_that_does_not_exist_is_named(
+    cluster: FakeCluster, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    code, output = main([*command, "--namespace", "nowhere"]), capsys.readouterr().err
+    assert_error(code, output, "'nowhere'", "kubectl create namespace nowhere", field="launch.cluster.namespace")
+
+
+def test_a_run_is_found_without_the_defaults_of_the_namespace(cluster: FakeCluster) -> None:
+    cluster.put("pytorchjobs", job(name="digits", labels={"podscale.dev/run": "digits"}))
+    assert main(["status", "digits"]) == 0
+
+
+def test_the_namespace_of_the_defaults_is_an_option(
+    cluster: FakeCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of `compile` and `render`, as of `submit`; of `pipeline`, whose option is also KFP's namespace."""
+    cluster.put("namespaces", {"metadata": {"name": "team"}})
+    content = {"defaults.yaml": DEFAULTS.replace("cluster/image:1", "team/image:1")}
+    cluster.put("configmaps", {"metadata": {"name": "podscale-defaults"}, "data": content}, "team")
+    package, options = tmp_path / "p.yaml", ("--defaults", "cluster", "--namespace", "team")
+    assert main(["render", "digits", *options]) == 0
+    assert "namespace: team" in (text := capsys.readouterr().out)
+    assert "image: team/image:1" in text
+    assert main(["compile", "digits", "-o", str(package), *options]) == 0
+    assert "image: team/image:1" in package.read_text()
+    with kfp_api() as api:
+        api.store.multi_user = True
+        for command in ("upload", "run"):
+            assert main(["pipeline", command, "digits", *options, "--host", api.url]) == 0
+        assert "team/image:1" in json.dumps(api.store.packages)
 
 
 @pytest.mark.parametrize(
@@ -273,7 +351,7 @@ def test_a_named_pod_is_followed_through_silence_and_restarts(
 
 
 def examined(capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, str]]:
-    assert main(["doctor", "--cluster", *SET, "--json"]) == 2
+    assert main(["doctor", "--no-pull", "--cluster", *SET, "--json"]) == 2
     return {finding["subject"]: finding for finding in json.loads(capsys.readouterr().out)}
 
 
@@ -295,6 +373,19 @@ def test_doctor_finds_defaults_that_cannot_be_used(cluster: FakeCluster, capsys:
     findings = examined(capsys)
     assert "launch.imaeg" in findings["defaults"]["found"]
     assert findings["API server"]["verdict"] == "ok"
+
+
+def test_doctor_names_the_defaults_that_a_namespace_lacks(
+    cluster: FakeCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", "--no-pull", "--cluster", "digits", "--json"]) == 2
+    findings = {finding["subject"]: finding for finding in json.loads(capsys.readouterr().out)}
+    assert "podscale-defaults" in findings["defaults"]["found"]
+    assert "document" not in findings, "the workspace of the chart is assumed"
+    assert findings["claim podscale-workspace"]["verdict"] == "missing"
+    assert main(["doctor", "--no-pull", "--cluster", "digits", "--json", "-n", "nowhere"]) == 2
+    findings = {finding["subject"]: finding for finding in json.loads(capsys.readouterr().out)}
+    assert findings["namespace nowhere"]["verdict"] == "missing"
 
 
 def test_stop_keeps_finished_jobs_unless_asked(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
@@ -347,7 +438,7 @@ def test_no_cluster_is_one_line_for_every_command(
         code, output = main(command), capsys.readouterr().err
         assert_error(code, output, "KUBECONFIG", "launch.backend=local")
         assert output.count("\n") == 1
-    assert main(["doctor", "--cluster"]) == 2
+    assert main(["doctor", "--no-pull", "--cluster"]) == 2
 
 
 def test_watching_a_large_job_takes_few_requests_and_little_memory_a_pod(

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from podscale import config
+from podscale.kubernetes import image_check
 from podscale.kubernetes.cluster_doctor import PERMISSION_RULES, check_cluster
-from podscale.kubernetes.inventory import parse_quantity
+from podscale.kubernetes.quantities import parse_quantity
 from podscale.util.terminal import CheckResult
 from tests.support.cluster_objects import condition
 from tests.support.fake_cluster import FakeCluster
@@ -37,8 +38,10 @@ def node(cluster: FakeCluster, name: str, size: dict[str, str], labels: dict[str
     cluster.put("nodes", {"metadata": {"name": name, "labels": labels or {}}, "status": {"allocatable": size}})
 
 
-def check_results(*changes: str) -> dict[str, CheckResult]:
-    return {finding.subject: finding for finding in check_cluster(config.load(None, (*DOCUMENT, *changes)))}
+def check_results(*changes: str, pull: bool = False) -> dict[str, CheckResult]:
+    """Return the results, by default without the images, because no kubelet answers here."""
+    loaded = config.load(None, (*DOCUMENT, *changes))
+    return {finding.subject: finding for finding in check_cluster(loaded, pull=pull)}
 
 
 def test_a_healthy_cluster_misses_nothing(healthy: FakeCluster) -> None:
@@ -61,6 +64,15 @@ def test_credentials_that_are_refused_are_one_line(healthy: FakeCluster) -> None
     assert finding.verdict == "missing"
     assert finding.subject == "API server"
     assert "HTTP 401" in finding.found
+
+
+@pytest.mark.parametrize("pull", [False, True])
+def test_images_are_pulled_unless_declined(healthy: FakeCluster, monkeypatch: pytest.MonkeyPatch, pull: bool) -> None:
+    monkeypatch.setattr(image_check, "PULL_SECONDS", 0.0)
+    findings = check_results("launch.image=mine:1", pull=pull)
+    assert ("image mine:1" in findings) is pull
+    assert any(seen.method == "POST" and seen.path.endswith("/jobs") for seen in healthy.seen) is pull
+    assert healthy.all("jobs") == []
 
 
 def remove_kind(cluster: FakeCluster) -> None:
@@ -112,7 +124,7 @@ CASES: dict[str, tuple[Callable[[FakeCluster], None], str, str, str]] = {
     "a claim that is absent": (no_claim, "claim w", "missing", "workspace_claim"),
     "a claim for one node": (one_writer, "claim w", "note", "ReadWriteMany"),
     "an operator that is down": (operator_down, "training-operator", "missing", "kubectl describe pods -n kubeflow"),
-    "a quota that is used up": (full_quota, "quota few", "missing", "pods used up"),
+    "a quota that is used up": (full_quota, "quota few", "missing", "wait for other jobs"),
     "a permission that is needed": (no_creating, "permissions on pytorchjobs.kubeflow.org", "missing", "launcher role"),
     "a permission that would help": (no_events, "permissions on events", "note", "launcher role"),
     "a job that admission refuses": (webhook, "the job itself", "missing", "podscale submit"),

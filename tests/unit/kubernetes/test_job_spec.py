@@ -7,6 +7,7 @@ import pytest
 from podscale.config import loads
 from podscale.errors import InputError, InputErrors
 from podscale.kubernetes.job_spec import METRICS_PORT, build_job_spec
+from podscale.kubernetes.pod_resources import Amount
 from podscale.pipelines import presets
 from tests.support.refusals import refused
 from tests.support.rendering import TWO, document, spec
@@ -73,7 +74,20 @@ def test_resources_default_to_the_share_of_the_hardware() -> None:
     share = spec(*EIGHT, "launch.resources.cpus=0", "launch.resources.memory_gib=0", preset="mlperf-8xh100").resources
     assert 150 < share.cpus < 208
     assert 1400 < share.memory_gib < 1872
-    assert spec().resources.memory_gib == 0, "no request without a known machine"
+    assert share.request == Amount(share.cpus, share.memory_gib)
+    unknown = ("launch.resources.accelerator=example.com/gpu", "launch.resources.accelerators=2", "launch.processes=2")
+    assert spec(*unknown).resources.request == Amount(0, 0), "no request on accelerators without a known machine"
+
+
+def test_resources_on_cpus_grow_with_the_processes() -> None:
+    one, four = (spec(f"launch.processes={count}").resources for count in (1, 4))
+    assert (four.request.cpus, four.request.memory_gib) == (4 * one.request.cpus, 4 * one.request.memory_gib)
+    assert four.cpus == 4 * one.cpus
+    cached = spec("launch.processes=1", "input.decoded_cache_bytes=7516192768").resources
+    assert cached.request.memory_gib == one.request.memory_gib + 7
+    assert cached.memory_gib == one.memory_gib + 7
+    workers = spec("launch.shard_workers=16", stage="shard").resources
+    assert workers.cpus == 4 * spec("launch.shard_workers=4", stage="shard").resources.cpus
 
 
 def test_shared_memory_holds_the_batches_in_flight() -> None:

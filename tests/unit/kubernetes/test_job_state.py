@@ -21,6 +21,7 @@ Object = dict[str, Any]
 KINDS = ("PyTorchJob", "JAXJob", "TrainJob", "JobSet", "Job")
 QUEUED = {"labels": {"kueue.x-k8s.io/queue-name": "lq"}, "suspend": True}
 NO_NODE = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
+FORBIDDEN = 'pods "r1-worker-1" is forbidden'
 REFUSED = (
     'pods "r1-worker-0" is forbidden: violates PodSecurity "restricted:latest": allowPrivilegeEscalation != false '
     '(container "init-pytorch" must set securityContext.allowPrivilegeEscalation=false)'
@@ -128,6 +129,22 @@ CASES = [
     Case("pods over the quota are not hopeless", LIVE, "pending", "exceeded quota: q", events=(
         event("r1", "FailedCreatePod", 'Error creating: pods "r1-worker-1" is forbidden: exceeded quota: q'),
     )),
+    Case("pods that exceed the quota alone are hopeless", LIVE, "pending", "launch.resources.cpus", events=(
+        event("r1", "FailedCreatePod", f"Error creating: {FORBIDDEN}: exceeded quota: q, requested: pods=1,"
+              "requests.cpu=4, used: pods=0,requests.cpu=0, limited: pods=9,requests.cpu=2"),
+    ), hopeless=True),
+    Case("pods that fit the quota alone are not", LIVE, "pending", "wait for other jobs", events=(
+        event("r1", "FailedCreatePod", f"Error creating: {FORBIDDEN}: exceeded quota: q, requested: requests.cpu=1, "
+              "used: requests.cpu=1500m, limited: requests.cpu=2"),
+    )),
+    Case("pods without what the quota counts are hopeless", LIVE, "pending", "launch.resources.memory_gib", events=(
+        event("r1", "FailedCreatePod", f"Error creating: {FORBIDDEN}: failed quota: q: must specify limits.memory for: "
+              "pytorch"),
+    ), hopeless=True),
+    Case("a limit range names the remedy", LIVE, "pending", "launch.resources.cpus", events=(
+        event("r1", "FailedCreatePod", f"Error creating: {FORBIDDEN}: maximum cpu usage per Container is 2, but limit "
+              "is 8"),
+    ), hopeless=True),
     Case("a crash loop tells how the container ended", LIVE, "restarting", "CUDA error", (
         pod(0, state=waiting("CrashLoopBackOff", "back-off 20s"), last=terminated(1, "CUDA error"), restarts=3),
         pod(1, restarts=2),
@@ -177,6 +194,22 @@ def test_the_state_of_a_job(case: Case) -> None:
     assert case.says in state.reason
     assert state.is_permanent == case.hopeless
     assert (state.stage_exit.exit_code if state.stage_exit else None) == case.exit_code
+
+
+def test_a_quota_s_refusal_reads_the_same_for_every_pod() -> None:
+    def state(pod: str) -> job_state.JobState:
+        refused = f'Error creating: pods "{pod}" is forbidden: exceeded quota: q'
+        return job_state.read_job_state(LIVE, events=(event("r1", "FailedCreatePod", refused),))
+
+    assert state("r1-worker-0") == state("r1-worker-1")
+    assert state("r1-worker-0").topic
+
+
+def test_both_texts_of_an_image_that_cannot_be_pulled_have_one_topic() -> None:
+    reasons = ("ErrImagePull", "ImagePullBackOff")
+    states = [job_state.read_job_state(LIVE, [pod(0, state=waiting(reason), phase="Pending")]) for reason in reasons]
+    assert states[0].topic == states[1].topic != ""
+    assert job_state.read_job_state(LIVE, [pod(0, state=waiting("CreateContainerError"), phase="Pending")]).topic == ""
 
 
 def test_the_first_cause_explains_the_others() -> None:

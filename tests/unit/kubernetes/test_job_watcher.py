@@ -12,11 +12,12 @@ import pytest
 from podscale import config
 from podscale.errors import ExitCode
 from podscale.kubernetes import informer, job_watcher, logs, retry
+from podscale.kubernetes.client import ClusterClient
 from podscale.kubernetes.job_watcher import JobReplaced, JobVanished, NamespaceGone, WaitLimits
 from podscale.kubernetes.retry import RetryPolicy
 from podscale.kubernetes.run_stage import JobResult, run_stage
 from podscale.util.processes import SigtermReceived, raise_on_sigterm
-from tests.support.cluster_objects import condition, event, pod, terminated, unschedulable, waiting
+from tests.support.cluster_objects import condition, event, job, pod, terminated, unschedulable, waiting
 from tests.support.fake_cluster import FakeCluster
 from tests.support.polling import until
 
@@ -174,6 +175,49 @@ def test_an_image_that_is_missing_is_given_up_with_its_name(operator: Operator, 
     assert result.exit_code == ExitCode.BAD_INPUT
     assert "registry.example/podscale:1" in result.error
     assert cluster.all("pytorchjobs") == []
+
+
+def test_an_image_that_is_missing_is_reported_once_for_all_pods(operator: Operator, cluster: FakeCluster) -> None:
+    launcher = Waiting()
+    operator.job()
+    for reason in ("ErrImagePull", "ImagePullBackOff", "ErrImagePull"):
+        for index in range(2):
+            operator.pods(pod(index, state=waiting(reason, f"attempt of {index}"), phase="Pending"))
+            launcher.sees("registry.example/podscale:1")
+            time.sleep(0.15)
+    lines = [line for line in launcher.text.splitlines() if "registry.example/podscale:1" in line]
+    assert len([line for line in lines if "is deleted" not in line]) == 1, launcher.text
+
+
+def test_a_quota_that_refuses_pods_is_reported_once(operator: Operator, cluster: FakeCluster) -> None:
+    launcher = Waiting()
+    operator.job()
+    for used in range(4):
+        refused = f'pods "r1-worker-{used % 2}" is forbidden: exceeded quota: few, used: pods={used}, limited: pods=9'
+        cluster.put("events", event("r1", "FailedCreatePod", f"Error creating: {refused}"))
+        launcher.sees("exceeded quota: few", "launch.resources.cpus")
+        time.sleep(0.25)
+    assert launcher.text.count("exceeded quota: few") == 1, launcher.text
+    operator.pods(pod(0), pod(1))
+    launcher.sees("running, 2 of 2 pods")
+    cluster.remove("pods", "r1-worker-1")
+    until(lambda: launcher.text.count("exceeded quota: few") == 2)  # a problem after the pods have run is a new one
+    operator.pods(pod(1))
+    operator.succeed()
+    assert launcher.end() == JobResult("train", 0)
+
+
+def test_the_newest_of_many_events_counts(api: ClusterClient, cluster: FakeCluster) -> None:
+    """The API server lists events in no order of time, in pages."""
+    made = cluster.put("pytorchjobs", job())
+    for minute in range(300):
+        about = event("r1", "FailedCreatePod", f"refusal {minute}")
+        about["metadata"]["name"] = f"r1.{minute}"
+        about["lastTimestamp"] = f"2999-01-01T{minute // 60:02}:{minute % 60:02}:00Z"
+        cluster.put("events", about)
+    events, _ = job_watcher.read_events_and_workload(api, made, ())
+    assert len(events) == job_watcher.MAX_EVENTS
+    assert events[0]["message"] == "refusal 299"
 
 
 def test_a_job_that_has_trained_is_not_given_up_for_a_replacement_that_cannot_start(

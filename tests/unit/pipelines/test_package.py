@@ -297,5 +297,17 @@ def test_every_component_has_a_readme_that_names_its_inputs_and_outputs(name):
 def test_a_task_of_several_pods_is_refused() -> None:
     slice_ = ["launch.hardware=tpu-v5e-4x4", "launch.processes=1", "launch.nodes=1", "train.global_batch=512"]
     config = load(presets.resolve_preset(None), ["run.workspace=/workspace", *slice_])
-    with refused("requests 4", field="launch.hardware", got="tpu-v5e-4x4"):
+    with refused("launch.backend=auto", field="launch.backend", got="local"):
         package_pipeline(config)
+
+
+@pytest.mark.parametrize("name", presets.preset_names())
+def test_presets_for_several_machines_are_launched_as_jobs(name: str) -> None:
+    """A task of a pipeline is one pod, and `local` means that it trains there."""
+    launch = load(presets.resolve_preset(name)).launch
+    assert launch.nodes == 1 or launch.backend != "local"
+
+
+def test_a_preset_of_many_machines_compiles() -> None:
+    config = load(presets.resolve_preset("goyal2017-8k"), ["launch.cluster.workspace_claim=w"])
+    assert package_pipeline(config)

@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
+from podscale.kubernetes.quantities import parse_quantity
 from podscale.kubernetes.render import RENDERERS_BY_KIND, pod_placement
 from podscale.kubernetes.render.common import to_yaml
+from podscale.runs.stage_outcomes import StageName
 from tests.support.pod_security import violations
 from tests.support.rendering import TWO, pods, rendered, spec
 
@@ -81,6 +83,25 @@ def test_the_documents_variables_come_last_and_once() -> None:
     environment = pods("jobset", *GPU, *TWO, *EVERYTHING).environment
     assert environment["OMP_NUM_THREADS"] == "4"
     assert environment["NCCL_DEBUG"] == "INFO"
+
+
+@pytest.mark.parametrize("stage", ["shard", "train", "evaluate", "report"])
+@pytest.mark.parametrize("hardware", [(), ("launch.hardware=cpu",)], ids=["no hardware", "cpu"])
+def test_pods_on_cpus_have_requests_and_limits(stage: StageName, hardware: tuple[str, ...]) -> None:
+    """A namespace with a quota on requests or limits refuses pods without them."""
+    resources = pods("pytorchjob" if stage == "train" else "job", *hardware, stage=stage).container["resources"]
+    for kind in ("requests", "limits"):
+        assert {"cpu", "memory", "ephemeral-storage"} <= set(resources[kind])
+    for name, amount in resources["requests"].items():
+        assert parse_quantity(amount) <= parse_quantity(resources["limits"][name])
+    assert parse_quantity(resources["requests"]["cpu"]) <= 1, "two pods fit on a laptop of two cores"
+    assert parse_quantity(resources["requests"]["memory"]) <= 2 * 2**30
+
+
+def test_one_named_amount_leaves_the_other_to_the_default() -> None:
+    resources = pods("pytorchjob", "launch.resources.cpus=3").container["resources"]
+    assert resources["requests"]["cpu"] == resources["limits"]["cpu"] == "3"
+    assert resources["requests"]["memory"] != resources["limits"]["memory"]
 
 
 def test_requests_are_limits() -> None:
