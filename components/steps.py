@@ -237,12 +237,12 @@ def summary_markdown(config: RunConfig, state: str, stopped: str = "") -> str:
 
 
 def _choose_trainer(config: RunConfig) -> Callable[[RunConfig, str], StageOutcome]:
-    """Return the function that trains: in this process, or by a job of the cluster."""
+    """Return the function that trains: in this process, or by a job of the cluster that a child process launches."""
     if config.launch.backend == "local":
         return local.train
-    from podscale.stages import on_cluster
+    from podscale.stages import launcher_process
 
-    return on_cluster.train_on_cluster
+    return launcher_process.train_in_child
 
 
 def _stop_jobs(config: RunConfig, state: str) -> str:

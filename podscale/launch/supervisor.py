@@ -170,8 +170,8 @@ class Supervisor:
     def _finish(self, result: StageResult) -> StageResult:
         """Let the trackers send their last values, and write the final metrics of the endpoint to the run directory.
 
-        A stop that a required tracker caused becomes the failure of that tracker; the error of an abandoned job names the
-        cause of the stop.
+        A stop that a required tracker caused becomes the failure of that tracker. The error of an abandoned job names
+        the cause of the stop.
         """
         monitor = self._launcher_monitor
         if monitor is not None and monitor.is_lost and result.exit_code == ExitCode.PREEMPTED:

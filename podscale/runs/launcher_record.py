@@ -6,10 +6,9 @@ whether the launcher ended by itself or was killed.
 """
 
 import json
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from podscale.runs.directory import RunDirectory
 from podscale.util.files import write_json
@@ -61,7 +60,7 @@ def begin_attempt(run: RunDirectory, stage: str, pipeline: str) -> LauncherRecor
     return record
 
 
-def _read_records(run: RunDirectory) -> Mapping[str, dict[str, object]]:
+def _read_records(run: RunDirectory) -> dict[str, dict[str, Any]]:
     try:
         records = json.loads(run.launcher.read_text(encoding="utf-8"))
     except (OSError, ValueError):

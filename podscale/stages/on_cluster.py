@@ -88,9 +88,10 @@ def _describe_remaining_job(config: RunConfig) -> str:
         if minutes
         else "It does not stop by itself (launch.cluster.launcher_grace_minutes is 0)"
     )
+    titles = " and ".join(map(title_of, jobs))
     return (
-        f"The launcher was killed before it could record an error; {' and '.join(map(title_of, jobs))} runs on. A retry "
-        f"of this run attaches to it. {end}; `podscale stop {config.run.id}` stops it now."
+        f"The launcher was killed before it could record an error; {titles} runs on. A retry of this run attaches to "
+        f"it. {end}; `podscale stop {config.run.id}` stops it now."
     )
 
 

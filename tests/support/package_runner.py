@@ -154,7 +154,9 @@ class PackageRunner:
         for attempt in range(attempts):
             if attempt:
                 time.sleep(self._retry_seconds)
-            pod_name = f"{name}-{self.id}-{uuid.uuid4().hex[:4]}-{attempt}"
+            pod_name = (
+                f"{name}-{self.id}-{uuid.uuid4().hex[:4]}{attempt}"  # differs from other attempts in its last part
+            )
             run.pods.append(pod_name)
             end = self._host.run(pod(task_pod, pod_name, artifacts_claim=self._claim, service_account=self._account))
             run.log, _, metadata = end.log.partition(f"{MARK}\n")
