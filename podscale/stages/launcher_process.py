@@ -94,6 +94,10 @@ def main(task: str, result: str, parent: str) -> int:
         code, content = int(ExitCode.DONE), {"outcome": asdict(outcome)}
     except PodscaleError as error:
         code, content = int(error.exit_code), {"exit_code": int(error.exit_code), "error": str(error)}
+    except Exception as error:
+        failure = {"exit_code": int(ExitCode.FAILED), "error": f"{type(error).__name__}: {error}"}
+        write_json(Path(result), failure)
+        raise
     write_json(Path(result), content)
     return code
 
