@@ -1,8 +1,8 @@
 """Launcher of a training job in a child process, which its parent starts again if a signal kills it.
 
 Kubeflow Pipelines may not retry a launcher that the kernel's out-of-memory killer ended (a default retry policy OnError
-covers lost pods only). The parent waits and nothing else, so the kernel chooses the child, which holds the client and
-its caches. A child that starts again adopts the job. This does not help if the kernel kills the whole container at once
+covers lost pods only). The parent, 95 MiB of which 80 are kfp, waits and does not grow. The child holds the client and
+its caches, and asks the kernel to be killed first. A child that starts again adopts the job. This does not help if the kernel kills the whole container at once
 (memory.oom.group, which kubelets set with cgroup v2): KFP then has to retry the task.
 """
 

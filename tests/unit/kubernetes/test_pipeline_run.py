@@ -31,10 +31,9 @@ def test_the_workflow_of_the_pod_owns_the_job_without_controlling_it(api: Cluste
 def test_without_a_workflow_the_pods_name_identifies_the_run(
     api: ClusterClient, cluster: FakeCluster, how: str
 ) -> None:
+    owners = {"not owned": [], "another kind": [{**WORKFLOW, "kind": "CronWorkflow"}]}
     if how != "absent":
-        put_pod(
-            cluster, *({"not owned": [], "another kind": [{**WORKFLOW, "kind": "CronWorkflow"}]}.get(how, [WORKFLOW]))
-        )
+        put_pod(cluster, *owners.get(how, [WORKFLOW]))
     if how == "denied":
         cluster.denied.add(("get", "pods"))
     assert find_pipeline_run(api, {"KFP_POD_NAME": POD}) == BY_NAME
