@@ -2,8 +2,10 @@
 
 Kubeflow Pipelines may not retry a launcher that the kernel's out-of-memory killer ended (a default retry policy OnError
 covers lost pods only). The parent, 95 MiB of which 80 are kfp, waits and does not grow. The child holds the client and
-its caches, and asks the kernel to be killed first. A child that starts again adopts the job. This does not help if the kernel kills the whole container at once
-(memory.oom.group, which kubelets set with cgroup v2): KFP then has to retry the task.
+its caches, and asks the kernel to be killed first. A child that starts again adopts the job.
+
+This does not help if the kernel kills the whole container at once (memory.oom.group, which kubelets set with cgroup
+v2): KFP then has to retry the task.
 """
 
 import json

@@ -301,6 +301,7 @@ def test_a_launcher_without_a_workflow_owns_no_job(start: Start, denied: tuple[s
     assert "ownerReferences" not in job["metadata"]
 
 
+@pytest.mark.slow
 def test_a_job_that_vanishes_is_submitted_again_as_often_as_documented(start: Start) -> None:
     """Also if KFP starts the launcher again after it gave up: both count the same retries."""
     scene = start(grace=20)
