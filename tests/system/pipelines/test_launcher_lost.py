@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,10 @@ from podscale.components import steps
 from podscale.config import RunConfig, load
 from podscale.errors import ExitCode
 from podscale.runs import RunDirectory, dataset_directory, read_outcomes
-from podscale.runs.launcher_heartbeat import is_abandoned
+from podscale.runs.launcher_heartbeat import LauncherSilence, is_abandoned
 from podscale.telemetry.events import read_records
 from podscale.util import processes
+from podscale.util.files import write_json
 from tests.support.commands import TIMEOUT_SECONDS, alive, different, result
 from tests.support.fake_cluster import FakeCluster
 from tests.support.local_operator import LocalOperator, operating
@@ -184,6 +186,19 @@ def test_a_terminated_run_whose_exit_handler_does_not_run_stops_its_job(start: S
     assert len(scene.operator.pods) == 2, "the abandoned job is replaced, not adopted"
     assert not is_abandoned(scene.run, "train")
     assert scene.steps()[len(steps)] == steps[-1] + 1, "no step is lost, because the job saved"
+    scene.assert_same_bits()
+
+
+def test_an_abandoned_job_whose_pods_still_save_is_not_adopted(start: Start) -> None:
+    scene = start(grace=20)
+    launcher = scene.launch()
+    scene.wait_for_steps(5)
+    scene.kill(launcher)
+    silence = LauncherSilence("train", scene.run.launcher_heartbeat.read_text(), 1200.0, is_abandoned=True)
+    write_json(scene.run.launcher_silence, asdict(silence))
+    code, log = scene.end(scene.launch())
+    assert code == 0, log
+    assert [pod.exit_codes for pod in scene.operator.pods] == [[ExitCode.PREEMPTED], [ExitCode.DONE]]
     scene.assert_same_bits()
 
 
