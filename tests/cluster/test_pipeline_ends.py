@@ -1,4 +1,4 @@
-"""What becomes of a training job when its pipeline ends, on a real cluster with real operators and garbage collection.
+"""Training jobs whose pipeline ends, in each way, on a real cluster with real operators and garbage collection.
 
 The pipeline's run is a Workflow object that nothing executes: it only owns the pods, as Argo's own does. An outage of
 the API server is not made here, because other tests use it (tests/system/pipelines/test_launcher_lost.py has it).

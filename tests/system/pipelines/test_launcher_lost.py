@@ -1,4 +1,4 @@
-"""What becomes of a training job when its pipeline ends in one of the ways that KFP and its users end it.
+"""Training jobs whose pipeline ends, in each of the ways in which KFP and its users end it.
 
 The launcher is the pipeline task's own processes, the pod is `podscale train` on two ranks with a small real training,
 as the rendered manifest starts it. The API server and the operator are test doubles; tests/cluster has the real ones.
@@ -251,7 +251,7 @@ def test_a_job_outlives_the_restart_of_its_launchers_pod(start: Start) -> None:
     scene.assert_same_bits()
 
 
-def test_an_outage_of_the_api_server_stops_nothing_while_the_launcher_lives(start: Start) -> None:
+def test_an_outage_of_the_api_server_stops_nothing_while_the_launcher_runs(start: Start) -> None:
     scene = start(grace=0.05)
     launcher = scene.launch()
     scene.wait_for_steps(3)

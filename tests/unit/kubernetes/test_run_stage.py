@@ -1,4 +1,4 @@
-"""How a pipeline's launcher differs from `podscale submit --wait`."""
+"""A pipeline's launcher in contrast to `podscale submit --wait`."""
 
 import pytest
 
