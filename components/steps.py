@@ -197,7 +197,7 @@ def summarize(document: str, run_id: str, status: Any, page: Any) -> None:
         config = _load_config(document, run_id)
         stopped, failure = "", None
         try:
-            stopped = "" if status.state in SUCCEEDED_STATES else _stop_jobs(config)
+            stopped = "" if status.state in SUCCEEDED_STATES else _stop_jobs(config, str(status.state))
         except Exception as error:  # no error may hide the stages' outcomes
             stopped, failure = str(error), error
         text = summary_markdown(config, str(status.state), stopped)
@@ -237,21 +237,21 @@ def summary_markdown(config: RunConfig, state: str, stopped: str = "") -> str:
 
 
 def _choose_trainer(config: RunConfig) -> Callable[[RunConfig, str], StageOutcome]:
-    """Return the function that trains: in this process, or by a job of the cluster."""
+    """Return the function that trains: in this process, or by a job of the cluster that a child process launches."""
     if config.launch.backend == "local":
         return local.train
-    from podscale.stages import on_cluster
+    from podscale.stages import launcher_process
 
-    return on_cluster.train_on_cluster
+    return launcher_process.train_in_child
 
 
-def _stop_jobs(config: RunConfig) -> str:
+def _stop_jobs(config: RunConfig, state: str) -> str:
     if config.launch.backend == "local":
         return ""
     from podscale.stages import on_cluster
 
     members = [member.config for member in ensemble_members.ensemble_members(config)]
-    return "\n\n".join(on_cluster.stop_training_job(document) for document in (config, *members))
+    return "\n\n".join(on_cluster.end_training_job(document, state) for document in (config, *members))
 
 
 def _load_config(document: str, run_id: str) -> RunConfig:

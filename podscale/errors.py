@@ -107,6 +107,13 @@ class Preempted(PodscaleError):
     exit_code = ExitCode.PREEMPTED
 
 
+class JobAbandoned(Preempted):
+    """Start of a stage whose job has saved and stopped, because its pipeline is gone.
+
+    The command reports the code of a stop but exits with 0, because operators restart the pods of every other code.
+    """
+
+
 class HangDetected(PodscaleError):
     """No progress within the expected time."""
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from podscale.cli import bench, doctor, documents, jobs, monitoring, pipeline, run, stages, study, tpu, watch
-from podscale.errors import ExitCode, PodscaleError
+from podscale.errors import ExitCode, JobAbandoned, PodscaleError
 from podscale.util import env
 from podscale.util.processes import preempt_on_sigterm
 from podscale.version import VERSION
@@ -52,6 +52,9 @@ def main(arguments: list[str] | None = None) -> int:
         with preempt_on_sigterm():
             result = app(args=arguments, prog_name="podscale", standalone_mode=False)
         return result if isinstance(result, int) else int(ExitCode.DONE)
+    except JobAbandoned as error:
+        print(f"podscale: {error}", file=sys.stderr)
+        return int(ExitCode.DONE)
     except PodscaleError as error:
         print(f"podscale: {error}", file=sys.stderr)
         return int(error.exit_code)

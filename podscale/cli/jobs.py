@@ -165,8 +165,8 @@ def stop(
         print(f"{title_of(job)}: deleted; its pods have time to save", flush=True)
         if is_resubmitted(job):
             print(
-                "  a pipeline waits for it, and submits it again when its task is retried. Terminate the pipeline's "
-                "run in Kubeflow Pipelines; that stops the job too.",
+                "  the launcher of a pipeline waits for it, and submits it again. Terminate or delete the pipeline's "
+                "run; that stops the job too (docs/how-to/kfp.md, Failures).",
                 flush=True,
             )
     for job in stopped if wait else ():

@@ -165,6 +165,13 @@ class ClusterSection(Section):
     )
     slices: int = option(1, "TPU slices of the topology in launch.hardware (multislice; JobSet).", ge=1)
     restarts: int = option(10, "Restarts of the job by its operator before the job fails.", ge=0)
+    launcher_grace_minutes: float = option(
+        20.0,
+        "Time without a heartbeat of its pipeline's launcher after which a job saves and stops; 0 = never. Longer than "
+        "a restart of the launcher, with the pull of its image and KFP's pause before a retry. Jobs of `podscale "
+        "submit` have no launcher and are not stopped.",
+        ge=0,
+    )
     keep_hours: float | None = option(24.0, "Hours after its end at which a job is deleted; none = never.", ge=0)
 
     @model_validator(mode="after")
@@ -288,7 +295,12 @@ class LaunchSection(Section):
     launcher_image: str = placement_field(
         "podscale-tools:latest", "Container image of launchers, which start and watch jobs on a cluster.", min_length=1
     )
-    retries: int = placement_field(2, "Restarts of a failed stage in a pipeline on a cluster.", ge=0)
+    retries: int = placement_field(
+        2,
+        "Restarts of a failed stage in a pipeline on a cluster. A stage that runs as a job is submitted again that "
+        "often if it fails or vanishes.",
+        ge=0,
+    )
     time_limit_hours: float = placement_field(
         168.0, "Time limit of a stage on a cluster, hours, retries included.", gt=0
     )

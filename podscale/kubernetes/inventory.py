@@ -2,9 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
+from typing import Any
+
+import yaml
 
 from podscale.kubernetes.client import ClusterClient
-from podscale.kubernetes.errors import ApiError
+from podscale.kubernetes.errors import ApiError, ApiNotFound
 from podscale.kubernetes.job_spec import JobSpec
 from podscale.kubernetes.quantities import parse_quantity
 from podscale.kubernetes.render import pod_placement
@@ -94,7 +97,9 @@ KUEUE_NAMES = {
     "jobset": "jobset.x-k8s.io/jobset",
     "job": "batch/job",
 }
-KFP_HEALTH = "/api/v1/namespaces/kubeflow/services/ml-pipeline:8888/proxy/apis/v2beta1/healthz"
+KFP_NAMESPACE = "kubeflow"
+WORKFLOW_CONFIG = (KFP_NAMESPACE, "workflow-controller-configmap")
+KFP_HEALTH = f"/api/v1/namespaces/{KFP_NAMESPACE}/services/ml-pipeline:8888/proxy/apis/v2beta1/healthz"
 MONITOR_KINDS = (
     ResourceKind("monitoring.coreos.com", "v1", "PodMonitor", "podmonitors"),
     ResourceKind("monitoring.googleapis.com", "v1", "PodMonitoring", "podmonitorings"),
@@ -183,9 +188,58 @@ def check_pipelines(api: ClusterClient) -> Iterator[CheckResult]:
         yield unreadable(subject, advice)
         return
     if is_healthy:
-        yield CheckResult(subject, "ok", "answers in namespace kubeflow")
+        yield CheckResult(subject, "ok", f"answers in namespace {KFP_NAMESPACE}")
+        yield from check_retry_defaults(api)
     else:
-        yield CheckResult(subject, "note", "no service ml-pipeline answers in namespace kubeflow", advice)
+        yield CheckResult(subject, "note", f"no service ml-pipeline answers in namespace {KFP_NAMESPACE}", advice)
+
+
+def check_retry_defaults(api: ClusterClient) -> Iterator[CheckResult]:
+    """Report what KFP's default retry strategy means for terminated runs and for retries.
+
+    Argo merges `workflowDefaults.spec.templateDefaults.retryStrategy` into every task of every pipeline, the exit
+    handler included. KFP 2.17 sets one, KFP 2.16 does not.
+    """
+    subject, (namespace, name) = "retries of pipelines", WORKFLOW_CONFIG
+    try:
+        config_map = api.get(CONFIG_MAPS, name, namespace=namespace)
+    except ApiNotFound:
+        return
+    except ApiError:
+        yield unreadable(subject, f"check workflowDefaults in ConfigMap {name} of {namespace} (docs/how-to/kfp.md)")
+        return
+    strategy = _default_retry_strategy(config_map)
+    if strategy is None:
+        yield CheckResult(
+            subject, "ok", "no default retry strategy: the exit handler stops the job of a terminated run"
+        )
+        return
+    policy = str(strategy.get("retryPolicy") or "OnFailure")
+    text = (
+        f"{name} has the default retryStrategy {policy}: the exit handler of a terminated run does not run, so its job "
+        "stops after launch.cluster.launcher_grace_minutes"
+    )
+    if policy in ("OnError", "OnTransientError"):
+        text += "; KFP retries lost pods, but not failed containers: the launcher retries its job itself"
+    advice = "to stop a job at once, delete the run, or terminate it and use `podscale stop`; or remove the default"
+    yield CheckResult(subject, "note", text, advice)
+
+
+def _default_retry_strategy(config_map: KubernetesObject) -> KubernetesObject | None:
+    """Return the retry strategy of Argo's workflow defaults, which are a key of the ConfigMap or within `config`."""
+    data = config_map.get("data") or {}
+    defaults: Any = _parse_yaml(data.get("workflowDefaults")) or _parse_yaml(data.get("config")).get("workflowDefaults")
+    for key in ("spec", "templateDefaults", "retryStrategy"):
+        defaults = defaults.get(key) if isinstance(defaults, dict) else None
+    return defaults if isinstance(defaults, dict) else None
+
+
+def _parse_yaml(text: str | None) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(text or "")
+    except yaml.YAMLError:
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def check_monitoring(api: ClusterClient) -> Iterator[CheckResult]:

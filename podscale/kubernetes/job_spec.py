@@ -11,6 +11,7 @@ from podscale.config.telemetry import TelemetrySection
 from podscale.errors import InputError
 from podscale.hardware import CPU, Hardware, find_hardware
 from podscale.kubernetes.pod_resources import PodResources, pod_resources, validate_job
+from podscale.kubernetes.resources import KubernetesObject, annotations_of
 from podscale.runs import dataset_directory, local_path
 from podscale.runs.stage_outcomes import StageName
 from podscale.util.locations import Location
@@ -24,6 +25,8 @@ MAX_DOCUMENT_BYTES = 120_000
 """Largest document in an environment variable (Linux: 128 KiB for one string)."""
 NAME_LABEL, RUN_LABEL, STAGE_LABEL = "app.kubernetes.io/name", "podscale.dev/run", "podscale.dev/stage"
 IDENTITY_ANNOTATION, VERSION_ANNOTATION = "podscale.dev/identity", "podscale.dev/version"
+LAUNCHER_ANNOTATION, PIPELINE_LAUNCHER = "podscale.dev/launcher", "pipeline"
+"""Annotation, and its value, of jobs that a pipeline task launched."""
 CACHE_PATH = "/cache"
 METRICS_SECRETS_PATH = "/etc/podscale"
 """Mount path of the certificate and the token of the pods' metrics."""
@@ -51,6 +54,7 @@ class JobSpec:
         min_nodes: Fewest pods with which an elastic job continues.
         cache_path: Directory in the pods for remote shards; None without a cache.
         grace_seconds: Time from the stop request to the kill.
+        pipeline: A pipeline task launches the job.
     """
 
     run: str
@@ -75,6 +79,7 @@ class JobSpec:
     max_restarts: int = 0
     grace_seconds: float = 60.0
     time_limit_seconds: int = 0
+    pipeline: bool = False
 
     @property
     def name(self) -> str:
@@ -108,16 +113,28 @@ class JobSpec:
 
     @property
     def annotations(self) -> dict[str, str]:
-        return {IDENTITY_ANNOTATION: self.identity, VERSION_ANNOTATION: VERSION, **self.cluster.annotations}
+        """Annotations of the job."""
+        return {
+            IDENTITY_ANNOTATION: self.identity,
+            VERSION_ANNOTATION: VERSION,
+            **({LAUNCHER_ANNOTATION: PIPELINE_LAUNCHER} if self.pipeline else {}),
+            **self.cluster.annotations,
+        }
+
+    @property
+    def launcher_grace_seconds(self) -> float:
+        """Time without a heartbeat of the launcher after which the job stops, seconds; 0 if it never does."""
+        return self.cluster.launcher_grace_minutes * 60 if self.pipeline else 0.0
 
 
 def build_job_spec(
-    config: RunConfig, stage: StageName, shard_set: str | None = None, *, mounted: bool = True
+    config: RunConfig, stage: StageName, shard_set: str | None = None, *, mounted: bool = True, pipeline: bool = False
 ) -> JobSpec:
     """Return the specification of a stage's job.
 
     Args:
         shard_set: Location of the shards; by default that of the run's own shard stage.
+        pipeline: A pipeline task launches the job.
         mounted: Check that volumes have the files that the pods need; False if another tool mounts the volumes.
 
     Raises:
@@ -158,7 +175,13 @@ def build_job_spec(
         max_restarts=launch.max_restarts,
         grace_seconds=launch.grace_seconds,
         time_limit_seconds=round(launch.time_limit_hours * 3600),
+        pipeline=pipeline,
     )
+
+
+def is_pipeline_job(job: KubernetesObject) -> bool:
+    """Return True if a pipeline task launched this job."""
+    return annotations_of(job).get(LAUNCHER_ANNOTATION) == PIPELINE_LAUNCHER
 
 
 def job_identity(config: RunConfig, stage: StageName, shard_set: str) -> str:

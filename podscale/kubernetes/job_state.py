@@ -5,11 +5,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from podscale.kubernetes.job_spec import RUN_LABEL, STAGE_LABEL
 from podscale.kubernetes.pod_state import (
     PodProblem,
     StageExit,
     find_problem,
     has_run,
+    interrupted_exit,
     is_running,
     restart_count,
     root_cause,
@@ -100,6 +102,9 @@ def read_job_state(
     )
     conditions = _true_conditions(job)
     if any(name in conditions for name in DONE_CONDITIONS):
+        interrupted = interrupted_exit(pods)
+        if interrupted is not None:
+            return replace(state, phase="failed", reason=interrupted.first_line, stage_exit=interrupted)
         return replace(state, phase="succeeded", stage_exit=StageExit(0, "", ""))
     if "Failed" in conditions:
         return replace(state, phase="failed", reason=_failure_reason(conditions["Failed"], state.stage_exit))
@@ -118,6 +123,12 @@ def pods_of_job(job: KubernetesObject, pods: Sequence[KubernetesObject]) -> list
     """Return the pods of this job, without those of an earlier job of the same name."""
     since = creation_time(job)
     return [pod for pod in pods if creation_time(pod) >= since]
+
+
+def pod_selector(job: KubernetesObject) -> str:
+    """Return the label selector of the pods of a run's stage."""
+    labels = labels_of(job)
+    return ",".join(f"{name}={labels[name]}" for name in (RUN_LABEL, STAGE_LABEL) if name in labels)
 
 
 def expected_pods(job: KubernetesObject) -> int:

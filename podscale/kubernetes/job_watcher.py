@@ -15,8 +15,7 @@ from podscale.errors import PodscaleError
 from podscale.kubernetes.client import ClusterClient, delete_object
 from podscale.kubernetes.errors import ApiError, ApiNotFound
 from podscale.kubernetes.informer import Informer
-from podscale.kubernetes.job_spec import RUN_LABEL, STAGE_LABEL
-from podscale.kubernetes.job_state import JobState, event_time, pods_of_job, read_job_state
+from podscale.kubernetes.job_state import JobState, event_time, pod_selector, pods_of_job, read_job_state
 from podscale.kubernetes.logs import LogFollower
 from podscale.kubernetes.pod_state import has_exited, is_running, trim_pod
 from podscale.kubernetes.resources import (
@@ -26,7 +25,6 @@ from podscale.kubernetes.resources import (
     WORKLOADS,
     KubernetesObject,
     ResourceKind,
-    labels_of,
     name_of,
     resource_of,
     title_of,
@@ -109,12 +107,6 @@ def read_events_and_workload(
     is_queued = read_job_state(job).phase == "queued"
     workloads = _list_or_empty(api, WORKLOADS, labels=f"{JOB_UID_LABEL}={uid_of(job)}") if is_queued else []
     return [event for event in events if _concerns(event, job)], next(iter(workloads), None)
-
-
-def pod_selector(job: KubernetesObject) -> str:
-    """Return the label selector of the pods of a run's stage."""
-    labels = labels_of(job)
-    return ",".join(f"{name}={labels[name]}" for name in (RUN_LABEL, STAGE_LABEL) if name in labels)
 
 
 def _newest_events(api: ClusterClient, name: str) -> list[KubernetesObject]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from podscale.kubernetes.client import ClusterClient, delete_object
 from podscale.kubernetes.errors import ApiError
-from podscale.kubernetes.job_spec import NAME_LABEL, RUN_LABEL, STAGE_LABEL
+from podscale.kubernetes.job_spec import NAME_LABEL, RUN_LABEL, STAGE_LABEL, is_pipeline_job
 from podscale.kubernetes.job_state import JobState, pods_of_job, read_job_state
 from podscale.kubernetes.job_watcher import read_events_and_workload
 from podscale.kubernetes.pod_state import find_problem, restart_count, stage_exits, trim_pod
@@ -14,12 +14,11 @@ from podscale.kubernetes.resources import (
     JOB_KINDS,
     PODS,
     KubernetesObject,
-    annotations_of,
     creation_time,
     labels_of,
     name_of,
 )
-from podscale.kubernetes.submit import LAUNCHER_ANNOTATION, PIPELINE_LAUNCHER, identity_of_job
+from podscale.kubernetes.submit import identity_of_job
 
 
 @dataclass(frozen=True)
@@ -88,11 +87,18 @@ def list_job_objects(api: ClusterClient, run: str | None = None, stage: str | No
             if error.status == 403 and api.serves(resource):  # 403 precedes 404
                 hidden.append(error)
             continue
-        # jobs that an operator creates for one of our jobs have the same labels, but also an owner
-        jobs += [job for job in items if not job["metadata"].get("ownerReferences")]
+        jobs += [job for job in items if not _has_controller(job)]
     if hidden and not jobs:
         raise hidden[0]
     return jobs
+
+
+def _has_controller(job: KubernetesObject) -> bool:
+    """Return True for a job that an operator created for one of ours; it has the same labels.
+
+    The Workflow of a pipeline owns its jobs, but does not control them.
+    """
+    return any(owner.get("controller") for owner in job["metadata"].get("ownerReferences") or ())
 
 
 def _label_selector(run: str | None, stage: str | None) -> str:
@@ -132,6 +138,11 @@ def describe_pod(pod: KubernetesObject) -> str:
     return "" if last is None or last.exit_code == 0 else f"exit code {last.exit_code}: {last.first_line}"
 
 
+def active_jobs(api: ClusterClient, run: str, stage: str | None = None) -> list[KubernetesObject]:
+    """Return the jobs of a run that have not ended."""
+    return [job for job in list_job_objects(api, run, stage) if not read_job_state(job).is_finished]
+
+
 @dataclass(frozen=True)
 class StopResult:
     """Jobs that this call deleted (`stopped`), and jobs of another document, which it left (`others`)."""
@@ -153,12 +164,11 @@ def stop_jobs(
     Args:
         identity: identity of the document whose jobs are stopped; None for any.
     """
-    jobs = [job for job in list_job_objects(api, run, stage) if include_finished or not read_job_state(job).is_finished]
+    jobs = list_job_objects(api, run, stage) if include_finished else active_jobs(api, run, stage)
     others = [job for job in jobs if identity not in (None, identity_of_job(job))]
     return StopResult([job for job in jobs if job not in others and delete_object(api, job)], others)
 
 
 def is_resubmitted(job: KubernetesObject) -> bool:
     """Return whether a pipeline task waits for the job and would submit it again."""
-    is_pipeline_job = annotations_of(job).get(LAUNCHER_ANNOTATION) == PIPELINE_LAUNCHER
-    return is_pipeline_job and not read_job_state(job).is_finished
+    return is_pipeline_job(job) and not read_job_state(job).is_finished

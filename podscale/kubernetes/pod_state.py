@@ -112,6 +112,21 @@ def stage_exits(pod: KubernetesObject) -> Iterator[StageExit]:
             yield _stage_exit(terminated, name_of(pod))
 
 
+def interrupted_exit(pods: Iterable[KubernetesObject]) -> StageExit | None:
+    """Return the exit of a stage that is not done although its pod succeeded; None if there is none.
+
+    Pods of an abandoned job (podscale.runs.launcher_heartbeat) exit with 0, so that no operator restarts them, and
+    report the code of a stop.
+    """
+    for pod in pods:
+        terminated = ((main_container(pod) or {}).get("state") or {}).get("terminated")
+        if terminated is not None and terminated.get("exitCode") == 0:
+            stage_exit = _stage_exit(terminated, name_of(pod))
+            if stage_exit.exit_code != ExitCode.DONE:
+                return stage_exit
+    return None
+
+
 def root_cause(pods: Iterable[KubernetesObject]) -> StageExit | None:
     """Return the exit that explains the others: first bad input, then an error, a hang, a preemption, a lost peer."""
     failures = (stage_exit for pod in pods for stage_exit in stage_exits(pod) if stage_exit.exit_code != ExitCode.DONE)

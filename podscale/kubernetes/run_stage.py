@@ -11,12 +11,14 @@ from podscale.config import RunConfig
 from podscale.errors import ExitCode, InputError
 from podscale.kubernetes import retry
 from podscale.kubernetes.client import ClusterClient, connect_cluster, delete_object
-from podscale.kubernetes.job_spec import JobSpec, build_job_spec
+from podscale.kubernetes.job_spec import JobSpec, build_job_spec, is_pipeline_job
 from podscale.kubernetes.job_state import JobState
 from podscale.kubernetes.job_watcher import WaitLimits, wait_for_job
+from podscale.kubernetes.pipeline_run import find_pipeline_run
 from podscale.kubernetes.render import JobManifests, choose_backend, render_job, suitable_backends
 from podscale.kubernetes.resources import JOB_KINDS, KIND_PROVIDERS, KubernetesObject, title_of
-from podscale.kubernetes.submit import LAUNCHER_ANNOTATION, PIPELINE_LAUNCHER, Submission, stop_command, submit_job
+from podscale.kubernetes.retry import RetryPolicy
+from podscale.kubernetes.submit import Submission, stop_command, submit_job
 from podscale.runs.stage_outcomes import StageName
 from podscale.util.processes import SigtermReceived
 
@@ -67,7 +69,8 @@ def run_stage(
 
     Args:
         stop_on_signal: SIGTERM and Ctrl-C delete the job; otherwise it continues, and the same call adopts it again.
-        pipeline: the caller is a pipeline task, which submits the job again if it vanishes.
+        pipeline: the caller is a pipeline task. Its job stops by itself if the launcher's heartbeat stops, and belongs
+            to the Workflow of the pipeline. An outage of the API server may last as long as the stage.
 
     Raises:
         InputError: the cluster refuses the job.
@@ -75,10 +78,12 @@ def run_stage(
         JobVanished: the job was deleted.
     """
     printer = LinePrinter(out or sys.stdout)
-    api = connect_cluster(config.launch.cluster, policy=retry.UNATTENDED, notify=printer.notify)
-    manifests = build_manifests(api, config, stage, shard_set)
-    if pipeline:
-        manifests.job["metadata"]["annotations"][LAUNCHER_ANNOTATION] = PIPELINE_LAUNCHER
+    policy = RetryPolicy(config.launch.time_limit_hours * 3600) if pipeline else retry.UNATTENDED
+    api = connect_cluster(config.launch.cluster, policy=policy, notify=printer.notify)
+    manifests = build_manifests(api, config, stage, shard_set, pipeline=pipeline)
+    pipeline_run = find_pipeline_run(api) if pipeline else None
+    if pipeline_run is not None and pipeline_run.owner is not None:
+        manifests.job["metadata"]["ownerReferences"] = [pipeline_run.owner]
     submission = _submit_manifests(api, manifests, printer)
     job = submission.job
     if submission.action == "finished":
@@ -104,13 +109,18 @@ def _submit_manifests(api: ClusterClient, manifests: JobManifests, printer: "Lin
         f"`{stop_command(submission.job)} --delete`, then submit again",
     }
     printer.notify(f"{title_of(submission.job)} in namespace {api.namespace}: {results[submission.action]}")
+    if submission.action == "adopted" and is_pipeline_job(submission.job) and not is_pipeline_job(manifests.job):
+        printer.notify(
+            "a pipeline launched it, and it stops by itself if the pipeline's launcher is gone "
+            "(launch.cluster.launcher_grace_minutes); then submit again to resume"
+        )
     return submission
 
 
 def build_manifests(
-    api: ClusterClient, config: RunConfig, stage: StageName, shard_set: str | None = None
+    api: ClusterClient, config: RunConfig, stage: StageName, shard_set: str | None = None, *, pipeline: bool = False
 ) -> JobManifests:
-    spec = build_job_spec(config, stage, shard_set)
+    spec = build_job_spec(config, stage, shard_set, pipeline=pipeline)
     backend = choose_backend(spec, "auto")
     return render_job(spec, choose_job_kind(api, spec, config.launch.backend) if backend == "auto" else backend)
 

@@ -15,10 +15,12 @@ from podscale.errors import InputError, PodscaleError
 from podscale.kubernetes.client import ClusterClient, delete_object, wait_until_gone
 from podscale.kubernetes.errors import ApiAlreadyExists, ApiError, KindNotServed
 from podscale.kubernetes.job_spec import IDENTITY_ANNOTATION, NAME_LABEL, RUN_LABEL, STAGE_LABEL
-from podscale.kubernetes.job_state import read_job_state
+from podscale.kubernetes.job_state import JobPhase, pod_selector, read_job_state
+from podscale.kubernetes.pod_state import trim_pod
 from podscale.kubernetes.render import JobManifests
 from podscale.kubernetes.resources import (
     JOB_KINDS,
+    PODS,
     KubernetesObject,
     annotations_of,
     is_being_deleted,
@@ -32,8 +34,6 @@ from podscale.kubernetes.retry import Notify
 
 MANIFEST_ANNOTATION = "podscale.dev/manifest"
 """Annotation with the hash of an owned object's manifest, because the API server adds defaults to the object itself."""
-LAUNCHER_ANNOTATION, PIPELINE_LAUNCHER = "podscale.dev/launcher", "pipeline"
-"""Annotation, and its value, of jobs that a pipeline task launched."""
 MAX_RACES = 5
 """Attempts to find or create a job that other clients change at the same time."""
 
@@ -56,7 +56,7 @@ def submit_job(api: ClusterClient, manifests: JobManifests, notify: Notify) -> S
         existing = _find_job(api, manifests.job)
         if existing is not None:
             check_same_document(existing, manifests.job)
-            phase = read_job_state(existing).phase
+            phase = _read_phase(api, existing)
             if phase == "succeeded":
                 return Submission("finished", existing)
             if phase == "failed" or is_being_deleted(existing):
@@ -168,6 +168,15 @@ def _find_job(api: ClusterClient, job: KubernetesObject) -> KubernetesObject | N
         return api.get_or_none(resource_of(job), name_of(job))
     except KindNotServed:
         raise api.missing_error(resource_of(job)) from None
+
+
+def _read_phase(api: ClusterClient, job: KubernetesObject) -> JobPhase:
+    """Return the phase; of a successful job also by its pods, which report whether the stage is done."""
+    state = read_job_state(job)
+    if state.phase == "succeeded":
+        pods, _ = api.list(PODS, labels=pod_selector(job), keep=trim_pod)
+        state = read_job_state(job, pods)
+    return state.phase
 
 
 def _remove_job(api: ClusterClient, job: KubernetesObject, notify: Notify) -> None:

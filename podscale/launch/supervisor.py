@@ -2,7 +2,8 @@
 
 When a rank fails, `worker_group` kills the survivors and `stage_result` turns the exits into one exit code. The
 supervisor then launches the ranks again (single pod, `launch.max_restarts`) or returns the result, so that the pod
-exits and the cluster restarts it (see `rejoin`).
+exits and the cluster restarts it (see `rejoin`). In the job of a pipeline, the leading pod stops the ranks if the
+pipeline's launcher is gone (see podscale.runs.launcher_heartbeat).
 """
 
 import logging
@@ -30,12 +31,13 @@ from podscale.launch.tracker_processes import TrackerProcesses
 from podscale.launch.worker_group import ShutdownRequest, WorkerGroup
 from podscale.launch.worker_spec import WorkerSpec, WorkerStage, build_worker_spec, progress_path
 from podscale.runs import Lease, LeaseLost, RunDirectory, local_path
+from podscale.runs.launcher_heartbeat import LauncherMonitor, abandoned_message
 from podscale.runs.lease import lease_wait_seconds
 from podscale.telemetry.events import EventLog
 from podscale.telemetry.goodput import GoodputState, after_launch, read_goodput_state, write_goodput_state
 from podscale.telemetry.pod_telemetry import StageTelemetry
 from podscale.telemetry.step_log import StepLog
-from podscale.util import host_info, processes
+from podscale.util import env, host_info, processes
 from podscale.util.files import write_json
 
 logger = logging.getLogger(__name__)
@@ -99,6 +101,7 @@ class Supervisor:
         )
         stack.callback(self._trackers.close)
         self._launch_history = LaunchHistory(spec, run, lease)
+        self._launcher_monitor = _build_launcher_monitor(spec, run, lease)
 
     def run(self) -> StageResult:
         """Launch the ranks; in a single pod, again after a `RESTARTABLE` exit (see the module for several pods)."""
@@ -131,13 +134,25 @@ class Supervisor:
         return result
 
     def _poll(self, is_leader: bool) -> None:
-        """Show new lines, start the trackers in the leading pod, and request a stop if a required one failed."""
+        """Show new lines and start the trackers; request a stop if a required one failed or the launcher is gone."""
         if is_leader:
             self._trackers.start()
+            self._check_launcher()
         self._trackers.poll()
         if self._trackers.failure and not self._shutdown.requested:
             self._shutdown.request()
         self._display.update()
+
+    def _check_launcher(self) -> None:
+        """Request a stop if the launcher of the pipeline that the job belongs to has been silent too long."""
+        monitor = self._launcher_monitor
+        if monitor is None or self._shutdown.requested:
+            return
+        with suppress(LeaseLost):  # a newer launch of the run watches
+            if monitor.poll():
+                self._shutdown.request()
+                with suppress(OSError), self._event_log() as events:
+                    events.event("launcher_lost", grace_seconds=monitor.grace_seconds)
 
     def _log_restart(self, result: StageResult, restarts_left: int) -> None:
         with self._event_log() as events:
@@ -155,8 +170,12 @@ class Supervisor:
     def _finish(self, result: StageResult) -> StageResult:
         """Let the trackers send their last values, and write the final metrics of the endpoint to the run directory.
 
-        A stop that a required tracker caused becomes the failure of that tracker.
+        A stop that a required tracker caused becomes the failure of that tracker. The error of an abandoned job names
+        the cause of the stop.
         """
+        monitor = self._launcher_monitor
+        if monitor is not None and monitor.is_lost and result.exit_code == ExitCode.PREEMPTED:
+            result = replace(result, error=f"{abandoned_message(monitor.grace_seconds)}; {result.error}")
         if self._trackers.failure and result.exit_code == ExitCode.PREEMPTED:
             result = replace(result, exit_code=int(ExitCode.FAILED), error=self._trackers.failure)
         self._trackers.stop(result)
@@ -216,6 +235,15 @@ def _build_display(spec: WorkerSpec, run: RunDirectory, logs: Path, rank_dir: Pa
     metrics = run.metrics if spec.rendezvous.is_leader is not False else None
     step_log = StepLog(sys.stdout, spec.config.telemetry.log)
     return LogDisplay(metrics, rank_log, progress_path(rank_dir, os.environ), step_log, sys.stderr)
+
+
+def _build_launcher_monitor(spec: WorkerSpec, run: RunDirectory, lease: Lease | None) -> LauncherMonitor | None:
+    """Return the watch of the launcher's heartbeat; None for a job without a launcher that renews it."""
+    grace_seconds = env.read_seconds(env.LAUNCHER_GRACE)
+    if not grace_seconds:
+        return None
+    fence = lease.check if lease is not None else lambda: None
+    return LauncherMonitor(run, spec.stage, grace_seconds, fence=fence)
 
 
 def _build_telemetry(spec: WorkerSpec, rank_dir: Path) -> StageTelemetry:

@@ -82,6 +82,11 @@ class RunDirectory:
     goodput = RunFile(".heartbeat")
     """Wall time of the run by cause, over all launches (see podscale.telemetry.goodput)."""
     lease = RunFile(".lease")
+    launcher = RunFile("launcher.json")
+    """Attempts of a pipeline's launcher at each stage (see podscale.runs.launcher_record)."""
+    launcher_heartbeat = RunFile(".launcher-heartbeat")
+    launcher_silence = RunFile(".launcher-silence")
+    """Time for which the heartbeat of the pipeline's launcher did not change (see podscale.runs.launcher_heartbeat)."""
 
     @classmethod
     def for_config(cls, config: RunConfig) -> "RunDirectory":

@@ -34,6 +34,7 @@ from podscale.runs import (
     stage_outcomes,
     write_outcome,
 )
+from podscale.runs.launcher_heartbeat import check_not_abandoned
 from podscale.util import env
 from podscale.util.locations import Location
 from podscale.util.progress_reports import ProgressCallback
@@ -211,6 +212,8 @@ def _run_supervised(config: RunConfig, stage: Literal["train", "evaluate"], shar
     """Run a stage under the supervisor, unless it is finished; only the leading pod writes to the run directory."""
     from podscale.launch.rendezvous import Rendezvous
 
+    if stage_outcomes.finished_outcome(config, stage, shard_set) is None:
+        check_not_abandoned(RunDirectory.for_config(config), stage)
     if not (Rendezvous.read(os.environ) or Rendezvous()).is_leader:
         return _run_follower_pod(config, stage, shard_set)
     with stage_outcomes.stage_once(config, stage, shard_set) as entered:

@@ -1,22 +1,20 @@
 """Training stage as a job of the cluster: the launcher pod's part, and the stop by the exit handler.
 
-The job's own pods write the run directory. The launcher mounts the same volume, waits for them, and writes only what
-they could not: the reason if a job never started training.
+The job's own pods write the run directory. The launcher mounts the same volume, waits for them, and writes only its
+heartbeat, its attempts, and what the pods could not: the reason if a job never started training.
 """
 
-import sys
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 
 from podscale.config import RunConfig
 from podscale.errors import ExitCode, InputError, PodscaleError, error_from_exit_code
-from podscale.kubernetes.client import connect_cluster, wait_until_gone
+from podscale.kubernetes.client import connect_cluster
 from podscale.kubernetes.job_spec import job_identity
-from podscale.kubernetes.jobs import stop_jobs
+from podscale.kubernetes.jobs import active_jobs, stop_jobs
 from podscale.kubernetes.resources import title_of
 from podscale.kubernetes.retry import UNATTENDED
-from podscale.kubernetes.run_stage import JobResult, run_stage
 from podscale.runs import (
     RunDirectory,
     StageOutcome,
@@ -26,7 +24,9 @@ from podscale.runs import (
     stage_outcomes,
     write_outcome,
 )
+from podscale.runs.launcher_record import read_launcher_record, write_launcher_record
 from podscale.runs.lease import pod_exit_seconds
+from podscale.stages.pipeline_launcher import launch_stage
 
 
 def train_on_cluster(config: RunConfig, shard_set: str) -> StageOutcome:
@@ -43,7 +43,7 @@ def train_on_cluster(config: RunConfig, shard_set: str) -> StageOutcome:
         return replace(finished, reused=True)
     begun = datetime.now(UTC)
     try:
-        result = _run_training_job(config, shard_set)
+        result = launch_stage(config, "train", shard_set)
     except PodscaleError as error:
         _record_failure(config, int(error.exit_code), str(error), begun, wait_seconds=0.0)
         raise
@@ -55,17 +55,44 @@ def train_on_cluster(config: RunConfig, shard_set: str) -> StageOutcome:
     raise error_from_exit_code(result.exit_code, reason)
 
 
-def _run_training_job(config: RunConfig, shard_set: str) -> JobResult:
-    """Return the result of the job; a job that succeeded but whose result is gone is replaced first."""
-    result = run_stage(config, "train", shard_set, out=sys.stdout, pipeline=True)
-    if not result.reused or stage_outcomes.finished_outcome(config, "train", shard_set) is not None:
-        return result
-    print("[cluster] the job succeeded before, but its result is gone: it is submitted again", flush=True)
+def end_training_job(config: RunConfig, state: str) -> str:
+    """Stop the training job of a run that did not succeed, unless a retry of the run can adopt it.
+
+    Args:
+        state: State of the pipeline, as KFP gives it to the exit handler: RUNNING if the run was terminated. FAILED
+            without a failure that the launcher recorded means that the launcher was killed; its job is healthy.
+
+    Returns:
+        One paragraph for the summary.
+    """
+    run = RunDirectory.for_config(config)
+    record = read_launcher_record(run, "train")
+    try:
+        if state == "FAILED" and record is not None and record.state == "running":
+            return _describe_remaining_job(config)
+        return stop_training_job(config)
+    finally:
+        if record is not None:  # a retry of the run by its user has all retries again
+            write_launcher_record(run, "train", replace(record, job_failures=0))
+
+
+def _describe_remaining_job(config: RunConfig) -> str:
+    """Return what becomes of the job whose launcher was killed."""
     api = connect_cluster(config.launch.cluster, policy=UNATTENDED)
-    identity = job_identity(config, "train", shard_set)
-    for job in stop_jobs(api, config.run.id, "train", identity=identity, include_finished=True).stopped:
-        wait_until_gone(api, job)
-    return run_stage(config, "train", shard_set, out=sys.stdout, pipeline=True)
+    jobs = active_jobs(api, config.run.id, "train")
+    if not jobs:
+        return "The launcher was killed before it could record an error. No training job was running."
+    minutes = config.launch.cluster.launcher_grace_minutes
+    end = (
+        f"Without a launcher it saves and stops by itself {minutes:g} minutes after the last heartbeat"
+        if minutes
+        else "It does not stop by itself (launch.cluster.launcher_grace_minutes is 0)"
+    )
+    titles = " and ".join(map(title_of, jobs))
+    return (
+        f"The launcher was killed before it could record an error; {titles} runs on. A retry of this run attaches to "
+        f"it. {end}; `podscale stop {config.run.id}` stops it now."
+    )
 
 
 def stop_training_job(config: RunConfig) -> str:

@@ -19,6 +19,7 @@ WARNING_EVENTS = (
     "checkpoint_passed",
     "restart",
     "preempted",
+    "launcher_lost",
     "straggler",
     "tracker_failed",
 )
@@ -31,6 +32,7 @@ EVENT_TEXTS = {
     "skipped_update": "step {step} skipped: its loss or gradient is not finite; the weights are unchanged",
     "restart": "restart  {error}  {left} more allowed",
     "preempted": "stopped on request; step {step} is saved",
+    "launcher_lost": "the launcher of this job's pipeline was silent for {grace_seconds:g} s; saving and stopping",
     "tracker_failed": "the tracker {tracker} failed, the run continues without it: {reason}",
 }
 """Events with a fixed text, filled in from the record."""

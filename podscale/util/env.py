@@ -43,6 +43,7 @@ SHARD_WORKERS: Final = "PODSCALE_SHARD_WORKERS"
 RUN_DOCUMENT: Final = "PODSCALE_RUN_DOCUMENT"
 SLICE_NODES: Final = "PODSCALE_SLICE_NODES"
 TERMINATION_LOG: Final = "PODSCALE_TERMINATION_LOG"
+LAUNCHER_GRACE: Final = "PODSCALE_LAUNCHER_GRACE"
 IMAGE: Final = "PODSCALE_IMAGE"
 COMMIT: Final = "PODSCALE_COMMIT"
 
@@ -175,6 +176,13 @@ VARIABLES: Final = (
     Variable(RUN_DOCUMENT, "YAML", "rendered manifest", "stages, live view", "Run document of a pod, inline."),
     Variable(SLICE_NODES, "number", "JobSet manifest", "supervisor", "Pods of each TPU slice."),
     Variable(TERMINATION_LOG, "path", "rendered manifest", "stages", "Termination message, shown in the pod's status."),
+    Variable(
+        LAUNCHER_GRACE,
+        "seconds",
+        "manifest of a pipeline's job",
+        "supervisor",
+        "Time without a heartbeat of the pipeline's launcher after which the job saves and stops; absent: never.",
+    ),
     Variable(IMAGE, "name", "image", "`podscale doctor`, preflight checks", "Image that this process runs in."),
     Variable(COMMIT, "commit", "image", "stages", "Commit of the source in the image, for environment.json."),
     Variable(

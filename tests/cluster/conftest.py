@@ -1,5 +1,6 @@
 """Fixtures of the tests on a real cluster: the cluster, a namespace, and the images under test."""
 
+import functools
 import os
 from collections.abc import Iterator
 from functools import cache
@@ -9,6 +10,7 @@ import pytest
 
 from tests.cluster.cluster import Cluster, connect, kubeconfig
 from tests.cluster.lab import places
+from tests.cluster.pipeline import Documents, pipeline_document, prepare_for_pipelines
 
 HERE = Path(__file__).parent
 HOW = "make cluster-up brings one up on this machine, KUBECONFIG=... make cluster-test takes another"
@@ -91,3 +93,16 @@ def _held(cluster: Cluster, name: str) -> str:
     if not cluster.has_image(name):
         pytest.skip(f"the cluster lacks the image {name}: make cluster-images builds and loads it")
     return name
+
+
+@pytest.fixture
+def document(image: str, launcher_image: str) -> Documents:
+    """Return the digits document for the pipeline, with at most one retry per task."""
+    return functools.partial(pipeline_document, image, launcher_image)
+
+
+@pytest.fixture(scope="module")
+def prepared_namespace(cluster: Cluster, namespace: str) -> str:
+    """Return a namespace with the launcher's service account, its role, and a claim for artifacts."""
+    prepare_for_pipelines(cluster, namespace)
+    return namespace

@@ -14,13 +14,15 @@ STUCK_SECONDS = 180.0
 
 
 class ClusterHost:
-    """Runs pods in a namespace, one per call."""
+    """Runs pods in a namespace, one per call; `owner` is an owner reference of all of them."""
 
-    def __init__(self, core: CoreV1Api, namespace: str) -> None:
-        self._core, self._namespace = core, namespace
+    def __init__(self, core: CoreV1Api, namespace: str, owner: dict[str, Any] | None = None) -> None:
+        self._core, self._namespace, self._owner = core, namespace, owner
 
     def run(self, manifest: dict[str, Any]) -> PodEnd:
         name = manifest["metadata"]["name"]
+        if self._owner is not None:
+            manifest["metadata"]["ownerReferences"] = [self._owner]
         self._core.create_namespaced_pod(self._namespace, manifest)
         deadline = time.monotonic() + STUCK_SECONDS
         while True:

@@ -24,6 +24,8 @@ printf '\\n%s\\n' '{MARK}'
 cat {OUTPUT_FILE} 2>/dev/null
 exit $code"""
 """Script of the launcher around the user's command: creates folders before it, prints the metadata after it."""
+POD_NAME = {"name": "KFP_POD_NAME"}
+"""Variable of compiler/argocompiler/common.go (by a reference to the pod's own metadata)."""
 PARTS = (("cpu", "Cpu"), ("memory", "Memory"))
 
 Json = dict[str, Any]
@@ -104,7 +106,7 @@ def pod(task: Task, name: str, *, artifacts_claim: str, service_account: str) ->
         "name": "main",
         "image": task.executor["container"]["image"],
         "command": ["sh", "-c", RUN, "launcher", " ".join(task.folders()), *task.command()],
-        "env": [dict(variable) for variable in task.executor["container"].get("env", ())],
+        "env": [POD_NAME | {"value": name}, *map(dict, task.executor["container"].get("env", ()))],
         "resources": _resources(task.executor["container"].get("resources", {})),
         "volumeMounts": mounts,
         "securityContext": _security(platform.get("securityContext", {})),

@@ -73,6 +73,7 @@ class PackageRunner:
         self.id = uuid.uuid4().hex[:8]
         self.tasks: dict[str, TaskRun] = {}
         self.terminated = threading.Event()
+        self._skip_exit_task = False
 
     def run(self, parameters: Json | None = None) -> str:
         """Run the pipeline and return its state: SUCCEEDED or FAILED (also if it was terminated)."""
@@ -83,11 +84,12 @@ class PackageRunner:
         state = self._graph(self.spec["root"]["dag"], scope)
         return "FAILED" if self.terminated.is_set() else state
 
-    def terminate(self) -> None:
+    def terminate(self, *, exit_task: bool = True) -> None:
         """Terminate the run as KFP does: kill all pods, and start no further task except the exit task.
 
-        The exit task gets the state RUNNING.
+        The exit task gets the state RUNNING. With KFP's default retry strategy it does not run (`exit_task` False).
         """
+        self._skip_exit_task = not exit_task
         self.terminated.set()
         for task in list(self.tasks.values()):
             if task.state == "RUNNING" and task.pods:
@@ -114,6 +116,8 @@ class PackageRunner:
     def _task(self, name: str, task: Json, scope: Scope) -> TaskRun:
         before = [scope.done[upstream].state for upstream in task.get("dependentTasks", ())]
         if not _is_exit(task) and (self.terminated.is_set() or any(state != "SUCCEEDED" for state in before)):
+            return self._note(name, scope, TaskRun("SKIPPED"))
+        if _is_exit(task) and self._skip_exit_task:
             return self._note(name, scope, TaskRun("SKIPPED"))
         component = self.spec["components"][task["componentRef"]["name"]]
         if "parameterIterator" in task:
@@ -154,7 +158,9 @@ class PackageRunner:
         for attempt in range(attempts):
             if attempt:
                 time.sleep(self._retry_seconds)
-            pod_name = f"{name}-{self.id}-{uuid.uuid4().hex[:4]}-{attempt}"
+            pod_name = (
+                f"{name}-{self.id}-{uuid.uuid4().hex[:4]}{attempt}"  # differs from other attempts in its last part
+            )
             run.pods.append(pod_name)
             end = self._host.run(pod(task_pod, pod_name, artifacts_claim=self._claim, service_account=self._account))
             run.log, _, metadata = end.log.partition(f"{MARK}\n")

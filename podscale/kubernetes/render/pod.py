@@ -249,6 +249,8 @@ def _container_environment(spec: JobSpec, additional: Iterable[Mapping[str, Any]
         value_variable("HOME", TEMPORARY_PATH),
         *additional,
     ]
+    if spec.launcher_grace_seconds:
+        variables.append(value_variable(env.LAUNCHER_GRACE, f"{spec.launcher_grace_seconds:g}"))
     if spec.engine == "jax" and spec.needs_accelerators:
         variables.append(value_variable("JAX_PLATFORMS", JAX_PLATFORMS[spec.hardware.kind]))
     if spec.hardware.kind == "gpu":

@@ -4,6 +4,7 @@ INJECTED_FAULT is one of:
 
 - `slow:<rank>`: every batch takes most of a step longer, measured on this machine.
 - `stuck:<rank>:<batch>`: this batch never arrives.
+- `rest:<file>`: every step of every rank sleeps for REST_STEP_SECONDS while there is such a file.
 - `files:<folder>`: a fault lasts while the folder has a file of its name. `starved`: every batch of every rank takes a
   step longer. `nonfinite-<rank>`: in every fourth step, that rank's gradient is NaN and its loss is finite. Every step
   also sleeps for a moment, because such a training runs for minutes and must leave CPU time to other processes.
@@ -21,6 +22,7 @@ from pathlib import Path
 KIND, WHERE, *BATCH = os.environ.get("INJECTED_FAULT", "none:-1").split(":")
 EVERY = 4
 REST_SECONDS = 0.03
+REST_STEP_SECONDS = 0.2
 
 
 def rank():  # type: ignore[no-untyped-def]
@@ -58,7 +60,7 @@ def delay_batches(module):  # type: ignore[no-untyped-def]
     calm = loader.batches
 
     def batches(self, start, stop):  # type: ignore[no-untyped-def]
-        if KIND != "files" and rank() != WHERE:
+        if KIND == "rest" or (KIND != "files" and rank() != WHERE):
             yield from calm(self, start, stop)
             return
         before = time.monotonic()
@@ -81,7 +83,10 @@ def rest_and_spoil_gradients(module):  # type: ignore[no-untyped-def]
     steps = itertools.count(1)
 
     def loss(logits, *arguments):  # type: ignore[no-untyped-def]
-        time.sleep(REST_SECONDS)
+        if KIND != "rest":
+            time.sleep(REST_SECONDS)
+        elif Path(WHERE).exists():
+            time.sleep(REST_STEP_SECONDS)
         if next(steps) % EVERY == 0 and on(f"nonfinite-{rank()}"):
             logits.register_hook(lambda gradient: gradient * math.nan)
         return calm(logits, *arguments)
@@ -90,7 +95,7 @@ def rest_and_spoil_gradients(module):  # type: ignore[no-untyped-def]
 
 
 changes = {"podscale.data.loaders.pillow": delay_batches}
-if KIND == "files":
+if KIND in ("files", "rest"):
     changes["podscale.pytorch.train_step"] = rest_and_spoil_gradients
 if KIND != "none":
     sys.meta_path.insert(0, Finder(changes))

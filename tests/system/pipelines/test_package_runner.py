@@ -88,7 +88,7 @@ def start(tmp_path: Path, cluster: FakeCluster) -> Start:
     kubeconfig = cluster.kubeconfig(tmp_path / "kubeconfig")
 
     def begin(*changes: str, parts: int = 1, retries: int = 0, **how: str) -> PackageRunner:
-        config = load(presets.resolve_preset(None), [f"run.workspace={tmp_path}/ws", *changes])
+        config = load(presets.resolve_preset(None), [f"run.workspace={tmp_path}/ws", "launch.retries=0", *changes])
 
         def place(task: Any, role: str) -> None:
             if retries and role != "summary":

@@ -13,9 +13,14 @@ from podscale.kubernetes.transport import NamedCluster
 
 @dataclass(frozen=True)
 class JobResult:
+    stage: str
     exit_code: int
     error: str = ""
     reused: bool = False
+
+    @property
+    def is_done(self):
+        return self.exit_code == 0
 
 
 def _job_is_there():
@@ -29,9 +34,9 @@ def run_stage(config, stage, shard_set=None, *, out=None, pipeline=False):
         raise InputError(how.partition(":")[2])
     if how.startswith("lost"):
         _, code, message = how.split(":", 2)
-        return JobResult(int(code), message)
+        return JobResult(stage, int(code), message)
     if how == "succeeded" and _job_is_there():
-        return JobResult(0, reused=True)
+        return JobResult(stage, 0, reused=True)
     if how == "wait":
         Path(os.environ["STANDIN_PIDS"]).write_text(str(os.getpid()))
         time.sleep(600)
@@ -41,5 +46,5 @@ def run_stage(config, stage, shard_set=None, *, out=None, pipeline=False):
     try:
         local.train(config, shard_set)
     except Exception as error:
-        return JobResult(int(getattr(error, "exit_code", 1)), "the pod ended")
-    return JobResult(0)
+        return JobResult(stage, int(getattr(error, "exit_code", 1)), "the pod ended")
+    return JobResult(stage, 0)

@@ -303,9 +303,11 @@ def test_list_shows_the_jobs_of_podscale_and_not_those_that_operators_create(
 ) -> None:
     made = cluster.put("jobsets", job("JobSet", name="r2", labels={"podscale.dev/run": "r2"}))
     child = job("Job", name="r2-slice-0", labels={"podscale.dev/run": "r2"})
-    child["metadata"]["ownerReferences"] = [{"uid": made["metadata"]["uid"]}]
+    child["metadata"]["ownerReferences"] = [{"uid": made["metadata"]["uid"], "controller": True}]
     cluster.put("jobs", child)
-    cluster.put("pytorchjobs", job())
+    launched = job()
+    launched["metadata"]["ownerReferences"] = [{"kind": "Workflow", "uid": "w"}]  # it does not control the job
+    cluster.put("pytorchjobs", launched)
     foreign = job("Job", name="other")
     foreign["metadata"]["labels"] = {}
     cluster.put("jobs", foreign)
@@ -407,7 +409,7 @@ def test_stopping_a_job_of_a_pipeline_warns_about_kubeflow_pipelines(
         made["metadata"]["annotations"]["podscale.dev/launcher"] = launcher
         cluster.put("pytorchjobs", made)
         assert main(["stop", "r1"]) == 0
-        assert ("Kubeflow Pipelines" in capsys.readouterr().out) is expected
+        assert ("docs/how-to/kfp.md" in capsys.readouterr().out) is expected
 
 
 def test_jobs_that_may_not_be_listed_are_not_reported_as_absent(

@@ -214,6 +214,57 @@ def test_objects_that_may_not_be_read_are_not_reported_as_missing(healthy: FakeC
     assert findings["nodes for cpu"].verdict == findings["operators"].verdict == "note"
 
 
+WORKFLOW_DEFAULTS = """spec:
+  templateDefaults:
+    retryStrategy: {limit: "2", retryPolicy: %s}
+"""
+OLDER_CONFIG = "workflowDefaults: {spec: {templateDefaults: {retryStrategy: {retryPolicy: Always}}}}"
+
+
+def with_pipelines(cluster: FakeCluster, data: dict[str, str] | None) -> None:
+    """Let KFP answer, with the ConfigMap of its workflow controller."""
+    cluster.served["ml-pipeline:8888"] = "{}"
+    if data is not None:
+        cluster.put("configmaps", {"metadata": {"name": "workflow-controller-configmap"}, "data": data}, "kubeflow")
+
+
+@pytest.mark.parametrize(
+    ("data", "verdict", "keys"),
+    [
+        (
+            {"workflowDefaults": WORKFLOW_DEFAULTS % "OnError"},
+            "note",
+            ("OnError", "launcher_grace_minutes", "launcher"),
+        ),
+        ({"config": OLDER_CONFIG}, "note", ("Always", "launcher_grace_minutes")),
+        ({"workflowDefaults": "spec: {ttlStrategy: {secondsAfterCompletion: 60}}"}, "ok", ()),
+        ({"workflowDefaults": "not: [yaml"}, "ok", ()),
+        ({}, "ok", ()),
+    ],
+)
+def test_a_default_retry_strategy_of_pipelines_is_explained(
+    healthy: FakeCluster, data: dict[str, str], verdict: str, keys: tuple[str, ...]
+) -> None:
+    with_pipelines(healthy, data)
+    finding = check_results()["retries of pipelines"]
+    assert finding.verdict == verdict, finding
+    assert all(key in finding.found for key in keys), finding
+    assert ("podscale stop" in finding.advice) == (verdict == "note")
+
+
+def test_without_the_right_to_read_it_the_retry_strategy_is_unknown(healthy: FakeCluster) -> None:
+    with_pipelines(healthy, {"workflowDefaults": WORKFLOW_DEFAULTS % "OnError"})
+    healthy.denied.add(("get", "configmaps"))
+    finding = check_results()["retries of pipelines"]
+    assert finding.verdict == "note"
+    assert "OnError" not in finding.found
+
+
+def test_a_cluster_without_that_config_map_has_no_line_about_it(healthy: FakeCluster) -> None:
+    with_pipelines(healthy, None)
+    assert "retries of pipelines" not in check_results()
+
+
 def test_kubeflow_pipelines_is_reached_through_the_api_server(healthy: FakeCluster) -> None:
     asked = len(healthy.seen)
     assert check_results()["Kubeflow Pipelines"].verdict == "note"

@@ -42,6 +42,16 @@ class Case:
     extra: dict[str, Any] = field(default_factory=dict)
 
 
+ABANDONED = {
+    "terminated": {
+        "exitCode": 0,
+        "reason": "Completed",
+        "message": '{"stage": "train", "exit_code": 75, "error": "launch.cluster.launcher_grace_minutes"}',
+    }
+}
+"""State of a container that found its job abandoned: it exits with 0, and reports the code of a stop."""
+
+
 def done(kind: str) -> Object:
     name = {"Job": "Complete", "TrainJob": "Complete", "JobSet": "Completed"}.get(kind, "Succeeded")
     return stored(job(kind, status={"conditions": [condition("Created"), condition(name)]}))
@@ -60,6 +70,24 @@ BAD = terminated(2, "data.source: no such folder")
 CASES = [
     Case("a job that is not there is gone", None, "gone", "no such job"),
     *(Case(f"a {kind} that has ended well has succeeded", done(kind), "succeeded", exit_code=0) for kind in KINDS),
+    *(
+        Case(
+            f"a {kind} whose pods have ended because its pipeline is gone has not succeeded",
+            done(kind),
+            "failed",
+            "launcher_grace_minutes",
+            pods=(pod(0, phase="Succeeded", state=ABANDONED),),
+            exit_code=75,
+        )
+        for kind in KINDS
+    ),
+    Case(
+        "a job whose pod was restarted before it was done has succeeded",
+        done("PyTorchJob"),
+        "succeeded",
+        pods=(pod(0, phase="Succeeded", state=terminated(0, ""), last=terminated(77, "lost a peer"), restarts=1),),
+        exit_code=0,
+    ),
     *(
         Case(f"a failed {kind} tells the words of the stage", failed(kind), "failed", "loss is not finite", (
             pod(0, state=terminated(1, "loss is not finite"), phase="Failed"),

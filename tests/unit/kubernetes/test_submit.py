@@ -14,7 +14,7 @@ from podscale.kubernetes.resources import resource_of
 from podscale.kubernetes.retry import RetryPolicy
 from podscale.kubernetes.submit import Submission, dry_run_job, submit_job
 from podscale.kubernetes.transport import NamedCluster
-from tests.support.cluster_objects import LABELS, condition, job
+from tests.support.cluster_objects import LABELS, condition, job, pod, terminated
 from tests.support.fake_cluster import FakeCluster
 from tests.support.fake_state import Answer, Seen
 from tests.support.refusals import refused
@@ -144,6 +144,20 @@ def test_a_job_that_succeeded_is_left_alone(api: ClusterClient, cluster: FakeClu
     before = jobs(cluster)
     assert submit_job(api, MANIFESTS, print).action == "finished"
     assert jobs(cluster) == before
+
+
+def test_a_job_that_was_abandoned_by_its_pipeline_is_replaced(
+    api: ClusterClient, cluster: FakeCluster, notices: list[str]
+) -> None:
+    """Its pods exit with 0, so that no operator restarts them, and the operator counts them as successful."""
+    submit_job(api, MANIFESTS, print)
+    finish(cluster, "Succeeded")
+    before = jobs(cluster)
+    state = terminated(0, "the launcher is gone")
+    state["terminated"]["message"] = state["terminated"]["message"].replace('"exit_code": 0', '"exit_code": 75')
+    cluster.put("pods", pod(0, phase="Succeeded", state=state))
+    assert submit_job(api, MANIFESTS, notices.append).action == "created"
+    assert jobs(cluster) != before
 
 
 def test_a_job_that_failed_is_replaced(api: ClusterClient, cluster: FakeCluster, notices: list[str]) -> None:

@@ -163,6 +163,10 @@ SECONDS = {"productive": 87.0, "init": 3.0, "redo": 9.6, "data_wait": 0.4, "idle
         ),
         ({**STRAGGLER, "event": "straggler_over"}, "rank 3 on node-b is no longer a straggler"),
         (
+            {"event": "launcher_lost", "grace_seconds": 1200.0},
+            "the launcher of this job's pipeline was silent for 1200 s; saving and stopping",
+        ),
+        (
             {"event": "tracker_failed", "tracker": "wandb", "reason": "no key\nset"},
             "the tracker wandb failed, the run continues without it: no key | set",
         ),

@@ -5,14 +5,16 @@ from typing import Any
 
 import pytest
 
-from podscale.config import loads
+from podscale.config import RunConfig, loads
 from podscale.errors import ExitCode, InputError
+from podscale.kubernetes.job_spec import build_job_spec
 from podscale.kubernetes.render import RENDERERS_BY_KIND, choose_backend, render_job
 from podscale.kubernetes.render.common import MONITORING_NAMESPACES
-from podscale.kubernetes.resources import JOB_KINDS, STAGE_CONTAINERS
+from podscale.kubernetes.resources import JOB_KINDS, STAGE_CONTAINERS, annotations_of
 from podscale.launch.rendezvous import Rendezvous
+from tests.support.pods import pods_of
 from tests.support.refusals import refused
-from tests.support.rendering import TWO, pods, rendered, spec
+from tests.support.rendering import TWO, document, pods, rendered, spec
 
 TRAINING = ("pytorchjob", "jaxjob", "trainjob", "jobset")
 TPUS = ("launch.hardware=tpu-v5e-4x4", "launch.processes=1", "train.global_batch=512")
@@ -247,3 +249,18 @@ def test_only_the_pods_of_a_job_reach_each_other(backend: str) -> None:
     assert peer == {}, "any user can set labels of pods"
     other = pods(backend, stage="evaluate").metadata["labels"] if backend == "job" else {"podscale.dev/run": "other"}
     assert not selector.items() <= other.items()
+
+
+@pytest.mark.parametrize("backend", ["pytorchjob", "jaxjob", "trainjob", "jobset", "job"])
+def test_pods_of_a_pipelines_job_know_the_grace_time_of_its_launcher(backend: str) -> None:
+    config = document("digits", "launch.cluster.launcher_grace_minutes=2")
+
+    def grace(config: RunConfig, *, pipeline: bool) -> tuple[str | None, str | None]:
+        manifests = render_job(build_job_spec(config, "train", pipeline=pipeline), backend)
+        environment = pods_of(manifests).environment
+        return environment.get("PODSCALE_LAUNCHER_GRACE"), annotations_of(manifests.job).get("podscale.dev/launcher")
+
+    assert grace(config, pipeline=True) == ("120", "pipeline")
+    assert grace(config, pipeline=False) == (None, None)
+    never = document("digits", "launch.cluster.launcher_grace_minutes=0")
+    assert grace(never, pipeline=True) == (None, "pipeline")
