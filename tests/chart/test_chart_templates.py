@@ -8,7 +8,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from podscale.cli.documents import CHART_CLAIM, CHART_WORKSPACE
+from podscale.pipelines.presets import CHART_CLAIM, CHART_WORKSPACE
 from podscale.config import RunConfig, load
 from podscale.kubernetes import cluster_doctor
 from podscale.kubernetes.render.job import JOB_CONTAINER
