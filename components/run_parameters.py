@@ -128,9 +128,7 @@ def _is_filled(value: str) -> bool:
     return bool(value) and "{{" not in value
 
 
-def _typed_changes(
-    compiled: RunConfig, parameters: RunParameters, job: PipelineJob
-) -> dict[str, tuple[str, str]]:
+def _typed_changes(compiled: RunConfig, parameters: RunParameters, job: PipelineJob) -> dict[str, tuple[str, str]]:
     """Return parameter and override by option, of the parameters that differ from the document."""
     values: dict[str, tuple[str, Any, Any]] = {
         "run.id": ("run_id", expand_run_id(parameters.run_id, job), compiled.run.id),

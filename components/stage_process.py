@@ -19,7 +19,6 @@ from podscale.util import env, processes
 from podscale.util.files import write_json
 from podscale.util.processes import preempt_on_sigterm
 
-
 UMASK = 0o022
 """Umask of a stage whose parent has cleared it."""
 MAX_TERMINATION_BYTES = 4096

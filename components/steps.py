@@ -204,13 +204,13 @@ def findings(study: str, page: Any, text: Any) -> None:
         page: output artifact, dsl.HTML.
         text: output artifact, dsl.Markdown.
     """
-    from podscale.study.publish import write_study_results
+    from podscale.study.publish import markdown_without_charts, write_study_results
 
     with stage_process("findings"):
-        for path in write_study_results(StudyDocument.model_validate_json(study)):
-            target = {".html": page, ".md": text}.get(path.suffix)
-            if target is not None:
-                shutil.copyfile(path, target.path)
+        document = StudyDocument.model_validate_json(study)
+        (html,) = (path for path in write_study_results(document) if path.suffix == ".html")
+        shutil.copyfile(html, page.path)
+        Path(text.path).write_text(markdown_without_charts(document), encoding="utf-8")
 
 
 def summarize(document: str, parameters: RunParameters, job: PipelineJob, status: Any, page: Any) -> str:

@@ -128,13 +128,13 @@ class KfpBackend:
         while True:
             try:
                 with self._translate_errors("read the run"):
-                    progress = self._runs.progress(run_id)
+                    progress: PipelineProgress = self._runs.progress(run_id)
                 answered_at = time.monotonic()
                 if progress != last:
                     on_change(progress)
                     last = progress
                 if progress.state in FINISHED_STATES:
-                    return progress.state
+                    return str(progress.state)
             except BackendUnreachable as error:
                 if time.monotonic() - answered_at > OUTAGE_SECONDS:
                     hint = "The run itself continues. Check it later."
@@ -144,7 +144,8 @@ class KfpBackend:
     def stage_errors(self, run_id: str) -> list[str]:
         """Return the stages' own errors, as far as the backend has them."""
         with self._translate_errors("read the errors of the run"):
-            return self._runs.stage_errors(run_id)
+            errors: list[str] = self._runs.stage_errors(run_id)
+        return errors
 
     def _pipeline_id(self, name: str, description: str) -> str:
         listed = self._client.pipelines.pipeline_service_list_pipelines(

@@ -45,7 +45,5 @@ def configure(
     from podscale.components import steps
     from podscale.components.run_parameters import PipelineJob, RunParameters
 
-    parameters = RunParameters(
-        run_id, source, epochs, global_batch, learning_rate, overrides, image, launcher_image
-    )
+    parameters = RunParameters(run_id, source, epochs, global_batch, learning_rate, overrides, image, launcher_image)
     return steps.configure(document, parameters, PipelineJob(job_id, created, scheduled))

@@ -51,7 +51,5 @@ def summary(
     from podscale.components import steps
     from podscale.components.run_parameters import PipelineJob, RunParameters
 
-    parameters = RunParameters(
-        run_id, source, epochs, global_batch, learning_rate, overrides, image, launcher_image
-    )
+    parameters = RunParameters(run_id, source, epochs, global_batch, learning_rate, overrides, image, launcher_image)
     return (steps.summarize(document, parameters, PipelineJob(job_id, created, scheduled), status, page),)

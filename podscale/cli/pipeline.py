@@ -198,9 +198,10 @@ def _follow_run(client: "KfpBackend", started: "StartedRun") -> int:
 def _stage_errors(client: "KfpBackend", started: "StartedRun") -> list[str]:
     """Return the errors of the stages of a failed run; empty if the backend does not return them."""
     try:
-        return client.stage_errors(started.id)
+        errors: list[str] = client.stage_errors(started.id)
     except PodscaleError:
         return []
+    return errors
 
 
 class _StagePrinter:

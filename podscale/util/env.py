@@ -174,7 +174,13 @@ VARIABLES: Final = (
     ),
     Variable(RUN_DOCUMENT, "YAML", "rendered manifest", "stages, live view", "Run document of a pod, inline."),
     Variable(SLICE_NODES, "number", "JobSet manifest", "supervisor", "Pods of each TPU slice."),
-    Variable(TERMINATION_LOG, "path", "rendered manifest, pipeline task", "stages", "Termination message, shown in the pod's status."),
+    Variable(
+        TERMINATION_LOG,
+        "path",
+        "rendered manifest, pipeline task",
+        "stages",
+        "Termination message, shown in the pod's status.",
+    ),
     Variable(IMAGE, "name", "image", "`podscale doctor`, preflight checks", "Image that this process runs in."),
     Variable(COMMIT, "commit", "image", "stages", "Commit of the source in the image, for environment.json."),
     Variable(

@@ -126,7 +126,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def _admit(self, path: str) -> None:
-        if not path.startswith(BASE):
+        if not path.startswith((BASE, "/apis/v1beta1/runs/")):
             raise Refusal(404, "Not Found")
         if self.held.token and self.headers.get("Authorization") != f"Bearer {self.held.token}":
             raise Refusal(401, "Request header error: there is no user identity header.")

@@ -147,7 +147,7 @@ def test_only_shards_are_cached_and_every_task_sets_it(local, cache):
 
 
 def test_the_shard_stage_gets_the_data_section_only(local):
-    """Other inputs would make KFP's cached result invalid (tests/system/pipelines/test_package_runner.py has values)."""
+    """Other inputs would make KFP's cached result invalid."""
     inputs = local.tasks["shard"]["inputs"]["parameters"]
     assert {name for name in inputs if "image" not in name} == {"data", "workspace"}
     assert inputs["data"] == {"taskOutputParameter": {"producerTask": "configure", "outputParameterKey": "data"}}

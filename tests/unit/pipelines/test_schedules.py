@@ -6,6 +6,7 @@ from podscale.components.run_parameters import PipelineJob, expand_run_id
 from podscale.config import load
 from podscale.pipelines.presets import resolve_preset
 from podscale.pipelines.schedules import kfp_cron, scheduled_run_id
+from podscale.runs.ensemble_members import ensemble_members
 from tests.support.refusals import refused
 
 JOB = PipelineJob(id="3FA9b2c1-0000-4000-8000-123456789abc", created="2026-11-24T02:00:07Z")
@@ -71,11 +72,9 @@ def test_an_id_without_a_time_stays() -> None:
 
 @pytest.mark.parametrize(("preset", "longest"), [("digits", 22), ("digits-ensemble", 19)])
 def test_every_scheduled_run_of_an_accepted_document_has_a_valid_id(preset: str, longest: int) -> None:
-    from podscale.runs.ensemble_members import ensemble_members
-
     config = load(resolve_preset(preset), [f"run.id={'a' * longest}"])
     run_id = expand_run_id(scheduled_run_id(config), JOB)
-    ids = [run_id, *(member.config.run.id for member in ensemble_members(load(resolve_preset(preset), [f"run.id={run_id}"])))]
-    assert max(map(len, ids)) == 40
+    members = ensemble_members(load(resolve_preset(preset), [f"run.id={run_id}"]))
+    assert max(map(len, [run_id, *(member.config.run.id for member in members)])) == 40
     with refused(field="run.id"):
         scheduled_run_id(load(resolve_preset(preset), [f"run.id={'a' * (longest + 1)}"]))
