@@ -126,7 +126,8 @@ def collapse(document: str, cycle: int, shard_set: Any, model: Any) -> None:
 def _train(config: RunConfig, shard_set: Any, model: Any) -> None:
     location = _shard_set_location(shard_set)
     outcome = _choose_trainer(config)(config, location)
-    local.write_card(config, location)
+    with suppress(OSError):  # the report stage writes it again
+        local.write_card(config, location)
     directory = RunDirectory.for_config(config).model
     shutil.copytree(directory, model.path, copy_function=_link_or_copy, dirs_exist_ok=True)
     model.metadata.update(

@@ -180,10 +180,11 @@ def report(config: RunConfig, shard_set: str) -> StageOutcome:
 
 
 def write_card(config: RunConfig, shard_set: "ShardSet | str") -> None:
-    """Write the model card; it has the scores if the model has been evaluated."""
+    """Write the model card; it has the scores if the model was evaluated, and no data section for remote shards."""
     from podscale.report.model_card import write_model_card
 
-    write_model_card(RunDirectory.for_config(config).path, shard_set)
+    is_remote = isinstance(shard_set, str) and Location.parse(shard_set).is_remote
+    write_model_card(RunDirectory.for_config(config).path, None if is_remote else shard_set)
 
 
 def run_outcomes(config: RunConfig) -> dict[str, StageOutcome]:
