@@ -19,10 +19,21 @@ from podscale.util import env, processes
 from podscale.util.files import write_json
 from podscale.util.processes import preempt_on_sigterm
 
+UMASK = 0o022
+"""Umask of a stage whose parent has cleared it."""
+MAX_TERMINATION_BYTES = 4096
+"""Maximal size of a termination message that Kubernetes keeps, bytes."""
+
 
 @contextmanager
 def stage_process(stage: StageName | str) -> Iterator[None]:
-    """Run the body of a component: print errors without a traceback and exit with their exit code."""
+    """Run the body of a component: print errors without a traceback and exit with their exit code.
+
+    The error is also the pod's termination message, which Argo and `kubectl describe` show. Files are not
+    writable for everyone, although KFP's launcher clears the umask.
+    """
+    if (umask := os.umask(UMASK)) != 0:
+        os.umask(umask)
     if (launcher := env.read_number(env.LAUNCHER_PID)) is not None:
         processes.exit_with_process(launcher)
     if (lifeline := env.read_path(env.LIFELINE)) is not None:
@@ -52,6 +63,10 @@ def failed_stage_error(signpost: Path, stage: str) -> tuple[int, str] | None:
 
 
 def _write_failure(stage: str, exit_code: int, error: str) -> None:
+    if (termination := env.read_path(env.TERMINATION_LOG)) is not None:
+        message = f"podscale {stage}: {error}".encode()[:MAX_TERMINATION_BYTES].decode(errors="ignore")
+        with suppress(OSError):
+            termination.write_text(message, encoding="utf-8")
     if env.STAGE_FILE in os.environ:
         with suppress(OSError):
             write_json(_failure_path(Path(os.environ[env.STAGE_FILE]), stage), {"exit_code": exit_code, "error": error})

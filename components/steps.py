@@ -7,21 +7,25 @@ because a backend downloads every input artifact before user code runs.
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from podscale.components.run_parameters import PipelineJob, RunParameters, load_document, resolve_document
 from podscale.components.stage_process import stage_process
-from podscale.config import RunConfig, loads
+from podscale.components.workspace_check import check_workspace_mounted
+from podscale.config import RunConfig
 from podscale.config.data import DataSection
+from podscale.config.preflight import preflight
 from podscale.data.manifest import ShardPart
 from podscale.errors import InputError, PodscaleError
 from podscale.runs import RunDirectory, StageOutcome, ensemble_members, stage_outcomes
 from podscale.stages import local
 from podscale.study import StudyDocument
 from podscale.util import env, progress_reports
-from podscale.util.files import write_json
-from podscale.version import VERSION
+from podscale.util.files import write_atomically, write_json
 
 if TYPE_CHECKING:
     from podscale.study.records import TrialRecord
@@ -30,6 +34,28 @@ if TYPE_CHECKING:
 
 SUCCEEDED_STATES = ("SUCCEEDED", "COMPLETE")
 """States of a successful pipeline; the second is used by backends with ML Metadata (KFP up to 2.17)."""
+NO_ERRORS = "none"
+OWN_ERRORS = ("configure", "summary")
+"""Tasks whose errors are in no outcome file."""
+
+
+def configure(document: str, parameters: RunParameters, job: PipelineJob) -> tuple[str, str]:
+    """Apply the parameters of a run to the document, and check it and the workspace before anything else starts.
+
+    Returns the resolved document and its data section as JSON.
+    """
+    with stage_process("configure"):
+        config = resolve_document(document, parameters, job)
+        _check_placement(config)
+        print(f"run {config.run.id}", flush=True)
+        return config.model_dump_json(), config.data.model_dump_json()
+
+
+def _check_placement(config: RunConfig) -> None:
+    """Raise InputError if the document does not suit a cluster, or this pod has no volume for the workspace."""
+    preflight(config, "cluster")
+    if local.preflight_target() == "pod":
+        check_workspace_mounted(config.run.workspace)
 
 
 def pack(data: str, workspace: str, index: int, of: int) -> None:
@@ -81,24 +107,27 @@ def shard(data: str, workspace: str, shard_set: Any) -> None:
         )
 
 
-def train(document: str, run_id: str, shard_set: Any, model: Any) -> None:
+def train(document: str, shard_set: Any, model: Any) -> None:
     """Train in this process, or by a job of the cluster (launch.backend).
 
     Args:
         model: output artifact, dsl.Model: a directory with weights, description and model card.
     """
     with stage_process("train"):
-        _train(_load_config(document, run_id), shard_set, model)
+        _train(load_document(document), shard_set, model)
 
 
-def collapse(document: str, run_id: str, cycle: int, shard_set: Any, model: Any) -> None:
+def collapse(document: str, cycle: int, shard_set: Any, model: Any) -> None:
     """Train the member of the document's ensemble that starts from the snapshot at the end of `cycle`."""
     with stage_process("collapse"):
-        _train(ensemble_members.ensemble_member(_load_config(document, run_id), cycle).config, shard_set, model)
+        _train(ensemble_members.ensemble_member(load_document(document), cycle).config, shard_set, model)
 
 
 def _train(config: RunConfig, shard_set: Any, model: Any) -> None:
-    outcome = _choose_trainer(config)(config, _shard_set_location(shard_set))
+    location = _shard_set_location(shard_set)
+    outcome = _choose_trainer(config)(config, location)
+    with suppress(OSError):  # the report stage writes it again
+        local.write_card(config, location)
     directory = RunDirectory.for_config(config).model
     shutil.copytree(directory, model.path, copy_function=_link_or_copy, dirs_exist_ok=True)
     model.metadata.update(
@@ -110,7 +139,7 @@ def _train(config: RunConfig, shard_set: Any, model: Any) -> None:
     )
 
 
-def evaluate(document: str, run_id: str, shard_set: Any, metrics: Any, confusion: Any) -> None:
+def evaluate(document: str, shard_set: Any, metrics: Any, confusion: Any) -> None:
     """Evaluate the model.
 
     Args:
@@ -120,7 +149,7 @@ def evaluate(document: str, run_id: str, shard_set: Any, metrics: Any, confusion
     from podscale.evaluation.evaluation_json import confusion_for_kfp, kfp_metrics, read_evaluation
 
     with stage_process("evaluate"):
-        config = _load_config(document, run_id)
+        config = load_document(document)
         local.evaluate(config, _shard_set_location(shard_set))
         evaluation = read_evaluation(RunDirectory.for_config(config).evaluation)
         for name, value in kfp_metrics(evaluation).items():
@@ -130,7 +159,7 @@ def evaluate(document: str, run_id: str, shard_set: Any, metrics: Any, confusion
             confusion.log_confusion_matrix(*matrix)
 
 
-def report(document: str, run_id: str, shard_set: Any, page: Any, card: Any) -> None:
+def report(document: str, shard_set: Any, page: Any, card: Any) -> None:
     """Build the report.
 
     Args:
@@ -138,7 +167,7 @@ def report(document: str, run_id: str, shard_set: Any, page: Any, card: Any) -> 
         card: output artifact with the model card, dsl.Markdown.
     """
     with stage_process("report"):
-        config = _load_config(document, run_id)
+        config = load_document(document)
         local.report(config, _shard_set_location(shard_set))
         run = RunDirectory.for_config(config)
         shutil.copyfile(run.report, page.path)
@@ -176,17 +205,20 @@ def findings(study: str, page: Any, text: Any) -> None:
         page: output artifact, dsl.HTML.
         text: output artifact, dsl.Markdown.
     """
-    from podscale.study.publish import write_study_results
+    from podscale.study.publish import markdown_without_charts, write_study_results
 
     with stage_process("findings"):
-        for path in write_study_results(StudyDocument.model_validate_json(study)):
-            target = {".html": page, ".md": text}.get(path.suffix)
-            if target is not None:
-                shutil.copyfile(path, target.path)
+        document = StudyDocument.model_validate_json(study)
+        (html,) = (path for path in write_study_results(document) if path.suffix == ".html")
+        shutil.copyfile(html, page.path)
+        Path(text.path).write_text(markdown_without_charts(document), encoding="utf-8")
 
 
-def summarize(document: str, run_id: str, status: Any, page: Any) -> None:
+def summarize(document: str, parameters: RunParameters, job: PipelineJob, status: Any, page: Any) -> str:
     """Write the summary of a run to <run>/summary.md and to `page`; stop the jobs of a run that did not succeed.
+
+    Returns the errors as text. A task that fails loses its outputs in KFP, so a job that cannot be stopped is an error
+    on the page; the run has failed or was terminated in any case.
 
     Args:
         status: dsl.PipelineTaskFinalStatus. Its error message is empty on a real backend, so the summary uses the
@@ -194,31 +226,59 @@ def summarize(document: str, run_id: str, status: Any, page: Any) -> None:
         page: output artifact, dsl.Markdown.
     """
     with stage_process("summary"):
-        config = _load_config(document, run_id)
-        stopped, failure = "", None
-        try:
-            stopped = "" if status.state in SUCCEEDED_STATES else _stop_jobs(config, str(status.state))
-        except Exception as error:  # no error may hide the stages' outcomes
-            stopped, failure = str(error), error
-        text = summary_markdown(config, str(status.state), stopped)
+        config, problem = _check_configuration(document, parameters, job)
+        if config is None:
+            text, errors = f"# Run {parameters.run_id}: {status.state}\n\n{_quote(problem)}\n", {"configure": problem}
+        else:
+            text, errors = _summarize_run(config, str(status.state), problem)
         Path(page.path).write_text(text, encoding="utf-8")
-        run = RunDirectory.for_config(config)
+        print(text, flush=True)
+        return "\n".join(f"{stage}: {error}" for stage, error in errors.items()) or NO_ERRORS
+
+
+def _check_configuration(document: str, parameters: RunParameters, job: PipelineJob) -> tuple[RunConfig | None, str]:
+    """Return the document of the run, None if it cannot be resolved, and the error of the first task."""
+    config = None
+    try:
+        config = resolve_document(document, parameters, job)
+        if job.id:  # not a local run, which has no first task
+            _check_placement(config)
+    except InputError as error:
+        return config, str(error)
+    return config, ""
+
+
+def _summarize_run(config: RunConfig, state: str, problem: str) -> tuple[str, dict[str, str]]:
+    """Stop the jobs of a run that did not succeed; return its summary as Markdown, and the errors by stage."""
+    errors = {stage: outcome.error for stage, outcome in _all_outcomes(config).items() if not outcome.is_done}
+    stopped = ""
+    if state not in SUCCEEDED_STATES:
+        errors |= {"configure": problem} if problem else {}
+        try:
+            stopped = _stop_jobs(config, state)
+        except Exception as error:  # no error may hide the stages' outcomes
+            errors["summary"] = str(error)
+    text = summary_markdown(config, state, stopped, {name: errors[name] for name in errors if name in OWN_ERRORS})
+    run = RunDirectory.for_config(config)
+    with suppress(OSError):  # the page of the task remains
         if run.path.is_dir():
-            (run.path / "summary.md").write_text(text, encoding="utf-8")
-        if failure is not None:
-            raise failure
+            write_atomically(run.path / "summary.md", text)
+    return text, errors
 
 
-def summary_markdown(config: RunConfig, state: str, stopped: str = "") -> str:
+def summary_markdown(
+    config: RunConfig, state: str, stopped: str = "", errors: Mapping[str, str] = MappingProxyType({})
+) -> str:
     """Format the run as Markdown: outcome and seconds of each stage, and the errors.
 
     Args:
         state: final state of the pipeline.
         stopped: result of stopping the run's jobs; empty if there was none.
+        errors: errors of tasks that are no stage, by task.
     """
     state = SUCCEEDED_STATES[0] if state in SUCCEEDED_STATES else state
     lines = [f"# Run {config.run.id}: {state}", "", "| stage | ended | seconds |", "|---|---|---|"]
-    outcomes = {**local.run_outcomes(config), **local.collapse_outcomes(config)}
+    outcomes = _all_outcomes(config)
     members = [f"collapse {member.config.run.id}" for member in ensemble_members.ensemble_members(config)]
     for name in (*stage_outcomes.STAGES, *members):
         outcome = outcomes.get(name)
@@ -227,13 +287,22 @@ def summary_markdown(config: RunConfig, state: str, stopped: str = "") -> str:
             continue
         ended = "done before" if outcome.reused else "done" if outcome.is_done else f"exit code {outcome.exit_code}"
         lines.append(f"| {name} | {ended} | {outcome.seconds:.1f} |")
-    for outcome in outcomes.values():
-        if not outcome.is_done:
-            lines += ["", f"## {outcome.stage}", "", "```", outcome.error, "```"]
+    failures = {outcome.stage: outcome.error for outcome in outcomes.values() if not outcome.is_done}
+    for name, error in {**errors, **failures}.items():
+        lines += ["", f"## {name}", "", _quote(error)]
     if stopped:
         lines += ["", stopped]
     lines += ["", f"All files of this run are under `{RunDirectory.for_config(config).path}`.", ""]
     return "\n".join(lines)
+
+
+def _all_outcomes(config: RunConfig) -> dict[str, StageOutcome]:
+    return {**local.run_outcomes(config), **local.collapse_outcomes(config)}
+
+
+def _quote(text: str) -> str:
+    """Return text as a Markdown block without formatting."""
+    return f"```\n{text}\n```"
 
 
 def _choose_trainer(config: RunConfig) -> Callable[[RunConfig, str], StageOutcome]:
@@ -252,22 +321,6 @@ def _stop_jobs(config: RunConfig, state: str) -> str:
 
     members = [member.config for member in ensemble_members.ensemble_members(config)]
     return "\n\n".join(on_cluster.end_training_job(document, state) for document in (config, *members))
-
-
-def _load_config(document: str, run_id: str) -> RunConfig:
-    """Load the document of this run.
-
-    Raises:
-        InputError: `run_id` is not valid as run.id, or the document is of another version.
-    """
-    try:
-        return loads(document, "document", [f"run.id={run_id}"] if run_id else [])
-    except InputError as error:
-        raise InputError(
-            str(error),
-            hint=f"This stage has Podscale {VERSION}. If the run started with another version, build or pull its image "
-            "(make images, images.tag of the chart).",
-        ) from None
 
 
 def _worker_count() -> int:

@@ -15,6 +15,7 @@ from typing import Any
 
 from podscale.errors import InputError, PodscaleError
 from podscale.pipelines.kfp_endpoint import BackendUnreachable, KfpEndpoint, credentials_error, probe_backend
+from podscale.pipelines.kfp_runs import PipelineProgress, RunReader
 
 OUTAGE_SECONDS = 600.0
 """Longest outage of the backend while following a run, seconds."""
@@ -59,20 +60,13 @@ class StartedRun:
     link: str
 
 
-@dataclass(frozen=True)
-class PipelineProgress:
-    """State of a run, and states of its started tasks by name."""
-
-    state: str
-    tasks: dict[str, str]
-
-
 class KfpBackend:
     """A reachable KFP backend; created by `connect_backend`."""
 
     def __init__(self, endpoint: KfpEndpoint, client: Any) -> None:
         self.endpoint = endpoint
         self._client = client  # kfp.client.Client, whose generated parts have no types
+        self._runs = RunReader(client)
 
     def upload(self, package: str, pipeline: str, version: str, description: str) -> PipelineVersion:
         """Upload `package` (YAML) as a version of the pipeline; create the pipeline if it does not exist.
@@ -134,18 +128,24 @@ class KfpBackend:
         while True:
             try:
                 with self._translate_errors("read the run"):
-                    progress = _read_progress(self._client.get_run(run_id))
+                    progress: PipelineProgress = self._runs.progress(run_id)
                 answered_at = time.monotonic()
                 if progress != last:
                     on_change(progress)
                     last = progress
                 if progress.state in FINISHED_STATES:
-                    return progress.state
+                    return str(progress.state)
             except BackendUnreachable as error:
                 if time.monotonic() - answered_at > OUTAGE_SECONDS:
                     hint = "The run itself continues. Check it later."
                     raise PodscaleError(error.problem, field=error.field, got=error.got, hint=hint) from error
             time.sleep(poll_seconds)
+
+    def stage_errors(self, run_id: str) -> list[str]:
+        """Return the stages' own errors, as far as the backend has them."""
+        with self._translate_errors("read the errors of the run"):
+            errors: list[str] = self._runs.stage_errors(run_id)
+        return errors
 
     def _pipeline_id(self, name: str, description: str) -> str:
         listed = self._client.pipelines.pipeline_service_list_pipelines(
@@ -238,12 +238,6 @@ def _token_refresher(endpoint: KfpEndpoint) -> Any:
             config.api_key["authorization"] = endpoint.read_token()
 
     return RefreshedToken()
-
-
-def _read_progress(run: Any) -> PipelineProgress:
-    details = (run.run_details.task_details if run.run_details else None) or ()
-    tasks = {str(task.display_name): str(task.state) for task in details if task.display_name and task.state}
-    return PipelineProgress(str(run.state or "PENDING"), tasks)
 
 
 def _name_filter(name: str) -> str:

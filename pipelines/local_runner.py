@@ -148,7 +148,7 @@ def _run_and_watch(
 def _run_kfp(launch: LocalLaunch, root: Path) -> None:
     """Run the pipeline with kfp. Its exception only states that a task failed; the outcomes hold the cause."""
     from podscale.pipelines.kfp_fast_import import local
-    from podscale.pipelines.training_pipeline import PipelineOptions, training_pipeline
+    from podscale.pipelines.training_pipeline import PipelineOptions, local_pipeline
 
     shutil.rmtree(root, ignore_errors=True)  # artifacts of the previous launch, which are copies from the run directory
     root.mkdir()
@@ -162,7 +162,7 @@ def _run_kfp(launch: LocalLaunch, root: Path) -> None:
         )
         try:
             options = PipelineOptions(place_task=launch.runner.place_task, parallel=False)
-            training_pipeline(_as_local_config(launch.config), options)()
+            local_pipeline(_as_local_config(launch.config), options)()
         except Exception:
             launch.failed = True
             traceback.print_exc(file=sys.stdout)  # into the log

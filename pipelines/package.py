@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from podscale.components.collapse.component import collapse
+from podscale.components.configure.component import configure
 from podscale.components.evaluate.component import evaluate
 from podscale.components.pack.component import pack
 from podscale.components.report.component import report
@@ -28,6 +29,7 @@ from podscale.components.findings.component import findings  # isort: skip
 
 
 COMPONENT_FUNCTIONS = {
+    "configure": configure,
     "pack": pack,
     "shard": shard,
     "train": train,
@@ -71,12 +73,16 @@ def generated_files() -> dict[Path, str]:
     """Return path and expected content of every generated file."""
     here = Path(__file__).parent
     components = here.parent / "components"
-    default = load(presets.resolve_preset(None))
     return {
-        here / f"{presets.DEFAULT_PRESET}.pipeline.yaml": package_pipeline(default),
-        here / f"{ENSEMBLE_PRESET}.pipeline.yaml": package_pipeline(load(presets.resolve_preset(ENSEMBLE_PRESET))),
+        **{here / f"{name}.pipeline.yaml": _preset_package(name) for name in (presets.DEFAULT_PRESET, ENSEMBLE_PRESET)},
         **{components / name / "component.yaml": component_package(name) for name in COMPONENT_FUNCTIONS},
     }
+
+
+def _preset_package(name: str) -> str:
+    """Compile the pipeline of a preset for a cluster with the chart's workspace."""
+    workspace = [f"run.workspace={presets.CHART_WORKSPACE}", f"launch.cluster.workspace_claim={presets.CHART_CLAIM}"]
+    return package_pipeline(load(presets.resolve_preset(name), workspace))
 
 
 def compile_to_yaml(what: Any) -> str:

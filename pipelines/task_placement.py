@@ -12,12 +12,13 @@ from podscale.config import RunConfig
 from podscale.errors import InputError
 from podscale.kubernetes.job_spec import build_job_spec, pod_telemetry
 from podscale.kubernetes.render import render_job
-from podscale.pipelines.training_pipeline import PlaceTask, TaskRole
+from podscale.pipelines.training_pipeline import LAUNCHER_ROLES, PlaceTask, TaskRole
 from podscale.runs.stage_outcomes import StageName
 from podscale.stages.local import ExportedTelemetry
 from podscale.util import env
 
 STAGE_OF_ROLE: Mapping[TaskRole, StageName] = {
+    "configure": "report",
     "shard": "shard",
     "train": "train",
     "evaluate": "evaluate",
@@ -26,11 +27,12 @@ STAGE_OF_ROLE: Mapping[TaskRole, StageName] = {
     "summary": "report",
 }
 """Stage whose pod each role uses."""
-LAUNCHER_ROLES: tuple[TaskRole, ...] = ("launcher", "summary")
 LAUNCHER_RESOURCES = {"requests": {"cpu": "250m", "memory": "512Mi"}, "limits": {"cpu": "1", "memory": "1Gi"}}
 """Resources of a pod that waits for a job; the client and kfp take about 200 MiB."""
-RESERVED_VARIABLES = (env.RUN_DOCUMENT, env.TERMINATION_LOG)
+RESERVED_VARIABLES = (env.RUN_DOCUMENT,)
 """Variables of a job's pod that a component receives as inputs instead."""
+UNRETRIED_ROLES: tuple[TaskRole, ...] = ("configure", "summary")
+"""Roles that do no long work: an invalid parameter is to be reported at once."""
 BACKOFF_SECONDS = 60
 
 
@@ -49,7 +51,7 @@ def task_placer(config: RunConfig, *, security: bool = True) -> PlaceTask:
             _check_user(task, pod["spec"])
         if role == "shard":
             _set_sharding_variables(task, config)
-        _set_limits(task, config, retries=0 if role == "summary" else config.launch.retries)
+        _set_limits(task, config, retries=0 if role in UNRETRIED_ROLES else config.launch.retries)
 
     return place
 

@@ -41,7 +41,7 @@ SHARED: dict[str, dict[str, Any]] = {
     },
     "preset": {"enum": presets.preset_names()},
 }
-"""Schemas of values.yaml that the run document does not have. Helm ignores `format`, and its patterns have no lookahead."""
+"""Schemas of values.yaml that the run document does not have. Helm ignores `format`; its patterns have no lookahead."""
 
 _KEY = re.compile(r"^( *)([A-Za-z]\w*):")
 _TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}

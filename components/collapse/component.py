@@ -12,7 +12,6 @@ def collapse(
     main: dsl.Input[dsl.Model],
     model: dsl.Output[dsl.Model],
     cycle: int,
-    run_id: str = "",
 ) -> None:
     """Train one member of a document's ensemble from a snapshot of the training, or continue its training.
 
@@ -21,9 +20,8 @@ def collapse(
         shard_set: The manifest from the shard component.
         main: The model of the training in cycles, for lineage; the snapshot is read from its run directory.
         cycle: The cycle at whose end the snapshot was taken, from 0.
-        run_id: Replaces run.id of the document; empty: the document's own.
         model: Directory with the member's model.safetensors and model.json.
     """
     from podscale.components import steps
 
-    steps.collapse(document, run_id, cycle, shard_set, model)
+    steps.collapse(document, cycle, shard_set, model)

@@ -12,7 +12,6 @@ def evaluate(
     model: dsl.Input[dsl.Model],
     metrics: dsl.Output[dsl.Metrics],
     confusion: dsl.Output[dsl.ClassificationMetrics],
-    run_id: str = "",
 ) -> None:
     """Evaluate the trained model on every validation image exactly once.
 
@@ -22,8 +21,7 @@ def evaluate(
         model: The trained model, for lineage; the weights are read from the run directory.
         metrics: Top-1, top-5, loss, calibration error, images/s.
         confusion: The confusion matrix, up to 20 classes; the report shows larger ones.
-        run_id: Replaces run.id of the document; empty: the document's own.
     """
     from podscale.components import steps
 
-    steps.evaluate(document, run_id, shard_set, metrics, confusion)
+    steps.evaluate(document, shard_set, metrics, confusion)

@@ -12,7 +12,7 @@ def findings(study: str, page: dsl.Output[dsl.HTML], text: dsl.Output[dsl.Markdo
     Args:
         study: The study document as JSON, with the run document inside.
         page: The results as one file without remote assets.
-        text: The results as Markdown; its pictures are in the workspace.
+        text: The results as Markdown, without the charts.
     """
     from podscale.components import steps
 

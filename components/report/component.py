@@ -12,7 +12,6 @@ def report(
     metrics: dsl.Input[dsl.Metrics],
     page: dsl.Output[dsl.HTML],
     card: dsl.Output[dsl.Markdown],
-    run_id: str = "",
 ) -> None:
     """Write the self-contained report and the model card.
 
@@ -22,8 +21,7 @@ def report(
         metrics: The metrics of the evaluation, for lineage; the page is built from the run directory.
         page: The report, one file without remote assets.
         card: The model card.
-        run_id: Replaces run.id of the document; empty: the document's own.
     """
     from podscale.components import steps
 
-    steps.report(document, run_id, shard_set, page, card)
+    steps.report(document, shard_set, page, card)

@@ -10,7 +10,6 @@ def train(
     document: str,
     shard_set: dsl.Input[dsl.Dataset],
     model: dsl.Output[dsl.Model],
-    run_id: str = "",
 ) -> None:
     """Train the model of a run document, or continue an interrupted training.
 
@@ -20,9 +19,8 @@ def train(
     Args:
         document: The resolved run document as JSON.
         shard_set: The manifest from the shard component.
-        run_id: Replaces run.id of the document; empty: the document's own.
         model: Directory with model.safetensors, model.json and the model card, when training is finished.
     """
     from podscale.components import steps
 
-    steps.train(document, run_id, shard_set, model)
+    steps.train(document, shard_set, model)

@@ -8,6 +8,8 @@ from podscale.errors import InputError
 PRESET_DIRECTORY = Path(__file__).parent
 STUDY_DIRECTORY = Path(__file__).parents[1] / "studies"
 DEFAULT_PRESET = "digits"
+CHART_WORKSPACE, CHART_CLAIM = "/workspace", "podscale-workspace"
+"""Path and PersistentVolumeClaim of the workspace of the chart, installed under the name `podscale`."""
 
 
 def preset_names() -> list[str]:

@@ -12,6 +12,7 @@ import typer
 from podscale.cli.options import ClusterOptions, Defaults, Json, Kfp, Run, Set, expand_option_groups
 from podscale.errors import InputError
 from podscale.pipelines import presets
+from podscale.pipelines.presets import CHART_CLAIM, CHART_WORKSPACE
 from podscale.util import env
 from podscale.util.terminal import terminal_width
 
@@ -26,8 +27,6 @@ app = typer.Typer()
 
 CLUSTER_DEFAULTS = "cluster"
 """Value of --defaults for the chart's defaults in the document's namespace."""
-CHART_WORKSPACE, CHART_CLAIM = "/workspace", "podscale-workspace"
-"""Path and PersistentVolumeClaim of the workspace of the chart, installed under the name `podscale`."""
 STAGES: tuple["StageName", ...] = ("shard", "train", "evaluate", "report")
 IMAGENET_IMAGES = 1_281_167
 """Training images assumed before sharding; only momentum corrections depend on them."""

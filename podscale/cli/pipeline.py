@@ -12,23 +12,19 @@ import typer
 
 from podscale.cli.documents import load_with_defaults
 from podscale.cli.options import Defaults, Json, Kfp, Run, Set, expand_option_groups
-from podscale.errors import ExitCode, InputError
+from podscale.errors import ExitCode, PodscaleError
 from podscale.util import env
 from podscale.util.formatting import format_duration
 from podscale.util.terminal import paint
 
 if TYPE_CHECKING:
     from podscale.config import RunConfig
-    from podscale.pipelines.kfp_backend import KfpBackend, PipelineProgress, PipelineVersion, RunRequest, StartedRun
+    from podscale.pipelines.kfp_backend import KfpBackend, PipelineVersion, RunRequest, StartedRun
     from podscale.pipelines.kfp_endpoint import KfpEndpoint
+    from podscale.pipelines.kfp_runs import PipelineProgress
 
 app = typer.Typer(help="Submit the pipeline of a run document to Kubeflow Pipelines.", no_args_is_help=True)
 
-SCHEDULED_TIME = "[[ScheduledTime]]"
-"""KFP's macro for the planned time of a scheduled run, 14 digits."""
-ID_CHARACTERS = 40
-TIME_CHARACTERS = 15
-"""Length of the suffix of a scheduled run's name: a hyphen and the time."""
 STATE_STYLES = {"SUCCEEDED": "green", "FAILED": "bold red", "CANCELED": "yellow", "CACHED": "green", "SKIPPED": "dim"}
 HIDDEN_TASK_STATES = ("PENDING", "RUNTIME_STATE_UNSPECIFIED")
 
@@ -142,19 +138,14 @@ def schedule(
     as_json: Json = False,
 ) -> None:
     """Upload the package and start a run, named <run.id>-<time>, at each time of a cron expression."""
+    from podscale.pipelines.schedules import kfp_cron, scheduled_run_id
+
+    fields = kfp_cron(cron)
     endpoint = backend.endpoint()
     config = _load_document(document, changes, package, backend)
-    longest = ID_CHARACTERS - TIME_CHARACTERS
-    if len(config.run.id) > longest:
-        raise InputError(
-            f"longer than {longest} characters, and scheduled runs are named <run.id>-<time>",
-            field="run.id",
-            got=config.run.id,
-            hint="Choose a shorter one with --set run.id=...",
-        )
-    fields = _kfp_cron(cron)
+    run_id = scheduled_run_id(config)
     client, version = _upload_package(config, endpoint, package)
-    request = start.request(version, config, f"{config.run.id}-{SCHEDULED_TIME}")
+    request = start.request(version, config, run_id)
     started = client.schedule(request, fields, replace=replace)
     _print(asdict(started), f"schedule {started.name} ({fields}): {started.link}", as_json)
 
@@ -201,11 +192,22 @@ def _follow_run(client: "KfpBackend", started: "StartedRun") -> int:
         raise
     if state == "SUCCEEDED":
         return int(ExitCode.DONE)
+    for error in _stage_errors(client, started):
+        print(f"podscale: {error}", file=sys.stderr)
     print(
         f"podscale: run {started.name} ended {state}; its summary task has the result of each stage: {started.link}",
         file=sys.stderr,
     )
     return int(ExitCode.FAILED)
+
+
+def _stage_errors(client: "KfpBackend", started: "StartedRun") -> list[str]:
+    """Return the errors of the stages of a failed run; empty if the backend does not return them."""
+    try:
+        errors: list[str] = client.stage_errors(started.id)
+    except PodscaleError:
+        return []
+    return errors
 
 
 class _StagePrinter:
@@ -216,7 +218,7 @@ class _StagePrinter:
 
         self._start = time.monotonic()
         self._states: dict[str, str] = {}
-        self._displayed_tasks = ("pack", *STAGES, "collapse", "summary")
+        self._displayed_tasks = ("configure", "pack", *STAGES, "collapse", "summary")
 
     def update(self, progress: "PipelineProgress") -> None:
         states = {
@@ -230,18 +232,3 @@ class _StagePrinter:
                 seconds = format_duration(time.monotonic() - self._start)
                 painted = paint(f"{state.lower():<10}", STATE_STYLES.get(state, ""), sys.stderr)
                 print(f"{seconds:>8}  {name:<9} {painted}".rstrip(), file=sys.stderr)
-
-
-def _kfp_cron(cron: str) -> str:
-    """Return KFP's form of a cron expression of five fields, or of six with seconds first."""
-    fields = cron.split()
-    if cron.startswith("@") and len(fields) in (1, 2):
-        return cron
-    if len(fields) not in (5, 6):
-        raise InputError(
-            "must have five fields (minute hour day month weekday) or six (with seconds before them), such as "
-            "'0 2 * * *' for every night at two (UTC)",
-            field="--cron",
-            got=cron,
-        )
-    return " ".join(["0", *fields] if len(fields) == 5 else fields)

@@ -67,12 +67,13 @@ def _find_directory(run: str | None, cluster: ClusterOptions) -> "RunDirectory |
         return _newest_run()
     if Path(run).is_dir():
         return _check_run_directory(Path(run))
+    if cluster != ClusterOptions():
+        return None
     if Path(run).is_file() or run in presets.preset_names():
-        config = load_run_document(run, [])
-        path = RunDirectory.for_config(config).path
-        return _check_run_directory(path) if path.is_dir() or config.launch.backend == "local" else None
-    path = RUNS_DIRECTORY / run
-    return _check_run_directory(path) if path.is_dir() and cluster == ClusterOptions() else None
+        path = RunDirectory.for_config(load_run_document(run, [])).path
+    else:
+        path = RUNS_DIRECTORY / run
+    return _check_run_directory(path) if path.is_dir() else None
 
 
 def _find_job(run: str, cluster: ClusterOptions, stage: str, *, follow: bool) -> "JobSource":

@@ -40,6 +40,7 @@ from podscale.util.locations import Location
 from podscale.util.progress_reports import ProgressCallback
 
 if TYPE_CHECKING:
+    from podscale.data.shard_set import ShardSet
     from podscale.data.sharding.pack_progress import BuildObserver
     from podscale.launch.stage_result import StageResult
 
@@ -165,7 +166,6 @@ def report(config: RunConfig, shard_set: str) -> StageOutcome:
     """Write <run>/report.html, and the model card if there is a model. Raises InputError if the run does not exist."""
     from podscale.data.loaders.build_loader import open_shard_set
     from podscale.report import build_report
-    from podscale.report.model_card import write_model_card
 
     directory = RunDirectory.for_config(config).path
     if not directory.is_dir():
@@ -175,9 +175,17 @@ def report(config: RunConfig, shard_set: str) -> StageOutcome:
             # A report is written even if the shards are gone; only remote ones are downloaded first.
             opened = open_shard_set(shard_set, config) if Location.parse(shard_set).is_remote else shard_set
             if stage.run.model.is_dir():  # a run that failed early has a report, but no model
-                write_model_card(stage.run.path, opened)
+                write_card(config, opened)
             build_report(stage.run.path, opened)
     return stage.outcome
+
+
+def write_card(config: RunConfig, shard_set: "ShardSet | str") -> None:
+    """Write the model card; it has the scores if the model was evaluated, and no data section for remote shards."""
+    from podscale.report.model_card import write_model_card
+
+    is_remote = isinstance(shard_set, str) and Location.parse(shard_set).is_remote
+    write_model_card(RunDirectory.for_config(config).path, None if is_remote else shard_set)
 
 
 def run_outcomes(config: RunConfig) -> dict[str, StageOutcome]:

@@ -61,11 +61,23 @@ def write_results(results: StudyResults, folder: Path, head: Sequence[str]) -> l
 
 def write_study_results(study: StudyDocument) -> list[Path]:
     """Write the results of the records so far into the study's workspace directory."""
+    results, folder = _recorded_results(study)
+    return write_results(results, folder, measurement_conditions())
+
+
+def markdown_without_charts(study: StudyDocument) -> str:
+    """Render the results of the records so far as Markdown for a place that holds no other files."""
+    results, folder = _recorded_results(study)
+    blocks = [block for block in result_blocks(results) if not isinstance(block, ChartBlock)]
+    page = TextBlock(f"The charts are in `{folder / results.study.name}.html`.")
+    return render_markdown(results, [*blocks, page], measurement_conditions())
+
+
+def _recorded_results(study: StudyDocument) -> tuple[StudyResults, Path]:
+    """Return the results of the records so far, and the directory of their files."""
     grid = TrialGrid(study)
     records = RecordStore(grid.workspace)
-    return write_results(
-        study_results(grid, records.get), records.study_directory(study.name), measurement_conditions()
-    )
+    return study_results(grid, records.get), records.study_directory(study.name)
 
 
 def measurement_conditions() -> list[str]:

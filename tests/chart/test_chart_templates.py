@@ -8,10 +8,10 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from podscale.cli.documents import CHART_CLAIM, CHART_WORKSPACE
 from podscale.config import RunConfig, load
 from podscale.kubernetes import cluster_doctor
 from podscale.kubernetes.render.job import JOB_CONTAINER
+from podscale.pipelines.presets import CHART_CLAIM, CHART_WORKSPACE
 from tests.support import crds, helm
 from tests.support.helm import EVERYTHING, GOOGLE, KUEUE, OPERATOR, PROFILES
 from tests.support.rendering import rendered

@@ -20,7 +20,7 @@ def test_the_whole_pipeline_trains_evaluates_and_reports(cluster, prepared_names
     pipeline = Pipeline(cluster, prepared_namespace, document("whole", "launch.shard_pods=2", epochs=8), image)
     state = pipeline.runner.run()
     assert state == "SUCCEEDED", pipeline.logs()
-    assert set(pipeline.states) == {"pack.0", "pack.1", "shard", "train", "evaluate", "report", "summary"}
+    assert set(pipeline.states) == {"configure", "pack.0", "pack.1", "shard", "train", "evaluate", "report", "summary"}
     assert set(pipeline.states.values()) == {"SUCCEEDED"}
     job = pipeline.job()
     assert job is not None
@@ -84,4 +84,5 @@ def test_a_job_that_cannot_be_submitted_leaves_its_error(cluster, prepared_names
     assert "Traceback" not in pipeline.runner.tasks["train"].log
     error = json.loads(pipeline.file("outcome.json"))["train"]["error"]
     assert f"system:serviceaccount:{prepared_namespace}:default" in error
+    assert pipeline.states["summary"] == "SUCCEEDED"
     assert error in pipeline.file("summary.md")

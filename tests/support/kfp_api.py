@@ -44,7 +44,15 @@ class Store:
     """Number of next responses that are 503."""
     script: list[tuple[str, dict[str, str]]] = field(default_factory=list)
     """States of a run and its tasks at each poll; the last one remains."""
+    tasks: list[dict[str, Any]] = field(default_factory=list)
+    """Tasks of the last poll."""
     requests: list[tuple[str, str]] = field(default_factory=list)
+    has_tasks_request: bool = False
+    """Answer `/runs/<id>/tasks` and leave run_details empty, as the backend without ML Metadata does."""
+    task_details: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Further fields of the answer to `/runs/<id>/tasks`, by task."""
+    workflow: dict[str, Any] = field(default_factory=dict)
+    """Argo's workflow of a run, which the first version of the API returns."""
 
 
 class Refusal(Exception):
@@ -118,7 +126,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def _admit(self, path: str) -> None:
-        if not path.startswith(BASE):
+        if not path.startswith((BASE, "/apis/v1beta1/runs/")):
             raise Refusal(404, "Not Found")
         if self.held.token and self.headers.get("Authorization") != f"Bearer {self.held.token}":
             raise Refusal(401, "Request header error: there is no user identity header.")
@@ -155,6 +163,10 @@ def _route(store: Store, method: str, path: str, query: dict[str, str], body: by
             return _keep(store.runs, "run_id", {**run, "state": "PENDING"})
         case "GET", ["runs", run_id]:
             return _look(store, run_id)
+        case "GET", ["runs", run_id, "tasks"] if store.has_tasks_request:
+            return _list_tasks(store, query)
+        case "GET", ["apis", "v1beta1", "runs", run_id] if store.workflow:
+            return 200, {"run": {"id": run_id}, "pipeline_runtime": {"workflow_manifest": json.dumps(store.workflow)}}
         case "GET", ["recurringruns"]:
             return _listed(store.recurringruns, "recurringRuns", query)
         case "POST", ["recurringruns"]:
@@ -225,9 +237,17 @@ def _look(store: Store, run_id: str) -> Answer:
     run = store.runs[run_id]
     if store.script:
         state, tasks = store.script[0] if len(store.script) == 1 else store.script.pop(0)
-        details = [{"task_id": name, "display_name": name, "state": how} for name, how in tasks.items()]
-        run.update(state=state, run_details={"task_details": details})
+        store.tasks = [{"task_id": name, "display_name": name, "state": how} for name, how in tasks.items()]
+        run.update(state=state, **({} if store.has_tasks_request else {"run_details": {"task_details": store.tasks}}))
     return 200, run
+
+
+def _list_tasks(store: Store, query: dict[str, str]) -> Answer:
+    """Return one task of a run a page."""
+    index = int(query.get("page_token") or 0)
+    page = [{**task, **store.task_details.get(task["display_name"], {})} for task in store.tasks[index : index + 1]]
+    more = {"next_page_token": str(index + 1)} if index + 1 < len(store.tasks) else {}
+    return 200, {"tasks": page, "total_size": len(store.tasks), **more}
 
 
 def _keep(shelf: dict[str, dict[str, Any]], key: str, content: dict[str, Any]) -> Answer:

@@ -6,6 +6,7 @@ gets). Where KFP copies artifacts between a bucket and the pod, a volume is moun
 """
 
 import json
+import re
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
@@ -44,6 +45,7 @@ class Task:
     root: str
     """URI prefix of its artifacts."""
     parameters: Json = field(default_factory=dict)
+    """Values of the declared inputs, and of the pipeline's parameters that settings of the pod refer to."""
     artifacts: dict[str, Json] = field(default_factory=dict)
     """Input artifacts as their producers wrote them, by input name."""
 
@@ -56,11 +58,22 @@ class Task:
             for name, content in declared.items()
         }
 
+    @property
+    def image(self) -> str:
+        """Image, resolved if it is a parameter (driver: resolvePodSpecInputRuntimeParameter)."""
+        image: str = self.executor["container"]["image"]
+        channel = re.fullmatch(r"\{\{\$\.inputs\.parameters\['(.+)'\]\}\}", image)
+        return str(self.parameters[channel[1]]) if channel else image
+
     def executor_input(self) -> Json:
         """Input of the executor, which replaces `{{$}}`."""
+        parameters = {
+            name: {"outputFile": f"/tmp/kfp/outputs/{name}"}
+            for name in self.component.get("outputDefinitions", {}).get("parameters", {})
+        }
         return {
             "inputs": {"parameterValues": self.parameters, "artifacts": _lists(self.artifacts)},
-            "outputs": {"artifacts": _lists(self.outputs), "outputFile": OUTPUT_FILE},
+            "outputs": {"parameters": parameters, "artifacts": _lists(self.outputs), "outputFile": OUTPUT_FILE},
         }
 
     def command(self) -> list[str]:
@@ -95,6 +108,12 @@ def merged(outputs: dict[str, Json], metadata: str) -> dict[str, Json]:
     return artifacts
 
 
+def output_parameters(metadata: str) -> Json:
+    """Return the output parameters that the executor wrote."""
+    parameters: Json = json.loads(metadata or "{}").get("parameterValues", {})
+    return parameters
+
+
 def pod(task: Task, name: str, *, artifacts_claim: str, service_account: str) -> Json:
     """Return the pod as it is sent to the API server."""
     platform = task.platform
@@ -104,7 +123,7 @@ def pod(task: Task, name: str, *, artifacts_claim: str, service_account: str) ->
     mounts.append({"name": "artifacts", "mountPath": SCRATCH})
     container = {
         "name": "main",
-        "image": task.executor["container"]["image"],
+        "image": task.image,
         "command": ["sh", "-c", RUN, "launcher", " ".join(task.folders()), *task.command()],
         "env": [POD_NAME | {"value": name}, *map(dict, task.executor["container"].get("env", ()))],
         "resources": _resources(task.executor["container"].get("resources", {})),

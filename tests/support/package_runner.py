@@ -12,11 +12,12 @@ import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any, Protocol
 
 import yaml
 
-from tests.support.package_pod import BUCKET, MARK, Json, Task, merged, pod
+from tests.support.package_pod import BUCKET, MARK, Json, Task, merged, output_parameters, pod
 
 WHATEVER = "ALL_UPSTREAM_TASKS_COMPLETED"
 
@@ -47,14 +48,22 @@ class TaskRun:
     pods: list[str] = field(default_factory=list)
     log: str = ""
     outputs: dict[str, Json] = field(default_factory=dict)
+    inputs: Json = field(default_factory=dict)
+    """Values of the input parameters."""
+    parameters: Json = field(default_factory=dict)
+    """Output parameters."""
+    image: str = ""
+    exit_code: int | None = None
+    """Exit code of the last pod."""
 
 
 @dataclass
 class Scope:
-    """Graph in execution: its inputs, and its tasks so far."""
+    """Graph in execution: its inputs, its tasks so far, and the values of KFP's placeholders."""
 
     parameters: Json
     path: str
+    placeholders: dict[str, str] = field(default_factory=dict)
     done: dict[str, TaskRun] = field(default_factory=dict)
 
 
@@ -62,7 +71,14 @@ class PackageRunner:
     """One run of a package; `tasks` has the result of each task by name, with an index for loop iterations."""
 
     def __init__(
-        self, package: str, host: Host, *, artifacts_claim: str, service_account: str, retry_seconds: float = 0.5
+        self,
+        package: str,
+        host: Host,
+        *,
+        artifacts_claim: str,
+        service_account: str,
+        retry_seconds: float = 0.5,
+        scheduled: str = "",
     ) -> None:
         documents = list(yaml.safe_load_all(package))
         self.spec: Json = documents[0]
@@ -70,7 +86,13 @@ class PackageRunner:
         self._platforms: Json = platforms.get("deploymentSpec", {}).get("executors", {})
         self._host, self._claim, self._account = host, artifacts_claim, service_account
         self._retry_seconds = retry_seconds
-        self.id = uuid.uuid4().hex[:8]
+        self.id = str(uuid.uuid4())
+        created = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        self.placeholders = {
+            "{{$.pipeline_job_uuid}}": self.id,
+            "{{$.pipeline_job_create_time_utc}}": created,
+            "{{$.pipeline_job_schedule_time_utc}}": scheduled or created,
+        }
         self.tasks: dict[str, TaskRun] = {}
         self.terminated = threading.Event()
         self._skip_exit_task = False
@@ -80,7 +102,8 @@ class PackageRunner:
         declared = self.spec["root"].get("inputDefinitions", {}).get("parameters", {})
         unknown = set(parameters or {}) - set(declared)
         assert not unknown, f"the pipeline has no parameter {unknown}"
-        scope = Scope(_defaults(declared, parameters or {}), self.spec["pipelineInfo"]["name"])
+        name = self.spec["pipelineInfo"]["name"]
+        scope = Scope(_defaults(declared, parameters or {}), name, self.placeholders)
         state = self._graph(self.spec["root"]["dag"], scope)
         return "FAILED" if self.terminated.is_set() else state
 
@@ -123,7 +146,7 @@ class PackageRunner:
         if "parameterIterator" in task:
             return self._loop(name, task, component, scope)
         if "dag" in component:
-            inner = Scope(self._parameters(task, component, scope), f"{scope.path}/{name}")
+            inner = Scope(self._parameters(task, component, scope), f"{scope.path}/{name}", scope.placeholders)
             return TaskRun(self._graph(component["dag"], inner))
         return self._execute(name, task, component, scope)
 
@@ -134,7 +157,8 @@ class PackageRunner:
         parameters = self._parameters(task, component, scope)
 
         def iteration(index: int) -> TaskRun:
-            inner = Scope({**parameters, iterator["itemInput"]: items[index]}, f"{scope.path}/{name}.{index}")
+            values = {**parameters, iterator["itemInput"]: items[index]}
+            inner = Scope(values, f"{scope.path}/{name}.{index}", scope.placeholders)
             return TaskRun(self._graph(component["dag"], inner))
 
         limit = task.get("iteratorPolicy", {}).get("parallelismLimit", len(items))
@@ -155,17 +179,19 @@ class PackageRunner:
             parameters=self._parameters(task, component, scope),
             artifacts=self._artifacts(task, scope),
         )
+        run.inputs, run.image = task_pod.parameters, task_pod.image
         for attempt in range(attempts):
             if attempt:
                 time.sleep(self._retry_seconds)
-            pod_name = (
-                f"{name}-{self.id}-{uuid.uuid4().hex[:4]}{attempt}"  # differs from other attempts in its last part
-            )
+            # differs from other attempts in its last part
+            pod_name = f"{name}-{self.id[:8]}-{uuid.uuid4().hex[:4]}{attempt}"
             run.pods.append(pod_name)
             end = self._host.run(pod(task_pod, pod_name, artifacts_claim=self._claim, service_account=self._account))
             run.log, _, metadata = end.log.partition(f"{MARK}\n")
+            run.exit_code = end.code
             if end.code == 0:
                 run.outputs = merged(task_pod.outputs, metadata)
+                run.parameters = output_parameters(metadata)
                 run.state = "SUCCEEDED"
                 return run
             if self.terminated.is_set() and not _is_exit(task):
@@ -203,10 +229,13 @@ def _state(runs: list[TaskRun]) -> str:
 
 
 def _value(source: Json, scope: Scope) -> Any:
-    if "runtimeValue" in source:
-        return _plain(source["runtimeValue"]["constant"])
+    if "runtimeValue" in source:  # a placeholder is filled in only if it is the whole value (driver: resolve.go)
+        constant = source["runtimeValue"]["constant"]
+        return scope.placeholders.get(constant, constant) if isinstance(constant, str) else _plain(constant)
     if "componentInputParameter" in source:
         return scope.parameters[source["componentInputParameter"]]
+    if output := source.get("taskOutputParameter"):
+        return scope.done[output["producerTask"]].parameters[output["outputParameterKey"]]
     producer = source["taskFinalStatus"]["producerTask"]
     return {
         "state": scope.done[producer].state,

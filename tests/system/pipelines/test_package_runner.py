@@ -6,7 +6,6 @@ launcher and the exit handler. tests/cluster does the same with pods.
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -19,13 +18,16 @@ from typing import Any
 import pytest
 
 from podscale.components import steps
+from podscale.components.run_parameters import PipelineJob, RunParameters
 from podscale.config import load
 from podscale.errors import ExitCode
 from podscale.kubernetes.job_spec import job_identity
 from podscale.pipelines import presets
 from podscale.pipelines.package import compile_to_yaml
+from podscale.pipelines.task_placement import UNRETRIED_ROLES
 from podscale.pipelines.training_pipeline import PipelineOptions, training_pipeline
 from podscale.runs import Lease, StageOutcome, dataset_directory, read_outcomes, write_outcome
+from podscale.util import env
 from tests.support.cluster_objects import condition, job, stored
 from tests.support.commands import TIMEOUT_SECONDS
 from tests.support.fake_cluster import FakeCluster
@@ -33,6 +35,7 @@ from tests.support.package_pod import MARK, OUTPUT_FILE
 from tests.support.package_runner import PackageRunner, PodEnd, in_background
 
 STANDINS = Path(__file__).parents[1] / "standins"
+TASKS = ("configure", "shard", "train", "evaluate", "report", "summary")
 
 
 class Processes:
@@ -87,18 +90,24 @@ def start(tmp_path: Path, cluster: FakeCluster) -> Start:
     """Return start(changes, parts=, **how) -> runner; keyword arguments set the behaviour of the stand-ins."""
     kubeconfig = cluster.kubeconfig(tmp_path / "kubeconfig")
 
-    def begin(*changes: str, parts: int = 1, retries: int = 0, **how: str) -> PackageRunner:
+    def begin(
+        *changes: str, parts: int = 1, retries: int = 0, scheduled: str = "", termination: bool = False, **how: str
+    ) -> PackageRunner:
         config = load(presets.resolve_preset(None), [f"run.workspace={tmp_path}/ws", "launch.retries=0", *changes])
 
         def place(task: Any, role: str) -> None:
-            if retries and role != "summary":
+            if retries and role not in UNRETRIED_ROLES:
                 task.set_retry(retries)
+            if termination:
+                task.set_env_variable(env.TERMINATION_LOG, str(tmp_path / "termination-log"))
 
         package = compile_to_yaml(training_pipeline(config, PipelineOptions(place, parts)))
         variables = {f"STANDIN_{name.upper()}": value for name, value in how.items()}
         variables |= {"STANDIN_PIDS": str(tmp_path / "pids"), "KUBECONFIG": str(kubeconfig)}
         host = Processes(tmp_path / "artifacts", variables)
-        return PackageRunner(package, host, artifacts_claim="a", service_account="s", retry_seconds=0)
+        return PackageRunner(
+            package, host, artifacts_claim="a", service_account="s", retry_seconds=0, scheduled=scheduled
+        )
 
     return begin
 
@@ -116,7 +125,7 @@ def summary(tmp_path: Path, runner: PackageRunner) -> str:
 def test_the_whole_pipeline(start, tmp_path, backend):
     runner = start(f"launch.backend={backend}")
     assert runner.run() == "SUCCEEDED", runner.tasks
-    assert states(runner) == dict.fromkeys(("shard", "train", "evaluate", "report", "summary"), "SUCCEEDED")
+    assert states(runner) == dict.fromkeys(TASKS, "SUCCEEDED")
     shard_set = runner.tasks["shard"].outputs["shard_set"]
     assert shard_set["metadata"]["train_images"] == 100
     model = runner.tasks["train"].outputs["model"]
@@ -137,22 +146,119 @@ def test_a_training_that_is_finished_needs_no_job(start):
 
 def test_the_parameter_run_id_names_the_run(start, tmp_path):
     runner = start()
-    assert runner.run({"run_id": "nightly-20261122020000"}) == "SUCCEEDED"
-    assert [path.name for path in (tmp_path / "ws" / "runs").iterdir()] == ["nightly-20261122020000"]
+    assert runner.run({"run_id": "other"}) == "SUCCEEDED"
+    assert [path.name for path in (tmp_path / "ws" / "runs").iterdir()] == ["other"]
 
 
-def test_an_invalid_run_id_is_one_readable_error(start, tmp_path):
+def test_a_scheduled_run_has_the_same_name_in_every_task_and_retry(start, tmp_path):
+    """The macro of recurring runs stays literal in a pinned version; placeholders are filled in."""
+    runner = start("launch.backend=pytorchjob", retries=1, scheduled="2026-11-24T02:00:00Z", train="fail:1:no device")
+    assert runner.run({"run_id": "nightly-{time}"}) == "FAILED"
+    assert len(runner.tasks["train"].pods) == 2
+    run_id = f"nightly-202611240200-{runner.id[:4]}"
+    assert [path.name for path in (tmp_path / "ws" / "runs").iterdir()] == [run_id]
+    assert f"# Run {run_id}: FAILED" in summary(tmp_path, runner)
+    assert "no device" in summary(tmp_path, runner)
+
+
+def test_the_macro_that_recurring_runs_leave_unexpanded_is_refused_at_once(start, tmp_path):
     runner = start()
-    assert runner.run({"run_id": "No Name"}) == "FAILED"
-    assert re.search(r"run\.id: .*'No Name'", runner.tasks["train"].log)
-    assert "Traceback" not in runner.tasks["train"].log
+    assert runner.run({"run_id": "nightly-[[ScheduledTime]]"}) == "FAILED"
+    assert states(runner) == {**dict.fromkeys(TASKS, "SKIPPED"), "configure": "FAILED", "summary": "SUCCEEDED"}
+    assert "run.id: " in summary(tmp_path, runner)
+
+
+def test_the_parameters_reach_every_task(start, tmp_path):
+    runner = start("launch.backend=pytorchjob")
+    parameters = {
+        "epochs": 3.0,
+        "global_batch": 32,
+        "learning_rate": 0.25,
+        "overrides": ["train.optimizer.momentum=0.8", "data.seed=5"],
+        "image": "registry/ours:2",
+        "launcher_image": "registry/tools:2",
+    }
+    assert runner.run(parameters) == "SUCCEEDED", runner.tasks
+    config = load(tmp_path / "ws/runs/digits/config.yaml")
+    assert (config.train.epochs, config.train.global_batch, config.data.seed) == (3.0, 32, 5)
+    assert (config.train.schedule.learning_rate, config.train.optimizer.momentum) == (0.25, 0.8)
+    assert (config.launch.image, config.launch.launcher_image) == ("registry/ours:2", "registry/tools:2")
+    images = {name: task.image for name, task in runner.tasks.items()}
+    assert images == {
+        **dict.fromkeys(("configure", "train", "summary"), "registry/tools:2"),
+        **dict.fromkeys(("shard", "evaluate", "report"), "registry/ours:2"),
+    }
+    assert "# Run digits: SUCCEEDED" in summary(tmp_path, runner)
+
+
+def test_the_shards_depend_on_the_data_section_alone(start):
+    """KFP's cache key has the values of the inputs."""
+
+    def inputs(**parameters: Any) -> dict[str, Any]:
+        runner = start()
+        assert runner.run({"run_id": "r{time}", **parameters}) == "SUCCEEDED", runner.tasks
+        return runner.tasks["shard"].inputs
+
+    plain = inputs()
+    assert inputs(learning_rate=0.01, epochs=12.0, overrides=["run.seed=7"]) == plain
+    assert inputs(overrides=["data.seed=7"]) != plain
+
+
+@pytest.mark.parametrize(
+    ("parameters", "field"),
+    [
+        ({"run_id": "No Name"}, "run.id"),
+        ({"epochs": -1.0}, "train.epochs"),
+        ({"overrides": ["train.momentun=1"]}, "train.momentun"),
+        ({"overrides": ["launch.nodes=3"]}, "launch.nodes"),
+        ({"source": "photos/here"}, "data.source"),
+    ],
+)
+def test_an_invalid_parameter_ends_the_run_in_its_first_task(start, tmp_path, parameters, field):
+    runner = start(retries=2)
+    assert runner.run(parameters) == "FAILED"
+    first = runner.tasks["configure"]
+    assert (first.state, len(first.pods), first.exit_code) == ("FAILED", 1, ExitCode.BAD_INPUT)
+    assert f"{field}: " in first.log
+    assert "Traceback" not in first.log
+    assert "images.tag" not in first.log, "it is no matter of versions"
+    assert states(runner)["shard"] == "SKIPPED"
+    assert states(runner)["summary"] == "SUCCEEDED"
+    assert f"{field}: " in runner.tasks["summary"].parameters["errors"]
+
+
+def test_the_error_of_a_task_is_its_termination_message(start, tmp_path):
+    runner = start(train="fail:1:rank 0: no such device", termination=True)
+    assert runner.run() == "FAILED"
+    assert (tmp_path / "termination-log").read_text() == "podscale train: rank 0: no such device"
+    assert runner.tasks["summary"].parameters["errors"] == "train: rank 0: no such device"
+
+
+def test_what_tasks_write_is_not_writable_for_everyone(start, tmp_path):
+    """KFP's launcher clears the umask."""
+    umask = os.umask(0)
+    try:
+        runner = start(train="fail:1:an error")
+        assert runner.run() == "FAILED"
+    finally:
+        os.umask(umask)
+    files = [path for path in (tmp_path / "ws").rglob("*") if path.is_file()]
+    assert {path.name for path in files} >= {"summary.md", "outcome.json"}
+    assert [path for path in files if path.stat().st_mode & 0o022] == []
+
+
+def test_the_model_has_its_card(start, tmp_path):
+    runner = start()
+    assert runner.run() == "SUCCEEDED"
+    model = tmp_path / "artifacts" / runner.tasks["train"].outputs["model"]["uri"].removeprefix("minio://")
+    assert (model / "README.md").exists()
 
 
 def test_the_error_of_an_image_of_another_version_names_field_and_tag(capsys):
     document = json.loads(load(presets.resolve_preset(None)).model_dump_json())
     document["input"]["of_tomorrow"] = 1
     with pytest.raises(SystemExit) as ended:
-        steps.train(json.dumps(document), "", None, None)
+        steps.train(json.dumps(document), None, None)
     error = capsys.readouterr().err
     assert ended.value.code == ExitCode.BAD_INPUT
     assert "input.of_tomorrow: " in error
@@ -256,6 +362,7 @@ def test_a_cancelled_run_has_its_job_stopped_and_its_summary(start, tmp_path, cl
     runner = start("launch.backend=pytorchjob", job="wait")
     cancelled(runner, tmp_path)
     assert states(runner) == {
+        "configure": "SUCCEEDED",
         "shard": "SUCCEEDED",
         "train": "RUNNING",
         "evaluate": "SKIPPED",
@@ -310,8 +417,9 @@ def test_a_job_that_may_not_be_listed_or_deleted_is_reported_beside_the_error(
     cluster.denied.add((denied, "pytorchjobs"))
     runner = start("launch.backend=pytorchjob", job="lost:76:no step for 300 s")
     assert runner.run() == "FAILED"
-    assert states(runner)["summary"] == "FAILED"
-    text = (tmp_path / "ws/runs/digits/summary.md").read_text()
+    assert states(runner)["summary"] == "SUCCEEDED", "a failed task would lose its page in KFP"
+    text = summary(tmp_path, runner)
+    assert message in runner.tasks["summary"].parameters["errors"]
     assert "no step for 300 s" in text
     assert "podscale stop digits" in text
     assert message in text
@@ -329,6 +437,8 @@ def test_success_has_one_name_whatever_the_backend_calls_it(tmp_path, state, tit
     config = load(presets.resolve_preset(None), [f"run.workspace={tmp_path}", "launch.backend=pytorchjob"])
     page = SimpleNamespace(path=str(tmp_path / "page.md"))
     if state in steps.SUCCEEDED_STATES:  # no cluster is asked
-        steps.summarize(config.model_dump_json(), "", SimpleNamespace(state=state), page)
+        parameters = RunParameters("digits", "digits", 16, 64, 0.1, [], config.launch.image, "")
+        status = SimpleNamespace(state=state)
+        assert steps.summarize(config.model_dump_json(), parameters, PipelineJob(), status, page) == steps.NO_ERRORS
         assert f"# Run digits: {title}" in (tmp_path / "page.md").read_text()
     assert steps.summary_markdown(config, state).startswith(f"# Run digits: {title}")

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from podscale.cli import main
-from podscale.cli.documents import CHART_CLAIM, CHART_WORKSPACE
+from podscale.pipelines.presets import CHART_CLAIM, CHART_WORKSPACE
 from tests.support.outcomes import assert_error
 
 VOLUME = ["--set", "run.workspace=/workspace", "--set", "launch.cluster.workspace_claim=w"]

@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 
 from podscale import cli
-from podscale.cli.pipeline import _kfp_cron
-from podscale.errors import InputError
 from podscale.pipelines.kfp_backend import KfpBackend
 from tests.support.kfp_api import KfpApi, kfp_api
 from tests.support.outcomes import assert_error
@@ -65,6 +63,15 @@ def test_a_run_that_fails_fails_the_command(api, capsys):
     assert "run digits ended FAILED" in capsys.readouterr().err
 
 
+def test_the_error_of_a_failed_stage_is_printed(api, capsys):
+    api.store.has_tasks_request = True
+    api.store.script = [("FAILED", {"train": "FAILED", "summary": "SUCCEEDED"})]
+    outputs = {"parameters": [{"name": "errors", "value": "train: rank 3 was lost in step 7"}]}
+    api.store.task_details = {"summary": {"outputs": outputs}}
+    assert podscale("run", *ON_CLUSTER, "--wait") == 1
+    assert "podscale: train: rank 3 was lost in step 7\n" in capsys.readouterr().err
+
+
 def test_uploading_prints_the_version_for_machines(api, capsys):
     assert podscale("upload", *ON_CLUSTER, "--pipeline", "mine", "--json") == 0
     printed = json.loads(capsys.readouterr().out)
@@ -78,7 +85,7 @@ def test_a_schedule_names_each_run_by_its_time(api, capsys):
     (made,) = api.store.recurringruns.values()
     assert made["display_name"] == "nightly"
     assert made["trigger"]["cron_schedule"]["cron"] == "0 0 2 * * *"
-    assert made["runtime_config"]["parameters"] == {"run_id": "digits-[[ScheduledTime]]"}
+    assert made["runtime_config"]["parameters"] == {"run_id": "digits-{time}"}
     assert "schedule nightly (0 0 2 * * *):" in capsys.readouterr().out
 
 
@@ -88,12 +95,14 @@ def test_a_schedule_names_each_run_by_its_time(api, capsys):
         (["run", "digits"], "run.workspace", ["/workspace"]),
         (["run", *ON_CLUSTER, "--kfp", "1.8"], "--kfp", ["1.8", "2.15, 2.16"]),
         (["schedule", *ON_CLUSTER, "--cron", "daily"], "--cron", ["daily"]),
-        (["schedule", *ON_CLUSTER, "--cron", "0 2 * * *", "--set", f"run.id={'a' * 26}"], "run.id", ["25 characters"]),
+        (["schedule", *ON_CLUSTER, "--cron", "61 2 * * *"], "--cron", ["minute", "61"]),
+        (["schedule", *ON_CLUSTER, "--cron", "0 2 * * *", "--set", f"run.id={'a' * 23}"], "run.id", ["22 characters"]),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_sent(api, capsys, arguments, field, says):
     assert_error(podscale(*arguments), capsys.readouterr().err, *says, field=field)
     assert not api.store.packages
+    assert not api.store.pipelines
 
 
 def test_the_document_overrides_the_defaults_of_a_file(api, tmp_path: Path):
@@ -103,11 +112,3 @@ def test_the_document_overrides_the_defaults_of_a_file(api, tmp_path: Path):
     text = json.dumps(api.store.packages[0])
     assert "registry/ours:1" in text
     assert '"maxRetryCount": 7' in text
-
-
-def test_cron_expressions_are_converted_for_kfp():
-    assert _kfp_cron("0 2 * * *") == "0 0 2 * * *"
-    assert _kfp_cron("30 0 2 * * *") == "30 0 2 * * *"
-    assert _kfp_cron("@daily") == "@daily"
-    with pytest.raises(InputError):
-        _kfp_cron("@every one hour please")

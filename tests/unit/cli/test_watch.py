@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -137,3 +138,16 @@ def test_a_job_is_followed_to_its_end(
 
 def test_a_run_that_is_nowhere(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
     assert_error(main(["watch", "r9"]), capsys.readouterr().err, "runs/r9", "namespace train", field="run r9")
+
+
+def test_the_job_of_a_document_is_found_without_its_directory(
+    training: FakeCluster, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The document of a job that `submit` started may still have the backend `local`."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.yaml").write_text("run: {id: r1}\n")
+    training.put("pytorchjobs", job(status={"conditions": [condition("Succeeded")]}))
+    assert main(["watch", "run.yaml", "--once", "--json"]) == 0
+    status = json.loads(capsys.readouterr().out)
+    assert (status["run"], status["step"]) == ("PyTorchJob r1 in namespace train", 4)
+    assert status["headline"].startswith("succeeded")

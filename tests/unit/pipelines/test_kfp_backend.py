@@ -8,8 +8,9 @@ import pytest
 from podscale.config import load
 from podscale.errors import InputError, PodscaleError
 from podscale.pipelines import kfp_backend, presets
-from podscale.pipelines.kfp_backend import KfpBackend, PipelineProgress, RunRequest, connect_backend
+from podscale.pipelines.kfp_backend import KfpBackend, RunRequest, connect_backend
 from podscale.pipelines.kfp_endpoint import KfpEndpoint
+from podscale.pipelines.kfp_runs import PipelineProgress
 from podscale.pipelines.package import compile_to_yaml
 from podscale.pipelines.training_pipeline import training_pipeline
 from tests.support.kfp_api import KfpApi, kfp_api
@@ -80,15 +81,15 @@ def test_a_run_belongs_to_its_version_and_experiment(api, backend, package):
 
 def test_a_parameter_that_the_pipeline_does_not_have(backend, package):
     version = backend.upload(package, NAME, "digits", "d")
-    with refused("parameter epochs", field=backend.endpoint.host):
-        backend.run(RunRequest(version, "digits", "podscale", {"epochs": 3}))
+    with refused("parameter epoch", field=backend.endpoint.host):
+        backend.run(RunRequest(version, "digits", "podscale", {"epoch": 3}))
 
 
 def test_a_schedule_is_not_made_twice_but_replaced_when_asked(api, backend, package):
     version = backend.upload(package, NAME, "digits", "d")
 
     def schedule(cron: str, *, replace: bool = False) -> str:
-        parameters = {"run_id": "digits-[[ScheduledTime]]"}
+        parameters = {"run_id": "digits-{time}"}
         return backend.schedule(RunRequest(version, "nightly", "podscale", parameters), cron, replace=replace).link
 
     link = schedule("0 0 2 * * *")
@@ -107,8 +108,8 @@ def test_a_schedule_is_not_made_twice_but_replaced_when_asked(api, backend, pack
 def test_a_schedule_whose_replacement_is_refused_stays(api, backend, package):
     version = backend.upload(package, NAME, "digits", "d")
     backend.schedule(RunRequest(version, "nightly", "podscale", {}), "0 0 2 * * *")
-    with refused("parameter epochs", field=backend.endpoint.host):
-        backend.schedule(RunRequest(version, "nightly", "podscale", {"epochs": 3}), "0 0 3 * * *", replace=True)
+    with refused("parameter epoch", field=backend.endpoint.host):
+        backend.schedule(RunRequest(version, "nightly", "podscale", {"epoch": 3}), "0 0 3 * * *", replace=True)
     assert [run["trigger"]["cron_schedule"]["cron"] for run in api.store.recurringruns.values()] == ["0 0 2 * * *"]
 
 
@@ -127,6 +128,72 @@ def test_following_shows_every_change_and_ends_with_the_run(api, backend, packag
         {"shard": "SUCCEEDED", "train": "RUNNING"},
         {"shard": "SUCCEEDED", "train": "FAILED"},
     ]
+
+
+def test_following_a_backend_that_lists_tasks_by_a_request_of_its_own(api, backend, package):
+    """As seen on a backend without ML Metadata: run_details stays empty, and /tasks has pages."""
+    started = backend.run(RunRequest(backend.upload(package, NAME, "digits", "d"), "digits", "podscale", {}))
+    api.store.has_tasks_request = True
+    api.store.script = [
+        ("RUNNING", {"configure": "RUNNING"}),
+        ("FAILED", {"configure": "SUCCEEDED", "shard": "FAILED", "summary": "SUCCEEDED"}),
+    ]
+    seen: list[PipelineProgress] = []
+    assert backend.follow(started.id, seen.append, poll_seconds=0) == "FAILED"
+    assert [progress.tasks for progress in seen] == [
+        {"configure": "RUNNING"},
+        {"configure": "SUCCEEDED", "shard": "FAILED", "summary": "SUCCEEDED"},
+    ]
+
+
+def test_a_backend_without_that_request_is_asked_once(api, backend, package):
+    started = backend.run(RunRequest(backend.upload(package, NAME, "digits", "d"), "digits", "podscale", {}))
+    api.store.script = [("PENDING", {}), ("PENDING", {}), ("SUCCEEDED", {"shard": "SUCCEEDED"})]
+    assert backend.follow(started.id, lambda _: None, poll_seconds=0) == "SUCCEEDED"
+    assert [path for _, path in api.store.requests if path.endswith("/tasks")] == [
+        f"/apis/v2beta1/runs/{started.id}/tasks"
+    ]
+
+
+def test_the_iterations_of_a_loop_have_one_state(api, backend, package):
+    started = backend.run(RunRequest(backend.upload(package, NAME, "digits", "d"), "digits", "podscale", {}))
+    api.store.has_tasks_request = True
+    api.store.script = [("SUCCEEDED", {"pack.0": "SUCCEEDED", "pack.1": "RUNNING", "pack.2": "SUCCEEDED"})]
+    api.store.task_details = {f"pack.{index}": {"display_name": "pack"} for index in range(3)}
+    seen: list[PipelineProgress] = []
+    backend.follow(started.id, seen.append, poll_seconds=0)
+    assert seen[-1].tasks == {"pack": "RUNNING"}
+
+
+ARGO_MESSAGE = "main: Error (exit code 2): podscale train: launch.backend: this cluster has no PyTorchJob"
+
+
+@pytest.mark.parametrize(
+    ("details", "workflow", "errors"),
+    [
+        (
+            {"summary": {"outputs": {"parameters": [{"name": "errors", "value": "train: no device"}]}}},
+            {},
+            ["train: no device"],
+        ),
+        (
+            {"train": {"status_metadata": {"message": "failed to execute component: exit status 2"}}},
+            {"n1": {"phase": "Failed", "message": ARGO_MESSAGE}, "n2": {"phase": "Failed", "message": "child failed"}},
+            ["train: launch.backend: this cluster has no PyTorchJob"],
+        ),
+        ({"train": {"status_metadata": {"message": "failed to execute component: exit status 2"}}}, {}, []),
+    ],
+)
+def test_the_errors_of_the_stages_are_read_from_where_the_backend_has_them(
+    api, backend, package, details, workflow, errors
+):
+    started = backend.run(RunRequest(backend.upload(package, NAME, "digits", "d"), "digits", "podscale", {}))
+    api.store.has_tasks_request = "summary" in details or not workflow
+    api.store.script = [("FAILED", {"train": "FAILED", "summary": "SUCCEEDED"})]
+    api.store.task_details = details
+    api.store.workflow = {"status": {"nodes": workflow}} if workflow else {}
+    backend.follow(started.id, lambda _: None, poll_seconds=0)
+    assert backend.stage_errors(started.id) == errors
 
 
 def test_following_outlasts_an_outage_but_not_for_ever(api, backend, package, monkeypatch):

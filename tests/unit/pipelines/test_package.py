@@ -69,6 +69,20 @@ class Package:
     def container(self, task: str) -> dict[str, Any]:
         return self.pipeline["deploymentSpec"]["executors"][f"exec-{task}"]["container"]
 
+    def image(self, task: str) -> str:
+        """Image of a task for the default values of the pipeline's parameters."""
+        (name,) = re.findall(r"'pipelinechannel--(.+)'", self.container(task)["image"])
+        return str(self.parameters[name]["defaultValue"])
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        return self.pipeline["root"]["inputDefinitions"]["parameters"]
+
+    @property
+    def document(self) -> str:
+        """Run document of the package."""
+        return self.tasks["configure"]["inputs"]["parameters"]["document"]["runtimeValue"]["constant"]
+
     def kubernetes(self, task: str) -> dict[str, Any]:
         return self.platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"][f"exec-{task}"]
 
@@ -105,10 +119,11 @@ def launched() -> Package:
 
 def test_the_stages_follow_each_other_inside_the_exit_handler(local):
     assert {name: task.get("dependentTasks", []) for name, task in local.inner.items()} == {
-        "shard": [],
-        "train": ["shard"],
-        "evaluate": ["shard", "train"],
-        "report": ["evaluate", "shard"],
+        "configure": [],
+        "shard": ["configure"],
+        "train": ["configure", "shard"],
+        "evaluate": ["configure", "shard", "train"],
+        "report": ["configure", "evaluate", "shard"],
     }
     summary = local.pipeline["root"]["dag"]["tasks"]["summary"]
     assert summary["triggerPolicy"]["strategy"] == "ALL_UPSTREAM_TASKS_COMPLETED"
@@ -118,8 +133,8 @@ def test_several_pods_pack_before_the_shard_stage_completes(launched):
     loop = launched.inner["for-loop-3"]
     assert json.loads(loop["parameterIterator"]["items"]["raw"]) == [0, 1, 2]
     assert loop["iteratorPolicy"]["parallelismLimit"] == 3
-    assert launched.inner["shard"]["dependentTasks"] == ["for-loop-3"]
-    assert launched.container("pack")["image"] == "registry/podscale-gpu:1"
+    assert launched.inner["shard"]["dependentTasks"] == ["configure", "for-loop-3"]
+    assert launched.image("pack") == "registry/podscale-gpu:1"
 
 
 @pytest.mark.parametrize("cache", [True, False])
@@ -128,16 +143,17 @@ def test_only_shards_are_cached_and_every_task_sets_it(local, cache):
     spec = next(iter(pipeline))
     tasks = {**spec["components"]["comp-exit-handler-1"]["dag"]["tasks"], **spec["root"]["dag"]["tasks"]}
     cached = {n: t["cachingOptions"].get("enableCache", False) for n, t in tasks.items() if n != "exit-handler-1"}
-    assert cached == {"shard": cache, "train": False, "evaluate": False, "report": False, "summary": False}
+    assert cached == {**dict.fromkeys(("configure", "train", "evaluate", "report", "summary"), False), "shard": cache}
 
 
 def test_the_shard_stage_gets_the_data_section_only(local):
+    """Other inputs would make KFP's cached result invalid."""
     inputs = local.tasks["shard"]["inputs"]["parameters"]
-    assert set(inputs) == {"data", "workspace"}
-    assert json.loads(inputs["data"]["runtimeValue"]["constant"])["source"] == "digits"
+    assert {name for name in inputs if "image" not in name} == {"data", "workspace"}
+    assert inputs["data"] == {"taskOutputParameter": {"producerTask": "configure", "outputParameterKey": "data"}}
     other = Package("train.schedule.learning_rate=0.5", "run.id=other")
     assert other.tasks["shard"]["inputs"]["parameters"] == inputs
-    assert other.tasks["train"]["inputs"] != local.tasks["train"]["inputs"]
+    assert other.document != local.document
     assert other.pipeline["pipelineInfo"]["name"] == local.pipeline["pipelineInfo"]["name"], "one cache for all runs"
 
 
@@ -148,7 +164,7 @@ def variables(package: Package, task: str) -> dict[str, str]:
 def test_tasks_that_run_a_stage_serve_metrics_to_the_cluster():
     secured = Package("launch.cluster.metrics_tls_secret=tls", "launch.cluster.metrics_token_secret=token")
     sharding = json.loads(variables(secured, "shard")[env.TELEMETRY])
-    evaluating = json.loads(secured.tasks["evaluate"]["inputs"]["parameters"]["document"]["runtimeValue"]["constant"])
+    evaluating = json.loads(secured.document)
     for section in (sharding["telemetry"], evaluating["telemetry"]):
         served = TelemetrySection.model_validate(section)
         assert (served.address, served.port) == ("0.0.0.0", METRICS_PORT)
@@ -164,13 +180,38 @@ def test_tasks_that_run_a_stage_serve_metrics_to_the_cluster():
     assert env.TELEMETRY not in variables(Package("telemetry.enabled=false"), "shard")
 
 
-def test_the_run_is_named_by_a_parameter(local):
-    parameters = local.pipeline["root"]["inputDefinitions"]["parameters"]
-    assert {name: content["defaultValue"] for name, content in parameters.items()} == {"run_id": "digits"}
+def test_the_parameters_have_types_and_the_values_of_the_document(local):
+    typed = {name: (content["parameterType"], content["defaultValue"]) for name, content in local.parameters.items()}
+    train = local.config.train
+    assert typed == {
+        "run_id": ("STRING", "digits"),
+        "source": ("STRING", "digits"),
+        "epochs": ("NUMBER_DOUBLE", train.epochs),
+        "global_batch": ("NUMBER_INTEGER", train.global_batch),
+        "learning_rate": ("NUMBER_DOUBLE", train.schedule.learning_rate),
+        "overrides": ("LIST", []),
+        "image": ("STRING", "registry/podscale:1"),
+        "launcher_image": ("STRING", "podscale-tools:latest"),
+    }
+
+
+def test_the_first_task_and_the_exit_handler_get_the_same_parameters(local):
+    """Each placeholder is a whole input, because KFP does not fill in parts of a text."""
+    first, last = (dict(local.tasks[name]["inputs"]["parameters"]) for name in ("configure", "summary"))
+    for name in local.parameters:
+        assert first[name] == {"componentInputParameter": f"pipelinechannel--{name}"}
+        assert last[name] == {"componentInputParameter": name}
+    placeholders = {
+        "job_id": "{{$.pipeline_job_uuid}}",
+        "created": "{{$.pipeline_job_create_time_utc}}",
+        "scheduled": "{{$.pipeline_job_schedule_time_utc}}",
+    }
+    for inputs in (first, last):
+        assert {name: inputs[name]["runtimeValue"]["constant"] for name in placeholders} == placeholders
+        assert inputs["document"]["runtimeValue"]["constant"] == local.document
     for name in ("train", "evaluate", "report"):
-        source = local.tasks[name]["inputs"]["parameters"]["run_id"]
-        assert source == {"componentInputParameter": "pipelinechannel--run_id"}
-    assert local.tasks["summary"]["inputs"]["parameters"]["run_id"] == {"componentInputParameter": "run_id"}
+        source = local.tasks[name]["inputs"]["parameters"]["document"]
+        assert source == {"taskOutputParameter": {"producerTask": "configure", "outputParameterKey": "resolved"}}
 
 
 def test_retries_and_pods_end_at_the_time_limit_of_the_run(local):
@@ -179,12 +220,13 @@ def test_retries_and_pods_end_at_the_time_limit_of_the_run(local):
         assert policy["maxRetryCount"] == 3
         assert policy["backoffMaxDuration"] == "36000s"
         assert local.kubernetes(name)["activeDeadlineSeconds"] == "36000"
-    assert "retryPolicy" not in local.tasks["summary"]
+    for name in ("configure", "summary"):
+        assert "retryPolicy" not in local.tasks[name]
 
 
 def test_image_and_resources_come_from_the_document(local):
     for name in STAGES:
-        assert local.container(name)["image"] == "registry/podscale:1"
+        assert local.image(name) == "registry/podscale:1"
         assert local.container(name)["resources"]["resourceCpuLimit"] == "4"
         assert local.container(name)["resources"]["resourceMemoryLimit"] == "8704Mi"
     accelerated = [name for name in STAGES if "accelerator" in local.container(name)["resources"]]
@@ -193,9 +235,9 @@ def test_image_and_resources_come_from_the_document(local):
 
 
 def test_a_launcher_is_small_and_needs_no_accelerator(launched):
-    for name in ("train", "summary"):
+    for name in ("configure", "train", "summary"):
         container = launched.container(name)
-        assert container["image"] == "registry/podscale-tools:1"
+        assert launched.image(name) == "registry/podscale-tools:1"
         assert container["resources"]["resourceMemoryLimit"] == "1Gi"
         assert "accelerator" not in container["resources"]
         assert "cloud.google.com/gke-accelerator" not in launched.kubernetes(name).get("nodeSelector", {})
@@ -207,7 +249,7 @@ def test_a_launcher_is_small_and_needs_no_accelerator(launched):
 
 
 def test_every_pod_has_the_same_volumes_and_runs_without_root(launched):
-    for name in ("pack", *STAGES, "summary"):
+    for name in ("configure", "pack", *STAGES, "summary"):
         config_of = launched.kubernetes(name)
         assert [(c["constant"], c["mountPath"]) for c in config_of["pvcMount"]] == [("data", "/workspace")]
         assert [(s["secretName"], s["mountPath"]) for s in config_of["secretAsVolume"]] == [("keys", "/keys")]
@@ -223,7 +265,7 @@ def test_every_pod_has_the_same_volumes_and_runs_without_root(launched):
 
 def test_pods_of_the_pipeline_have_no_label_of_a_job(launched):
     job = render_job(build_job_spec(launched.config, "train"), "pytorchjob").job["metadata"]["labels"]
-    for name in ("pack", *STAGES, "summary"):
+    for name in ("configure", "pack", *STAGES, "summary"):
         labels = launched.kubernetes(name)["podMetadata"]["labels"]
         assert not {"podscale.dev/run", "podscale.dev/stage"} & set(labels)
         assert labels["app.kubernetes.io/name"] == job["app.kubernetes.io/name"]
@@ -245,8 +287,7 @@ def test_a_volume_that_no_task_of_kfp_can_mount_is_refused(volume):
 
 
 def test_the_complete_document_travels_inline(local):
-    constant = local.tasks["train"]["inputs"]["parameters"]["document"]["runtimeValue"]["constant"]
-    assert loads(constant).launch.image == "registry/podscale:1"
+    assert loads(local.document).launch.image == "registry/podscale:1"
 
 
 def test_snapshots_of_an_ensemble_are_collapsed_in_parallel_before_they_are_evaluated():
@@ -272,6 +313,7 @@ def test_components_declare_typed_artifacts_and_install_nothing():
         artifacts[name] = {key: value["artifactType"]["schemaTitle"] for key, value in outputs.items()}
         assert "pip install" not in text
     assert artifacts == {
+        "configure": {},
         "pack": {},
         "shard": {"shard_set": "system.Dataset"},
         "train": {"model": "system.Model"},
@@ -292,6 +334,20 @@ def test_every_component_has_a_readme_that_names_its_inputs_and_outputs(name):
         for kind in spec.get(direction, {}).values():
             for item in kind:
                 assert f"`{item}`" in readme
+
+
+@pytest.mark.parametrize("path", COMMITTED[:2], ids=lambda path: path.name)
+def test_committed_pipelines_use_the_volume_of_the_chart(path: Path) -> None:
+    pipeline, platform = check_package(path.read_text())
+    for executor in platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"].values():
+        mounts = [(mount["constant"], mount["mountPath"]) for mount in executor["pvcMount"]]
+        assert mounts == [(presets.CHART_CLAIM, presets.CHART_WORKSPACE)]
+    assert pipeline["root"]["inputDefinitions"]["parameters"]["image"]["defaultValue"]
+
+
+def test_every_task_writes_its_error_to_the_status_of_its_pod(launched):
+    for name in ("configure", "pack", *STAGES, "summary"):
+        assert variables(launched, name)[env.TERMINATION_LOG] == "/dev/termination-log"
 
 
 def test_a_task_of_several_pods_is_refused() -> None:

@@ -5,13 +5,15 @@ import io
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from podscale.components import steps
 from podscale.evaluation.history import parse_history
-from podscale.study import StudyDocument
+from podscale.study import StudyDocument, publish
 from podscale.study.blocks import BulletBlock, DotBlock, LineBlock, TableBlock
 from podscale.study.critical_batch import critical_batch
 from podscale.study.grid import TrialGrid
@@ -248,6 +250,17 @@ class TestPublished:
         page = (tmp_path / "s.html").read_text()
         assert page.count("<svg") == 4
         assert "keeps its accuracy to batch 256" in page
+
+    def test_the_results_of_a_component_refer_to_no_file_beside_them(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(publish, "_recorded_results", lambda study: (results_of(), tmp_path / "results"))
+        page, text = (SimpleNamespace(path=str(tmp_path / name)) for name in ("page", "text"))
+        steps.findings(StudyDocument.model_validate(STUDY).model_dump_json(), page, text)
+        markdown = Path(text.path).read_text()
+        assert "Every training: 21" in markdown
+        assert ".svg" not in markdown
+        assert Path(page.path).read_bytes() == (tmp_path / "results" / "s.html").read_bytes()
 
     def test_the_command_names_no_folder_of_this_machine(self, monkeypatch: pytest.MonkeyPatch) -> None:
         command = "podscale study s.yaml --out results/learning --set 'a.b=[1, 2]'"
