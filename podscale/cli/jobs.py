@@ -83,6 +83,7 @@ def submit(
     """Run on a Kubernetes cluster, each stage as a job. The same command again adopts the jobs there."""
     from podscale.config.preflight import preflight
     from podscale.kubernetes.client import connect_cluster
+    from podscale.kubernetes.cluster_policy import check_stages
     from podscale.kubernetes.run_stage import LinePrinter, run_stage, submit_stage
 
     stages = parse_stages(stage)
@@ -91,6 +92,7 @@ def submit(
         raise InputError("each stage waits for the one before it", field="--no-wait", hint=hint)
     config = load_with_defaults(document, [*changes, *cluster.changes], defaults)
     preflight(config, "job")
+    check_stages(connect_cluster(config.launch.cluster), config, stages, shard_set)  # before the first of them runs
     if dry_run:
         _dry_run(config, stages, shard_set)
         return

@@ -12,6 +12,7 @@ from podscale.config.preflight import preflight
 from podscale.errors import InputError, PodscaleError
 from podscale.kubernetes import inventory
 from podscale.kubernetes.client import ClusterClient, connect_cluster
+from podscale.kubernetes.cluster_policy import check_stages, find_cluster_policy
 from podscale.kubernetes.errors import ApiError, ApiNotFound, KindNotServed
 from podscale.kubernetes.inventory import parse_quantity
 from podscale.kubernetes.job_spec import JobSpec, build_job_spec
@@ -30,6 +31,7 @@ from podscale.kubernetes.resources import (
 )
 from podscale.kubernetes.run_stage import build_manifests, choose_job_kind
 from podscale.kubernetes.submit import dry_run_job
+from podscale.runs.stage_outcomes import STAGES
 from podscale.util.terminal import CheckResult
 
 JOB_VERBS = ("create", "get", "list", "watch", "delete")
@@ -129,7 +131,7 @@ def check_cluster(config: RunConfig) -> Iterator[CheckResult]:
     ]
     if spec is not None:
         checks.insert(4, lambda: inventory.fitting_nodes(api, spec))  # after the permissions
-        checks.append(lambda: _check_admission(api, config))
+        checks += [lambda: _check_policy(api, config), lambda: _check_admission(api, config)]
     for check in checks:
         try:
             yield from check()
@@ -279,6 +281,18 @@ def _check_queue(api: ClusterClient, config: RunConfig, backend: str) -> Iterato
     else:
         yield CheckResult(subject, "ok", f"active, of ClusterQueue {queue['spec'].get('clusterQueue')}")
     yield from inventory.check_managed_by_kueue(api, backend)
+
+
+def _check_policy(api: ClusterClient, config: RunConfig) -> Iterator[CheckResult]:
+    """Yield what the policy of the namespace says of the stages; nothing if it has none."""
+    if find_cluster_policy(api) is None:
+        return
+    try:
+        check_stages(api, config, STAGES)
+    except InputError as error:
+        yield CheckResult("policy", "missing", str(error), "change the document, or ask for an exception")
+        return
+    yield CheckResult("policy", "ok", "allows this document")
 
 
 def _check_admission(api: ClusterClient, config: RunConfig) -> Iterator[CheckResult]:

@@ -221,11 +221,16 @@ DEFAULTS_KEY = "defaults.yaml"
 
 def find_cluster_defaults(api: ClusterClient) -> Defaults | None:
     """Return the default settings of the namespace; None if there are none or they may not be read."""
+    text = read_defaults_config_map(api).get(DEFAULTS_KEY)
+    return Defaults(text, f"ConfigMap {DEFAULTS_CONFIG_MAP} of namespace {api.namespace}") if text else None
+
+
+def read_defaults_config_map(api: ClusterClient) -> dict[str, str]:
+    """Return the entries of podscale-defaults; empty if it does not exist or may not be read."""
     try:
         config_map = api.get_or_none(CONFIG_MAPS, DEFAULTS_CONFIG_MAP)
     except ApiError as error:
         if error.status != 403:
             raise
-        return None
-    text = ((config_map or {}).get("data") or {}).get(DEFAULTS_KEY)
-    return Defaults(text, f"ConfigMap {DEFAULTS_CONFIG_MAP} of namespace {api.namespace}") if text else None
+        return {}
+    return (config_map or {}).get("data") or {}

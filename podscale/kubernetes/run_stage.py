@@ -2,7 +2,7 @@
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TextIO
@@ -11,6 +11,7 @@ from podscale.config import RunConfig
 from podscale.errors import ExitCode, InputError
 from podscale.kubernetes import retry
 from podscale.kubernetes.client import ClusterClient, connect_cluster, delete_object
+from podscale.kubernetes.cluster_policy import check_stages
 from podscale.kubernetes.job_spec import JobSpec, build_job_spec
 from podscale.kubernetes.job_state import JobState
 from podscale.kubernetes.job_watcher import WaitLimits, wait_for_job
@@ -70,7 +71,7 @@ def run_stage(
         pipeline: the caller is a pipeline task, which submits the job again if it vanishes.
 
     Raises:
-        InputError: the cluster refuses the job.
+        InputError: the cluster, or the policy of the namespace, refuses the job.
         ApiUnreachable: the API server did not answer for too long.
         JobVanished: the job was deleted.
     """
@@ -79,7 +80,7 @@ def run_stage(
     manifests = build_manifests(api, config, stage, shard_set)
     if pipeline:
         manifests.job["metadata"]["annotations"][LAUNCHER_ANNOTATION] = PIPELINE_LAUNCHER
-    submission = _submit_manifests(api, manifests, printer)
+    submission = _submit_manifests(api, manifests, printer, lambda: check_stages(api, config, (stage,), shard_set))
     job = submission.job
     if submission.action == "finished":
         return JobResult(stage, int(ExitCode.DONE), reused=True)
@@ -92,11 +93,14 @@ def submit_stage(
     api: ClusterClient, config: RunConfig, stage: StageName, shard_set: str | None, printer: "LinePrinter"
 ) -> Submission:
     """Render and submit the job of a stage, and report the result."""
-    return _submit_manifests(api, build_manifests(api, config, stage, shard_set), printer)
+    manifests = build_manifests(api, config, stage, shard_set)
+    return _submit_manifests(api, manifests, printer, lambda: check_stages(api, config, (stage,), shard_set))
 
 
-def _submit_manifests(api: ClusterClient, manifests: JobManifests, printer: "LinePrinter") -> Submission:
-    submission = submit_job(api, manifests, printer.notify)
+def _submit_manifests(
+    api: ClusterClient, manifests: JobManifests, printer: "LinePrinter", check: Callable[[], None]
+) -> Submission:
+    submission = submit_job(api, manifests, printer.notify, check)
     results = {
         "created": "submitted",
         "adopted": "already exists and continues as it was submitted",
