@@ -102,7 +102,7 @@ trainjob:
 
 {{/* CEL: number of accelerators in optional limits: (list $resources "c.?resources.?limits"). */}}
 {{- define "podscale.policyAmount" -}}
-{{ toJson (first .) }}.map(n, quantity(string({{ last . }}[?n].orValue(0))).asInteger()).sum()
+{{ toJson (first .) }}.map(n, {{ last . }}[?n].orValue('0')).map(v, quantity(type(v) == string ? v : string(dyn(v))).asInteger()).sum()
 {{- end -}}
 
 {{/* CEL: true if the pod's spec s meets what Pod Security "restricted" requires. */}}

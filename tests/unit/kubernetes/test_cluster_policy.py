@@ -68,7 +68,12 @@ def test_queues_are_required_of_training_and_evaluation_only() -> None:
     policy = ClusterPolicy(queues=("a", "b"))
     assert fields(policy) == fields(policy, stage="evaluate") == ["launch.cluster.queue"]
     assert fields(policy, "launch.cluster.queue=other") == ["launch.cluster.queue"]
-    assert fields(policy, "launch.cluster.queue=b") == fields(policy, stage="shard") == fields(policy, stage="report") == []
+    assert (
+        fields(policy, "launch.cluster.queue=b")
+        == fields(policy, stage="shard")
+        == fields(policy, stage="report")
+        == []
+    )
 
 
 def test_accelerators_of_all_pods_are_counted() -> None:
