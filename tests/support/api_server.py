@@ -60,17 +60,28 @@ class ApiServer:
         """Return the server's answer to the creation of an object, which is not stored."""
         group, _, version = manifest["apiVersion"].rpartition("/")
         namespace, kind = manifest["metadata"].get("namespace"), manifest["kind"].lower()
-        plural = f"{kind.removesuffix('y')}ies" if kind.endswith("y") else f"{kind}s"
+        plural = (
+            f"{kind.removesuffix('y')}ies" if kind.endswith("y") else f"{kind}{'es' if kind.endswith('s') else 's'}"
+        )
         path = f"/apis/{group}/{version}" if group else f"/api/{version}"
         path += f"/namespaces/{namespace}/{plural}" if namespace else f"/{plural}"
-        response = self._http.request(
-            "POST",
-            f"{self.url}{path}?dryRun=All&fieldValidation=Strict",
-            json=manifest,
-            headers={"Authorization": f"Bearer {ADMIN_TOKEN}"},
-        )
+        response = self._post(f"{path}?dryRun=All&fieldValidation=Strict", manifest)
         message = str(response.json().get("message", ""))
         return Answer(message if response.status >= 300 else "", response.headers.get("Warning", ""))
+
+    def allows(self, user: str, attributes: dict[str, str]) -> bool:
+        """Ask with a SubjectAccessReview if RBAC allows a user a request."""
+        review = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SubjectAccessReview",
+            "spec": {"user": user, "resourceAttributes": attributes},
+        }
+        response = self._post("/apis/authorization.k8s.io/v1/subjectaccessreviews", review)
+        return bool(response.json()["status"]["allowed"])
+
+    def _post(self, path: str, body: dict[str, Any]) -> urllib3.BaseHTTPResponse:
+        headers = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
+        return self._http.request("POST", f"{self.url}{path}", json=body, headers=headers)
 
     def refusal(self, manifest: dict[str, Any]) -> str:
         """Return the server's message against the creation of an object; empty if it accepts the object."""
