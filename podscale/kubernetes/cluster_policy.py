@@ -83,12 +83,12 @@ def job_refusals(policy: ClusterPolicy, spec: JobSpec) -> Iterator[InputError]:
         yield _refusal(policy, "launch.cluster.queue", queue, ", ".join(policy.queues))
     if policy.security == "restricted" and spec.security_mode != "restricted":
         yield _refusal(policy, "launch.cluster.security", spec.security_mode, policy.security)
-    number = accelerators_of(policy, spec)
-    if policy.max_accelerators is not None and number > policy.max_accelerators:
-        option = "launch.nodes" if spec.hardware.hosts == 1 and spec.nodes > 1 else "launch.hardware"
+    if policy.max_accelerators is not None and accelerators_of(policy, spec) > policy.max_accelerators:
+        has_nodes = spec.hardware.hosts == 1 and spec.nodes > 1
+        option, got = ("launch.nodes", spec.nodes) if has_nodes else ("launch.hardware", spec.hardware.name)
         counted = f"{spec.nodes} x {spec.resources.accelerators}"
         allowed = f"at most {policy.max_accelerators} accelerators in a job, and this one has {counted}"
-        yield _refusal(policy, option, number, allowed)
+        yield _refusal(policy, option, got, allowed)
     hours = spec.time_limit_seconds / SECONDS_PER_HOUR
     if policy.max_hours is not None and spec.time_limit_seconds > round(policy.max_hours * SECONDS_PER_HOUR):
         yield _refusal(policy, "launch.time_limit_hours", hours, f"at most {policy.max_hours:g} hours")

@@ -37,6 +37,7 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...], str | None]] = {
     "as many GPUs as allowed": ((*H100, "launch.nodes=2"), SEVERAL, None),
     "another registry": (("launch.image=docker.io/podscale-base:1",), ALL, "launch.image"),
     "the beginning of a path": ((f"launch.image={REGISTRY}-two/podscale-base:1",), ALL, "launch.image"),
+    "a port of an allowed host": (("launch.image=mirror.example:5000/podscale-base:1",), ALL, "launch.image"),
     "another port": (("launch.image=localhost:50001/podscale-base:1",), ALL, "launch.image"),
     "no queue": (("launch.cluster.queue=null",), ALL, "launch.cluster.queue"),
     "another queue": (("launch.cluster.queue=team-b",), ALL, "launch.cluster.queue"),

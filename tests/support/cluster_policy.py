@@ -10,7 +10,7 @@ from tests.support import helm
 REGISTRY = "registry.example/team"
 LOCKS: dict[str, Any] = {
     "contact": "ml@example.org",
-    "images": [REGISTRY, "localhost:5000"],
+    "images": [REGISTRY, "localhost:5000", "mirror.example"],
     "queues": ["team-a", "shared"],
     "security": "restricted",
     "maxAccelerators": 16,

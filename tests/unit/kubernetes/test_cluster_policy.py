@@ -79,7 +79,8 @@ def test_queues_are_required_of_training_and_evaluation_only() -> None:
 def test_accelerators_of_all_pods_are_counted() -> None:
     policy = ClusterPolicy(max_accelerators=16, accelerator_resources=COUNTED)
     (error,) = job_refusals(policy, rendering.spec(*GPUS))
-    assert (error.field, error.got) == ("launch.nodes", 32)
+    assert (error.field, error.got) == ("launch.nodes", 4)
+    assert "4 x 8" in str(error)
     assert fields(policy, *GPUS, "launch.nodes=2") == fields(policy, *GPUS, stage="shard") == []
     assert fields(ClusterPolicy(max_accelerators=15, accelerator_resources=COUNTED), *TPUS) == ["launch.hardware"]
     assert fields(policy, *TPUS) == []
