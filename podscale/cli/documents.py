@@ -77,6 +77,7 @@ def compile_pipeline(
     if not output.absolute().parent.is_dir():
         raise InputError("the folder does not exist", field=str(output))
     _print_problems(config)
+    check_policy(config, defaults)
     from podscale.pipelines.package import package_pipeline
 
     output.write_text(comment + package_pipeline(config, kfp=kfp), encoding="utf-8")
@@ -216,6 +217,15 @@ def _load_defaults(
         if not in_environment and _assumed_workspace(document, changes):
             raise
         return None
+
+
+def check_policy(config: "RunConfig", defaults: str | None) -> None:
+    """Raise InputError if the policy of the namespace refuses the pipeline. It is read with the cluster's defaults."""
+    if defaults == CLUSTER_DEFAULTS:
+        from podscale.kubernetes.client import connect_cluster
+        from podscale.kubernetes.cluster_policy import check_pipeline
+
+        check_pipeline(connect_cluster(config.launch.cluster), config)
 
 
 def _print_problems(config: "RunConfig") -> None:

@@ -68,6 +68,7 @@ def submit(
     """Run on a Kubernetes cluster, each stage as a job. The same command again adopts the jobs there."""
     from podscale.config.preflight import preflight
     from podscale.kubernetes.client import connect_cluster
+    from podscale.kubernetes.cluster_policy import check_stages
     from podscale.kubernetes.look_ahead import check_before_submit
     from podscale.kubernetes.run_stage import LinePrinter, run_stage, submit_stage
 
@@ -79,6 +80,7 @@ def submit(
     preflight(config, "job")
     api = connect_cluster(config.launch.cluster)
     check_before_submit(api, config, stages, shard_set)
+    check_stages(api, config, stages, shard_set)  # before the first of them runs
     if dry_run:
         _dry_run(api, config, stages, shard_set)
         return

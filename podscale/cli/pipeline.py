@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from podscale.cli.documents import load_with_defaults
+from podscale.cli.documents import check_policy, load_with_defaults
 from podscale.cli.options import Defaults, Json, Kfp, Run, Set, expand_option_groups
 from podscale.errors import ExitCode, PodscaleError
 from podscale.util import env
@@ -158,6 +158,7 @@ def _load_document(
 
     config = load_with_defaults(document, changes, package.defaults, namespace=backend.namespace or None)
     preflight(config, "cluster")
+    check_policy(config, package.defaults)
     return config
 
 

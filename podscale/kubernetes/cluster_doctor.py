@@ -13,6 +13,7 @@ from podscale.config.preflight import preflight
 from podscale.errors import InputError, PodscaleError
 from podscale.kubernetes import inventory
 from podscale.kubernetes.client import ClusterClient, connect_cluster
+from podscale.kubernetes.cluster_policy import check_stages, find_cluster_policy
 from podscale.kubernetes.errors import ApiError, ApiNotFound
 from podscale.kubernetes.image_check import check_images
 from podscale.kubernetes.job_spec import JobSpec, build_job_spec
@@ -29,6 +30,7 @@ from podscale.kubernetes.resources import (
 )
 from podscale.kubernetes.run_stage import build_manifests, choose_job_kind
 from podscale.kubernetes.submit import dry_run_job
+from podscale.runs.stage_outcomes import STAGES
 from podscale.util.terminal import CheckResult
 
 JOB_VERBS = ("create", "get", "list", "watch", "delete")
@@ -142,7 +144,7 @@ def check_cluster(config: RunConfig, *, pull: bool = True) -> Iterator[CheckResu
     if spec is not None:
         checks.insert(4, lambda: inventory.fitting_nodes(api, spec))  # after the permissions
         checks += [lambda: check_images(api, spec, config.launch.launcher_image)] if pull else []
-        checks.append(lambda: _check_admission(api, config))
+        checks += [lambda: _check_policy(api, config), lambda: _check_admission(api, config)]
     for check in checks:
         try:
             yield from check()
@@ -217,6 +219,18 @@ def _check_required_objects(api: ClusterClient, config: RunConfig, backend: str)
     yield from (required.result for required in required_objects(api, config))
     if config.launch.cluster.queue is not None and api.served_versions(LOCAL_QUEUES.group):
         yield from inventory.check_managed_by_kueue(api, backend)
+
+
+def _check_policy(api: ClusterClient, config: RunConfig) -> Iterator[CheckResult]:
+    """Yield what the policy of the namespace says of the stages; nothing if it has none."""
+    if find_cluster_policy(api) is None:
+        return
+    try:
+        check_stages(api, config, STAGES)
+    except InputError as error:
+        yield CheckResult("policy", "missing", str(error), "change the document, or ask for an exception")
+        return
+    yield CheckResult("policy", "ok", "allows this document")
 
 
 def _check_admission(api: ClusterClient, config: RunConfig) -> Iterator[CheckResult]:

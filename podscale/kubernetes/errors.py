@@ -161,6 +161,8 @@ def _forbidden_error(request: ApiRequest, message: str, reason: str) -> ApiError
     return ApiError(f"{request.cannot}: {problem}", 403, reason, field=request.target, hint=hint)
 
 
+_DENIED = "denied request: "
+"""Start of the message of a ValidatingAdmissionPolicy within that of an API server (HTTP 422)."""
 _DOCTOR = "`podscale doctor --cluster` lists the required permissions."
 
 
@@ -196,6 +198,8 @@ def kind_not_served_error(resource: ResourceKind, served: tuple[str, ...] = ()) 
 
 def _invalid_error(request: ApiRequest, message: str, status: int, reason: str) -> ApiError:
     problem, hint = message or f"HTTP {status}", ""
+    if "ValidatingAdmissionPolicy" in message and _DENIED in message:
+        problem = f"refused by a policy of this cluster: {message.partition(_DENIED)[2]}"
     unknown = re.findall(r'unknown field "([^"]+)"', message)
     if unknown and request.resource is not None:
         provider = KIND_PROVIDERS.get(request.resource.group)

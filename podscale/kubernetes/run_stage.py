@@ -2,7 +2,7 @@
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TextIO
@@ -11,6 +11,7 @@ from podscale.config import RunConfig
 from podscale.errors import ExitCode, InputError
 from podscale.kubernetes import retry
 from podscale.kubernetes.client import ClusterClient, connect_cluster, delete_object
+from podscale.kubernetes.cluster_policy import check_stages
 from podscale.kubernetes.job_spec import JobSpec, build_job_spec, is_pipeline_job
 from podscale.kubernetes.job_state import JobState
 from podscale.kubernetes.job_watcher import WaitLimits, wait_for_job
@@ -73,7 +74,7 @@ def run_stage(
             to the Workflow of the pipeline. An outage of the API server may last as long as the stage.
 
     Raises:
-        InputError: the cluster refuses the job.
+        InputError: the cluster, or the policy of the namespace, refuses the job.
         ApiUnreachable: the API server did not answer for too long.
         JobVanished: the job was deleted.
     """
@@ -84,7 +85,7 @@ def run_stage(
     pipeline_run = find_pipeline_run(api) if pipeline else None
     if pipeline_run is not None and pipeline_run.owner is not None:
         manifests.job["metadata"]["ownerReferences"] = [pipeline_run.owner]
-    submission = _submit_manifests(api, manifests, printer)
+    submission = _submit_manifests(api, manifests, printer, lambda: check_stages(api, config, (stage,), shard_set))
     job = submission.job
     if submission.action == "finished":
         return JobResult(stage, int(ExitCode.DONE), reused=True)
@@ -97,11 +98,14 @@ def submit_stage(
     api: ClusterClient, config: RunConfig, stage: StageName, shard_set: str | None, printer: "LinePrinter"
 ) -> Submission:
     """Render and submit the job of a stage, and report the result."""
-    return _submit_manifests(api, build_manifests(api, config, stage, shard_set), printer)
+    manifests = build_manifests(api, config, stage, shard_set)
+    return _submit_manifests(api, manifests, printer, lambda: check_stages(api, config, (stage,), shard_set))
 
 
-def _submit_manifests(api: ClusterClient, manifests: JobManifests, printer: "LinePrinter") -> Submission:
-    submission = submit_job(api, manifests, printer.notify)
+def _submit_manifests(
+    api: ClusterClient, manifests: JobManifests, printer: "LinePrinter", check: Callable[[], None]
+) -> Submission:
+    submission = submit_job(api, manifests, printer.notify, check)
     results = {
         "created": "submitted",
         "adopted": "already exists and continues as it was submitted",

@@ -6,7 +6,7 @@ owned objects (NetworkPolicy, TrainingRuntime) are created before the job and de
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
@@ -46,10 +46,16 @@ class Submission:
     job: KubernetesObject
 
 
-def submit_job(api: ClusterClient, manifests: JobManifests, notify: Notify) -> Submission:
+def submit_job(
+    api: ClusterClient, manifests: JobManifests, notify: Notify, check: Callable[[], None] = lambda: None
+) -> Submission:
     """Create the job or find an existing one: adopt a running one, keep a successful one, replace a failed one.
 
-    Raises InputError if the server refuses the job, or if another document ran under this id.
+    Args:
+        check: called before the job is created, but not if one is adopted; raises if it must not be created.
+
+    Raises:
+        InputError: the server refuses the job, or another document ran under this id.
     """
     check_no_other_kind(api, manifests.job)
     for _ in range(MAX_RACES):
@@ -59,11 +65,12 @@ def submit_job(api: ClusterClient, manifests: JobManifests, notify: Notify) -> S
             phase = _read_phase(api, existing)
             if phase == "succeeded":
                 return Submission("finished", existing)
-            if phase == "failed" or is_being_deleted(existing):
-                _remove_job(api, existing, notify)
-            else:
+            if phase != "failed" and not is_being_deleted(existing):
                 set_owner(api, existing, manifests.owned_objects)  # the submitter may have been killed before it did
                 return Submission("adopted", existing)
+        check()
+        if existing is not None:
+            _remove_job(api, existing, notify)
         try:
             return Submission("created", create_job(api, manifests))
         except ApiAlreadyExists:

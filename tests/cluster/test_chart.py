@@ -267,7 +267,7 @@ def test_two_releases_in_two_namespaces(namespace: str, other_namespace: str) ->
     for name in (namespace, other_namespace):
         install(name, priorityClasses=priority)
     names = kubectl("get", "priorityclasses", "-l", "app.kubernetes.io/name=podscale", "-o", "name").split()
-    assert {f"priorityclass.scheduling.k8s.io/{name}-podscale-urgent" for name in (namespace, other_namespace)} <= set(
+    assert {f"priorityclass.scheduling.k8s.io/{name}.podscale-urgent" for name in (namespace, other_namespace)} <= set(
         names
     )
     uninstall(namespace)

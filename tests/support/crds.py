@@ -56,7 +56,7 @@ def validate_status(kind: str, status: dict[str, Any]) -> None:
 
 
 @functools.cache
-def _definition(kind: str) -> Any:
+def definition(kind: str) -> Any:
     operator, path = DEFINITIONS[kind]
     try:
         text = (programs.module_files(operator) / path).read_bytes()
@@ -66,11 +66,11 @@ def _definition(kind: str) -> Any:
 
 
 def _stored(kind: str) -> Any:
-    return next(version for version in _definition(kind)["spec"]["versions"] if version["storage"])
+    return next(version for version in definition(kind)["spec"]["versions"] if version["storage"])
 
 
 def _api_version(kind: str) -> str:
-    return f"{_definition(kind)['spec']['group']}/{_stored(kind)['name']}"
+    return f"{definition(kind)['spec']['group']}/{_stored(kind)['name']}"
 
 
 @functools.cache

@@ -21,6 +21,7 @@
 {{- if .Values.kueue.enabled -}}
 {{- include "podscale.kueueChecks" . -}}
 {{- end -}}
+{{- include "podscale.policyChecks" . -}}
 {{- if and .Values.metrics.tls.clientSecret (not .Values.metrics.tls.secret) -}}
 {{- fail "metrics.tls.clientSecret is set, but metrics.tls.secret is empty: client certificates need HTTPS; set metrics.tls.secret to the Secret with the pods' certificate" -}}
 {{- end -}}

@@ -3,10 +3,17 @@
 {{- .Values.fullnameOverride | default .Release.Name | trunc 40 | trimSuffix "-" -}}
 {{- end -}}
 
-{{/* Base name of cluster-scoped objects, so that releases in different namespaces do not conflict. */}}
+{{/*
+Base name of cluster-scoped objects: NAMESPACE.FULLNAME, or only one of them if they are equal. No other release has it,
+because names of namespaces contain no dot. A longer name ends with a hash of the whole.
+*/}}
 {{- define "podscale.clusterName" -}}
 {{- $name := include "podscale.fullname" . -}}
-{{- ternary $name (printf "%s-%s" .Release.Namespace $name) (eq .Release.Namespace $name) | trunc 50 | trimSuffix "-" -}}
+{{- $name = ternary $name (printf "%s.%s" .Release.Namespace $name) (eq .Release.Namespace $name) -}}
+{{- if gt (len $name) 50 -}}
+{{- $name = printf "%s-%s" (trunc 41 $name | trimSuffix "-" | trimSuffix ".") (sha256sum $name | trunc 8) -}}
+{{- end -}}
+{{- $name -}}
 {{- end -}}
 
 {{/* Labels of all objects of the release. */}}
