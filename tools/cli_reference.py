@@ -73,11 +73,20 @@ cannot be scraped. Endpoints with TLS and tokens need no option; those with mTLS
 `--client-key`. Samples stay in `FOLDER/.prometheus`.""",
     "doctor": """```
 podscale doctor                                # this machine
-podscale doctor --cluster digits               # operators, permissions, nodes, quota, volume, queue
-```""",
+podscale doctor --cluster digits               # operators, permissions, nodes, quota, volume, queue, images
+podscale doctor --cluster digits --no-pull     # the same, and it creates nothing
+```
+
+With `--cluster` it reads, and lets the API server check the job by a dry run. One thing only a node can tell: whether
+it can pull the images. For this a Job of one small pod runs `podscale --version` in `launch.image` and
+`launch.launcher_image`, with the service account and the pull secrets of the run, for at most a minute. It is deleted
+in any case; if doctor is killed, the cluster deletes it.""",
     "submit": """Submits each stage as a job, or adopts the job that exists, follows it to its end and shows the log of
 rank 0. SIGTERM and Ctrl-C leave the job running unless `--stop-on-signal` is given. `podscale-defaults`, the ConfigMap
-that the chart leaves in the namespace, holds below the document; `--defaults FILE` replaces it.""",
+that the chart leaves in the namespace, holds below the document; `--defaults FILE` replaces it.
+
+Before the first stage it looks at what later ones need: the namespace, claims, service account, queue, and the kind of
+job of `launch.backend`. What is missing is reported at once; what these credentials may not read is left out.""",
     "status": "`RUN` may be the id of the run, here and in `logs` and `stop`.",
     "stop": """The pods save first, and submitting again continues. The job of a pipeline returns when its task is
 retried: terminate the pipeline's run instead.""",

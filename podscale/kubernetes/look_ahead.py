@@ -1,4 +1,4 @@
-"""What a cluster lacks for all stages of a run, found before the first one is submitted, with few requests."""
+"""Checks before the first stage of a run is submitted: what the cluster lacks for all stages, by few requests."""
 
 from collections.abc import Iterator, Sequence
 

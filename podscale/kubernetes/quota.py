@@ -89,9 +89,9 @@ def _check_quota(quota: KubernetesObject, needs: Mapping[str, Decimal], *, appli
     later = [name for name in hard if needs.get(name, zero) > left[name]]
     if not later:
         return CheckResult(subject, "ok", text)
-    lacking = ", ".join(f"{_format_amount(needs[name])} {name}" for name in never or later)
+    missing = ", ".join(f"{_format_amount(needs[name])} {name}" for name in never or later)
     advice = LESS_ADVICE if never else f"wait for other jobs, or {LESS_ADVICE}"
-    return CheckResult(subject, "missing", f"{text}; this job needs {lacking}", advice)
+    return CheckResult(subject, "missing", f"{text}; this job needs {missing}", advice)
 
 
 def _format_amount(amount: Decimal) -> str:

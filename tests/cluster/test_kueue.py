@@ -20,7 +20,7 @@ def queue(cluster: Cluster, namespace: str, image: str) -> Iterator[str]:
     It has a quota for every resource that the pods request, because Kueue admits no job with other resources.
     """
     flavor, shared = f"{namespace}-flavor", f"{namespace}-queue"
-    quotas = {"memory": "3584Mi", "ephemeral-storage": "100Gi"}
+    quotas = {"cpu": "8", "memory": "3584Mi", "ephemeral-storage": "100Gi"}
     listed = [{"name": name, "nominalQuota": amount} for name, amount in quotas.items()]
     group = {"coveredResources": list(quotas), "flavors": [{"name": flavor, "resources": listed}]}
     cluster.create("", _object("ResourceFlavor", flavor))

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,46 @@ def test_a_quota_refuses_the_job_before_anything_is_made(cluster: Cluster, image
         assert cluster.all_of(namespace, "networking.k8s.io/v1", "NetworkPolicy") == []
 
 
+@pytest.mark.parametrize(
+    ("hard", "reason"),
+    [
+        ({"requests.cpu": "300m", "requests.memory": "8Gi", "limits.cpu": "64", "limits.memory": "256Gi"}, ""),
+        ({"requests.cpu": "100m"}, "launch.resources.cpus"),
+    ],
+    ids=["room for the shard stage", "no room for one pod"],
+)
+def test_a_quota_on_cores_admits_the_default_request_or_is_reported_once(
+    cluster: Cluster, image: str, folder: Path, hard: dict[str, str], reason: str
+) -> None:
+    with cluster.namespace("cores") as namespace:
+        quota = {"metadata": {"name": "cores"}, "spec": {"hard": hard}}
+        cluster.core.create_namespaced_resource_quota(namespace, quota)
+        cluster.wait("the quota", lambda: cluster.core.read_namespaced_resource_quota("cores", namespace).status.hard)
+        launcher = Launcher(folder, namespace, image, "cores", "launch.resources={}")
+        if not reason:
+            ended = launcher.command("submit", "--stage=shard")
+            assert ended.returncode == 0, ended.stdout + ended.stderr
+            return
+        waiting = launcher.start("submit", "--stage=train")
+        waiting.sees(cluster, "exceeded quota: cores", reason)
+        time.sleep(30)  # the operator tries again, for both pods
+        waiting.process.send_signal(signal.SIGTERM)
+        waiting.end()
+        assert waiting.text.count("exceeded quota: cores") == 1, waiting.text
+        report = json.loads(launcher.command("doctor", "--cluster", "--json").stdout)
+        assert {"quota cores"} == {line["subject"] for line in report if line["verdict"] == "missing"}
+
+
+def test_missing_objects_of_later_stages_are_found_before_the_first(cluster: Cluster, image: str, folder: Path) -> None:
+    absent = ("launch.cluster.workspace_claim=absent", "launch.cluster.service_account=absent")
+    with cluster.namespace("early") as namespace:
+        ended = Launcher(folder, namespace, image, "early", *absent).command("submit")
+        assert ended.returncode == 2
+        assert "launch.cluster.workspace_claim" in ended.stderr
+        assert "launch.cluster.service_account" in ended.stderr
+        assert cluster.all_of(namespace, "batch/v1", "Job") == []
+
+
 @pytest.fixture
 def account(cluster: Cluster, namespace: str, tmp_path: Path) -> Iterator[Path]:
     """Kubeconfig of a service account without any rights."""
@@ -200,3 +241,19 @@ def test_the_examination_finds_nothing_missing(cluster: Cluster, namespace: str,
     report = json.loads(Launcher(folder, namespace, image, "examined").command("doctor", "--cluster", "--json").stdout)
     assert [line for line in report if line["verdict"] == "missing"] == []
     assert {"API server", "kind PyTorchJob", "permissions", "the job itself"} <= {line["subject"] for line in report}
+    assert {line["verdict"] for line in report if line["subject"] == f"image {image}"} == {"ok"}
+
+
+def test_the_examination_finds_an_image_that_cannot_be_pulled(
+    cluster: Cluster, namespace: str, image: str, folder: Path
+) -> None:
+    absent = "localhost/absent:1"
+    launcher = Launcher(folder, namespace, image, "examined", f"launch.image={absent}")
+    report = json.loads(launcher.command("doctor", "--cluster", "--json").stdout)
+    assert {line["verdict"] for line in report if line["subject"] == f"image {absent}"} == {"missing"}
+
+    def checks() -> list[str]:
+        names = [job["metadata"]["name"] for job in cluster.all_of(namespace, "batch/v1", "Job")]
+        return [name for name in names if name.startswith("podscale-image-check")]
+
+    cluster.wait("the end of the check's Job", lambda: not checks())

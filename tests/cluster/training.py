@@ -34,7 +34,7 @@ launch:
 )
 """135 steps on two pods with a checkpoint every 20 steps, so that a disturbed run repeats some steps.
 
-It requests no CPU, because two cores run the whole cluster.
+It requests the default of a quarter of a core for each process, because two cores run the whole cluster.
 """
 
 # Prints the final weights of a run, and the losses of all its steps, each counted once.

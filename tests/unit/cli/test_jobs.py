@@ -159,7 +159,7 @@ OPEN_COMMANDS = (
     ["submit", "digits"],
     ["submit", "goyal2017-8k", "--dry-run"],
     ["render", "digits", "--defaults", "cluster"],
-    ["compile", "digits", "--defaults", "cluster"],
+    ["compile", "digits", "--defaults", "cluster", "-o", "/nowhere/pipeline.yaml"],
 )
 """Commands with documents that leave the workspace to the defaults of the namespace."""
 

@@ -1,4 +1,4 @@
-"""What a cluster lacks is found before the first stage is submitted, one clear error for each."""
+"""Missing things are found before the first stage is submitted, one clear error for each."""
 
 from collections.abc import Callable
 
