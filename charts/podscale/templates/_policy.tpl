@@ -1,15 +1,15 @@
 {{/* Locks of the value `policy` as YAML with the keys of podscale/kubernetes/cluster_policy.py; empty without locks. */}}
 {{- define "podscale.policy" -}}
-{{- $policy := .Values.policy -}}
+{{- $locked := .Values.policy -}}
 {{- $locks := dict -}}
-{{- with $policy.images }}{{ $_ := set $locks "images" . }}{{ end -}}
-{{- with $policy.queues }}{{ $_ := set $locks "queues" . }}{{ end -}}
-{{- with $policy.security }}{{ $_ := set $locks "security" . }}{{ end -}}
-{{- with $policy.maxAccelerators -}}
+{{- with $locked.images }}{{ $_ := set $locks "images" . }}{{ end -}}
+{{- with $locked.queues }}{{ $_ := set $locks "queues" . }}{{ end -}}
+{{- with $locked.security }}{{ $_ := set $locks "security" . }}{{ end -}}
+{{- with $locked.maxAccelerators -}}
 {{- $_ := set $locks "max_accelerators" (int .) -}}
-{{- $_ := set $locks "accelerator_resources" $policy.acceleratorResources -}}
+{{- $_ := set $locks "accelerator_resources" $locked.acceleratorResources -}}
 {{- end -}}
-{{- with $policy.maxHours }}{{ $_ := set $locks "max_hours" . }}{{ end -}}
+{{- with $locked.maxHours }}{{ $_ := set $locks "max_hours" . }}{{ end -}}
 {{- if $locks -}}
 {{- $_ := set $locks "contact" (include "podscale.policyContact" .) -}}
 {{- toYaml $locks -}}
@@ -22,21 +22,20 @@
 
 {{/* Checks of the locks against the chart's other values. */}}
 {{- define "podscale.policyChecks" -}}
-{{- $policy := .Values.policy -}}
-{{- $admission := $policy.admission -}}
-{{- if and $admission.enabled (not (include "podscale.policy" .)) -}}
+{{- $locked := .Values.policy -}}
+{{- if and $locked.admission.enabled (not (include "podscale.policy" .)) -}}
 {{- fail "policy.admission.enabled is true, but policy locks nothing: set policy.images, queues, security, maxAccelerators or maxHours" -}}
 {{- end -}}
-{{- if and $admission.enabled (not (semverCompare ">=1.30-0" .Capabilities.KubeVersion.Version)) -}}
+{{- if and $locked.admission.enabled (not (semverCompare ">=1.30-0" .Capabilities.KubeVersion.Version)) -}}
 {{- fail (printf "policy.admission.enabled is true, but Kubernetes %s has no ValidatingAdmissionPolicy v1: upgrade to 1.30 or newer, or set policy.admission.enabled=false (with `helm template`: --kube-version)" .Capabilities.KubeVersion.Version) -}}
 {{- end -}}
 {{- range $role := list "train" "launcher" "test" -}}
 {{- $image := include "podscale.image" (list $ $role) -}}
-{{- if and $policy.images (ne (include "podscale.policyAllowsImage" (list $policy.images $image)) "true") -}}
+{{- if and $locked.images (ne (include "podscale.policyAllowsImage" (list $locked.images $image)) "true") -}}
 {{- fail (printf "policy.images does not allow %s, the image of images.%s: add its registry, or change images.registry" $image $role) -}}
 {{- end -}}
 {{- end -}}
-{{- if and .Values.kueue.enabled $policy.queues (not (has .Values.kueue.localQueue $policy.queues)) -}}
+{{- if and .Values.kueue.enabled $locked.queues (not (has .Values.kueue.localQueue $locked.queues)) -}}
 {{- fail (printf "policy.queues does not have %s, which is kueue.localQueue and the default of runs: add it" .Values.kueue.localQueue) -}}
 {{- end -}}
 {{- end -}}
