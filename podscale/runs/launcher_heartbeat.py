@@ -9,6 +9,7 @@ only a launcher that has deleted the job removes the mark.
 This is not the run directory's lease (podscale.runs.lease), which decides who may write the directory.
 """
 
+import errno
 import json
 import logging
 import os
@@ -23,7 +24,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 
-from podscale.errors import JobAbandoned
+from podscale.errors import InputError, JobAbandoned
 from podscale.runs.directory import RunDirectory
 from podscale.util import env
 from podscale.util.files import write_json
@@ -32,6 +33,9 @@ MAX_INTERVAL_SECONDS = 15.0
 """Longest time between two heartbeats, and between two looks at them, seconds."""
 INTERVALS_PER_GRACE = 8
 """Least number of heartbeats in a grace time."""
+
+FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+"""Error numbers of a volume that only a person can fix."""
 
 logger = logging.getLogger(__name__)
 
@@ -62,17 +66,27 @@ def heartbeat_interval(grace_seconds: float) -> float:
 class LauncherHeartbeat:
     """Context manager that renews the heartbeat from a thread of its own, independent of the API server.
 
-    A volume that cannot be written is logged, not raised: the job continues during the grace time.
+    A volume that does not answer is logged, not raised: the job continues during the grace time.
+
+    Raises:
+        InputError: This process may not write the run directory, so its job would stop after the grace time.
     """
 
     def __init__(self, run: RunDirectory, grace_seconds: float) -> None:
         self._path, self._interval = run.launcher_heartbeat, heartbeat_interval(grace_seconds)
-        self._launcher, self._count, self._has_failed = uuid.uuid4().hex, 0, False
+        self._launcher, self._count = uuid.uuid4().hex, 0
+        self._failure: int | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="launcher-heartbeat", daemon=True)
 
     def __enter__(self) -> "LauncherHeartbeat":
         self._renew()  # before the launcher adopts a job
+        if self._failure in FORBIDDEN:
+            raise InputError(
+                f"the launcher cannot write the run directory: {os.strerror(self._failure)}",
+                field=str(self._path.parent),
+                hint="Its user (65532 in our images) and the user of the pods must both be able to write it.",
+            )
         self._thread.start()
         return self
 
@@ -99,13 +113,13 @@ class LauncherHeartbeat:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             write_json(self._path, content)
         except OSError as error:
-            if not self._has_failed:
+            if self._failure is None:
                 logger.warning("%s: cannot write the launcher's heartbeat: %s", self._path, error.strerror)
-            self._has_failed = True
+            self._failure = error.errno or errno.EIO
             return
-        if self._has_failed:
+        if self._failure is not None:
             logger.warning("%s: the launcher's heartbeat is written again", self._path)
-        self._has_failed = False
+        self._failure = None
 
 
 @dataclass(frozen=True)

@@ -196,7 +196,9 @@ def test_an_abandoned_job_whose_pods_still_save_is_not_adopted(start: Start) -> 
     scene.kill(launcher)
     silence = LauncherSilence("train", scene.run.launcher_heartbeat.read_text(), 1200.0, is_abandoned=True)
     write_json(scene.run.launcher_silence, asdict(silence))
-    code, log = scene.end(scene.launch())
+    launcher = scene.launch()
+    scene.wait_for("another job", lambda: len(scene.operator.pods) == 2)
+    code, log = scene.end(launcher)
     assert code == 0, log
     assert [pod.exit_codes for pod in scene.operator.pods] == [[ExitCode.PREEMPTED], [ExitCode.DONE]]
     scene.assert_same_bits()

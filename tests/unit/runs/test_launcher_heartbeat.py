@@ -1,12 +1,13 @@
 """Heartbeat of a pipeline's launcher, and the pod that watches it on a clock of its own."""
 
+import errno
 import time
 from pathlib import Path
 
 import pytest
 
 from podscale.errors import ABSENT, JobAbandoned
-from podscale.runs import Lease, LeaseLost, RunDirectory
+from podscale.runs import Lease, LeaseLost, RunDirectory, launcher_heartbeat
 from podscale.runs.launcher_heartbeat import (
     LauncherHeartbeat,
     LauncherMonitor,
@@ -74,6 +75,19 @@ def test_a_volume_that_cannot_be_written_stops_no_launcher(tmp_path: Path, caplo
     with LauncherHeartbeat(RunDirectory(tmp_path / "file" / "r"), grace_seconds=60):
         pass
     assert len(caplog.records) == 1
+
+
+def test_a_launcher_that_may_not_write_the_run_directory_is_refused(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise its job would stop after the grace time, for a reason that only a warning shows."""
+
+    def refuse(path: Path, value: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(launcher_heartbeat, "write_json", refuse)
+    with refused(field=run.path), LauncherHeartbeat(run, grace_seconds=60):
+        pass
 
 
 def test_a_heartbeat_that_changes_keeps_the_job(run: RunDirectory, clock: Clock) -> None:
