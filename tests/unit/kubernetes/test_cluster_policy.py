@@ -34,6 +34,14 @@ ALLOWED = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def _claim(request: pytest.FixtureRequest) -> None:
+    """Claim that the documents below name."""
+    if "cluster" in request.fixturenames:
+        claim = {"metadata": {"name": "w"}, "spec": {"accessModes": ["ReadWriteMany"]}}
+        request.getfixturevalue("cluster").put("persistentvolumeclaims", claim)
+
+
 def fields(policy: ClusterPolicy, *changes: str, stage: str = "train") -> list[str]:
     return [error.field for error in job_refusals(policy, rendering.spec(*changes, stage=stage))]
 
@@ -175,7 +183,7 @@ def test_a_policy_that_this_version_does_not_know_stops_submissions(
 
 def test_doctor_reports_what_the_policy_refuses(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
     def policy_line(*options: str) -> str | None:
-        main(["doctor", "--cluster", *SET, *options, "--json"])
+        main(["doctor", "--no-pull", "--cluster", *SET, *options, "--json"])
         found = {line["subject"]: line["verdict"] for line in json.loads(capsys.readouterr().out)}
         return found.get("policy")
 
