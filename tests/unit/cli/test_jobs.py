@@ -120,7 +120,7 @@ def test_every_command_takes_the_cluster_s_defaults(
     assert main(["render", "digits", "--defaults", "cluster"]) == 0
     assert "image: cluster/image:1" in capsys.readouterr().out
     assert main(["compile", "digits", "--defaults", "cluster", "-o", str(package)]) == 0
-    assert "image: cluster/image:1" in package.read_text()
+    assert "cluster/image:1" in package.read_text()
     assert "note: run.workspace" not in capsys.readouterr().err
     with kfp_api() as api:
         assert main(["pipeline", "upload", "digits", "--defaults", "cluster", "--host", api.url]) == 0
@@ -209,7 +209,7 @@ def test_the_namespace_of_the_defaults_is_an_option(
     assert "namespace: team" in (text := capsys.readouterr().out)
     assert "image: team/image:1" in text
     assert main(["compile", "digits", "-o", str(package), *options]) == 0
-    assert "image: team/image:1" in package.read_text()
+    assert "team/image:1" in package.read_text()
     with kfp_api() as api:
         api.store.multi_user = True
         for command in ("upload", "run"):
