@@ -16,7 +16,7 @@ from tests.support.ports import free_port
 
 FAULT_INJECTION = Path(__file__).parents[1] / "fault_injection"
 GRACE_SECONDS = 3.0
-Start = Callable[[], tuple[Command, Command]]
+Start = Callable[..., tuple[Command, ...]]
 
 
 @pytest.fixture
@@ -33,12 +33,13 @@ def run(workspace: Path) -> RunDirectory:
 
 @pytest.fixture
 def start(workspace: Path) -> Iterator[Start]:
-    """Return start(), which starts both pods."""
+    """Return start(number, ...), which starts pods; by default both."""
     started: list[Command] = []
 
-    def begin() -> tuple[Command, Command]:
+    def begin(*numbers: int) -> tuple[Command, ...]:
         port = free_port()
-        for number in range(2):
+        numbers = numbers or (0, 1)
+        for number in numbers:
             temporary = workspace.parent / f"pod-{number}"  # it outlives the pod's container
             temporary.mkdir(exist_ok=True)
             variables = {
@@ -56,7 +57,7 @@ def start(workspace: Path) -> Iterator[Start]:
             }
             changes = ("--set", "launch.nodes=2", "--set", "launch.processes=1")
             started.append(Command(workspace, "train", "run.yaml", *changes, variables=variables))
-        return started[-2], started[-1]
+        return tuple(started[-len(numbers) :])
 
     yield begin
     for command in started:
@@ -87,3 +88,12 @@ def test_both_pods_of_a_silent_launcher_save_end_and_resume(
     with LauncherHeartbeat(run, GRACE_SECONDS):
         assert [pod.end().code for pod in start()] == [ExitCode.DONE] * 2
     assert different(result(run.path), result(calm / "runs" / "calm")) == []
+
+
+def test_a_pod_that_waits_for_the_leading_pod_ends_too(start: Start, run: RunDirectory) -> None:
+    """Without this it would hold its node until its rendezvous times out, again and again."""
+    (pod,) = start(1)
+    assert pod.end().code == ExitCode.PREEMPTED
+    assert is_abandoned(run, "train")
+    (restarted,) = start(1)
+    assert restarted.end().code == ExitCode.DONE
