@@ -2,8 +2,8 @@
 
 When a rank fails, `worker_group` kills the survivors and `stage_result` turns the exits into one exit code. The
 supervisor then launches the ranks again (single pod, `launch.max_restarts`) or returns the result, so that the pod
-exits and the cluster restarts it (see `rejoin`). In the job of a pipeline, the leading pod stops the ranks if the
-pipeline's launcher is gone (see podscale.runs.launcher_heartbeat).
+exits and the cluster restarts it (see `rejoin`). In the job of a pipeline, it stops the ranks if the launcher of the
+pipeline is gone (see podscale.runs.launcher_heartbeat).
 """
 
 import logging
@@ -137,20 +137,22 @@ class Supervisor:
         """Show new lines and start the trackers; request a stop if a required one failed or the launcher is gone."""
         if is_leader:
             self._trackers.start()
-            self._check_launcher()
+        self._check_launcher(is_leader)
         self._trackers.poll()
         if self._trackers.failure and not self._shutdown.requested:
             self._shutdown.request()
         self._display.update()
 
-    def _check_launcher(self) -> None:
+    def _check_launcher(self, is_leader: bool) -> None:
         """Request a stop if the launcher of the pipeline that the job belongs to has been silent too long."""
         monitor = self._launcher_monitor
         if monitor is None or self._shutdown.requested:
             return
         with suppress(LeaseLost):  # a newer launch of the run watches
-            if monitor.poll():
+            if monitor.poll(is_leader=is_leader):
                 self._shutdown.request()
+                if not is_leader:
+                    return
                 with suppress(OSError), self._event_log() as events:
                     events.event("launcher_lost", grace_seconds=monitor.grace_seconds)
 

@@ -1,10 +1,12 @@
 """Heartbeat of a pipeline's launcher in the run directory, by which a training job notices that its pipeline is gone.
 
-Pods have no access to the API server, so the launcher and the job's leading pod meet on the shared volume. The launcher
-rewrites `.launcher-heartbeat` every few seconds. The leading pod measures on its own clock how long the content stays
-the same, because clocks of two nodes may differ. It keeps the measured time in `.launcher-silence`, so that a restart
-of the pod does not reset it. After the grace time it marks the job as abandoned there; this is final for that job, and
-only a launcher that has deleted the job removes the mark.
+Pods have no access to the API server, so the launcher and the job's pods meet on the shared volume. The launcher
+rewrites `.launcher-heartbeat` every few seconds. Each pod measures on its own clock how long the content stays the
+same, because clocks of two nodes may differ. The leading pod keeps the measured time in `.launcher-silence`, so that a
+restart of the pod does not reset it. After the grace time it marks the job as abandoned there; this is final for that
+job, and only a launcher that has deleted the job removes the mark. The other pods look for the mark, because they may
+wait for a leading pod that has ended, and a little later decide themselves, because the leading pod may never have
+started.
 
 This is not the run directory's lease (podscale.runs.lease), which decides who may write the directory.
 """
@@ -19,7 +21,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -33,6 +35,8 @@ MAX_INTERVAL_SECONDS = 15.0
 """Longest time between two heartbeats, and between two looks at them, seconds."""
 INTERVALS_PER_GRACE = 8
 """Least number of heartbeats in a grace time."""
+MARGIN_INTERVALS = 3
+"""Time after the grace time at which a pod that does not lead decides, in intervals."""
 
 FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 """Error numbers of a volume that only a person can fix."""
@@ -138,7 +142,7 @@ class LauncherSilence:
 
 
 class LauncherMonitor:
-    """Watch of the heartbeat by the leading pod of a job.
+    """Watch of the heartbeat by one pod of a job.
 
     Args:
         fence: Raises LeaseLost if a newer launch of the run has taken over, which then watches.
@@ -166,14 +170,21 @@ class LauncherMonitor:
         """True once the launcher has been silent for the grace time."""
         return self._silence.is_abandoned
 
-    def poll(self) -> bool:
-        """Return True once the launcher has been silent for the grace time; cheap between two looks."""
+    def poll(self, *, is_leader: bool) -> bool:
+        """Return True once the job is abandoned; cheap between two looks.
+
+        Args:
+            is_leader: This pod leads, so it records the silence and decides first.
+        """
         now = self._clock()
         if self.is_lost or now - self._looked_at < self._interval:
             return self.is_lost
         # A pod that was frozen has seen nothing: it counts a few intervals, not the time since its last look.
         elapsed = min(now - self._looked_at, 3 * self._interval)
         self._looked_at = now
+        if is_abandoned(self._run, self._stage):
+            self._silence = replace(self._silence, is_abandoned=True)
+            return True
         heartbeat = _read_heartbeat(self._run.launcher_heartbeat)
         if heartbeat is None:  # the volume does not answer, so this says nothing about the launcher
             return False
@@ -181,8 +192,9 @@ class LauncherMonitor:
             self._silence, self._recorded_seconds = LauncherSilence(self._stage, heartbeat, 0.0), 0.0
             return False
         seconds = self._silence.seconds + elapsed
-        silence = LauncherSilence(self._stage, heartbeat, seconds, is_abandoned=seconds >= self.grace_seconds)
-        if silence.is_abandoned or seconds - self._recorded_seconds >= 2 * self._interval:
+        limit = self.grace_seconds + (0 if is_leader else MARGIN_INTERVALS * self._interval)
+        silence = LauncherSilence(self._stage, heartbeat, seconds, is_abandoned=seconds >= limit)
+        if silence.is_abandoned or (is_leader and seconds - self._recorded_seconds >= 2 * self._interval):
             self._record(silence)
         self._silence = silence
         return self.is_lost

@@ -15,8 +15,10 @@ from tests.support.commands import Command, different, result
 from tests.support.ports import free_port
 
 FAULT_INJECTION = Path(__file__).parents[1] / "fault_injection"
-GRACE_SECONDS = 3.0
-Start = Callable[[], tuple[Command, Command]]
+GRACE_SECONDS = 6.0
+"""Longer than a heartbeat may be late on a busy machine."""
+pytestmark = pytest.mark.timeout(900)
+Start = Callable[..., tuple[Command, ...]]
 
 
 @pytest.fixture
@@ -33,12 +35,13 @@ def run(workspace: Path) -> RunDirectory:
 
 @pytest.fixture
 def start(workspace: Path) -> Iterator[Start]:
-    """Return start(), which starts both pods."""
+    """Return start(number, ...), which starts pods; by default both."""
     started: list[Command] = []
 
-    def begin() -> tuple[Command, Command]:
+    def begin(*numbers: int, grace_seconds: float = GRACE_SECONDS) -> tuple[Command, ...]:
         port = free_port()
-        for number in range(2):
+        numbers = numbers or (0, 1)
+        for number in numbers:
             temporary = workspace.parent / f"pod-{number}"  # it outlives the pod's container
             temporary.mkdir(exist_ok=True)
             variables = {
@@ -49,14 +52,14 @@ def start(workspace: Path) -> Iterator[Start]:
                 "PET_MASTER_ADDR": "127.0.0.1",
                 "PET_MASTER_PORT": str(port),
                 "PET_NPROC_PER_NODE": "1",
-                "PODSCALE_LAUNCHER_GRACE": str(GRACE_SECONDS),
+                "PODSCALE_LAUNCHER_GRACE": str(grace_seconds),
                 "PODSCALE_TERMINATION_LOG": str(workspace / f"message-{number}"),
                 "PYTHONPATH": str(FAULT_INJECTION),
                 "INJECTED_FAULT": f"rest:{workspace}/slow",
             }
             changes = ("--set", "launch.nodes=2", "--set", "launch.processes=1")
             started.append(Command(workspace, "train", "run.yaml", *changes, variables=variables))
-        return started[-2], started[-1]
+        return tuple(started[-len(numbers) :])
 
     yield begin
     for command in started:
@@ -69,7 +72,7 @@ def test_both_pods_of_a_silent_launcher_save_end_and_resume(
 ) -> None:
     with LauncherHeartbeat(run, GRACE_SECONDS):
         pods = start()
-        pods[0].wait_for_steps(run.path, 20)  # longer than the grace time
+        pods[0].wait_for_steps(run.path, 40)  # longer than the grace time
     ended = [pod.end() for pod in pods]
     assert [pod.code for pod in ended] == [ExitCode.PREEMPTED] * 2, ended
     assert is_abandoned(run, "train")
@@ -84,6 +87,14 @@ def test_both_pods_of_a_silent_launcher_save_end_and_resume(
 
     forget_silence(run)  # as the next launcher does
     (workspace / "slow").unlink()
-    with LauncherHeartbeat(run, GRACE_SECONDS):
-        assert [pod.end().code for pod in start()] == [ExitCode.DONE] * 2
+    assert [pod.end().code for pod in start(grace_seconds=600.0)] == [ExitCode.DONE] * 2
     assert different(result(run.path), result(calm / "runs" / "calm")) == []
+
+
+def test_a_pod_that_waits_for_the_leading_pod_ends_too(start: Start, run: RunDirectory) -> None:
+    """Without this it would hold its node until its rendezvous times out, again and again."""
+    (pod,) = start(1)
+    assert pod.end().code == ExitCode.PREEMPTED
+    assert is_abandoned(run, "train")
+    (restarted,) = start(1)
+    assert restarted.end().code == ExitCode.DONE

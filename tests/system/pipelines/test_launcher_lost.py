@@ -30,6 +30,7 @@ from tests.support.commands import TIMEOUT_SECONDS, alive, different, result
 from tests.support.fake_cluster import FakeCluster
 from tests.support.local_operator import LocalOperator, operating
 
+pytestmark = pytest.mark.timeout(900)
 LAUNCHER = """
 import sys
 from podscale.components.stage_process import stage_process
@@ -254,11 +255,11 @@ def test_a_job_outlives_the_restart_of_its_launchers_pod(start: Start) -> None:
 
 
 def test_an_outage_of_the_api_server_stops_nothing_while_the_launcher_runs(start: Start) -> None:
-    scene = start(grace=0.05)
+    scene = start(grace=0.1)
     launcher = scene.launch()
     scene.wait_for_steps(3)
     scene.cluster.down()
-    time.sleep(6)  # twice the grace time
+    time.sleep(9)  # longer than the grace time
     assert scene.operator.pods[0].exit_codes == []
     scene.cluster.up()
     code, log = scene.end(launcher)

@@ -47,10 +47,10 @@ def beat(run: RunDirectory, number: int) -> None:
     run.launcher_heartbeat.write_text(str(number))
 
 
-def look(monitor: LauncherMonitor, clock: Clock, times: int) -> bool:
+def look(monitor: LauncherMonitor, clock: Clock, times: int, *, is_leader: bool = True) -> bool:
     for _ in range(times):
         clock.seconds += heartbeat_interval(GRACE)
-        monitor.poll()
+        monitor.poll(is_leader=is_leader)
     return monitor.is_lost
 
 
@@ -115,6 +115,23 @@ def test_silence_for_the_grace_time_abandons_the_job_for_good(run: RunDirectory,
     forget_silence(run)
 
 
+def test_another_pod_finds_the_mark_even_if_it_waits_for_a_leader_that_has_ended(
+    run: RunDirectory, clock: Clock
+) -> None:
+    leader, other = (LauncherMonitor(run, "train", GRACE, clock=clock) for _ in range(2))
+    assert not look(other, clock, 1, is_leader=False)
+    assert look(leader, clock, 9)
+    assert look(other, clock, 1, is_leader=False)
+
+
+def test_another_pod_decides_later_if_the_leading_pod_never_starts(run: RunDirectory, clock: Clock) -> None:
+    other = LauncherMonitor(run, "train", GRACE, clock=clock)
+    assert not look(other, clock, 11, is_leader=False)
+    assert read_silence(run, "train") is None, "only the leading pod records the silence"
+    assert look(other, clock, 1, is_leader=False)
+    assert is_abandoned(run, "train")
+
+
 def test_a_missing_heartbeat_is_silence(run: RunDirectory, clock: Clock) -> None:
     run.launcher_heartbeat.unlink()
     assert look(LauncherMonitor(run, "train", GRACE, clock=clock), clock, 9)
@@ -139,7 +156,7 @@ def test_a_pod_that_was_frozen_does_not_count_that_time(run: RunDirectory, clock
     monitor = LauncherMonitor(run, "train", GRACE, clock=clock)
     look(monitor, clock, 2)
     clock.seconds += 3600
-    assert not monitor.poll()
+    assert not monitor.poll(is_leader=True)
 
 
 def test_a_volume_that_does_not_answer_says_nothing_about_the_launcher(run: RunDirectory, clock: Clock) -> None:
