@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from podscale.components.run_parameters import PipelineJob, RunParameters, load_document, resolve_document
 from podscale.components.stage_process import stage_process
@@ -125,7 +125,7 @@ def collapse(document: str, cycle: int, shard_set: Any, model: Any) -> None:
 
 def _train(config: RunConfig, shard_set: Any, model: Any) -> None:
     location = _shard_set_location(shard_set)
-    outcome = _choose_trainer(config)(config, location)
+    outcome = _choose_runner(config, "train")(config, location)
     with suppress(OSError):  # the report stage writes it again
         local.write_card(config, location)
     directory = RunDirectory.for_config(config).model
@@ -150,7 +150,7 @@ def evaluate(document: str, shard_set: Any, metrics: Any, confusion: Any) -> Non
 
     with stage_process("evaluate"):
         config = load_document(document)
-        local.evaluate(config, _shard_set_location(shard_set))
+        _choose_runner(config, "evaluate")(config, _shard_set_location(shard_set))
         evaluation = read_evaluation(RunDirectory.for_config(config).evaluation)
         for name, value in kfp_metrics(evaluation).items():
             metrics.log_metric(name, value)
@@ -305,13 +305,16 @@ def _quote(text: str) -> str:
     return f"```\n{text}\n```"
 
 
-def _choose_trainer(config: RunConfig) -> Callable[[RunConfig, str], StageOutcome]:
-    """Return the function that trains: in this process, or by a job of the cluster that a child process launches."""
+def _choose_runner(config: RunConfig, stage: Literal["train", "evaluate"]) -> Callable[[RunConfig, str], StageOutcome]:
+    """Return the function that runs a stage: in this process, or by a job that a child process launches."""
+    in_process = {"train": local.train, "evaluate": local.evaluate}[stage]
     if config.launch.backend == "local":
-        return local.train
+        return in_process
     from podscale.stages import launcher_process
 
-    return launcher_process.train_in_child
+    if not launcher_process.is_launched(config, stage):
+        return in_process
+    return lambda document, shard_set: launcher_process.launch_in_child(document, stage, shard_set)
 
 
 def _stop_jobs(config: RunConfig, state: str) -> str:
@@ -320,7 +323,7 @@ def _stop_jobs(config: RunConfig, state: str) -> str:
     from podscale.stages import on_cluster
 
     members = [member.config for member in ensemble_members.ensemble_members(config)]
-    return "\n\n".join(on_cluster.end_training_job(document, state) for document in (config, *members))
+    return "\n\n".join(on_cluster.end_jobs(document, state) for document in (config, *members))
 
 
 def _worker_count() -> int:

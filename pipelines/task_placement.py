@@ -58,19 +58,12 @@ def task_placer(config: RunConfig, *, security: bool = True) -> PlaceTask:
 
 def _role_pod_template(config: RunConfig, role: TaskRole) -> dict[str, Any]:
     spec = build_job_spec(config, STAGE_OF_ROLE[role], mounted=False)
-    if spec.nodes > 1 and spec.stage == "train":
+    if spec.nodes > 1 and spec.stage in ("train", "evaluate"):
         raise InputError(
-            f"the train task would train in its own pod, but this document requests {spec.nodes} pods",
+            f"the {spec.stage} task would do its work in its own pod, but this document requests {spec.nodes} pods",
             field="launch.backend",
             got=config.launch.backend,
             hint="Set launch.backend=auto: the task then submits a job with that many pods, and waits for it.",
-        )
-    if spec.nodes > 1 and spec.stage != "shard":
-        raise InputError(
-            f"the {spec.stage} task of a pipeline is one pod, but this document requests {spec.nodes}",
-            field="launch.hardware",
-            got=spec.hardware.name,
-            hint="Choose hardware with one machine.",
         )
     job = render_job(spec, "job").job
     pod: dict[str, Any] = job["spec"]["template"]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from podscale.config import RunConfig
+from podscale.kubernetes.job_spec import launched_stages
 from podscale.pipelines.kfp_fast_import import dsl
 from podscale.runs.ensemble_members import ensemble_members
 
@@ -154,15 +155,15 @@ class _PipelineTasks:
         """
         shards = self._add_shard(data)
         inputs = {"document": document, "shard_set": shards}
-        trained = self.configured(train(**inputs), self._training_role)
+        trained = self.configured(train(**inputs), self._role("train"))
         model = trained.outputs["model"]
         collapsed = self._add_collapses(**inputs, main=model)
-        evaluated = self.configured(evaluate(**inputs, model=model), "evaluate").after(*collapsed)
+        evaluated = self.configured(evaluate(**inputs, model=model), self._role("evaluate")).after(*collapsed)
         self.configured(report(**inputs, metrics=evaluated.outputs["metrics"]), "report")
 
-    @property
-    def _training_role(self) -> TaskRole:
-        return "launcher" if self.config.launch.backend != "local" else "train"
+    def _role(self, stage: Literal["train", "evaluate"]) -> TaskRole:
+        """Return the role of the pod of a stage's task, which may only launch a job."""
+        return "launcher" if stage in launched_stages(self.config) else stage
 
     def _add_shard(self, data: Any) -> Any:
         """Add the shard task and return its artifact; with several parts, pods pack and the shard task completes."""
@@ -178,9 +179,9 @@ class _PipelineTasks:
         cycles = [member.cycle for member in ensemble_members(self.config)]
         if cycles and self.options.parallel:
             with dsl.ParallelFor(items=cycles, name="collapse-snapshots", parallelism=len(cycles)) as cycle:
-                return [self.configured(collapse(cycle=cycle, **inputs), self._training_role)]
+                return [self.configured(collapse(cycle=cycle, **inputs), self._role("train"))]
         tasks: list[Any] = []
         for cycle in cycles:
-            task = self.configured(collapse(cycle=cycle, **inputs), self._training_role)
+            task = self.configured(collapse(cycle=cycle, **inputs), self._role("train"))
             tasks.append(task.after(*tasks[-1:]))
         return tasks

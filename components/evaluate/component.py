@@ -13,7 +13,7 @@ def evaluate(
     metrics: dsl.Output[dsl.Metrics],
     confusion: dsl.Output[dsl.ClassificationMetrics],
 ) -> None:
-    """Evaluate the trained model on every validation image exactly once.
+    """Evaluate the trained model on every validation image exactly once, in this pod or by a job that it launches.
 
     Args:
         document: The resolved run document as JSON.

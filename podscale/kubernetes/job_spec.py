@@ -184,6 +184,16 @@ def is_pipeline_job(job: KubernetesObject) -> bool:
     return annotations_of(job).get(LAUNCHER_ANNOTATION) == PIPELINE_LAUNCHER
 
 
+def launched_stages(config: RunConfig) -> tuple[StageName, ...]:
+    """Return the stages of a pipeline that a launcher runs as jobs; the others run in the pod of their task.
+
+    A task is one pod, so the evaluation on a TPU slice of several machines is a job too.
+    """
+    if config.launch.backend == "local":
+        return ()
+    return ("train", "evaluate") if _resolve_hardware(config).hosts > 1 else ("train",)
+
+
 def job_identity(config: RunConfig, stage: StageName, shard_set: str) -> str:
     """Return the hash of the options that change the result, the shard set and the stage."""
     values = {"stage": stage, "shard_set": shard_set, "document": result_values(config)}

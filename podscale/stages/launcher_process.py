@@ -1,4 +1,4 @@
-"""Launcher of a training job in a child process, which its parent starts again if a signal kills it.
+"""Launcher of a job in a child process, which its parent starts again if a signal kills it.
 
 Kubeflow Pipelines may not retry a launcher that the kernel's out-of-memory killer ended (a default retry policy OnError
 covers lost pods only). The parent, 95 MiB of which 80 are kfp, waits and does not grow. The child holds the client and
@@ -22,7 +22,9 @@ from typing import Any
 
 from podscale.config import RunConfig, loads
 from podscale.errors import ExitCode, PodscaleError, error_from_exit_code
+from podscale.kubernetes.job_spec import launched_stages
 from podscale.runs import StageOutcome
+from podscale.runs.stage_outcomes import StageName
 from podscale.util import processes
 from podscale.util.files import write_json
 from podscale.util.processes import SigtermReceived, preempt_on_sigterm
@@ -35,15 +37,20 @@ OOM_SCORE = "500"
 """Value of oom_score_adj by which the kernel prefers the child to its parent."""
 
 
-def train_in_child(config: RunConfig, shard_set: str) -> StageOutcome:
-    """Run `on_cluster.train_on_cluster` in a child process; call it from the main thread.
+def is_launched(config: RunConfig, stage: StageName) -> bool:
+    """Return True if the task of a stage in a pipeline launches a job and waits for it."""
+    return stage in launched_stages(config)
+
+
+def launch_in_child(config: RunConfig, stage: StageName, shard_set: str) -> StageOutcome:
+    """Run `on_cluster.run_on_cluster` in a child process; call it from the main thread.
 
     Raises:
         PodscaleError: The error of the child, or a signal has killed it too often.
     """
     with tempfile.TemporaryDirectory(prefix="podscale-launcher-") as folder:
         task, result = Path(folder) / "task.json", Path(folder) / "result.json"
-        write_json(task, {"document": config.model_dump_json(), "shard_set": shard_set})
+        write_json(task, {"document": config.model_dump_json(), "stage": stage, "shard_set": shard_set})
         for restarts_left in range(MAX_RESTARTS, -1, -1):
             status = _run_child(task, result)
             if status >= 0:
@@ -81,7 +88,7 @@ def _read_result(path: Path, status: int) -> StageOutcome:
 
 
 def main(task: str, result: str, parent: str) -> int:
-    """Run the child: write the outcome or the error of the training to the file `result`."""
+    """Run the child: write the outcome or the error of the stage to the file `result`."""
     processes.exit_with_parent(int(parent))
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(OOM_SCORE, encoding="ascii")
@@ -92,7 +99,7 @@ def main(task: str, result: str, parent: str) -> int:
     content: dict[str, Any]
     try:
         with preempt_on_sigterm():
-            outcome = on_cluster.train_on_cluster(config, work["shard_set"])
+            outcome = on_cluster.run_on_cluster(config, work["stage"], work["shard_set"])
         code, content = int(ExitCode.DONE), {"outcome": asdict(outcome)}
     except PodscaleError as error:
         code, content = int(error.exit_code), {"exit_code": int(error.exit_code), "error": str(error)}

@@ -36,11 +36,11 @@ import sys
 from podscale.components.stage_process import stage_process
 from podscale.config import load
 from podscale.runs import dataset_directory
-from podscale.stages.launcher_process import train_in_child
+from podscale.stages.launcher_process import launch_in_child
 
 config = load("launched.yaml")
 with stage_process("train"):
-    train_in_child(config, dataset_directory(config.run.workspace, config.data))
+    launch_in_child(config, "train", dataset_directory(config.run.workspace, config.data))
 """
 FAULT_INJECTION = Path(__file__).parents[1] / "fault_injection"
 WORKFLOW_POD = "wf-x7k2p-system-container-impl-123"

@@ -336,10 +336,10 @@ def test_a_finished_job_without_outputs_in_this_workspace_is_an_error(start, tmp
     assert "launch.cluster.workspace_claim" in runner.tasks["train"].log
 
 
-def cancelled(runner: PackageRunner, tmp_path: Path) -> None:
-    """Terminate the run while its training is running."""
+def cancelled(runner: PackageRunner, tmp_path: Path, task: str = "train") -> None:
+    """Terminate the run while the job of a task is running."""
     thread = in_background(runner.run)
-    runner.wait_for("train")
+    runner.wait_for(task)
     while not (tmp_path / "pids").exists():
         time.sleep(0.02)
     runner.terminate()
@@ -391,6 +391,44 @@ def test_the_healthy_job_of_another_document_under_the_same_run_id_is_left_alone
     assert runner.run() == "FAILED"
     assert cluster.get("pytorchjobs", "digits") is not None
     assert "PyTorchJob digits keeps running" in summary(tmp_path, runner)
+
+
+SLICE = ("launch.backend=jobset", "launch.hardware=tpu-v5e-4x4", "launch.processes=1", "train.global_batch=96")
+
+
+def evaluated_by(tmp_path: Path) -> dict[str, Any]:
+    """Return the evaluation job of a run on a TPU slice of several machines."""
+    config = load(presets.resolve_preset(None), [f"run.workspace={tmp_path}/ws", *SLICE, "train.engine=jax"])
+    identity = job_identity(config, "evaluate", dataset_directory(config.run.workspace, config.data))
+    labels = {"podscale.dev/run": "digits", "podscale.dev/stage": "evaluate"}
+    return stored(job("JobSet", "digits-evaluate", identity, labels=labels))
+
+
+def test_on_a_slice_of_several_machines_the_evaluation_is_a_job(start, tmp_path):
+    runner = start(*SLICE, "train.engine=jax", "launch.image=podscale-tpu:1")
+    assert runner.run() == "SUCCEEDED", summary(tmp_path, runner)
+    assert "[cluster] " in runner.tasks["evaluate"].log
+    assert runner.tasks["evaluate"].image == "podscale-tools:latest"
+    assert runner.tasks["evaluate"].outputs["metrics"]["metadata"] == {"top1": 0.75}
+    outcomes = read_outcomes(tmp_path / "ws/runs/digits/outcome.json")
+    assert {name: outcome.exit_code for name, outcome in outcomes.items()} == dict.fromkeys(TASKS[1:5], 0)
+
+
+def test_the_evaluation_job_of_a_cancelled_run_is_stopped(start, tmp_path, cluster):
+    cluster.put("jobsets", evaluated_by(tmp_path))
+    runner = start(*SLICE, "train.engine=jax", "launch.image=podscale-tpu:1", job="wait evaluate")
+    cancelled(runner, tmp_path, "evaluate")
+    assert states(runner)["evaluate"] == "RUNNING"
+    assert states(runner)["summary"] == "SUCCEEDED"
+    assert cluster.get("jobsets", "digits-evaluate") is None
+    assert "JobSet digits-evaluate was stopped" in summary(tmp_path, runner)
+
+
+def test_the_error_of_an_evaluation_job_reaches_the_summary(start, tmp_path):
+    runner = start(*SLICE, "train.engine=jax", "launch.image=podscale-tpu:1", evaluate="fail:1:no such device")
+    assert runner.run() == "FAILED"
+    assert states(runner)["train"] == "SUCCEEDED"
+    assert runner.tasks["summary"].parameters["errors"] == "evaluate: no such device"
 
 
 @pytest.mark.parametrize("how", ["succeeded", "not ours"])

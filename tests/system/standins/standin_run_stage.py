@@ -1,10 +1,11 @@
-"""Stand-in for a cluster: its job is the stand-in training in this process; it can refuse, fail, or never finish."""
+"""Stand-in for a cluster: its job is the stand-in stage in this process; it can refuse, fail, or never finish."""
 
 import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from podscale.config import loads
 from podscale.errors import InputError
 from podscale.kubernetes.client import connect_cluster
 from podscale.kubernetes.resources import JOB_KINDS
@@ -37,14 +38,16 @@ def run_stage(config, stage, shard_set=None, *, out=None, pipeline=False):
         return JobResult(stage, int(code), message)
     if how == "succeeded" and _job_is_there():
         return JobResult(stage, 0, reused=True)
-    if how == "wait":
+    if how in ("wait", f"wait {stage}"):
         Path(os.environ["STANDIN_PIDS"]).write_text(str(os.getpid()))
         time.sleep(600)
     from podscale.stages import local
 
     print("[cluster] PyTorchJob submitted", file=out, flush=True)
+    here = ["launch.backend=local", "launch.hardware=null", "train.engine=pytorch"]  # this machine has no TPU
+    config = loads(config.model_dump_json(), overrides=here)
     try:
-        local.train(config, shard_set)
+        {"train": local.train, "evaluate": local.evaluate}[stage](config, shard_set)
     except Exception as error:
         return JobResult(stage, int(getattr(error, "exit_code", 1)), "the pod ended")
     return JobResult(stage, 0)

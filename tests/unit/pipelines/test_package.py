@@ -10,7 +10,7 @@ import yaml
 
 from podscale.config import load, loads
 from podscale.config.telemetry import TelemetrySection
-from podscale.kubernetes.job_spec import METRICS_PORT, build_job_spec
+from podscale.kubernetes.job_spec import METRICS_PORT, build_job_spec, launched_stages
 from podscale.kubernetes.render import render_job
 from podscale.pipelines import presets
 from podscale.pipelines.package import COMPONENT_FUNCTIONS, ENSEMBLE_PRESET, generated_files, package_pipeline
@@ -348,6 +348,20 @@ def test_committed_pipelines_use_the_volume_of_the_chart(path: Path) -> None:
 def test_every_task_writes_its_error_to_the_status_of_its_pod(launched):
     for name in ("configure", "pack", *STAGES, "summary"):
         assert variables(launched, name)[env.TERMINATION_LOG] == "/dev/termination-log"
+
+
+def test_on_a_slice_of_several_machines_the_evaluation_is_launched_too() -> None:
+    package = Package(
+        *("launch.backend=jobset", "launch.hardware=tpu-v5e-4x4", "launch.processes=1", "train.engine=jax"),
+        *("launch.image=registry/podscale-tpu:1", "launch.launcher_image=registry/tools:1", "train.global_batch=512"),
+        "launch.cluster.workspace_claim=data",
+    )
+    for name in ("train", "evaluate"):
+        assert package.image(name) == "registry/tools:1"
+        assert "accelerator" not in package.container(name)["resources"]
+        assert package.kubernetes(name)["podMetadata"]["labels"]["app.kubernetes.io/component"] == "launcher"
+    assert package.image("report") == "registry/podscale-tpu:1"
+    assert launched_stages(package.config) == ("train", "evaluate")
 
 
 def test_a_task_of_several_pods_is_refused() -> None:
