@@ -1,4 +1,4 @@
-"""Kueue admits jobs by quota, preempts them by priority, and waits for an admission check.
+"""Kueue admits jobs by quota, preempts them by priority, and requests nodes for them.
 
 A preempted training saves, and resumes to the bits of an undisturbed run.
 """
@@ -15,9 +15,11 @@ import pytest
 from tests.cluster.cluster import Cluster
 from tests.cluster.launcher import Launcher
 from tests.cluster.training import Training
+from tests.support import helm
 
 pytestmark = [pytest.mark.timeout(1800), pytest.mark.cluster_full("kueue.x-k8s.io")]
 API = "kueue.x-k8s.io/v1beta2"
+AUTOSCALER = "autoscaling.x-k8s.io"
 QUEUED = ("train.epochs=2", "launch.cluster.queue=small")
 JOBSET = pytest.param("jobset", marks=pytest.mark.cluster_full("jobset.x-k8s.io"))
 
@@ -112,36 +114,50 @@ def test_a_preempted_job_saves_waits_and_resumes_to_the_same_bits(
         job.delete()
 
 
-def test_a_job_waits_for_an_admission_check(cluster: Cluster, namespace: str, image: str, tmp_path: Path) -> None:
-    """The test acts as the check's controller, as Kueue's own does for ProvisioningRequests."""
-    check = f"{namespace}-capacity"
-    cluster.create("", _object("AdmissionCheck", check, {"controllerName": "podscale.dev/test"}))
-    active = {"type": "Active", "status": "True", "reason": "Active", "message": "", "lastTransitionTime": _now()}
-    cluster.patch_status("", API, "AdmissionCheck", check, {"conditions": [active]})
-    strategy = {"admissionChecks": [{"name": check}]}
-    with cluster_queue(cluster, namespace, "checked", admissionChecksStrategy=strategy):
-        settings = ("train.epochs=2", "launch.cluster.queue=checked")
-        training = Training(cluster, namespace, image, "checked", "pytorchjob", *settings)
-        name = cluster.wait("its workload", lambda: _workload(cluster, namespace, "checked"))
+@pytest.mark.cluster_full(AUTOSCALER)
+def test_a_job_waits_until_its_nodes_are_provided(
+    cluster: Cluster, namespace: str, image: str, queue: str, tmp_path: Path
+) -> None:
+    """The chart's queue and check, and Kueue's own request for nodes; the test acts as the autoscaler."""
+    flavor = {"name": "requested", "quotas": {"cpu": 100, "memory": "100Gi", "ephemeral-storage": "100Gi"}}
+    provisioning = {"className": "podscale.dev.test", "parameters": {"maxRunDurationSeconds": "3600"}}
+    values = {"enabled": True, "localQueue": "requested", "flavors": [flavor], "provisioning": provisioning}
+    objects = helm.template(None, {"kueue": values}, release=namespace, namespace=namespace)
+    made = [item for item in objects if item["apiVersion"] == API]
+    assert {item["kind"] for item in made} >= {"AdmissionCheck", "ProvisioningRequestConfig", "ClusterQueue"}
+    for item in made:
+        cluster.create(item["metadata"].get("namespace", ""), item)
+    settings = ("train.epochs=2", "launch.cluster.queue=requested")
+    training = Training(cluster, namespace, image, "requested", "pytorchjob", *settings)
 
-        def has_quota() -> bool:
-            return any(entry["type"] == "QuotaReserved" for entry in _conditions(cluster, namespace, name, "True"))
+    def request() -> Any:
+        return next(iter(cluster.all_of(namespace, f"{AUTOSCALER}/v1", "ProvisioningRequest")), None)
 
-        def answer(state: str, message: str) -> None:
-            entry = {"name": check, "state": state, "message": message, "lastTransitionTime": _now()}
-            cluster.patch_status(namespace, API, "Workload", name, {"admissionChecks": [entry]})
+    name = cluster.wait("Kueue's request", request)["metadata"]["name"]
+    assert request()["spec"]["provisioningClassName"] == "podscale.dev.test"
+    assert [pods["count"] for pods in request()["spec"]["podSets"]] == [2]
 
-        cluster.wait("its quota", has_quota)
-        answer("Pending", "no capacity yet")
-        entry = status(tmp_path, namespace, image, "checked")
+    def answer(**conditions: str) -> None:
+        entries = [
+            {"type": kind, "status": "True", "reason": kind, "message": message, "lastTransitionTime": _now()}
+            for kind, message in conditions.items()
+        ]
+        cluster.patch_status(namespace, f"{AUTOSCALER}/v1", "ProvisioningRequest", name, {"conditions": entries})
+
+    def reason() -> str:
+        entry = status(tmp_path, namespace, image, "requested")
         assert entry["phase"] == "queued"
-        assert check in entry["reason"]
-        assert "no capacity yet" in entry["reason"]
-        assert training.pods() == []
-        answer("Ready", "")
-        cluster.wait("its pods", lambda: len(training.pods()) == 2)
-        training.delete()
-    cluster.delete("", API, "AdmissionCheck", check)
+        return str(entry["reason"])
+
+    answer(Accepted="accepted")
+    cluster.wait("the check in the status", lambda: f"{namespace}-nodes" in reason())
+    assert training.pods() == []
+    answer(Accepted="accepted", Provisioned="provided")
+    cluster.wait("its pods", lambda: len(training.pods()) == 2)
+    training.succeed()
+    training.delete()
+    for item in reversed(made):
+        cluster.delete(item["metadata"].get("namespace", ""), API, item["kind"], item["metadata"]["name"])
 
 
 def test_a_job_that_never_fits_stays_suspended(cluster: Cluster, namespace: str, image: str, queue: str) -> None:
