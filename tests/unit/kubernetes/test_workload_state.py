@@ -20,7 +20,7 @@ PREEMPTION = (
 NO_QUOTA = (
     "couldn't assign flavors to pod set worker: insufficient unused quota for memory in flavor f, 3Gi more needed"
 )
-QUEUED = {"labels": {"kueue.x-k8s.io/queue-name": "lq"}, "suspend": True}
+QUEUED: dict[str, Any] = {"labels": {"kueue.x-k8s.io/queue-name": "lq"}, "suspend": True}
 
 
 def workload(*conditions: dict[str, Any], spec: dict[str, Any] | None = None, **status: Any) -> dict[str, Any]:
