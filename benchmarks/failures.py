@@ -45,8 +45,8 @@ class FakeRun:
 
     nodes: int
     failure_rate: float
-    step_seconds: float = 2.0
-    checkpoint_steps: int = 300
+    step_seconds: float = 10.0
+    checkpoint_steps: int = 60
     save_seconds: float = 5.0
     replace_seconds: float = 120.0
     start_seconds: float = 120.0
@@ -129,7 +129,7 @@ class _Launch:
 
     def __init__(self, simulation: Simulation, tracker: GoodputTracker, stop: float) -> None:
         self._simulation, self._tracker, self._stop = simulation, tracker, stop
-        self._heartbeat = simulation.clock.now
+        self._began = simulation.clock.now
         self._step = simulation.saved_step
 
     def train(self) -> None:
@@ -147,17 +147,23 @@ class _Launch:
                 simulation.saved_step = self._step
 
     def _pass(self, seconds: float) -> None:
-        """Let time pass, and write the last heartbeats before the end; earlier ones have no effect."""
+        """Let time pass, until the end of the launch at most."""
         clock = self._simulation.clock
         end = clock.now + seconds
-        while self._heartbeat <= min(end, self._stop):
-            if self._heartbeat > self._stop - 2 * INTERVAL_SECONDS and self._heartbeat >= clock.now:
-                clock.now = self._heartbeat
-                self._simulation.file = self._tracker.state().to_json()
-            self._heartbeat += INTERVAL_SECONDS
+        if end > self._stop - INTERVAL_SECONDS:
+            self._write_last_heartbeats(min(end, self._stop))
         if end >= self._stop:
             raise NodeFailed
         clock.now = end
+
+    def _write_last_heartbeats(self, end: float) -> None:
+        """Write the heartbeats until `end` that may be the last ones of the launch; earlier ones have no effect."""
+        clock = self._simulation.clock
+        first = max(clock.now, self._stop - INTERVAL_SECONDS)
+        heartbeat = self._began + math.ceil((first - self._began) / INTERVAL_SECONDS) * INTERVAL_SECONDS
+        if heartbeat <= end:
+            clock.now = heartbeat
+            self._simulation.file = self._tracker.state().to_json()
 
 
 def simulate(run: FakeRun, hours: float, seed: int) -> tuple[GoodputState, Simulation]:
