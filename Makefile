@@ -54,7 +54,7 @@ reference: .venv/.dev ## write the pages of docs/reference/ that are generated f
 	@$(BIN)/python -m tools.reference_pages
 
 bench: .venv/.dev ## run the benchmarks, into benchmarks/results/ (three more with IMAGES=originals.tar and SHARD_SET=dir)
-	@for name in telemetry reducer batchnorm optimizers jax_cpu pipeline; do OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.$$name || exit 1; done
+	@for name in telemetry failures reducer batchnorm optimizers jax_cpu pipeline; do OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.$$name || exit 1; done
 	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.pipeline --engines pytorch jax
 	@if [ -n "$(IMAGES)" ]; then $(BIN)/python -m benchmarks.shards --images "$(IMAGES)"; fi
 	@if [ -n "$(SHARD_SET)" ]; then $(BIN)/python -m benchmarks.input $(SHARD_SET) && $(BIN)/python -m benchmarks.input_host $(SHARD_SET); fi

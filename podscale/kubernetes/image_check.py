@@ -16,7 +16,7 @@ from podscale.errors import InputError, PodscaleError
 from podscale.kubernetes.client import ClusterClient, delete_object
 from podscale.kubernetes.job_spec import NAME_LABEL, JobSpec
 from podscale.kubernetes.job_state import read_job_state
-from podscale.kubernetes.job_watcher import read_events_and_workload
+from podscale.kubernetes.job_watcher import read_details
 from podscale.kubernetes.pod_state import PERMANENT_WAIT_REASONS
 from podscale.kubernetes.render.pod import restricted_container_security, restricted_pod_security
 from podscale.kubernetes.render.pod_placement import tolerations
@@ -74,8 +74,7 @@ def _watch_pull(api: ClusterClient, job: KubernetesObject, images: list[str]) ->
         if len(results) == len(images):
             return results, ""
         if time.monotonic() > deadline:
-            events, workload = read_events_and_workload(api, job, pods)
-            return results, read_job_state(job, pods, events, workload).reason
+            return results, read_job_state(job, pods, *read_details(api, job, pods)).reason
         time.sleep(POLL_SECONDS)
 
 

@@ -25,6 +25,7 @@ from podscale.kubernetes.resources import (
     labels_of,
     name_of,
 )
+from podscale.kubernetes.workload_state import describe_wait, wait_code
 from podscale.util.formatting import format_count, one_line
 
 JobPhase = Literal["queued", "pending", "starting", "running", "restarting", "succeeded", "failed", "stopped", "gone"]
@@ -52,6 +53,8 @@ class JobState:
         is_permanent: the job waits for a person to fix its cause.
         has_run: a container of the stage has run, according to the job and its remaining pods.
         topic: what the reason is about (see PodProblem); "" if each reason is a problem of its own.
+        kueue_reason: Kueue's code for why it keeps the job suspended, such as `Preempted` or `Pending`; "" if it does
+            not.
     """
 
     phase: JobPhase
@@ -63,6 +66,7 @@ class JobState:
     is_permanent: bool = False
     has_run: bool = False
     topic: str = ""
+    kueue_reason: str = ""
 
     @property
     def is_finished(self) -> bool:
@@ -82,12 +86,14 @@ def read_job_state(
     pods: Sequence[KubernetesObject] = (),
     events: Sequence[KubernetesObject] = (),
     workload: KubernetesObject | None = None,
+    preemptor: KubernetesObject | None = None,
 ) -> JobState:
     """Return the state of a job.
 
     Args:
         events: events of the job, of the objects that it owns, and of its pods.
         workload: Kueue's Workload of the job.
+        preemptor: Workload of the job for which Kueue preempted this one.
     """
     if job is None:
         return JobState("gone", "there is no such job")
@@ -111,8 +117,7 @@ def read_job_state(
     if is_being_deleted(job):
         return replace(state, phase="stopped", reason="it is being deleted; its pods save and exit")
     if _is_suspended(job):
-        phase, reason = _suspended_reason(job, workload)
-        return replace(state, phase=phase, reason=reason)
+        return _suspended_state(job, state, workload, preemptor)
     phase, problem = _active_state(job, pods, events, state)
     if problem is None:
         return replace(state, phase=phase)
@@ -166,26 +171,18 @@ def _is_suspended(job: KubernetesObject) -> bool:
     return bool((spec.get("runPolicy") or spec).get("suspend"))
 
 
-def _suspended_reason(job: KubernetesObject, workload: KubernetesObject | None) -> tuple[JobPhase, str]:
+def _suspended_state(
+    job: KubernetesObject, state: JobState, workload: KubernetesObject | None, preemptor: KubernetesObject | None
+) -> JobState:
     queue = labels_of(job).get(QUEUE_LABEL)
     if workload is not None:
-        return "queued", _queued_reason(workload, queue or str((workload.get("spec") or {}).get("queueName", "")))
+        queue = queue or str((workload.get("spec") or {}).get("queueName", ""))
+        reason = describe_wait(workload, queue, preemptor)
+        return replace(state, phase="queued", reason=reason, kueue_reason=wait_code(workload))
     if queue:
-        return "queued", f"Kueue has no workload for it yet (queue {queue}), or does not manage {job['kind']} here"
-    return "stopped", "it is suspended; set spec.suspend to false to resume it"
-
-
-def _queued_reason(workload: KubernetesObject, queue: str) -> str:
-    conditions = conditions_of(workload)
-    for name, status, text in (
-        ("Evicted", "True", "evicted by Kueue"),
-        ("QuotaReserved", "False", "waits for quota"),
-        ("Admitted", "False", "waits for admission"),
-    ):
-        condition = conditions.get(name)
-        if condition is not None and condition.get("status") == status:
-            return f"{text} (queue {queue}): {one_line(str(condition.get('message') or condition.get('reason')))}"
-    return f"waits in queue {queue}"
+        reason = f"Kueue has no workload for it yet (queue {queue}), or does not manage {job['kind']} here"
+        return replace(state, phase="queued", reason=reason)
+    return replace(state, phase="stopped", reason="it is suspended; set spec.suspend to false to resume it")
 
 
 def _restart_count(job: KubernetesObject, pods: Sequence[KubernetesObject]) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from heapq import nlargest
+from typing import NamedTuple
 
 from podscale.errors import PodscaleError
 from podscale.kubernetes.client import ClusterClient, delete_object
@@ -31,11 +32,10 @@ from podscale.kubernetes.resources import (
     uid_of,
 )
 from podscale.kubernetes.retry import Notify
+from podscale.kubernetes.workload_state import JOB_UID_LABEL, preemptor_uid
 
 DETAILS_SECONDS = 10.0
 """Minimal time between two fetches of events and Workload, seconds."""
-JOB_UID_LABEL = "kueue.x-k8s.io/job-uid"
-"""Label of a Workload with the UID of its job."""
 MAX_EVENTS = 50
 """Newest events that are read of each object."""
 
@@ -50,7 +50,7 @@ class JobObserver:
         self._pods = Informer(api, PODS, self.changed, labels=pod_selector(job), trim=trim_pod)
         self._last_job = job
         self._last_pods: Sequence[KubernetesObject] | None = None
-        self._details: tuple[Sequence[KubernetesObject], KubernetesObject | None] = ((), None)
+        self._details = JobDetails()
         self._details_read_at = -DETAILS_SECONDS
 
     def close(self) -> None:
@@ -83,7 +83,7 @@ class JobObserver:
             return self._final_state(job)
         if time.monotonic() - self._details_read_at >= DETAILS_SECONDS:
             self._details_read_at = time.monotonic()
-            self._details = read_events_and_workload(self._api, job, pods)
+            self._details = read_details(self._api, job, pods)
             state = read_job_state(job, pods, *self._details)
         return state
 
@@ -94,19 +94,30 @@ class JobObserver:
         return read_job_state(job, self.pods())
 
 
-def read_events_and_workload(
-    api: ClusterClient, job: KubernetesObject, pods: Sequence[KubernetesObject]
-) -> tuple[Sequence[KubernetesObject], KubernetesObject | None]:
+class JobDetails(NamedTuple):
+    """Arguments of `read_job_state` that explain why a job waits."""
+
+    events: Sequence[KubernetesObject] = ()
+    workload: KubernetesObject | None = None
+    preemptor: KubernetesObject | None = None
+
+
+def read_details(api: ClusterClient, job: KubernetesObject, pods: Sequence[KubernetesObject]) -> JobDetails:
     """Return events of the job, its child jobs and one waiting pod, and Kueue's Workload of a queued job.
 
-    Kinds that these credentials may not list, or that the cluster does not serve, are left out.
+    Kinds that these credentials may not list, or that the cluster does not serve, are left out, and so is a preemptor
+    in another namespace.
     """
     waiting = [pod for pod in pods if not is_running(pod) and not has_exited(pod)]
     names = [name_of(job), *_child_job_names(job), *map(name_of, waiting[:1])]
-    events = [event for name in names for event in _newest_events(api, name)]
-    is_queued = read_job_state(job).phase == "queued"
-    workloads = _list_or_empty(api, WORKLOADS, labels=f"{JOB_UID_LABEL}={uid_of(job)}") if is_queued else []
-    return [event for event in events if _concerns(event, job)], next(iter(workloads), None)
+    events = [event for name in names for event in _newest_events(api, name) if _concerns(event, job)]
+    workload = _workload_of(api, uid_of(job)) if read_job_state(job).phase == "queued" else None
+    preemptor = preemptor_uid(workload) if workload is not None else ""
+    return JobDetails(events, workload, _workload_of(api, preemptor) if preemptor else None)
+
+
+def _workload_of(api: ClusterClient, job_uid: str) -> KubernetesObject | None:
+    return next(iter(_list_or_empty(api, WORKLOADS, labels=f"{JOB_UID_LABEL}={job_uid}")), None)
 
 
 def _newest_events(api: ClusterClient, name: str) -> list[KubernetesObject]:

@@ -8,7 +8,7 @@ from podscale.kubernetes.client import ClusterClient, delete_object
 from podscale.kubernetes.errors import ApiError
 from podscale.kubernetes.job_spec import NAME_LABEL, RUN_LABEL, STAGE_LABEL, is_pipeline_job
 from podscale.kubernetes.job_state import JobState, pods_of_job, read_job_state
-from podscale.kubernetes.job_watcher import read_events_and_workload
+from podscale.kubernetes.job_watcher import read_details
 from podscale.kubernetes.pod_state import find_problem, restart_count, stage_exits, trim_pod
 from podscale.kubernetes.resources import (
     JOB_KINDS,
@@ -49,6 +49,7 @@ class JobEntry:
             "created": self.job["metadata"]["creationTimestamp"],
             "phase": self.state.phase,
             "reason": self.state.reason,
+            "kueue_reason": self.state.kueue_reason,
             "running": self.state.running,
             "wanted": self.state.expected,
             "restarts": self.state.restarts,
@@ -115,7 +116,7 @@ def _build_entry(
     pods = [pod for pod in pods_of_job(job, pods) if stage_labels(pod) == stage_labels(job)]
     state = read_job_state(job, pods)
     if with_events and state.phase not in ("running", "stopped") and not state.is_finished:
-        state = read_job_state(job, pods, *read_events_and_workload(api, job, pods))
+        state = read_job_state(job, pods, *read_details(api, job, pods))
     return JobEntry(job, state, pods)
 
 

@@ -22,6 +22,7 @@ VARIANTS: dict[str, tuple[Path | None, dict[str, Any]]] = {
     "everything": (None, EVERYTHING),
     "bucket": (None, {"workspace": {"kind": "bucket", "bucket": "my-runs"}}),
     "existing": (None, {"workspace": {"kind": "existing", "name": "theirs"}}),
+    "pools": (helm.CHART / "ci" / "gpu-h100.yaml", helm.pools_of_the_gke_page()),
     "nothing": (None, {"workspace": {"kind": "none"}, "networkPolicy": {"enabled": False}, "rbac": {"create": False}}),
     **{path.stem: (path, {}) for path in PROFILES},
 }
@@ -55,6 +56,7 @@ def test_custom_objects_are_valid(objects: list[dict[str, Any]]) -> None:
 
 def test_objects_are_labelled_and_in_the_namespace(objects: list[dict[str, Any]]) -> None:
     cluster_wide = {"PersistentVolume", "PriorityClass", "ResourceFlavor", "ClusterQueue"}
+    cluster_wide |= {"AdmissionCheck", "ProvisioningRequestConfig"}
     for item in objects:
         labels = item["metadata"]["labels"]
         assert labels["app.kubernetes.io/name"] == "podscale"
@@ -320,6 +322,61 @@ def test_wrong_queues_get_a_readable_message() -> None:
     assert "remove one of the two" in both
     neither = helm.refused({"kueue": {"enabled": True}}, apis=[KUEUE])
     assert "neither kueue.clusterQueue nor kueue.flavors" in neither
+
+
+FLAVOR = {"name": "a", "quotas": {"cpu": 1}}
+CLASS = "check-capacity.autoscaling.x-k8s.io"
+
+
+def test_nodes_are_requested_for_the_named_flavors() -> None:
+    """Both objects and the queue name each other; Kueue runs the check for the flavors in the queue's strategy."""
+    made = helm.template(helm.CHART / "ci" / "gpu-h100.yaml", helm.pools_of_the_gke_page())
+    (check,) = helm.kinds(made, "AdmissionCheck")
+    (config,) = helm.kinds(made, "ProvisioningRequestConfig")
+    (queue,) = helm.kinds(made, "ClusterQueue")
+    flavors = {item["metadata"]["name"] for item in helm.kinds(made, "ResourceFlavor")}
+    assert check["spec"]["parameters"]["name"] == config["metadata"]["name"]
+    (rule,) = queue["spec"]["admissionChecksStrategy"]["admissionChecks"]
+    assert rule["name"] == check["metadata"]["name"]
+    assert set(rule["onFlavors"]) < flavors
+    assert config["spec"] == {
+        "provisioningClassName": "queued-provisioning.gke.io",
+        "managedResources": ["nvidia.com/gpu"],
+        "parameters": {"maxRunDurationSeconds": "86400"},
+        "podSetUpdates": {
+            "nodeSelector": [
+                {
+                    "key": "autoscaling.gke.io/provisioning-request",
+                    "valueFromProvisioningClassDetail": "ResizeRequestName",
+                }
+            ]
+        },
+        "retryStrategy": {"backoffLimitCount": 3},
+    }
+
+
+def test_a_queue_without_provisioning_has_no_check() -> None:
+    made = helm.template(None, {"kueue": {"enabled": True, "flavors": [FLAVOR]}})
+    assert not {"AdmissionCheck", "ProvisioningRequestConfig"} & {item["kind"] for item in made}
+    (queue,) = helm.kinds(made, "ClusterQueue")
+    assert "admissionChecksStrategy" not in queue["spec"]
+
+
+@pytest.mark.parametrize(
+    ("kueue", "provisioning", "apis", "named"),
+    [
+        ({"flavors": [FLAVOR]}, {"flavors": ["a"]}, (), "kueue.provisioning.className"),
+        ({"flavors": [FLAVOR]}, {"className": CLASS, "flavors": ["b"]}, (), "kueue.provisioning.flavors"),
+        ({"clusterQueue": "theirs"}, {"className": CLASS}, (), "kueue.clusterQueue"),
+        ({"flavors": [FLAVOR]}, {"className": CLASS}, ("v1/Pod", KUEUE), "autoscaling.x-k8s.io/v1"),
+        ({"flavors": [FLAVOR]}, {"className": "Not A Class"}, (), "className"),
+    ],
+)
+def test_wrong_provisioning_is_refused(
+    kueue: dict[str, Any], provisioning: dict[str, Any], apis: tuple[str, ...], named: str
+) -> None:
+    message = helm.refused({"kueue": {"enabled": True, **kueue, "provisioning": provisioning}}, apis=apis)
+    assert named in message
 
 
 def release_text(values: dict[str, Any], tmp_path: Path) -> str:

@@ -34,15 +34,14 @@ def test_a_value_without_a_description_is_refused() -> None:
 
 def test_every_value_is_read() -> None:
     """Each path appears in the templates, either in full or relative to a variable bound to its parent."""
-    bound = dict(re.findall(r"(\$\w+) := \.Values\.([\w.]+) ", TEMPLATES))
-    spelled = {f".Values.{value.name}": value for value in values()}
-    spelled |= {
-        f"{variable}{value.name.removeprefix(path)}": value
-        for variable, path in bound.items()
+    bound = re.findall(r"(\$\w+) := \.Values\.([\w.]+) ", TEMPLATES)  # two templates may use one name for two paths
+    prefixes = {(".Values.", ""), *((f"{variable}.", f"{path}.") for variable, path in bound)}
+    used = {
+        value.name
         for value in values()
-        if value.name.startswith(f"{path}.")
+        for variable, path in prefixes
+        if value.name.startswith(path) and variable + value.name.removeprefix(path) in TEMPLATES
     }
-    used = {value.name for text, value in spelled.items() if text in TEMPLATES}
     used |= {f"images.{name}" for name in re.findall(r'podscale\.image" \(list . "(\w+)"\)', TEMPLATES)}
     used |= {f"images.{name}" for name in ("registry", "tag") if f"$images.{name}" in TEMPLATES}
     assert all(text in TEMPLATES for text in RANGED.values())

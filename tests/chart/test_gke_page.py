@@ -32,3 +32,11 @@ def test_the_pool_of_a_profile_is_of_its_machines(profile: Path) -> None:
 def test_operators_are_installed_as_doctor_says() -> None:
     for group in ("kubeflow.org", "jobset.x-k8s.io", "kueue.x-k8s.io"):
         assert KIND_PROVIDERS[group].install in PAGE
+
+
+def test_the_pools_of_the_queue_are_of_the_profile_s_machines() -> None:
+    """Kueue compares the labels that it knows with the node selector of the pods."""
+    hardware = find_hardware("nvidia-h100-80gb x8")
+    for flavor in helm.pools_of_the_gke_page()["kueue"]["flavors"]:
+        assert hardware.node_selector.items() <= flavor["nodeLabels"].items()
+        assert hardware.resource in [toleration["key"] for toleration in flavor["tolerations"]]

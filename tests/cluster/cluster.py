@@ -112,6 +112,11 @@ class Cluster:
             return ""
         return bytes(answer[0].data).decode()
 
+    def patch_status(self, namespace: str, api_version: str, kind: str, name: str, status: Manifest) -> None:
+        """Merge into the status of an object, as its controller would."""
+        options = {"name": name, "namespace": namespace or None, "content_type": "application/merge-patch+json"}
+        self._resource(api_version, kind).status.patch(body={"status": status}, **options)
+
     def delete(self, namespace: str, api_version: str, kind: str, name: str) -> None:
         """Delete the object and wait until it and its dependents are gone."""
         resource = self._resource(api_version, kind)

@@ -37,7 +37,7 @@ launch:
 It requests the default of a quarter of a core for each process, because two cores run the whole cluster.
 """
 
-# Prints the final weights of a run, and the losses of all its steps, each counted once.
+# Prints the final weights of a run, the losses of all its steps, each counted once, and how many steps were repeated.
 FINGERPRINT = """
 import hashlib, json, sys
 from safetensors import safe_open
@@ -45,14 +45,16 @@ digest = hashlib.sha256()
 with safe_open(f"/workspace/runs/{sys.argv[1]}/model/model.safetensors", "numpy") as file:
     for name in sorted(file.keys()):
         digest.update(name.encode() + file.get_tensor(name).tobytes())
-losses, events = {}, []
+losses, events, repeated = {}, [], 0
 for line in open(f"/workspace/runs/{sys.argv[1]}/metrics.jsonl"):
     record = json.loads(line)
     if record["kind"] == "step":
+        repeated += record["step"] in losses
         losses[record["step"]] = record["loss"]
     if record["kind"] == "event":
         events.append(record["event"])
-print(json.dumps({"weights": digest.hexdigest(), "losses": list(losses.values()), "events": events}))
+print(json.dumps({"weights": digest.hexdigest(), "losses": list(losses.values()), "events": events,
+                  "repeated": repeated}))
 """
 
 
@@ -83,11 +85,13 @@ class Result:
         weights: sha256 of all final tensors.
         losses: loss of every step.
         events: events of the run's log.
+        repeated: number of steps that a restart repeated.
     """
 
     weights: str
     losses: list[float]
     events: list[str]
+    repeated: int
 
     def same_bits(self, other: "Result") -> bool:
         return (self.weights, self.losses) == (other.weights, other.losses)

@@ -23,6 +23,9 @@ DEFINITIONS = {
     "JobSet": ("jobset", f"{BASES}/jobset.x-k8s.io_jobsets.yaml"),
     "ResourceFlavor": ("kueue", f"{BASES}/kueue.x-k8s.io_resourceflavors.yaml"),
     "ClusterQueue": ("kueue", f"{BASES}/kueue.x-k8s.io_clusterqueues.yaml"),
+    "AdmissionCheck": ("kueue", f"{BASES}/kueue.x-k8s.io_admissionchecks.yaml"),
+    "ProvisioningRequestConfig": ("kueue", f"{BASES}/kueue.x-k8s.io_provisioningrequestconfigs.yaml"),
+    "Workload": ("kueue", f"{BASES}/kueue.x-k8s.io_workloads.yaml"),
     "LocalQueue": ("kueue", f"{BASES}/kueue.x-k8s.io_localqueues.yaml"),
     "PodMonitor": ("prometheus-operator", "example/prometheus-operator-crd/monitoring.coreos.com_podmonitors.yaml"),
     "PrometheusRule": (

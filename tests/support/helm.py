@@ -1,6 +1,7 @@
 """The chart rendered by the real Helm, for tests."""
 
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -90,6 +91,14 @@ def refused(values: Mapping[str, Any], *, apis: Sequence[str] = ()) -> str:
 
 def kinds(objects: Sequence[Mapping[str, Any]], kind: str) -> list[dict[str, Any]]:
     return [dict(item) for item in objects if item["kind"] == kind]
+
+
+def pools_of_the_gke_page() -> dict[str, Any]:
+    """Return the values that docs/how-to/gke.md shows for Spot machines and queued provisioning."""
+    page = (ROOT / "docs" / "how-to" / "gke.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```yaml\n(kueue:\n.*?)```", page, re.DOTALL)
+    values: dict[str, Any] = yaml.safe_load(block)
+    return values
 
 
 def monitor(objects: Sequence[Mapping[str, Any]], kind: str, name: str = "podscale") -> dict[str, Any]:

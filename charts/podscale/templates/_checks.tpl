@@ -57,4 +57,30 @@
 {{- end -}}
 {{- $names = $found -}}
 {{- end -}}
+{{- include "podscale.provisioningChecks" . -}}
+{{- end -}}
+
+{{- define "podscale.provisioningChecks" -}}
+{{- $provisioning := .Values.kueue.provisioning -}}
+{{- if not $provisioning.className -}}
+{{- if or $provisioning.flavors $provisioning.managedResources $provisioning.parameters $provisioning.nodeSelector -}}
+{{- fail "kueue.provisioning has options, but kueue.provisioning.className is empty, so nothing is requested: name the class, such as queued-provisioning.gke.io" -}}
+{{- end -}}
+{{- else -}}
+{{- if and (.Capabilities.APIVersions.Has "v1/Pod") (not (.Capabilities.APIVersions.Has "autoscaling.x-k8s.io/v1")) -}}
+{{- fail (printf "kueue.provisioning.className is %s, but this cluster does not serve autoscaling.x-k8s.io/v1 (ProvisioningRequest), so Kueue would admit no job: enable ProvisioningRequests in its autoscaler, or leave className empty" $provisioning.className) -}}
+{{- end -}}
+{{- if .Values.kueue.clusterQueue -}}
+{{- fail (printf "kueue.provisioning.className is set, but kueue.clusterQueue is %q, which the chart does not change: add the AdmissionCheck to that queue, or let kueue.flavors create one" .Values.kueue.clusterQueue) -}}
+{{- end -}}
+{{- $known := list -}}
+{{- range .Values.kueue.flavors -}}
+{{- $known = append $known .name -}}
+{{- end -}}
+{{- range $provisioning.flavors -}}
+{{- if not (has . $known) -}}
+{{- fail (printf "kueue.provisioning.flavors names %s, which is none of kueue.flavors (%s): correct the name" . (join ", " $known)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}

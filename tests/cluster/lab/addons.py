@@ -24,6 +24,8 @@ FAKE_STAGES = (
     "pod/fast/pod-ready",
     "pod/fast/pod-delete",
 )
+AUTOSCALER = "k8s.io/autoscaler/cluster-autoscaler/apis"
+PROVISIONING = "config/crd/autoscaling.x-k8s.io_provisioningrequests.yaml"
 SMALL = {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"cpu": "2", "memory": "2Gi"}}
 """Resources of an operator's container: the charts request half a core each, which a test machine does not have."""
 
@@ -99,7 +101,11 @@ def trainer() -> None:
 
 
 def kueue() -> None:
-    """Install Kueue for Podscale's kinds of jobs; its chart omits those of the training operator."""
+    """Install Kueue for Podscale's kinds of jobs; its chart omits those of the training operator.
+
+    Kueue checks at its start whether the cluster serves ProvisioningRequests, so their definition is installed first.
+    """
+    kubectl("apply", "--server-side", "-f", str(programs.required_module("kueue", AUTOSCALER) / PROVISIONING))
     chart = _copy("kueue", "charts/kueue")
     image, _, tag = images.of_program("kueue").rpartition(":")
     configuration = yaml.safe_load(yaml.safe_load((chart / "values.yaml").read_text())["managerConfig"][MANAGER])

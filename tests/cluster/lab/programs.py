@@ -108,6 +108,15 @@ def module_files(name: str) -> Path:
     return Path(done.stdout.strip())
 
 
+def required_module(name: str, module: str) -> Path:
+    """Return the files of a module that the module of a source requires, at the version in its go.mod."""
+    entry = source(name)
+    done = attempt("go", "list", "-m", "-f", "{{.Dir}}", module, cwd=module_directory(entry), GOFLAGS="")
+    if done.returncode or not done.stdout.strip():
+        raise _failure(entry, done.stderr)
+    return Path(done.stdout.strip())
+
+
 def go_caches() -> list[Path]:
     """Return Go's build and module caches, which all builds on this machine share."""
     if shutil.which("go") is None:

@@ -215,7 +215,7 @@ def test_the_newest_of_many_events_counts(api: ClusterClient, cluster: FakeClust
         about["metadata"]["name"] = f"r1.{minute}"
         about["lastTimestamp"] = f"2999-01-01T{minute // 60:02}:{minute % 60:02}:00Z"
         cluster.put("events", about)
-    events, _ = job_watcher.read_events_and_workload(api, made, ())
+    events = job_watcher.read_details(api, made, ()).events
     assert len(events) == job_watcher.MAX_EVENTS
     assert events[0]["message"] == "refusal 299"
 
@@ -256,7 +256,7 @@ def test_a_queued_job_is_reported_with_kueues_message(operator: Operator, cluste
         "status": {"conditions": [condition("QuotaReserved", "False", "Pending", message)]},
     }
     cluster.put("workloads", workload)
-    launcher.sees("queued: waits for quota (queue lq): couldn't assign flavors")
+    launcher.sees("queued: ", "couldn't assign flavors", "queue lq")
     del made["spec"]["runPolicy"]["suspend"]
     cluster.put("pytorchjobs", made)
     operator.pods(pod(0), pod(1))
