@@ -157,14 +157,6 @@ KUBERNETES_PANELS = [
         field=Field("none", f"No container waits, or {NO_STATE[0].lower()}{NO_STATE[1:]}"),
     ).span(6),
     time_series_panel(
-        "Start of pods",
-        "Longest time from a pod's creation to its node (scheduling), and from there to the start of its container"
-        " (volumes, image pull). Pods whose container has restarted are left out.",
-        PanelQuery(f"max({SCHEDULED_AT} - on ({BY_POD}) {CREATED_AT})", "scheduling"),
-        PanelQuery(f"max(({STARTED_AT} - on ({BY_POD}) {SCHEDULED_AT}) unless on ({BY_POD}) {RESTARTED})", "pull"),
-        field=Field("s", NO_STATE),
-    ).span(24),
-    time_series_panel(
         "Wait in Kueue",
         "Time until Kueue reserved a workload's quota, p50 and p95 by queue.",
         *(
@@ -183,6 +175,14 @@ KUBERNETES_PANELS = [
         PanelQuery(f"sum by (reason) (rate(kueue_evicted_workloads_total[{RATE_INTERVAL}]))", "{{reason}}"),
         field=Field("count:workloads/s", NO_KUEUE),
     ).span(6),
+    time_series_panel(
+        "Start of pods",
+        "Longest time from a pod's creation to its node (scheduling), and from there to the start of its container"
+        " (volumes, image pull). Pods whose container has restarted are left out.",
+        PanelQuery(f"max({SCHEDULED_AT} - on ({BY_POD}) {CREATED_AT})", "scheduling"),
+        PanelQuery(f"max(({STARTED_AT} - on ({BY_POD}) {SCHEDULED_AT}) unless on ({BY_POD}) {RESTARTED})", "pull"),
+        field=Field("s", NO_STATE),
+    ).span(24),
 ]
 BOARD = Dashboard(
     "cluster",
