@@ -62,6 +62,7 @@ RUN_FILES = (
         "Time for which the leading pod saw the same heartbeat, and the mark of an abandoned job.",
         False,
     ),
+    FileRow(".job-start", "launcher of a pipeline", "When the job's pods were scheduled and started.", False),
     FileRow("metrics.url", "each stage", "Address of the metrics endpoint, while it is served.", False),
     FileRow("all_reduce.json", "train", "Measurements and choice of `train.all_reduce.algorithm: auto`.", False),
     FileRow("hang/*", "train", "Stack of each rank when the run last hung.", False),

@@ -263,6 +263,8 @@ def _job_lines(entry: "JobEntry") -> Iterator[str]:
     phase = paint(entry.state.phase, PHASE_STYLES.get(entry.state.phase, "yellow"), sys.stdout)
     rest = str(entry.state).removeprefix(entry.state.phase)
     yield f"{entry.stage:<9} {title_of(entry.job)} ({_job_age(entry)}): {phase}{rest}"
+    if entry.start is not None:
+        yield f"          {entry.start}"
     pods = [pod for pod in entry.pods if describe_pod(pod) or restart_count(pod)]
     for pod in pods[:20]:
         node = (pod.get("spec") or {}).get("nodeName") or "no node"

@@ -6,18 +6,18 @@ JobSet, TPU slice) in each pod before: JAX's own cluster detection knows only so
 """
 
 import os
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
 from podscale.config import RunConfig
+from podscale.distributed.startup_clock import StartupClock
 from podscale.distributed.worker_exit import WorkerReport, report_and_exit
 from podscale.errors import InputError, PodscaleError
 from podscale.runs import RunDirectory
 from podscale.runs.lease import lease_fence
-from podscale.util import env, processes
+from podscale.util import env
 
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
@@ -88,7 +88,7 @@ class WorkerEnv:
         log_directory: Directory of rank-<k>.log; None: output is not redirected.
         fence_number: Number of the supervisor's lease; None if rank 0 acquires the lease.
         lease_wait_seconds: Longest wait of rank 0 for the lease.
-        launched_at: Start of this launch on the monotonic clock, seconds; None: the start of the process counts.
+        startup: Clock of the start of this launch, by default from the start of the process.
     """
 
     config: RunConfig
@@ -100,7 +100,7 @@ class WorkerEnv:
     lease: Path | None = None
     fence_number: int | None = None
     lease_wait_seconds: float | None = None
-    launched_at: float | None = None
+    startup: StartupClock = field(default_factory=StartupClock)
 
     @classmethod
     def read(cls, environ: Mapping[str, str] = os.environ) -> "WorkerEnv":
@@ -115,7 +115,7 @@ class WorkerEnv:
             lease=env.read_path(env.LEASE, environ),
             fence_number=env.read_number(env.FENCE, environ),
             lease_wait_seconds=env.read_seconds(env.LEASE_PATIENCE, environ),
-            launched_at=env.read_seconds(env.LIFE_BEGAN, environ),
+            startup=StartupClock.read(environ),
         )
 
     def variables(self) -> dict[str, str]:
@@ -129,16 +129,9 @@ class WorkerEnv:
             env.LEASE: self.lease,
             env.FENCE: self.fence_number,
             env.LEASE_PATIENCE: self.lease_wait_seconds,
-            env.LIFE_BEGAN: self.launched_at,
         }
-        return {name: str(value) for name, value in values.items() if value is not None}
-
-    def launch_age(self) -> float:
-        """Return the seconds since the launch began: the pod's, or this process's if torchrun restarted it."""
-        restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
-        if self.launched_at is None or restarted:
-            return processes.process_age()
-        return max(0.0, time.monotonic() - self.launched_at)
+        texts = {name: str(value) for name, value in values.items() if value is not None}
+        return {**texts, **self.startup.variables()}
 
     def exit(self, error: PodscaleError) -> NoReturn:
         """Report `error` and exit this process; safe to call from any thread."""

@@ -23,6 +23,7 @@ from podscale.util import host_info
 def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     worker_env = WorkerEnv.read()
+    worker_env.startup.end_part("imports")
     launch, stacks = worker_env.config.launch, RunDirectory.for_config(worker_env.config).hang_stacks
     rank_group = RankGroup.join(worker_env.rank_env, launch.timeout_seconds)
     with watch_jax_peers(
@@ -42,10 +43,13 @@ def run_stage(worker_env: WorkerEnv, rank_group: RankGroup, progress_tracker: Pr
         stop.install()
     shard_set = open_agreed_shard_set(worker_env, rank_group, device=device_kind(), libraries=library_versions())
 
+    worker_env.startup.end_part("rendezvous")
     from podscale.jax.worker_stages import run_evaluation, run_training
     from podscale.jax.world import join_world, leave_world
 
+    worker_env.startup.end_part("imports")
     world = join_world(rank_group)
+    worker_env.startup.end_part("rendezvous")
     run = RunDirectory.for_config(worker_env.config)
     try:
         run_worker_stage(

@@ -18,6 +18,7 @@ from podscale.kubernetes.errors import ApiError, ApiNotFound
 from podscale.kubernetes.informer import Informer
 from podscale.kubernetes.job_state import JobState, event_time, pod_selector, pods_of_job, read_job_state
 from podscale.kubernetes.logs import LogFollower
+from podscale.kubernetes.pod_start import read_pod_starts
 from podscale.kubernetes.pod_state import has_exited, is_running, trim_pod
 from podscale.kubernetes.resources import (
     EVENTS,
@@ -33,6 +34,7 @@ from podscale.kubernetes.resources import (
 )
 from podscale.kubernetes.retry import Notify
 from podscale.kubernetes.workload_state import JOB_UID_LABEL, preemptor_uid
+from podscale.runs.job_start import JobStart
 
 DETAILS_SECONDS = 10.0
 """Minimal time between two fetches of events and Workload, seconds."""
@@ -151,6 +153,7 @@ def _concerns(event: KubernetesObject, job: KubernetesObject) -> bool:
 
 
 PrintLine = Callable[[str], None]
+OnStarted = Callable[[JobStart], None]
 
 
 @dataclass(frozen=True)
@@ -189,6 +192,7 @@ def wait_for_job(
     print_line: PrintLine,
     notify: Notify,
     limits: WaitLimits | None = None,
+    on_started: OnStarted = lambda start: None,
 ) -> JobState:
     """Wait until the job has ended; return its last state. Raises JobVanished if another client deletes it.
 
@@ -199,11 +203,12 @@ def wait_for_job(
     Args:
         print_line: Receives the lines of rank 0's log.
         notify: Receives each new state of the job.
+        on_started: Receives the start of the pods once all run, unless the job has restarted before.
     """
     limits = limits or WaitLimits()
     with closing(JobObserver(api, job)) as observer:
         log = LogFollower(api, observer.pods, print_line, notify)
-        state = _JobWatcher(api, job, observer, notify, limits).wait()
+        state = _JobWatcher(api, job, observer, notify, limits, on_started).wait()
         log.finish(limits.log_seconds)
         return state
 
@@ -212,13 +217,21 @@ class _JobWatcher:
     """Loop of `wait_for_job` over the states of one job."""
 
     def __init__(
-        self, api: ClusterClient, job: KubernetesObject, observer: JobObserver, notify: Notify, limits: WaitLimits
+        self,
+        api: ClusterClient,
+        job: KubernetesObject,
+        observer: JobObserver,
+        notify: Notify,
+        limits: WaitLimits,
+        on_started: OnStarted,
     ) -> None:
         self._api = api
         self._job = job
         self._observer = observer
         self._notify = notify
         self._limits = limits
+        self._on_started = on_started
+        self._started = False
         self._reported = ""
         self._reported_topics: set[str] = set()
         self._stuck_since: float | None = None
@@ -231,6 +244,7 @@ class _JobWatcher:
             if state.phase == "gone":
                 raise self._vanished_error()
             self._report(state)
+            self._report_start(state)
             if state.is_finished:
                 return state
             if state.stage_exit is not None and state.stage_exit.is_bad_input:
@@ -249,6 +263,16 @@ class _JobWatcher:
         self._reported = str(state)
         self._reported_topics |= {state.topic} if state.topic else set()
         self._notify(self._reported)
+
+    def _report_start(self, state: JobState) -> None:
+        """Report the start of the pods when all run for the first time."""
+        if state.phase != "running" or self._started:
+            return
+        self._started = True
+        start = read_pod_starts(self._observer.job() or self._job, self._observer.pods())
+        if start is not None:
+            self._notify(str(start))
+            self._on_started(start)
 
     def _needs_operator(self, state: JobState) -> bool:
         """Return True if the job never ran and has had a permanent problem for more than `permanent_seconds`."""

@@ -9,6 +9,7 @@ from podscale.kubernetes.errors import ApiError
 from podscale.kubernetes.job_spec import NAME_LABEL, RUN_LABEL, STAGE_LABEL, is_pipeline_job
 from podscale.kubernetes.job_state import JobState, pods_of_job, read_job_state
 from podscale.kubernetes.job_watcher import read_details
+from podscale.kubernetes.pod_start import read_pod_starts
 from podscale.kubernetes.pod_state import find_problem, restart_count, stage_exits, trim_pod
 from podscale.kubernetes.resources import (
     JOB_KINDS,
@@ -19,6 +20,7 @@ from podscale.kubernetes.resources import (
     name_of,
 )
 from podscale.kubernetes.submit import identity_of_job
+from podscale.runs.job_start import JobStart
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,13 @@ class JobEntry:
     def stage(self) -> str:
         return labels_of(self.job).get(STAGE_LABEL, "")
 
+    @property
+    def start(self) -> JobStart | None:
+        """Start of the pods; None if one has not started, or if the job has restarted."""
+        return read_pod_starts(self.job, self.pods) if len(self.pods) >= self.state.expected else None
+
     def to_json(self) -> dict[str, Any]:
-        stage_exit = self.state.stage_exit
+        stage_exit, start = self.state.stage_exit, self.start
         return {
             "run": self.run,
             "stage": self.stage,
@@ -55,6 +62,7 @@ class JobEntry:
             "restarts": self.state.restarts,
             "exit_code": stage_exit.exit_code if stage_exit else None,
             "error": stage_exit.error if stage_exit else "",
+            "start": start.to_json() if start is not None else None,
             "pods": [_pod_json(pod) for pod in self.pods],
         }
 

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TextIO
 
 from podscale.config import RunConfig
@@ -20,6 +21,8 @@ from podscale.kubernetes.render import JobManifests, choose_backend, render_job,
 from podscale.kubernetes.resources import JOB_KINDS, KIND_PROVIDERS, KubernetesObject, title_of
 from podscale.kubernetes.retry import RetryPolicy
 from podscale.kubernetes.submit import Submission, stop_command, submit_job
+from podscale.runs import RunDirectory
+from podscale.runs.job_start import write_job_start
 from podscale.runs.stage_outcomes import StageName
 from podscale.util.processes import SigtermReceived
 
@@ -90,7 +93,14 @@ def run_stage(
     if submission.action == "finished":
         return JobResult(stage, int(ExitCode.DONE), reused=True)
     with _handle_signal(api, job, printer, stop=stop_on_signal):
-        state = wait_for_job(api, job, print_line=printer.line, notify=printer.notify, limits=limits)
+        state = wait_for_job(
+            api,
+            job,
+            print_line=printer.line,
+            notify=printer.notify,
+            limits=limits,
+            on_started=partial(write_job_start, RunDirectory.for_config(config)) if pipeline else lambda start: None,
+        )
     return _job_result(stage, state)
 
 

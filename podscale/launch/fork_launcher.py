@@ -20,6 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from podscale.distributed.startup_clock import StartupClock
 from podscale.distributed.store import Store, StoreClient, StoreError, StoreServer
 from podscale.distributed.worker_env import RankEnv
 from podscale.distributed.worker_exit import write_exit_status
@@ -144,6 +145,9 @@ def main(arguments: Sequence[str]) -> int:
     rendezvous = Rendezvous(options.nodes, options.node_rank, options.address, options.port, options.slices)
     if options.preload:
         preload_module(options.preload)
+        startup = StartupClock.read()
+        startup.end_part("imports")
+        os.environ.update(startup.variables())  # for the ranks
     workers = ForkServer(options.module, options.processes)  # before there is another thread
     server = None
     try:

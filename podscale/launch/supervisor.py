@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from podscale.config import RunConfig
+from podscale.distributed.startup_clock import StartupClock
 from podscale.distributed.worker_env import WorkerEnv
 from podscale.errors import ExitCode
 from podscale.launch import rejoin
@@ -115,7 +116,7 @@ class Supervisor:
         return self._finish(result)
 
     def _launch_once(self) -> StageResult:
-        spec, launched_at = self._spec, self._launch_history.started()
+        spec, startup = self._spec, StartupClock(self._launch_history.started())
         worker_env = WorkerEnv(
             spec.config,
             spec.stage,
@@ -125,10 +126,11 @@ class Supervisor:
             lease=self._run.lease,
             fence_number=self._lease.number if self._lease else None,
             lease_wait_seconds=None if self._lease else lease_wait_seconds(spec.config.launch.grace_seconds),
-            launched_at=launched_at,
+            startup=startup,
         )
         self._telemetry.set_launches(self._launch_history.launches)
         group = WorkerGroup(spec, worker_env, self._shutdown, self._poll)
+        startup.end_part("supervisor")
         result = replace(stage_result(group.run()), is_leader=group.is_leader)
         self._launch_history.ended(result.exit_code)
         return result

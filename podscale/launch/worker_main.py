@@ -24,6 +24,9 @@ def main() -> None:
     exit_with_supervisor()
     worker_env = WorkerEnv.read()
     rank, rank_dir = worker_env.rank_env.rank, worker_env.rank_directory
+    if worker_env.rank_env.world_size > 1:
+        worker_env.startup.end_part("rendezvous")  # the launcher has started this rank, so all pods are there
+        os.environ.update(worker_env.startup.variables())  # the module reads its WorkerEnv again
     if worker_env.log_directory is not None:
         _redirect_output(worker_env.log_directory / f"rank-{rank}.log")
     report_path(rank_dir, rank).unlink(missing_ok=True)  # report of an earlier launch

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from podscale.distributed.startup_clock import StartupClock
 from podscale.distributed.worker_exit import write_exit_status
 from podscale.util.env import RANK_DIR
 
@@ -21,6 +22,9 @@ def main(arguments: Sequence[str]) -> None:
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+    startup = StartupClock.read()
+    startup.end_part("imports")
+    os.environ.update(startup.variables())  # for the ranks
     try:
         run.main(list(arguments))
     except ChildFailedError as error:

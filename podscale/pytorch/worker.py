@@ -38,6 +38,7 @@ from podscale.training.worker_stages import run_evaluation_stage, run_training_s
 def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     worker_env = WorkerEnv.read()
+    worker_env.startup.end_part("imports")
     launch, stacks = worker_env.config.launch, RunDirectory.for_config(worker_env.config).hang_stacks
     rank_group = join_torch_rank_group(launch.timeout_seconds)
     try:
@@ -64,6 +65,7 @@ def run_stage(worker_env: WorkerEnv, rank_group: RankGroup, progress_tracker: Pr
     device = "cuda" if torch.cuda.is_available() else "cpu"
     shard_set = open_agreed_shard_set(worker_env, rank_group, device=device, libraries=library_versions())
     world = join_world(rank_group.timeout_seconds, rank_group=rank_group)
+    worker_env.startup.end_part("rendezvous")
     run = RunDirectory.for_config(worker_env.config)
     evaluate = evaluate_ensemble if combined_model_directories(worker_env.config) else run_evaluation
     run_worker_stage(

@@ -85,6 +85,8 @@ class RunDirectory:
     launcher = RunFile("launcher.json")
     """Attempts of a pipeline's launcher at each stage (see podscale.runs.launcher_record)."""
     launcher_heartbeat = RunFile(".launcher-heartbeat")
+    job_start = RunFile(".job-start")
+    """Start of the training job's pods, written by a pipeline's launcher (see podscale.runs.job_start)."""
     launcher_silence = RunFile(".launcher-silence")
     """Time for which the heartbeat of the pipeline's launcher did not change (see podscale.runs.launcher_heartbeat)."""
 

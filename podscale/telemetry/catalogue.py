@@ -94,6 +94,18 @@ RESTART_CAUSES = ("preempted", "lost_rank", "hang", "failed")
 FIRST_LAUNCH = "first"
 LAUNCH_CAUSES = (FIRST_LAUNCH, "done", *RESTART_CAUSES)
 """Causes of a launch: the exit of the previous launch, or `first`."""
+STARTUP_PARTS = (
+    "scheduling",
+    "pull",
+    "supervisor",
+    "imports",
+    "rendezvous",
+    "build",
+    "restore",
+    "first_batch",
+    "compile",
+)
+"""Parts of the time from submission to the first step, in their order (see docs/explanation/startup.md)."""
 
 METRICS = (
     # throughput
@@ -260,6 +272,15 @@ METRICS = (
         "Start of this launch of the run, by the exit cause of the previous launch.",
         "seconds since 1970",
         {"cause": LAUNCH_CAUSES},
+    ),
+    MetricSpec(
+        "train_startup_seconds",
+        "gauge",
+        "rank 0",
+        "Time from the submission to the end of this launch's first step, by part; scheduling and pull only if a "
+        "pipeline submitted the job.",
+        "seconds",
+        {"part": STARTUP_PARTS},
     ),
     MetricSpec(
         "train_wall_seconds",

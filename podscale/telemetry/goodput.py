@@ -232,6 +232,13 @@ class GoodputTracker:
             seconds=dict(zip(GOODPUT_STATES, seconds, strict=True)),
         )
 
+    def launch_seconds(self) -> dict[str, float]:
+        """Return the seconds by state of this launch, since the ranks joined."""
+        seconds, _ = self._seconds()
+        return {
+            state: value - self._initial.seconds[state] for state, value in zip(GOODPUT_STATES, seconds, strict=True)
+        }
+
     def samples(self) -> Iterator[MetricSample]:
         state = self.state()
         yield from (("train_wall_seconds", (name,), seconds) for name, seconds in state.seconds.items())

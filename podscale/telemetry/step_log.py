@@ -181,6 +181,15 @@ def _goodput(record: EventRecord) -> list[StyledText]:
     return [(f"goodput {record['goodput']:.0%}", "bold"), (f"of {format_duration(total)}", ""), (fractions, "dim")]
 
 
+def _startup(record: EventRecord) -> list[StyledText]:
+    """Format the time to the first step and its longest parts."""
+    total = max(record["seconds"], 1e-9)
+    longest = sorted(((seconds, part) for part, seconds in record["parts"].items()), reverse=True)
+    parts = [f"{part.replace('_', ' ')} {seconds:.1f} s" for seconds, part in longest if seconds >= 0.05 * total]
+    since = "submission" if "scheduling" in record["parts"] else "start of the process"
+    return [(f"first step {total:.1f} s after {since}", "bold"), ("  ".join(parts), "dim")]
+
+
 def _evaluated(record: EventRecord) -> list[StyledText]:
     rate = record["images"] / max(record["seconds"], 1e-9)
     return [
@@ -204,6 +213,7 @@ _EVENT_FORMATTERS = {
     "bad_record": _bad_record,
     "done": _done,
     "goodput": _goodput,
+    "startup": _startup,
     "straggler": _straggler,
     "straggler_over": _straggler,
     "evaluated": _evaluated,

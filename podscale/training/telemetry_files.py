@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
@@ -12,11 +13,13 @@ from podscale.distributed.rank_group import World
 from podscale.distributed.worker_env import WorkerEnv
 from podscale.errors import Preempted
 from podscale.runs import RunDirectory
+from podscale.runs.job_start import read_job_start
 from podscale.telemetry.events import EventLog, newest_step
 from podscale.telemetry.goodput import GoodputTracker, GoodputWriter, after_join, read_goodput_state
 from podscale.telemetry.metrics import TrainMetrics
 from podscale.telemetry.mlperf_log import MlperfLog
 from podscale.telemetry.registry import SampleSource, SnapshotWriter, snapshot_path
+from podscale.training.startup_report import StartupReport
 from podscale.training.step_timer import StepTimer
 from podscale.training.training_logger import TrainingLogger
 
@@ -35,17 +38,20 @@ def open_training_logger(
         "engine": train.engine,
     }
     metrics = TrainMetrics(registry, rank=world.rank, run=config.run.id, info=info)
-    goodput_tracker = open_goodput_tracker(run, worker_env.launch_age()) if world.is_rank0 else None
+    goodput_tracker = open_goodput_tracker(run, worker_env.startup.age()) if world.is_rank0 else None
     timer = StepTimer(metrics, config.telemetry.log_every, progress_tracker, goodput_tracker)
     with ExitStack() as stack:
         log = stack.enter_context(EventLog(run.metrics, fence)) if world.is_rank0 else None
         mlperf = MlperfLog(run.mlperf, config, fence) if world.is_rank0 and config.telemetry.mlperf_log else None
         if mlperf is not None:
             stack.callback(mlperf.close)
-        logger = TrainingLogger(timer, log, mlperf, world.hosts())
+        startup = None
+        if goodput_tracker is not None:
+            startup = StartupReport(worker_env.startup, goodput_tracker, partial(read_job_start, run))
+        logger = TrainingLogger(timer, log, mlperf, world.hosts(), startup)
         hang_limit = progress_tracker.hang_limit if progress_tracker is not None else None
-        sources: tuple[SampleSource | None, ...] = (timer.busy_time, hang_limit, logger.stragglers, goodput_tracker)
-        for source in filter(None, sources):
+        sources: list[SampleSource | None] = [timer.busy_time, hang_limit, logger.stragglers]
+        for source in filter(None, [*sources, goodput_tracker, startup]):
             metrics.values.add_source(source)
         stack.enter_context(SnapshotWriter(registry, snapshot_path(worker_env.rank_directory, world.rank)))
         if goodput_tracker is not None:

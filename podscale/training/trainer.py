@@ -192,7 +192,7 @@ class Trainer(ABC):
 
     def restore_or_start(self) -> None:
         """Restore the newest checkpoint, if there is one, and log the start."""
-        self.training_logger.timer.restore_started()
+        self.training_logger.restore_started()
         resumed = self.restore()
         self.log_start(resumed)
         if resumed and self.evaluation_due:

@@ -14,6 +14,7 @@ from podscale.telemetry.events import EventLog
 from podscale.telemetry.mlperf_log import MlperfLog
 from podscale.telemetry.phases import RankComparison, StragglerDetector
 from podscale.training.run_progress import EvaluationResult
+from podscale.training.startup_report import StartupReport
 from podscale.training.step_timer import StepTimer
 
 
@@ -26,12 +27,25 @@ class TrainingLogger:
         log: EventLog | None = None,
         mlperf: MlperfLog | None = None,
         hosts: Sequence[str] = (),
+        startup: StartupReport | None = None,
     ) -> None:
-        """Log with the timer's metrics. `log` is None except on rank 0; without `hosts`, no stragglers are detected."""
+        """Log with the timer's metrics.
+
+        Args:
+            log: None except on rank 0.
+            hosts: Hosts of the ranks; without them, no stragglers are detected.
+            startup: Report of the start of this launch; None except on rank 0.
+        """
         self.timer, self.metrics = timer, timer.metrics
-        self._log, self._mlperf = log, mlperf
+        self._log, self._mlperf, self._startup = log, mlperf, startup
         self.stragglers = StragglerDetector(hosts, self.log_event) if hosts and log is not None else None
         self._ranks, self._bad_records = 1, 0
+
+    def restore_started(self) -> None:
+        """Record that the trainer is built, and looks for a checkpoint."""
+        self.timer.restore_started()
+        if self._startup is not None:
+            self._startup.build_done()
 
     def started(
         self, *, resumed: bool, step: int, total_steps: int, ranks: int, global_batch: int, **more: Any
@@ -54,6 +68,7 @@ class TrainingLogger:
         """
         self.timer.step_done(step, images, steps)
         self._set_progress(completed=step)
+        self._log_startup()
         if bad_records > self._bad_records:
             self._bad_records = bad_records
             self.metrics.set_bad_samples(bad_records)
@@ -145,6 +160,13 @@ class TrainingLogger:
         """Set the run's progress metrics, on rank 0 only."""
         if self._log is not None:
             self.metrics.set_progress(planned=planned, completed=completed, done=done)
+
+    def _log_startup(self) -> None:
+        """Log the start of this launch, after its first step."""
+        if self._startup is not None and not self._startup.seconds:
+            self._startup.first_step_done()
+            parts = {part: round(seconds, 3) for part, seconds in self._startup.seconds.items()}
+            self.log_event("startup", seconds=round(sum(self._startup.seconds.values()), 3), parts=parts)
 
     def _log_goodput(self) -> None:
         """Log the run's wall time by category so far."""

@@ -22,6 +22,7 @@ STORE: Final = "PODSCALE_STORE"
 SLICE: Final = "PODSCALE_SLICE"
 SLICES: Final = "PODSCALE_SLICES"
 LIFE_BEGAN: Final = "PODSCALE_LIFE_BEGAN"
+STARTUP: Final = "PODSCALE_STARTUP"
 SUPERVISOR: Final = "PODSCALE_SUPERVISOR"
 TRACKERS: Final = "PODSCALE_TRACKERS"
 
@@ -95,6 +96,13 @@ VARIABLES: Final = (
         SUPERVISOR_OF,
         ANY_WORKER,
         "Start of this launch on the machine's monotonic clock; absent: the start of the process counts.",
+    ),
+    Variable(
+        STARTUP,
+        "JSON",
+        "supervisor, fork launcher, torchrun",
+        ANY_WORKER,
+        "Seconds of the parts of this launch's start that have ended, by name; absent: none.",
     ),
     Variable(
         SUPERVISOR,

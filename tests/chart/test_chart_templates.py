@@ -16,7 +16,10 @@ from tests.support import crds, helm
 from tests.support.helm import EVERYTHING, GOOGLE, KUEUE, OPERATOR, PROFILES
 from tests.support.rendering import rendered
 
-BUILT_IN = {"v1", "batch/v1", "networking.k8s.io/v1", "rbac.authorization.k8s.io/v1", "scheduling.k8s.io/v1"}
+BUILT_IN = {
+    *("v1", "apps/v1", "batch/v1"),
+    *("networking.k8s.io/v1", "rbac.authorization.k8s.io/v1", "scheduling.k8s.io/v1"),
+}
 VARIANTS: dict[str, tuple[Path | None, dict[str, Any]]] = {
     "default": (None, {}),
     "everything": (None, EVERYTHING),
@@ -73,10 +76,11 @@ def test_pods_are_restricted(objects: list[dict[str, Any]]) -> None:
         assert pod["seccompProfile"] == {"type": "RuntimeDefault"}
         assert not {"hostNetwork", "hostPID", "hostIPC"} & set(spec)
         assert all(
-            {"emptyDir", "configMap", "persistentVolumeClaim", "projected"} & set(volume) for volume in spec["volumes"]
+            {"emptyDir", "configMap", "persistentVolumeClaim", "projected"} & set(volume)
+            for volume in spec.get("volumes", ())
         )
         assert spec["automountServiceAccountToken"] is (spec["serviceAccountName"] == "podscale-launcher")
-        for container in spec["containers"]:
+        for container in (*spec.get("initContainers", ()), *spec["containers"]):
             security = container["securityContext"]
             assert security["allowPrivilegeEscalation"] is False
             assert security["readOnlyRootFilesystem"] is True

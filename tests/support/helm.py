@@ -33,7 +33,11 @@ EVERYTHING: dict[str, Any] = {
     "workspace": {"prepare": True},
     "directRun": {"enabled": True, "document": {"run": {"id": "digits"}, "data": {"shard_bytes": 1000000}}},
     "metrics": {"tls": {"secret": "metrics-tls", "clientSecret": "prometheus-tls"}, "tokenSecret": "metrics-token"},
-    "images": {"pullSecrets": ["registry"], "registry": "registry.example/podscale"},
+    "images": {
+        "pullSecrets": ["registry"],
+        "registry": "registry.example/podscale",
+        "prePull": {"enabled": True, "extra": ["registry.example/team/train:1"], "nodeSelector": {"pool": "gpu"}},
+    },
 }
 """Values with which the chart creates all its objects (except the bucket, which excludes the claim)."""
 
@@ -110,7 +114,7 @@ def monitor(objects: Sequence[Mapping[str, Any]], kind: str, name: str = "podsca
 def pod_specs(objects: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the specs of all pods that the objects start."""
     return [item["spec"] for item in kinds(objects, "Pod")] + [
-        item["spec"]["template"]["spec"] for item in kinds(objects, "Job")
+        item["spec"]["template"]["spec"] for kind in ("Job", "DaemonSet") for item in kinds(objects, kind)
     ]
 
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from podscale.telemetry.catalogue import FIRST_LAUNCH, GOODPUT_STATES, METRICS, PHASE_LABEL, MetricSpec
+from podscale.telemetry.catalogue import FIRST_LAUNCH, GOODPUT_STATES, METRICS, PHASE_LABEL, STARTUP_PARTS, MetricSpec
 
 RUN = "imaginary"
 EVERY = 15.0
@@ -112,6 +112,8 @@ def _value(name: str, labels: dict[str, str], at: float, active_seconds: float) 
         return active_seconds * 0.1 * (1 + _place(labels["phase"], PHASE_LABEL["phase"]) / 10)
     if name == "train_wall_seconds":
         return at * (0.7 if labels["state"] == "productive" else 0.3 / (len(GOODPUT_STATES) - 1))
+    if name == "train_startup_seconds":
+        return 4.0 + 6.0 * _place(labels["part"], STARTUP_PARTS)
     if name == "train_restarts":
         return float(at >= BACK and labels["cause"] == "lost_rank")
     if name == "train_launch_timestamp_seconds":
@@ -191,6 +193,9 @@ def _others(at: float) -> Iterator[tuple[str, dict[str, str], float]]:
         yield "memory_used", {"accelerator_id": f"tpu-{gpu}"}, 1.2e10
     yield "kube_pod_container_status_restarts_total", pod, float(at >= BACK)
     yield "kube_pod_container_status_waiting_reason", {**pod, "reason": "CrashLoopBackOff"}, float(KILLED < at < BACK)
+    yield "kube_pod_created", pod, BACK if at >= BACK else 0.0
+    yield "kube_pod_status_scheduled_time", pod, 4 + (BACK if at >= BACK else 0.0)
+    yield "kube_pod_container_state_started", pod, 25 + (BACK if at >= BACK else 0.0)
     yield "kube_pod_status_phase", {**pod, "phase": "Running"}, 1
     queue = {"cluster_queue": "gpus"}
     yield "kueue_pending_workloads", {**queue, "status": "active"}, 2

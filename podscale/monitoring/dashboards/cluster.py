@@ -11,6 +11,11 @@ NO_STATE = "kube-state-metrics is not scraped"
 NO_KUEUE = "Kueue is not scraped"
 NO_DISK = "No pod was scraped in this time range"
 PODS = 'namespace=~"$namespace", pod=~"${run}-.*"'
+BY_POD = "namespace, pod"
+CREATED_AT = f"max by ({BY_POD}) (kube_pod_created{{{PODS}}})"
+SCHEDULED_AT = f"max by ({BY_POD}) (kube_pod_status_scheduled_time{{{PODS}}})"
+STARTED_AT = f"max by ({BY_POD}) (kube_pod_container_state_started{{{PODS}}})"
+RESTARTED = f"(max by ({BY_POD}) (increase(kube_pod_container_status_restarts_total{{{PODS}}}[{RANGE}])) > 0)"
 GPU_LEGEND = "{{Hostname}} GPU {{gpu}}"
 RUN_GPU_LEGEND = "{{run}} GPU {{gpu}}"
 BY_GPU = f"{BY_RUN}, gpu"
@@ -170,6 +175,14 @@ KUBERNETES_PANELS = [
         PanelQuery(f"sum by (reason) (rate(kueue_evicted_workloads_total[{RATE_INTERVAL}]))", "{{reason}}"),
         field=Field("count:workloads/s", NO_KUEUE),
     ).span(6),
+    time_series_panel(
+        "Start of pods",
+        "Longest time from a pod's creation to its node (scheduling), and from there to the start of its container"
+        " (volumes, image pull). Pods whose container has restarted are left out.",
+        PanelQuery(f"max({SCHEDULED_AT} - on ({BY_POD}) {CREATED_AT})", "scheduling"),
+        PanelQuery(f"max(({STARTED_AT} - on ({BY_POD}) {SCHEDULED_AT}) unless on ({BY_POD}) {RESTARTED})", "pull"),
+        field=Field("s", NO_STATE),
+    ).span(24),
 ]
 BOARD = Dashboard(
     "cluster",

@@ -25,9 +25,14 @@ from podscale.monitoring.rule_types import DEFAULT_THRESHOLDS
 
 NONE = "No training in this time range"
 UNSAVED = "No checkpoint yet"
+NOT_STARTED = "No launch has done a step"
 UNMEASURED = "Not evaluated yet"
 WALL_BY_STATE = f"sum by (state) ({total_increase_query('train_wall_seconds', BY_STATE, RANGE)})"
 BADPUT = f"sum by (state) ({total_increase_query('train_wall_seconds', BY_STATE, RECENT_RANGE, UNPRODUCTIVE)})"
+STARTUP_BY_PART = max_query("train_startup_seconds", f"{BY_RUN}, part")
+STARTUP_TARGET_SECONDS = 180
+"""Longest start that a run should have, seconds. A run that restarts every three hours, as Llama 3 did on 16,384 GPUs,
+then spends less than 2 % of its time on starts."""
 CHECKPOINT_DURATION = "train_checkpoint_duration_seconds"
 
 NOW_PANELS = [
@@ -146,6 +151,22 @@ SAFETY_PANELS = [
     .show_points(VisibilityMode.ALWAYS)
     .span(6),
 ]
+STARTUP_PANELS = [
+    time_series_panel(
+        "Time to the first step",
+        "Time from the submission of a pipeline's job, else from the start of the launch, to the end of its first step."
+        " Dashed: target.",
+        PanelQuery(f"sum by ({BY_RUN}) ({STARTUP_BY_PART})"),
+        field=Field("s", NOT_STARTED),
+        limit=STARTUP_TARGET_SECONDS,
+    ).span(12),
+    bar_gauge_panel(
+        "Start-up by part",
+        "Parts of the time to the first step of the newest launch, longest first.",
+        PanelQuery(f"sort_desc({STARTUP_BY_PART})", "{{run}} {{part}}", instant=True),
+        field=Field("s", NOT_STARTED),
+    ).span(12),
+]
 LEARNING_PANELS = [
     time_series_panel(
         "Loss",
@@ -192,5 +213,11 @@ BOARD = Dashboard(
     "health",
     "Run health",
     "Wall time by state, checkpoints and restarts, and the convergence of the model.",
-    {"Now": NOW_PANELS, "Time": TIME_PANELS, "Restarts and checkpoints": SAFETY_PANELS, "Learning": LEARNING_PANELS},
+    {
+        "Now": NOW_PANELS,
+        "Time": TIME_PANELS,
+        "Restarts and checkpoints": SAFETY_PANELS,
+        "Start-up": STARTUP_PANELS,
+        "Learning": LEARNING_PANELS,
+    },
 )

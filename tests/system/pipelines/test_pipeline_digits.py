@@ -17,6 +17,7 @@ import pytest
 from podscale.config import load
 from podscale.runs import RunDirectory, predictions
 from podscale.runs.checkpoint.format import complete_entries, replace_manifest
+from podscale.telemetry.catalogue import STARTUP_PARTS
 from podscale.telemetry.events import filter_replays, read_records
 from tests.support.commands import Command, different, podscale, result, set_options
 from tests.support.outcomes import assert_error, reused_stages
@@ -80,6 +81,13 @@ def test_a_run_leaves_a_model_its_scores_and_a_report(calm: Path) -> None:
     lines = filter_replays(read_records(run.metrics))
     assert [line["step"] for line in lines if line["kind"] == "step"] == list(range(1, 69))
     assert [line["event"] for line in lines if line.get("event") in ("start", "resumed", "done")] == ["start", "done"]
+    (startup,) = [line for line in lines if line.get("event") == "startup"]
+    assert [*startup["parts"]] == [part for part in STARTUP_PARTS if part not in ("scheduling", "pull")]
+    assert min(startup["parts"][part] for part in ("supervisor", "imports", "build", "compile")) > 0.01
+    (goodput,) = [line["seconds"] for line in lines if line.get("event") == "goodput"]
+    counted = {part: startup["parts"].pop(part) for part in ("compile", "restore")}
+    assert goodput["compile"] == pytest.approx(counted["compile"], abs=0.1)
+    assert goodput["init"] == pytest.approx(sum(startup["parts"].values()), abs=0.1)
     card = (run.model / "README.md").read_text()
     for text in ("resnet18", "1438", f"{100 * scores['top1']:.2f}"):
         assert text in card

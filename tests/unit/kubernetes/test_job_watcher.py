@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,9 +17,12 @@ from podscale.kubernetes.client import ClusterClient
 from podscale.kubernetes.job_watcher import JobReplaced, JobVanished, NamespaceGone, WaitLimits
 from podscale.kubernetes.retry import RetryPolicy
 from podscale.kubernetes.run_stage import JobResult, run_stage
+from podscale.runs import RunDirectory
+from podscale.runs.job_start import read_job_start
 from podscale.util.processes import SigtermReceived, raise_on_sigterm
 from tests.support.cluster_objects import condition, event, job, pod, terminated, unschedulable, waiting
 from tests.support.fake_cluster import FakeCluster
+from tests.support.fake_state import now
 from tests.support.polling import until
 
 LIMITS = WaitLimits(max_poll_seconds=0.1, min_poll_seconds=0.01, permanent_seconds=1.0, log_seconds=5.0)
@@ -136,6 +140,26 @@ def test_the_job_of_a_pipeline_says_so(operator: Operator, cluster: FakeCluster,
     operator.pods(pod(0), pod(1))
     operator.succeed()
     until(lambda: "succeeded" in options["out"].getvalue())
+
+
+@pytest.mark.parametrize("pipeline", [False, True])
+def test_the_start_of_the_pods_is_reported_once_and_left_for_rank_0_by_a_pipeline(
+    operator: Operator, cluster: FakeCluster, tmp_path: Path, pipeline: bool
+) -> None:
+    document = config.load(None, (*DOCUMENT, f"run.workspace={tmp_path}"))
+    options: dict[str, Any] = {"out": io.StringIO(), "pipeline": pipeline, "limits": LIMITS}
+    threading.Thread(target=run_stage, args=(document, "train"), kwargs=options, daemon=True).start()
+    operator.job()
+    scheduled = {"conditions": [{**condition("PodScheduled"), "lastTransitionTime": now()}]}
+    operator.pods(pod(0, status=scheduled), pod(1, status=scheduled))
+    until(lambda: "2 pods started" in options["out"].getvalue())
+    operator.pods(pod(0, status=scheduled), pod(1, status=scheduled, restarts=1))
+    operator.succeed()
+    until(lambda: "succeeded" in options["out"].getvalue())
+    assert options["out"].getvalue().count("2 pods started") == 1
+    start = read_job_start(RunDirectory.for_config(document), 0.0)
+    assert (start is not None) is pipeline
+    assert start is None or start.pods == 2
 
 
 def test_a_launcher_that_comes_again_adopts(operator: Operator) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from podscale.config import load
 from podscale.distributed.rank_group import RankGroup
+from podscale.distributed.startup_clock import StartupClock
 from podscale.distributed.worker_env import RankEnv, WorkerEnv
 from podscale.launch.environment_file import describe_environment
 from podscale.launch.fork_launcher import build_rank_env
@@ -99,7 +100,7 @@ def worker_env(spec: WorkerSpec) -> WorkerEnv:
         log_directory=Path("/l"),
         lease=Path("/x/.lease"),
         fence_number=7,
-        launched_at=1234.5678,
+        startup=StartupClock(1234.5678, {"supervisor": 0.1}),
     )
 
 

@@ -1,0 +1,78 @@
+"""Start of a job's pods as Kubernetes saw it, in `.job-start` of the run directory.
+
+Pods have no access to the API server, and a pod's own environment does not tell when it was created. A pipeline's
+launcher watches the pods and mounts the run directory, so it writes the file, and rank 0 reads it after its first step.
+"""
+
+import json
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+
+from podscale.runs.directory import RunDirectory
+from podscale.util.files import write_json
+from podscale.util.formatting import format_count
+
+SAME_START_SECONDS = 10.0
+"""Largest difference between the start of a container and that of its main process, seconds. Kubernetes' times have a
+resolution of one second, and a container restarts 10 s after it failed, or later."""
+
+
+@dataclass(frozen=True)
+class JobStart:
+    """First start of a job's leading pod, unix seconds by the clocks of the API server and of its node.
+
+    Args:
+        submitted_at: Creation of the job.
+        scheduled_at: The leading pod has a node.
+        started_at: The leading pod's container runs.
+        last_started_at: The container of the last pod runs.
+        pods: Number of pods.
+    """
+
+    submitted_at: float
+    scheduled_at: float
+    started_at: float
+    last_started_at: float
+    pods: int = 1
+
+    @property
+    def scheduling(self) -> float:
+        """Seconds in queues and until there is a node."""
+        return max(0.0, self.scheduled_at - self.submitted_at)
+
+    @property
+    def pull(self) -> float:
+        """Seconds from the node's choice to the start of the container: volumes, init containers, image."""
+        return max(0.0, self.started_at - self.scheduled_at)
+
+    def to_json(self) -> dict[str, float]:
+        return {
+            "scheduling_seconds": self.scheduling,
+            "pull_seconds": self.pull,
+            "last_pod_seconds": max(0.0, self.last_started_at - self.submitted_at),
+        }
+
+    def __str__(self) -> str:
+        total = self.last_started_at - self.submitted_at
+        text = f"{format_count(self.pods, 'pod')} started {total:.0f} s after submission"
+        return (
+            f"{text}: the leading pod was scheduled after {self.scheduling:.0f} s and started {self.pull:.0f} s later"
+        )
+
+
+def write_job_start(run: RunDirectory, start: JobStart) -> None:
+    """Write the file. Without it, only the metrics of the start are incomplete."""
+    with suppress(OSError):
+        run.path.mkdir(parents=True, exist_ok=True)
+        write_json(run.job_start, asdict(start))
+
+
+def read_job_start(run: RunDirectory, launch_age: float) -> JobStart | None:
+    """Return the start in the file if it is that of the launch that began `launch_age` seconds ago."""
+    try:
+        start = JobStart(**json.loads(run.job_start.read_text(encoding="utf-8")))
+        same = abs(time.time() - launch_age - start.started_at) <= SAME_START_SECONDS
+    except (OSError, ValueError, TypeError):
+        return None
+    return start if same else None
