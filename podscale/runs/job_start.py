@@ -55,10 +55,8 @@ class JobStart:
 
     def __str__(self) -> str:
         total = self.last_started_at - self.submitted_at
-        text = f"{format_count(self.pods, 'pod')} started {total:.0f} s after submission"
-        return (
-            f"{text}: the leading pod was scheduled after {self.scheduling:.0f} s and started {self.pull:.0f} s later"
-        )
+        parts = f"leading pod: scheduling {self.scheduling:.0f} s, pull {self.pull:.0f} s"
+        return f"{format_count(self.pods, 'pod')} started {total:.0f} s after submission ({parts})"
 
 
 def write_job_start(run: RunDirectory, start: JobStart) -> None:

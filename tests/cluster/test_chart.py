@@ -100,6 +100,19 @@ def helm_test(namespace: str) -> tuple[str, str]:
     return phase, "" if phase == "Succeeded" else kubectl("logs", "podscale-test-training", "--namespace", namespace)
 
 
+def test_a_daemonset_pulls_the_images_ahead_of_runs(namespace: str, images: dict[str, str]) -> None:
+    """Each node has a running pod whose init containers used the images and ended."""
+    install(namespace, images=images | {"prePull": {"enabled": True}})
+    kubectl("rollout", "status", "daemonset/podscale-pre-pull", "--timeout=120s", "--namespace", namespace)
+    pods = get(namespace, "pods", "--selector", "app.kubernetes.io/component=pre-pull")["items"]
+    assert len(pods) == get(namespace, "daemonset", "podscale-pre-pull")["status"]["desiredNumberScheduled"] > 0
+    for pod in pods:
+        status = pod["status"]
+        assert [one["image"] for one in pod["spec"]["initContainers"]] == [images["train"]]
+        assert [one["state"]["terminated"]["exitCode"] for one in status["initContainerStatuses"]] == [0]
+        assert "running" in status["containerStatuses"][0]["state"]
+
+
 @pytest.mark.cluster_ci
 def test_helm_test_trains_and_scrapes(shared: str) -> None:
     """The pod checks its own training and metrics endpoint (charts/podscale/files/check_training.py)."""
