@@ -201,7 +201,9 @@ def test_an_abandoned_job_whose_pods_still_save_is_not_adopted(start: Start) -> 
     scene.wait_for("another job", lambda: len(scene.operator.pods) == 2)
     code, log = scene.end(launcher)
     assert code == 0, log
-    assert [pod.exit_codes for pod in scene.operator.pods] == [[ExitCode.PREEMPTED], [ExitCode.DONE]]
+    first, second = scene.operator.pods
+    assert first.exit_codes in ([ExitCode.PREEMPTED], [ExitCode.PREEMPTED, ExitCode.DONE]), "it may have seen the mark"
+    assert second.exit_codes == [ExitCode.DONE]
     scene.assert_same_bits()
 
 
