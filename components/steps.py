@@ -126,9 +126,11 @@ def collapse(document: str, cycle: int, shard_set: Any, model: Any) -> None:
 def _train(config: RunConfig, shard_set: Any, model: Any) -> None:
     location = _shard_set_location(shard_set)
     outcome = _choose_runner(config, "train")(config, location)
-    with suppress(OSError):  # the report stage writes it again
-        local.write_card(config, location)
     directory = RunDirectory.for_config(config).model
+    has_card = outcome.reused and (directory / "README.md").exists()
+    if not has_card and env.STAGE_FILE not in os.environ:  # `podscale run` reads no artifacts
+        with suppress(OSError):  # the report stage writes it again
+            local.write_card(config, location)
     shutil.copytree(directory, model.path, copy_function=_link_or_copy, dirs_exist_ok=True)
     model.metadata.update(
         framework=config.train.engine,
