@@ -46,9 +46,11 @@ def installed(cluster: Cluster, name: str, image: str, launcher_image: str) -> I
     images = {"train": image, "launcher": launcher_image, "test": image}
     with cluster.namespace(name) as namespace:
         install(namespace, images=images, policy=policy(image), priorityClasses=[{"name": "urgent", "value": 10}])
-        bare = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x", "namespace": namespace},
-                "spec": {"containers": [{"name": "x", "image": "localhost/x"}]}}  # fmt: skip
-        cluster.wait("the policy", lambda: "launch.cluster.security" in dry_run(cluster, namespace, bare))
+        # Pod Security refuses a pod before the policy does, but not a Job.
+        template = {"spec": {"restartPolicy": "Never", "containers": [{"name": "x", "image": "docker.io/x"}]}}
+        metadata = {"name": "x", "namespace": namespace}
+        bare = {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": {"template": template}}
+        cluster.wait("the policy", lambda: "launch.image: " in dry_run(cluster, namespace, bare))
         yield namespace
 
 
