@@ -139,7 +139,9 @@ def test_two_pods_rendezvous_by_the_variables_of_their_launcher(launch: Launch, 
     assert [code for code, _, _ in ends] == [0, 0], ends
     run_directory = pods[0].run_directory
     for rank in range(2):
-        assert f"rank {rank} of 2" in (run_directory / "logs" / f"rank-{rank}.log").read_text()
+        log = (run_directory / "logs" / f"rank-{rank}.log").read_text()
+        assert f"rank {rank} of 2" in log
+        assert "start-up supervisor imports rendezvous\n" in log, "the parts that ended before the rank's own program"
     assert pods[0].outcome()["exit_code"] == 0
     assert json.loads((run_directory / ".lease").read_text())["number"] == 1  # one lease for the whole job
     assert len(list((run_directory / "tensorboard").iterdir())) == 1, "only one pod runs the trackers"

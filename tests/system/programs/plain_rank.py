@@ -105,5 +105,6 @@ def ready() -> None:
 
 if __name__ == "__main__":
     print(f"rank {RANK} of {os.environ['WORLD_SIZE']} threads {os.environ['OMP_NUM_THREADS']}", flush=True)
+    print("start-up", *json.loads(os.environ["PODSCALE_STARTUP"]), flush=True)
     behaviours = json.loads(os.environ["PLAIN_RANK"])
     globals()[behaviours.get(str(RANK), behaviours.get("*", "train"))]()
