@@ -262,7 +262,8 @@ def main() -> None:
         f"{large.step_seconds:g} s; a checkpoint stalls it for {large.save_seconds:g} s; {large.replace_seconds:g} s "
         f"until the pods of a failed node are replaced and {large.start_seconds:g} s until they train) and drive "
         "Podscale's own accounting. No cluster, no job and no launcher takes part. `analytic` is Daly's formula. The "
-        "first of two rows has Young's checkpoint interval, the second one of 30 minutes.",
+        "first of two rows has Young's checkpoint interval, the second one of 30 minutes. Llama 3's rate is from its "
+        "paper (arXiv 2407.21783); those of RSC-1 and RSC-2 (arXiv 2410.21680) are recalled.",
         "",
         "| failure rate | runs | checkpoint, min | failures | goodput | analytic | difference | saves | redo | "
         "recovery | init |",

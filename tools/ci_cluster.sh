@@ -53,7 +53,7 @@ compile() {
 }
 
 compile
-tests "chart" 3 tests/chart
+tests "chart" 5 tests/chart
 [ -e "$("${lab[@]}" kubeconfig)" ] || trap '"${lab[@]}" down >/dev/null' EXIT # a cluster that existed before keeps running
 step "the cluster" 5 "${lab[@]}" up
 step "the images" 9 "${lab[@]}" images base tools
