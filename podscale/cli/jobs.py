@@ -79,8 +79,8 @@ def submit(
     config = load_with_defaults(document, [*changes, *cluster.changes], defaults)
     preflight(config, "job")
     api = connect_cluster(config.launch.cluster)
-    check_before_submit(api, config, stages, shard_set)
     check_stages(api, config, stages, shard_set)  # before the first of them runs
+    check_before_submit(api, config, stages, shard_set)
     if dry_run:
         _dry_run(api, config, stages, shard_set)
         return

@@ -19,7 +19,7 @@ from tests.support.cluster_policy import LOCKS, REGISTRY, VALUES, installed, pol
 from tests.support.outcomes import assert_error
 from tests.support.polling import until
 
-KINDS = ("PyTorchJob", "JAXJob", "TrainJob", "TrainingRuntime", "JobSet")
+KINDS = ("PyTorchJob", "JAXJob", "TrainJob", "TrainingRuntime", "JobSet", "LocalQueue")
 BACKENDS = ("pytorchjob", "jaxjob", "trainjob", "jobset", "job")
 ADMITTED = (
     f"launch.image={REGISTRY}/podscale-base:1",
@@ -242,10 +242,26 @@ def test_tasks_of_pipelines_are_checked_only_with_the_scope_namespace(server: Ap
     assert options_in(server.refusal(task("strict"))) == {"launch.image"}
 
 
+WORKSPACE_CLAIM = {
+    "apiVersion": "v1",
+    "kind": "PersistentVolumeClaim",
+    "metadata": {"name": "podscale-workspace", "namespace": "team-a"},
+    "spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}},
+}
+
+QUEUE = {
+    "apiVersion": "kueue.x-k8s.io/v1beta2",
+    "kind": "LocalQueue",
+    "metadata": {"name": "team-a", "namespace": "team-a"},
+    "spec": {"clusterQueue": "shared"},
+}
+
+
 def test_submit_prints_the_answer_of_the_policy_and_of_the_api_server(
     server: ApiServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As the launcher's account: first the command line refuses, then, without policy.yaml, the API server."""
+    server.apply(WORKSPACE_CLAIM, QUEUE)
     monkeypatch.setenv("KUBECONFIG", str(server.account_kubeconfig("team-a", "podscale-launcher")))
     command = ["submit", "digits", "--stage", "train", "--no-wait"]
     options = ["--set", "launch.backend=pytorchjob", "--set", "launch.processes=1"]

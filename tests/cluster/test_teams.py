@@ -90,7 +90,7 @@ def test_an_allowed_run_trains_and_another_image_is_refused(
     cluster: Cluster, shards: str, image: str, tmp_path: Path
 ) -> None:
     """The operator's pods pass the policy, which holds for all pods of the namespace."""
-    ended = Launcher(tmp_path, shards, image, "allowed", "train.epochs=1").command("submit", "--stage=train")
+    ended = Launcher(tmp_path, shards, image, "allowed", "train.epochs=2").command("submit", "--stage=train")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     refused = Launcher(tmp_path, shards, "docker.io/x:1", "refused").command("submit", "--stage=train", "--no-wait")
     assert refused.returncode == 2
@@ -104,7 +104,7 @@ def test_an_allowed_run_trains_and_another_image_is_refused(
 )
 def test_objects_of_the_operators_pass_the_policy(cluster: Cluster, shards: str, image: str, backend: str) -> None:
     """A TrainJob makes a JobSet, which makes Jobs, which make pods; none of them is refused."""
-    training = Training(cluster, shards, image, f"by-{backend}", backend, "train.epochs=1")
+    training = Training(cluster, shards, image, f"by-{backend}", backend, "train.epochs=2")
     cluster.wait(f"the end of {backend}", training.ended)
     assert {"Succeeded", "Completed", "Complete"} & set(training.conditions()), training.describe()
 
