@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from podscale.cli.documents import render
+from podscale.cli.app import main
 from podscale.cli.dry_run import describe_run
 from podscale.config import RunConfig, load
 from podscale.errors import Preempted
@@ -72,7 +72,8 @@ def test_a_preset_trains_and_resumes_to_the_bit(name: str, run_world: Any, make_
 def test_a_preset_is_rendered_and_planned(name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     claim = ["launch.cluster.workspace_claim=claim", "data.source=gs://bucket/images"]
     config = load(resolve_preset(name), claim)
-    render(name, claim, stage="all")
+    changes = [argument for change in claim for argument in ("--set", change)]
+    assert main(["render", name, *changes, "--stage", "all"]) == 0
     output = capsys.readouterr().out
     assert f"name: {name}" in output
     assert re.search(rf"nvidia\.com/gpu: \W?{config.launch.resources.accelerators}\b", output)
