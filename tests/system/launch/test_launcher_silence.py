@@ -30,7 +30,7 @@ def workspace(calm: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def run(workspace: Path) -> RunDirectory:
-    return RunDirectory(workspace / "runs" / "small")
+    return RunDirectory(workspace / "runs" / "silent")
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def start(workspace: Path) -> Iterator[Start]:
                 "PYTHONPATH": str(FAULT_INJECTION),
                 "INJECTED_FAULT": f"rest:{workspace}/slow",
             }
-            changes = ("--set", "launch.nodes=2", "--set", "launch.processes=1")
+            changes = ("--set", "run.id=silent", "--set", "launch.nodes=2", "--set", "launch.processes=1")
             started.append(Command(workspace, "train", "run.yaml", *changes, variables=variables))
         return tuple(started[-len(numbers) :])
 
