@@ -154,6 +154,8 @@ launch:
             ]
             (folder / "launched.yaml").write_text("\n".join(kept) + changes)
             cluster.kubeconfig(folder / "kubeconfig")
+            claim = {"metadata": {"name": "workspace"}, "spec": {"accessModes": ["ReadWriteMany"]}}
+            cluster.put("persistentvolumeclaims", claim)
             scenes.append(Scene(folder, cluster, operator))
             return scenes[-1]
 
