@@ -19,6 +19,8 @@ from tests.support import helm
 
 pytestmark = [pytest.mark.timeout(1800), pytest.mark.cluster_full("kueue.x-k8s.io")]
 API = "kueue.x-k8s.io/v1beta2"
+DELETION_ORDER = ("LocalQueue", "ClusterQueue", "ResourceFlavor", "AdmissionCheck", "ProvisioningRequestConfig")
+"""Kueue keeps what a queue still uses."""
 AUTOSCALER = "autoscaling.x-k8s.io"
 QUEUED = ("train.epochs=2", "launch.cluster.queue=small")
 JOBSET = pytest.param("jobset", marks=pytest.mark.cluster_full("jobset.x-k8s.io"))
@@ -156,7 +158,7 @@ def test_a_job_waits_until_its_nodes_are_provided(
     cluster.wait("its pods", lambda: len(training.pods()) == 2)
     training.succeed()
     training.delete()
-    for item in reversed(made):
+    for item in sorted(made, key=lambda item: DELETION_ORDER.index(item["kind"])):
         cluster.delete(item["metadata"].get("namespace", ""), API, item["kind"], item["metadata"]["name"])
 
 
