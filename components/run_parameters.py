@@ -7,8 +7,8 @@ that shape them cannot be changed here.
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from operator import attrgetter
 
 from podscale.config import RunConfig, loads
 from podscale.errors import InputError, InputErrors
@@ -20,6 +20,16 @@ TIME_FIELD = "{time}"
 TIME_LENGTH = 17
 """Length of an expanded time: twelve digits, a hyphen and four characters of the job's id."""
 JOB_ID_CHARACTERS = 4
+OPTION_OF_PARAMETER = {
+    "run_id": "run.id",
+    "source": "data.source",
+    "epochs": "train.epochs",
+    "global_batch": "train.global_batch",
+    "learning_rate": "train.schedule.learning_rate",
+    "image": "launch.image",
+    "launcher_image": "launch.launcher_image",
+}
+"""Option that each parameter sets; the parameter `overrides` sets any other."""
 FIXED_OPTIONS = (
     "launch",
     "run.workspace",
@@ -64,6 +74,12 @@ class RunParameters:
     overrides: Sequence[str]
     image: str
     launcher_image: str
+
+    @classmethod
+    def of(cls, config: RunConfig) -> "RunParameters":
+        """Return the values of a document, which are the defaults of its pipeline."""
+        values = {name: attrgetter(option)(config) for name, option in OPTION_OF_PARAMETER.items()}
+        return cls(overrides=[], **values)
 
 
 def load_document(document: str) -> RunConfig:
@@ -130,23 +146,12 @@ def _is_filled(value: str) -> bool:
 
 def _typed_changes(compiled: RunConfig, parameters: RunParameters, job: PipelineJob) -> dict[str, tuple[str, str]]:
     """Return parameter and override by option, of the parameters that differ from the document."""
-    values: dict[str, tuple[str, Any, Any]] = {
-        "run.id": ("run_id", expand_run_id(parameters.run_id, job), compiled.run.id),
-        "data.source": ("source", parameters.source, compiled.data.source),
-        "train.epochs": ("epochs", parameters.epochs, compiled.train.epochs),
-        "train.global_batch": ("global_batch", parameters.global_batch, compiled.train.global_batch),
-        "train.schedule.learning_rate": (
-            "learning_rate",
-            parameters.learning_rate,
-            compiled.train.schedule.learning_rate,
-        ),
-        "launch.image": ("image", parameters.image, compiled.launch.image),
-        "launch.launcher_image": ("launcher_image", parameters.launcher_image, compiled.launch.launcher_image),
-    }
+    values = asdict(replace(parameters, run_id=expand_run_id(parameters.run_id, job)))
+    defaults = asdict(RunParameters.of(compiled))
     return {
-        option: (parameter, f"{option}={json.dumps(value)}")
-        for option, (parameter, value, before) in values.items()
-        if value not in ("", before)
+        option: (name, f"{option}={json.dumps(values[name])}")
+        for name, option in OPTION_OF_PARAMETER.items()
+        if values[name] not in ("", defaults[name])
     }
 
 

@@ -14,15 +14,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from podscale.errors import ExitCode, PodscaleError
-from podscale.runs.stage_outcomes import StageName
+from podscale.runs.stage_outcomes import MAX_TERMINATION_BYTES, StageName
 from podscale.util import env, processes
 from podscale.util.files import write_json
 from podscale.util.processes import preempt_on_sigterm
 
 UMASK = 0o022
 """Umask of a stage whose parent has cleared it."""
-MAX_TERMINATION_BYTES = 4096
-"""Maximal size of a termination message that Kubernetes keeps, bytes."""
 
 
 @contextmanager

@@ -10,7 +10,6 @@ import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from podscale.components.run_parameters import PipelineJob, RunParameters, load_document, resolve_document
@@ -35,8 +34,6 @@ if TYPE_CHECKING:
 SUCCEEDED_STATES = ("SUCCEEDED", "COMPLETE")
 """States of a successful pipeline; the second is used by backends with ML Metadata (KFP up to 2.17)."""
 NO_ERRORS = "none"
-OWN_ERRORS = ("configure", "summary")
-"""Tasks whose errors are in no outcome file."""
 
 
 def configure(document: str, parameters: RunParameters, job: PipelineJob) -> tuple[str, str]:
@@ -252,15 +249,15 @@ def _check_configuration(document: str, parameters: RunParameters, job: Pipeline
 
 def _summarize_run(config: RunConfig, state: str, problem: str) -> tuple[str, dict[str, str]]:
     """Stop the jobs of a run that did not succeed; return its summary as Markdown, and the errors by stage."""
-    errors = {stage: outcome.error for stage, outcome in _all_outcomes(config).items() if not outcome.is_done}
-    stopped = ""
+    stopped, errors = "", {"configure": problem} if problem and state not in SUCCEEDED_STATES else {}
     if state not in SUCCEEDED_STATES:
-        errors |= {"configure": problem} if problem else {}
         try:
             stopped = _stop_jobs(config, state)
         except Exception as error:  # no error may hide the stages' outcomes
             errors["summary"] = str(error)
-    text = summary_markdown(config, state, stopped, {name: errors[name] for name in errors if name in OWN_ERRORS})
+    outcomes = _all_outcomes(config)
+    errors |= {outcome.stage: outcome.error for outcome in outcomes.values() if not outcome.is_done}
+    text = summary_markdown(config, state, outcomes, errors, stopped)
     run = RunDirectory.for_config(config)
     with suppress(OSError):  # the page of the task remains
         if run.path.is_dir():
@@ -269,18 +266,18 @@ def _summarize_run(config: RunConfig, state: str, problem: str) -> tuple[str, di
 
 
 def summary_markdown(
-    config: RunConfig, state: str, stopped: str = "", errors: Mapping[str, str] = MappingProxyType({})
+    config: RunConfig, state: str, outcomes: Mapping[str, StageOutcome], errors: Mapping[str, str], stopped: str = ""
 ) -> str:
     """Format the run as Markdown: outcome and seconds of each stage, and the errors.
 
     Args:
         state: final state of the pipeline.
+        outcomes: recorded outcomes by stage, and by `collapse` and the member's run id.
+        errors: errors by task.
         stopped: result of stopping the run's jobs; empty if there was none.
-        errors: errors of tasks that are no stage, by task.
     """
     state = SUCCEEDED_STATES[0] if state in SUCCEEDED_STATES else state
     lines = [f"# Run {config.run.id}: {state}", "", "| stage | ended | seconds |", "|---|---|---|"]
-    outcomes = _all_outcomes(config)
     members = [f"collapse {member.config.run.id}" for member in ensemble_members.ensemble_members(config)]
     for name in (*stage_outcomes.STAGES, *members):
         outcome = outcomes.get(name)
@@ -289,8 +286,7 @@ def summary_markdown(
             continue
         ended = "done before" if outcome.reused else "done" if outcome.is_done else f"exit code {outcome.exit_code}"
         lines.append(f"| {name} | {ended} | {outcome.seconds:.1f} |")
-    failures = {outcome.stage: outcome.error for outcome in outcomes.values() if not outcome.is_done}
-    for name, error in {**errors, **failures}.items():
+    for name, error in errors.items():
         lines += ["", f"## {name}", "", _quote(error)]
     if stopped:
         lines += ["", stopped]

@@ -47,8 +47,8 @@ class RunReader:
     def stage_errors(self, run_id: str) -> list[str]:
         """Return the stages' own errors, as far as the API has them.
 
-        They are an output parameter of the summary task, or the termination messages of pods, which Argo copies into
-        its workflow.
+        They are an output parameter of the summary task, or part of the messages of tasks and of nodes in Argo's
+        workflow.
         """
         tasks = self._list_tasks(run_id)
         for task in tasks:

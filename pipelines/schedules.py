@@ -93,11 +93,11 @@ def _item_problem(field: CronField, item: str) -> str:
     if extent in ("*", "?"):
         return ""
     first, hyphen, last = extent.partition("-")
-    bounds = [_parse_value(field, text) for text in ((first, last) if hyphen else (first,))]
-    if None in bounds:
+    begin, end = _parse_value(field, first), _parse_value(field, last if hyphen else first)
+    if begin is None or end is None:
         known = f"{field.low} to {field.high}" + (f" or {field.names[0]} to {field.names[-1]}" if field.names else "")
         return f"must be {known}"
-    return "the range ends before it begins" if hyphen and bounds[0] > bounds[1] else ""  # type: ignore[operator]
+    return "the range ends before it begins" if begin > end else ""
 
 
 def _parse_value(field: CronField, text: str) -> int | None:

@@ -6,7 +6,7 @@ members together. The same tasks compile for a cluster and run locally.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from podscale.config import RunConfig
@@ -19,6 +19,7 @@ from podscale.components.configure.component import configure  # isort: skip
 from podscale.components.evaluate.component import evaluate  # isort: skip
 from podscale.components.pack.component import pack  # isort: skip
 from podscale.components.report.component import report  # isort: skip
+from podscale.components.run_parameters import RunParameters  # isort: skip
 from podscale.components.shard.component import shard  # isort: skip
 from podscale.components.summary.component import summary  # isort: skip
 from podscale.components.train.component import train  # isort: skip
@@ -101,17 +102,7 @@ def local_pipeline(config: RunConfig, options: PipelineOptions) -> Any:
     @dsl.pipeline(name=TRAINING_PIPELINE_NAME, description=_description(config))
     def pipeline() -> None:
         tasks = _PipelineTasks(config, options)
-        finish = summary(
-            document=config.model_dump_json(),
-            run_id=config.run.id,
-            source=config.data.source,
-            epochs=config.train.epochs,
-            global_batch=config.train.global_batch,
-            learning_rate=config.train.schedule.learning_rate,
-            overrides=[],
-            image=config.launch.image,
-            launcher_image=config.launch.launcher_image,
-        )
+        finish = summary(document=config.model_dump_json(), **asdict(RunParameters.of(config)))
         with dsl.ExitHandler(exit_task=tasks.configured(finish, "summary"), name="stages"):
             tasks.add_stages(config.model_dump_json(), config.data.model_dump_json())
 

@@ -4,7 +4,7 @@ The command line prints the text of a `PodscaleError` without a traceback and ex
 is a bug and keeps its traceback.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from typing import Any, Final
 
@@ -99,6 +99,14 @@ class InputErrors(InputError):
 
     def __reduce__(self) -> Any:
         return InputErrors, (self.errors, self.title)
+
+
+def combine_errors(errors: Iterable[InputError], problem: str = "") -> InputError:
+    """Return the error if there is one, else InputErrors of all that differ; with a `problem`, below it as a title."""
+    distinct = list({str(error): error for error in errors}.values())
+    if len(distinct) == 1:
+        return distinct[0]
+    return InputErrors(distinct, f"{problem}; {len(distinct)} things to change:" if problem else "")
 
 
 class Preempted(PodscaleError):

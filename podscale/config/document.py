@@ -13,7 +13,7 @@ from podscale.config.optimizer import OPTIMIZER_NAMES, optimizers_with
 from podscale.config.option_names import option_names_of, suggest_key
 from podscale.config.run_config import RunConfig
 from podscale.config.yaml_reader import KeyLocations, NotYaml, dump_yaml, parse_yaml
-from podscale.errors import ABSENT, InputError, InputErrors
+from podscale.errors import ABSENT, InputError, combine_errors
 
 DocumentT = TypeVar("DocumentT", bound=BaseModel)
 
@@ -213,7 +213,7 @@ def _validate(model: type[DocumentT], values: dict[str, Any], origins: _Origins)
         return model.model_validate(values)
     except ValidationError as error:
         errors = [_convert_error(item, origins, model) for item in error.errors(include_url=False)]
-        raise (errors[0] if len(errors) == 1 else InputErrors(errors)) from None
+        raise combine_errors(errors) from None
 
 
 def _convert_error(item: Any, origins: _Origins, model: type[BaseModel]) -> InputError:

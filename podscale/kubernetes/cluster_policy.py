@@ -5,12 +5,12 @@ pipelines check it before they create anything. The chart's ValidatingAdmissionP
 server; tests/chart/test_cluster_policy.py compares both on a real one.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from podscale.config import RunConfig
 from podscale.config.document import loads_as
 from podscale.config.fields import Section, placement_field
-from podscale.errors import InputError, InputErrors
+from podscale.errors import InputError, combine_errors
 from podscale.kubernetes.client import ClusterClient
 from podscale.kubernetes.cluster_defaults import DEFAULTS_CONFIG_MAP
 from podscale.kubernetes.errors import ApiError
@@ -65,12 +65,17 @@ def find_cluster_policy(api: ClusterClient) -> ClusterPolicy | None:
 
 def check_stages(
     api: ClusterClient, config: RunConfig, stages: Iterable[StageName], shard_set: str | None = None
-) -> None:
-    """Raise one InputError that lists what the policy of the namespace refuses in the jobs of these stages."""
+) -> bool:
+    """Raise one InputError that lists what the policy of the namespace refuses in the jobs of these stages.
+
+    Returns False if the namespace has no policy.
+    """
     policy = find_cluster_policy(api)
-    if policy is not None:
-        specs = [build_job_spec(config, stage, shard_set) for stage in stages]
-        _raise_refusals([error for spec in specs for error in job_refusals(policy, spec)], api.namespace)
+    if policy is None:
+        return False
+    specs = [build_job_spec(config, stage, shard_set) for stage in stages]
+    _raise_refusals([error for spec in specs for error in job_refusals(policy, spec)], api.namespace)
+    return True
 
 
 def check_pipeline(api: ClusterClient, config: RunConfig) -> None:
@@ -118,11 +123,6 @@ def _refusal(policy: ClusterPolicy, option: str, got: object, allowed: str) -> I
     return InputError(problem, field=option, got=got, hint=f"Allowed: {allowed}. Ask {policy.contact}.")
 
 
-def _raise_refusals(found: Iterable[InputError], namespace: str) -> None:
-    errors = list({str(error): error for error in found}.values())  # stages share options
-    if len(errors) == 1:
-        raise errors[0]
+def _raise_refusals(errors: Sequence[InputError], namespace: str) -> None:
     if errors:
-        raise InputErrors(
-            errors, f"the policy of namespace {namespace} refuses this run; {len(errors)} things to change:"
-        )
+        raise combine_errors(errors, f"the policy of namespace {namespace} refuses this run")  # stages share options

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from podscale.config import RunConfig
-from podscale.errors import InputError, InputErrors
+from podscale.errors import InputError, InputErrors, combine_errors
 from podscale.kubernetes.client import ClusterClient
 from podscale.kubernetes.errors import ApiError, KindNotServed
 from podscale.kubernetes.required_objects import check_namespace_exists, required_objects
@@ -24,11 +24,8 @@ def check_before_submit(
     check_namespace_exists(api)
     errors = [error for stage in stages for error in _stage_errors(api, config, stage, shard_set)]
     errors += _object_errors(api, config, stages)
-    errors = list({str(error): error for error in errors}.values())  # stages share problems
-    if len(errors) == 1:
-        raise errors[0]
     if errors:
-        raise InputErrors(errors, f"this run cannot be submitted; {len(errors)} things to change:")
+        raise combine_errors(errors, "this run cannot be submitted")  # stages share problems
 
 
 def _stage_errors(

@@ -12,7 +12,7 @@ from podscale.config.checks import check_ranks
 from podscale.config.fields import input_error
 from podscale.config.preflight.host import input_cache_bytes, shared_memory_bytes
 from podscale.data.sampler import check_shard_groups
-from podscale.errors import InputError, InputErrors
+from podscale.errors import InputError, combine_errors
 from podscale.hardware import Hardware
 from podscale.runs import local_path
 from podscale.util.formatting import format_count
@@ -129,10 +129,8 @@ def validate_job(
         is_multi_device = hardware.kind == "tpu" or (config.train.engine == "jax" and processes == 1)
         devices = max(hardware.accelerators, 1) if is_multi_device else processes
         errors += [*_check_world_sizes(config, nodes, devices), *_check_caches(config, processes, resources)]
-    if len(errors) == 1:
-        raise errors[0]
     if errors:
-        raise InputErrors(errors, f"this job cannot run; {len(errors)} things to change:")
+        raise combine_errors(errors, "this job cannot run")
 
 
 def volume_mounts(config: RunConfig) -> dict[str, bool]:

@@ -113,7 +113,7 @@ def submit_stage(
 
 
 def _submit_manifests(
-    api: ClusterClient, manifests: JobManifests, printer: "LinePrinter", check: Callable[[], None]
+    api: ClusterClient, manifests: JobManifests, printer: "LinePrinter", check: Callable[[], object]
 ) -> Submission:
     submission = submit_job(api, manifests, printer.notify, check)
     results = {

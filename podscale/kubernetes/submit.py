@@ -47,7 +47,7 @@ class Submission:
 
 
 def submit_job(
-    api: ClusterClient, manifests: JobManifests, notify: Notify, check: Callable[[], None] = lambda: None
+    api: ClusterClient, manifests: JobManifests, notify: Notify, check: Callable[[], object] = lambda: None
 ) -> Submission:
     """Create the job or find an existing one: adopt a running one, keep a successful one, replace a failed one.
 

@@ -6,12 +6,10 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from podscale.errors import ExitCode
-from podscale.runs.stage_outcomes import exit_code_and_message
+from podscale.runs.stage_outcomes import MAX_TERMINATION_BYTES, exit_code_and_message
 from podscale.util import env
 
 TERMINATION_PATH = "/dev/termination-log"
-MAX_MESSAGE_BYTES = 4096
-"""Maximal size of the message that Kubernetes keeps, bytes."""
 
 
 @contextmanager
@@ -26,14 +24,14 @@ def write_termination_on_exit(stage: str) -> Iterator[None]:
 
 
 def termination_message(stage: str, exit_code: int, error: str) -> bytes:
-    """Return the JSON of a result, at most MAX_MESSAGE_BYTES of UTF-8; a longer error is truncated."""
+    """Return the JSON of a result, at most MAX_TERMINATION_BYTES of UTF-8; a longer error is truncated."""
     message = _encode(stage, exit_code, error)
-    if len(message) <= MAX_MESSAGE_BYTES:
+    if len(message) <= MAX_TERMINATION_BYTES:
         return message
     low, high = 0, len(error)  # bisection, because a character takes 1 to 6 bytes after escaping
     while low < high:
         middle = (low + high + 1) // 2
-        fits = len(_encode(stage, exit_code, f"{error[:middle]}...")) <= MAX_MESSAGE_BYTES
+        fits = len(_encode(stage, exit_code, f"{error[:middle]}...")) <= MAX_TERMINATION_BYTES
         low, high = (middle, high) if fits else (low, middle - 1)
     return _encode(stage, exit_code, f"{error[:low]}...")
 

@@ -28,6 +28,8 @@ from podscale.util.processes import SigtermReceived
 
 EXIT_INTERRUPTED = 130
 """Exit code after Ctrl-C, as in shells."""
+MAX_TERMINATION_BYTES = 4096
+"""Maximal size of a container's termination message that Kubernetes keeps, bytes."""
 
 StageName = Literal["shard", "train", "evaluate", "report"]
 

@@ -94,6 +94,16 @@ class Scene:
         log, _ = launcher.communicate(timeout=TIMEOUT_SECONDS)
         return launcher.returncode, log
 
+    def launch_for_steps(self, number: int) -> "subprocess.Popen[str]":
+        """Return a new launcher after its training has done a number of steps."""
+        launcher = self.launch()
+        self.wait_for_steps(number)
+        return launcher
+
+    def succeed(self, launcher: "subprocess.Popen[str]") -> None:
+        code, log = self.end(launcher)
+        assert code == 0, log
+
     def kill(self, launcher: "subprocess.Popen[str]") -> None:
         """Kill all processes of a launcher's pod, as KFP does when a run is terminated."""
         os.killpg(launcher.pid, signal.SIGKILL)
@@ -169,8 +179,7 @@ launch:
 def test_a_terminated_run_whose_exit_handler_does_not_run_stops_its_job(start: Start) -> None:
     """As under KFP 2.17's default retry strategy: the launcher is killed, and nothing else happens."""
     scene = start(grace=0.05)
-    launcher = scene.launch()
-    scene.wait_for_steps(6)
+    launcher = scene.launch_for_steps(6)
     scene.kill(launcher)
     scene.wait_for("end of the pod", lambda: scene.operator.pods[0].exit_codes[-1:] == [0])
     (pod,) = scene.operator.pods
@@ -184,8 +193,7 @@ def test_a_terminated_run_whose_exit_handler_does_not_run_stops_its_job(start: S
     assert json.loads(pod.message)["exit_code"] == ExitCode.PREEMPTED
     assert is_abandoned(scene.run, "train")
 
-    code, log = scene.end(scene.launch(KFP_POD_NAME="wf-other-system-container-impl-9"))  # a later run of the pipeline
-    assert code == 0, log
+    scene.succeed(scene.launch(KFP_POD_NAME="wf-other-system-container-impl-9"))  # a later run of the pipeline
     assert len(scene.operator.pods) == 2, "the abandoned job is replaced, not adopted"
     assert not is_abandoned(scene.run, "train")
     assert scene.steps()[len(steps)] == steps[-1] + 1, "no step is lost, because the job saved"
@@ -194,15 +202,13 @@ def test_a_terminated_run_whose_exit_handler_does_not_run_stops_its_job(start: S
 
 def test_an_abandoned_job_whose_pods_still_save_is_not_adopted(start: Start) -> None:
     scene = start(grace=20)
-    launcher = scene.launch()
-    scene.wait_for_steps(5)
+    launcher = scene.launch_for_steps(5)
     scene.kill(launcher)
     silence = LauncherSilence("train", scene.run.launcher_heartbeat.read_text(), 1200.0, is_abandoned=True)
     write_json(scene.run.launcher_silence, asdict(silence))
     launcher = scene.launch()
     scene.wait_for("another job", lambda: len(scene.operator.pods) == 2)
-    code, log = scene.end(launcher)
-    assert code == 0, log
+    scene.succeed(launcher)
     first, second = scene.operator.pods
     assert first.exit_codes in ([ExitCode.PREEMPTED], [ExitCode.PREEMPTED, ExitCode.DONE]), "it may have seen the mark"
     assert second.exit_codes == [ExitCode.DONE]
@@ -211,8 +217,7 @@ def test_an_abandoned_job_whose_pods_still_save_is_not_adopted(start: Start) -> 
 
 def test_a_job_that_outlives_its_pipeline_is_resumed_by_submit(start: Start) -> None:
     scene = start(grace=0.05)
-    launcher = scene.launch()
-    scene.wait_for_steps(6)
+    launcher = scene.launch_for_steps(6)
     scene.kill(launcher)
     scene.wait_for("end of the pod", lambda: scene.operator.pods[0].exit_codes[-1:] == [0])
     shard_set = dataset_directory(scene.config.run.workspace, scene.config.data)
@@ -233,13 +238,11 @@ def test_a_job_that_outlives_its_pipeline_is_resumed_by_submit(start: Start) -> 
 
 def test_a_launcher_that_is_killed_alone_starts_again_and_adopts_its_job(start: Start) -> None:
     scene = start(grace=2)
-    launcher = scene.launch()
-    scene.wait_for_steps(5)
+    launcher = scene.launch_for_steps(5)
     first = scene.child_of(launcher)
     os.kill(first, signal.SIGKILL)  # as the out-of-memory killer does
     scene.wait_for("another child", lambda: scene.child_of(launcher) != first)
-    code, log = scene.end(launcher)
-    assert code == 0, log
+    scene.succeed(launcher)
     (pod,) = scene.operator.pods
     assert pod.exit_codes == [0], "training goes on undisturbed"
     assert "launcher_lost" not in scene.events()
@@ -248,11 +251,9 @@ def test_a_launcher_that_is_killed_alone_starts_again_and_adopts_its_job(start: 
 
 def test_a_job_outlives_the_restart_of_its_launchers_pod(start: Start) -> None:
     scene = start(grace=2)
-    launcher = scene.launch()
-    scene.wait_for_steps(5)
+    launcher = scene.launch_for_steps(5)
     scene.kill(launcher)
-    code, log = scene.end(scene.launch())
-    assert code == 0, log
+    scene.succeed(scene.launch())
     (pod,) = scene.operator.pods
     assert pod.exit_codes == [0]
     scene.assert_same_bits()
@@ -260,14 +261,12 @@ def test_a_job_outlives_the_restart_of_its_launchers_pod(start: Start) -> None:
 
 def test_an_outage_of_the_api_server_stops_nothing_while_the_launcher_runs(start: Start) -> None:
     scene = start(grace=0.1)
-    launcher = scene.launch()
-    scene.wait_for_steps(3)
+    launcher = scene.launch_for_steps(3)
     scene.cluster.down()
     time.sleep(9)  # longer than the grace time
     assert scene.operator.pods[0].exit_codes == []
     scene.cluster.up()
-    code, log = scene.end(launcher)
-    assert code == 0, log
+    scene.succeed(launcher)
     (pod,) = scene.operator.pods
     assert pod.exit_codes == [0]
     scene.assert_same_bits()
@@ -276,15 +275,13 @@ def test_an_outage_of_the_api_server_stops_nothing_while_the_launcher_runs(start
 def test_a_launcher_that_is_lost_during_an_outage_costs_no_step(start: Start) -> None:
     """Nothing can start a launcher while the API server is down; the job saves, and is replaced afterwards."""
     scene = start(grace=0.05)
-    launcher = scene.launch()
-    scene.wait_for_steps(5)
+    launcher = scene.launch_for_steps(5)
     scene.cluster.down()
     scene.kill(launcher)
     scene.wait_for("end of the pod", lambda: scene.operator.pods[0].exit_codes[-1:] == [0])
     steps = scene.steps()
     scene.cluster.up()
-    code, log = scene.end(scene.launch())
-    assert code == 0, log
+    scene.succeed(scene.launch())
     assert [pod.exit_codes for pod in scene.operator.pods] == [[75, 0], [0]]
     assert scene.steps()[len(steps)] == steps[-1] + 1
     scene.assert_same_bits()
@@ -295,8 +292,7 @@ def test_the_deletion_of_the_pipelines_run_deletes_its_job_which_saves(start: St
     scene.cluster.put(
         "pods", {"metadata": {"name": WORKFLOW_POD, "ownerReferences": [{**WORKFLOW, "controller": True}]}}
     )
-    launcher = scene.launch()
-    scene.wait_for_steps(5)
+    launcher = scene.launch_for_steps(5)
     job = scene.job()
     assert job is not None
     assert job["metadata"]["ownerReferences"] == [WORKFLOW], "no controller, which would hide it from `podscale list`"
@@ -305,8 +301,7 @@ def test_the_deletion_of_the_pipelines_run_deletes_its_job_which_saves(start: St
     scene.wait_for("end of the pod", lambda: scene.operator.pods[0].exit_codes)
     assert scene.operator.pods[0].exit_codes == [ExitCode.PREEMPTED]
     steps = scene.steps()
-    code, log = scene.end(scene.launch())
-    assert code == 0, log
+    scene.succeed(scene.launch())
     assert scene.steps()[len(steps)] == steps[-1] + 1
     scene.assert_same_bits()
 
@@ -338,9 +333,7 @@ def test_a_job_that_vanishes_is_submitted_again_as_often_as_documented(start: St
     code, log = scene.end(scene.launch(KFP_POD_NAME=WORKFLOW_POD.replace("123", "456")))
     assert code == 1, log
     assert len(scene.operator.pods) == 3, "KFP's own retry submits no fourth job"
-    run = scene.launch(KFP_POD_NAME="wf-next-system-container-impl-1")
-    code, log = scene.end(run)
-    assert code == 0, log
+    scene.succeed(scene.launch(KFP_POD_NAME="wf-next-system-container-impl-1"))
     scene.assert_same_bits()
 
 
@@ -349,8 +342,7 @@ def test_the_exit_handler_leaves_the_healthy_job_of_a_killed_launcher(
     start: Start, monkeypatch: pytest.MonkeyPatch, grace: int
 ) -> None:
     scene = start(grace=grace)
-    launcher = scene.launch()
-    scene.wait_for_steps(3)
+    launcher = scene.launch_for_steps(3)
     scene.kill(launcher)
     monkeypatch.setenv("KUBECONFIG", str(scene.folder / "kubeconfig"))
     text = steps._stop_jobs(scene.config, "FAILED")

@@ -478,4 +478,4 @@ def test_success_has_one_name_whatever_the_backend_calls_it(tmp_path, state, tit
         status = SimpleNamespace(state=state)
         assert steps.summarize(config.model_dump_json(), parameters, PipelineJob(), status, page) == steps.NO_ERRORS
         assert f"# Run digits: {title}" in (tmp_path / "page.md").read_text()
-    assert steps.summary_markdown(config, state).startswith(f"# Run digits: {title}")
+    assert steps.summary_markdown(config, state, {}, {}).startswith(f"# Run digits: {title}")
