@@ -4,7 +4,7 @@ INJECTED_FAULT is one of:
 
 - `slow:<rank>`: every batch takes most of a step longer, measured on this machine.
 - `stuck:<rank>:<batch>`: this batch never arrives.
-- `rest:<file>`: every step of every rank sleeps for REST_STEP_SECONDS while there is such a file.
+- `rest:<file>[:<seconds>]`: every step of every rank sleeps (for REST_STEP_SECONDS) while there is such a file.
 - `files:<folder>`: a fault lasts while the folder has a file of its name. `starved`: every batch of every rank takes a
   step longer. `nonfinite-<rank>`: in every fourth step, that rank's gradient is NaN and its loss is finite. Every step
   also sleeps for a moment, because such a training runs for minutes and must leave CPU time to other processes.
@@ -19,7 +19,7 @@ import sys
 import time
 from pathlib import Path
 
-KIND, WHERE, *BATCH = os.environ.get("INJECTED_FAULT", "none:-1").split(":")
+KIND, WHERE, *OPTION = os.environ.get("INJECTED_FAULT", "none:-1").split(":")
 EVERY = 4
 REST_SECONDS = 0.03
 REST_STEP_SECONDS = 0.2
@@ -70,7 +70,7 @@ def delay_batches(module):  # type: ignore[no-untyped-def]
                 time.sleep(max(0.02, 0.6 * (now - before)))
             if on("starved"):
                 time.sleep(max(0.02, now - before))
-            while [str(number)] == BATCH:
+            while [str(number)] == OPTION:
                 time.sleep(1)
             before = time.monotonic() if KIND == "files" else now
             yield batch
@@ -86,7 +86,7 @@ def rest_and_spoil_gradients(module):  # type: ignore[no-untyped-def]
         if KIND != "rest":
             time.sleep(REST_SECONDS)
         elif Path(WHERE).exists():
-            time.sleep(REST_STEP_SECONDS)
+            time.sleep(float(OPTION[0]) if OPTION else REST_STEP_SECONDS)
         if next(steps) % EVERY == 0 and on(f"nonfinite-{rank()}"):
             logits.register_hook(lambda gradient: gradient * math.nan)
         return calm(logits, *arguments)

@@ -17,6 +17,8 @@ from tests.support.ports import free_port
 FAULT_INJECTION = Path(__file__).parents[1] / "fault_injection"
 GRACE_SECONDS = 6.0
 """Longer than a heartbeat may be late on a busy machine."""
+STEP_SECONDS = 0.5
+"""Least time of a step; the 68 steps of the training take several times the grace time."""
 pytestmark = pytest.mark.timeout(900)
 Start = Callable[..., tuple[Command, ...]]
 
@@ -55,7 +57,7 @@ def start(workspace: Path) -> Iterator[Start]:
                 "PODSCALE_LAUNCHER_GRACE": str(grace_seconds),
                 "PODSCALE_TERMINATION_LOG": str(workspace / f"message-{number}"),
                 "PYTHONPATH": str(FAULT_INJECTION),
-                "INJECTED_FAULT": f"rest:{workspace}/slow",
+                "INJECTED_FAULT": f"rest:{workspace}/slow:{STEP_SECONDS}",
             }
             changes = ("--set", "run.id=silent", "--set", "launch.nodes=2", "--set", "launch.processes=1")
             started.append(Command(workspace, "train", "run.yaml", *changes, variables=variables))
@@ -72,7 +74,7 @@ def test_both_pods_of_a_silent_launcher_save_end_and_resume(
 ) -> None:
     with LauncherHeartbeat(run, GRACE_SECONDS):
         pods = start()
-        pods[0].wait_for_steps(run.path, 40)  # longer than the grace time
+        pods[0].wait_for_steps(run.path, 20)  # longer than the grace time
     ended = [pod.end() for pod in pods]
     assert [pod.code for pod in ended] == [ExitCode.PREEMPTED] * 2, ended
     assert is_abandoned(run, "train")
