@@ -1,5 +1,6 @@
 """Fixture that runs a function on worlds of real processes."""
 
+import faulthandler
 import multiprocessing
 import os
 import pickle
@@ -33,7 +34,7 @@ def run_world() -> RunWorld:
         port = free_port()
         pipes = [context.Pipe(duplex=False) for _ in range(size)]
         processes = [
-            context.Process(target=_rank_main, args=(rank, size, port, timeout_seconds, body, pipes[rank][1]))
+            context.Process(target=_rank_main, args=(rank, size, port, timeout_seconds, body, pipes[rank][1], seconds))
             for rank in range(size)
         ]
         for process in processes:
@@ -75,9 +76,17 @@ def _receive(reader: Connection) -> tuple[bool, Any]:
 
 
 def _rank_main(
-    rank: int, size: int, port: int, timeout_seconds: float, body: Callable[[Any], Any], answer: Connection
+    rank: int,
+    size: int,
+    port: int,
+    timeout_seconds: float,
+    body: Callable[[Any], Any],
+    answer: Connection,
+    seconds: float,
 ) -> None:
     from podscale.pytorch import world
+
+    faulthandler.dump_traceback_later(0.9 * seconds)  # pytest shows the stacks of a test that gets no answer
 
     os.environ.update(
         RANK=str(rank),
