@@ -1,7 +1,8 @@
 """NVIDIA DALI loader: decodes only the crop, on the CPU or with the GPU's JPEG engine, from the mapped shards.
 
 DALI gets the crops from the batch plan and draws no random numbers. Decoded pixels equal PIL's on the CPU; resizing
-differs by about one gray level (DALI filters in float, PIL in fixed point).
+differs by about one gray level (DALI filters in float, PIL in fixed point), by more in the few pixels at the border
+(DALI repeats the image's outer pixels, PIL drops the weights outside).
 """
 
 from __future__ import annotations
