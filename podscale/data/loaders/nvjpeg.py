@@ -152,9 +152,8 @@ def crop_and_resize(pixels: Tensor, crop: CropParams, size: int, interpolation: 
         resized = F.interpolate(part[None].float(), shape, mode=interpolation, antialias=True)[0]
         part = resized.round_().clamp_(0, 255).to(torch.uint8)
     right, bottom = crop.out_left + size - crop.out_width, crop.out_top + size - crop.out_height
-    square = F.pad(
-        part, (-crop.out_left, right, -crop.out_top, bottom)
-    )  # negative amounts cut, positive ones add black
+    # Negative amounts cut, positive ones add black.
+    square = F.pad(part, (-crop.out_left, right, -crop.out_top, bottom))
     return (square.flip(2) if crop.flip else square).permute(1, 2, 0)
 
 
