@@ -96,7 +96,7 @@ class PreactivatedBlock(ResidualBlock):
 
     @abstractmethod
     def branch(self, name: str, y: Array, stride: int) -> Array:
-        """Map the activated input `y` to the branch's output."""
+        """Map the activated input `y` [n, height, width, channels] to the branch's output."""
 
 
 class PreactivatedBasicBlock(PreactivatedBlock):

@@ -201,7 +201,7 @@ class PreactivatedBlock(nn.Module, ABC):
 
     @abstractmethod
     def forward_branch(self, y: Tensor) -> Tensor:
-        """Map the activated input to the branch's output."""
+        """Map the activated input `y` [n, channels, height, width] to the branch's output."""
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.relu(self.bn1(x), inplace=True)
