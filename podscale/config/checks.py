@@ -8,6 +8,7 @@ from podscale.config.batch_norm_groups import batch_norm_group, check_batch_norm
 from podscale.config.engine_support import check_engine_support, check_model, requests_tpus
 from podscale.config.ensemble import check_ensemble
 from podscale.config.fields import conflict_error
+from podscale.config.input_checks import check_input
 from podscale.config.optimizer import check_optimizer_options, optimizers_with
 from podscale.config.run import RunDocument
 from podscale.config.train import TrainSection
@@ -75,31 +76,6 @@ def check_evaluation(config: RunDocument) -> None:
             "MLPerf times a run to a target accuracy",
             hint="Set train.target_top1 (0.759 for ResNet-50 on ImageNet).",
         )
-
-
-def check_input(config: RunDocument) -> None:
-    """Raise if the loader or the order of the samples does not support another input option."""
-    section, batch = config.input, config.train.global_batch
-    if section.loader in ("dali", "nvjpeg"):
-        if section.decoded_cache_bytes:
-            raise conflict_error(
-                "input.decoded_cache_bytes",
-                f"input.loader={section.loader} keeps no decoded images",
-                got=section.decoded_cache_bytes,
-                hint="Set input.loader=torchvision, or input.decoded_cache_bytes=0.",
-            )
-        if section.augment.is_enabled:
-            raise conflict_error(
-                "input.loader",
-                "it only crops and flips, and input.augment needs more",
-                got=section.loader,
-                hint="Set input.loader=torchvision, or leave input.augment out.",
-            )
-    if section.order == "global" and section.groups != 1:
-        hint = "Set that, or input.groups=1."
-        raise conflict_error("input.groups", "needs input.order=blocked", got=section.groups, hint=hint)
-    if section.order == "blocked" and batch % section.groups:
-        raise conflict_error("input.groups", f"does not divide train.global_batch {batch}", got=section.groups)
 
 
 def check_optimizer(train: TrainSection) -> None:

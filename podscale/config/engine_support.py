@@ -161,7 +161,12 @@ def _check_residual_options(config: RunDocument) -> None:
             got=model.stem,
             hint="Set model.stem=imagenet, or take a resnet.",
         )
-    options = {"shortcut": model.shortcut, "blurpool": model.blurpool, "stochastic_depth": model.stochastic_depth}
+    options = {
+        "block": model.block != "v1",
+        "shortcut": model.shortcut,
+        "blurpool": model.blurpool,
+        "stochastic_depth": model.stochastic_depth,
+    }
     if key := next((key for key, value in options.items() if value), None):
         problem = f"only residual networks have it, and {model.name} is none"
         raise conflict_error(f"model.{key}", problem, hint="Leave it out.")

@@ -22,6 +22,27 @@ class CropSection(Section):
         gt=0,
         le=1,
     )
+    padding: int | None = result_field(
+        None,
+        "Instead of a random scale and ratio: resize the short side to the image size, add this many black pixels on "
+        "each side, and crop a square at random; 4 is usual for CIFAR (He 2015, section 4.2).",
+        ge=0,
+    )
+
+    @model_validator(mode="after")
+    def _check_padding(self) -> "CropSection":
+        if self.padding is None:
+            return self
+        others = CropSection.model_fields
+        for name in ("scale", "ratio", "short_side"):
+            if (value := getattr(self, name)) != others[name].default:
+                raise conflict_error(
+                    "padding",
+                    f"such a crop has a fixed size, and {name} sets another one",
+                    got=self.padding,
+                    hint=f"Leave out padding or {name} (got {value}).",
+                )
+        return self
 
     @model_validator(mode="after")
     def _check_ranges(self) -> "CropSection":

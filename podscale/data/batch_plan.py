@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from podscale.config.data import Interpolation
 from podscale.config.run_config import RunConfig
 from podscale.config.schedule import CropSection
 from podscale.data.augment import Augmentation
@@ -47,6 +48,7 @@ class BatchPlan(Protocol):
     """Plan of a training or an evaluation, for a loader."""
 
     split: Split
+    interpolation: Interpolation
 
     @property
     def augment(self) -> Augmentation | None:
@@ -86,7 +88,7 @@ class TrainingBatchPlan:
         ranks: range,
         world_size: int,
     ) -> None:
-        self.split, self._phases = split, phases
+        self.split, self.interpolation, self._phases = split, config.input.interpolation, phases
         self._seed = config.run.seed
         self._sampler, self._guard, self._ranks, self._world_size = sampler, guard, ranks, world_size
         augments = config.input.augment.is_enabled
@@ -128,7 +130,7 @@ class EvaluationBatchPlan:
     def __init__(
         self, config: RunConfig, split: Split, guard: BadRecordGuard, *, ranks: range, world_size: int
     ) -> None:
-        self.split, self._size = split, config.eval_image_size
+        self.split, self.interpolation, self._size = split, config.input.interpolation, config.eval_image_size
         self._fraction, self._batch_size = config.evaluate.crop_fraction, config.evaluate.batch
         self._guard, self._ranks, self._world_size = guard, ranks, world_size
 

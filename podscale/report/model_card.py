@@ -127,10 +127,6 @@ def _recipe_section(data: ReportData) -> str:
 
 
 def _usage_section(data: ReportData) -> str:
-    mean, std = "", ""
-    if data.config is not None:
-        mean = ", ".join(f"{value:g}" for value in data.config.input.mean)
-        std = ", ".join(f"{value:g}" for value in data.config.input.std)
     identity = data.evaluation.identity.model_sha256 if data.evaluation else None
     proof = f"\n\nsha256 of model.safetensors: `{identity}`" if identity else ""
     return (
@@ -139,6 +135,22 @@ def _usage_section(data: ReportData) -> str:
         "```python\nimport json\nfrom safetensors.numpy import load_file\n\n"
         'weights = load_file("model.safetensors")       # name -> array\n'
         'description = json.load(open("model.json"))   # architecture, classes, preprocessing\n```\n\n'
+        f"{_normalisation(data)}{proof}"
+    )
+
+
+def _normalisation(data: ReportData) -> str:
+    """Return the sentence on how pixels become inputs of the network."""
+    if data.config is None:
+        return "Pixels are scaled to [0, 1], then normalised per RGB channel (config.yaml is missing)."
+    section = data.config.input
+    if section.per_image_standardization:
+        return (
+            "Each image is standardised by itself: (pixels - mean) / max(deviation, 1 / sqrt(number of values)), over "
+            f"pixels from 0 to 255 of all channels. Images are resized with a {section.interpolation} filter."
+        )
+    mean, std = (", ".join(f"{value:g}" for value in values) for values in (section.mean, section.std))
+    return (
         f"Pixels are scaled to [0, 1], then normalised with mean ({mean}) and standard deviation ({std}) per RGB "
-        f"channel.{proof}"
+        f"channel. Images are resized with a {section.interpolation} filter."
     )
