@@ -176,8 +176,8 @@ class OptimizerSection(Section):
     trust: Literal["sum_of_norms", "norm_of_sum", "l2_in_loss"] = result_field(
         "sum_of_norms",
         "LARS: denominator of the trust ratio, whose numerator is |w|. `sum_of_norms`: |g| + decay |w| (You 2017). "
-        "`norm_of_sum`: |g + decay w|. `l2_in_loss`: |g + decay w| + decay |w|, as in Google's code from 2018 to August "
-        "2019, whose loss contained the L2 term while the ratio added it again.",
+        "`norm_of_sum`: |g + decay w|. `l2_in_loss`: |g + decay w| + decay |w|, as in Google's code of 2018 to August "
+        "2019, whose loss had the L2 term while the ratio added it again.",
     )
     trust_coefficient: float = result_field(0.001, "LARS: trust coefficient eta (You 2017).", gt=0)
     trust_clip: bool = result_field(

@@ -112,6 +112,16 @@ def test_neumann_follows_its_oracle(options: dict[str, Any], ranks: int) -> None
     assert not isinstance(Sgd(arrays.shares(1)[0], nesterov=False), LookaheadOptimizer)
 
 
+def test_neumann_without_resets_is_nesterov_momentum() -> None:
+    """Lines 10 and 11 of algorithm 2, without regulariser: the fair baseline."""
+    section = NeumannSection(
+        alpha=0, beta=0, sgd_epochs=0, reset_epochs=1e6, on_reset="move", momentum_start=0.9, momentum_end=0.9
+    )
+    ours, nesterov = FlatArrays(start(), DECAYS), FlatArrays(start(), DECAYS)
+    found = ours.train(Neumann(ours.share(), section, PER_EPOCH), DECAY)
+    near(found, nesterov.train(Sgd(nesterov.share(), nesterov=True, form="unscaled"), DECAY, beta=0.9), 2e-5)
+
+
 @pytest.mark.parametrize("mode", ["step", "online"])
 @pytest.mark.parametrize("rise", [0.9, 1.009, 1.011, 1.03, 1.06, 1.08, 1.11, 1.13, 1.2])
 def test_the_base_rate_follows_the_table(mode: Any, rise: float) -> None:

@@ -1,0 +1,23 @@
+"""The JAX engine trains the published presets as the PyTorch engine does: the same golden losses."""
+
+import numpy as np
+
+from podscale.config import RunConfig
+from podscale.config.engine_support import find_unsupported_option
+from tests.support.preset_trajectories import golden, published_presets, tiny, train_in_jax
+
+TOLERANCE = 5e-4
+"""Relative, of losses after 20 steps: the kernels of the engines round differently."""
+
+
+def supported(config: RunConfig) -> bool:
+    return find_unsupported_option(config) is None and config.train.accumulation == 1
+
+
+def test_presets_follow_their_golden_trajectories() -> None:
+    """All presets that this engine can train, in one test: they share the compiled gradients."""
+    trained = [name for name in published_presets() if supported(tiny(name))]
+    assert {"ying2018-32k", "kumar2019-32k", "codreanu2017-64nodes"} <= set(trained)
+    for name in trained:
+        losses = train_in_jax(tiny(name, engine="jax"))
+        np.testing.assert_allclose(losses, golden()[name].losses, rtol=TOLERANCE, err_msg=name)
