@@ -50,7 +50,6 @@ OTHER_LABELS = (
     "On GPUs",
     "Settings",
     "Never run on a TPU",
-    "Podscale",
 )
 """Other first words of a paragraph in a head."""
 
@@ -129,14 +128,16 @@ def render() -> str:
 
 def _overview(paper: Mapping[str, Any]) -> str:
     names = ", ".join(_preset_link(name) for name in paper["presets"])
-    techniques = ", ".join(technique["name"] for technique in paper.get("techniques", ()))
+    techniques = "; ".join(technique["name"] for technique in paper.get("techniques", ()))
     anchor = re.sub(r"[^\w -]", "", paper["name"].lower()).replace(" ", "-")
     return f"| [{paper['name']}](#{anchor}) | {paper['read']} | {names} | {techniques} |"
 
 
 def _paper(paper: Mapping[str, Any], documents: Mapping[str, Preset]) -> Iterator[str]:
     yield f"\n## {paper['name']}\n"
-    yield f"[{paper['title']}]({paper['url']}). Read: {paper['read']}.\n"
+    yield f"[{paper['title']}]({paper['url']}). Read: {paper['read']}. Claims:\n"
+    yield from _paragraphs_of(documents, "Claim")
+    yield ""
     yield "| preset | batch | epochs | rule | top-1, % | minutes | hardware | sources of its numbers |"
     yield "|---|---|---|---|---|---|---|---|"
     yield from map(_preset_row, documents.values())
@@ -146,10 +147,18 @@ def _paper(paper: Mapping[str, Any], documents: Mapping[str, Preset]) -> Iterato
         yield from (_technique_row(technique, documents) for technique in techniques)
     for name in paper.get("studies", ()):
         yield from _study(name)
-    missing = {text: None for preset in documents.values() for label, text in preset.paragraphs if label == "Not found"}
-    if missing:
+    if missing := list(_paragraphs_of(documents, "Not found")):
         yield "\nNot found in the sources:\n"
-        yield from (f"- {_escape(text)}" for text in missing)
+        yield from missing
+
+
+def _paragraphs_of(documents: Mapping[str, Preset], label: str) -> Iterator[str]:
+    """Yield a list with the paragraphs of a label in the heads of presets. Equal ones are one point."""
+    names = dict[str, list[str]]()
+    for preset in documents.values():
+        for text in (text for each, text in preset.paragraphs if each == label):
+            names.setdefault(text, []).append(_preset_link(preset.name))
+    yield from (f"- {', '.join(links)}: {_escape(text)}" for text, links in names.items())
 
 
 def _preset_row(preset: Preset) -> str:

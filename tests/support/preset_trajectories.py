@@ -33,7 +33,7 @@ SHALLOW = patch.dict(IMAGENET_BLOCKS, resnet18=(BASIC, (1, 1, 1, 1)))
 
 
 class Trajectory(NamedTuple):
-    """Schedule rows [steps, 3] of a preset, losses [steps], and the mean of batch norm's running variances at the end."""
+    """Schedule rows [steps, 3] of a preset, losses [steps], and the mean of batch norm's final running variances."""
 
     schedule: list[list[float]]
     losses: list[float]
