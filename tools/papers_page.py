@@ -98,7 +98,7 @@ def _paragraphs(text: str) -> Iterator[tuple[str, str]]:
     """Yield (label, text) of each labelled paragraph of a head, without its commands."""
     lines = [line.removeprefix("#").removeprefix(" ") for line in text.partition("\n\n")[0].splitlines()]
     label, block = "", list[str]()
-    for line in [*lines, "End: "]:
+    for line in [*lines[1:], "End: "]:  # the first line is the title
         if match := _PARAGRAPH.match(line):
             if label:
                 yield label, " ".join(block)

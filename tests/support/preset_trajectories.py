@@ -26,7 +26,7 @@ from podscale.training import schedules
 
 GOLDEN = Path(__file__).with_name("preset_trajectories.json")
 STEPS, IMAGES, SIDE, CLASSES = 20, 64, 16, 10
-PEAK_RATES = {"sgd": 0.1, "lars": 0.5, "lamb": 0.01, "nlcg": 0.2, "neumann": 0.1, "shampoo": 0.1, "rmsprop": 0.01}
+PEAK_RATES = {"sgd": 0.05, "lars": 0.5, "lamb": 0.01, "nlcg": 0.05, "neumann": 0.1, "shampoo": 0.1, "rmsprop": 0.01}
 DECAY_FACTOR, EPS_FACTOR, TRUST_FACTOR, ALPHA_FACTOR = 100.0, 1e3, 20.0, 1e5
 SHALLOW = patch.dict(IMAGENET_BLOCKS, resnet18=(BASIC, (1, 1, 1, 1)))
 """A ResNet-18 of one block a stage."""
@@ -101,12 +101,14 @@ def data() -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
 
 
 def initial_weights(config: RunConfig) -> dict[str, npt.NDArray[np.float32]]:
-    """Return He's initialisation by name, the same for both engines."""
+    """Return He's initialisation by name, the same for both engines, with biases that a decay of theirs changes."""
     generator, weights = np.random.default_rng(1), {}
     for parameter in models.model_spec(config.model, CLASSES).parameters:
         is_last = parameter.name.endswith("bn2.weight") and config.model.zero_init_last_gamma
         if parameter.role == "weight":
             value = generator.normal(0, np.sqrt(2 / np.prod(parameter.shape[1:])), parameter.shape)
+        elif parameter.role == "bias":
+            value = generator.normal(0, 1, parameter.shape)
         else:
             is_scale = parameter.role == "norm" and parameter.name.endswith("weight") and not is_last
             value = np.full(parameter.shape, float(is_scale))
@@ -212,15 +214,17 @@ def _jax_gradients(model: str) -> Any:
     return jax.jit(jax.value_and_grad(loss_of))
 
 
+def _rounded(trajectory: Trajectory) -> dict[str, Any]:
+    rows = [[float(f"{value:.7g}") for value in row] for row in trajectory.schedule]
+    losses = [round(loss, 6) for loss in trajectory.losses]
+    return {"schedule": rows, "losses": losses, "variance": round(trajectory.variance, 6)}
+
+
 def main() -> None:
     """Write the golden file from the PyTorch engine."""
-    lines = []
     with torch_world() as world:
         found = {name: train_in_torch(tiny(name), world) for name in published_presets()}
-    for name, (schedule, losses, variance) in found.items():
-        rows = [[float(f"{value:.7g}") for value in row] for row in schedule]
-        record = {"schedule": rows, "losses": [round(x, 6) for x in losses], "variance": round(variance, 6)}
-        lines.append(f"{json.dumps(name)}: {json.dumps(record)}")
+    lines = [f"{json.dumps(name)}: {json.dumps(_rounded(trajectory))}" for name, trajectory in found.items()]
     GOLDEN.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 

@@ -16,8 +16,8 @@ from tests.support.preset_trajectories import (
     train_in_torch,
 )
 
-ROWS, LOSSES = 2e-6, 2e-4
-"""Relative tolerances: rounding of the golden rows, and rounding of kernels over 20 steps."""
+ROWS, LOSSES = 2e-6, 5e-5
+"""Relative tolerances: rounding of the golden rows, and of kernels over 20 steps (3e-6 between AVX2 and AVX-512)."""
 
 MUTATIONS = [
     # one constant or form of one preset at a time, and whether the schedule's rows or the losses show it
@@ -42,7 +42,7 @@ MUTATIONS = [
     ("kumar2019-32k-tuned", "train.optimizer.momentum=0.9", "schedule"),
     ("jia2018-64k", "train.label_smoothing=0.1", "losses"),
     ("codreanu2017-64nodes", "train.optimizer.decay_biases=false", "losses"),
-    ("codreanu2017-64nodes", "train.optimizer.momentum_form=scaled", "losses"),
+    ("codreanu2017-64nodes", "train.schedule.momentum_correction=false", "schedule"),
     ("codreanu2017-64nodes", "model.batch_norm.momentum=0.1", "variance"),
     ("adya2018-cifar100-16k", "train.optimizer.nlcg.variant=displacement", "losses"),
     ("adya2018-cifar100-16k", "train.optimizer.nlcg.beta=polak_ribiere", "losses"),
@@ -87,9 +87,9 @@ def test_a_changed_constant_or_form_is_noticed(name: str, change: str, shown_by:
 
 def differences(found: Trajectory, want: Trajectory, times: float = 1.0) -> set[str]:
     """Return the parts of a trajectory that differ by more than so many tolerances."""
-    tolerances = {"schedule": ROWS, "losses": LOSSES, "variance": LOSSES}
+    tolerances = {"schedule": (ROWS, 1e-9), "losses": (LOSSES, 0.1 * LOSSES), "variance": (LOSSES, 0.0)}
     return {
         part
-        for part, tolerance in tolerances.items()
-        if not np.allclose(getattr(found, part), getattr(want, part), rtol=times * tolerance, atol=1e-9)
+        for part, (relative, absolute) in tolerances.items()
+        if not np.allclose(getattr(found, part), getattr(want, part), times * relative, times * absolute)
     }
