@@ -160,29 +160,18 @@ def train_in_torch(config: RunConfig, world: Any) -> Trajectory:
 
 def train_in_jax(config: RunConfig) -> list[float]:
     """Return the losses by the engine's own network, loss and optimizer, on one device."""
-    import jax.numpy as jnp
-
-    from podscale.jax.flat_buffers import ParamLayout
-    from podscale.jax.optim import HyperParams, OptState, build_optimizer, build_param_shard
-
-    # The gradients of a training step depend neither on the running statistics nor on the initialisation.
-    same = {"zero_init_last_gamma": True, "batch_norm": config.model.batch_norm.model_copy(update={"momentum": 0.1})}
-    gradients_of = _jax_gradients(config.model.model_copy(update=same).model_dump_json())
-    rows = scaled_rows(config)
+    # A step depends neither on running statistics nor on the initialisation; rate, momentum and decay are its inputs.
+    same_norm = config.model.batch_norm.model_copy(update={"momentum": 0.1})
+    model = config.model.model_copy(update={"zero_init_last_gamma": True, "batch_norm": same_norm})
+    optimizer = config.train.optimizer.model_copy(update={"momentum": 0.9, "weight_decay": 0.0})
+    gradients_of = _jax_gradients(model.model_dump_json())
+    begin, update = _jax_update(optimizer.model_dump_json(), model.model_dump_json())
     with SHALLOW:
-        spec, weights = models.model_spec(config.model, CLASSES), initial_weights(config)
-    layout = ParamLayout({parameter.name: parameter.shape for parameter in spec.parameters}, bucket_elements=10**6)
-    optimizer, shard = build_optimizer(config.train.optimizer), build_param_shard(config.train.optimizer, layout, spec)
-    buckets = layout.pack(weights)
-    moments = {
-        name: tuple(jnp.full_like(bucket, value) for bucket in buckets)
-        for name, value in optimizer.initial_moments.items()
-    }
-    state, losses = OptState(moments, {name: jnp.zeros(()) for name in optimizer.scalar_names}), []
-    for row in rows:
-        loss, gradients = gradients_of(layout.unpack(buckets), config.train.label_smoothing)
-        hyper = HyperParams(*jnp.asarray(row))
-        buckets, state, _ = optimizer.step(shard, buckets, layout.pack(gradients), state, hyper, jnp.array(True))
+        weights: Any = initial_weights(config)
+    state, losses = begin(weights), []
+    for row in scaled_rows(config):
+        loss, gradients = gradients_of(weights, config.train.label_smoothing)
+        state, weights = update(state, gradients, row)
         losses.append(float(loss))
     return losses
 
@@ -202,8 +191,7 @@ def _jax_gradients(model: str) -> Any:
     with SHALLOW:
         spec = models.model_spec(section, CLASSES)
     statistics = {buffer.name: jnp.full(buffer.shape, float("var" in buffer.name)) for buffer in spec.buffers}
-    apply = build_model(section)
-    images, labels = data()
+    apply, (images, labels) = build_model(section), data()
     inputs = normalise(jnp.asarray(images), InputSection())
 
     def loss_of(weights: Any, smoothing: float) -> Any:
@@ -212,6 +200,38 @@ def _jax_gradients(model: str) -> Any:
         return smoothed_cross_entropy(logits, jnp.asarray(labels), smoothing)
 
     return jax.jit(jax.value_and_grad(loss_of))
+
+
+@cache
+def _jax_update(section: str, model: str) -> tuple[Any, Any]:
+    """Return a function of weights to the first state, and the compiled one of (state, gradients, row) to the next."""
+    import jax
+    import jax.numpy as jnp
+
+    from podscale.config import ModelSection
+    from podscale.config.optimizer import OptimizerSection
+    from podscale.jax.flat_buffers import ParamLayout
+    from podscale.jax.optim import HyperParams, OptState, build_optimizer, build_param_shard
+
+    chosen = OptimizerSection.model_validate_json(section)
+    with SHALLOW:
+        spec = models.model_spec(ModelSection.model_validate_json(model), CLASSES)
+    layout = ParamLayout({parameter.name: parameter.shape for parameter in spec.parameters}, bucket_elements=10**6)
+    optimizer = build_optimizer(chosen)
+
+    def begin(weights: Any) -> Any:
+        buckets, first = layout.pack(weights), optimizer.initial_moments.items()
+        moments = {name: tuple(jnp.full_like(bucket, value) for bucket in buckets) for name, value in first}
+        return buckets, OptState(moments, {name: jnp.zeros(()) for name in optimizer.scalar_names})
+
+    @jax.jit
+    def update(state: Any, gradients: Any, row: Any) -> Any:
+        buckets, opt_state = state
+        shard, hyper = build_param_shard(chosen, layout, spec), HyperParams(*row)
+        result = optimizer.step(shard, buckets, layout.pack(gradients), opt_state, hyper, jnp.array(True))
+        return (result.weights, result.opt_state), layout.unpack(result.weights)
+
+    return begin, update
 
 
 def _rounded(trajectory: Trajectory) -> dict[str, Any]:
