@@ -1,17 +1,26 @@
 """Change one formula or constant at a time and check that a test fails: `python -m tools.mutation_check [PART ...]`.
 
-Each mutation replaces a text of one file, runs the tests that should notice, and restores the file. A mutation that no
-test notices is reported, and the exit code is 1. Constants of presets are changed inside of a test, which is faster:
-`tests/unit/pipelines/test_preset_trajectories.py`.
+Each mutation replaces a text of one module as a forked child imports it, and runs the tests that should notice. No file
+changes. A mutation that no test notices is reported, and the exit code is 1.
+`tests/unit/pipelines/test_preset_trajectories.py` changes constants of presets, one at a time.
 
 Args (of the command):
     PART: run only the mutations whose name contains one of these.
 """
 
-import subprocess
+import os
 import sys
+from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_loader
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
+
+import pytest
+import torch  # noqa: F401 (imported once, before the forks)
 
 ROOT = Path(__file__).resolve().parents[1]
 OPTIM, EXTREME = "tests/unit/pytorch/optim/test_optim.py", "tests/unit/pytorch/optim/test_extreme.py"
@@ -190,19 +199,38 @@ MUTATIONS = (
 )
 
 
+class MutatedSource(Loader, MetaPathFinder):
+    """Finder and loader of one module, with a replacement in its source."""
+
+    def __init__(self, mutation: Mutation) -> None:
+        self._path = ROOT / mutation.path
+        self._module = mutation.path.removesuffix(".py").replace("/", ".")
+        text = self._path.read_text(encoding="utf-8")
+        assert text.count(mutation.old) == 1, f"{mutation.name}: the text is not in {mutation.path} once"
+        self._source = text.replace(mutation.old, mutation.new)
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        return spec_from_loader(name, self, origin=str(self._path)) if name == self._module else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        exec(compile(self._source, str(self._path), "exec"), module.__dict__)
+
+
 def is_noticed(mutation: Mutation) -> bool:
-    """Return True if a test fails with the mutation. Restores the file."""
-    path = ROOT / mutation.path
-    text = path.read_text(encoding="utf-8")
-    assert text.count(mutation.old) == 1, f"{mutation.name}: the text is not in {mutation.path} once"
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-n0", "-p", "no:cacheprovider", *mutation.tests.split()]
-    path.write_text(text.replace(mutation.old, mutation.new), encoding="utf-8")
-    try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    finally:
-        path.write_text(text, encoding="utf-8")
-    assert done.returncode in (0, 1), f"{mutation.name}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
-    return done.returncode == 1
+    """Return True if a test fails with the mutation, which only a forked child sees."""
+    finder = MutatedSource(mutation)
+    arguments = ["-q", "-x", "-n0", "-p", "no:cacheprovider", *mutation.tests.split()]
+    if mutation.tests.startswith("tests/jax/"):
+        arguments.append("--noconftest")  # its conftest runs tests in a process that would import the original
+    child = os.fork()
+    if child == 0:
+        sys.meta_path.insert(0, finder)
+        with Path(os.devnull).open("w", encoding="utf-8") as sink, redirect_stdout(sink), redirect_stderr(sink):
+            code = pytest.main(arguments)
+        os._exit(int(code))
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert code in (0, 1), f"{mutation.name}: pytest {mutation.tests} ended with exit code {code}"
+    return code == 1
 
 
 def main(parts: list[str]) -> int:
