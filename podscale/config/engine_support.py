@@ -73,6 +73,11 @@ def find_unsupported_option(config: RunDocument) -> UnsupportedOption | None:
             f"has {join_words(JAX_OPTIMIZERS)}",
             "lars",
         ),
+        "train.optimizer.nlcg.variant": (
+            train.optimizer.nlcg.variant != "displacement",
+            "has the displacement variant of NLCG",
+            "displacement",
+        ),
         "train.ema.decay": (train.ema.decay is not None, "keeps no running average of the weights", "null"),
         "train.loss": (train.loss != "cross_entropy", "has cross entropy", "cross_entropy"),
         "train.mix": (train.mix.is_enabled, "does not mix images", "{mixup: 0, cutmix: 0}"),

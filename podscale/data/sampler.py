@@ -8,8 +8,9 @@ endless stream of epochs, so a batch may end one epoch and begin the next, and n
 
 `input.order: blocked`: the shards form G (`input.groups`) fixed groups with nearly equal numbers of samples. Every
 group has epochs of its own, and every global batch takes B / G samples from each group. A host owns G / hosts groups
-and reads no other shard, so its node-local cache is enough (host sharding: Ying et al. 2018, section 3). Samples of a
-smaller group are used more often, by the ratio of the sizes; a ratio above `MAX_GROUP_IMBALANCE` is refused.
+and reads no other shard, so its node-local cache is enough (host sharding, as in the released code of Ying 2018).
+Samples of a smaller group are used more often, by the ratio of the sizes; a ratio above `MAX_GROUP_IMBALANCE` is
+refused.
 
 With `input.repeats` r (repeated augmentation: Hoffer 2020, timm, torchvision) each sample comes r times in a row, so
 on r different ranks if there are that many. An epoch of N positions then uses the first N / r samples of its
