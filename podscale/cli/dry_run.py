@@ -98,8 +98,10 @@ def _training_row(config: RunConfig, images: int | None) -> str:
 
 
 def _evaluation_row(config: RunConfig, images: int | None) -> str:
-    every = config.evaluate.every_epochs
+    every, offset = config.evaluate.every_epochs, config.evaluate.offset
     when = f"every {every:g} epochs and at the end" if every not in (0, 1) else "every epoch" if every else "at the end"
+    if offset:
+        when += f", first after epoch {offset:g}"
     return f"{format_count(images, 'image')} {when}" if images is not None else f"{when}, images {UNKNOWN}"
 
 

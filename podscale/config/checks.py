@@ -56,7 +56,8 @@ def check_batch_divisible(train: TrainSection, parts: int = 1, unit: str = "") -
 
 
 def check_evaluation(config: RunDocument) -> None:
-    """Raise if the evaluation needs models, weights or a target that the run does not have."""
+    """Raise if the evaluation needs models, weights, epochs or a target that the run does not have."""
+    check_evaluation_offset(config)
     if len(config.evaluate.models) == 1:
         raise conflict_error(
             "evaluate.models",
@@ -75,6 +76,25 @@ def check_evaluation(config: RunDocument) -> None:
             "telemetry.mlperf_log",
             "MLPerf times a run to a target accuracy",
             hint="Set train.target_top1 (0.759 for ResNet-50 on ImageNet).",
+        )
+
+
+def check_evaluation_offset(config: RunDocument) -> None:
+    """Raise if the first evaluation would come after the end of the run, or if only the end is evaluated."""
+    section, epochs = config.evaluate, config.train.epochs
+    if section.offset > epochs:
+        raise conflict_error(
+            "evaluate.offset",
+            f"the run ends after {epochs:g} epochs, before the first evaluation",
+            got=section.offset,
+            hint="Lower it, or set evaluate.every_epochs=0 and leave it out to evaluate only at the end.",
+        )
+    if section.offset and not section.every_epochs:
+        raise conflict_error(
+            "evaluate.offset",
+            "evaluate.every_epochs=0 evaluates only at the end",
+            got=section.offset,
+            hint="Set evaluate.every_epochs above 0, or leave it out.",
         )
 
 

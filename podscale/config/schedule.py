@@ -59,8 +59,14 @@ class ScheduleSection(Section):
     learning_rate: float = result_field(
         0.1, "Peak learning rate, for the whole global batch; it is not multiplied by the number of ranks.", gt=0
     )
-    warmup_epochs: float = result_field(0.0, "Length of the linear warm-up, epochs.", ge=0)
+    warmup_epochs: float = result_field(0.0, "Length of the warm-up, epochs.", ge=0)
     warmup_start: float = result_field(0.0, "Learning rate at step 0 of the warm-up.", ge=0)
+    warmup_power: float = result_field(
+        1.0,
+        "Exponent of the warm-up: the rate rises with this power of the warm-up's elapsed fraction. 1 is linear; 0.5 "
+        "rises fastest at the start (Adya 2018).",
+        gt=0,
+    )
     end_learning_rate: float = result_field(0.0, "Learning rate at the end of cosine and polynomial decay.", ge=0)
     power: float = result_field(2.0, "Exponent of the polynomial decay.", gt=0)
     milestones: tuple[float, ...] = result_field((30.0, 60.0, 80.0), "Epochs at which the step schedule decays.")

@@ -72,7 +72,9 @@ class MlperfLog:
 
     def _begin_block(self, step: int) -> None:
         self._block_start = step
-        count = self._config.evaluate.every_epochs or self._config.train.epochs
+        settings, epoch = self._config.evaluate, self._epoch(step)
+        until_first = round(settings.offset - epoch, 2)
+        count = until_first if until_first > 0 else settings.every_epochs or self._config.train.epochs
         self._start(
             "block_start", first_epoch_num=self._epoch(step), epoch_count=count, samples_count=self._samples_seen(step)
         )

@@ -135,8 +135,9 @@ def sample_for_plot(train: TrainSection, samples: int, points: int = 240) -> tup
 def _learning_rates(
     schedule: ScheduleSection, since_start: npt.NDArray[np.int64], duration: float, steps_per_epoch: float
 ) -> FloatArray:
-    """Return learning rates: linear warm-up (Goyal 2017, section 2.2), then decay.
+    """Return learning rates: warm-up, then decay.
 
+    The warm-up is linear (Goyal 2017, section 2.2) or a power of its elapsed fraction (Adya 2018, authors' code).
     Step decay is that of Goyal 2017; polynomial decay of power 2 that of You 2017, algorithm 1; cosine decay that of
     Loshchilov 2017 (SGDR; recalled, not looked up).
 
@@ -164,8 +165,10 @@ def _learning_rates(
             decayed = _interpolate(schedule.end_learning_rate, peak, 0.5 * (1.0 + np.cos(np.pi * progress)))
         case "polynomial":
             decayed = _interpolate(schedule.end_learning_rate, peak, (1.0 - progress) ** schedule.power)
-    rising = _interpolate(schedule.warmup_start, peak, since_start / max(warmup, 1e-9))
-    return np.where(since_start < warmup, rising, decayed)
+    elapsed = since_start / max(warmup, 1e-9)
+    if schedule.warmup_power != 1:
+        elapsed = np.clip(elapsed, 0.0, 1.0) ** schedule.warmup_power
+    return np.where(since_start < warmup, _interpolate(schedule.warmup_start, peak, elapsed), decayed)
 
 
 def _momenta(

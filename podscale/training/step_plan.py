@@ -50,7 +50,9 @@ class StepPlan:
         return min(filter(None, (settings.every_steps, settings.every_epochs * self.steps_per_epoch)), default=0.0)
 
     def evaluates_after(self, step: int) -> bool:
-        return step == self.steps or completes_period(step, self.config.evaluate.every_epochs * self.steps_per_epoch)
+        settings, per_epoch = self.config.evaluate, self.steps_per_epoch
+        period, offset = settings.every_epochs * per_epoch, settings.offset * per_epoch
+        return step == self.steps or completes_period(step, period, offset)
 
     def saves_after(self, step: int) -> bool:
         settings = self.config.checkpoint
@@ -62,6 +64,13 @@ class StepPlan:
         return self.evaluates_after(step) or self.saves_after(step)
 
 
-def completes_period(step: int, period: float) -> bool:
-    """Return True if `step` completes another `period` of steps; False for a period of 0."""
-    return period > 0 and math.floor(step / period + 1e-9) > math.floor((step - 1) / period + 1e-9)
+def completes_period(step: int, period: float, offset: float = 0.0) -> bool:
+    """Return True if `step` reaches `offset` + k x `period` for a further k >= 0; False for a period of 0.
+
+    Steps 0 and below count as reached, so an `offset` of 0 gives the multiples of the period.
+    """
+    return period > 0 and _periods(step, period, offset) > _periods(step - 1, period, offset)
+
+
+def _periods(step: int, period: float, offset: float) -> int:
+    return max(-1, math.floor((step - offset) / period + 1e-9))

@@ -296,6 +296,25 @@ def test_invalid_phases_are_located_by_line(first, second, warmup, location, fie
     assert refusal.error.location == location
 
 
+@pytest.mark.parametrize("power", [0, -0.5])
+def test_a_warm_up_of_no_power_is_refused(power):
+    for where in ("train.schedule", "train.phases.0.schedule"):
+        prefix = "train: {phases: [{start: 2, schedule: " if "phases" in where else "train: {schedule: "
+        suffix = "}]}" if "phases" in where else "}"
+        error = refusal(f"{prefix}{{warmup_power: {power}}}{suffix}")
+        assert (error.field, error.got) == (f"{where}.warmup_power", power)
+
+
+@pytest.mark.parametrize(
+    ("evaluate", "got"),
+    [("{offset: 91}", 91), ("{offset: 1, every_epochs: 0}", 1), ("{offset: -1}", -1)],
+)
+def test_an_offset_of_the_evaluation_lies_within_the_run(evaluate, got):
+    error = refusal(f"evaluate: {evaluate}")
+    assert (error.field, error.got) == ("evaluate.offset", got)
+    loads("evaluate: {offset: 90, every_epochs: 4}")
+
+
 def test_momentum_is_not_corrected_twice():
     error = refusal("train: {schedule: {momentum_correction: true, warmup_epochs: 5}}")
     assert error.field == "train.schedule.momentum_correction"

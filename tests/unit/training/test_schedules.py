@@ -36,6 +36,35 @@ def test_warm_up_is_linear_from_its_start_to_the_peak() -> None:
     assert np.allclose(np.diff(rates[:51]), (0.4 - 0.1) / 50)
 
 
+@pytest.mark.parametrize("power", [0.5, 2.0])
+def test_a_warm_up_rises_by_a_power_of_its_fraction(power: float) -> None:
+    """Adya's scripts: 25 epochs from an initial rate to the maximum; TensorFlow's polynomial_decay of that power.
+
+    polynomial_decay(a, t, T, b, p) = (a - b) (1 - t / T)^p + b falls from a to b. A rise to `peak` with the elapsed
+    fraction's power is peak - (peak - start) (1 - (t / T)^p).
+    """
+    document = train(name="constant", learning_rate=1.6, warmup_epochs=25, warmup_start=0.001, warmup_power=power)
+    rates = [learning_rate(document, step, 7.0) for step in range(180)]
+    oracle = [1.6 - (1.6 - 0.001) * (1 - math.pow(step / 175, power)) for step in range(175)]
+    assert np.allclose(rates, [*oracle, *[1.6] * 5], rtol=1e-12)
+    assert rates[0] == 0.001
+    below_line = 0.001 + 1.599 * 40 / 175 - rates[40]
+    assert below_line < -0.3 if power < 1 else below_line > 0.2
+
+
+def test_a_linear_warm_up_is_the_power_one_to_the_last_bit() -> None:
+    rates = schedules.hyperparameters_at(train(warmup_epochs=7.3, warmup_start=0.013), np.arange(900), 10.0)[:, 0]
+    steps = np.arange(73)
+    assert np.array_equal(rates[:73], 0.013 + (0.4 - 0.013) * (steps / 73.0))
+
+
+def test_a_corrected_momentum_follows_a_warm_up_of_any_power() -> None:
+    document = train(name="constant", warmup_epochs=5, warmup_start=0.1, warmup_power=0.5, momentum_correction=True)
+    rows = schedules.hyperparameters_at(document, np.arange(60), 10.0)
+    assert rows[1:50, 1] == pytest.approx(0.9 * rows[1:50, 0] / rows[:49, 0], rel=1e-12)
+    assert rows[0, 1] == rows[55, 1] == 0.9
+
+
 def test_step_schedule_is_goyals() -> None:
     document = train(name="step", warmup_epochs=5)
     at = {epoch: learning_rate(document, epoch * 100, 100.0) for epoch in (10, 29, 30, 59, 60, 80, 89)}

@@ -42,6 +42,27 @@ def test_evaluations_follow_epochs_and_the_last_step(every_epochs: float, steps:
 
 
 @pytest.mark.parametrize(
+    ("every_epochs", "offset", "epochs", "after"),
+    [
+        (4, 1, 35, [1, 5, 9, 13, 17, 21, 25, 29, 33, 35]),
+        (4, 3, 11, [3, 7, 11]),
+        (4, 0, 9, [4, 8, 9]),
+        (2, 5, 9, [5, 7, 9]),  # no evaluation before the offset, however long it is
+        (4, 9, 9, [9]),
+    ],
+)
+def test_evaluations_begin_at_the_offset(every_epochs: float, offset: float, epochs: int, after: list[int]) -> None:
+    sections = {"train": {"epochs": epochs}, "evaluate": {"every_epochs": every_epochs, "offset": offset}}
+    assert due(plan(**sections).evaluates_after, 3 * epochs) == [3 * epoch for epoch in after]
+    odd = plan(images=40, **sections)  # 2.5 steps an epoch: the step that completes the epoch
+    assert due(odd.evaluates_after, odd.steps) == [math.ceil(2.5 * epoch) for epoch in after]
+
+
+def test_an_offset_between_two_steps_is_reached_by_the_next() -> None:
+    assert due(plan(evaluate={"every_epochs": 2, "offset": 0.5}).evaluates_after, 12) == [2, 8, 12]
+
+
+@pytest.mark.parametrize(
     ("checkpoint", "steps", "between"),
     [
         ({"every_steps": 0, "every_epochs": 0}, [12], 0),
