@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from podscale.config.fields import Section, conflict_error, result_field
+from podscale.config.fields import Section, conflict_error, placement_field, result_field
 
 
 class CropSection(Section):
@@ -109,6 +109,15 @@ class PhaseSection(Section):
         None,
         "Schedule of this phase (options of train.schedule), counted from the start of the phase; default: the "
         "schedule of the phase before continues.",
+    )
+    global_batch: int | None = result_field(
+        None,
+        "Global batch size from here on, images. Schedules count epochs, so the learning rate keeps its course; it is "
+        "not scaled.",
+        ge=1,
+    )
+    accumulation: int | None = placement_field(
+        None, "Forward-backward passes per step from here on, for a batch that memory does not hold.", ge=1
     )
     momentum: float | None = result_field(None, "Momentum from here on.", ge=0, lt=1)
     weight_decay: float | None = result_field(None, "Weight decay from here on.", ge=0)
