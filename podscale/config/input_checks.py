@@ -1,5 +1,6 @@
 """Checks of the input section against the rest of a run document."""
 
+from podscale.config.batch_phases import batch_phases
 from podscale.config.data import InputSection
 from podscale.config.fields import conflict_error
 from podscale.config.run import RunDocument
@@ -7,7 +8,7 @@ from podscale.config.run import RunDocument
 
 def check_input(config: RunDocument) -> None:
     """Raise if the loader or the order of the samples does not support another input option."""
-    section, batch = config.input, config.train.global_batch
+    section = config.input
     if section.loader in ("dali", "nvjpeg"):
         if section.decoded_cache_bytes:
             raise conflict_error(
@@ -28,8 +29,10 @@ def check_input(config: RunDocument) -> None:
     if section.order == "global" and section.groups != 1:
         hint = "Set that, or input.groups=1."
         raise conflict_error("input.groups", "needs input.order=blocked", got=section.groups, hint=hint)
-    if section.order == "blocked" and batch % section.groups:
-        raise conflict_error("input.groups", f"does not divide train.global_batch {batch}", got=section.groups)
+    for phase in batch_phases(config.train):
+        if section.order == "blocked" and phase.global_batch % section.groups:
+            problem = f"does not divide {phase.batch_option} {phase.global_batch}"
+            raise conflict_error("input.groups", problem, got=section.groups)
 
 
 def _check_padding(config: RunDocument) -> None:

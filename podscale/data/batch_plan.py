@@ -59,8 +59,8 @@ class BatchPlan(Protocol):
         """Return the side of the images of a step, in pixels."""
         ...
 
-    def steps_of_one_size(self, start: int, stop: int) -> int:
-        """Return the first step after `start` with a different image size, at most `stop`."""
+    def end_of_shape(self, start: int, stop: int) -> int:
+        """Return the first step after `start` with another image size or number of images, at most `stop`."""
         ...
 
     def request_at(self, step: int) -> BatchRequest: ...
@@ -107,9 +107,11 @@ class TrainingBatchPlan:
     def image_size_at(self, step: int) -> int:
         return self._phase_at(step)[1]
 
-    def steps_of_one_size(self, start: int, stop: int) -> int:
-        size = self.image_size_at(start)
-        return min((first for first, other, _ in self._phases if start < first < stop and other != size), default=stop)
+    def end_of_shape(self, start: int, stop: int) -> int:
+        size, positions = self.image_size_at(start), self._sampler.positions
+        changes = [first for first, other, _ in self._phases if other != size]
+        changes += [part.first_step for part in positions.ranges]
+        return min((first for first in changes if start < first < stop), default=stop)
 
     def crop_at(self, step: int) -> CropSection:
         return self._phase_at(step)[2]
@@ -149,7 +151,7 @@ class EvaluationBatchPlan:
     def image_size_at(self, step: int) -> int:
         return self._size
 
-    def steps_of_one_size(self, start: int, stop: int) -> int:
+    def end_of_shape(self, start: int, stop: int) -> int:
         return stop
 
     def make_batch(self, request: BatchRequest, images: Any) -> Batch:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from podscale.config.batch_phases import format_batches
 from podscale.data.shard_set import ShardSet
 from podscale.evaluation.evaluation_json import Claim
 from podscale.report import markup
@@ -116,7 +117,8 @@ def _recipe_section(data: ReportData) -> str:
     train, schedule, optimizer = data.config.train, data.config.train.schedule, data.config.train.optimizer
     momentum = f" with momentum {optimizer.momentum:g}," if optimizer.has_option("momentum") else ","
     lines = [
-        f"- {train.epochs:g} epochs in batches of {train.global_batch}, {train.precision}, seed {data.config.run.seed}",
+        f"- {train.epochs:g} epochs in batches of {format_batches(train)}, {train.precision}, "
+        f"seed {data.config.run.seed}",
         f"- {optimizer.name.upper()}{momentum} weight decay {optimizer.weight_decay:g}",
         f"- Learning rate {schedule.learning_rate:g}, {schedule.name}, warm-up over {schedule.warmup_epochs:g} epochs",
         f"- Label smoothing {train.label_smoothing:g}; random crops at {data.config.input.image_size} pixels",

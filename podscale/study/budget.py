@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from podscale.config import RunConfig
+from podscale.config.batch_phases import batch_phases
 from podscale.study.grid import TrialGrid
 from podscale.study.records import GetRecord
 from podscale.study.sweep_series import PlannedTrial, SweepSeries, Trial
@@ -187,4 +188,7 @@ def _max_added_trials(series: SweepSeries, get: GetRecord) -> int:
 
 def _epochs_and_steps(config: RunConfig) -> tuple[float, float]:
     """Return (epochs, steps divided by the number of training images)."""
-    return config.train.epochs, config.train.epochs / config.train.global_batch
+    phases = batch_phases(config.train)
+    ends = [*(phase.start for phase in phases[1:]), config.train.epochs]
+    steps = sum((end - phase.start) / phase.global_batch for phase, end in zip(phases, ends, strict=True))
+    return config.train.epochs, steps

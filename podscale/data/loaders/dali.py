@@ -65,7 +65,7 @@ class DaliLoader:
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
         while start < stop:
             try:
-                for batch in self._run(start, self._batch_plan.steps_of_one_size(start, stop)):
+                for batch in self._run(start, self._batch_plan.end_of_shape(start, stop)):
                     start = batch.step + 1
                     yield batch
             except _BrokenPipeline:
@@ -76,7 +76,7 @@ class DaliLoader:
         self._pipeline = None
 
     def _run(self, start: int, stop: int) -> Iterator[Batch]:
-        """Yield batches of one image size, up to `stop` or to one that breaks the pipeline."""
+        """Yield batches of one shape, up to `stop` or to one that breaks the pipeline."""
         steps = iter(range(start, stop))
         window = deque(self._prepare_batch(step) for _, step in zip(range(self._prefetch + 1), steps, strict=False))
         filled = [feed for feed in window if feed.records]

@@ -15,6 +15,7 @@ from podscale.config.checks import check_ranks
 from podscale.config.engine_support import requests_tpus
 from podscale.config.identity import result_values
 from podscale.config.preflight import find_problems
+from podscale.data.step_positions import step_positions
 from podscale.hardware import find_hardware, find_topology
 from podscale.pipelines import presets
 from podscale.pipelines.presets import PRESET_DIRECTORY, preset_names, preset_summary, resolve_preset
@@ -308,7 +309,7 @@ def test_ffcvs_table_says_when_its_images_grow(epochs):
     phases = f"train.phases=[{{start: {row[1]}, image_size: 192}}]"
     train = load(resolve_preset("ffcv-88epochs"), [f"train.epochs={epochs}", phases]).train
     rates = schedules.step_table(train, IMAGENET)[:, 0]
-    per_epoch = schedules.steps_per_epoch(train, IMAGENET)
+    per_epoch = IMAGENET / train.global_batch
     want = np.interp(np.arange(len(rates)) / per_epoch, (0, 2, epochs), (1.7e-4, 1.7, 0))
     np.testing.assert_allclose(rates, want, atol=1e-6)
     assert float(row[2]) / 100 <= load(resolve_preset("ffcv-88epochs")).claim.top1
@@ -390,7 +391,7 @@ def test_the_neumann_run_has_table_1_of_its_paper():
     assert found == type(found)(), "which are the defaults"
     assert train.global_batch == 250 * 32 * train.accumulation
     rates = schedules.step_table(train, IMAGENET)[:, 0]
-    ends = [schedules.first_step(epoch, schedules.steps_per_epoch(train, IMAGENET)) for epoch in range(40, 237, 40)]
+    ends = [step_positions(train, IMAGENET).first_step(epoch) for epoch in range(40, 237, 40)]
     np.testing.assert_allclose([rates[end] / rates[end - 1] for end in ends], 0.3, rtol=1e-5)
 
 
