@@ -69,7 +69,7 @@ def _train_jax(config: RunConfig, inputs: list[ParityInput]) -> list[TrainingRes
 
     classes = inputs[0].classes
     spec = models.model_spec(config.model, classes)
-    step = build_train_step(config, mesh_for_config(config, jax.devices()[:RANKS]), classes)
+    step = build_train_step(config, mesh_for_config(config, jax.devices()[:RANKS]), classes, inputs[0].samples)
     apply = build_model(config.model)
 
     @jax.jit

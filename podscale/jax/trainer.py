@@ -92,7 +92,7 @@ class JaxTrainer(Trainer):
     def evaluate_weights(self, *, averaged: bool) -> EvaluationResult | None:
         statistics = self.state.device_state.statistics
         return self.evaluator.evaluate(
-            self.state.unshard_weights(),
+            self.state.unshard_evaluation_weights(),
             statistics,
             self.training_logger.timer.subphase,
             lambda: self.stop_request.requested,
@@ -127,7 +127,7 @@ def build_trainer(
     train, split, classes = config.train, shard_set.split("train"), len(shard_set.classes)
     validate_world(config, len(world.devices), len(split))
     mesh = mesh_for_config(config, world.devices)
-    step = build_train_step(config, mesh, classes)
+    step = build_train_step(config, mesh, classes, len(split))
     step = replace(step, run_steps=synchronize_first_call(step.run_steps, world, "the first step"))
     prefetcher = DevicePrefetcher(mesh, train.steps_per_call)
     count_images = training_logger.metrics.count_evaluated_images

@@ -35,7 +35,12 @@ COMPILER_ENVIRONMENT = {
 """Keeps jax off this machine's accelerators and libtpu off Google's metadata server, and lets other processes use
 libtpu (which locks a file otherwise, because a TPU serves one process). The last line of a traceback is the error."""
 COMPILER_PACKAGES = ("jax", "jaxlib", "libtpu")
-FRAMEWORK_FREE = ("models/*.py", "training/param_layout.py", "config/batch_norm_groups.py")
+FRAMEWORK_FREE = (
+    "models/*.py",
+    "training/param_layout.py",
+    "training/nlcg_rates.py",
+    "config/batch_norm_groups.py",
+)
 """Modules below the engine that a compiled step depends on; its other imports only read the document."""
 SCHEDULE_STEPS = 2**16
 """Steps whose schedule takes 1 MiB on a device: runs that differ by less share a result."""

@@ -20,7 +20,7 @@ from podscale.jax.spatial import Tiles
 from podscale.jax.train_step import build_train_step
 from podscale.models import Window
 from tests.jax.test_spatial import SPATIAL, TILED, WHOLE, after, cropped, drawn, laid_out, mapped
-from tests.jax.test_train_step import CLASSES, RESNET, SCHEDULE, batches, begin, document
+from tests.jax.test_train_step import CLASSES, RESNET, SAMPLES, SCHEDULE, batches, begin, document
 
 CLASSES_OF_SHAPE = {
     "one pixel": (1, 1, 1, (5, 6)),
@@ -123,7 +123,7 @@ def test_accelerators_run_one_convolution_per_layer() -> None:
 def test_a_step_on_cpus_uses_products() -> None:
     """Each of the 13 remaining convolutions has three, with its two gradients; the first has two."""
     config = document(RESNET)
-    step = build_train_step(config, mesh_for_config(config, jax.devices()[:1]), CLASSES)
+    step = build_train_step(config, mesh_for_config(config, jax.devices()[:1]), CLASSES, SAMPLES)
     images, labels = batches(config.input.image_size)
     lowered = step.run_steps.lower(begin(step, config), step.put_batches(images[:1], labels[:1]), SCHEDULE)
     assert len(convolutions(lowered)) == 3 * 13 - 1
