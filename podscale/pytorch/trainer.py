@@ -21,7 +21,7 @@ from podscale.distributed.step_status import StepStatus, StopRequest
 from podscale.errors import InputError
 from podscale.pytorch.all_reduce.auto import relative_error
 from podscale.pytorch.batch_norm import assign_batch_norm_groups
-from podscale.pytorch.batch_norm.layer import RunningStatistics, running_statistics_weight
+from podscale.pytorch.batch_norm.layer import BatchNormMomenta, RunningStatistics, running_statistics_weight
 from podscale.pytorch.cuda_graph import CudaGraphStep
 from podscale.pytorch.device_prefetcher import BatchMixer, DeviceBatch, DevicePrefetcher, Normalise
 from podscale.pytorch.evaluator import Evaluator
@@ -192,12 +192,14 @@ def build_train_step(
         forward=build_forward(prepare, reducer.module, train.compile, ranks=world.size),
         mixing=mixing,
     )
+    momenta = schedules.batch_norm_momenta(config, samples)
     return TrainStep(
         forward_backward,
         optimizer,
         weights,
         torch.from_numpy(schedules.step_table(train, samples)).to(world.device),
         dropout_rng=DropoutRng(model, config.run.seed, world),
+        batch_norm_momenta=BatchNormMomenta(model, momenta) if len(momenta) > 1 else None,
         # No rank has the whole gradient if the weight update is sharded.
         norm_every=config.telemetry.log_every if train.weight_update == "replicated" else 0,
     )

@@ -39,6 +39,7 @@ class Case(NamedTuple):
     row: int | None = None
     wire_row: str = "fp32"
     wire_column: str = "fp32"
+    shard_over: str = "row"
 
     def build(self, world: World) -> AllReduce:
         section = AllReduceSection(**self._asdict(), hybrid_mb=SMALL * 4 / 2**20)
@@ -127,9 +128,10 @@ def simulated(case: Case, values: list[Tensor]) -> Tensor:
 def halves(world: World) -> None:
     """Assert that reduce-scatter and all-gather make up the all-reduce, and that all-gather does not round."""
     built = [Case(name, None, "fp32", "bf16").build(world) for name in ("flat", "ring")]
-    built += [Case("torus2d", row, "bf16", "bf16").build(world) for row in (1, 2, 4)]
+    built += [Case("torus2d", row, "bf16", "bf16", over).build(world) for row in (1, 2, 4) for over in ("row", "world")]
     for all_reduce in built:
         assert isinstance(all_reduce, ShardedAllReduce)
+        assert all_reduce.shards in (world.size, 1, 2)
         length = 36 * all_reduce.shards
         averaged, bucket = contribution(world.rank, length), contribution(world.rank, length)
         all_reduce(averaged)
