@@ -23,6 +23,7 @@ from podscale.config.batch_norm_groups import devices_per_rank
 from podscale.config.identity import fingerprint
 from podscale.errors import InputError, PodscaleError
 from podscale.hardware import Topology
+from podscale.jax.xla_flags import xla_environment
 from podscale.util.files import write_atomically, write_json
 
 COMPILER_MODULE = "podscale.jax.aot.compiler"
@@ -81,6 +82,7 @@ class CompileRequest:
             "classes": self.classes,
             "schedule": -(-self.steps // SCHEDULE_STEPS),
             "versions": compiler_versions(),
+            "flags": xla_environment("tpu", os.environ),
             "sources": source_hash(),
         }
 
@@ -215,7 +217,7 @@ def _run_child(folder: Path, output_file: Path, timeout_seconds: float) -> int |
     with output_file.open("wb") as output, suppress(subprocess.TimeoutExpired):
         return subprocess.run(
             [sys.executable, "-m", COMPILER_MODULE, str(folder)],
-            env={**os.environ, **COMPILER_ENVIRONMENT},
+            env={**os.environ, **xla_environment("tpu", os.environ), **COMPILER_ENVIRONMENT},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
