@@ -133,7 +133,7 @@ class BatchNorm(nn.Module):
     Statistics are fp32 (fp64 for fp64 images), whatever the dtype of the images; the output has the dtype and memory
     order of the images. The running variance is the unbiased one, as in torch and cuDNN; flax stores the biased one,
     which is smaller by a factor of 1 - 1 / (values per channel) (6e-4 at 32 images of 7 x 7). There is no
-    `num_batches_tracked`, because the momentum does not depend on it and a counter is one more kernel per layer and step.
+    `num_batches_tracked`: the momentum does not depend on it, and a counter is one more kernel per layer and step.
 
     Attributes:
         group: ranks whose batches are normalised together; None: this rank alone.

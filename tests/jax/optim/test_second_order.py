@@ -39,7 +39,7 @@ from tests.support import extreme
 from tests.support.extreme import NORMS, bowl, loss, neumann_oracle, nlcg_oracle
 from tests.support.flat_share import FlatArrays
 from tests.support.shampoo_oracle import Step, shampoo_oracle
-from tests.support.updates import DECAYS, STEPS, Values, gradients, momentum, rate, start
+from tests.support.updates import DECAYS, STEPS, Values, momentum, rate, start
 
 PER_EPOCH, DECAY = 10.0, 1e-2
 EXACT = 1e-9
