@@ -248,7 +248,7 @@ def fewer_weights_than_ranks(world: World) -> list[Any]:
 def test_a_model_of_fewer_weights_than_ranks_is_sharded_over_all_of_them(run_world: Any) -> None:
     ranks = run_world(4, fewer_weights_than_ranks)
     for number, (unsharded, sharded, _) in enumerate(ranks[0]):
-        assert [ranks[rank][number][2] for rank in range(4)] == [1, 2, 0, 0]  # a shard begins at 128 bytes
+        assert [ranks[rank][number][2] for rank in range(4)] == [1, 0, 2, 0]  # columns of two ranks
         for actual, expected in zip(sharded, unsharded, strict=True):
             torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
         for other in ranks[1:]:
