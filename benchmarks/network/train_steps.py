@@ -199,7 +199,8 @@ def update(setting: Setting) -> None:
     lines += [
         f"{setting.model_name}, {shape}. A row of the torus is a node, so each rank updates 1/{shape.ranks} of the "
         f"weights, or 1/{shape.size} over all ranks. Forward and backward of 8 images of {setting.side} px take "
-        f"{compute:.2f} s on one core. The update is the CPU time of one rank, since all ranks share {cores().lower()}. A sharded update gathers weights after "
+        f"{compute:.2f} s on one core. The update is the CPU time of one rank, since all ranks share "
+        f"{cores().lower()}. A sharded update gathers weights after "
         "the update instead of gradients before it. That is as many bytes (half in bf16), but no backward pass hides "
         "them. State: fp32 masters and moments.",
         "",

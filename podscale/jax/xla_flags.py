@@ -68,6 +68,22 @@ XLA_FLAGS = (
     ),
     XlaFlag("tpu", "xla_enable_async_all_gather", "true", "Split an all-gather into start and end.", MAXTEXT),
     XlaFlag(
+        "tpu",
+        "xla_tpu_enable_async_collective_fusion_fuse_all_reduce",
+        "true",
+        "Fuse all-reduces like all-gathers: the gradients of a replicated update.",
+        MAXTEXT,
+    ),
+    XlaFlag("tpu", "xla_enable_async_all_reduce", "true", "Split an all-reduce into start and end.", MAXTEXT),
+    XlaFlag(
+        "tpu",
+        "xla_jf_crs_combiner_threshold_in_bytes",
+        str(25 * 2**20),
+        "Keep the buckets of the gradients apart (25 MiB, the default of train.all_reduce.bucket_mb), so that all but "
+        "the last can start before backward ends; the compiler would merge them.",
+        "ours; seen in the compiled program",
+    ),
+    XlaFlag(
         "cuda",
         "xla_gpu_enable_latency_hiding_scheduler",
         "true",

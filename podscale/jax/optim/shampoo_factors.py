@@ -162,7 +162,11 @@ class FactorLayout(ExtraStateLayout):
         return [jnp.stack([cut[name][number] for name, number in members]) for _, members in self.stacks]
 
     def unstack_blocks(self, stacks: Sequence[Array]) -> dict[str, Array]:
-        """Return the arrays that have blocks, by name: the inverse of `stack_blocks`."""
+        """Return the arrays that have blocks, by name: the inverse of `stack_blocks`.
+
+        Args:
+            stacks: blocks of each stack, fp32 [blocks, *shape].
+        """
         parts: dict[str, list[Array]] = {name: [] for name in self.blocks}
         placed = {
             block: stacks[index][row]
@@ -179,6 +183,10 @@ class FactorLayout(ExtraStateLayout):
         """Return this device's statistics with the gradients of each stack added, if `finite` (bool scalar).
 
         A moving average, or with beta2 = 1 a sum. A square that overflows leaves its matrix as it is.
+
+        Args:
+            extra: this device's state, fp32 [factors, d, d] by name.
+            stacks: gradients of each stack, fp32 [blocks, *shape].
         """
         weight = 1.0 if beta2 == 1.0 else 1.0 - beta2
         statistics = {}
@@ -206,7 +214,12 @@ class FactorLayout(ExtraStateLayout):
         return roots
 
     def precondition(self, extra: Mapping[str, Array], stacks: Sequence[Array]) -> list[Array]:
-        """Return the blocks of each stack multiplied by their roots along every dimension."""
+        """Return the blocks of each stack multiplied by their roots along every dimension.
+
+        Args:
+            extra: roots of all factors, fp32 [factors, d, d] by name.
+            stacks: gradients of each stack, fp32 [blocks, *shape].
+        """
         results = list(stacks)
         by_dim = sorted(
             ((each.stack, each.dim, group, each) for group, factors in self.groups.items() for each in factors),

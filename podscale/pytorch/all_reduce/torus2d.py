@@ -78,7 +78,10 @@ class WorldTorus2DAllReduce(Torus2DAllReduce):
         self.shard = mesh.row.position * mesh.column.size + mesh.column.position
 
     def reduce_scatter(self, bucket: Tensor) -> Tensor:
-        """Return this rank's shard (see `ShardedAllReduce`). A slice of the pipeline has a span of every shard."""
+        """Return this rank's shard of the mean of `bucket`, fp32 [elements].
+
+        A slice of the pipeline has a span of every shard. Overwrites `bucket`.
+        """
         row, column = self._mesh.row, self._mesh.column
         grid = bucket.mul_(1.0 / self._ranks).view(self.shards, -1)
         spans = equal_spans(grid.shape[1], slice_count(len(bucket), self._mesh.shape, bucket.device.type))
