@@ -72,7 +72,7 @@ def test_reduce_scatter_and_all_gather_make_up_the_all_reduce(
 ) -> None:
     mesh = mesh_of(shape)
     reduce = build_all_reduce(section, mesh)
-    assert reduce.shards == (shape[2] if section is SECTIONS["torus2d"] else DEVICES)
+    assert reduce.shards == (shape[2] if section == SECTIONS["torus2d"] else DEVICES)
     values = np.random.default_rng(0).normal(size=(DEVICES, 40)).astype(np.float32)
 
     def halves(mine: Any) -> Any:

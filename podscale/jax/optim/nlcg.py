@@ -151,7 +151,7 @@ class LossRateControl:
         """Return base rate, fraction and new scalars. `loss` and `steps`, the steps so far, are fp32 scalars."""
         base, before, average = (scalars[name] for name in ("base_rate", "loss_before", "loss_average"))
         if self.mode == "none":
-            return base, jnp.zeros_like(base), {}
+            return base, jnp.zeros_like(base), {name: scalars[name] for name in RATE_CONTROL_SCALARS}
         is_first = steps == 0
         new_average = jnp.where(is_first, loss, LOSS_DECAY * average + (1.0 - LOSS_DECAY) * loss)
         if self.mode == "step":
