@@ -188,7 +188,7 @@ def _check_mean(world: World, name: str, gradients: list[Tensor]) -> None:
 
 
 def update(setting: Setting) -> None:
-    """Measure the optimizer's share of a step, replicated on every rank and sharded over a row."""
+    """Measure the optimizer's share of a step: replicated, and sharded over a row and over all ranks."""
     torch.set_num_threads(1)
     trace = record_step(setting.model, CLASSES, side=setting.side, batch=8)
     compute = trace.forward + trace.backward
@@ -198,8 +198,9 @@ def update(setting: Setting) -> None:
     lines = setting.head("update", "Sharding the update of the weights")
     lines += [
         f"{setting.model_name}, {shape}. A row of the torus is a node, so each rank updates 1/{shape.ranks} of the "
-        f"weights. Forward and backward of 8 images of {setting.side} px take {compute:.2f} s on one core. The update "
-        f"is the CPU time of one rank, since all ranks share {cores().lower()}. A sharded update gathers weights after "
+        f"weights, or 1/{shape.size} over all ranks. Forward and backward of 8 images of {setting.side} px take "
+        f"{compute:.2f} s on one core. The update is the CPU time of one rank, since all ranks share "
+        f"{cores().lower()}. A sharded update gathers weights after "
         "the update instead of gradients before it. That is as many bytes (half in bf16), but no backward pass hides "
         "them. State: fp32 masters and moments.",
         "",
@@ -225,6 +226,10 @@ def update_sections() -> dict[str, dict[str, Any]]:
         sections |= {
             f"{optimizer}, replicated": replicated,
             f"{optimizer}, sharded": sharded,
+            f"{optimizer}, sharded over all ranks": {
+                **sharded,
+                "all_reduce": {**replicated["all_reduce"], "shard_over": "world"},
+            },
             f"{optimizer}, sharded, weights gathered in bf16": {**sharded, "weight_gather": "bf16"},
         }
     return sections

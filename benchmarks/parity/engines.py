@@ -61,6 +61,7 @@ def train_with_jax(config: RunConfig, inputs: list[ParityInput]) -> list[Trainin
 def _train_jax(config: RunConfig, inputs: list[ParityInput]) -> list[TrainingResult]:
     import jax
 
+    from podscale.data.step_positions import step_positions
     from podscale.jax.device_prefetcher import normalise
     from podscale.jax.mesh import mesh_for_config
     from podscale.jax.models import build_model
@@ -69,7 +70,8 @@ def _train_jax(config: RunConfig, inputs: list[ParityInput]) -> list[TrainingRes
 
     classes = inputs[0].classes
     spec = models.model_spec(config.model, classes)
-    step = build_train_step(config, mesh_for_config(config, jax.devices()[:RANKS]), classes)
+    positions = step_positions(config.train, inputs[0].samples)
+    step = build_train_step(config, mesh_for_config(config, jax.devices()[:RANKS]), classes, positions)
     apply = build_model(config.model)
 
     @jax.jit

@@ -28,6 +28,7 @@ def check_sections(config: RunDocument) -> None:
     check_optimizer(train)
     check_numerics(train)
     check_weight_update(train)
+    check_batch_norm_momentum(train)
     check_ensemble(config.ensemble, train.epochs, config.checkpoint.snapshots)
     if train.start_from.epoch is not None and train.start_from.run is None:
         raise conflict_error("train.start_from.epoch", "needs a run", hint="Set train.start_from.run too.")
@@ -152,6 +153,13 @@ def check_weight_update(train: TrainSection) -> None:
             got="bf16",
             hint="Set train.weight_update=sharded, or train.weight_gather=fp32.",
         )
+    if train.all_reduce.shard_over == "world" and not sharded:
+        raise conflict_error(
+            "train.all_reduce.shard_over",
+            "only a sharded update is divided over ranks",
+            got="world",
+            hint="Set train.weight_update=sharded, or train.all_reduce.shard_over=row.",
+        )
     if algorithm == "ddp" and (sharded or train.precision == "bf16-pure"):
         raise conflict_error(
             "train.all_reduce.algorithm",
@@ -165,6 +173,17 @@ def check_weight_update(train: TrainSection) -> None:
             "has no reduce-scatter, which train.weight_update=sharded needs",
             got=algorithm,
             hint="Use torus2d, ring or flat.",
+        )
+
+
+def check_batch_norm_momentum(train: TrainSection) -> None:
+    """Raise if a phase sets a momentum of batch norm that a CUDA graph, which records the number, cannot change."""
+    numbers = [number for number, phase in enumerate(train.phases) if phase.batch_norm_momentum is not None]
+    if numbers and train.cuda_graph:
+        raise conflict_error(
+            f"train.phases.{numbers[0]}.batch_norm_momentum",
+            "a CUDA graph holds one value for the whole run",
+            hint="Leave it out, or set train.cuda_graph=false.",
         )
 
 

@@ -4,10 +4,8 @@ from typing import NamedTuple
 
 from podscale.config.batch_norm_groups import devices_per_rank
 from podscale.config.fields import conflict_error
-from podscale.config.optimizer import JAX_OPTIMIZERS
 from podscale.config.run import RunDocument
 from podscale.errors import format_error
-from podscale.util.formatting import join_words
 
 TPU_RESOURCE = "google.com/tpu"
 """Resource name of TPU chips in Kubernetes."""
@@ -68,16 +66,6 @@ def find_unsupported_option(config: RunDocument) -> UnsupportedOption | None:
         "train.deterministic": (train.deterministic, "has no switch for it", "false"),
         "train.precision": (train.precision not in ("fp32", "bf16"), "computes in fp32 or bf16", "bf16"),
         "train.weight_gather": (train.weight_gather != "fp32", "gathers weights in fp32", "fp32"),
-        "train.optimizer.name": (
-            train.optimizer.name not in JAX_OPTIMIZERS,
-            f"has {join_words(JAX_OPTIMIZERS)}",
-            "lars",
-        ),
-        "train.optimizer.nlcg.variant": (
-            train.optimizer.nlcg.variant != "displacement",
-            "has the displacement variant of NLCG",
-            "displacement",
-        ),
         "train.ema.decay": (train.ema.decay is not None, "keeps no running average of the weights", "null"),
         "train.loss": (train.loss != "cross_entropy", "has cross entropy", "cross_entropy"),
         "train.mix": (train.mix.is_enabled, "does not mix images", "{mixup: 0, cutmix: 0}"),

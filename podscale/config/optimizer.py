@@ -217,9 +217,6 @@ class OptimizerSection(Section):
 DEFAULT_EPS: dict[str, float] = {"lamb": 1e-6, "adam": 1e-8, "rmsprop": 1e-8}
 """Defaults of `eps` that are not 0, by optimizer."""
 
-JAX_OPTIMIZERS: tuple[OptimizerName, ...] = ("sgd", "lars", "lamb", "adam", "rmsprop")
-"""Optimizers of the JAX engine."""
-
 OPTIMIZERS_WITH_OPTION: dict[str, tuple[OptimizerName, ...]] = {
     "momentum": ("sgd", "lars", "lamb", "adam", "rmsprop", "shampoo"),
     "momentum_form": ("sgd", "lars", "rmsprop"),

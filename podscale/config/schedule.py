@@ -124,6 +124,9 @@ class PhaseSection(Section):
     reset_momentum: bool = result_field(
         False, "Begin with an empty momentum buffer, as a run does that starts from saved weights."
     )
+    batch_norm_momentum: float | None = result_field(
+        None, "Weight of new batch statistics in the running ones (model.batch_norm.momentum) from here on.", gt=0, le=1
+    )
     crop: CropSection | None = result_field(None, "Training augmentation from here on (options of input.crop).")
     image_size: int | None = result_field(
         None, "Side of the square training image in pixels from here on (progressive resizing).", ge=4

@@ -51,6 +51,11 @@ class AllReduceSection(Section):
     row: int | None = placement_field(
         None, "Ranks per row of the grid (fast links); default: the ranks of one node.", ge=1
     )
+    shard_over: Literal["row", "world"] = placement_field(
+        "row",
+        "Ranks that divide a sharded weight update. `row`: those of a row of torus2d; flat and ring have no rows and "
+        "divide it over all ranks. `world`: all ranks, with torus2d too, whose columns then reduce-scatter.",
+    )
     bucket_mb: float = placement_field(25.0, "Size of one gradient bucket, MiB.", gt=0)
     overlap: bool = placement_field(True, "Reduce buckets during the backward pass.")
     wire_row: Literal["fp32", "bf16", "fp16"] = result_field("fp32", "Number format of messages along the rows.")
@@ -127,13 +132,15 @@ class TrainSection(Section):
     phases: tuple[PhaseSection, ...] = result_field(
         (),
         "Later parts of the run: the epoch at which each begins (`start`) and the options that change there "
-        "(`schedule`, `global_batch`, `accumulation`, `momentum`, `reset_momentum`, `weight_decay`, `crop`, "
-        "`image_size`). Until the first phase begins, the options outside of `phases` apply.",
+        "(`schedule`, `global_batch`, `accumulation`, `momentum`, `reset_momentum`, `weight_decay`, "
+        "`batch_norm_momentum`, `crop`, `image_size`). Until the first phase begins, the options outside of `phases` "
+        "apply.",
     )
     weight_update: Literal["replicated", "sharded"] = placement_field(
         "replicated",
         "`replicated`: every rank updates all weights. `sharded`: each rank updates its part and gathers the others "
-        "(Kumar 2019); needs an all-reduce with a reduce-scatter (flat, ring, torus2d).",
+        "(Kumar 2019); needs an all-reduce with a reduce-scatter (flat, ring, torus2d). `all_reduce.shard_over` sets "
+        "the ranks that divide it.",
     )
     weight_gather: Literal["fp32", "bf16"] = result_field(
         "fp32",

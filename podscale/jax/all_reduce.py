@@ -6,7 +6,8 @@ The 2-D torus goes along the rows, the columns, the rows (Ying 2018; Mikami 2018
 bucket inside its row, all-reduces its shard along its column and all-gathers inside the row, so a message between rows
 carries 1/row of the data. With several slices, the step along the column has the same three parts: reduce-scatter in
 the column, all-reduce over the slices, all-gather in the column. So the network between slices, the slowest, carries
-1/(row x column) of the data.
+1/(row x column) of the data. A step that is sharded over all devices has a reduce-scatter along each of these axes in
+turn, and gathers weights in the reverse order.
 """
 
 from typing import Protocol
@@ -106,6 +107,33 @@ class Torus2DAllReduce(AllReduce):
         return total[: len(shard)]
 
 
+class WorldTorus2DAllReduce(Torus2DAllReduce):
+    """2-D torus with one shard for each device: those of a row are cut along the column, and then over the slices."""
+
+    axes: AxisNames = (*ROW, *COLUMN, *SLICES)
+
+    def __init__(self, mesh: Mesh) -> None:
+        super().__init__(mesh)
+        self._row, self.shards = self.shards, mesh.size
+
+    def __call__(self, bucket: Array) -> Array:
+        padded = _pad(bucket, self._row)
+        shard = self._all_reduce_columns(reduce_scatter(padded / self.shards, ROW))
+        total: Array = lax.all_gather(shard, ROW, tiled=True)
+        return total[: len(bucket)]
+
+    def reduce_scatter(self, bucket: Array) -> Array:
+        part = bucket / self.shards
+        for axes in (ROW, COLUMN, SLICES):
+            part = reduce_scatter(part, axes)
+        return part
+
+    def all_gather(self, shard: Array) -> Array:
+        for axes in (SLICES, COLUMN, ROW):
+            shard = lax.all_gather(shard, axes, tiled=True)
+        return shard
+
+
 def _pad(values: Array, multiple: int) -> Array:
     """Pad with zeros to a multiple."""
     return jnp.pad(values, (0, -len(values) % multiple))
@@ -123,7 +151,7 @@ def build_all_reduce(section: AllReduceSection, mesh: Mesh) -> AllReduce:
         case "flat":
             return FlatAllReduce(mesh)
         case "torus2d":
-            return Torus2DAllReduce(mesh)
+            return WorldTorus2DAllReduce(mesh) if section.shard_over == "world" else Torus2DAllReduce(mesh)
         case other:
             raise InputError(
                 "the JAX engine has flat (XLA's own) and torus2d",

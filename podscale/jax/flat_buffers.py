@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 from jax import Array
-from jax.typing import ArrayLike
+from jax.typing import ArrayLike, DTypeLike
 
 from podscale.models import Shape
 from podscale.training.param_layout import plan_buckets
@@ -45,18 +45,18 @@ class ParamLayout:
         self._offsets = dict(zip(backwards, zip(plan.buckets, plan.starts, sizes, strict=True), strict=True))
         self._bounds = plan.bounds
 
-    def pack(self, arrays: Mapping[str, ArrayLike]) -> Buckets:
-        """Pack `arrays` (by name) into fp32 buckets, padded with zeros."""
+    def pack(self, arrays: Mapping[str, ArrayLike], dtype: DTypeLike = jnp.float32) -> Buckets:
+        """Pack `arrays` (by name) into buckets of `dtype`, padded with zeros."""
         parts: list[list[Array]] = [[] for _ in self._bounds]
         ends = [start for start, _ in self._bounds]
         for name, (bucket, start, size) in self._offsets.items():
             gap = start - ends[bucket]
-            parts[bucket] += [jnp.zeros(gap)] * (gap > 0) + [
-                to_bucket_order(jnp.asarray(arrays[name], jnp.float32)).ravel()
+            parts[bucket] += [jnp.zeros(gap, dtype)] * (gap > 0) + [
+                to_bucket_order(jnp.asarray(arrays[name], dtype)).ravel()
             ]
             ends[bucket] = start + size
         for part, end, (_, stop) in zip(parts, ends, self._bounds, strict=True):
-            part += [jnp.zeros(stop - end)] * (stop > end)
+            part += [jnp.zeros(stop - end, dtype)] * (stop > end)
         return tuple(jnp.concatenate(part) for part in parts)
 
     def pack_on_host(self, arrays: Mapping[str, ArrayLike]) -> tuple[Values, ...]:

@@ -20,7 +20,8 @@ from podscale.errors import InputError, fields_of
 from podscale.jax.flat_buffers import Buckets
 from podscale.jax.mesh import REPLICATED
 from podscale.jax.models import initialise
-from podscale.jax.train_step import DeviceState, TrainStep
+from podscale.jax.optim import LookaheadOptimizer, OptState
+from podscale.jax.train_step import DeviceState, HostOptimizerState, TrainStep
 from podscale.jax.world import World
 from podscale.runs.checkpoint import CheckpointStore, Snapshot
 from podscale.runs.model_files import read_weights
@@ -54,8 +55,9 @@ class TrainState:
     @property
     def optimizer_bytes(self) -> int:
         """Bytes of optimizer state on a device."""
-        moments: list[Array] = jax.tree.leaves(self.device_state.opt_state.moments)
-        return sum(array.addressable_shards[0].data.nbytes for array in moments)
+        opt_state = self.device_state.opt_state
+        arrays: list[Array] = jax.tree.leaves((opt_state.moments, opt_state.extra))
+        return sum(array.addressable_shards[0].data.nbytes for array in arrays)
 
     def check_arrays(self, snapshot: Snapshot) -> None:
         """Raise InputError if a checkpoint does not hold the arrays of this model and its optimizer."""
@@ -94,24 +96,26 @@ class TrainState:
             arrays = multihost_utils.broadcast_one_to_all(arrays, is_source=self.world.is_rank0)
         for name, value in meta["progress"].items():
             setattr(self.progress, name, value)
-        moments = {
-            slot: {name: arrays[f"optimizer/{slot}/{name}"] for name in parameters}
-            for slot in self.step.initial_moments
-        }
-        scalars = {name: arrays[f"optimizer/{name}"] for name in self.step.specs.opt_state.scalars}
+        optimizer, initial = self.step.optimizer, self.step.initial_optimizer_state()
+        optimizer_state = HostOptimizerState(
+            {slot: {name: arrays[f"optimizer/{slot}/{name}"] for name in parameters} for slot in initial.moments},
+            {name: arrays[f"optimizer/{name}"] for name in optimizer.initial_scalars},
+            {name: arrays[f"optimizer/{name}"] for name in initial.extra},
+        )
         parameters = {name: arrays[f"model/{name}"] for name in parameters}
         statistics = {name: arrays[f"model/{name}"] for name in statistics}
-        self.device_state = self.step.init_state(parameters, statistics, self.progress.step, moments, scalars)
+        self.device_state = self.step.init_state(parameters, statistics, self.progress.step, optimizer_state)
 
     @waiting_for(CHECKPOINT)
     def model_arrays(self) -> dict[str, Values]:
-        """Return the fp32 weights and running statistics by name, on process 0. All processes call it."""
-        return self._model_arrays_of(self.unshard_weights())
+        """Return the fp32 weights to evaluate and statistics by name, on process 0. All processes call it."""
+        return self._model_arrays_of(self.unshard_evaluation_weights())
 
     @waiting_for(CHECKPOINT)
     def capture(self) -> Snapshot | None:
         """Return a copy of the state in process 0's host memory, None elsewhere. All processes call it."""
-        weights, opt_state = self.unshard_weights(), self.device_state.opt_state
+        weights, opt_state = self._unshard(self.device_state.weights), self.device_state.opt_state
+        extra = dict(zip(opt_state.extra, self._unshard(tuple(opt_state.extra.values())), strict=True))
         moments = {slot: self._unshard(buckets) for slot, buckets in opt_state.moments.items()}
         if not self.world.is_rank0:
             return None
@@ -120,20 +124,26 @@ class TrainState:
             named = self.step.layout.unpack([np.array(bucket) for bucket in buckets])
             arrays |= {f"optimizer/{slot}/{name}": value for name, value in named.items()}
         arrays |= {f"optimizer/{name}": np.array(scalar) for name, scalar in opt_state.scalars.items()}
+        if layout := self.step.optimizer.extra_layout:
+            unpacked = layout.unpack({name: np.asarray(array) for name, array in extra.items()})
+            arrays |= {f"optimizer/{name}": array for name, array in unpacked.items()}
         precision = {"loss_scale": self.config.train.loss_scale, "finite_in_a_row": 0}  # for the other engine
         meta = {"progress": asdict(self.progress), "precision": precision, "ranks": len(self.world.devices)}
         return Snapshot(self.progress.step, arrays, meta)
 
     @waiting_for(CHECKPOINT)
-    def unshard_weights(self) -> Buckets:
-        """Return the weights' buckets, unsharded on every device. All processes call it."""
-        return self._unshard(self.device_state.weights)
+    def unshard_evaluation_weights(self) -> Buckets:
+        """Return the buckets of the weights to evaluate, unsharded on every device. All processes call it."""
+        state = self.device_state
+        if isinstance(self.step.optimizer, LookaheadOptimizer):
+            return self._evaluation_weights(state.weights, state.opt_state)
+        return self._unshard(state.weights)
 
     def _initial_optimizer_state(self) -> dict[str, Values]:
         """Return the optimizer state before the first step, by its names in a checkpoint."""
-        moments, scalars = self.step.initial_optimizer_state()
+        moments, scalars, extra = self.step.initial_optimizer_state()
         arrays = {f"optimizer/{slot}/{name}": array for slot, named in moments.items() for name, array in named.items()}
-        return arrays | {f"optimizer/{name}": array for name, array in scalars.items()}
+        return arrays | {f"optimizer/{name}": array for name, array in {**scalars, **extra}.items()}
 
     def _model_arrays_of(self, weights: Buckets) -> dict[str, Values]:
         if not self.world.is_rank0:
@@ -144,6 +154,12 @@ class TrainState:
     def _unshard(self, buckets: Buckets) -> Buckets:
         """Gather scattered buckets on every device."""
         return buckets if all(bucket.is_fully_replicated for bucket in buckets) else self._gather(buckets)
+
+    @cached_property
+    def _evaluation_weights(self) -> Callable[[Buckets, OptState], Buckets]:
+        optimizer = self.step.optimizer
+        assert isinstance(optimizer, LookaheadOptimizer)
+        return jax.jit(optimizer.evaluation_weights, out_shardings=NamedSharding(self.step.mesh, REPLICATED))
 
     @cached_property
     def _gather(self) -> Callable[[Buckets], Buckets]:

@@ -24,6 +24,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from podscale import models
 from podscale.config import RunConfig
 from podscale.config.batch_norm_groups import batch_norm_group
+from podscale.data.step_positions import StepPositions
 from podscale.errors import InputError
 from podscale.jax.all_reduce import AllReduce, build_all_reduce
 from podscale.jax.batch_norm import (
@@ -35,11 +36,12 @@ from podscale.jax.batch_norm import (
 )
 from podscale.jax.device_prefetcher import BATCH_SPECS, GlobalBatches, normalise
 from podscale.jax.flat_buffers import Buckets, ParamLayout, Values
-from podscale.jax.mesh import GROUP, RANKS, REPLICATED, axis_size, put_sharded
-from podscale.jax.models import build_model, choose_convolution
-from podscale.jax.optim import HyperParams, OptState, build_optimizer, build_param_shard
+from podscale.jax.mesh import DEVICES, GROUP, RANKS, REPLICATED, axis_size, put_sharded
+from podscale.jax.models import ApplyFunction, build_model, choose_convolution
+from podscale.jax.optim import HyperParams, Optimizer, OptState, ReplicaAxes, build_optimizer, build_param_shard
 from podscale.jax.precision import compute_dtype, exact_products
 from podscale.training.param_layout import param_options
+from podscale.training.schedules import batch_norm_momenta
 
 
 def smoothed_cross_entropy(logits: Array, labels: Array, smoothing: float) -> Array:
@@ -103,6 +105,19 @@ class StepInputs(NamedTuple):
     status: Any
 
 
+class HostOptimizerState(NamedTuple):
+    """Optimizer state by its names in a checkpoint, fp32, in host memory.
+
+    Args:
+        moments: arrays of each moment, by the weights' names.
+        extra: arrays that are not per weight (see `optim.ExtraStateLayout`).
+    """
+
+    moments: Mapping[str, Mapping[str, Values]]
+    scalars: Mapping[str, Values]
+    extra: Mapping[str, Values]
+
+
 STATUS_SPEC = PartitionSpec(RANKS)
 STATUS_LENGTH = 4
 
@@ -113,8 +128,7 @@ class TrainStep:
     layout: ParamLayout
     specs: Any
     """Sharding of the state: a `DeviceState` of partition specs."""
-    initial_moments: Mapping[str, float]
-    """Initial value of each moment of the optimizer, by name."""
+    optimizer: Optimizer
     run_steps: Callable[..., tuple[DeviceState, StepResults]]
     """Run steps: (state, batches, schedule, inputs) -> (state, results).
 
@@ -126,19 +140,18 @@ class TrainStep:
         parameters: NamedArrays,
         statistics: NamedArrays,
         number: int = 0,
-        moments: Mapping[str, NamedArrays] | None = None,
-        scalars: NamedArrays | None = None,
+        optimizer_state: "HostOptimizerState | None" = None,
     ) -> DeviceState:
         """Return the state after `number` steps, on the devices, from values that every process has.
 
-        `moments` has arrays by the weights' names for each moment. The defaults of `moments` and `scalars` are the
-        optimizer's initial values.
+        The default of `optimizer_state` is the optimizer's initial state.
         """
-        fresh_moments, fresh_scalars = self.initial_optimizer_state()
-        packed_moments = {slot: self.layout.pack_on_host(named) for slot, named in (moments or fresh_moments).items()}
+        state, extra_layout = optimizer_state or self.initial_optimizer_state(), self.optimizer.extra_layout
+        moments = {slot: self.layout.pack_on_host(named) for slot, named in state.moments.items()}
+        extra = extra_layout.pack(state.extra) if extra_layout else {}
         packed: Any = DeviceState(
             self.layout.pack_on_host(parameters),  # type: ignore[arg-type]
-            OptState(packed_moments, dict(scalars or fresh_scalars)),  # type: ignore[arg-type]
+            OptState(moments, dict(state.scalars), extra),  # type: ignore[arg-type]
             dict(statistics),
             np.asarray(number, np.int32),  # type: ignore[arg-type]
         )
@@ -149,14 +162,15 @@ class TrainStep:
 
         return jax.tree.map(put, packed, self.specs)  # type: ignore[no-any-return]
 
-    def initial_optimizer_state(self) -> tuple[dict[str, dict[str, Values]], dict[str, Values]]:
-        """Return the optimizer state before the first step: moments by slot and name, and scalars."""
-        shapes, names = self.layout.shapes.items(), self.specs.opt_state.scalars
+    def initial_optimizer_state(self) -> "HostOptimizerState":
+        """Return the optimizer state before the first step."""
+        optimizer = self.optimizer
         moments = {
-            slot: {name: np.broadcast_to(np.float32(value), shape) for name, shape in shapes}
-            for slot, value in self.initial_moments.items()
+            slot: {name: np.broadcast_to(np.float32(value), shape) for name, shape in self.layout.shapes.items()}
+            for slot, value in optimizer.initial_moments.items()
         }
-        return moments, {name: np.zeros((), np.float32) for name in names}
+        scalars = {name: np.array(value, np.float32) for name, value in optimizer.initial_scalars.items()}
+        return HostOptimizerState(moments, scalars, optimizer.extra_layout.initial() if optimizer.extra_layout else {})
 
     def put_batches(self, images: npt.NDArray[np.uint8], labels: npt.NDArray[np.integer[Any]]) -> GlobalBatches:
         """Put `images` [k, n, height, width, 3] and `labels` [k, n] of all devices, in this process, on the devices."""
@@ -165,26 +179,31 @@ class TrainStep:
         return jax.device_put(batches, shardings)  # type: ignore[no-any-return]
 
 
-def build_train_step(config: RunConfig, mesh: Mesh, classes: int) -> TrainStep:
-    """Build the step of a document. Raises InputError for options that the mesh or this engine does not support."""
+def build_train_step(config: RunConfig, mesh: Mesh, classes: int, positions: StepPositions) -> TrainStep:
+    """Build the step of a document for a run whose steps are at `positions`.
+
+    Raises InputError for options that the mesh or this engine does not support.
+    """
     _check_step_options(config, mesh)
     train, spec = config.train, models.model_spec(config.model, classes)
     param_options(train.optimizer, spec)  # raises for a skip list that matches nothing
     all_reduce, layout = build_all_reduce(train.all_reduce, mesh), build_layout(config, mesh, spec)
-    optimizer = build_optimizer(train.optimizer)
+    replicas = ReplicaAxes() if train.weight_update == "sharded" else ReplicaAxes(DEVICES, mesh.size)
+    optimizer = build_optimizer(train.optimizer, layout.shapes, positions.epoch_length, replicas)
     bucket_spec = PartitionSpec(all_reduce.axes) if train.weight_update == "sharded" else REPLICATED
     buckets = (bucket_spec,) * len(layout.lengths)
     moment_specs: dict[str, Any] = dict.fromkeys(optimizer.initial_moments, buckets)
-    scalar_specs: dict[str, Any] = dict.fromkeys(optimizer.scalar_names, REPLICATED)
+    scalar_specs: dict[str, Any] = dict.fromkeys(optimizer.initial_scalars, REPLICATED)
+    extra_specs: Any = dict(optimizer.extra_layout.specs) if optimizer.extra_layout else {}
     state_of_specs: Any = DeviceState
     specs = state_of_specs(
         weights=buckets,
-        opt_state=OptState(moment_specs, scalar_specs),
+        opt_state=OptState(moment_specs, scalar_specs, extra_specs),
         statistics={buffer.name: REPLICATED for buffer in spec.buffers},
         number=REPLICATED,
     )
     on_devices = jax.shard_map(
-        _build_loop(config, _build_step(config, mesh, spec, layout, all_reduce)),
+        _build_loop(config, _build_step(config, mesh, spec, layout, all_reduce, optimizer, positions)),
         mesh=mesh,
         in_specs=(specs, BATCH_SPECS, REPLICATED, StepInputs(REPLICATED, STATUS_SPEC)),
         out_specs=(specs, REPLICATED),
@@ -200,7 +219,7 @@ def build_train_step(config: RunConfig, mesh: Mesh, classes: int) -> TrainStep:
         )
         return result
 
-    return TrainStep(mesh, layout, specs, optimizer.initial_moments, jax.jit(run_steps, donate_argnums=0))
+    return TrainStep(mesh, layout, specs, optimizer, jax.jit(run_steps, donate_argnums=0))
 
 
 def build_layout(config: RunConfig, mesh: Mesh, spec: models.ModelSpec) -> ParamLayout:
@@ -220,22 +239,33 @@ StepFunction = Callable[[DeviceState, GlobalBatches, Array], tuple[DeviceState, 
 
 
 def _build_forward_backward(
-    config: RunConfig, mesh: Mesh, layout: ParamLayout, gather: Callable[[Array], Array]
+    config: RunConfig, mesh: Mesh, layout: ParamLayout, gather: Callable[[Array], Array], positions: StepPositions
 ) -> Callable[[DeviceState, GlobalBatches], Gradients]:
     """Return a device's function for loss, statistics and gradients of its images; `gather` unshards a bucket."""
     train, section = config.train, config.model.batch_norm
     passes = train.accumulation
-    apply = build_model(
-        config.model,
-        norm=assign_batch_norm_groups(BatchNorm(section.eps, section.momentum), batch_norm_group(config, mesh.size)),
-        dtype=compute_dtype(train),
-        stem=train.stem_compute,
-        convolve=choose_convolution(mesh),
-        parts=train.spatial_partitions,
-    )
+    momenta = batch_norm_momenta(config, positions)
+
+    def apply_at(number: Array) -> ApplyFunction:
+        """Return the network with batch norm's momentum of step `number`."""
+        momentum: Any = momenta[0][1]
+        for first, later in momenta[1:]:
+            momentum = jnp.where(number >= first, later, momentum)
+        return build_model(
+            config.model,
+            norm=assign_batch_norm_groups(BatchNorm(section.eps, momentum), batch_norm_group(config, mesh.size)),
+            dtype=compute_dtype(train),
+            stem=train.stem_compute,
+            convolve=choose_convolution(mesh),
+            parts=train.spatial_partitions,
+        )
 
     def one_pass(
-        parameters: dict[str, Array], statistics: dict[str, Array], batch: GlobalBatches, key: Array
+        apply: ApplyFunction,
+        parameters: dict[str, Array],
+        statistics: dict[str, Array],
+        batch: GlobalBatches,
+        key: Array,
     ) -> Gradients:
         images = normalise(batch.images, config.input, train.spatial_partitions)
 
@@ -249,12 +279,13 @@ def _build_forward_backward(
     def forward_backward(state: DeviceState, batch: GlobalBatches) -> Gradients:
         key = random.fold_in(random.fold_in(random.key(config.run.seed), state.number), lax.axis_index(RANKS))
         parameters = layout.unpack([gather(bucket) for bucket in state.weights])
+        apply = apply_at(state.number)
         if passes == 1:
-            return one_pass(parameters, state.statistics, batch, key)
+            return one_pass(apply, parameters, state.statistics, batch, key)
 
         def add_pass(sums: Gradients, scanned: tuple[GlobalBatches, Array]) -> tuple[Gradients, None]:
             (loss, statistics, gradients), (part, index) = sums, scanned
-            more = one_pass(parameters, statistics, part, random.fold_in(key, index))
+            more = one_pass(apply, parameters, statistics, part, random.fold_in(key, index))
             return (loss + more[0], more[1], jax.tree.map(jnp.add, gradients, more[2])), None
 
         parts = jax.tree.map(lambda array: array.reshape(passes, -1, *array.shape[1:]), batch)
@@ -267,13 +298,19 @@ def _build_forward_backward(
 
 
 def _build_step(
-    config: RunConfig, mesh: Mesh, spec: models.ModelSpec, layout: ParamLayout, all_reduce: AllReduce
+    config: RunConfig,
+    mesh: Mesh,
+    spec: models.ModelSpec,
+    layout: ParamLayout,
+    all_reduce: AllReduce,
+    optimizer: Optimizer,
+    positions: StepPositions,
 ) -> StepFunction:
-    train, optimizer = config.train, build_optimizer(config.train.optimizer)
+    train = config.train
     sharded_all_reduce = all_reduce if train.weight_update == "sharded" else None
     average = sharded_all_reduce.reduce_scatter if sharded_all_reduce else all_reduce
     gather = sharded_all_reduce.all_gather if sharded_all_reduce else lambda bucket: bucket
-    forward_backward = _build_forward_backward(config, mesh, layout, gather)
+    forward_backward = _build_forward_backward(config, mesh, layout, gather, positions)
 
     def step(state: DeviceState, batch: GlobalBatches, schedule: Array) -> tuple[DeviceState, StepResults]:
         loss, new_statistics, gradients = forward_backward(state, batch)
@@ -283,7 +320,7 @@ def _build_step(
         )
         extra = all_reduce(jnp.concatenate([loss[None], change]))
         shard = build_param_shard(train.optimizer, layout, spec, sharded_all_reduce)
-        hyper = HyperParams(*schedule[state.number])
+        hyper = HyperParams(*schedule[state.number], loss=extra[0], step=state.number)
         finite = all_finite([*averages, extra])
         weights, opt_state, finite = optimizer.step(shard, state.weights, averages, state.opt_state, hyper, finite)
         statistics = apply_statistics_change(state.statistics, extra[1:], finite)

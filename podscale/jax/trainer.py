@@ -17,6 +17,7 @@ from podscale.data.loaders.base import Loader
 from podscale.data.loaders.build_loader import build_loader
 from podscale.data.sampler import build_sampler
 from podscale.data.shard_set import ShardSet, Split
+from podscale.data.step_positions import StepPositions, step_positions
 from podscale.distributed.step_status import StepStatus, StopRequest
 from podscale.jax.device_prefetcher import LOADER_DEVICE, DeviceBatches, DevicePrefetcher
 from podscale.jax.evaluator import Evaluator
@@ -69,7 +70,9 @@ class JaxTrainer(Trainer):
     def set_batch_phase(self, phase: BatchPhase) -> None:
         """Prepare another program: all processes compile it together at its first call."""
         self.phase_config = phase.apply(self.config)
-        self.step = build_synchronized_step(self.phase_config, self.step.mesh, len(self.shard_set.classes), self.world)
+        self.step = build_synchronized_step(
+            self.phase_config, self.step.mesh, len(self.shard_set.classes), self.plan.positions, self.world
+        )
 
     def train_step(self, batch: DeviceBatches) -> list[StepStatus]:
         """Run the steps of a stack of batches, one for each, in one program."""
@@ -100,7 +103,7 @@ class JaxTrainer(Trainer):
     def evaluate_weights(self, *, averaged: bool) -> EvaluationResult | None:
         statistics = self.state.device_state.statistics
         return self.evaluator.evaluate(
-            self.state.unshard_weights(),
+            self.state.unshard_evaluation_weights(),
             statistics,
             self.training_logger.timer.subphase,
             lambda: self.stop_request.requested,
@@ -135,7 +138,7 @@ def build_trainer(
     train, split, classes = config.train, shard_set.split("train"), len(shard_set.classes)
     validate_world(config, len(world.devices), len(split))
     mesh = mesh_for_config(config, world.devices)
-    step = build_synchronized_step(config, mesh, classes, world)
+    step = build_synchronized_step(config, mesh, classes, step_positions(train, len(split)), world)
     prefetcher = DevicePrefetcher(mesh, train.steps_per_call)
     count_images = training_logger.metrics.count_evaluated_images
     return JaxTrainer(
@@ -156,9 +159,11 @@ def build_trainer(
     )
 
 
-def build_synchronized_step(config: RunConfig, mesh: Mesh, classes: int, world: World) -> TrainStep:
+def build_synchronized_step(
+    config: RunConfig, mesh: Mesh, classes: int, positions: StepPositions, world: World
+) -> TrainStep:
     """Build the step of a document, whose first call waits until every process has compiled it."""
-    step = build_train_step(config, mesh, classes)
+    step = build_train_step(config, mesh, classes, positions)
     return replace(step, run_steps=synchronize_first_call(step.run_steps, world, "the first step"))
 
 

@@ -14,6 +14,7 @@ from podscale.distributed.worker_env import WorkerEnv
 from podscale.errors import Preempted
 from podscale.jax.collective_errors import watch_jax_peers
 from podscale.jax.software import library_versions
+from podscale.jax.xla_flags import xla_environment
 from podscale.runs import RunDirectory
 from podscale.training.startup_checks import open_agreed_shard_set
 from podscale.training.worker_stages import run_worker_stage
@@ -41,8 +42,9 @@ def run_stage(worker_env: WorkerEnv, rank_group: RankGroup, progress_tracker: Pr
     stop = StopRequest()
     if worker_env.stage == "train":
         stop.install()
-    shard_set = open_agreed_shard_set(worker_env, rank_group, device=device_kind(), libraries=library_versions())
-
+    device = device_kind()
+    shard_set = open_agreed_shard_set(worker_env, rank_group, device=device, libraries=library_versions())
+    os.environ.update(xla_environment(device, os.environ))
     worker_env.startup.end_part("rendezvous")
     from podscale.jax.worker_stages import run_evaluation, run_training
     from podscale.jax.world import join_world, leave_world

@@ -27,7 +27,7 @@ from torch.nn import functional as F
 
 from podscale.data.rng import derive_key
 from podscale.distributed.waits import OPTIMIZER, waiting_for
-from podscale.pytorch.batch_norm.layer import RunningStatistics
+from podscale.pytorch.batch_norm.layer import BatchNormMomenta, RunningStatistics
 from podscale.pytorch.device_prefetcher import BatchMixer, DeviceBatch
 from podscale.pytorch.flat_buffers import FlatWeights
 from podscale.pytorch.models import AlexNet, Inception, InceptionOutputs, Outputs, ResNet
@@ -238,6 +238,7 @@ class TrainStep:
         schedule: Tensor,
         *,
         dropout_rng: DropoutRng | None = None,
+        batch_norm_momenta: BatchNormMomenta | None = None,
         norm_every: int = 0,
     ) -> None:
         """Build the step.
@@ -249,7 +250,7 @@ class TrainStep:
         self.forward_backward, self.optimizer, self.weights = forward_backward, optimizer, weights
         self.reducer, self.precision = forward_backward.reducer, forward_backward.precision
         self._schedule, self._step_index = schedule, torch.zeros(1, dtype=torch.int64, device=schedule.device)
-        self._dropout_rng = dropout_rng
+        self._step_aware = (dropout_rng, batch_norm_momenta, forward_backward.mixing, optimizer)
         self._norm_every, self._is_norm_due = norm_every, False
 
     def seek(self, step: int) -> None:
@@ -267,7 +268,7 @@ class TrainStep:
     def start_step(self, step: int) -> None:
         """Prepare step `step`, from 0, on the host, for example seed dropout. `run_on_device` does the rest."""
         self._is_norm_due = self._norm_every > 0 and (step + 1) % self._norm_every == 0
-        for part in (self._dropout_rng, self.forward_backward.mixing, self.optimizer):
+        for part in self._step_aware:
             if isinstance(part, StepAware):
                 part.start_step(step)
 

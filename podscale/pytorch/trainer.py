@@ -23,7 +23,7 @@ from podscale.distributed.step_status import StepStatus, StopRequest
 from podscale.errors import InputError
 from podscale.pytorch.all_reduce.auto import relative_error
 from podscale.pytorch.batch_norm import assign_batch_norm_groups
-from podscale.pytorch.batch_norm.layer import RunningStatistics, running_statistics_weight
+from podscale.pytorch.batch_norm.layer import BatchNormMomenta, RunningStatistics, running_statistics_weight
 from podscale.pytorch.cuda_graph import CudaGraphStep
 from podscale.pytorch.device_prefetcher import BatchMixer, DeviceBatch, DevicePrefetcher, Normalise
 from podscale.pytorch.evaluator import Evaluator
@@ -187,9 +187,9 @@ def build_train_step(
     assign_batch_norm_groups(model, world, batch_norm_group(config, world.size))
     statistics = RunningStatistics(model, weight=running_statistics_weight(config.model.batch_norm, world))
     precision = build_precision(train, world)
-    per_epoch = step_positions(train, samples).epoch_length
+    positions = step_positions(train, samples)
     reducer, weights, optimizer = build_reducer_and_optimizer(
-        train, model, spec, precision, world, per_epoch, extra=1 + len(statistics)
+        train, model, spec, precision, world, positions.epoch_length, extra=1 + len(statistics)
     )
     normalise = Normalise(config.input, world, channels_last=train.channels_last)
     mixing = BatchMixer(train.mix, config.run.seed, world) if train.mix.is_enabled else None
@@ -207,12 +207,14 @@ def build_train_step(
         forward=build_forward(prepare, reducer.module, train.compile, ranks=world.size),
         mixing=mixing,
     )
+    momenta = schedules.batch_norm_momenta(config, positions)
     return TrainStep(
         forward_backward,
         optimizer,
         weights,
         torch.from_numpy(schedules.step_table(train, samples)).to(world.device),
         dropout_rng=DropoutRng(model, config.run.seed, world),
+        batch_norm_momenta=BatchNormMomenta(model, momenta) if len(momenta) > 1 else None,
         # No rank has the whole gradient if the weight update is sharded.
         norm_every=config.telemetry.log_every if train.weight_update == "replicated" else 0,
     )

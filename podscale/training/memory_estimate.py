@@ -44,7 +44,9 @@ def state_bytes(train: TrainSection, size: int, ranks: int, per_node: int) -> tu
     sharded = train.weight_update == "sharded"
     pure, rounded = train.precision == "bf16-pure", train.weight_gather == "bf16"
     weights = {(False, False): 4, (True, False): 4 + 2, (True, True): 2, (False, True): 2 + 4}[pure, rounded]
-    shards = train.all_reduce.row or per_node if train.all_reduce.algorithm == "torus2d" else ranks
+    reduce = train.all_reduce
+    in_rows = reduce.algorithm == "torus2d" and reduce.shard_over == "row"
+    shards = reduce.row or per_node if in_rows else ranks
     optimizer = train.optimizer
     moments = MOMENTS[optimizer.name]
     if optimizer.name == "shampoo":

@@ -91,6 +91,16 @@ def image_phases(config: RunConfig, samples: int) -> list[tuple[int, int, CropSe
     ]
 
 
+def batch_norm_momenta(config: RunConfig, positions: StepPositions) -> list[tuple[int, float]]:
+    """Return (first step, weight of new statistics in batch norm's running ones) of each change, in order."""
+    changes = [(0, config.model.batch_norm.momentum)]
+    for phase in config.train.phases:
+        momentum = phase.batch_norm_momentum
+        if momentum is not None and momentum != changes[-1][1]:
+            changes.append((positions.first_step(phase.start), momentum))
+    return changes
+
+
 def step_table(train: TrainSection, samples: int) -> npt.NDArray[np.float32]:
     """Return `COLUMNS` of every step, float32 [steps, columns], for engines that count steps on the device."""
     steps = np.arange(total_steps(train, samples))

@@ -44,12 +44,19 @@ def columns_of(shape: tuple[int, int, int]) -> str:
     return "{" + ",".join("{" + ",".join(map(str, column)) + "}" for column in columns.tolist()) + "}"
 
 
-@pytest.mark.parametrize("algorithm", ["flat", "torus2d"])
+SECTIONS = {
+    "flat": AllReduceSection(),
+    "torus2d": AllReduceSection(algorithm="torus2d"),
+    "torus2d over all devices": AllReduceSection(algorithm="torus2d", shard_over="world"),
+}
+
+
+@pytest.mark.parametrize("section", SECTIONS.values(), ids=SECTIONS.keys())
 @pytest.mark.parametrize("shape", GRIDS.values(), ids=GRIDS.keys())
 @pytest.mark.parametrize("length", [1, 37, 4096])
-def test_every_device_gets_the_mean(algorithm: Any, shape: tuple[int, int, int], length: int) -> None:
+def test_every_device_gets_the_mean(section: AllReduceSection, shape: tuple[int, int, int], length: int) -> None:
     mesh = mesh_of(shape)
-    reduce = build_all_reduce(AllReduceSection(algorithm=algorithm), mesh)
+    reduce = build_all_reduce(section, mesh)
     values = np.random.default_rng(0).normal(size=(DEVICES, length)).astype(np.float32)
     reduced = np.asarray(mapped(lambda mine: reduce(mine[0])[None], mesh, PartitionSpec(RANKS))(values))
     assert reduced.shape == values.shape
@@ -58,11 +65,14 @@ def test_every_device_gets_the_mean(algorithm: Any, shape: tuple[int, int, int],
         np.testing.assert_array_equal(other, reduced[0])
 
 
-@pytest.mark.parametrize("algorithm", ["flat", "torus2d"])
+@pytest.mark.parametrize("section", SECTIONS.values(), ids=SECTIONS.keys())
 @pytest.mark.parametrize("shape", GRIDS.values(), ids=GRIDS.keys())
-def test_reduce_scatter_and_all_gather_make_up_the_all_reduce(algorithm: Any, shape: tuple[int, int, int]) -> None:
+def test_reduce_scatter_and_all_gather_make_up_the_all_reduce(
+    section: AllReduceSection, shape: tuple[int, int, int]
+) -> None:
     mesh = mesh_of(shape)
-    reduce = build_all_reduce(AllReduceSection(algorithm=algorithm), mesh)
+    reduce = build_all_reduce(section, mesh)
+    assert reduce.shards == (shape[2] if section == SECTIONS["torus2d"] else DEVICES)
     values = np.random.default_rng(0).normal(size=(DEVICES, 40)).astype(np.float32)
 
     def halves(mine: Any) -> Any:

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from podscale import models
 from podscale.config import RunConfig
+from podscale.data.step_positions import step_positions
 from podscale.jax.mesh import RANKS, axis_size, mesh_for_config
 from podscale.jax.models import initialise
 from podscale.jax.train_step import STATUS_LENGTH, DeviceState, StepInputs, TrainStep, build_train_step
@@ -21,7 +22,7 @@ from podscale.pytorch.models import build_model as build_torch_model
 from tests.support.refusals import refused
 
 pytestmark = pytest.mark.timeout(900)  # compiles whole steps, possibly on a busy machine
-CLASSES, BATCH, UPDATES = 10, 32, 3
+CLASSES, BATCH, UPDATES, SAMPLES = 10, 32, 3, 320
 RESNET = {"name": "resnet18", "width": 4, "stem": "small", "zero_init_last_gamma": False}
 ALEXNET = {"name": "alexnet", "width": 4, "alexnet": {"dropout": 0.0, "pool5_norm": False}}
 SGD = {"name": "sgd", "nesterov": True, "weight_decay": 1e-3}
@@ -61,7 +62,9 @@ class Trained(NamedTuple):
 
 def trained(config: RunConfig, devices: int) -> Trained:
     """Return the result of all steps in one program. Checks that it reduces the ranks' statuses."""
-    step = build_train_step(config, mesh_for_config(config, jax.devices()[:devices]), CLASSES)
+    step = build_train_step(
+        config, mesh_for_config(config, jax.devices()[:devices]), CLASSES, step_positions(config.train, SAMPLES)
+    )
     statuses = np.random.default_rng(0).integers(0, 1000, (axis_size(step.mesh, RANKS), STATUS_LENGTH), np.int32)
     arguments = (
         begin(step, config),
@@ -263,7 +266,9 @@ def permuted(program: str) -> Counter[str]:
 def test_options_that_this_engine_lacks_are_refused() -> None:
     def build(devices: int = 8, **document_of: Any) -> None:
         config = document(RESNET, **document_of)
-        build_train_step(config, mesh_for_config(config, jax.devices()[:devices]), CLASSES)
+        build_train_step(
+            config, mesh_for_config(config, jax.devices()[:devices]), CLASSES, step_positions(config.train, SAMPLES)
+        )
 
     with refused("fp32 and bf16", field="train.precision", got="fp16"):
         build(precision="fp16")

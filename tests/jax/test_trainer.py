@@ -35,7 +35,9 @@ CIFAR: dict[str, Any] = {
     "model__block": "v2",
 }
 """Input and network of Adya 2018's runs on CIFAR-100, and another filter for images of other sizes."""
-SHARDED = {"algorithm": "torus2d", "row": 4, "bucket_mb": 0.1}
+SHAMPOO = {"name": "shampoo", "shampoo": {"every_steps": 4, "block": 32}}
+BATCH_NORM = {"start": 1.5, "batch_norm_momentum": 0.6}
+SHARDED = {"algorithm": "torus2d", "row": 4, "bucket_mb": 0.1, "shard_over": "world"}
 
 
 def continued(config: RunConfig, step: int, run: str) -> RunConfig:
@@ -60,8 +62,20 @@ def close(result: dict[str, Any], expected: dict[str, Any], tolerance: float) ->
 
 @pytest.mark.parametrize(
     "options",
-    [{"train__optimizer": {"name": "lamb"}, **CIFAR}, {"train__optimizer": LARS, "train__accumulation": 2}],
-    ids=["lamb, pre-activation, CIFAR's input", "lars, two passes a step"],
+    [
+        {"train__optimizer": {"name": "lamb"}, **CIFAR},
+        {"train__optimizer": LARS, "train__accumulation": 2, "train__phases": [BATCH_NORM]},
+        {"train__optimizer": {"name": "nlcg"}},
+        {"train__optimizer": {"name": "neumann", "neumann": {"sgd_epochs": 0.5, "reset_epochs": 1.0}}},
+        {"train__optimizer": SHAMPOO},
+    ],
+    ids=[
+        "lamb, pre-activation, CIFAR's input",
+        "lars, two passes a step, batch norm's momentum",
+        "nlcg",
+        "neumann",
+        "shampoo",
+    ],
 )
 def test_either_engine_resumes_a_run_of_the_other(tmp_path: Path, options: dict[str, Any]) -> None:
     """With weights, moments, their count, running statistics, and position in schedule and sample order; both ways."""
@@ -101,14 +115,20 @@ def stop_before(step: int) -> Callable[[JaxTrainer], None]:
     return prepare
 
 
-def test_a_stopped_run_resumes_to_the_bit_and_on_other_devices(tmp_path: Path) -> None:
-    """Eight devices with sharded weights, up to four steps a call."""
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"train__optimizer": LARS, "train__weight_update": "sharded", "train__all_reduce": SHARDED},
+        {"train__optimizer": SHAMPOO, "train__phases": [BATCH_NORM]},
+    ],
+    ids=["lars, sharded over all devices", "shampoo"],
+)
+def test_a_stopped_run_resumes_to_the_bit_and_on_other_devices(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """Eight devices with sharded weights, or with shared roots, and up to four steps a call."""
     shards = make_shard_set(tmp_path / "shards")
     settings: dict[str, Any] = {
         **CIFAR,
-        "train__optimizer": LARS,
-        "train__weight_update": "sharded",
-        "train__all_reduce": SHARDED,
+        **changes,
         "train__engine": "jax",
         "train__steps_per_call": 4,
         "telemetry__log_every": 100,
@@ -118,8 +138,9 @@ def test_a_stopped_run_resumes_to_the_bit_and_on_other_devices(tmp_path: Path) -
     train_in_jax(whole, shards, 8)
     with refused("step 6 of 12", kind=Preempted):
         train_in_jax(stopped, shards, 8, stop_before(3))
+    kept = "train__optimizer", "train__phases"
     elsewhere = continued(stopped, 6, "elsewhere").model_copy(
-        update={"train": document(tmp_path, train__optimizer=LARS).train}
+        update={"train": document(tmp_path, **{k: v for k, v in changes.items() if k in kept}).train}
     )
     result = train_in_jax(stopped, shards, 8)
     assert result.steps == 12

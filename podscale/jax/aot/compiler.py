@@ -21,13 +21,15 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from podscale import models
 from podscale.config import RunConfig
+from podscale.data.step_positions import step_positions
 from podscale.errors import InputError, fields_of
 from podscale.hardware import Topology, find_topology
 from podscale.jax.device_prefetcher import BATCH_SPECS, GlobalBatches
 from podscale.jax.mesh import RANKS, REPLICATED, axis_size, mesh_for_config
-from podscale.jax.optim import HyperParams, OptState
+from podscale.jax.optim import OptState
 from podscale.jax.out_of_memory import parse_out_of_memory
 from podscale.jax.train_step import STATUS_LENGTH, STATUS_SPEC, DeviceState, StepInputs, TrainStep, build_train_step
+from podscale.training.schedules import COLUMNS
 from podscale.util.files import write_json
 
 
@@ -50,7 +52,8 @@ def compile_step(config: RunConfig, topology: Topology, classes: int, steps: int
     `steps` is the length of the schedule. Raises InputError if the document does not fit the topology.
     """
     mesh = mesh_for_config(config, topology_devices(topology))
-    step = build_train_step(config, mesh, classes)
+    samples = round(steps * config.train.global_batch / config.train.epochs)
+    step = build_train_step(config, mesh, classes, step_positions(config.train, samples))
     started = time.monotonic()
     lowered = step.run_steps.lower(*step_arguments(step, config, classes, steps))  # type: ignore[attr-defined]
     traced, cpu_before = time.monotonic(), time.process_time()
@@ -96,19 +99,23 @@ def step_arguments(step: TrainStep, config: RunConfig, classes: int, steps: int)
     """Return the shapes of a step's arguments with their sharding."""
     buffers = models.model_spec(config.model, classes).buffers
     buckets = tuple(_shape((length,)) for length in step.layout.lengths)
-    moments: dict[str, Any] = dict.fromkeys(step.initial_moments, buckets)
-    scalars: dict[str, Any] = dict.fromkeys(step.specs.opt_state.scalars, _shape(()))
+    moments: dict[str, Any] = dict.fromkeys(step.optimizer.initial_moments, buckets)
+    scalars: dict[str, Any] = dict.fromkeys(step.optimizer.initial_scalars, _shape(()))
+    layout = step.optimizer.extra_layout
+    extra: dict[str, Any] = (
+        {name: _shape(a.shape) for name, a in layout.pack(layout.initial()).items()} if layout else {}
+    )
     state_of_shapes: Any = DeviceState
     state = state_of_shapes(
         weights=buckets,
-        opt_state=OptState(moments, scalars),
+        opt_state=OptState(moments, scalars, extra),
         statistics={buffer.name: _shape(buffer.shape) for buffer in buffers},
         number=_shape((), np.int32),
     )
     images, side = config.train.global_batch, config.input.image_size
     batches: Any = GlobalBatches(_shape((1, images, side, side, 3), np.uint8), _shape((1, images), np.int32))  # type: ignore[arg-type]
     inputs = StepInputs(_shape((), np.int32), _shape((axis_size(step.mesh, RANKS), STATUS_LENGTH), np.int32))
-    shapes = state, batches, _shape((steps, len(HyperParams._fields))), inputs
+    shapes = state, batches, _shape((steps, len(COLUMNS))), inputs
     specs = step.specs, BATCH_SPECS, REPLICATED, StepInputs(REPLICATED, STATUS_SPEC)
 
     def with_sharding(shape: ShapeDtypeStruct, spec: PartitionSpec) -> ShapeDtypeStruct:

@@ -23,6 +23,7 @@ from podscale.config.batch_norm_groups import devices_per_rank
 from podscale.config.identity import fingerprint
 from podscale.errors import InputError, PodscaleError
 from podscale.hardware import Topology
+from podscale.jax.xla_flags import xla_environment
 from podscale.util.files import write_atomically, write_json
 
 COMPILER_MODULE = "podscale.jax.aot.compiler"
@@ -35,7 +36,12 @@ COMPILER_ENVIRONMENT = {
 """Keeps jax off this machine's accelerators and libtpu off Google's metadata server, and lets other processes use
 libtpu (which locks a file otherwise, because a TPU serves one process). The last line of a traceback is the error."""
 COMPILER_PACKAGES = ("jax", "jaxlib", "libtpu")
-FRAMEWORK_FREE = ("models/*.py", "training/param_layout.py", "config/batch_norm_groups.py")
+FRAMEWORK_FREE = (
+    "models/*.py",
+    "training/param_layout.py",
+    "training/nlcg_rates.py",
+    "config/batch_norm_groups.py",
+)
 """Modules below the engine that a compiled step depends on; its other imports only read the document."""
 PROGRAM_INPUT_OPTIONS = {"image_size", "per_image_standardization", "mean", "std"}
 """Options of the input section that a compiled step depends on."""
@@ -78,6 +84,7 @@ class CompileRequest:
             "classes": self.classes,
             "schedule": -(-self.steps // SCHEDULE_STEPS),
             "versions": compiler_versions(),
+            "flags": xla_environment("tpu", os.environ),
             "sources": source_hash(),
         }
 
@@ -212,7 +219,7 @@ def _run_child(folder: Path, output_file: Path, timeout_seconds: float) -> int |
     with output_file.open("wb") as output, suppress(subprocess.TimeoutExpired):
         return subprocess.run(
             [sys.executable, "-m", COMPILER_MODULE, str(folder)],
-            env={**os.environ, **COMPILER_ENVIRONMENT},
+            env={**os.environ, **xla_environment("tpu", os.environ), **COMPILER_ENVIRONMENT},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

@@ -30,6 +30,8 @@ from podscale.jax.optim.sgd import MomentumForm, MomentumUpdate, add_weight_deca
 
 ADAM_MOMENTS = {"momentum": 0.0, "variance": 0.0}
 """Initial moments of Adam and LAMB."""
+STEP_COUNT = {"updates": 0.0}
+"""Their scalar state: the steps applied so far."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class AdamMoments:
             means.append(jnp.where(finite, mean, m))
             variances.append(jnp.where(finite, variance, v))
         moments = {"momentum": tuple(means), "variance": tuple(variances)}
-        return tuple(directions), OptState(moments, {"updates": steps})
+        return tuple(directions), opt_state._replace(moments=moments, scalars={"updates": steps})
 
 
 def bias_corrections(steps: Array, beta1: Array, beta2: float) -> tuple[Array, Array]:
@@ -92,7 +94,7 @@ class Adam(Optimizer):
     eps: float = 1e-8
     decoupled: bool = False
     initial_moments = ADAM_MOMENTS
-    scalar_names = ("updates",)
+    initial_scalars = STEP_COUNT
 
     def step(
         self,
@@ -123,7 +125,7 @@ class Lamb(Optimizer):
     clip_norm: float = 1.0
     clip: bool = False
     initial_moments = ADAM_MOMENTS
-    scalar_names = ("updates",)
+    initial_scalars = STEP_COUNT
 
     def step(
         self,
@@ -182,5 +184,5 @@ class RmsProp(Optimizer):
             root = jnp.sqrt(variance) + self.eps if self.variant == "torch" else jnp.sqrt(variance + self.eps)
             directions.append(divide_or_zero(d, root))
             variances.append(jnp.where(finite, variance, v))
-        opt_state = OptState({**opt_state.moments, "variance": tuple(variances)}, opt_state.scalars)
+        opt_state = opt_state._replace(moments={**opt_state.moments, "variance": tuple(variances)})
         return MomentumUpdate(self.form).step(shard, weights, tuple(directions), opt_state, hyper, finite)

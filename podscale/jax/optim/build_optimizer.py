@@ -1,20 +1,27 @@
 """Construction of the optimizer and its parameter shard from the document's optimizer section."""
 
+from collections.abc import Mapping
+
 from podscale import models
-from podscale.config.optimizer import JAX_OPTIMIZERS, OptimizerSection
-from podscale.errors import InputError
+from podscale.config.optimizer import OptimizerSection
 from podscale.jax.all_reduce import AllReduce
 from podscale.jax.flat_buffers import ParamLayout
 from podscale.jax.optim.adaptive import Adam, Lamb, RmsProp
 from podscale.jax.optim.base import Optimizer, ParamShard
 from podscale.jax.optim.lars import Lars
+from podscale.jax.optim.neumann import Neumann
+from podscale.jax.optim.nlcg import Nlcg
 from podscale.jax.optim.sgd import Sgd
+from podscale.jax.optim.shampoo import Shampoo
+from podscale.jax.optim.shampoo_factors import FactorLayout, ReplicaAxes
+from podscale.models import Shape
 from podscale.training.param_layout import param_options
-from podscale.util.formatting import join_words
 
 
-def build_optimizer(section: OptimizerSection) -> Optimizer:
-    """Build the optimizer of a document. Raises InputError if this engine does not have it."""
+def build_optimizer(
+    section: OptimizerSection, shapes: Mapping[str, Shape], steps_per_epoch: float, replicas: ReplicaAxes
+) -> Optimizer:
+    """Build the optimizer of a document for arrays of these `shapes`, by name."""
     eps, form = section.effective_eps, section.effective_momentum_form
     match section.name:
         case "sgd":
@@ -27,13 +34,12 @@ def build_optimizer(section: OptimizerSection) -> Optimizer:
             return Adam(section.beta2, eps, section.adam.decoupled)
         case "rmsprop":
             return RmsProp(section.rmsprop.decay, eps, section.rmsprop.variant, form)
-        case other:
-            raise InputError(
-                f"the JAX engine has {join_words(JAX_OPTIMIZERS)}",
-                field="train.optimizer.name",
-                got=other,
-                hint="Choose one.",
-            )
+        case "nlcg":
+            return Nlcg(section.nlcg)
+        case "neumann":
+            return Neumann(section.neumann, steps_per_epoch)
+        case "shampoo":
+            return Shampoo(section.shampoo, section.nesterov, FactorLayout(shapes, section.shampoo, replicas))
 
 
 def build_param_shard(
@@ -43,5 +49,6 @@ def build_param_shard(
 
     `scattered` is the all-reduce that scatters the buckets; None if every device steps all weights.
     """
-    options = param_options(section, spec)
-    return ParamShard(layout, options, scattered.axes, scattered.shards) if scattered else ParamShard(layout, options)
+    axes, shards = (scattered.axes, scattered.shards) if scattered else ((), 1)
+    norms = [parameter.name for parameter in spec.parameters if parameter.role == "norm"]
+    return ParamShard(layout, param_options(section, spec), axes, shards, norms)

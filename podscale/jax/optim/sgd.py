@@ -70,7 +70,7 @@ class MomentumUpdate:
             step = u + hyper.momentum * new if self.nesterov else new
             new_weights.append(jnp.where(finite, w - outside * step, w).reshape(-1))
             new_momenta.append(jnp.where(finite, new, m).reshape(-1))
-        opt_state = OptState({**opt_state.moments, "momentum": tuple(new_momenta)}, opt_state.scalars)
+        opt_state = opt_state._replace(moments={**opt_state.moments, "momentum": tuple(new_momenta)})
         return OptimizerResult(tuple(new_weights), opt_state, finite)
 
 

@@ -12,7 +12,7 @@ from podscale.pytorch.all_reduce.algorithms import (
     RingAllReduce,
     ShardedAllReduce,
 )
-from podscale.pytorch.all_reduce.torus2d import Torus2DAllReduce
+from podscale.pytorch.all_reduce.torus2d import Torus2DAllReduce, WorldTorus2DAllReduce
 from podscale.pytorch.mesh import build_line, build_mesh
 from podscale.pytorch.world import World
 
@@ -40,7 +40,8 @@ def build_all_reduce(section: AllReduceSection, world: World) -> AllReduce:
         case "hierarchical":
             return HierarchicalAllReduce(build_mesh(world, section.row), device, row, column)
         case "torus2d":
-            return Torus2DAllReduce(build_mesh(world, section.row), device, row, column)
+            torus = WorldTorus2DAllReduce if section.shard_over == "world" else Torus2DAllReduce
+            return torus(build_mesh(world, section.row), device, row, column)
         case "hybrid":
             small = HierarchicalAllReduce(build_mesh(world, section.row), device, row, column)
             return HybridAllReduce(
@@ -57,4 +58,11 @@ def build_all_reduce(section: AllReduceSection, world: World) -> AllReduce:
             raise AssertionError("ddp has its own buckets: see reducer.build_reducer")
 
 
-__all__ = ["AllReduce", "FlatAllReduce", "ShardedAllReduce", "Torus2DAllReduce", "build_all_reduce"]
+__all__ = [
+    "AllReduce",
+    "FlatAllReduce",
+    "ShardedAllReduce",
+    "Torus2DAllReduce",
+    "WorldTorus2DAllReduce",
+    "build_all_reduce",
+]

@@ -3,6 +3,9 @@
 Each rank reduce-scatters its bucket inside its row, all-reduces its shard along its column and all-gathers inside the
 row. With n ranks in a row, a slow link between rows carries 1/n of the data. If rows are nodes, NCCL's users call this
 algorithm hierarchical.
+
+A step that is sharded over all ranks needs no all-reduce along the column: a second reduce-scatter leaves each rank
+1/ranks of the bucket. The columns carry the same bytes, but half of them after the step.
 """
 
 import torch
@@ -47,16 +50,59 @@ class Torus2DAllReduce(GridAllReduce, ShardedAllReduce):
 
     def _reduce(self, bucket: Tensor, *, gather: bool) -> None:
         bucket.mul_(1.0 / self._ranks)
-        spans = slice_spans(len(bucket), self.shards, slice_count(len(bucket), self._mesh.shape, bucket.device.type))
+        row = self._mesh.row
+        spans = slice_spans(len(bucket), row.size, slice_count(len(bucket), self._mesh.shape, bucket.device.type))
 
         def inward(number: int) -> None:
             self._row.reduce_scatter(bucket, spans[number])
 
         def across(number: int) -> None:
-            start, stop = spans[number][self.shard]
+            start, stop = spans[number][row.position]
             self._column.all_reduce(bucket[start:stop])
 
         def outward(number: int) -> None:
             self._row.all_gather(bucket, spans[number])
 
         run_pipelined(self._column_queue, len(spans), inward, across, outward if gather else None)
+
+
+class WorldTorus2DAllReduce(Torus2DAllReduce):
+    """2-D torus all-reduce with one shard for each rank of the grid.
+
+    Shard p * columns + q is part q of the row's part p, with `columns` the ranks of a column.
+    """
+
+    def __init__(self, mesh: Mesh, device: torch.device, *wires: torch.dtype) -> None:
+        super().__init__(mesh, device, *wires)
+        self.shards = mesh.row.size * mesh.column.size
+        self.shard = mesh.row.position * mesh.column.size + mesh.column.position
+
+    def reduce_scatter(self, bucket: Tensor) -> Tensor:
+        """Return this rank's shard of the mean of `bucket`, fp32 [elements].
+
+        A slice of the pipeline has a span of every shard. Overwrites `bucket`.
+        """
+        row, column = self._mesh.row, self._mesh.column
+        grid = bucket.mul_(1.0 / self._ranks).view(self.shards, -1)
+        spans = equal_spans(grid.shape[1], slice_count(len(bucket), self._mesh.shape, bucket.device.type))
+        spans = [(start, stop) for start, stop in spans if start < stop]
+        packed = [grid[:, start:stop].reshape(row.size, -1) for start, stop in spans]  # by part of the row
+        shard = bucket.new_empty(grid.shape[1])
+
+        def inward(number: int) -> None:
+            flat = packed[number].view(-1)
+            self._row.reduce_scatter(flat, equal_spans(len(flat), row.size))
+
+        def across(number: int) -> None:
+            part = packed[number][row.position]
+            parts = equal_spans(len(part), column.size)
+            self._column.reduce_scatter(part, parts)
+            shard[slice(*spans[number])].copy_(part[slice(*parts[column.position])])
+
+        run_pipelined(self._column_queue, len(spans), inward, across, None)
+        return shard
+
+    def all_gather(self, shard: Tensor, out: Tensor) -> None:
+        start, stop = equal_spans(len(out), self._mesh.row.size)[self._mesh.row.position]
+        all_gather_tensor(out[start:stop], shard, group=self._mesh.column.group)
+        super().all_gather(out[start:stop], out)

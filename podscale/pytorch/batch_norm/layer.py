@@ -21,7 +21,7 @@ synchronise them, which corresponds to the statistics of the first rank.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,7 +133,7 @@ class BatchNorm(nn.Module):
     Statistics are fp32 (fp64 for fp64 images), whatever the dtype of the images; the output has the dtype and memory
     order of the images. The running variance is the unbiased one, as in torch and cuDNN; flax stores the biased one,
     which is smaller by a factor of 1 - 1 / (values per channel) (6e-4 at 32 images of 7 x 7). There is no
-    `num_batches_tracked`, because the momentum is constant and a counter is one more kernel per layer and step.
+    `num_batches_tracked`: the momentum does not depend on it, and a counter is one more kernel per layer and step.
 
     Attributes:
         group: ranks whose batches are normalised together; None: this rank alone.
@@ -192,6 +192,19 @@ def _batch_norm_layers(model: nn.Module) -> list[BatchNorm]:
 
 def _crosses_nodes(ranks: int, nodes: tuple[int, ...]) -> bool:
     return any(len(set(nodes[start : start + ranks])) > 1 for start in range(0, len(nodes), ranks))
+
+
+class BatchNormMomenta:
+    """Momentum of a model's batch norm by step. `changes` has (first step, momentum) of each change, in order."""
+
+    def __init__(self, model: nn.Module, changes: Sequence[tuple[int, float]]) -> None:
+        self._layers, self._changes = _batch_norm_layers(model), changes
+
+    def start_step(self, step: int) -> None:
+        """Set the momentum of step `step`, from 0, on the host."""
+        momentum = next(value for first, value in reversed(self._changes) if step >= first)
+        for layer in self._layers:
+            layer.momentum = momentum
 
 
 class RunningStatistics:

@@ -105,7 +105,7 @@ class Neumann(Optimizer, LookaheadOptimizer):
     def _distance_factor(self, square: Tensor) -> Tensor:
         """Return the factor of w - v in line 8, from |w - v|^2; 0 if that is 0, so that there is no direction."""
         slope = self._section.alpha * square - self._push / square
-        return torch.where(square > 0, slope / square.sqrt(), 0.0).float()
+        return torch.where(square > 0, slope / square.sqrt(), 0.0).to(self._shard.weights.dtype)
 
     def _momentum(self, t: Tensor) -> Tensor:
         section = self._section

@@ -24,7 +24,7 @@ In a sharded step the products of line 1 (and <r, s_old>) are summed in one mess
 a second one. LARS, which comes before them, adds a third.
 """
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,23 +33,18 @@ from podscale.config.optimizer import NlcgSection
 from podscale.pytorch.optim.base import HyperParams, Optimizer, copy_where_finite, sum_fp64
 from podscale.pytorch.optim.param_shard import ParamNorms, ParamShard
 from podscale.pytorch.optim.sgd import add_weight_decay
-
-EPS = 1e-8
-LOSS_DECAY = 0.7
-"""Decay of the running average of the loss."""
-COMPARE_EVERY_STEPS = 5
-"""Interval between comparisons of that average in mode `step`, steps."""
-MIN_BASE_RATE, MAX_BASE_RATE = 1e-4, 1.0
-
-RISES = (0.01, 0.025, 0.05, 0.075, 0.10, 0.125, 0.15)
-"""Relative rises of the loss that separate the rows of the table; the tolerance multiplies them."""
-SHRINKS = (1.0, 0.975, 0.95, 0.9, 0.8, 0.7, 0.5)
-"""Factor of the base rate above each rise; below the first it grows."""
-TAKE_BACK_FRACTIONS = (0.0, 0.1, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
-"""Fraction of the last direction that is taken back below the first rise, and above each."""
-GROWTH = {"step": 1.05, "online": 1.02}
-
-RateMode = Literal["step", "online", "none"]
+from podscale.training.nlcg_rates import (
+    COMPARE_EVERY_STEPS,
+    EPS,
+    GROWTH,
+    LOSS_DECAY,
+    MAX_BASE_RATE,
+    MIN_BASE_RATE,
+    RISES,
+    SHRINKS,
+    TAKE_BACK_FRACTIONS,
+    RateMode,
+)
 
 
 class NlcgPart(NamedTuple):
@@ -68,6 +63,7 @@ class Nlcg(Optimizer):
 
     def __init__(self, shard: ParamShard, section: NlcgSection) -> None:
         self._shard, self._section, self._norms = shard, section, ParamNorms(shard)
+        self._dtype = shard.weights.dtype
         self.moments = {"curvature": shard.zeros().fill_(1.0), "direction": shard.zeros(), "gradient": shard.zeros()}
         if section.beta == "polak_ribiere":
             self.moments["descent"] = shard.zeros()
@@ -102,8 +98,8 @@ class Nlcg(Optimizer):
             self._move(beta, taken_back, t, finite)
         for part in self._parts:
             if part.s_old is not None:
-                part.s_old.lerp_(part.g.neg_(), finite.float())
-        copy_where_finite(finite, self._rho, rho.float())
+                part.s_old.lerp_(part.g.neg_(), finite.to(self._dtype))
+        copy_where_finite(finite, self._rho, rho.to(self._dtype))
         copy_where_finite(finite, self._old_rate, t)
         self._steps += finite
         return finite
@@ -111,7 +107,7 @@ class Nlcg(Optimizer):
     def _move(self, beta: Tensor, taken_back: Tensor, t: Tensor, finite: Tensor) -> None:
         """Run lines 2 to 4. All are scalars."""
         reverse = torch.where(t > 0, taken_back * self._old_rate / t, 0.0)
-        d_factor = torch.where(finite, (1.0 - taken_back) * beta - reverse, 1.0).float()
+        d_factor = torch.where(finite, (1.0 - taken_back) * beta - reverse, 1.0).to(self._dtype)
         g_factor = torch.where(finite, taken_back - 1.0, 0.0)
         w_factor = torch.where(finite, t, 0.0)
         for part in self._parts:
@@ -125,7 +121,7 @@ class Nlcg(Optimizer):
         taken_back = torch.where(t > EPS, taken_back, 0.0)
         old_factor = torch.where(finite, -taken_back * old_rate, 0.0)
         new_factor = torch.where(finite, (1.0 - taken_back) * t, 0.0)
-        d_factor, g_factor = torch.where(finite, beta, 1.0).float(), -finite.float()
+        d_factor, g_factor = torch.where(finite, beta, 1.0).to(self._dtype), -finite.to(self._dtype)
         for part in self._parts:
             part.w.addcmul_(part.d, old_factor)
             part.d.mul_(d_factor).addcmul_(part.g, g_factor)
@@ -155,10 +151,10 @@ class Nlcg(Optimizer):
         y_p, p_hp = y_d * old_rate, d_hd * old_rate.square()
         forgets = finite & self._is_due(self._section.forget_every)
         changes = finite & ~forgets & (y_p >= EPS) & (p_hp >= EPS)
-        a = torch.where(changes, -old_rate.square() / (p_hp + EPS), 0.0).float()
-        b = torch.where(changes, 1.0 / (y_p + EPS), 0.0).float()
-        c = torch.where(changes, EPS / (y_p + EPS) - EPS / (p_hp + EPS), 0.0).float()
-        is_applied, remembers = finite.float(), (~forgets).float()
+        a = torch.where(changes, -old_rate.square() / (p_hp + EPS), 0.0).to(self._dtype)
+        b = torch.where(changes, 1.0 / (y_p + EPS), 0.0).to(self._dtype)
+        c = torch.where(changes, EPS / (y_p + EPS) - EPS / (p_hp + EPS), 0.0).to(self._dtype)
+        is_applied, remembers = finite.to(self._dtype), (~forgets).to(self._dtype)
         sums = list[Tensor]()
         for part in self._parts:
             first, second = scratch[0, : len(part.g)], scratch[1, : len(part.g)]

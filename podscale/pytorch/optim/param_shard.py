@@ -109,7 +109,7 @@ class ParamShard:
 
     def zeros(self) -> Tensor:
         """Return a buffer with one fp32 value for each of this rank's weights."""
-        return torch.zeros(self.length, device=self.device)
+        return torch.zeros(self.length, dtype=self.weights.dtype, device=self.device)
 
     def views(self, values: Tensor) -> list[list[Tensor]]:
         """Return the parts of `values`, a buffer as from `zeros`, group by group."""
@@ -157,7 +157,7 @@ class ParamShard:
         all_finite, _ = self.sum_over_ranks(finite)
         if self._sum_ranks is not None:  # else the caller has zeroed them
             for group in self.groups:
-                torch._foreach_mul_(group.gradients, all_finite.float())
+                torch._foreach_mul_(group.gradients, all_finite.to(self.weights.dtype))
         return all_finite
 
     def _tensor(self, values: Sequence[float], dtype: torch.dtype) -> Tensor:
@@ -256,7 +256,7 @@ class ParamNorms:
         """Return True if all ranks are `finite` (bool scalar), and the norms of the parameters, fp32 [slices] each."""
         squares = [self._membership @ self._stack(norms).square() for norms in chunk_norms]
         finite, sums = self._shard.sum_over_ranks(finite, *squares)
-        return finite, [total.sqrt().float() for total in sums]
+        return finite, [total.sqrt().to(self._shard.weights.dtype) for total in sums]
 
     def _stack(self, norms: Sequence[Tensor] | Tensor) -> Tensor:
         """Return fp64 [chunks]; a rank may have none."""

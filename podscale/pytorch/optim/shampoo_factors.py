@@ -280,12 +280,17 @@ MAX_NEWTON_ERROR = 0.1
 
 
 def inverse_root(matrices: Tensor, power: int, eps: float, method: RootMethod, dtype: torch.dtype) -> Tensor:
-    """Return (S + eps I) ^ (-1 / power) of fp32 matrices S [n, d, d], in fp32; NaN on failure. Computes in `dtype`."""
+    """Return (S + eps I) ^ (-1 / power) of matrices S [n, d, d], in their dtype; NaN on failure.
+
+    Computes in `dtype`.
+    """
     if not matrices.numel():
         return matrices.clone()
     damped = matrices.to(dtype)
     damped = (damped + damped.mT) / 2 + eps * torch.eye(damped.shape[-1], dtype=dtype, device=damped.device)
-    return (_root_by_eigh(damped, power, eps) if method == "eigh" else _root_by_newton(damped, power)).float()
+    return (_root_by_eigh(damped, power, eps) if method == "eigh" else _root_by_newton(damped, power)).to(
+        matrices.dtype
+    )
 
 
 def _root_by_eigh(damped: Tensor, power: int, eps: float) -> Tensor:

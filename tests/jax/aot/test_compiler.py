@@ -5,17 +5,31 @@ from collections import Counter
 import jax
 import numpy as np
 
+from podscale.data.step_positions import step_positions
 from podscale.jax.aot.compiler import cost_analysis, device_memory_bytes, step_arguments
 from podscale.jax.aot.hlo import find_collectives
 from podscale.jax.mesh import mesh_for_config
 from podscale.jax.train_step import STATUS_LENGTH, StepInputs, build_train_step
-from tests.jax.test_train_step import CLASSES, LARS, RESNET, SCHEDULE, SHARDED, UPDATES, batches, begin, document
+from tests.jax.test_train_step import (
+    CLASSES,
+    LARS,
+    RESNET,
+    SAMPLES,
+    SCHEDULE,
+    SHARDED,
+    UPDATES,
+    batches,
+    begin,
+    document,
+)
 
 
 def test_the_compiled_step_takes_real_arguments_and_its_collectives_are_found() -> None:
     """Eight simulated devices, a sharded step in rows of four, batch norm over pairs."""
     config = document(RESNET, span=8, optimizer=LARS, **SHARDED)
-    step = build_train_step(config, mesh_for_config(config, jax.devices()), CLASSES)
+    step = build_train_step(
+        config, mesh_for_config(config, jax.devices()), CLASSES, step_positions(config.train, SAMPLES)
+    )
     compiled = step.run_steps.lower(*step_arguments(step, config, CLASSES, UPDATES)).compile()
 
     images, labels = batches(config.input.image_size)

@@ -12,6 +12,7 @@ from jax import lax
 from jax.sharding import Mesh
 
 from podscale.config import ModelSection
+from podscale.data.step_positions import step_positions
 from podscale.jax import spatial
 from podscale.jax.mesh import mesh_for_config
 from podscale.jax.models import build_model, initialise
@@ -20,7 +21,7 @@ from podscale.jax.spatial import Tiles
 from podscale.jax.train_step import build_train_step
 from podscale.models import Window
 from tests.jax.test_spatial import SPATIAL, TILED, WHOLE, after, cropped, drawn, laid_out, mapped
-from tests.jax.test_train_step import CLASSES, RESNET, SCHEDULE, batches, begin, document
+from tests.jax.test_train_step import CLASSES, RESNET, SAMPLES, SCHEDULE, batches, begin, document
 
 CLASSES_OF_SHAPE = {
     "one pixel": (1, 1, 1, (5, 6)),
@@ -123,7 +124,9 @@ def test_accelerators_run_one_convolution_per_layer() -> None:
 def test_a_step_on_cpus_uses_products() -> None:
     """Each of the 13 remaining convolutions has three, with its two gradients; the first has two."""
     config = document(RESNET)
-    step = build_train_step(config, mesh_for_config(config, jax.devices()[:1]), CLASSES)
+    step = build_train_step(
+        config, mesh_for_config(config, jax.devices()[:1]), CLASSES, step_positions(config.train, SAMPLES)
+    )
     images, labels = batches(config.input.image_size)
     lowered = step.run_steps.lower(begin(step, config), step.put_batches(images[:1], labels[:1]), SCHEDULE)
     assert len(convolutions(lowered)) == 3 * 13 - 1

@@ -41,8 +41,12 @@ TORUS = {"algorithm": "torus2d"}
         ),
         ({"optimizer": {"name": "neumann"}, "epochs": 4}, "train.optimizer.neumann.sgd_epochs", "=sgd"),
         ({"optimizer": {"name": "neumann"}, "epochs": 9}, "train.optimizer.neumann.reset_epochs", "Lower it."),
-        ({"optimizer": {"name": "nlcg"}, "engine": "jax"}, "train.optimizer.name", "train.engine=pytorch"),
-        ({"optimizer": {"name": "neumann"}, "engine": "jax"}, "train.optimizer.name", "train.engine=pytorch"),
+        ({"all_reduce": {"algorithm": "torus2d", "shard_over": "world"}}, "train.all_reduce.shard_over", "sharded"),
+        (
+            {"cuda_graph": True, "phases": [{"start": 1, "batch_norm_momentum": 0.1}]},
+            "train.phases.0.batch_norm_momentum",
+            "train.cuda_graph=false",
+        ),
         ({"optimizer": {"name": "adam", "eps": 0}}, "train.optimizer.eps", "train.optimizer.eps above 0"),
         ({"optimizer": {"shampoo": {"block": 64}}}, "train.optimizer.shampoo.block", "Leave it out."),
         ({"optimizer": {"name": "shampoo"}, "weight_update": "sharded"}, "train.weight_update", "replicated"),
@@ -67,6 +71,8 @@ def test_conflicts(train: dict[str, Any], key: str, hint: str) -> None:
         {"weight_update": "sharded", "weight_gather": "bf16", "precision": "bf16-pure", "all_reduce": TORUS},
         {"optimizer": {"momentum_form": "unscaled"}, "schedule": {"momentum_correction": True}},
         {"optimizer": {"name": "lars"}, "schedule": {"momentum_correction": True}},
+        {"engine": "jax", "optimizer": {"name": "shampoo"}, "phases": [{"start": 1, "batch_norm_momentum": 0.1}]},
+        {"weight_update": "sharded", "all_reduce": {**TORUS, "shard_over": "world"}},
     ],
 )
 def test_what_goes_together(train: dict[str, Any]) -> None:

@@ -445,15 +445,15 @@ def test_jias_groups_have_16_gpus():
 
 def test_the_snapshots_of_codreanus_ensemble_are_those_of_the_solvers():
     config = load(resolve_preset("codreanu2017-collapsed-ensemble"))
-    per_epoch = schedules.steps_per_epoch(config.train, IMAGENET)
+    positions = step_positions(config.train, IMAGENET)
     starts = [phase.start for phase in schedules.schedule_phases(config.train)]
-    assert [schedules.first_step(epoch, per_epoch) for epoch in [*starts[1:], config.train.epochs]] == [
+    assert [positions.first_step(epoch) for epoch in [*starts[1:], config.train.epochs]] == [
         7800,
         11550,
         16300,
         21050,
     ]
-    found = [schedules.first_step(epoch, per_epoch) for epoch in config.checkpoint.snapshots]
+    found = [positions.first_step(epoch) for epoch in config.checkpoint.snapshots]
     assert found == [11550, 16300, 21050]
 
 

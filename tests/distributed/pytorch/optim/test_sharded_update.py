@@ -1,5 +1,6 @@
 """Sharded optimizer steps, and Shampoo with distributed factors, equal unsharded ones, on real processes."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from podscale.config import ModelSection, RunConfig
 from podscale.models import model_spec
+from podscale.models.spec import ParamSpec
 from podscale.pytorch.flat_buffers import FlatWeights
 from podscale.pytorch.models import build_model
 from podscale.pytorch.optim import ExtraStateOptimizer, HyperParams, Optimizer, Shampoo, StepAware, build_optimizer
@@ -29,6 +31,9 @@ SHAMPOO: dict[str, Any] = {
 }
 SHAMPOO_STEPS, MIDDLE = 50, 25
 LARS = {"name": "lars", "trust_coefficient": 0.02}
+LINEAR = SimpleNamespace(
+    name="linear", parameters=[ParamSpec("weight", (1, 2), "weight"), ParamSpec("bias", (1,), "bias")]
+)
 
 
 def rate_of(number: int) -> float:
@@ -44,16 +49,19 @@ def train_section(**changes: Any) -> Any:
 class Update:
     """Model with the parts of its optimizer step, without a loss: gradients are given."""
 
-    def __init__(self, world: World, **changes: Any) -> None:
+    def __init__(self, world: World, *, linear: bool = False, **changes: Any) -> None:
+        """Build the parts for a small ResNet, or for a `linear` layer of three weights."""
         torch.manual_seed(0)
         self.train = train_section(**changes)
-        self.model = build_model(SECTION, 10).to(memory_format=torch.channels_last)
+        network = torch.nn.Linear(2, 1) if linear else build_model(SECTION, 10)
+        spec: Any = LINEAR if linear else model_spec(SECTION, 10)
+        self.model = network.to(memory_format=torch.channels_last)
         precision = Precision(self.train.precision, world.device)
         self.reducer: GradientReducer
         self.weights: FlatWeights
         self.optimizer: Optimizer
         self.reducer, self.weights, self.optimizer = build_reducer_and_optimizer(
-            self.train, self.model, model_spec(SECTION, 10), precision, world, 10.0, extra=1
+            self.train, self.model, spec, precision, world, 10.0, extra=1
         )
 
     def named(self) -> dict[str, dict[str, np.ndarray[Any, Any]]]:
@@ -100,26 +108,29 @@ RULES = [
 ]
 
 
+def torus(row: int) -> dict[str, Any]:
+    return {"algorithm": "torus2d", "row": row, "bucket_mb": 0.05}
+
+
 def whole_and_sharded(world: World) -> dict[Any, Any]:
     results: dict[Any, Any] = {}
     for number, rule in enumerate(RULES if world.size == 4 else RULES[:1]):
         flat = {"algorithm": "flat", "bucket_mb": 0.05}
         unsharded = Update(world, optimizer=rule, all_reduce=flat)
+        rows = torus(min(4, world.size // 2))
+        over = {world.size: {**rows, "shard_over": "world"}}
+        if number == 0:
+            over |= {(world.size, "flat"): flat, rows["row"]: rows}
         updates = {
-            row: Update(
-                world,
-                optimizer=rule,
-                weight_update="sharded",
-                all_reduce=flat if row == world.size else {"algorithm": "torus2d", "row": row, "bucket_mb": 0.05},
-            )
-            for row in ((2, 4) if (world.size, number) == (4, 0) else (min(4, world.size),))
+            key: Update(world, optimizer=rule, weight_update="sharded", all_reduce=reduce)
+            for key, reduce in over.items()
         }
         assert len(unsharded.reducer.buffer.layout.bounds) > 3
         for step in range(STEPS):
             assert unsharded.step(step, world.rank)
             assert all(update.step(step, world.rank) for update in updates.values())
-        results[number] = (unsharded.parameters(), {row: update.parameters() for row, update in updates.items()})
-        elements = {row: sum(map(len, update.optimizer.moments.values())) for row, update in updates.items()}
+        results[number] = (unsharded.parameters(), {key: update.parameters() for key, update in updates.items()})
+        elements = {key: sum(map(len, update.optimizer.moments.values())) for key, update in updates.items()}
         results["elements", number] = (sum(map(len, unsharded.optimizer.moments.values())), elements)
         for update in (unsharded, *updates.values()):
             update.reducer.close()
@@ -185,17 +196,18 @@ def test_a_sharded_step_equals_the_unsharded_one(run_world: Any, size: int) -> N
     if size < 8:
         check_shampoo([rank.pop("shampoo") for rank in ranks])
     for number, (unsharded, sharded) in ((key, value) for key, value in ranks[0].items() if isinstance(key, int)):
-        for row, parameters in sharded.items():
+        for key, parameters in sharded.items():
             for actual, expected in zip(parameters, unsharded, strict=True):
                 scale = expected.abs().max().item()
                 np.testing.assert_allclose(
-                    actual, expected, rtol=0, atol=1e-6 * scale, err_msg=f"{RULES[number]} row {row}"
+                    actual, expected, rtol=0, atol=1e-6 * scale, err_msg=f"{RULES[number]} over {key}"
                 )
             for other in ranks[1:]:
-                assert all(torch.equal(a, b) for a, b in zip(parameters, other[number][1][row], strict=True))
+                assert all(torch.equal(a, b) for a, b in zip(parameters, other[number][1][key], strict=True))
         before, after = ranks[0]["elements", number]
-        for row, elements in after.items():
-            assert before / row <= elements <= 1.1 * before / row
+        for key, elements in after.items():
+            shards = key[0] if isinstance(key, tuple) else key
+            assert before / shards <= elements <= 1.1 * before / shards
 
 
 def one_bad_shard(world: World) -> list[Any]:
@@ -215,3 +227,29 @@ def test_a_bad_shard_masks_the_step_on_all_ranks(run_world: Any) -> None:
     for applied, same, afterwards, parameters in ranks:
         assert (applied, same, afterwards) == (False, True, True)
         assert all(torch.equal(a, b) for a, b in zip(parameters, ranks[0][3], strict=True))
+
+
+def fewer_weights_than_ranks(world: World) -> list[Any]:
+    """Return the weights after three steps of every rule, unsharded and sharded over all ranks, and this rank's own."""
+    results = []
+    for rule in RULES:
+        unsharded = Update(world, linear=True, optimizer=rule)
+        sharded = Update(
+            world, linear=True, optimizer=rule, weight_update="sharded", all_reduce={**torus(2), "shard_over": "world"}
+        )
+        for update in (unsharded, sharded):
+            assert all(update.step(step, world.rank) for step in range(3))
+            update.reducer.close()
+        shard = sharded.optimizer._shard  # type: ignore[attr-defined]
+        results.append((unsharded.parameters(), sharded.parameters(), sum(chunk.size for chunk in shard.chunks)))
+    return results
+
+
+def test_a_model_of_fewer_weights_than_ranks_is_sharded_over_all_of_them(run_world: Any) -> None:
+    ranks = run_world(4, fewer_weights_than_ranks)
+    for number, (unsharded, sharded, _) in enumerate(ranks[0]):
+        assert [ranks[rank][number][2] for rank in range(4)] == [1, 0, 2, 0]  # columns of two ranks
+        for actual, expected in zip(sharded, unsharded, strict=True):
+            torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
+        for other in ranks[1:]:
+            assert all(torch.equal(a, b) for a, b in zip(sharded, other[number][1], strict=True))

@@ -1,0 +1,44 @@
+"""Flags of XLA's compilers: the user's win, and the installed XLA accepts those for GPUs."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from podscale.jax.xla_flags import VARIABLES, XLA_FLAGS, xla_environment
+
+
+def flags_of(text: str) -> dict[str, str]:
+    return dict(argument.lstrip("-").split("=") for argument in text.split())
+
+
+def test_each_platform_gets_its_own_flags() -> None:
+    assert xla_environment("cpu", {}) == {}
+    for platform, variable in VARIABLES.items():
+        found = xla_environment(platform, {})
+        assert list(found) == [variable]
+        assert flags_of(found[variable]) == {f.name: f.value for f in XLA_FLAGS if f.platform == platform}
+
+
+def test_flags_of_the_user_take_precedence() -> None:
+    given = "--xla_tpu_enable_latency_hiding_scheduler=false --xla_other=3"
+    found = flags_of(xla_environment("tpu", {"LIBTPU_INIT_ARGS": given})["LIBTPU_INIT_ARGS"])
+    assert found["xla_tpu_enable_latency_hiding_scheduler"] == "false"
+    assert found["xla_other"] == "3"
+    assert len(found) == 1 + sum(flag.platform == "tpu" for flag in XLA_FLAGS)
+    everything = xla_environment("cuda", {})
+    assert xla_environment("cuda", everything) == {}
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_the_installed_xla_accepts_the_flags_for_gpus(known: bool) -> None:
+    """Every XLA parses the flags of all platforms, and ends the process at one that it does not know."""
+    flags = xla_environment("cuda", {})["XLA_FLAGS"] + ("" if known else " --xla_gpu_no_such_flag=true")
+    ended = subprocess.run(
+        [sys.executable, "-c", "import jax; jax.devices()"],
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags},
+        capture_output=True,
+        check=False,
+    )
+    assert (ended.returncode == 0) == known, ended.stderr
