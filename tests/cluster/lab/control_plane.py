@@ -38,6 +38,7 @@ def _etcd() -> list[str]:
         f"--initial-advertise-peer-urls={places.ETCD_PEER_URL}",
         f"--initial-cluster=default={places.ETCD_PEER_URL}",
         "--auto-compaction-retention=5m",
+        "--quota-backend-bytes=8589934592",  # 2 GB by default, which the changes of some 10,000 pods exceed
         "--unsafe-no-fsync",  # after a power loss, a test cluster starts from scratch
         "--log-level=warn",
     ]
