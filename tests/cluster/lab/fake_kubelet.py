@@ -55,4 +55,3 @@ def _logs() -> dict[str, object]:
         "metadata": {"name": "all"},
         "spec": {"logs": [{"logsFile": str(log), "follow": True}]},
     }
-
