@@ -65,8 +65,8 @@ def main() -> None:
             measured.waiting_launchers()
         except TimeoutError as error:  # what was measured before is worth a page
             measured.results.notes.append(f"Ended early: {error}.")
-        lines += page.text(given, seconds, measured.results)
-    write_results(given.results, "control-scale.md", lines)
+        write_results(given.results, "control-scale.md", lines + page.text(given, measured.results))
+        print("deleting runs and nodes", flush=True)
 
 
 @dataclass
@@ -159,6 +159,7 @@ class Measurement:
                 time.sleep(2 * self.given.seconds)
                 for kind, launcher in launchers.items():
                     usages[kind].append(launcher.usage())
+            print(self.results.queued_ours, self.results.queued_plain, usages, flush=True)
             self.results.waiting = [Waiting(kind, first, then) for kind, (_, first, then) in usages.items()]
 
     def _start_queued(self, *, ours: bool) -> Start:

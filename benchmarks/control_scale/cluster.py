@@ -65,7 +65,7 @@ class Cluster:
         started = time.monotonic()
         with ThreadPoolExecutor(16) as several:
             try:
-                list(several.map(lambda number: self.core.create_node(_node(number)), range(count)))
+                list(several.map(self._create_node, range(count)))
                 selector = f"podscale.dev/benchmark={NAME}"
                 ready = "ready nodes: is kwok running?"
                 wait(lambda: self._ready_nodes(selector) == count, 120 + count / 10, ready, poll=1 + count / 2000)
@@ -77,6 +77,13 @@ class Cluster:
         """Return the number of nodes to which the scheduler may assign pods."""
         nodes = self.get("/api/v1/nodes", labelSelector=selector, resourceVersion="0")["items"]
         return sum(len(node["spec"].get("taints") or ()) == 2 for node in nodes)  # without that of a node not ready
+
+    def _create_node(self, number: int) -> None:
+        try:
+            self.core.create_node(_node(number))
+        except ApiException as error:
+            if error.status != 409:  # left by an interrupted benchmark
+                raise
 
     def _delete_node(self, number: int) -> None:
         with contextlib.suppress(ApiException):

@@ -64,11 +64,11 @@ class Results:
     notes: list[str] = field(default_factory=list)
 
 
-def text(given: Namespace, node_seconds: float, results: Results) -> list[str]:
+def text(given: Namespace, results: Results) -> list[str]:
     """Return the lines below the head of the page."""
     most = results.levels[-1].others
     return [
-        f"{given.nodes:,} fake nodes of eight GPUs, ready after {node_seconds:.0f} s; runs of {given.pods} pods of two "
+        f"{given.nodes:,} fake nodes of eight GPUs; runs of {given.pods} pods of two "
         f"GPUs; at most {most} other runs with {most * given.pods:,} pods, all in one namespace. API server, etcd, "
         "scheduler, controllers, JobSet and Kueue are real and share the two cores with the benchmark. kwok simulates "
         "the kubelets. Nodes send no heartbeats, the scheduler scores 1 % of the nodes, and the controllers may send "
@@ -161,7 +161,8 @@ def _slopes(levels: Sequence[Level]) -> list[str]:
         rise, start = slope(points)
         rows.append(f"| {name} | {start:.1f} | {100 * rise:+.2f} | {start + TARGET_OTHERS * rise:.1f} |")
     return [
-        f"Least-squares lines over the number of other runs, and their values at {TARGET_OTHERS}:",
+        f"Least-squares lines over the number of other runs, and their values at {TARGET_OTHERS}, extrapolated where no "
+        "row above has it:",
         "",
         f"| quantity | at 0 | for each 100 other runs | at {TARGET_OTHERS} |",
         "|---|---:|---:|---:|",

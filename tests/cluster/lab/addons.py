@@ -67,11 +67,12 @@ def training_operator() -> None:
 
 
 def jobset() -> None:
+    """Install JobSet, without leader election: on a busy machine its controller would lose it and restart."""
     chart = _copy("jobset", "charts/jobset")
     image, _, tag = images.of_program("jobset").rpartition(":")
     values = {
         "image": {"repository": image, "tag": tag, "pullPolicy": "IfNotPresent"},
-        "controller": {"resources": SMALL},
+        "controller": {"resources": SMALL, "leaderElection": {"enable": False}},
     }
     _helm("jobset", "jobset-system", chart, values)
 
@@ -104,6 +105,7 @@ def kueue() -> None:
     image, _, tag = images.of_program("kueue").rpartition(":")
     configuration = yaml.safe_load(yaml.safe_load((chart / "values.yaml").read_text())["managerConfig"][MANAGER])
     configuration["integrations"]["frameworks"] = list(QUEUED)
+    configuration["leaderElection"]["leaderElect"] = False
     manager = {"image": {"repository": image, "tag": tag, "pullPolicy": "IfNotPresent"}, "resources": SMALL}
     values = {"controllerManager": {"manager": manager}, "managerConfig": {MANAGER: yaml.safe_dump(configuration)}}
     _helm("kueue", "kueue-system", chart, values)

@@ -13,6 +13,7 @@ CONTROLLER_FLAGS = (
     "--kube-api-qps=500",
     "--kube-api-burst=1000",
     "--concurrent-job-syncs=10",
+    "--node-startup-grace-period=24h",
     "--node-monitor-grace-period=24h",
     "--node-monitor-period=60s",
 )

@@ -31,7 +31,7 @@ def test_the_line_through_exact_points_is_found() -> None:
 def test_the_page_has_medians_ratios_and_extrapolated_slopes() -> None:
     results = Results(levels=[level(0, 4.0), level(100, 6.0)], sizes={16: usage(5, 160)})
     results.waiting = [Waiting("no quota", usage(3, 1), usage(1, 1))]
-    lines = text(Namespace(nodes=8, pods=64, launchers=3, seconds=30.0), 1.0, results)
+    lines = text(Namespace(nodes=8, pods=64, launchers=3, seconds=30.0), results)
     starts, launcher, *_ = rows(lines, "100")
     assert starts[1:] == ["6.2", "3.0", "2.08", "5.2", "2.5", "2.10"]
     assert launcher[1:] == ["7, 4", "4.0", "7", "8.0", "64", "4.0", "7", "8.0", "100"]
