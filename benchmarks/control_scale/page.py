@@ -86,14 +86,15 @@ def text(given: Namespace, results: Results) -> list[str]:
         "",
         "| other runs | `podscale submit` | by hand | ratio | scheduling: ours | by hand | ratio |",
         "|---:|---:|---:|---:|---:|---:|---:|",
-        *(_start_row(f"{level.others}", level.ours, level.plain) for level in results.levels),
+        *(_start_row(f"{level.others}", level.ours, level.plain) for level in results.levels if level.ours),
         *([_start_row(f"{most}, by Kueue", results.queued_ours, results.queued_plain)] if results.queued_ours else []),
         "",
         "## A launcher beside other runs",
         "",
         f"Launchers of running jobs of the same size, medians of {given.launchers}. *Start*: from the start of the "
         "process until its pods run. "
-        f"*Quiet*: the {given.seconds:g} s after that. *Busy*: while pods of other runs start in the same namespace.",
+        f"*Quiet*: the {given.seconds:g} s after that. *Busy*: while pods of other runs start in the same namespace. "
+        "Each of the two watches lasts a minute, and a log is requested again after two minutes without a line.",
         "",
         "| other runs | start: objects, kB | quiet: requests a minute | objects | kB a minute | busy: started pods | "
         "requests a minute | objects | kB a minute | memory, MiB |",
@@ -110,8 +111,9 @@ def text(given: Namespace, results: Results) -> list[str]:
         "",
         "## A launcher whose job waits",
         "",
-        f"Requests a minute in the first {2 * given.seconds:g} s after the reason was printed, and in the next: the "
-        "pauses between two requests for the reason grow to a minute.",
+        f"Requests a minute in {2 * given.seconds:g} s after the reason was printed, and in the next "
+        f"{2 * given.seconds:g} s: the pauses between two requests for the reason grow to a minute. The objects are the launcher's own pods, "
+        "whose status the scheduler writes again with each attempt.",
         "",
         "| job waits because | first | then | objects | kB a minute |",
         "|---|---:|---:|---:|---:|",
@@ -153,15 +155,17 @@ def _slopes(levels: Sequence[Level]) -> list[str]:
         "kB a minute, quiet": [(others, usage.kilobytes_a_minute) for others, usage in quiet],
         "objects at the start": [(level.others, Usage.median(level.start).objects) for level in levels],
         "memory, MiB": [(others, usage.mib) for others, usage in quiet],
-        "seconds from `podscale submit` to all nodes": [(level.others, _bound(level.ours)) for level in levels],
-        "the same by hand": [(level.others, _bound(level.plain)) for level in levels],
+        "seconds from `podscale submit` to all nodes": [
+            (level.others, _bound(level.ours)) for level in levels if level.ours
+        ],
+        "the same by hand": [(level.others, _bound(level.plain)) for level in levels if level.plain],
     }
     rows = []
     for name, points in quantities.items():
         rise, start = slope(points)
         rows.append(f"| {name} | {start:.1f} | {100 * rise:+.2f} | {start + TARGET_OTHERS * rise:.1f} |")
     return [
-        f"Least-squares lines over the number of other runs, and their values at {TARGET_OTHERS}, extrapolated where no "
+        f"Least-squares lines over the number of other runs, and their values at {TARGET_OTHERS}, extrapolated if no "
         "row above has it:",
         "",
         f"| quantity | at 0 | for each 100 other runs | at {TARGET_OTHERS} |",
