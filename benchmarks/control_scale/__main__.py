@@ -64,7 +64,7 @@ def main() -> None:
             measured.levels()
             measured.waiting_launchers()
         except TimeoutError as error:  # what was measured before is worth a page
-            measured.results.notes.append(f"Ended early: {error}.")
+            measured.results.remarks.append(f"Ended early: {error}.")
         write_results(given.results, "control-scale.md", lines + page.text(given, measured.results))
         print("deleting runs and nodes", flush=True)
 
@@ -136,7 +136,7 @@ class Measurement:
         try:
             self.runs.fill(others, minutes)
         except TimeoutError as error:
-            self.results.notes.append(f"The time was over before {others} other runs ran: {error}.")
+            self.results.remarks.append(f"The time was over before {others} other runs ran: {error}.")
         level.changed_pods = self.runs.ready_others() - before
         level.pods_a_second = level.changed_pods / (time.monotonic() - started)
 

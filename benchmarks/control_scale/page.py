@@ -61,7 +61,7 @@ class Results:
     queued_ours: list[Start] = field(default_factory=list)
     queued_plain: list[Start] = field(default_factory=list)
     waiting: list[Waiting] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
 
 
 def text(given: Namespace, results: Results) -> list[str]:
@@ -76,8 +76,8 @@ def text(given: Namespace, results: Results) -> list[str]:
         "processes of Podscale; the other runs are JobSets written by hand with the labels of ours, because a launcher "
         "takes about 100 MiB. Nothing computes.",
         "",
-        *results.notes,
-        *([""] if results.notes else []),
+        *results.remarks,
+        *([""] if results.remarks else []),
         "## From submission to a node for every pod",
         "",
         "Seconds from the start of the command until the last pod has a node, median. `podscale submit` checks the "
@@ -112,8 +112,8 @@ def text(given: Namespace, results: Results) -> list[str]:
         "## A launcher whose job waits",
         "",
         f"Requests a minute in {2 * given.seconds:g} s after the reason was printed, and in the next "
-        f"{2 * given.seconds:g} s: the pauses between two requests for the reason grow to a minute. The objects are the launcher's own pods, "
-        "whose status the scheduler writes again with each attempt.",
+        f"{2 * given.seconds:g} s: the pauses between two requests for the reason grow to a minute. The objects are the "
+        "launcher's own pods, whose status the scheduler writes again with each attempt.",
         "",
         "| job waits because | first | then | objects | kB a minute |",
         "|---|---:|---:|---:|---:|",
