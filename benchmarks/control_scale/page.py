@@ -112,8 +112,8 @@ def text(given: Namespace, results: Results) -> list[str]:
         "## A launcher whose job waits",
         "",
         f"Requests a minute in {2 * given.seconds:g} s after the reason was printed, and in the next "
-        f"{2 * given.seconds:g} s: the pauses between two requests for the reason grow to a minute. The objects are the "
-        "launcher's own pods, whose status the scheduler writes again with each attempt.",
+        f"{2 * given.seconds:g} s: the pauses between two requests for the reason grow to a minute. The objects are "
+        "the launcher's own pods, whose status the scheduler writes again with each attempt.",
         "",
         "| job waits because | first | then | objects | kB a minute |",
         "|---|---:|---:|---:|---:|",
