@@ -1,7 +1,7 @@
 """Watch a job to its end: report its state, show the log of rank 0, and delete a job that cannot recover.
 
 The job does not depend on this process: the next `podscale submit` adopts it. Job and pods are watched. Events and
-Kueue's Workload are fetched at most every DETAILS_SECONDS, and only while the job does not run.
+Kueue's Workload are fetched while the job does not run, every DETAILS_SECONDS, and less often while nothing changes.
 """
 
 import threading
@@ -19,7 +19,7 @@ from podscale.kubernetes.informer import Informer
 from podscale.kubernetes.job_state import JobState, event_time, pod_selector, pods_of_job, read_job_state
 from podscale.kubernetes.logs import LogFollower
 from podscale.kubernetes.pod_start import read_pod_starts
-from podscale.kubernetes.pod_state import has_exited, is_running, trim_pod
+from podscale.kubernetes.pod_state import find_problem, has_exited, is_running, trim_pod
 from podscale.kubernetes.resources import (
     EVENTS,
     NAMESPACES,
@@ -32,12 +32,14 @@ from podscale.kubernetes.resources import (
     title_of,
     uid_of,
 )
-from podscale.kubernetes.retry import Notify
+from podscale.kubernetes.retry import GrowingPause, Notify
 from podscale.kubernetes.workload_state import JOB_UID_LABEL, preemptor_uid
 from podscale.runs.job_start import JobStart
 
 DETAILS_SECONDS = 10.0
 """Minimal time between two fetches of events and Workload, seconds."""
+MAX_DETAILS_SECONDS = 60.0
+"""Maximal time between two fetches, seconds. It is reached while a job waits for the same reason."""
 MAX_EVENTS = 50
 """Newest events that are read of each object."""
 
@@ -53,7 +55,8 @@ class JobObserver:
         self._last_job = job
         self._last_pods: Sequence[KubernetesObject] | None = None
         self._details = JobDetails()
-        self._details_read_at = -DETAILS_SECONDS
+        self._details_pause = GrowingPause(DETAILS_SECONDS, MAX_DETAILS_SECONDS)
+        self._details_phase = ""
 
     def close(self) -> None:
         self._jobs.close()
@@ -76,18 +79,22 @@ class JobObserver:
         return pods_of_job(self._last_job, self._pods.objects() if self._last_pods is None else self._last_pods)
 
     def state(self) -> JobState:
-        """Return the current state. The reason of a wait, from events and Workload, may be DETAILS_SECONDS old."""
+        """Return the current state. The reason of a wait, from events and Workload, may be MAX_DETAILS_SECONDS old."""
         job, pods = self.job(), self.pods()
         state = read_job_state(job, pods, *self._details)
         if job is None or state.phase in ("running", "stopped"):
             return state
         if state.is_finished:
             return self._final_state(job)
-        if time.monotonic() - self._details_read_at >= DETAILS_SECONDS:
-            self._details_read_at = time.monotonic()
-            self._details = read_details(self._api, job, pods)
-            state = read_job_state(job, pods, *self._details)
-        return state
+        if state.phase != self._details_phase:
+            self._details_phase = state.phase
+            self._details_pause.shorten()
+        if not self._details_pause.is_over:
+            return state
+        self._details = read_details(self._api, job, pods)
+        explained = read_job_state(job, pods, *self._details)
+        self._details_pause.attempted(in_vain=explained == state)
+        return explained
 
     def _final_state(self, job: KubernetesObject) -> JobState:
         """Return the final state from a new list of pods, because their watch may lag behind the job's."""
@@ -105,17 +112,23 @@ class JobDetails(NamedTuple):
 
 
 def read_details(api: ClusterClient, job: KubernetesObject, pods: Sequence[KubernetesObject]) -> JobDetails:
-    """Return events of the job, its child jobs and one waiting pod, and Kueue's Workload of a queued job.
+    """Return Kueue's Workload of a queued job, else events of the job, its child jobs and one waiting pod.
 
-    Kinds that these credentials may not list, or that the cluster does not serve, are left out, and so is a preemptor
-    in another namespace.
+    Events are left out if the pods have the reason themselves, because the API server reads all events of the namespace
+    for each request. Kinds that these credentials may not list, or that the cluster does not serve, are left out, and
+    so is a preemptor in another namespace.
     """
+    phase = read_job_state(job, pods).phase
+    if phase == "queued":
+        workload = _workload_of(api, uid_of(job))
+        preemptor = preemptor_uid(workload) if workload is not None else ""
+        return JobDetails((), workload, _workload_of(api, preemptor) if preemptor else None)
+    if phase in ("running", "stopped") or any(map(find_problem, pods)):
+        return JobDetails()
     waiting = [pod for pod in pods if not is_running(pod) and not has_exited(pod)]
     names = [name_of(job), *_child_job_names(job), *map(name_of, waiting[:1])]
     events = [event for name in names for event in _newest_events(api, name) if _concerns(event, job)]
-    workload = _workload_of(api, uid_of(job)) if read_job_state(job).phase == "queued" else None
-    preemptor = preemptor_uid(workload) if workload is not None else ""
-    return JobDetails(events, workload, _workload_of(api, preemptor) if preemptor else None)
+    return JobDetails(events)
 
 
 def _workload_of(api: ClusterClient, job_uid: str) -> KubernetesObject | None:

@@ -16,10 +16,13 @@ from podscale.kubernetes.client import ClusterClient
 from podscale.kubernetes.errors import ApiError, ApiUnreachable
 from podscale.kubernetes.pod_state import is_running, main_container, restart_count
 from podscale.kubernetes.resources import KubernetesObject, creation_time, labels_of, name_of, uid_of
+from podscale.kubernetes.retry import GrowingPause
 from podscale.kubernetes.transport import StreamInterrupted
 from podscale.util.formatting import format_count, printable
 
 POLL_SECONDS = 1.0
+MAX_REFUSED_SECONDS = 60.0
+"""Maximal time between two requests for a log that the API server refuses, seconds."""
 
 _TIMESTAMP_PATTERN = re.compile(rb"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[-+]\d\d:\d\d) ?")
 _FIRST_LABELS = (
@@ -142,6 +145,9 @@ class LogFollower:
         self._logs: dict[str, ContainerLog] = {}
         self._completed: tuple[str, int] | None = None
         """Uid and restarts of the container whose log was read after its exit."""
+        self._refused: tuple[str, int] | None = None
+        """Uid and restarts of the container whose log was refused last."""
+        self._refused_pause = GrowingPause(POLL_SECONDS, MAX_REFUSED_SECONDS)
         self._is_finishing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="log of a pod", daemon=True)
         self._thread.start()
@@ -168,14 +174,21 @@ class LogFollower:
         uid, restarts, running = uid_of(pod), restart_count(pod), is_running(pod)
         if self._completed == (uid, restarts) or ("waiting" in (container.get("state") or {}) and not restarts):
             return True
+        is_refused = self._refused == (uid, restarts)
+        if is_refused and not self._refused_pause.is_over and not self._is_finishing.is_set():
+            return True
         log = self._logs.setdefault(uid, ContainerLog(self._api, pod, self._notify))
         try:
             for line in log.lines(pod, follow=True):
                 self._print_line(printable(line))
         except StreamInterrupted:
+            self._refused = None
             return False
-        except ApiError:  # the pod is gone, or its node has no log yet
+        except ApiError:  # the pod is gone, its node has no log yet, or its logs may not be read
+            self._refused = (uid, restarts)
+            self._refused_pause.attempted(in_vain=is_refused)
             return True
+        self._refused = None
         if not running:
             self._completed = (uid, restarts)
         return not running

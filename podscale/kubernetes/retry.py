@@ -66,6 +66,36 @@ UNATTENDED = RetryPolicy(1800.0)
 """Policy of commands that follow a job, which continues during an outage."""
 
 
+class GrowingPause:
+    """Pause between two attempts, which doubles with each attempt that brought nothing.
+
+    Args:
+        first: first pause, seconds.
+        longest: maximal pause, seconds.
+    """
+
+    def __init__(self, first: float, longest: float) -> None:
+        self._first = first
+        self._longest = longest
+        self._pause = first
+        self._attempted_at = float("-inf")
+
+    @property
+    def is_over(self) -> bool:
+        """True if the next attempt may be made."""
+        return time.monotonic() - self._attempted_at >= self._pause
+
+    def attempted(self, *, in_vain: bool) -> None:
+        """Begin the pause after an attempt."""
+        is_repeated = in_vain and self._attempted_at > float("-inf")
+        self._pause = min(2 * self._pause, self._longest) if is_repeated else self._first
+        self._attempted_at = time.monotonic()
+
+    def shorten(self) -> None:
+        """Make the present pause as short as the first one."""
+        self._pause = self._first
+
+
 class OutageNotice:
     """Notifies once that the API server does not answer, and once that it answers again; thread-safe."""
 

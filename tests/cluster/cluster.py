@@ -172,8 +172,11 @@ class Cluster:
         return log
 
     def execute(self, namespace: str, pod: str, *command: str) -> str:
-        """Run a command inside a running pod; return its output."""
-        attach = self.core.connect_get_namespaced_pod_exec
+        """Run a command inside a running pod; return its output.
+
+        `stream` turns all requests of its client into WebSockets meanwhile, so it gets a client of its own.
+        """
+        attach = client.CoreV1Api(client.ApiClient(self.api.configuration)).connect_get_namespaced_pod_exec
         options = {"stdin": False, "stdout": True, "stderr": True, "tty": False}
         return str(stream(attach, pod, namespace, command=list(command), **options))
 

@@ -169,7 +169,7 @@ def test_256_pods_of_a_pytorchjob_are_scheduled_and_watched(cluster: Cluster, im
     print(usage)
     assert usage["waiting"]
     assert usage["mebibytes"] < 300
-    assert usage["requests"] / WATCHED_SECONDS < 2
+    assert usage["requests"] <= 10  # two watches of a minute each, and the log
 
 
 def test_a_launcher_receives_only_the_changes_of_its_own_pods(cluster: Cluster, image: str, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ python -m tests.cluster.lab up            # Kubernetes, DNS, the training operat
 python -m tests.cluster.lab up --full     # also JobSet, Trainer, Kueue, Prometheus and fake nodes
 python -m tests.cluster.lab up jobset     # also JobSet, by its name in tools/cluster/programs.yaml
 python -m tests.cluster.lab images tpu    # build one or all of Podscale's images and load them into the cluster
+python -m tests.cluster.lab many-nodes    # settings for thousands of fake nodes; few-nodes: back to the usual ones
 python -m tests.cluster.lab image NAME    # load an image from podman, docker or a docker-archive
 """
 
@@ -16,11 +17,24 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.cluster.lab import addons, control_plane, images, machine, network, node, pki, places, processes, programs
+from tests.cluster.lab import (
+    addons,
+    control_plane,
+    images,
+    machine,
+    many_nodes,
+    network,
+    node,
+    pki,
+    places,
+    processes,
+    programs,
+)
 from tests.cluster.lab.commands import attempt
 from tests.cluster.lab.errors import LabError, Unavailable
 
 STARTED = time.monotonic()
+ACTIONS = ("build", "up", "down", "status", "clean", "kubeconfig", "image", "images", "many-nodes", "few-nodes")
 CANNOT, FAILED = 69, 1  # EX_UNAVAILABLE of sysexits.h, which continuous integration does not count as a failure
 
 
@@ -100,7 +114,7 @@ def _alone() -> Iterator[None]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.cluster.lab", description=__doc__.partition("\n")[0])
-    parser.add_argument("action", choices=["build", "up", "down", "status", "clean", "kubeconfig", "image", "images"])
+    parser.add_argument("action", choices=ACTIONS)
     help_of_names = "up, build: programs beyond the core; images: some of base, tools, tpu; image: of podman or docker"
     parser.add_argument("names", nargs="*", help=help_of_names)
     parser.add_argument("--full", action="store_true", help="JobSet, Trainer, Kueue, Prometheus and fake nodes as well")
@@ -114,6 +128,9 @@ def main() -> int:
             case "down":
                 with _alone():
                     down()
+            case "many-nodes" | "few-nodes":
+                with _alone():
+                    many_nodes.set_many_nodes(many=arguments.action == "many-nodes")
             case "image":
                 for name in arguments.names:
                     images.load_image(name)

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from tests.cluster.lab import images, places, processes, programs
+from tests.cluster.lab import fake_kubelet, images, places, programs
 from tests.cluster.lab.commands import attempt, kubectl, run, wait_for
 
 MANAGER = "controllerManagerConfigYaml"
@@ -17,12 +17,6 @@ QUEUED = (
     "kubeflow.org/jaxjob",
     "jobset.x-k8s.io/jobset",
     "trainer.kubeflow.org/trainjob",
-)
-FAKE_STAGES = (
-    "node/fast/node-initialize",
-    "node/heartbeat/node-heartbeat",
-    "pod/fast/pod-ready",
-    "pod/fast/pod-delete",
 )
 AUTOSCALER = "k8s.io/autoscaler/cluster-autoscaler/apis"
 PROVISIONING = "config/crd/autoscaling.x-k8s.io_provisioningrequests.yaml"
@@ -50,7 +44,7 @@ def install(entries: Iterable[programs.Source], say: Callable[[str], None]) -> N
             _mark(entry).parent.mkdir(parents=True, exist_ok=True)
             _mark(entry).write_text(entry.pin())
         if entry.name == "kwok":
-            start_fake_kubelet()
+            fake_kubelet.start()
 
 
 def training_operator() -> None:
@@ -73,11 +67,12 @@ def training_operator() -> None:
 
 
 def jobset() -> None:
+    """Install JobSet, without leader election: on a busy machine its controller would lose it and restart."""
     chart = _copy("jobset", "charts/jobset")
     image, _, tag = images.of_program("jobset").rpartition(":")
     values = {
         "image": {"repository": image, "tag": tag, "pullPolicy": "IfNotPresent"},
-        "controller": {"resources": SMALL},
+        "controller": {"resources": SMALL, "leaderElection": {"enable": False}},
     }
     _helm("jobset", "jobset-system", chart, values)
 
@@ -110,6 +105,7 @@ def kueue() -> None:
     image, _, tag = images.of_program("kueue").rpartition(":")
     configuration = yaml.safe_load(yaml.safe_load((chart / "values.yaml").read_text())["managerConfig"][MANAGER])
     configuration["integrations"]["frameworks"] = list(QUEUED)
+    configuration["leaderElection"]["leaderElect"] = False
     manager = {"image": {"repository": image, "tag": tag, "pullPolicy": "IfNotPresent"}, "resources": SMALL}
     values = {"controllerManager": {"manager": manager}, "managerConfig": {MANAGER: yaml.safe_dump(configuration)}}
     _helm("kueue", "kueue-system", chart, values)
@@ -129,22 +125,6 @@ def prometheus_operator() -> None:
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "monitoring"}}
     kubectl("apply", "--server-side", "-f", "-", stdin=f"{yaml.safe_dump(namespace)}---\n{text}")
     available("monitoring", "prometheus-operator")
-
-
-def start_fake_kubelet() -> None:
-    """Start kwok as a process, which simulates the kubelets of nodes with its annotation.
-
-    Pods on these nodes run until they are deleted. By default, kwok would complete the pods of Jobs at once.
-    """
-    if processes.alive("kwok"):
-        return
-    stages = programs.module_files("kwok") / "kustomize" / "stage"
-    chosen = [(stages / f"{name}.yaml").read_text() for name in FAKE_STAGES]
-    configuration = places.STATE / "kwok.yaml"
-    configuration.write_text("\n---\n".join(chosen))
-    flags = ["--manage-all-nodes=false", "--manage-nodes-with-annotation-selector=kwok.x-k8s.io/node=fake"]
-    flags += [f"--kubeconfig={places.KUBECONFIG}", "--cidr=10.119.0.0/16", "--node-ip=10.119.0.1"]
-    processes.start("kwok", "kwok", f"--config={configuration}", "--v=WARN", *flags)
 
 
 def available(namespace: str, deployment: str) -> None:

@@ -1,5 +1,6 @@
 """Control plane: etcd, the API server, the controllers and the scheduler."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from tests.cluster.lab import places, processes
@@ -14,10 +15,20 @@ def up() -> None:
     processes.start("etcd", "etcd", *_etcd())
     processes.start("kube-apiserver", "kube-apiserver", *_api_server())
     wait_for("the API server", 120, api_ready, log=processes.log_of("kube-apiserver"))
-    processes.start("kube-controller-manager", "kube-controller-manager", *_controller_manager())
-    scheduler = ["--bind-address=127.0.0.1", "--leader-elect=false", f"--kubeconfig={kubeconfig_of('scheduler')}"]
-    processes.start("kube-scheduler", "kube-scheduler", *scheduler)
+    start_controllers()
+    start_scheduler()
     kubectl("apply", "--server-side", "-f", places.ETC / "cluster.yaml")
+
+
+def start_controllers(flags: Iterable[str] = ()) -> None:
+    processes.start("kube-controller-manager", "kube-controller-manager", *_controller_manager(), *flags)
+
+
+def start_scheduler(configuration: str = "") -> None:
+    """Start the scheduler, with the flag of a configuration file if there is one."""
+    usual = ("--leader-elect=false", f"--kubeconfig={kubeconfig_of('scheduler')}")
+    flags = (configuration,) if configuration else usual
+    processes.start("kube-scheduler", "kube-scheduler", "--bind-address=127.0.0.1", *flags)
 
 
 def down() -> None:
@@ -38,6 +49,7 @@ def _etcd() -> list[str]:
         f"--initial-advertise-peer-urls={places.ETCD_PEER_URL}",
         f"--initial-cluster=default={places.ETCD_PEER_URL}",
         "--auto-compaction-retention=5m",
+        "--quota-backend-bytes=8589934592",  # 2 GB by default, which the changes of some 10,000 pods exceed
         "--unsafe-no-fsync",  # after a power loss, a test cluster starts from scratch
         "--log-level=warn",
     ]

@@ -28,6 +28,7 @@ def make() -> None:
     addresses = ["127.0.0.1", places.NODE_IP, places.API_SERVICE_IP]
     names = [f"DNS:{host}" for host in [*hosts, "localhost"]] + [f"IP:{address}" for address in addresses]
     _certificate("apiserver", "/CN=kube-apiserver", authority="ca", names=names)
+    _certificate("fake-kubelet", "/CN=fake-kubelet", authority="ca", names=[f"IP:{places.NODE_IP}"])
     _certificate("apiserver-kubelet", "/O=system:masters/CN=apiserver-kubelet", authority="ca")
     _certificate("front-proxy", "/CN=front-proxy-client", authority="front-ca")
     if not (places.PKI / "sa.pub").exists():

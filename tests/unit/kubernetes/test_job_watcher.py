@@ -244,6 +244,41 @@ def test_the_newest_of_many_events_counts(api: ClusterClient, cluster: FakeClust
     assert events[0]["message"] == "refusal 299"
 
 
+def details_requests(cluster: FakeCluster) -> list[str]:
+    """Return the plurals of the requests for events and Workloads so far."""
+    plurals = [seen.path.rpartition("/")[2] for seen in cluster.seen]
+    return [plural for plural in plurals if plural in ("events", "workloads")]
+
+
+def test_events_are_requested_less_and_less_often_while_nothing_changes(
+    operator: Operator, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_watcher, "MAX_DETAILS_SECONDS", 0.5)
+    launcher = Waiting()
+    operator.job()
+    time.sleep(2.5)
+    assert 4 <= len(details_requests(cluster)) <= 10  # pauses of 0.1, 0.2, 0.4, 0.5 s; without them about 20
+    operator.pods(pod(0), pod(1))
+    operator.succeed()
+    assert launcher.end() == JobResult("train", 0)
+
+
+def test_no_events_are_requested_if_the_pods_have_the_reason(api: ClusterClient, cluster: FakeCluster) -> None:
+    """The API server reads all events of the namespace for each request."""
+    made = cluster.put("pytorchjobs", job())
+    waits = cluster.put("pods", unschedulable(0, "0/1 nodes are available: 1 Insufficient cpu."))
+    assert job_watcher.read_details(api, made, [waits]) == job_watcher.JobDetails()
+    assert details_requests(cluster) == []
+    job_watcher.read_details(api, made, ())
+    assert details_requests(cluster) == ["events"]
+
+
+def test_only_the_workload_of_a_queued_job_is_requested(api: ClusterClient, cluster: FakeCluster) -> None:
+    made = job(suspend=True, labels={"kueue.x-k8s.io/queue-name": "q"})
+    job_watcher.read_details(api, cluster.put("pytorchjobs", made), ())
+    assert details_requests(cluster) == ["workloads"]
+
+
 def test_a_job_that_has_trained_is_not_given_up_for_a_replacement_that_cannot_start(
     operator: Operator, cluster: FakeCluster
 ) -> None:

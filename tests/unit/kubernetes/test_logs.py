@@ -140,6 +140,53 @@ def test_a_container_that_has_ended_is_not_read_again_and_again(
     assert sum(seen.path.endswith("/log") for seen in cluster.seen) == 1
 
 
+def end_log(cluster: FakeCluster, **changes: Any) -> None:
+    cluster.hang_up(POD)
+    cluster.put("pods", pod(0, state=terminated(0), phase="Succeeded", **changes))
+
+
+def log_requests(cluster: FakeCluster) -> int:
+    return sum(seen.path.endswith("/log") for seen in cluster.seen)
+
+
+def test_a_refused_log_is_requested_less_and_less_often(
+    api: ClusterClient, cluster: FakeCluster, notices: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that gives no logs costs the API server few requests, however long the job runs."""
+    monkeypatch.setattr(logs, "MAX_REFUSED_SECONDS", 0.4)
+    cluster.put("pods", pod(0))
+    with following(api, notices) as (_, shown):
+        threading.Event().wait(1.5)
+        assert 3 <= log_requests(cluster) <= 9  # pauses of 0.02, 0.04, ... 0.4 s; without them about 70
+        cluster.say(POD, "line 0")
+        until(lambda: shown == ["line 0"])
+        end_log(cluster)
+
+
+def test_the_log_of_a_new_pod_is_requested_at_once_after_a_refusal(
+    api: ClusterClient, cluster: FakeCluster, notices: list[str]
+) -> None:
+    cluster.put("pods", pod(0))
+    with following(api, notices) as (_, shown):
+        until(lambda: log_requests(cluster) >= 7)  # the next request is due after more than a second
+        cluster.remove("pods", POD)
+        cluster.put("pods", pod(0, uid="another"))
+        cluster.say(POD, "line 0")
+        until(lambda: shown == ["line 0"], 1.0)
+        end_log(cluster, uid="another")
+
+
+def test_the_end_of_a_log_is_requested_despite_a_refusal(
+    api: ClusterClient, cluster: FakeCluster, notices: list[str]
+) -> None:
+    cluster.put("pods", pod(0))
+    with following(api, notices) as (_, shown):
+        until(lambda: log_requests(cluster) >= 7)
+        cluster.say(POD, "line 0")
+        end_log(cluster)
+    assert numbers(shown) == [0]
+
+
 def test_a_broken_stream_is_reported(api: ClusterClient, cluster: FakeCluster, notices: list[str]) -> None:
     cluster.say(POD, "line 0")
     lines = ContainerLog(api, pod(0), notices.append).lines(pod(0), follow=True)

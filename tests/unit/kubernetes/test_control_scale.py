@@ -1,0 +1,40 @@
+"""Page of the benchmark of control on a large cluster: medians, ratios and slopes of its measurements."""
+
+from argparse import Namespace
+
+import pytest
+
+from benchmarks.control_scale.page import Level, Results, Waiting, slope, text
+from benchmarks.control_scale.runs import Start, Usage
+
+
+def usage(requests: float, kilobytes: float, mib: float = 100.0) -> Usage:
+    return Usage(seconds=30.0, requests=requests, objects=7, bytes=1000 * kilobytes, cpu=1.0, mib=mib)
+
+
+def level(others: int, bound: float) -> Level:
+    starts = [Start(1.0, bound + extra) for extra in (0.0, 0.25, 40.0)]
+    usages = [usage(1, 3), usage(2, 4), usage(60, 400)]
+    return Level(others, 10 * others, 0.5, starts, [Start(0.5, bound / 2)], usages, usages, usages, 64, 12.0)
+
+
+def rows(lines: list[str], first_cell: str) -> list[list[str]]:
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+    return [row for row in cells if row[0] == first_cell]
+
+
+def test_the_line_through_exact_points_is_found() -> None:
+    assert slope([(0, 2), (10, 7), (20, 12)]) == pytest.approx((0.5, 2))
+    assert slope([(5, 2), (5, 4)]) == (0.0, 3.0)
+
+
+def test_the_page_has_medians_ratios_and_extrapolated_slopes() -> None:
+    results = Results(levels=[level(0, 4.0), level(100, 6.0)], sizes={16: usage(5, 160)})
+    results.waiting = [Waiting("no quota", usage(3, 1), usage(1, 1))]
+    lines = text(Namespace(nodes=8, pods=64, launchers=3, seconds=30.0), results)
+    starts, launcher, *_ = rows(lines, "100")
+    assert starts[1:] == ["6.2", "3.0", "2.08", "5.2", "2.5", "2.10"]
+    assert launcher[1:] == ["7, 4", "4.0", "7", "8.0", "64", "4.0", "7", "8.0", "100"]
+    assert rows(lines, "seconds from `podscale submit` to all nodes")[0][1:] == ["4.2", "+2.00", "14.2"]
+    assert rows(lines, "no quota")[0][1:3] == ["6.0", "2.0"]
+    assert rows(lines, "16")[0][1:] == ["7", "160", "10", "100"]
