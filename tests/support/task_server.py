@@ -120,7 +120,12 @@ class _Server:
         head, files, _, _ = socket.recv_fds(connection, LENGTH_BYTES, 3)
         length, content = int.from_bytes(head, "big"), b""
         while len(content) < length:
-            content += connection.recv(length - len(content))
+            content += (part := connection.recv(length - len(content)))
+            if not part:  # the client was killed before it had sent everything
+                connection.close()
+                for file in files:
+                    os.close(file)
+                return
         pid = os.fork()
         if pid == 0:
             _run(json.loads(content), files)
@@ -132,8 +137,7 @@ class _Server:
     def _kill(self, pid: int) -> None:
         """Kill a task whose client is gone."""
         self._selector.unregister(self._tasks[pid])
-        with suppress(ProcessLookupError):
-            os.killpg(pid, signal.SIGKILL)
+        _kill_group(pid)
 
     def _reap(self) -> None:
         """Send the exit codes of the tasks that have ended."""
@@ -150,9 +154,15 @@ class _Server:
 
     def _exit(self) -> NoReturn:
         for pid in self._tasks:
-            with suppress(ProcessLookupError):
-                os.killpg(pid, signal.SIGKILL)
+            _kill_group(pid)
         os._exit(0)
+
+
+def _kill_group(pid: int) -> None:
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:  # it has no group of its own yet
+        os.kill(pid, signal.SIGKILL)
 
 
 def _run(request: dict[str, Any], files: list[int]) -> NoReturn:
