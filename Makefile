@@ -1,5 +1,5 @@
 # make run   runs the whole pipeline on this machine, on embedded real images
-# make test  runs every test; a test that cannot run is skipped with the reason
+# make test  runs the tests; a test that cannot run is skipped with the reason
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 PYTHON ?= python3
@@ -8,8 +8,10 @@ RUN ?= digits
 ARGS ?=
 WORKERS ?= auto
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
+# Bytecode is written even if the environment forbids it: else each process of the tests compiles the sources again.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test test-drills test-programs coverage lint types check docs docs-serve reference bench bench-network bench-gpu bench-tpu chart dashboards drills images \
+.PHONY: help run test test-examples test-drills test-programs coverage lint types check docs docs-serve reference bench bench-network bench-gpu bench-tpu chart dashboards drills images \
   clean lock lock-upgrade \
   cluster-up cluster-images cluster-test cluster-down cluster-clean
 
@@ -23,8 +25,11 @@ run: .venv/.run ## shard, train, evaluate and report on embedded real images (RU
 # A lost worker fails the run, because pytest-xdist hangs if it replaces one (tests/support/lost_workers.py).
 SUITE = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
-test: .venv/.dev ## run every test in WORKERS processes, one file at a time (ARGS="-k name" to choose)
+test: .venv/.dev ## run the tests in WORKERS processes, one file at a time (ARGS="-k name" to choose)
 	@$(SUITE) $(ARGS)
+
+test-examples: .venv/.dev ## run the commands of the tutorials and the small form of every benchmark, in three minutes
+	@PODSCALE_TEST_EXAMPLES=1 $(SUITE) tests/system/test_tutorials.py tests/repository/test_benchmarks.py $(ARGS)
 
 test-drills: .venv/.dev ## run the drills as tests, with two workers for five minutes (see `make drills`); needs Prometheus and root
 	@PODSCALE_TEST_DRILLS=1 $(SUITE) tests/system/drills $(ARGS)

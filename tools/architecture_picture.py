@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from itertools import pairwise
 from statistics import fmean
 
-from tests.repository.test_architecture import IMPORTS, PACKAGES, ROOT, package_of
+from tests.repository.test_architecture import MODULES, PACKAGES, ROOT, modules_of, package_of
 
 PICTURE = ROOT / "docs/images/architecture.svg"
 PAGE = ROOT / "docs/explanation/architecture.md"
@@ -69,8 +69,8 @@ STYLE = """
 def imports_of_packages() -> Graph:
     """Return the packages that the modules of each package import."""
     graph: Graph = {package: set() for package in PACKAGES}
-    for module, imported in IMPORTS.items():
-        others = {package_of(name) for name in imported if name}
+    for module in MODULES:
+        others = {package_of(name) for name in modules_of(module)}
         if package_of(module) in graph:
             graph[package_of(module)] |= (others & PACKAGES.keys()) - {package_of(module)}
     return graph

@@ -35,8 +35,13 @@ REPORT_LOST_SECONDS = 5.0
 
 
 def preload_module(module: str) -> None:
-    """Import a module to share its imports, then remove it: each rank runs it as its main program."""
+    """Import a module to share its imports, then remove it: each rank runs it as its main program.
+
+    The garbage collector is off meanwhile: it takes a tenth of PyTorch's import time and finds nothing.
+    """
+    gc.disable()
     importlib.import_module(module)
+    gc.enable()
     del sys.modules[module]
 
 

@@ -29,6 +29,10 @@ def run_world() -> RunWorld:
     import torch
     import torch._dynamo  # DistributedDataParallel imports it: seconds in every rank
 
+    import podscale.data.loaders.pillow
+    import podscale.data.node_cache
+    import podscale.pytorch.worker  # noqa: F401  so that no rank imports the engine again
+
     torch.set_num_threads(1)  # a forked child must not wait for OpenMP threads that only its parent had
 
     def run(

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -65,16 +66,21 @@ def module_name(path: Path) -> str:
 
 
 MODULES = {module_name(path): path for top in HOMES for path in sorted((ROOT / top).rglob("*.py"))}
-TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in MODULES.items()}
 
 
-def imports_of(tree: ast.AST) -> Iterator[str]:
+def imports_in(tree: ast.AST) -> Iterator[str]:
     """Yield what a module imports, anywhere in it; types alone count too."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+@cache  # parsed by the tests, because each process of pytest-xdist imports this file
+def imports_of(name: str) -> frozenset[str]:
+    """Return what a module imports, by its name."""
+    return frozenset(imports_in(ast.parse(MODULES[name].read_text(encoding="utf-8"))))
 
 
 def module_of(imported: str) -> str | None:
@@ -85,10 +91,9 @@ def module_of(imported: str) -> str | None:
     return parent if parent in MODULES else None
 
 
-IMPORTS = {
-    name: {found for imported in imports_of(tree) if (found := module_of(imported)) not in (None, name)}
-    for name, tree in TREES.items()
-}
+def modules_of(name: str) -> set[str]:
+    """Return the modules that a module imports, without itself."""
+    return {found for imported in imports_of(name) if (found := module_of(imported)) and found != name}
 
 
 def package_of(module: str) -> str:
@@ -105,13 +110,13 @@ def cycle_in(graph: Mapping[str, Iterable[str | None]]) -> list[str]:
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
-    assert cycle_in(IMPORTS) == []
+    assert cycle_in({name: modules_of(name) for name in MODULES}) == []
 
 
 def test_a_circle_is_found() -> None:
     assert cycle_in({"a": ["b"], "b": ["c"], "c": ["a"], "d": ["a"]})
     tree = ast.parse("if TYPE_CHECKING:\n    from podscale.errors import InputError\n")
-    assert "podscale.errors.InputError" in imports_of(tree)
+    assert "podscale.errors.InputError" in imports_in(tree)
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if name not in ROOT_MODULES])
@@ -120,7 +125,7 @@ def test_imports_are_those_of_the_table(name: str) -> None:
     assert package in PACKAGES, (
         f"{name} is in no package of the table: add it to the table and to docs/explanation/architecture.md"
     )
-    for imported in sorted(filter(None, IMPORTS[name])):
+    for imported in sorted(modules_of(name)):
         other = package_of(imported)
         assert other == package or other in PACKAGES[package].split(), (
             f"{name} imports {imported}, which {package} may not"
@@ -135,8 +140,8 @@ def test_the_table_points_downwards() -> None:
 
 def test_the_table_allows_nothing_that_no_module_needs() -> None:
     used: defaultdict[str, set[str]] = defaultdict(set)
-    for name, found in IMPORTS.items():
-        used[package_of(name)].update(package_of(imported) for imported in found if imported)
+    for name in MODULES:
+        used[package_of(name)].update(map(package_of, modules_of(name)))
     spare = {package: sorted(set(below.split()) - used[package]) for package, below in PACKAGES.items()}
     assert {package: names for package, names in spare.items() if names} == {}
 
@@ -144,7 +149,7 @@ def test_the_table_allows_nothing_that_no_module_needs() -> None:
 @pytest.mark.parametrize("name", list(MODULES))
 def test_frameworks_stay_in_their_packages(name: str) -> None:
     """A TPU image has no torch, and a GPU image no jax."""
-    found = {imported.partition(".")[0] for imported in imports_of(TREES[name])}
+    found = {imported.partition(".")[0] for imported in imports_of(name)}
     if not name.startswith(FRAMEWORK_PACKAGES):
         assert not found & FRAMEWORKS, f"only {FRAMEWORK_PACKAGES} may import a framework"
     other = {"pytorch": {"jax", "flax", "optax"}, "jax": {"torch", "torchvision", "nvidia"}}

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.harness import RESULTS, ROOT, UNAVAILABLE, Options
+from tests.support.examples import runs_examples
 from tests.support.xla import QUICK_XLA
 
 BENCHMARKS = ROOT / "benchmarks"
@@ -82,6 +83,7 @@ def _is_small_form(item: pytest.Item) -> bool:
     return getattr(item, "originalname", "") == test_small_form_runs_and_writes_all_pages.__name__
 
 
+@runs_examples
 @pytest.mark.timeout(2 * SECONDS)
 @pytest.mark.parametrize("name", names())
 def test_small_form_runs_and_writes_all_pages(name: str, small_forms: dict[str, Future[SmallRun]]) -> None:

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -73,14 +74,25 @@ def template(
     namespace: str = "podscale",
 ) -> list[dict[str, Any]]:
     """Return the objects that an install would create, including hooks and tests."""
-    done = run(
-        *("template", release, CHART, "--namespace", namespace, "--kube-version", KUBERNETES),
-        *(f"--api-versions={api}" for api in apis),
-        *(("-f", profile) if profile is not None else ()),
-        values=values,
-    )
+    base = profile.read_text(encoding="utf-8") if profile is not None else ""
+    text = _rendered(release, namespace, tuple(apis), base, yaml.safe_dump(dict(values or {})))
+    return [item for item in yaml.load_all(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)) if item]
+
+
+@cache
+def _rendered(release: str, namespace: str, apis: tuple[str, ...], profile: str, values: str) -> str:
+    """Return the output of `helm template`; many tests look at the same objects."""
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        file.write(profile)
+        file.flush()
+        done = run(
+            *("template", release, CHART, "--namespace", namespace, "--kube-version", KUBERNETES),
+            *(f"--api-versions={api}" for api in apis),
+            *("-f", file.name),
+            values=yaml.safe_load(values),
+        )
     assert done.returncode == 0, done.stderr
-    return [item for item in yaml.safe_load_all(done.stdout) if item]
+    return done.stdout
 
 
 def refused(values: Mapping[str, Any], *, apis: Sequence[str] = ()) -> str:

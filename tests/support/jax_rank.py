@@ -17,6 +17,8 @@ BEAT = 0.25
 
 
 def main() -> None:
+    from podscale.jax.world import join_world, leave_world  # takes seconds, which no timeout shall count
+
     worker_env = WorkerEnv.read()
     directory, rank = worker_env.rank_directory, worker_env.rank_env.rank
     module, _, name = os.environ[BODY].partition(":")
@@ -24,8 +26,6 @@ def main() -> None:
     with watch_jax_peers(
         rank_group, worker_env.exit, interval_seconds=BEAT, stack_directory=directory / "hang"
     ) as progress_tracker:
-        from podscale.jax.world import join_world, leave_world
-
         world = join_world(rank_group)
         answer = getattr(importlib.import_module(module), name)(world, progress_tracker)
         (directory / f"answer-{rank}.json").write_text(json.dumps(answer))

@@ -80,7 +80,7 @@ class PackageRunner:
         retry_seconds: float = 0.5,
         scheduled: str = "",
     ) -> None:
-        documents = list(yaml.safe_load_all(package))
+        documents = list(yaml.load_all(package, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
         self.spec: Json = documents[0]
         platforms = documents[1]["platforms"]["kubernetes"] if len(documents) > 1 else {}
         self._platforms: Json = platforms.get("deploymentSpec", {}).get("executors", {})

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.examples import runs_examples
 from tests.support.tutorials import FENCE, PAGES, ROOT, assert_tutorial_runs, missing_line, read_blocks, run_blocks
 
 ON_A_CLUSTER = "first-cluster-run.md"
@@ -17,6 +18,7 @@ LAPTOP_PAGES = [page for page in PAGES if page.name != ON_A_CLUSTER]
 TIMEOUT_SECONDS = 900
 
 
+@runs_examples
 @pytest.mark.timeout(TIMEOUT_SECONDS + 60)
 @pytest.mark.parametrize("page", LAPTOP_PAGES, ids=lambda page: page.stem)
 def test_the_commands_of_a_tutorial_run_and_print_what_it_shows(page: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from tests.support.commands import Command, set_options
 
 FAULT_INJECTION = Path(__file__).parents[1] / "fault_injection"
 STUCK_AT = 30
-LIMIT = 20
+LIMIT = 10
 
 
 @pytest.fixture

@@ -1,7 +1,8 @@
 """The compiled package, run task by task as KFP does, with small real stages in processes of this machine.
 
 Tested without a cluster: the graph of the package, the values between its tasks, retries, loops, the exit task, the
-launcher and the exit handler. tests/cluster does the same with pods.
+launcher and the exit handler. tests/cluster does the same with pods. The tasks are forked from one process that has
+imported what they need (tests/support/task_server.py), except in `test_the_whole_pipeline`.
 """
 
 import json
@@ -33,6 +34,7 @@ from tests.support.commands import TIMEOUT_SECONDS
 from tests.support.fake_cluster import FakeCluster
 from tests.support.package_pod import MARK, OUTPUT_FILE
 from tests.support.package_runner import PackageRunner, PodEnd, in_background
+from tests.support.task_server import TaskServer, serving_tasks
 
 STANDINS = Path(__file__).parents[1] / "standins"
 TASKS = ("configure", "shard", "train", "evaluate", "report", "summary")
@@ -41,8 +43,9 @@ TASKS = ("configure", "shard", "train", "evaluate", "report", "summary")
 class Processes:
     """Host whose pods are processes of this machine, with the artifact volume in a folder."""
 
-    def __init__(self, folder: Path, variables: dict[str, str]) -> None:
-        self._folder, self._variables = folder, variables
+    def __init__(self, folder: Path, programs: Path, variables: dict[str, str]) -> None:
+        """Use the `python3` of the folder `programs`."""
+        self._folder, self._programs, self._variables = folder, programs, variables
         self._running: dict[str, subprocess.Popen[str]] = {}
 
     def run(self, manifest: dict[str, Any]) -> PodEnd:
@@ -55,7 +58,7 @@ class Processes:
             env={
                 **environment,
                 "PYTHONPATH": str(STANDINS),
-                "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+                "PATH": f"{self._programs}:{os.environ['PATH']}",
             },
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -85,13 +88,25 @@ def cluster() -> Iterator[FakeCluster]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def task_server() -> Iterator[TaskServer]:
+    with serving_tasks({"PYTHONPATH": str(STANDINS)}) as server:
+        yield server
+
+
 @pytest.fixture
-def start(tmp_path: Path, cluster: FakeCluster) -> Start:
-    """Return start(changes, parts=, **how) -> runner; keyword arguments set the behaviour of the stand-ins."""
+def start(tmp_path: Path, cluster: FakeCluster, task_server: TaskServer) -> Start:
+    """Return start(changes, parts=, **how) -> runner; other keyword arguments set the behaviour of the stand-ins."""
     kubeconfig = cluster.kubeconfig(tmp_path / "kubeconfig")
 
     def begin(
-        *changes: str, parts: int = 1, retries: int = 0, scheduled: str = "", termination: bool = False, **how: str
+        *changes: str,
+        parts: int = 1,
+        retries: int = 0,
+        scheduled: str = "",
+        termination: bool = False,
+        fresh: bool = False,
+        **how: str,
     ) -> PackageRunner:
         config = load(presets.resolve_preset(None), [f"run.workspace={tmp_path}/ws", "launch.retries=0", *changes])
 
@@ -104,7 +119,8 @@ def start(tmp_path: Path, cluster: FakeCluster) -> Start:
         package = compile_to_yaml(training_pipeline(config, PipelineOptions(place, parts)))
         variables = {f"STANDIN_{name.upper()}": value for name, value in how.items()}
         variables |= {"STANDIN_PIDS": str(tmp_path / "pids"), "KUBECONFIG": str(kubeconfig)}
-        host = Processes(tmp_path / "artifacts", variables)
+        programs = Path(sys.executable).parent if fresh else task_server.programs
+        host = Processes(tmp_path / "artifacts", programs, variables)
         return PackageRunner(
             package, host, artifacts_claim="a", service_account="s", retry_seconds=0, scheduled=scheduled
         )
@@ -123,7 +139,7 @@ def summary(tmp_path: Path, runner: PackageRunner) -> str:
 
 @pytest.mark.parametrize("backend", ["local", "pytorchjob"])
 def test_the_whole_pipeline(start, tmp_path, backend):
-    runner = start(f"launch.backend={backend}")
+    runner = start(f"launch.backend={backend}", fresh=True)
     assert runner.run() == "SUCCEEDED", runner.tasks
     assert states(runner) == dict.fromkeys(TASKS, "SUCCEEDED")
     shard_set = runner.tasks["shard"].outputs["shard_set"]

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import re
+import shutil
 import socket
 import tarfile
 from collections.abc import Callable
@@ -229,11 +230,21 @@ def test_a_document_that_cannot_be_used(
     assert sorted(path.name for path in work.path.iterdir()) == ["run.yaml", "wrong.yaml"], "nothing was made"
 
 
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with photos, the document and its shard set; copy it before you change it."""
+    folder = tmp_path_factory.mktemp("packed")
+    (folder / "run.yaml").write_text(DOCUMENT)
+    photos(folder / "photos")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert main(["shard", "run.yaml"]) == 0
+    return folder
+
+
 @pytest.fixture
-def sharded(work: WorkFolder) -> WorkFolder:
-    photos(work.path / "photos")
-    code, err = work.run("shard", "run.yaml")
-    assert code == 0, err
+def sharded(packed: Path, work: WorkFolder) -> WorkFolder:
+    shutil.copytree(packed, work.path, dirs_exist_ok=True)
     return work
 
 

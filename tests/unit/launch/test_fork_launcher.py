@@ -1,5 +1,6 @@
 """Forked ranks that wait for their environment: they exit if the parent exits."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from podscale.launch.fork_launcher import preload_module
 from podscale.launch.process_cleanup import launch_processes
 from podscale.util import env
 from tests.support.polling import until
@@ -39,3 +41,13 @@ def test_ranks_without_an_environment_exit_with_their_parent(tmp_path: Path, num
     finally:
         spawner.kill()
     assert list(tmp_path.iterdir()) == [], "no rank has come to life"
+
+
+def test_a_module_is_imported_without_garbage_collection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "preloaded.py").write_text("import gc, os\nos.environ['COLLECTS'] = str(gc.isenabled())\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("COLLECTS", "")
+    preload_module("preloaded")
+    assert os.environ["COLLECTS"] == "False"
+    assert gc.isenabled()
+    assert "preloaded" not in sys.modules

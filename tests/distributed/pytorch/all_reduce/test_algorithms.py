@@ -74,11 +74,12 @@ def everything(world: World) -> dict[tuple[Case, int], Tensor]:
     for case in cases(world.size):
         all_reduce = case.build(world)
         for length in (*LENGTHS, LONG) if case.wire_column == "fp32" else LENGTHS:
-            bucket, again = contribution(world.rank, length), contribution(world.rank, length)
+            means[case, length] = bucket = contribution(world.rank, length)
             all_reduce(bucket)
-            all_reduce(again)
-            assert torch.equal(bucket, again), (case, length)
-            means[case, length] = bucket
+            if case.algorithm == "flat":  # test_sums_have_the_bits_of_the_planned_order checks the others
+                again = contribution(world.rank, length)
+                all_reduce(again)
+                assert torch.equal(bucket, again), (case, length)
     return means
 
 

@@ -23,7 +23,8 @@ from tests.support.flat_share import FlatArrays, hyper
 from tests.support.shampoo_oracle import Step, shampoo_oracle
 
 SECTION = ModelSection(name="resnet18", stem="small", width=4)
-STEPS = 20
+STEPS = 12
+"""More than the ten steps of an epoch, after which `neumann` resets."""
 SHAMPOO: dict[str, Any] = {
     "name": "shampoo",
     "nesterov": True,

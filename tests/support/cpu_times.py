@@ -1,0 +1,70 @@
+"""Pytest plugin: the CPU time of test files, and of their processes, at the end of a run.
+
+Load it by `-p tests.support.cpu_times`. CPU time, unlike wall time, is nearly the same on a busy machine. It has the
+time of the processes that a test started and waited for, but not of those that run on, as tests/jax's worker does.
+"""
+
+import resource
+import time
+from collections import defaultdict
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+FILES_SHOWN = 40
+PROPERTY = "cpu_times"
+
+
+class Times:
+    """Times of this process and its children so far, seconds."""
+
+    def __init__(self) -> None:
+        own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+        self.wall = time.monotonic()
+        self.cpu = own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
+
+
+class Recorder:
+    """Add the times since the previous report to each report of a test, in the process that ran it."""
+
+    def __init__(self) -> None:
+        self._before = Times()
+
+    def pytest_collection_finish(self) -> None:
+        self._before = Times()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        now = Times()
+        times = now.wall - self._before.wall, now.cpu - self._before.cpu
+        report.user_properties = [*report.user_properties, (PROPERTY, times)]
+        self._before = now
+        return report
+
+
+class Summary:
+    """Sum the times by file and print the files with most CPU time, in the controller of pytest-xdist."""
+
+    def __init__(self) -> None:
+        self._files: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        for name, value in report.user_properties:
+            if name == PROPERTY:
+                sums, times = self._files[report.nodeid.partition("::")[0]], tuple(value)  # type: ignore[arg-type]
+                sums[:] = [total + seconds for total, seconds in zip(sums, times, strict=True)]
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        terminalreporter.section("CPU and wall time of the files, seconds")
+        rows = sorted(self._files.items(), key=lambda item: -item[1][1])
+        total = [sum(times[i] for _, times in rows) for i in range(2)]
+        for name, (wall, cpu) in [("all files", total), *rows[:FILES_SHOWN]]:
+            terminalreporter.write_line(f"{cpu:8.1f} {wall:8.1f}  {name}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Recorder())
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Summary())
