@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from podscale.cli.options import Kfp, Set, complete_document
+from podscale.cli.documents import check_policy, read_defaults
+from podscale.cli.options import ClusterOptions, Defaults, Kfp, Set, complete_document, expand_option_groups
 from podscale.errors import InputError
 from podscale.pipelines import presets
 
 if TYPE_CHECKING:
+    from podscale import config
     from podscale.study import StudyDocument
 
 app = typer.Typer()
@@ -23,6 +25,7 @@ def complete_study(incomplete: str) -> list[str]:
 
 
 @app.command()
+@expand_option_groups
 def study(
     document: Annotated[
         str,
@@ -56,12 +59,18 @@ def study(
     ),
     parallel: Annotated[int, typer.Option(help="With --backend kfp: pods in parallel.", min=1)] = 8,
     kfp: Kfp = "2.16",
+    defaults: Defaults = None,
+    *,
+    cluster: ClusterOptions,
 ) -> None:
     """Train a grid of runs: table, curves with their spread, critical batch size. The same command again resumes it."""
     if backend not in ("here", "kfp"):
         raise InputError("unknown backend", field="--backend", got=backend, hint="Choose here or kfp.")
     if backend == "kfp":
-        _compile_package(document, changes, output, parallel=parallel, kfp=kfp)
+        studied = _load_study(
+            document, [*changes, *cluster.changes], read_defaults(defaults, cluster.namespace, cluster.context)
+        )
+        _compile_package(studied, defaults, output, parallel=parallel, kfp=kfp)
         return
     if out is not None and not out.is_dir():
         raise InputError("the folder does not exist", field="--out", got=str(out))
@@ -70,19 +79,24 @@ def study(
     run_study(_load_study(document, changes), StudyOptions(dry_run, jobs, time_box, restart, keep_runs, out))
 
 
-def _load_study(document: str, changes: Sequence[str]) -> "StudyDocument":
+def _load_study(
+    document: str, changes: Sequence[str], defaults: "config.Defaults | None" = None
+) -> "StudyDocument":
     """Load a study with the changes of the command line in every trial."""
     from podscale.config.document import parse_overrides
     from podscale.study import read_study
 
-    return read_study(presets.resolve_study(document), parse_overrides(changes), presets.resolve_preset)
+    return read_study(presets.resolve_study(document), parse_overrides(changes), presets.resolve_preset, defaults)
 
 
-def _compile_package(document: str, changes: Sequence[str], output: Path, *, parallel: int, kfp: str) -> None:
+def _compile_package(
+    study: "StudyDocument", defaults: str | None, output: Path, *, parallel: int, kfp: str
+) -> None:
     if output.suffix not in (".yaml", ".yml"):
         raise InputError("the name of a pipeline package must end in .yaml", field=str(output))
     from podscale.pipelines.study_pipeline import study_package
+    from podscale.study.grid import TrialGrid
 
-    study = _load_study(document, changes)
+    check_policy(TrialGrid(study).series[0].config, defaults)
     output.write_text(study_package(study, parallel=parallel, kfp=kfp), encoding="utf-8")
     print(f"{output}: the pipeline of study {study.name}")
