@@ -1,4 +1,4 @@
-"""Watch of all jobs and pods of a namespace, which records what must never be: two jobs of a run, two pods of a rank."""
+"""Watch of the jobs and pods of a namespace, which records two jobs of a run and two pods of a rank."""
 
 import threading
 import time
@@ -31,6 +31,8 @@ class Census:
         self.violations: list[str] = []
         self.jobs: dict[str, list[str]] = defaultdict(list)
         """Every job that has existed, by run: its uids in order of appearance."""
+        self.pods: set[str] = set()
+        """Every pod that has existed."""
         self._live_jobs: dict[str, dict[str, Any]] = defaultdict(dict)
         threading.Thread(target=self._watch_pods, daemon=True).start()
         for group, version, plural in JOB_APIS:
@@ -81,6 +83,7 @@ class Census:
             if kind == "DELETED":
                 self._pods.pop(pod.metadata.uid, None)
             else:
+                self.pods.add(pod.metadata.uid)
                 self._pods[pod.metadata.uid] = pod
             self._check_pods(pod.metadata.labels.get(RUN_LABEL, ""))
 

@@ -55,7 +55,12 @@ class FakeNodes:
         """
         self._core.delete_node(pod.spec.node_name)
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        disrupted = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC", "lastTransitionTime": now}
+        disrupted = {
+            "type": "DisruptionTarget",
+            "status": "True",
+            "reason": "DeletionByPodGC",
+            "lastTransitionTime": now,
+        }
         disrupted["message"] = "PodGC: node no longer exists"
         name = pod.metadata.name
         try:

@@ -114,6 +114,7 @@ class ClusterResult:
         fleet: Goodput of all runs, with the mean time of a replacement as it was.
         succeeded: Number of runs whose launcher returned 0.
         jobs: Number of jobs that existed.
+        pods: Number of pods that existed.
         launcher_kills: Number of kills of the launchers.
         violations: Broken rules.
         real_seconds: Mean real time of a recovery, and the longest.
@@ -124,6 +125,7 @@ class ClusterResult:
     fleet: FleetResult
     succeeded: int
     jobs: int
+    pods: int
     launcher_kills: int
     violations: Sequence[str]
     real_seconds: tuple[float, float]
@@ -233,6 +235,7 @@ class Fleet:
             FleetResult(measured, states, failures),
             succeeded=sum(launchers.result(run.id) == 0 for run in self.runs),
             jobs=sum(len(self._census.jobs[run.id]) for run in self.runs),
+            pods=len(self._census.pods),
             launcher_kills=launchers.kills,
             violations=violations,
             real_seconds=(mean, max(recoveries)),

@@ -79,9 +79,7 @@ def study(
     run_study(_load_study(document, changes), StudyOptions(dry_run, jobs, time_box, restart, keep_runs, out))
 
 
-def _load_study(
-    document: str, changes: Sequence[str], defaults: "config.Defaults | None" = None
-) -> "StudyDocument":
+def _load_study(document: str, changes: Sequence[str], defaults: "config.Defaults | None" = None) -> "StudyDocument":
     """Load a study with the changes of the command line in every trial."""
     from podscale.config.document import parse_overrides
     from podscale.study import read_study
@@ -89,9 +87,7 @@ def _load_study(
     return read_study(presets.resolve_study(document), parse_overrides(changes), presets.resolve_preset, defaults)
 
 
-def _compile_package(
-    study: "StudyDocument", defaults: str | None, output: Path, *, parallel: int, kfp: str
-) -> None:
+def _compile_package(study: "StudyDocument", defaults: str | None, output: Path, *, parallel: int, kfp: str) -> None:
     if output.suffix not in (".yaml", ".yml"):
         raise InputError("the name of a pipeline package must end in .yaml", field=str(output))
     from podscale.pipelines.study_pipeline import study_package
