@@ -5,6 +5,7 @@ pods of the run are there again, everything is real: API server, operator, sched
 to one, and the modelled times to notice the failure and to start the processes are added.
 """
 
+import functools
 import json
 import random
 import time
@@ -161,11 +162,14 @@ class Fleet:
                 while unfinished:
                     run = min(unfinished, key=lambda one: one.next_failure)
                     if run.simulation.launch(run.next_failure):
-                        self._finish(run, launchers)
+                        self._finish(run)
                         unfinished.remove(run)
                     else:
                         run.write_state()
                         self._recover(run, launchers)
+                for run in self.runs:
+                    ended = functools.partial(launchers.has_ended, run.id)
+                    self._census.wait(f"the launcher of {run.id}", ended, RECOVERY_TIMEOUT)
             finally:
                 launchers.close()
                 self._census.close()
@@ -198,13 +202,12 @@ class Fleet:
         self._wait_for_pods(run, RECOVERY_TIMEOUT, without=lost)
         return time.monotonic() - began - STABLE_SECONDS
 
-    def _finish(self, run: FleetRun, launchers: LauncherProcess) -> None:
-        """End the pods of a run that has done its steps; wait for its job and its launcher."""
+    def _finish(self, run: FleetRun) -> None:
+        """End the pods of a run that has done its steps, and wait for its job."""
         run.write_state()
         run.write_results()
         self._nodes.complete(self._wait_for_pods(run, RECOVERY_TIMEOUT))
         self._census.wait(f"success of {run.id}", lambda: self._census.job_succeeded(run.id), RECOVERY_TIMEOUT)
-        self._census.wait(f"launcher of {run.id}", lambda: launchers.result(run.id) is not None, RECOVERY_TIMEOUT)
 
     def _wait_for_pods(
         self, run: FleetRun, timeout: float, *, without: Pod | None = None, stable_seconds: float = STABLE_SECONDS

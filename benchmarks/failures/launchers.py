@@ -43,6 +43,9 @@ class LauncherProcess:
         except (OSError, ValueError):
             return None
 
+    def has_ended(self, run: str) -> bool:
+        return self.result(run) is not None
+
     def close(self) -> None:
         self._process.kill()
         self._process.wait()

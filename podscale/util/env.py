@@ -45,6 +45,8 @@ RUN_DOCUMENT: Final = "PODSCALE_RUN_DOCUMENT"
 SLICE_NODES: Final = "PODSCALE_SLICE_NODES"
 TERMINATION_LOG: Final = "PODSCALE_TERMINATION_LOG"
 LAUNCHER_GRACE: Final = "PODSCALE_LAUNCHER_GRACE"
+STUDY: Final = "PODSCALE_STUDY"
+TRIAL: Final = "PODSCALE_TRIAL"
 IMAGE: Final = "PODSCALE_IMAGE"
 COMMIT: Final = "PODSCALE_COMMIT"
 
@@ -197,6 +199,8 @@ VARIABLES: Final = (
         "stages",
         "Termination message, shown in the pod's status.",
     ),
+    Variable(STUDY, "JSON", "Experiment of Katib", "trial of a study", "Study document, with the run document inside."),
+    Variable(TRIAL, "lines", "Experiment of Katib", "trial of a study", "Parameters that Katib chose, as name=value."),
     Variable(IMAGE, "name", "image", "`podscale doctor`, preflight checks", "Image that this process runs in."),
     Variable(COMMIT, "commit", "image", "stages", "Commit of the source in the image, for environment.json."),
     Variable(
