@@ -16,8 +16,8 @@ from typing import Any
 
 from kubernetes import client
 
-from benchmarks.failures.census import Census, Pod
 from benchmarks.failures.fake_nodes import NODE_CPUS, NODE_LABEL, NODE_MEMORY_GIB, FakeNodes
+from benchmarks.failures.fleet_watch import FleetWatch, Pod
 from benchmarks.failures.launchers import SHARD_SET, LauncherProcess
 from benchmarks.failures.model import FakeRun, failure_times
 from benchmarks.failures.simulation import FleetResult, Simulation
@@ -138,7 +138,7 @@ class Fleet:
 
     def __init__(self, api: client.ApiClient, namespace: str, spec: FleetSpec, folder: Path, seed: int = 0) -> None:
         self._spec, self._folder, self._random = spec, folder, random.Random(seed)
-        self._census = Census(api, namespace)
+        self._watch = FleetWatch(api, namespace)
         self._nodes = FakeNodes(client.CoreV1Api(api), namespace, spec.runs * spec.pods + spec.pods // 8 + 2)
         steps = spec.run.steps_in(spec.hours)
         self.runs = []
@@ -169,10 +169,10 @@ class Fleet:
                         self._recover(run, launchers)
                 for run in self.runs:
                     ended = functools.partial(launchers.has_ended, run.id)
-                    self._census.wait(f"the launcher of {run.id}", ended, RECOVERY_TIMEOUT)
+                    self._watch.wait(f"the launcher of {run.id}", ended, RECOVERY_TIMEOUT)
             finally:
                 launchers.close()
-                self._census.close()
+                self._watch.close()
         return self._result(launchers, time.monotonic() - began)
 
     def _recover(self, run: FleetRun, launchers: LauncherProcess) -> None:
@@ -207,7 +207,7 @@ class Fleet:
         run.write_state()
         run.write_results()
         self._nodes.complete(self._wait_for_pods(run, RECOVERY_TIMEOUT))
-        self._census.wait(f"success of {run.id}", lambda: self._census.job_succeeded(run.id), RECOVERY_TIMEOUT)
+        self._watch.wait(f"success of {run.id}", lambda: self._watch.job_succeeded(run.id), RECOVERY_TIMEOUT)
 
     def _wait_for_pods(
         self, run: FleetRun, timeout: float, *, without: Pod | None = None, stable_seconds: float = STABLE_SECONDS
@@ -217,13 +217,13 @@ class Fleet:
 
         def complete() -> list[Pod]:
             nonlocal stable_since, uids
-            pods = self._census.training_set(run.id, self._spec.pods)
+            pods = self._watch.training_set(run.id, self._spec.pods)
             now, found = time.monotonic(), {pod.metadata.uid for pod in pods}
             if found != uids or (without is not None and without.metadata.uid in found):
                 stable_since, uids = now, found
             return pods if uids and now - stable_since >= stable_seconds else []
 
-        pods: list[Pod] = self._census.wait(f"{self._spec.pods} pods of {run.id}", complete, timeout)
+        pods: list[Pod] = self._watch.wait(f"{self._spec.pods} pods of {run.id}", complete, timeout)
         return pods
 
     def _result(self, launchers: LauncherProcess, wall_seconds: float) -> ClusterResult:
@@ -232,13 +232,13 @@ class Fleet:
         measured = replace(self._spec.run, replace_seconds=self._spec.run.replace_seconds + mean)
         states = tuple(filter(None, (read_goodput_state(run.directory.goodput) for run in self.runs)))
         failures = sum(run.simulation.failures for run in self.runs)
-        violations = [*self._census.violations, *(line for run in self.runs for line in step_violations(run))]
+        violations = [*self._watch.violations, *(line for run in self.runs for line in step_violations(run))]
         return ClusterResult(
             self._spec,
             FleetResult(measured, states, failures),
             succeeded=sum(launchers.result(run.id) == 0 for run in self.runs),
-            jobs=sum(len(self._census.jobs[run.id]) for run in self.runs),
-            pods=len(self._census.pods),
+            jobs=sum(len(self._watch.jobs[run.id]) for run in self.runs),
+            pods=len(self._watch.pods),
             launcher_kills=launchers.kills,
             violations=violations,
             real_seconds=(mean, max(recoveries)),

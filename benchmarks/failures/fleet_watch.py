@@ -20,7 +20,7 @@ JOB_APIS = (("kubeflow.org", "v1", "pytorchjobs"), ("jobset.x-k8s.io", "v1alpha2
 WATCH_SECONDS = 60
 
 
-class Census:
+class FleetWatch:
     """Jobs and pods by run, from watches. Thread-safe; `violations` has a line for each rule that was broken."""
 
     def __init__(self, api: client.ApiClient, namespace: str) -> None:
