@@ -75,7 +75,7 @@ def test_without_a_rate_the_run_s_own_is_kept() -> None:
         ({"variants": [VARIANTS[0], {"name": "b", "learning_rate": {"at": 1.0}}]}, "learning_rate.sweep"),
         ({"variants": VARIANTS[:1], "grid": {}, "learning_rate": None}, "grid"),
         ({"variants": [VARIANTS[0], {"name": 'the "best"'}]}, "variant"),
-        ({"grid": {"train.phases": [[], [{"epochs": 1.0}]]}}, "grid.train.phases"),
+        ({"grid": {"train.mix": [{"mixup": 0.0}, {"mixup": 0.2}]}}, "grid.train.mix"),
     ],
 )
 def test_what_one_optimizer_cannot_choose_is_refused(section: dict[str, Any], field: str) -> None:
