@@ -22,9 +22,8 @@ from benchmarks.failures.page import cluster_text, goodput_table, largest_differ
 from benchmarks.failures.simulation import simulate_fleet
 from benchmarks.harness import Options, write_results
 
-POD_NODES = 32
-"""Nodes of the large run for which one pod stands."""
-SMALL_RUN_PODS = 8
+LARGE_RUN_PODS, LARGE_JOBSET_PODS, SMALL_RUN_PODS = 64, 16, 4
+"""Pods of a run on the cluster; each stands for several nodes. A JobSet creates all of them again at each failure."""
 
 
 def simulated_section(hours: float, repetitions: int, runs: int) -> list[str]:
@@ -67,8 +66,8 @@ def cluster_section(kubeconfig: Path | None, hours: float, runs: int) -> list[st
     large, small = _with_best_interval(FakeRun(2048, LLAMA_3)), _with_best_interval(FakeRun(64, RSC_1))
     results: list[ClusterResult] = []
     for spec in (
-        FleetSpec("pytorchjob", large, 1, large.nodes // POD_NODES, hours),
-        FleetSpec("jobset", large, 1, large.nodes // POD_NODES, hours),
+        FleetSpec("pytorchjob", large, 1, LARGE_RUN_PODS, hours),
+        FleetSpec("jobset", large, 1, LARGE_JOBSET_PODS, hours),
         FleetSpec("pytorchjob", small, runs, SMALL_RUN_PODS, hours),
     ):
         with tempfile.TemporaryDirectory() as folder, _namespace(api) as namespace:

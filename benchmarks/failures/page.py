@@ -23,7 +23,6 @@ def largest_difference(results: Sequence[FleetResult]) -> str:
 
 def cluster_text(results: Sequence[ClusterResult]) -> list[str]:
     goodput, jobs = [], []
-    pod_nodes = results[0].spec.run.nodes // results[0].spec.pods
     for result in results:
         spec, (mean, longest) = result.spec, result.real_seconds
         name = "Llama 3" if spec.run.failure_rate == LLAMA_3 else "RSC-1"
@@ -44,8 +43,8 @@ def cluster_text(results: Sequence[ClusterResult]) -> list[str]:
         "failure until all pods run again, everything is real and nothing is scaled: those seconds count one to one. "
         f"{results[0].spec.run.replace_seconds:g} s to notice the failure and {results[0].spec.run.start_seconds:g} s "
         "to start the processes are modelled and added. `analytic` is Daly's formula with the mean time of a "
-        f"replacement as it was. A pod of Llama 3's run stands for {pod_nodes} nodes, and fails {pod_nodes} times as "
-        "often as one; one of RSC-1's runs for eight.",
+        "replacement as it was. A pod stands for several nodes (2,048 nodes as 64 pods: 32) and fails that many times "
+        "as often as one.",
         "",
         *goodput_table(goodput),
         "",
