@@ -27,7 +27,7 @@ class FleetWatch:
         self._core, self._custom, self._namespace = client.CoreV1Api(api), client.CustomObjectsApi(api), namespace
         self._pods: dict[str, Pod] = {}
         self._changed = threading.Condition()
-        self._closed = False
+        self._closed = threading.Event()
         self.violations: list[str] = []
         self.jobs: dict[str, list[str]] = defaultdict(list)
         """Every job that has existed, by run: its uids in order of appearance."""
@@ -39,7 +39,7 @@ class FleetWatch:
             threading.Thread(target=self._watch_jobs, args=(group, version, plural), daemon=True).start()
 
     def close(self) -> None:
-        self._closed = True
+        self._closed.set()
 
     def training_set(self, run: str, size: int) -> list[Pod]:
         """Return the pods of a run if it has exactly one job, which has not ended, and all its ranks run."""
@@ -115,12 +115,12 @@ class FleetWatch:
         restarted: Callable[[], None],
     ) -> None:
         """Watch a list until closed. A watch that the server ends is opened again, with a new list."""
-        while not self._closed:
+        while not self._closed.is_set():
             try:
                 with self._changed:
                     restarted()
                 for event in watch.Watch().stream(list_objects, *collection, timeout_seconds=WATCH_SECONDS):
-                    if self._closed:
+                    if self._closed.is_set():
                         return
                     with self._changed:
                         changed(event["type"], event["object"])
