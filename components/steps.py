@@ -22,6 +22,7 @@ from podscale.data.manifest import ShardPart
 from podscale.errors import InputError, PodscaleError
 from podscale.runs import RunDirectory, StageOutcome, ensemble_members, stage_outcomes
 from podscale.stages import local
+from podscale.stages.namespace_policy import check_namespace_policy
 from podscale.study import StudyDocument
 from podscale.util import env, progress_reports
 from podscale.util.files import write_atomically, write_json
@@ -49,10 +50,14 @@ def configure(document: str, parameters: RunParameters, job: PipelineJob) -> tup
 
 
 def _check_placement(config: RunConfig) -> None:
-    """Raise InputError if the document does not suit a cluster, or this pod has no volume for the workspace."""
+    """Raise InputError if the document does not suit a cluster or breaks the policy of the namespace.
+
+    Also if this pod has no volume for the workspace.
+    """
     preflight(config, "cluster")
     if local.preflight_target() == "pod":
         check_workspace_mounted(config.run.workspace)
+        check_namespace_policy(config)
 
 
 def pack(data: str, workspace: str, index: int, of: int) -> None:

@@ -31,7 +31,7 @@ def study_package(study: StudyDocument, *, parallel: int, kfp: str = KFP_VERSION
     if kfp not in KFP_VERSIONS:
         hint = f"One of {', '.join(KFP_VERSIONS)} (which stands for every newer one too)."
         raise InputError("unknown version", field="--kfp", got=kfp, hint=hint)
-    config = _as_pod_config(TrialGrid(study).series[0].config)
+    config = as_pod_config(TrialGrid(study).series[0].config)
     text: str = compile_to_yaml(study_pipeline(study, task_placer(config, security=kfp != "2.15"), parallel=parallel))
     return text
 
@@ -62,7 +62,7 @@ def study_pipeline(study: StudyDocument, place_task: PlaceTask = lambda task, ro
     return pipeline
 
 
-def _as_pod_config(config: RunConfig) -> RunConfig:
+def as_pod_config(config: RunConfig) -> RunConfig:
     """Return the document for training in the task's own pod instead of by its launcher."""
     launch = config.launch.model_copy(update={"backend": "local"})
     return config.model_copy(update={"launch": launch, "telemetry": pod_telemetry(config)})

@@ -29,8 +29,8 @@ STAGE_OF_ROLE: Mapping[TaskRole, StageName] = {
 """Stage whose pod each role uses."""
 LAUNCHER_RESOURCES = {"requests": {"cpu": "250m", "memory": "512Mi"}, "limits": {"cpu": "1", "memory": "1Gi"}}
 """Resources of a pod that waits for a job; the client and kfp take about 200 MiB."""
-RESERVED_VARIABLES = (env.RUN_DOCUMENT,)
-"""Variables of a job's pod that a component receives as inputs instead."""
+RESERVED_VARIABLES = (env.RUN_DOCUMENT, env.JOB_START)
+"""Variables of a job's pod that a component receives as inputs instead, or does not need."""
 UNRETRIED_ROLES: tuple[TaskRole, ...] = ("configure", "summary")
 """Roles that do no long work: an invalid parameter is to be reported at once."""
 BACKOFF_SECONDS = 60
@@ -128,7 +128,12 @@ def _set_kubernetes_options(task: Any, pod: Mapping[str, Any]) -> None:
 
 
 def _mount_volume(task: Any, volume: Mapping[str, Any], mount: Mapping[str, Any]) -> None:
-    """Mount a volume. Raises InputError for a kind that KFP's tasks do not support."""
+    """Mount a volume. Raises InputError for a kind that KFP's tasks do not support.
+
+    The pod's own annotations are left out, because no launcher annotates the pod of a task.
+    """
+    if "downwardAPI" in volume:
+        return
     from kfp import kubernetes
 
     path = mount["mountPath"]

@@ -118,7 +118,9 @@ def render(
     from podscale.kubernetes.render.common import to_yaml
 
     config, comment = load_for_cluster(document, [*changes, *cluster.changes], defaults)
-    text = comment + to_yaml(render_stages(config, parse_stages(stage), backend))
+    stages = parse_stages(stage)
+    check_policy(config, defaults, stages)
+    text = comment + to_yaml(render_stages(config, stages, backend))
     _print_problems(config)
     if output is None:
         sys.stdout.write(text)
@@ -197,21 +199,16 @@ def load_run_document(
 def _load_defaults(
     document: str | None, changes: Sequence[str], location: str | None, namespace: str | None
 ) -> "config.Defaults | None":
-    from podscale import config
-    from podscale.config.document import peek, read_text
+    from podscale.config.document import peek
 
-    if location is None:
-        return None
-    if location != CLUSTER_DEFAULTS:
-        return config.Defaults(read_text(Path(location)), location)
-    from podscale.kubernetes.client import connect_cluster
-    from podscale.kubernetes.cluster_defaults import NoDefaults, read_cluster_defaults
-    from podscale.kubernetes.transport import NamedCluster
+    if location is None or location != CLUSTER_DEFAULTS:
+        return read_defaults(location)
+    from podscale.kubernetes.cluster_defaults import NoDefaults
 
     path = presets.resolve_preset(document)
     named, context = (peek(path, f"launch.cluster.{name}", changes) for name in ("namespace", "context"))
     try:
-        return read_cluster_defaults(connect_cluster(NamedCluster(namespace or named, context)))
+        return read_defaults(location, namespace or named, context)
     except NoDefaults:
         in_environment = document is None and env.RUN_DOCUMENT in os.environ
         if not in_environment and _assumed_workspace(document, changes):
@@ -219,13 +216,38 @@ def _load_defaults(
         return None
 
 
-def check_policy(config: "RunConfig", defaults: str | None) -> None:
-    """Raise InputError if the policy of the namespace refuses the pipeline. It is read with the cluster's defaults."""
+def read_defaults(
+    location: str | None, namespace: str | None = None, context: str | None = None
+) -> "config.Defaults | None":
+    """Return the defaults of a file, or those of a namespace. Raises NoDefaults if the namespace has none."""
+    from podscale import config
+    from podscale.config.document import read_text
+
+    if location is None:
+        return None
+    if location != CLUSTER_DEFAULTS:
+        return config.Defaults(read_text(Path(location)), location)
+    from podscale.kubernetes.client import connect_cluster
+    from podscale.kubernetes.cluster_defaults import read_cluster_defaults
+    from podscale.kubernetes.transport import NamedCluster
+
+    return read_cluster_defaults(connect_cluster(NamedCluster(namespace, context)))
+
+
+def check_policy(config: "RunConfig", defaults: str | None, stages: "Sequence[StageName]" = ()) -> None:
+    """Raise InputError if the policy of the namespace refuses the pipeline, or the jobs of these stages.
+
+    The policy is read only with the defaults of the namespace.
+    """
     if defaults == CLUSTER_DEFAULTS:
         from podscale.kubernetes.client import connect_cluster
-        from podscale.kubernetes.cluster_policy import check_pipeline
+        from podscale.kubernetes.cluster_policy import check_pipeline, check_stages
 
-        check_pipeline(connect_cluster(config.launch.cluster), config)
+        api = connect_cluster(config.launch.cluster)
+        if stages:
+            check_stages(api, config, stages)
+        else:
+            check_pipeline(api, config)
 
 
 def _print_problems(config: "RunConfig") -> None:

@@ -1,19 +1,51 @@
-"""`podscale study`: a grid of small runs, on this machine or as a package for a KFP backend."""
+"""`podscale study`: a grid of small runs, on this machine, or as a package for KFP or an Experiment of Katib."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from podscale.cli.options import Kfp, Set, complete_document
+from podscale.cli.documents import check_policy, read_defaults
+from podscale.cli.options import ClusterOptions, Defaults, Kfp, Set, complete_document, expand_option_groups
 from podscale.errors import InputError
 from podscale.pipelines import presets
 
 if TYPE_CHECKING:
+    from podscale.config import Defaults as DefaultValues
+    from podscale.config import RunConfig
     from podscale.study import StudyDocument
 
 app = typer.Typer()
+
+BACKENDS = ("here", "kfp", "katib")
+
+
+@dataclass(frozen=True)
+class StudyPackageOptions:
+    """Options of a study that runs on a cluster."""
+
+    backend: Annotated[
+        str,
+        typer.Option(
+            metavar="|".join(BACKENDS),
+            help="kfp: compile a package that runs the trials in small jobs; katib: write an Experiment, if the "
+            "cluster has Katib.",
+        ),
+    ] = "here"
+    output: Annotated[Path, typer.Option("--output", "-o", help="With kfp and katib: file to write.")] = Path(
+        "study.yaml"
+    )
+    parallel: Annotated[int, typer.Option(help="With kfp and katib: pods in parallel.", min=1)] = 8
+    kfp: Kfp = "2.16"
+    algorithm: Annotated[
+        str, typer.Option(help="With katib: grid, random, tpe or another of its search algorithms.")
+    ] = "grid"
+    trials: Annotated[
+        int | None, typer.Option(help="With katib: most trials; default: as many as the grid has.", min=1)
+    ] = None
+    defaults: Defaults = None
 
 
 def complete_study(incomplete: str) -> list[str]:
@@ -23,6 +55,7 @@ def complete_study(incomplete: str) -> list[str]:
 
 
 @app.command()
+@expand_option_groups
 def study(
     document: Annotated[
         str,
@@ -48,20 +81,16 @@ def study(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write the results here too, as files to commit.")
     ] = None,
-    backend: Annotated[
-        str, typer.Option(metavar="here|kfp", help="kfp: compile a package that runs the trials in small jobs.")
-    ] = "here",
-    output: Annotated[Path, typer.Option("--output", "-o", help="With --backend kfp: file to write.")] = Path(
-        "study.yaml"
-    ),
-    parallel: Annotated[int, typer.Option(help="With --backend kfp: pods in parallel.", min=1)] = 8,
-    kfp: Kfp = "2.16",
+    *,
+    package: StudyPackageOptions,
+    cluster: ClusterOptions,
 ) -> None:
     """Train a grid of runs: table, curves with their spread, critical batch size. The same command again resumes it."""
-    if backend not in ("here", "kfp"):
-        raise InputError("unknown backend", field="--backend", got=backend, hint="Choose here or kfp.")
-    if backend == "kfp":
-        _compile_package(document, changes, output, parallel=parallel, kfp=kfp)
+    if package.backend not in BACKENDS:
+        hint = f"Choose {', '.join(BACKENDS)}."
+        raise InputError("unknown backend", field="--backend", got=package.backend, hint=hint)
+    if package.backend != "here":
+        _write_package(document, changes, package, cluster)
         return
     if out is not None and not out.is_dir():
         raise InputError("the folder does not exist", field="--out", got=str(out))
@@ -70,19 +99,43 @@ def study(
     run_study(_load_study(document, changes), StudyOptions(dry_run, jobs, time_box, restart, keep_runs, out))
 
 
-def _load_study(document: str, changes: Sequence[str]) -> "StudyDocument":
+def _load_study(document: str, changes: Sequence[str], defaults: "DefaultValues | None" = None) -> "StudyDocument":
     """Load a study with the changes of the command line in every trial."""
     from podscale.config.document import parse_overrides
     from podscale.study import read_study
 
-    return read_study(presets.resolve_study(document), parse_overrides(changes), presets.resolve_preset)
+    return read_study(presets.resolve_study(document), parse_overrides(changes), presets.resolve_preset, defaults)
 
 
-def _compile_package(document: str, changes: Sequence[str], output: Path, *, parallel: int, kfp: str) -> None:
-    if output.suffix not in (".yaml", ".yml"):
-        raise InputError("the name of a pipeline package must end in .yaml", field=str(output))
+def _write_package(
+    document: str, changes: Sequence[str], package: StudyPackageOptions, cluster: ClusterOptions
+) -> None:
+    """Write the study as a package for Kubeflow Pipelines, or as an Experiment of Katib."""
+    if package.output.suffix not in (".yaml", ".yml"):
+        raise InputError("the name of the file must end in .yaml", field=str(package.output))
+    from podscale.study.grid import TrialGrid
+
+    defaults = read_defaults(package.defaults, cluster.namespace, cluster.context)
+    study = _load_study(document, [*changes, *cluster.changes], defaults)
+    config = TrialGrid(study).series[0].config
+    check_policy(config, package.defaults)
+    text = _experiment(study, config, package) if package.backend == "katib" else _kfp_package(study, package)
+    package.output.write_text(text, encoding="utf-8")
+    print(f"{package.output}: study {study.name} for {package.backend}")
+
+
+def _kfp_package(study: "StudyDocument", package: StudyPackageOptions) -> str:
     from podscale.pipelines.study_pipeline import study_package
 
-    study = _load_study(document, changes)
-    output.write_text(study_package(study, parallel=parallel, kfp=kfp), encoding="utf-8")
-    print(f"{output}: the pipeline of study {study.name}")
+    return study_package(study, parallel=package.parallel, kfp=package.kfp)
+
+
+def _experiment(study: "StudyDocument", config: "RunConfig", package: StudyPackageOptions) -> str:
+    """Return the Experiment. Raises InputError if the cluster of the document has no Katib."""
+    from podscale.kubernetes.client import connect_cluster
+    from podscale.kubernetes.render.common import to_yaml
+    from podscale.pipelines.study_experiment import ExperimentOptions, check_katib, study_experiment
+
+    check_katib(connect_cluster(config.launch.cluster))
+    options = ExperimentOptions(package.algorithm, package.parallel, package.trials)
+    return to_yaml([study_experiment(study, options)])

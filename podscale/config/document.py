@@ -151,19 +151,19 @@ def _read_values(
     values = parse_yaml(text, origins.document)
     if defaults is not None:
         origins.defaults = KeyLocations(defaults.name)
-        values = _merge_values(parse_yaml(defaults.text, origins.defaults), values)
+        values = merge_values(parse_yaml(defaults.text, origins.defaults), values)
     for override in overrides:
         _apply_override(values, override, origins)
     return values, origins
 
 
-def _merge_values(defaults: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+def merge_values(defaults: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
     """Merge values over defaults, section by section."""
     merged = dict(defaults)
     for name, value in values.items():
         default = merged.get(name)
         both_sections = isinstance(default, dict) and isinstance(value, dict)
-        merged[name] = _merge_values(default, value) if both_sections else value  # type: ignore[arg-type]
+        merged[name] = merge_values(default, value) if both_sections else value  # type: ignore[arg-type]
     return merged
 
 

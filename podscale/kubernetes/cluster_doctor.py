@@ -87,6 +87,7 @@ PERMISSION_RULES = (
     ),
     PermissionRule("trainer.kubeflow.org", "trainingruntimes", OWNED_OBJECT_VERBS, "the template of a TrainJob's pods"),
     PermissionRule("", "pods", ("get", "list", "watch"), "to report the state of a job and the exit of its stage"),
+    PermissionRule("", "pods", ("patch",), "to record the time of their start for their metrics", optional=True),
     PermissionRule("", "pods/log", ("get",), "to show the log of rank 0"),
     PermissionRule("", "events", ("list",), "to report why pods cannot be created or started", optional=True),
     PermissionRule("kueue.x-k8s.io", "workloads", ("list",), "to report why a job waits in a queue", optional=True),

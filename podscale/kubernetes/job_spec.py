@@ -25,6 +25,8 @@ MAX_DOCUMENT_BYTES = 120_000
 """Largest document in an environment variable (Linux: 128 KiB for one string)."""
 NAME_LABEL, RUN_LABEL, STAGE_LABEL = "app.kubernetes.io/name", "podscale.dev/run", "podscale.dev/stage"
 IDENTITY_ANNOTATION, VERSION_ANNOTATION = "podscale.dev/identity", "podscale.dev/version"
+START_ANNOTATION = "podscale.dev/start"
+"""Annotation of the leading pod with the start of the job's pods, which rank 0 reads."""
 LAUNCHER_ANNOTATION, PIPELINE_LAUNCHER = "podscale.dev/launcher", "pipeline"
 """Annotation, and its value, of jobs that a pipeline task launched."""
 CACHE_PATH = "/cache"

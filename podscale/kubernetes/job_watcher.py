@@ -17,7 +17,7 @@ from podscale.kubernetes.client import ClusterClient, delete_object
 from podscale.kubernetes.errors import ApiError, ApiNotFound
 from podscale.kubernetes.informer import Informer
 from podscale.kubernetes.job_state import JobState, event_time, pod_selector, pods_of_job, read_job_state
-from podscale.kubernetes.logs import LogFollower
+from podscale.kubernetes.logs import LogFollower, first_pod
 from podscale.kubernetes.pod_start import read_pod_starts
 from podscale.kubernetes.pod_state import find_problem, has_exited, is_running, trim_pod
 from podscale.kubernetes.resources import (
@@ -166,7 +166,8 @@ def _concerns(event: KubernetesObject, job: KubernetesObject) -> bool:
 
 
 PrintLine = Callable[[str], None]
-OnStarted = Callable[[JobStart], None]
+OnStarted = Callable[[JobStart, KubernetesObject], None]
+"""Takes the start of a job's pods, and the leading pod."""
 
 
 @dataclass(frozen=True)
@@ -205,7 +206,7 @@ def wait_for_job(
     print_line: PrintLine,
     notify: Notify,
     limits: WaitLimits | None = None,
-    on_started: OnStarted = lambda start: None,
+    on_started: OnStarted = lambda start, leader: None,
 ) -> JobState:
     """Wait until the job has ended; return its last state. Raises JobVanished if another client deletes it.
 
@@ -282,10 +283,11 @@ class _JobWatcher:
         if state.phase != "running" or self._started:
             return
         self._started = True
-        start = read_pod_starts(self._observer.job() or self._job, self._observer.pods())
-        if start is not None:
+        pods = self._observer.pods()
+        start, leader = read_pod_starts(self._observer.job() or self._job, pods), first_pod(pods)
+        if start is not None and leader is not None:
             self._notify(str(start))
-            self._on_started(start)
+            self._on_started(start, leader)
 
     def _needs_operator(self, state: JobState) -> bool:
         """Return True if the job never ran and has had a permanent problem for more than `permanent_seconds`."""

@@ -3,9 +3,8 @@
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import TextIO
 
 from podscale.config import RunConfig
@@ -13,16 +12,17 @@ from podscale.errors import ExitCode, InputError
 from podscale.kubernetes import retry
 from podscale.kubernetes.client import ClusterClient, connect_cluster, delete_object
 from podscale.kubernetes.cluster_policy import check_stages
-from podscale.kubernetes.job_spec import JobSpec, build_job_spec, is_pipeline_job
+from podscale.kubernetes.errors import ApiError, ApiUnreachable
+from podscale.kubernetes.job_spec import START_ANNOTATION, JobSpec, build_job_spec, is_pipeline_job
 from podscale.kubernetes.job_state import JobState
-from podscale.kubernetes.job_watcher import WaitLimits, wait_for_job
+from podscale.kubernetes.job_watcher import OnStarted, WaitLimits, wait_for_job
 from podscale.kubernetes.pipeline_run import find_pipeline_run
 from podscale.kubernetes.render import JobManifests, choose_backend, render_job, suitable_backends
-from podscale.kubernetes.resources import JOB_KINDS, KIND_PROVIDERS, KubernetesObject, title_of
+from podscale.kubernetes.resources import JOB_KINDS, KIND_PROVIDERS, PODS, KubernetesObject, name_of, title_of
 from podscale.kubernetes.retry import RetryPolicy
 from podscale.kubernetes.submit import Submission, stop_command, submit_job
 from podscale.runs import RunDirectory
-from podscale.runs.job_start import write_job_start
+from podscale.runs.job_start import JobStart, write_job_start
 from podscale.runs.stage_outcomes import StageName
 from podscale.util.processes import SigtermReceived
 
@@ -99,7 +99,7 @@ def run_stage(
             print_line=printer.line,
             notify=printer.notify,
             limits=limits,
-            on_started=partial(write_job_start, RunDirectory.for_config(config)) if pipeline else lambda start: None,
+            on_started=_job_start_writer(api, config, stage, pipeline=pipeline),
         )
     return _job_result(stage, state)
 
@@ -167,6 +167,22 @@ def _handle_signal(api: ClusterClient, job: KubernetesObject, printer: LinePrint
         else:
             printer.notify(f"{title_of(job)} continues; the same command adopts it, `{stop_command(job)}` stops it")
         raise
+
+
+def _job_start_writer(api: ClusterClient, config: RunConfig, stage: StageName, *, pipeline: bool) -> OnStarted:
+    """Return the function that leaves the start of a training's pods for rank 0.
+
+    A pipeline's launcher writes it into the run directory; others annotate the leading pod, if they may.
+    """
+
+    def annotate(start: JobStart, leader: KubernetesObject) -> None:
+        if stage == "train":
+            with suppress(ApiError, ApiUnreachable):  # without it, only the metrics of the start are incomplete
+                change = {"metadata": {"annotations": {START_ANNOTATION: start.to_text()}}}
+                api.with_retry(retry.INTERACTIVE, lambda line: None).patch(PODS, name_of(leader), change)
+
+    run = RunDirectory.for_config(config)
+    return (lambda start, leader: write_job_start(run, start)) if pipeline else annotate
 
 
 def _job_result(stage: StageName, state: JobState) -> JobResult:

@@ -83,14 +83,18 @@ def submit_job(
 
 
 def create_job(api: ClusterClient, manifests: JobManifests) -> KubernetesObject:
-    """Create the owned objects, dry-run the job, create it, and make it their owner.
+    """Dry-run the job, create the owned objects and the job, and make the job their owner.
 
-    If the job is refused, the created objects are deleted. Raises ApiAlreadyExists if another submitter was faster.
+    A refused job leaves no object. A TrainJob is dry-run after its runtime exists, because the server looks it up.
+    Raises ApiAlreadyExists if another submitter was faster.
     """
     resource = resource_of(manifests.job)
+    if not _needs_runtime(manifests):
+        _create(api, manifests.job, dry_run=True)
     created = prepare_owned_objects(api, manifests.owned_objects)
     try:
-        api.create(resource, manifests.job, dry_run=True)
+        if _needs_runtime(manifests):
+            api.create(resource, manifests.job, dry_run=True)
         job = api.create(resource, manifests.job)
     except ApiAlreadyExists:
         raise  # the owned objects belong to the job of the other submitter now
@@ -113,7 +117,7 @@ def dry_run_job(api: ClusterClient, manifests: JobManifests) -> None:
         with suppress(ApiAlreadyExists):
             api.create(resource_of(manifest), manifest, dry_run=True)
     try:
-        if manifests.job["kind"] != "TrainJob" or not manifests.owned_objects:
+        if not _needs_runtime(manifests):
             api.create(resource, manifests.job, dry_run=True)
         elif not api.serves(resource):
             raise api.missing_error(resource)
@@ -121,6 +125,11 @@ def dry_run_job(api: ClusterClient, manifests: JobManifests) -> None:
         check_same_document(api.get(resource, name_of(manifests.job)), manifests.job)
     except KindNotServed:
         raise api.missing_error(resource) from None
+
+
+def _needs_runtime(manifests: JobManifests) -> bool:
+    """Return True if the server refuses the job until an owned object exists: a TrainJob and its runtime."""
+    return manifests.job["kind"] == "TrainJob" and bool(manifests.owned_objects)
 
 
 def stop_command(job: KubernetesObject) -> str:
@@ -256,14 +265,20 @@ def _ensure_object(api: ClusterClient, manifest: KubernetesObject) -> bool:
 
 def _create_if_absent(api: ClusterClient, manifest: KubernetesObject) -> bool:
     """Create an object. Returns False if one of that name exists."""
-    resource = resource_of(manifest)
     try:
-        api.create(resource, manifest)
+        _create(api, manifest)
     except ApiAlreadyExists:
         return False
+    return True
+
+
+def _create(api: ClusterClient, manifest: KubernetesObject, *, dry_run: bool = False) -> None:
+    """Create an object. Raises the error that names the missing operator if the cluster does not serve the kind."""
+    resource = resource_of(manifest)
+    try:
+        api.create(resource, manifest, dry_run=dry_run)
     except KindNotServed:
         raise api.missing_error(resource) from None
-    return True
 
 
 def _check_same_stage(existing: KubernetesObject, manifest: KubernetesObject) -> None:

@@ -1,15 +1,20 @@
-"""Start of a job's pods as Kubernetes saw it, in `.job-start` of the run directory.
+"""Start of a job's pods as Kubernetes saw it, which the launcher leaves for rank 0.
 
 Pods have no access to the API server, and a pod's own environment does not tell when it was created. A pipeline's
-launcher watches the pods and mounts the run directory, so it writes the file, and rank 0 reads it after its first step.
+launcher watches the pods and mounts the run directory, so it writes `.job-start` there. `podscale submit` has no volume
+in common with the pods: it annotates the leading pod, where the kubelet shows the annotation as a file.
 """
 
 import json
+import os
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from podscale.runs.directory import RunDirectory
+from podscale.util import env
 from podscale.util.files import write_json
 from podscale.util.formatting import format_count
 
@@ -46,6 +51,10 @@ class JobStart:
         """Seconds from the node's choice to the start of the container: volumes, init containers, image."""
         return max(0.0, self.started_at - self.scheduled_at)
 
+    def to_text(self) -> str:
+        """Return the content of the file, and of the annotation."""
+        return json.dumps(asdict(self))
+
     def to_json(self) -> dict[str, float]:
         return {
             "scheduling_seconds": self.scheduling,
@@ -66,11 +75,19 @@ def write_job_start(run: RunDirectory, start: JobStart) -> None:
         write_json(run.job_start, asdict(start))
 
 
-def read_job_start(run: RunDirectory, launch_age: float) -> JobStart | None:
-    """Return the start in the file if it is that of the launch that began `launch_age` seconds ago."""
+def read_job_start(run: RunDirectory, launch_age: float, environ: Mapping[str, str] = os.environ) -> JobStart | None:
+    """Return the start that the launcher has left, if it is that of the launch that began `launch_age` seconds ago."""
+    annotation = env.read_path(env.JOB_START, environ)
+    for path in filter(None, (annotation, run.job_start)):
+        start = _read_file(path)
+        if start is not None and abs(time.time() - launch_age - start.started_at) <= SAME_START_SECONDS:
+            return start
+    return None
+
+
+def _read_file(path: Path) -> JobStart | None:
     try:
-        start = JobStart(**json.loads(run.job_start.read_text(encoding="utf-8")))
-        same = abs(time.time() - launch_age - start.started_at) <= SAME_START_SECONDS
+        start = JobStart(**json.loads(path.read_text(encoding="utf-8")))
+        return start if isinstance(start.started_at, int | float) else None
     except (OSError, ValueError, TypeError):
         return None
-    return start if same else None

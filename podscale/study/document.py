@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from podscale.config import RunConfig, loads, option_names
-from podscale.config.document import format_overrides, loads_as, read_text
+from podscale.config import Defaults, RunConfig, loads, option_names
+from podscale.config.document import format_overrides, loads_as, merge_values, read_text
 from podscale.config.fields import Section, conflict_error
 from podscale.errors import InputError
 
@@ -156,12 +156,15 @@ class StudyDocument(Section):
         return loads("{}", f"study {self.name}", base)
 
 
-def read_study(path: Path, changes: Mapping[str, Any], find_run: Any) -> StudyDocument:
+def read_study(
+    path: Path, changes: Mapping[str, Any], find_run: Any, defaults: Defaults | None = None
+) -> StudyDocument:
     """Read the study at `path` and embed the run document that it names.
 
     Args:
         changes: options applied to every trial.
         find_run: maps the name of the run (preset or path) to its file.
+        defaults: defaults of the run document.
 
     Raises:
         InputError: the file is not readable, a key is unknown or a value is wrong.
@@ -171,14 +174,20 @@ def read_study(path: Path, changes: Mapping[str, Any], find_run: Any) -> StudyDo
     if isinstance(run, str):
         neighbour = path.parent / run
         file = find_run(str(neighbour) if neighbour.is_file() else run)
-        # Without defaults, which depend on the study's settings.
-        run = dict(loads_as(_AnyMapping, read_text(file), str(file)).model_extra or {})
+        # Without built-in defaults, which depend on the study's settings.
+        run = _read_mapping(read_text(file), str(file))
+    if defaults is not None:
+        run = merge_values(_read_mapping(defaults.text, defaults.name), run)
     study = study.model_copy(update={"run": run, "set": {**study.set, **changes}})
     known = set(option_names())
     if unknown := [name for name in study.grid if name not in known]:
         hint = "docs/reference/options.md lists them."
         raise InputError("unknown option", field="grid", got=unknown[0], hint=hint, location=str(path))
     return study
+
+
+def _read_mapping(text: str, name: str) -> dict[str, Any]:
+    return dict(loads_as(_AnyMapping, text, name).model_extra or {})
 
 
 class _AnyMapping(Section, extra="allow"):

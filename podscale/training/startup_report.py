@@ -1,8 +1,8 @@
 """Report of a launch's start on rank 0: the seconds of each part, from the submission of the job to the first step.
 
 The clock of the launch knows the parts up to the built model. The goodput tracker has timed the restore and the first
-step. What is left is the wait for the first batch, so that the parts add up. A pipeline's launcher adds the parts
-before the container started.
+step. What is left is the wait for the first batch, so that the parts add up. The launcher leaves the parts before the
+container started; they may arrive after the first step.
 """
 
 from collections.abc import Callable, Iterator
@@ -37,8 +37,7 @@ class StartupReport:
     def first_step_done(self) -> None:
         """Set the seconds of all parts."""
         age, spent = self._clock.age(), self._goodput_tracker.launch_seconds()
-        job_start = self._read_job_start(age)
-        before = {"scheduling": job_start.scheduling, "pull": job_start.pull} if job_start is not None else {}
+        before = self._seconds_before(age)
         seconds = {
             **before,
             **self._clock.seconds,
@@ -49,5 +48,12 @@ class StartupReport:
         seconds["first_batch"] = max(0.0, age - since_launch)
         self.seconds = {part: seconds[part] for part in STARTUP_PARTS if part in seconds}
 
+    def _seconds_before(self, age: float) -> dict[str, float]:
+        """Return the parts before the container started; empty if the launcher has not left them."""
+        job_start = self._read_job_start(age)
+        return {"scheduling": job_start.scheduling, "pull": job_start.pull} if job_start is not None else {}
+
     def samples(self) -> Iterator[MetricSample]:
+        if self.seconds and "pull" not in self.seconds:
+            self.seconds = {**self._seconds_before(self._clock.age()), **self.seconds}
         yield from (("train_startup_seconds", (part,), seconds) for part, seconds in self.seconds.items())

@@ -275,6 +275,7 @@ def test_a_changed_direct_run_is_another_job() -> None:
         ({"networkPolicy": {"storage": {"except": ["10.0.0.0/33"]}}}, ["/networkPolicy/storage/except/0"]),
         ({"networkPolicy": {"kubernetesApi": {"cidrs": ["10.0.0.1"]}}}, ["/networkPolicy/kubernetesApi/cidrs/0"]),
         ({"networkPolicy": {"dns": {"cidrs": ["fd00::/129"]}}}, ["/networkPolicy/dns/cidrs/0"]),
+        ({"networkPolicy": {"dns": {"cidrs": ["fd00::1::/64"]}}}, ["/networkPolicy/dns/cidrs/0"]),
         ({"resources": {"launcher": {"limits": {"cpu": "abc"}}}}, ["/resources/launcher/limits/cpu", "abc"]),
         ({"resources": {"test": {"limit": {"cpu": 1}}}}, ["/resources/test", "limit", "not allowed"]),
         ({"resourceQuota": {"pods": "ten"}}, ["/resourceQuota/pods", "ten"]),

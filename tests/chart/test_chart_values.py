@@ -1,6 +1,8 @@
 """values.yaml, its schema, its reference and the templates agree."""
 
+import random
 import re
+from ipaddress import IPv6Network
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ import yaml
 from podscale.config import RunConfig
 from podscale.version import VERSION
 from tests.support.helm import CHART, ROOT
-from tools.chart_values import README, SCHEMA, VALUES, Value, read, render
+from tools.chart_values import README, SCHEMA, SHARED, VALUES, Value, read, render
 
 TEMPLATES = "\n".join(path.read_text(encoding="utf-8") for path in (CHART / "templates").rglob("*.*"))
 RANGED = {
@@ -68,3 +70,27 @@ def test_every_preset_is_valid_as_defaults() -> None:
     with pytest.raises(jsonschema.ValidationError, match="hardwar"):
         jsonschema.validate({"launch": {"hardwar": "nvidia-l4"}}, part)
     assert set(schema["$defs"]["RunConfig"]["properties"]) == set(RunConfig.model_fields)
+
+
+def test_the_pattern_of_ranges_accepts_what_the_ipaddress_module_accepts() -> None:
+    pattern = re.compile(SHARED["cidr"]["pattern"])
+    source = random.Random(0)
+    parts = ["", ":", ":", ":", "::", "0", "a", "1f", "fd00", "12345"]
+    addresses = {"".join(source.choices(parts, k=source.randint(1, 16))) for _ in range(20_000)}
+    addresses |= {f"{left}::{right}" for left in GROUPS for right in GROUPS} | set(GROUPS)
+    texts = [f"{address}/{bits}" for address in sorted(addresses) for bits in (0, 128, 129)]
+    accepted = [text for text in texts if pattern.search(text)]
+    assert accepted == [text for text in texts if is_ipv6_range(text)]
+    assert len(accepted) > 100
+
+
+GROUPS = [":".join(["1"] * count) for count in range(9)]
+"""0 to 8 groups of an IPv6 address."""
+
+
+def is_ipv6_range(text: str) -> bool:
+    try:
+        IPv6Network(text, strict=False)
+    except ValueError:
+        return False
+    return True

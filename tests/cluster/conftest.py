@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.cluster import Cluster, connect, kubeconfig
-from tests.cluster.lab import places
+from tests.cluster.lab import places, processes
 from tests.cluster.pipeline import Documents, pipeline_document, prepare_for_pipelines
 
 HERE = Path(__file__).parent
@@ -67,6 +67,13 @@ def namespace(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]
     """New namespace that enforces Pod Security "restricted", with a claim `workspace`; deleted after the module."""
     with cluster.namespace(request.module.__name__.rpartition(".")[2]) as name:
         yield name
+
+
+@pytest.fixture
+def fake_kubelets(cluster: Cluster) -> None:
+    """Skip the test without simulated kubelets: nodes without a kubelet would disturb a cluster in use."""
+    if not (cluster.is_lab and processes.alive("kwok")) and os.environ.get("PODSCALE_TEST_KWOK") != "1":
+        pytest.skip("needs kwok: make cluster-up FULL=1 starts it; set PODSCALE_TEST_KWOK=1 if a cluster has it")
 
 
 @pytest.fixture(scope="session")

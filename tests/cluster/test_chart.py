@@ -313,3 +313,17 @@ def test_wrong_values_create_nothing(namespace: str) -> None:
     assert done.returncode != 0
     assert "kueue.clusterQueue" in done.stderr or "install Kueue" in done.stderr
     assert everything_in(namespace) - LEFT == set()
+
+
+def test_an_installer_with_rights_in_the_namespace_alone_can_install(namespace: str) -> None:
+    """Helm's `lookup` fails without the right to read an object, so the chart looks up nothing."""
+    account = f"system:serviceaccount:{namespace}:installer"
+    kubectl("create", "serviceaccount", "installer", "--namespace", namespace)
+    resources = "configmaps,serviceaccounts,secrets,persistentvolumeclaims,pods,roles,rolebindings,networkpolicies"
+    kubectl("create", "role", "installer", "--verb=*", f"--resource={resources}", "--namespace", namespace)
+    binding = ("rolebinding", "installer", "--role=installer", f"--serviceaccount={namespace}:installer")
+    kubectl("create", *binding, "--namespace", namespace)
+    options = ("--namespace", namespace, "-f", PROFILE, "--kube-as-user", account)
+    done = helm.run("install", "podscale", helm.CHART, *options, values={})
+    assert done.returncode == 0, done.stderr
+    uninstall(namespace)

@@ -5,7 +5,6 @@ taints are written here from GKE's documentation, not taken from Podscale.
 """
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -21,10 +20,13 @@ import pytest
 from podscale.config import RunConfig
 from podscale.config.document import dumps
 from tests.cluster.cluster import Cluster
-from tests.cluster.lab import processes
 from tests.cluster.training import Training, document
 
-pytestmark = [pytest.mark.timeout(1800), pytest.mark.cluster_full("jobset.x-k8s.io")]
+pytestmark = [
+    pytest.mark.timeout(1800),
+    pytest.mark.cluster_full("jobset.x-k8s.io"),
+    pytest.mark.usefixtures("fake_kubelets"),
+]
 WATCHED_SECONDS = 60
 GPU_LABELS = {"cloud.google.com/gke-accelerator": "nvidia-h100-80gb"}
 TPU_LABELS = {
@@ -79,13 +81,6 @@ while sys.stdin.readline():
         "waiting": waiting.is_alive(),
     }), flush=True)
 """
-
-
-@pytest.fixture(autouse=True)
-def _fake_kubelets(cluster: Cluster) -> None:
-    """Skip the test without simulated kubelets: nodes without a kubelet would disturb a cluster in use."""
-    if not (cluster.is_lab and processes.alive("kwok")) and os.environ.get("PODSCALE_TEST_KWOK") != "1":
-        pytest.skip("needs kwok: make cluster-up FULL=1 starts it; set PODSCALE_TEST_KWOK=1 if a cluster has it")
 
 
 @contextmanager

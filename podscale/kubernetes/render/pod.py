@@ -10,7 +10,7 @@ from typing import Any
 
 from podscale.config.launch import VolumeSection
 from podscale.kubernetes import termination_message
-from podscale.kubernetes.job_spec import METRICS_PORT, JobSpec, metrics_secrets
+from podscale.kubernetes.job_spec import METRICS_PORT, START_ANNOTATION, JobSpec, metrics_secrets
 from podscale.kubernetes.render import gpudirect, pod_placement
 from podscale.util import env
 
@@ -22,6 +22,9 @@ KILL_MARGIN_SECONDS = 30
 """Time after the ranks' grace period for the supervisor to kill the remaining ranks and report the exit, seconds."""
 JAX_PLATFORMS = {"cpu": "cpu", "gpu": "cuda,cpu", "tpu": "tpu,cpu"}
 """JAX_PLATFORMS by hardware, so that JAX fails if accelerators are missing instead of using CPUs."""
+POD_INFO_PATH = "/etc/podscale"
+"""Mount path of the pod's own annotations."""
+JOB_START_FILE = "job-start"
 TPU_PORTS = {"tpu": 8471, "tpu-metrics": 8431}
 """libtpu's ports, for the hosts of a slice and for the chips' metrics."""
 MEGASCALE_PORT = {"megascale": 8080}
@@ -40,6 +43,8 @@ def pod_volumes(spec: JobSpec) -> list[dict[str, Any]]:
         {"name": "tmp", "emptyDir": {"sizeLimit": gib_quantity(resources.temporary_gib)}},
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": gib_quantity(resources.shm_gib)}},
     ]
+    if spec.stage == "train":
+        volumes.append({"name": "pod-info", "downwardAPI": {"items": [_annotation_file(START_ANNOTATION)]}})
     if spec.cache_path is not None:
         volumes.append({"name": "cache", "emptyDir": {"sizeLimit": gib_quantity(resources.cache_gib)}})
     if spec.cluster.workspace_claim is not None:
@@ -53,6 +58,8 @@ def container_mounts(spec: JobSpec) -> list[dict[str, Any]]:
         {"name": "tmp", "mountPath": TEMPORARY_PATH},
         {"name": "shm", "mountPath": SHARED_MEMORY_PATH},
     ]
+    if spec.stage == "train":
+        mounts.append({"name": "pod-info", "mountPath": POD_INFO_PATH, "readOnly": True})
     if spec.cache_path is not None:
         mounts.append({"name": "cache", "mountPath": spec.cache_path})
     if spec.cluster.workspace_claim is not None:
@@ -88,6 +95,11 @@ def _volume_source(spec: JobSpec, name: str, volume: VolumeSection) -> dict[str,
         return {"name": name, "nfs": {"server": server, "path": path, **read_only}}
     assert volume.bucket is not None, "a volume is of exactly one kind"
     return {"name": name, "csi": _bucket_volume(spec, volume.bucket, volume.read_only)}
+
+
+def _annotation_file(annotation: str) -> dict[str, Any]:
+    """Return the file with an annotation of the pod; the kubelet updates it, and it is empty without the annotation."""
+    return {"path": JOB_START_FILE, "fieldRef": {"fieldPath": f"metadata.annotations['{annotation}']"}}
 
 
 def _secret_volume(name: str, secret: str) -> dict[str, Any]:
@@ -249,6 +261,8 @@ def _container_environment(spec: JobSpec, additional: Iterable[Mapping[str, Any]
         value_variable("HOME", TEMPORARY_PATH),
         *additional,
     ]
+    if spec.stage == "train":
+        variables.append(value_variable(env.JOB_START, f"{POD_INFO_PATH}/{JOB_START_FILE}"))
     if spec.launcher_grace_seconds:
         variables.append(value_variable(env.LAUNCHER_GRACE, f"{spec.launcher_grace_seconds:g}"))
     if spec.engine == "jax" and spec.needs_accelerators:

@@ -271,8 +271,9 @@ def test_kubeflow_pipelines_is_reached_through_the_api_server(healthy: FakeClust
     assert sum("ml-pipeline" in seen.path for seen in healthy.seen[asked:]) == 1  # no retry: 503 is the answer here
 
 
-def test_the_table_of_permissions_names_each_resource_once() -> None:
-    assert len({rule.name for rule in PERMISSION_RULES}) == len(PERMISSION_RULES)
+def test_the_table_of_permissions_names_each_permission_once() -> None:
+    permissions = [(rule.name, verb) for rule in PERMISSION_RULES for verb in rule.verbs]
+    assert len(set(permissions)) == len(permissions)
     assert {"pods", "pods/log", "pytorchjobs.kubeflow.org", "networkpolicies.networking.k8s.io"} <= {
         rule.name for rule in PERMISSION_RULES
     }

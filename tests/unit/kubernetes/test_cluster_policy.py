@@ -172,6 +172,22 @@ def test_pipelines_are_checked_with_the_defaults_of_the_cluster(
         assert main(["pipeline", "run", "digits", *backend, *ALLOWED]) == 0
 
 
+def test_rendered_jobs_and_studies_are_checked_with_the_defaults_of_the_cluster(
+    cluster: FakeCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    defaults = yaml.safe_dump({"run": {"workspace": "/work"}, "launch": {"cluster": {"workspace_claim": "theirs"}}})
+    content = {"policy.yaml": yaml.safe_dump({**LOCKS, "max_hours": 24}), "defaults.yaml": defaults}
+    cluster.put("configmaps", {"metadata": {"name": "podscale-defaults"}, "data": content})
+    package, shared = tmp_path / "p.yaml", ["--defaults", "cluster"]
+    studied = ["study", "digits-nlcg", "--backend", "kfp", "-o", str(package)]
+    for command in (["render", "digits"], studied):
+        code = main([*command, *shared, *ALLOWED, "--set", "launch.image=elsewhere.example/podscale-base:1"])
+        assert_error(code, capsys.readouterr().err, "elsewhere.example", field="launch.image")
+        assert main([*command, *shared, *ALLOWED]) == 0
+    assert "theirs" in package.read_text(), "the defaults are in the package"
+    assert main(["render", "digits"]) == 0, "without the defaults of the cluster, nothing is read"
+
+
 def test_a_policy_that_this_version_does_not_know_stops_submissions(
     cluster: FakeCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,6 +1,7 @@
 """Watching a job: reports, and every way in which it may end. The tests act as operator and kubelet."""
 
 import io
+import json
 import signal
 import threading
 import time
@@ -160,6 +161,11 @@ def test_the_start_of_the_pods_is_reported_once_and_left_for_rank_0_by_a_pipelin
     start = read_job_start(RunDirectory.for_config(document), 0.0)
     assert (start is not None) is pipeline
     assert start is None or start.pods == 2
+    patched = [seen for seen in cluster.seen if seen.method == "PATCH" and "/pods/" in seen.path]
+    assert bool(patched) is not pipeline, "rank 0 reads the annotation of its pod"
+    for seen in patched:
+        text = seen.body["metadata"]["annotations"]["podscale.dev/start"]
+        assert (seen.path.rpartition("/")[2], json.loads(text)["pods"]) == ("r1-worker-0", 2)
 
 
 def test_a_launcher_that_comes_again_adopts(operator: Operator) -> None:

@@ -249,8 +249,21 @@ def test_a_refused_job_leaves_nothing_behind(api: ClusterClient, cluster: FakeCl
     )
     with refused("denied the request", field="PyTorchJob r1", kind=ApiError):
         submit_job(api, MANIFESTS, print)
-    assert cluster.all("networkpolicies") == []
+    assert [seen.path for seen in cluster.seen if seen.method == "POST" and "networkpolicies" in seen.path] == []
     assert jobs(cluster) == []
+
+
+def test_a_job_that_is_refused_after_its_dry_run_leaves_nothing_behind(
+    api: ClusterClient, cluster: FakeCluster
+) -> None:
+    def refuse_creation(seen: Seen) -> Answer | None:
+        creates = seen.method == "POST" and seen.path.endswith("pytorchjobs") and "dryRun" not in seen.query
+        return Answer(403, "Forbidden", "exceeded quota") if creates else None
+
+    cluster.faults.append(refuse_creation)
+    with refused("exceeded quota", field="PyTorchJob r1", kind=ApiError):
+        submit_job(api, MANIFESTS, print)
+    assert cluster.all("networkpolicies") == []
 
 
 def test_a_missing_operator_is_refused_and_leaves_nothing_behind(api: ClusterClient, cluster: FakeCluster) -> None:

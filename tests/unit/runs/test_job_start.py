@@ -39,6 +39,18 @@ def test_a_file_that_cannot_be_read_is_no_start(run: RunDirectory, text: str) ->
     assert read_job_start(run, 0.0) is None
 
 
+def test_the_annotation_of_the_pod_counts_before_the_run_directory(run: RunDirectory, tmp_path: Path) -> None:
+    file = tmp_path / "job-start"
+    environ = {"PODSCALE_JOB_START": str(file)}
+    assert read_job_start(run, 59.0, environ) is None
+    file.write_text("")  # the pod has no annotation yet
+    write_job_start(run, started(59.0))
+    assert read_job_start(run, 59.0, environ) is not None
+    file.write_text((start := started(60.0)).to_text())
+    assert read_job_start(run, 59.0, environ) == start
+    assert read_job_start(run, 20.0, environ) is None, "the file is that of an earlier start of the container"
+
+
 def test_times_of_different_clocks_are_never_negative() -> None:
     start = JobStart(100.0, 99.0, 98.0, 98.0)
     assert (start.scheduling, start.pull) == (0.0, 0.0)

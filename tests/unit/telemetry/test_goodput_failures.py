@@ -2,7 +2,8 @@
 
 import pytest
 
-from benchmarks.failures import LLAMA_3, RSC_1, TOLERANCE, FakeRun, FleetResult, simulate, simulate_fleet
+from benchmarks.failures.model import LLAMA_3, RSC_1, TOLERANCE, FakeRun
+from benchmarks.failures.simulation import FleetResult, simulate, simulate_fleet
 
 HOURS = 72.0
 

@@ -1,6 +1,7 @@
 """The parts of a launch's start, as metric and event."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,18 +19,19 @@ from podscale.training.startup_report import StartupReport
 from podscale.training.step_timer import StepTimer
 from podscale.training.training_logger import TrainingLogger
 
+Reader = Callable[[float], JobStart | None]
 SUBMITTED = JobStart(1000.0, 1003.0, 1015.0, 1020.0, pods=2)
 
 
 class Launch:
     """A launch on a fake clock, up to and including its first steps."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, path: Path, job_start: JobStart | None) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, path: Path, job_start: JobStart | Reader | None) -> None:
         self.now = 100.0
         monkeypatch.setattr(startup_clock, "time", self)
         clock = StartupClock(started_at=90.0, seconds={"supervisor": 2.0, "imports": 5.0, "rendezvous": 3.0})
         tracker = GoodputTracker(after_join(None, 1.0, 10.0, 0), clock=self.monotonic, wall_clock=self.monotonic)
-        self.report = StartupReport(clock, tracker, lambda age: job_start)
+        self.report = StartupReport(clock, tracker, job_start if callable(job_start) else lambda age: job_start)
         metrics = TrainMetrics(CollectorRegistry(), rank=0, run="r")
         metrics.values.add_source(self.report)
         self.values = metrics.values
@@ -53,6 +55,21 @@ class Launch:
             with phase("forward_backward"):
                 self.now += 20.0
             logger.step_done(step, 4, 0)
+
+
+def test_parts_that_arrive_after_the_first_step_are_metrics_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    arrived: list[JobStart] = []
+    launch = Launch(monkeypatch, tmp_path / "metrics.jsonl", lambda age: arrived[0] if arrived else None)
+    launch.train()
+    assert "pull" not in launch.report.seconds
+    list(launch.values.collect())
+    assert "pull" not in launch.report.seconds
+    arrived.append(SUBMITTED)
+    list(launch.values.collect())
+    assert launch.values.get("train_startup_seconds", "pull") == 12.0
+    assert [*launch.report.seconds] == [*STARTUP_PARTS]
 
 
 def test_the_parts_from_submission_to_the_first_step(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

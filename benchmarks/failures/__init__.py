@@ -1,0 +1,1 @@
+"""Goodput and jobs of runs whose nodes fail at published rates."""
