@@ -48,6 +48,9 @@ def study(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write the results here too, as files to commit.")
     ] = None,
+    results_only: Annotated[
+        bool, typer.Option("--results-only", help="Write the results of the trials so far; run nothing.")
+    ] = False,
     backend: Annotated[
         str, typer.Option(metavar="here|kfp", help="kfp: compile a package that runs the trials in small jobs.")
     ] = "here",
@@ -67,7 +70,9 @@ def study(
         raise InputError("the folder does not exist", field="--out", got=str(out))
     from podscale.study.console import StudyOptions, run_study
 
-    run_study(_load_study(document, changes), StudyOptions(dry_run, jobs, time_box, restart, keep_runs, out))
+    run_study(
+        _load_study(document, changes), StudyOptions(dry_run, jobs, time_box, restart, keep_runs, out, results_only)
+    )
 
 
 def _load_study(document: str, changes: Sequence[str]) -> "StudyDocument":

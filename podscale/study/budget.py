@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from podscale.config import RunConfig
-from podscale.study.grid import TrialGrid
+from podscale.study.grid import TrialGrid, training_epochs
 from podscale.study.records import GetRecord
 from podscale.study.sweep_series import PlannedTrial, SweepSeries, Trial
 from podscale.util import host_info
@@ -187,4 +187,5 @@ def _max_added_trials(series: SweepSeries, get: GetRecord) -> int:
 
 def _epochs_and_steps(config: RunConfig) -> tuple[float, float]:
     """Return (epochs, steps divided by the number of training images)."""
-    return config.train.epochs, config.train.epochs / config.train.global_batch
+    epochs = training_epochs(config)
+    return epochs, epochs / config.train.global_batch

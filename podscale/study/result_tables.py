@@ -5,10 +5,11 @@ from collections.abc import Sequence
 
 from podscale.report.markup import format_percent
 from podscale.study.blocks import TableBlock
+from podscale.study.criteria import OptionValues
 from podscale.study.records import TrialRecord
 from podscale.study.results import ResultGroup, StudyResults
 from podscale.study.seed_statistics import mean_deviation, mean_deviation_percent, mean_difference
-from podscale.study.sweep_series import format_option_value
+from podscale.study.sweep_series import format_choice, format_option_value
 
 
 def comparison_table(results: StudyResults, groups: Sequence[ResultGroup], caption: str) -> TableBlock:
@@ -56,20 +57,21 @@ def range_table(results: StudyResults) -> TableBlock:
     return TableBlock(["", *labels, f"from {labels[0]} to {labels[-1]}"], rows, f"Top-1 by {results.axis_name}")
 
 
-def learning_rate_table(results: StudyResults) -> TableBlock:
-    """Return the learning rates tried, with the mean top-1 of each."""
+def candidate_table(results: StudyResults) -> TableBlock:
+    """Return the options tried, with the mean top-1 of each."""
     rows = []
     for group in results.groups:
-        rates = [_rate_text(rate, records, best=rate == group.rate) for rate, records in group.sweep_records.items()]
-        if rates:
-            rows.append([group.series.name, ", ".join(rates)])
-    return TableBlock(["", "rate: top-1"], rows, "Learning rates tried (* chosen)", text_columns=2)
+        tried = [_candidate_text(one, records, best=one == group.choice) for one, records in group.candidates]
+        if tried:
+            rows.append([group.series.name, "; ".join(tried)])
+    images = "held-out training images" if results.study.selection is not None else "the first seeds"
+    return TableBlock(["", f"top-1 on {images}"], rows, "Options tried (* chosen)", text_columns=2)
 
 
-def _rate_text(rate: float, records: Sequence[TrialRecord], *, best: bool) -> str:
+def _candidate_text(candidate: OptionValues, records: Sequence[TrialRecord], *, best: bool) -> str:
     top1s = [record.top1 for record in records if record.top1 is not None]
     mean = format_percent(statistics.fmean(top1s), 2) if len(top1s) == len(records) else "diverged"
-    return f"{rate:g}{'*' if best else ''}: {mean}"
+    return f"{format_choice(candidate)}{'*' if best else ''}: {mean}"
 
 
 def trial_table(results: StudyResults) -> TableBlock:
