@@ -127,7 +127,7 @@ def render_markdown(results: StudyResults, blocks: Sequence[ResultBlock], head: 
 
 
 def render_verdict(results: StudyResults, launches: Sequence[ProtocolLaunch]) -> str:
-    """Render the verdict as JSON for other generators (docs/reference/files.md has the keys)."""
+    """Render the verdict as JSON for other generators (docs/how-to/studies.md has the keys)."""
     study = results.study
     digest = protocol_digest(study)
     launch = first_launch(launches, digest)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from podscale.report.markup import format_percent
 from podscale.study.results import ResultGroup, StudyResults
-from podscale.study.seed_statistics import mean_deviation_percent, mean_difference
+from podscale.study.seed_statistics import mean_deviation_percent
 from podscale.study.sweep_series import format_option_value
 from podscale.util.formatting import format_count
 
@@ -17,7 +17,7 @@ def summary_sentences(results: StudyResults) -> Iterator[str]:
     if len(last) > 1:
         best = max(last, key=lambda group: statistics.fmean(group.top1s))
         at = f" at {results.axis_label(best.x)}" if best.x is not None else ""
-        equal = [group.line for group in last if group is not best and _is_noise(group, best)]
+        equal = [group.line for group in last if group is not best and _is_noise(results, group, best)]
         noise = f"; within noise of it: {', '.join(equal)}" if equal else ""
         yield f"Best{at}: {best.line}, {mean_deviation_percent(best.top1s)} (n = {len(best.top1s)}){noise}."
     if results.has_numeric_axis:
@@ -55,6 +55,6 @@ def _critical_batch_sentence(results: StudyResults, line: str) -> Iterator[str]:
     yield f"{line}: {summary}{'; measured: ' + ', '.join(measured) if measured else ''}."
 
 
-def _is_noise(group: ResultGroup, best: ResultGroup) -> bool:
-    difference = mean_difference(best.top1s, group.top1s)
+def _is_noise(results: StudyResults, group: ResultGroup, best: ResultGroup) -> bool:
+    difference = results.difference(best, group)
     return difference is not None and difference.is_noise

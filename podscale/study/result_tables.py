@@ -27,7 +27,7 @@ def comparison_table(results: StudyResults, groups: Sequence[ResultGroup], capti
             f"{group.steps:,}" if group.steps is not None else "",
             n + (f" ({group.diverged} diverged)" if group.diverged else ""),
             mean_deviation_percent(group.top1s) if group.records else "",
-            str(mean_difference(groups[0].top1s, group.top1s) or "") if group is not groups[0] else "",
+            str(results.difference(groups[0], group) or "") if group is not groups[0] else "",
             f"{group.training_loss:.3f}" if group.training_loss is not None else "",
         ]
         if target is not None:

@@ -11,7 +11,7 @@ from podscale.study.critical_batch import CriticalBatch, critical_batch
 from podscale.study.document import BATCH_OPTION, RATE_OPTION, StudyDocument
 from podscale.study.grid import TrialGrid
 from podscale.study.records import GetRecord, TrialRecord
-from podscale.study.seed_statistics import mean_deviation, mean_difference
+from podscale.study.seed_statistics import MeanDifference, mean_deviation, mean_difference, paired_difference
 from podscale.study.sweep_series import SweepSeries, format_option_value, known_records, short_option_name
 
 
@@ -110,6 +110,21 @@ class StudyResults:
     def axis_label(self, x: Any) -> str:
         return f"{self.axis_name} {format_option_value(x)}"
 
+    def difference(self, first: ResultGroup, group: ResultGroup) -> MeanDifference | None:
+        """Return the difference of top-1 of a group from another; paired by seed in a study with criteria.
+
+        Returns None if there is nothing to compare.
+        """
+        if not self.study.criteria:
+            return mean_difference(first.top1s, group.top1s)
+        by_seed = {record.seed: record.top1 for record in first.records if record.top1 is not None}
+        pairs = [
+            record.top1 - by_seed[record.seed]
+            for record in group.records
+            if record.top1 is not None and record.seed in by_seed
+        ]
+        return paired_difference(pairs) if pairs else None
+
     def groups_of_line(self, line: str) -> list[ResultGroup]:
         return [group for group in self.groups if group.line == line]
 
@@ -152,7 +167,7 @@ class StudyResults:
         first, *others = self.groups_of_line(line)
         last = first.x if len(first.top1s) > 1 and any(len(group.top1s) > 1 for group in others) else None
         for group in others:
-            change = mean_difference(first.top1s, group.top1s)
+            change = self.difference(first, group)
             if change is None or change.half_width is None or group.diverged:
                 break
             if change.value < 0 and not change.is_noise:

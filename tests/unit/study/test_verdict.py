@@ -13,6 +13,7 @@ from podscale.study import StudyDocument
 from podscale.study.grid import TrialGrid
 from podscale.study.publish import write_results
 from podscale.study.records import EvaluationPoint, TrialRecord
+from podscale.study.result_tables import comparison_table
 from podscale.study.results import StudyResults, study_results
 from podscale.study.seed_statistics import paired_difference
 from podscale.study.sweep_series import Trial
@@ -145,6 +146,13 @@ class TestStatistics:
         assert difference.value == pytest.approx(0.1 / 3)
         assert difference.half_width == pytest.approx(expected, rel=2e-3)
         assert not difference.is_noise
+
+    def test_the_table_of_a_study_with_criteria_pairs_the_seeds(self) -> None:
+        results = results_of(lambda trial: typical(trial) + 0.1 * trial.seed * (trial.seed < 9))
+        table = comparison_table(results, results.groups, "")
+        assert table.rows[1][5] == "+5.00 \u00b1 0.00"
+        unpaired = results_of(lambda trial: typical(trial) + 0.1 * trial.seed * (trial.seed < 9), criteria=[])
+        assert "within noise" in comparison_table(unpaired, unpaired.groups, "").rows[1][5]
 
 
 def verdict_of(differences: list[float], **threshold: Any) -> str:
