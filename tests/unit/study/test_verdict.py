@@ -13,6 +13,7 @@ from podscale.study import StudyDocument
 from podscale.study.grid import TrialGrid
 from podscale.study.publish import write_results
 from podscale.study.records import EvaluationPoint, TrialRecord
+from podscale.study.result_summary import summary_sentences
 from podscale.study.result_tables import comparison_table
 from podscale.study.results import StudyResults, study_results
 from podscale.study.seed_statistics import paired_difference
@@ -83,6 +84,12 @@ class TestSearch:
                 assert [record.settings["data.holdout_fraction"] for record in records] == [0.1]
                 assert [record.seed for record in records] == [101]
         assert [len(group.candidates) for group in results.groups] == [4, 4, 0]
+
+    def test_a_choice_at_the_edge_of_its_search_is_reported(self) -> None:
+        text = "\n".join(summary_sentences(results_of(typical)))
+        assert "searched" not in text, "0.2 is inside; of two values none is an edge"
+        at_the_end = results_of(lambda trial: trial.rate / 10 if is_selection(trial) else typical(trial))
+        assert "SGD: rate 0.8 is the largest value searched" in "\n".join(summary_sentences(at_the_end))
 
     def test_no_seed_runs_before_the_whole_search(self) -> None:
         grid = TrialGrid(build_study())
