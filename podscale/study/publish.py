@@ -24,7 +24,7 @@ from podscale.study.result_summary import summary_sentences
 from podscale.study.result_tables import candidate_table, comparison_table, range_table, trial_table
 from podscale.study.results import StudyResults, study_results
 from podscale.study.verdict import study_verdict
-from podscale.study.verdict_blocks import verdict_blocks
+from podscale.study.verdict_blocks import criteria_table, verdict_text
 from podscale.util import env, host_info
 from podscale.util.files import write_atomically
 from podscale.version import VERSION, installed
@@ -38,13 +38,18 @@ def result_blocks(results: StudyResults) -> Iterator[ResultBlock]:
     study = results.study
     if study.question:
         yield TextBlock(study.question.strip())
-    if study.criteria:
-        yield from verdict_blocks(study_verdict(results))
-    if sentences := list(summary_sentences(results)):
+    verdict = study_verdict(results) if study.criteria else None
+    sentences = [*([verdict_text(verdict)] if verdict is not None else []), *summary_sentences(results)]
+    if sentences:
         yield BulletBlock(sentences)
     yield from chart_blocks(results)
-    for x in results.xs:
-        yield comparison_table(results, results.groups_at(x), "" if x is None else results.axis_label(x))
+    if verdict is not None:
+        yield criteria_table(verdict)
+    if results.has_numeric_axis and len(results.lines) == 1:
+        yield comparison_table(results, results.groups, f"By {results.axis_name}", by_axis=True)
+    else:
+        for x in results.xs:
+            yield comparison_table(results, results.groups_at(x), _caption(results, x))
     if results.has_numeric_axis and len(results.lines) > 1:
         yield range_table(results)
     if any(group.candidates for group in results.groups):
@@ -52,6 +57,13 @@ def result_blocks(results: StudyResults) -> Iterator[ResultBlock]:
     if study.reading:
         yield TextBlock(study.reading.strip())
     yield trial_table(results)
+
+
+def _caption(results: StudyResults, x: Any) -> str:
+    """Return the caption of the comparison at a point of the horizontal axis; "" if no other table precedes it."""
+    if x is not None:
+        return results.axis_label(x)
+    return "Results" if results.study.criteria else ""
 
 
 def write_results(

@@ -73,7 +73,17 @@ def study_verdict(results: StudyResults) -> StudyVerdict:
         verdict = "not-run"
     else:
         verdict = _any_verdict(verdicts) if results.study.passes == "any" else _all_verdict(verdicts)
-    return StudyVerdict(verdict, " ".join(result.sentence for result in decisive or criteria), criteria)
+    return StudyVerdict(verdict, _join_sentences(decisive or criteria), criteria)
+
+
+def _join_sentences(criteria: Sequence[CriterionVerdict]) -> str:
+    """Return the sentences of the criteria; of several, each with its verdict."""
+    if len(criteria) == 1:
+        return criteria[0].sentence
+    judged = [one for one in criteria if one.verdict in ("passed", "failed", "undecided")]
+    return " ".join(
+        f"{one.sentence.rstrip('.')}, {one.verdict}." if one in judged else one.sentence for one in criteria
+    )
 
 
 def _all_verdict(verdicts: Sequence[Verdict]) -> Verdict:
@@ -99,7 +109,7 @@ def judge_criterion(results: StudyResults, criterion: CriterionSection) -> Crite
     difference = None if missing else paired_difference(values)
     verdict: Verdict = "not-run" if difference is None else _verdict(criterion, difference)
     labels = _label(results, group), "" if other is None else _label(results, other)
-    if other is not None and labels[0] == labels[1]:
+    if other is not None and group.series.variant is other.series.variant:
         labels = _point_label(group), _point_label(other)
     return CriterionVerdict(
         name=criterion.name,
@@ -112,7 +122,7 @@ def judge_criterion(results: StudyResults, criterion: CriterionSection) -> Crite
         value=None if difference is None else _finite(difference.value),
         half_width=None if difference is None else _finite(difference.half_width),
         n=len(values),
-        sentence=_sentence(criterion, labels, pairs, difference, verdict, len(values), group.expected),
+        sentence=_sentence(criterion, labels, pairs, difference, group.expected),
     )
 
 
@@ -193,20 +203,16 @@ def _sentence(
     labels: tuple[str, str],
     pairs: Sequence[tuple[TrialRecord, TrialRecord]],
     difference: MeanDifference | None,
-    verdict: Verdict,
-    n: int,
     expected: int,
 ) -> str:
     versus = f"{labels[0]} against {labels[1] or ' or '.join(criterion.others)}"
     if difference is None:
-        return f"{versus}: not yet run ({n} of {expected} pairs)."
+        return f"{versus}: not yet run ({len(pairs)} of {expected} pairs)."
+    n, half_width = f"(n = {len(pairs)})", difference.half_width or 0.0
     means = [100 * statistics.fmean(pair[side].top1 or 0.0 for pair in pairs) for side in (0, 1)]
-    top1 = f"{labels[0]} {means[0]:.1f} %, {labels[1]} {means[1]:.1f} %"
+    top1 = f"{labels[0]}: {means[0]:.1f} %, {labels[1]}: {means[1]:.1f} %"
     if criterion.measure == "top1":
-        text = f"{top1}: {100 * difference.value:+.1f} \u00b1 {100 * (difference.half_width or 0.0):.1f} points"
-    elif math.isfinite(difference.value):
-        text = f"{versus}: {difference.value:.2f} \u00b1 {difference.half_width or 0.0:.2f} of the steps"
-    else:
-        text = f"{top1}: the first does not reach the second's accuracy with every seed"
-    judged = "" if verdict == "reported" else f": {verdict}"
-    return f"{text} (n = {n}){judged}."
+        return f"{top1}, difference {100 * difference.value:+.1f} \u00b1 {100 * half_width:.1f} points {n}."
+    if math.isfinite(difference.value):
+        return f"{versus}: {difference.value:.2f} \u00b1 {half_width:.2f} of the steps {n}."
+    return f"{top1}; the first does not reach the accuracy of the second with every seed {n}."

@@ -1,16 +1,19 @@
-"""Blocks of a results page for the verdict of a study: its sentence, a chart of the differences and a table."""
+"""Verdict of a study on its results page: a sentence, and a table of the criteria."""
 
-from collections.abc import Iterator
-
-from podscale.study.blocks import BulletBlock, ResultBlock, TableBlock
+from podscale.study.blocks import TableBlock
 from podscale.study.verdict import CriterionVerdict, StudyVerdict
 
 
-def verdict_blocks(verdict: StudyVerdict) -> Iterator[ResultBlock]:
-    yield BulletBlock([f"Verdict: {verdict.verdict.replace('-', ' ')}. {verdict.sentence}"])
-    rows = [_row(result) for result in verdict.criteria]
+def verdict_text(verdict: StudyVerdict) -> str:
+    """Return the verdict in words."""
+    return f"Verdict: {verdict.verdict.replace('-', ' ')}. {verdict.sentence}"
+
+
+def criteria_table(verdict: StudyVerdict) -> TableBlock:
+    """Return the criteria with their results."""
     heads = ["criterion", "passes if", "variant", "against", "result", "n", "verdict"]
-    yield TableBlock(heads, rows, "Criteria, written before the run", text_columns=4)
+    rows = [_row(result) for result in verdict.criteria]
+    return TableBlock(heads, rows, "Criteria, written before the run", text_columns=4)
 
 
 def _row(result: CriterionVerdict) -> list[str]:

@@ -157,6 +157,7 @@ class TestStatistics:
     def test_the_table_of_a_study_with_criteria_pairs_the_seeds(self) -> None:
         results = results_of(lambda trial: typical(trial) + 0.1 * trial.seed * (trial.seed < 9))
         table = comparison_table(results, results.groups, "")
+        assert [row[1] for row in table.rows[:2]] == ["rate 0.2", "trust coefficient 0.01, rate 2"]
         assert table.rows[1][5] == "+5.00 \u00b1 0.00"
         unpaired = results_of(lambda trial: typical(trial) + 0.1 * trial.seed * (trial.seed < 9), criteria=[])
         assert "within noise" in comparison_table(unpaired, unpaired.groups, "").rows[1][5]
