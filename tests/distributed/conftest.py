@@ -4,9 +4,12 @@ import faulthandler
 import multiprocessing
 import os
 import pickle
+import signal
+import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkProcess
 from typing import Any
 
 import pytest
@@ -24,6 +27,7 @@ def run_world() -> RunWorld:
     after one import of torch, because a cold import takes longer than most worlds run.
     """
     import torch
+    import torch._dynamo  # DistributedDataParallel imports it: seconds in every rank
 
     torch.set_num_threads(1)  # a forked child must not wait for OpenMP threads that only its parent had
 
@@ -34,7 +38,7 @@ def run_world() -> RunWorld:
         port = free_port()
         pipes = [context.Pipe(duplex=False) for _ in range(size)]
         processes = [
-            context.Process(target=_rank_main, args=(rank, size, port, timeout_seconds, body, pipes[rank][1], seconds))
+            context.Process(target=_rank_main, args=(rank, size, port, timeout_seconds, body, pipes[rank][1]))
             for rank in range(size)
         ]
         for process in processes:
@@ -43,6 +47,8 @@ def run_world() -> RunWorld:
             writer.close()  # so that the pipe closes when the process exits
         try:
             answers = _collect([reader for reader, _ in pipes], seconds)
+            if not all(good for good, _ in answers):
+                _show_stacks(processes)
         finally:
             for process in processes:
                 process.join(5)
@@ -67,6 +73,14 @@ def _collect(readers: list[Connection], seconds: float) -> list[tuple[bool, Any]
     return [answers[n] for n in range(len(readers))]
 
 
+def _show_stacks(processes: list[ForkProcess]) -> None:
+    """Let the ranks that are still there print their stacks, which pytest shows with the failed test."""
+    for process in processes:
+        if process.is_alive():
+            os.kill(process.pid or 0, signal.SIGUSR1)
+    time.sleep(1)
+
+
 def _receive(reader: Connection) -> tuple[bool, Any]:
     try:
         answer: tuple[bool, Any] = pickle.loads(reader.recv_bytes())
@@ -82,11 +96,9 @@ def _rank_main(
     timeout_seconds: float,
     body: Callable[[Any], Any],
     answer: Connection,
-    seconds: float,
 ) -> None:
+    faulthandler.register(signal.SIGUSR1)
     from podscale.pytorch import world
-
-    faulthandler.dump_traceback_later(0.9 * seconds)  # pytest shows the stacks of a test that gets no answer
 
     os.environ.update(
         RANK=str(rank),

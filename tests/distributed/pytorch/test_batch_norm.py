@@ -255,9 +255,6 @@ def compiled_and_not(world: World) -> list[tuple[str, Tensor, Tensor]]:
 
 @pytest.mark.slow
 def test_a_compiled_network_equals_the_eager_one(run_world: Any) -> None:
-    import torch._dynamo  # once, before the processes fork: it takes 10 s
-
-    assert torch._dynamo.is_dynamo_supported()
     for results in run_world(2, compiled_and_not):
         assert len(results) == 3 * 5
         for what, plain, compiled in results:
