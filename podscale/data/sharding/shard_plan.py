@@ -278,7 +278,7 @@ def _hold_out_of_training(
     """
     assert data.holdout_fraction is not None
     rows = np.flatnonzero(~validation)
-    hashes = _name_hashes([names[row] for row in rows], _HOLDOUT_SALT, data.seed)
+    hashes = _name_hashes([names[row] for row in rows.tolist()], _HOLDOUT_SALT, data.seed)
     mask = np.zeros_like(validation)
     mask[rows] = _hash_mask(labels[rows], hashes, data.holdout_fraction, stratify=data.stratify)
     left = order[~validation[order]]
